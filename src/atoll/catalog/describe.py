@@ -1,0 +1,196 @@
+"""Every fact of a catalog entry as rows of field, value, source and confidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+
+from atoll.catalog.catalog import Catalog
+from atoll.catalog.facts import Confidence, Fact, Scalar
+from atoll.catalog.gpus import GpuType
+from atoll.catalog.media import EncoderSpec
+from atoll.catalog.models import ComponentSpec, ModelSpec
+from atoll.catalog.nodes import Interconnect, NodeType
+from atoll.catalog.transformer import DType, MoeSpec, TransformerSpec
+from atoll.core.errors import UnknownNameError
+
+COMPUTED = "computed from the shapes"
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class FactRow:
+    """One line of a description; `source` and `confidence` are None for names and the like."""
+
+    field: str
+    value: Scalar
+    source: str | None = None
+    confidence: Confidence | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What the catalog knows about one name."""
+
+    kind: str
+    name: str
+    rows: tuple[FactRow, ...]
+
+
+def describe(catalog: Catalog, name: str) -> Description:
+    """Everything known about a GPU type, node type, model, interconnect, or "links"."""
+    if name == "links":
+        facts = catalog.links.facts.items()
+        rows = (FactRow(key, fact.value, fact.source, fact.confidence) for key, fact in facts)
+        return Description("links", name, tuple(rows))
+    if ":" in name:
+        node = catalog.node(name)
+        return Description("node", node.id, tuple(_node_rows(node)))
+    for kind, find in (
+        ("gpu", catalog.gpu),
+        ("model", catalog.model),
+        ("interconnect", catalog.interconnect),
+    ):
+        try:
+            found = find(name)
+        except UnknownNameError as error:
+            if error.kind != kind:  # the model exists, its "@precision" does not
+                raise
+            continue
+        return Description(kind, found.name, tuple(_rows(found)))
+    known = [*catalog.gpus, *catalog.models, *catalog.interconnects, "links"]
+    raise UnknownNameError("name in the catalog", name, known)
+
+
+def _rows(entry: GpuType | ModelSpec | Interconnect) -> Iterator[FactRow]:
+    if isinstance(entry, GpuType):
+        return _gpu_rows(entry)
+    return _model_rows(entry) if isinstance(entry, ModelSpec) else _interconnect_rows(entry)
+
+
+def _gpu_rows(gpu: GpuType) -> Iterator[FactRow]:
+    yield FactRow("aliases", ", ".join(gpu.aliases) or None)
+    for field in fields(gpu):
+        if field.name in ("name", "aliases", "facts"):
+            continue
+        value: Scalar = getattr(gpu, field.name)
+        yield _sourced(field.name, value, gpu.facts)
+
+
+def _node_rows(node: NodeType) -> Iterator[FactRow]:
+    total = f"{node.count} x {node.gpu.name}"
+    yield FactRow("gpu", node.gpu.name)
+    yield FactRow("count", node.count)
+    yield FactRow("memory_bytes", node.memory_bytes, total)
+    yield FactRow("bandwidth_bytes_per_s", node.bandwidth_bytes_per_s, total)
+    yield FactRow("fp16_tflops", node.fp16_tflops, total)
+    yield FactRow("fp8_tflops", node.fp8_tflops, total)
+    yield FactRow("tdp_w", node.tdp_w, total)
+    yield FactRow("interconnect", node.interconnect.name)
+    if node.count > 1:
+        facts, joint = node.interconnect.facts, node.interconnect
+        count = joint.measured_count(node.count)
+        cost = joint.allreduce[count]
+        for key, value in (
+            ("alpha_us", cost.alpha_us),
+            ("bus_bandwidth_bytes_per_s", cost.bus_bandwidth_bytes_per_s),
+        ):
+            row = _sourced(f"allreduce.{count}.{key}", value, facts)
+            yield FactRow(f"allreduce_{key}", row.value, row.source, row.confidence)
+        yield _sourced("p2p_bandwidth_bytes_per_s", joint.p2p_bandwidth_bytes_per_s, facts)
+        yield _sourced("p2p_latency_s", joint.p2p_latency_s, facts)
+
+
+def _interconnect_rows(joint: Interconnect) -> Iterator[FactRow]:
+    yield FactRow("kind", joint.kind)
+    yield FactRow("generation", joint.generation)
+    for key, fact in joint.facts.items():
+        yield FactRow(key, fact.value, fact.source, fact.confidence)
+
+
+def _model_rows(model: ModelSpec) -> Iterator[FactRow]:
+    yield FactRow("aliases", ", ".join(model.aliases) or None)
+    yield FactRow("hf_id", model.hf_id)
+    yield FactRow("architecture", model.architecture, model.source, model.confidence)
+    yield FactRow("note", model.note)
+    edges = ", ".join(f"{edge.src} -> {edge.dst}" for edge in model.graph.edges)
+    yield FactRow("graph", edges or model.graph.components[0].name)
+    for key in ("total_params", "active_params", "weight_bytes"):
+        value: int | float | None = getattr(model, key)
+        if value is None:
+            yield FactRow(key, UNKNOWN, "no public source")
+        else:
+            yield FactRow(key, value, COMPUTED, model.confidence)
+    for key, fact in model.facts.items():
+        if key.startswith("reference."):
+            yield FactRow(key, fact.value, fact.source, fact.confidence)
+    for name, spec in model.components.items():
+        for key, shape in shapes(spec).items():
+            row = _sourced(f"{name}.{key}", shape, model.facts)
+            if row.source is None:
+                row = FactRow(row.field, row.value, model.source, model.confidence)
+            yield row
+        for key, derived in counts(spec).items():
+            yield FactRow(f"{name}.{key}", derived, COMPUTED, model.confidence)
+        if not isinstance(spec, TransformerSpec):
+            for key in spec.unknown:
+                yield FactRow(f"{name}.{key}", UNKNOWN, "no public source")
+
+
+def _sourced(name: str, value: Scalar, facts: Mapping[str, Fact]) -> FactRow:
+    fact = facts.get(name)
+    if fact is None:
+        return FactRow(name, value)
+    return FactRow(name, value, fact.source, fact.confidence)
+
+
+def shapes(spec: ComponentSpec) -> dict[str, Scalar]:
+    """The public fields of a component that are set, as plain values."""
+    out: dict[str, Scalar] = {}
+    for field in fields(spec):
+        value = getattr(spec, field.name)
+        if value is None or field.name.startswith("_") or field.name == "extra_params":
+            continue
+        if isinstance(value, MoeSpec):
+            out |= {f"moe.{f.name}": _plain(getattr(value, f.name)) for f in fields(value)}
+        elif field.name == "windows":
+            out["windows"] = _windows(value)
+        else:
+            out[field.name] = _plain(value)
+    return out
+
+
+def counts(spec: ComponentSpec) -> dict[str, Scalar]:
+    """What follows from the shapes: parameters, bytes of weights, bytes of KV cache."""
+    if isinstance(spec, TransformerSpec):
+        return {
+            "total_params": spec.total_params,
+            "active_params": spec.active_params,
+            "weight_bytes": spec.weight_bytes,
+            "kv_bytes_per_token": spec.kv_bytes_per_token,
+        }
+    if isinstance(spec, EncoderSpec):
+        found = {"total_params": spec.total_params, "weight_bytes": spec.weight_bytes}
+    else:
+        found = {"weight_bytes": spec.weight_bytes}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _plain(value: object) -> Scalar:
+    if isinstance(value, DType):
+        return f"{value.name} ({value.bits_per_weight:g} bit)"
+    if isinstance(value, tuple | frozenset):
+        return (
+            ", ".join(map(str, sorted(value) if isinstance(value, frozenset) else value)) or "none"
+        )
+    return value if isinstance(value, int | float | str | bool | None) else str(value)
+
+
+def _windows(windows: tuple[int | None, ...]) -> str:
+    sliding = [i for i, window in enumerate(windows) if window is not None]
+    if not sliding:
+        return "full attention in every layer"
+    sizes = sorted({window for window in windows if window is not None})
+    layers = ", ".join(map(str, sliding[:4])) + (", ..." if len(sliding) > 4 else "")
+    size = "/".join(map(str, sizes))
+    return f"{size} tokens in {len(sliding)} of {len(windows)} layers ({layers})"

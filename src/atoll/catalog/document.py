@@ -1,0 +1,140 @@
+"""An overlay as read and checked; every error names file, line, field and fix."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from atoll.catalog.overlay_schema import Overlay
+from atoll.core.errors import InputError, UnknownNameError
+from atoll.core.files import YamlFile, load_yaml_file
+
+Location = tuple[str | int, ...]
+
+
+class Document:
+    """An overlay and where it was read from; knows the line of every value."""
+
+    def __init__(self, source: str | os.PathLike[str] | Mapping[str, object]) -> None:
+        self._file: YamlFile | None = None
+        data: object = source
+        if not isinstance(source, Mapping):
+            self._file = load_yaml_file(source)
+            data = self._file.data
+        if data is None:
+            data = {}
+        if not isinstance(data, Mapping):
+            raise self.error(
+                "an overlay is a mapping of sections", hint=f"start with {_listed(Overlay)}"
+            )
+        try:
+            self.overlay = Overlay.model_validate(data)
+        except ValidationError as error:
+            raise self._invalid(error.errors(include_url=False)[0]) from None
+
+    @property
+    def name(self) -> str:
+        """How facts of this overlay name their source."""
+        return "overlay" if self._file is None else f"overlay {self._file.path}"
+
+    @property
+    def folder(self) -> Path:
+        """Where relative paths in the overlay start."""
+        return Path() if self._file is None else Path(self._file.path).parent
+
+    def error(self, message: str, *location: str | int, hint: str | None = None) -> InputError:
+        """An error about the value at `location`."""
+        return InputError(
+            message,
+            path=None if self._file is None else self._file.path,
+            line=None if self._file is None else self._file.line(*location),
+            field=_dotted(location) or None,
+            hint=hint,
+        )
+
+    @contextmanager
+    def at(self, *location: str | int) -> Iterator[None]:
+        """Errors raised inside are about the value at `location`, or the field of it they name."""
+        try:
+            yield
+        except UnknownNameError as error:
+            raise self.error(error.message, *location, hint="use a known name") from None
+        except InputError as error:
+            if error.path is not None:  # about another file the overlay names
+                raise
+            inner: Location = tuple(error.field.split(".")) if error.field else ()
+            if inner[: len(location)] != tuple(map(str, location)):
+                inner = (*location, *inner)
+            raise self.error(error.message, *inner, hint=error.hint) from None
+
+    def _invalid(self, detail: ErrorDetails) -> InputError:
+        location: Location = tuple(part for part in detail["loc"] if part != "[key]")
+        holder = _schema_at(location[:-1])
+        if detail["type"] == "extra_forbidden" and holder is not None:
+            near = difflib.get_close_matches(str(location[-1]), holder.model_fields, n=1)
+            hint = f"write {near[0]!r}" if near else f"known here: {_listed(holder)}"
+            return self.error("there is no such field", *location, hint=hint)
+        if detail["type"] == "missing":
+            return self.error("this field is required", *location, hint=f"add {location[-1]!r}")
+        if detail["type"] == "quantity":
+            fix = detail.get("ctx", {}).get("hint")
+            return self.error(detail["msg"], *location, hint=fix if isinstance(fix, str) else None)
+        return self.error(_plain(detail), *location, hint=_type_hint(detail))
+
+
+def _plain(detail: ErrorDetails) -> str:
+    shown = repr(detail["input"])
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    message = detail["msg"]
+    message = message[0].lower() + message[1:] if message else "invalid"
+    return f"{message}, got {shown}"
+
+
+def _type_hint(detail: ErrorDetails) -> str:
+    kind = detail["type"]
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return "write a mapping, one 'field: value' a line"
+    if kind == "list_type":
+        return "write a list, one '- ' a line"
+    if kind == "string_type":
+        return "put the text in quotes"
+    if kind in ("greater_than", "greater_than_equal", "less_than_equal", "finite_number"):
+        return "check the number and its unit"
+    if kind.startswith(("float", "int")):
+        return "write a plain number in the unit of the field's name"
+    return "see the field's documentation in the overlay schema"
+
+
+def _dotted(location: Location) -> str:
+    return ".".join(str(part) for part in location)
+
+
+def _listed(model: type[BaseModel]) -> str:
+    return ", ".join(model.model_fields)
+
+
+def _schema_at(location: Location) -> type[BaseModel] | None:
+    """The model that holds the value at `location`, walking the schema from the top."""
+    current: object = Overlay
+    for part in location:
+        if isinstance(current, type) and issubclass(current, BaseModel):
+            info = current.model_fields.get(str(part))
+            current = None if info is None else info.annotation
+        else:
+            current = get_args(current)[-1] if get_args(current) else None
+        current = _without_wrapping(current)
+    return current if isinstance(current, type) and issubclass(current, BaseModel) else None
+
+
+def _without_wrapping(annotation: object) -> object:
+    while get_origin(annotation) in (Annotated, Union, UnionType):
+        annotation = next(arg for arg in get_args(annotation) if arg is not type(None))
+    return annotation

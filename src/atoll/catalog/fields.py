@@ -1,0 +1,116 @@
+"""Reading a parsed config field by field; a wrong type or value is an InputError naming it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from atoll.core.errors import InputError
+
+_MOST = 1 << 26
+
+
+class ConfigFields:
+    """A mapping read with types; every method names the field if its value is wrong."""
+
+    def __init__(
+        self,
+        data: Mapping[str, object],
+        *,
+        path: str | os.PathLike[str] | None = None,
+        prefix: str = "",
+    ) -> None:
+        self._data = data
+        self._path = path
+        self._prefix = prefix
+
+    def error(self, message: str, name: str, hint: str | None = None) -> InputError:
+        """An error about one field of this mapping."""
+        return InputError(message, path=self._path, field=f"{self._prefix}{name}", hint=hint)
+
+    def names(self) -> tuple[str, ...]:
+        """The field names present."""
+        return tuple(self._data)
+
+    def has(self, name: str) -> bool:
+        """Whether the field is present and not null."""
+        return self._data.get(name) is not None
+
+    def required(self, name: str, *, most: int = _MOST) -> int:
+        """A whole number of at least 1 that must be there."""
+        if not self.has(name):
+            raise self.error("this field is required", name)
+        return self._checked(name, self._data[name], 1, most)
+
+    def whole(self, name: str, *, default: int, least: int = 0, most: int = _MOST) -> int:
+        """A whole number, `default` if absent or null."""
+        return self._checked(name, self._data[name], least, most) if self.has(name) else default
+
+    def optional(self, name: str) -> int | None:
+        """A whole number of at least 1, None if absent or null."""
+        return self.required(name) if self.has(name) else None
+
+    def group(self, name: str, *, default: int | None) -> int | None:
+        """A quantisation group size: a whole number, -1 or null for one scale per channel."""
+        value = self._data.get(name, default)
+        if value is None or (value == -1 and not isinstance(value, bool)):
+            return None
+        return self._checked(name, value, 1, _MOST)
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """True or false, `default` if absent or null."""
+        value = self._data.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.error(f"{_short(value)} is not true or false", name)
+        return value
+
+    def text(self, name: str) -> str | None:
+        """A string, None if absent or null."""
+        value = self._data.get(name)
+        if value is not None and not isinstance(value, str):
+            raise self.error(f"{_short(value)} is not text", name)
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of strings, empty if absent or null."""
+        value = self._data.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.error(f"{_short(value)} is not a list of texts", name)
+        return tuple(value)
+
+    def wholes(self, name: str, *, least: int = 1) -> tuple[int, ...]:
+        """A list of whole numbers, empty if absent or null."""
+        value = self._data.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list):
+            raise self.error(f"{_short(value)} is not a list of whole numbers", name)
+        return tuple(self._checked(name, item, least, _MOST) for item in value)
+
+    def section(self, name: str) -> ConfigFields | None:
+        """A nested mapping, None if absent or null."""
+        value = self._data.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+            raise self.error(f"{_short(value)} is not a mapping", name)
+        return ConfigFields(value, path=self._path, prefix=f"{self._prefix}{name}.")
+
+    def _checked(self, name: str, value: object, least: int, most: int) -> int:
+        # Some published configs write whole numbers as 8.0.
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.error(f"{_short(value)} is not a whole number from {least} to {most}", name)
+        return value
+
+
+def _short(value: object) -> str:
+    text = (
+        repr(value) if not isinstance(value, int) or value.bit_length() < 200 else "a huge number"
+    )
+    return text if len(text) <= 60 else f"{text[:57]}..."

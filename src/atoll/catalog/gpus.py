@@ -1,0 +1,108 @@
+"""GPU types: what one GPU of a kind can compute, hold and move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+from atoll.catalog.facts import Fact
+from atoll.catalog.frozenmap import FrozenMap
+from atoll.catalog.resources import Table, data_yaml, fact_of, section
+
+GB = 1_000_000_000
+MIB = 1 << 20
+
+# Field in the data file -> (attribute, how many base units one unit of the file is).
+_SCALED = {
+    "memory_gb": ("memory_bytes", GB),
+    "bandwidth_gbs": ("bandwidth_bytes_per_s", GB),
+    "nvlink_gbs": ("nvlink_bytes_per_s", GB),
+    "pcie_gbs": ("pcie_bytes_per_s", GB),
+    "l2_mib": ("l2_bytes", MIB),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuType:
+    """One kind of GPU. TFLOPS are dense with FP32 accumulation; links count one direction.
+
+    `fp8_tflops` is None where the hardware has no FP8 tensor cores, `nvlink_bytes_per_s` where it
+    has no NVLink. `facts` holds, for every field, where the number comes from.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    architecture: str
+    compute_capability: str
+    fp16_tflops: float
+    fp8_tflops: float | None
+    bf16: bool
+    memory_bytes: int
+    bandwidth_bytes_per_s: float
+    tdp_w: float
+    sms: int
+    l2_bytes: int
+    facts: Mapping[str, Fact] = field(default_factory=FrozenMap, compare=False, repr=False)
+    nvlink_bytes_per_s: float | None = None
+    pcie_bytes_per_s: float | None = None
+
+    @property
+    def fp16_flops(self) -> float:
+        """Dense FP16/BF16 rate in flop/s."""
+        return self.fp16_tflops * 1e12
+
+    @property
+    def fp8_flops(self) -> float | None:
+        """Dense FP8 rate in flop/s, None without FP8 tensor cores."""
+        return None if self.fp8_tflops is None else self.fp8_tflops * 1e12
+
+
+@cache
+def default_gpus() -> FrozenMap[str, GpuType]:
+    """The GPU types that ship with Atoll, by canonical name."""
+    data = data_yaml("gpus.yaml")
+    sources = section(data, "sources")
+    gpus = section(data, "gpus")
+    return FrozenMap({name: _gpu(name, section(gpus, name), sources) for name in gpus})
+
+
+def _gpu(name: str, entry: Table, sources: Table) -> GpuType:
+    facts: dict[str, Fact] = {}
+    for key, value in entry.items():
+        if key == "aliases":
+            continue
+        fact = fact_of(value, sources)
+        attribute, scale = _SCALED.get(key, (key, 1))
+        if attribute != key:
+            assert isinstance(fact.value, int | float)
+            fact = Fact(fact.value * scale, fact.source, fact.confidence)
+        facts[attribute] = fact
+    aliases = entry.get("aliases", [])
+    assert isinstance(aliases, list)
+
+    def number(key: str) -> float:
+        value = facts[key].value
+        assert isinstance(value, int | float), (name, key)
+        return float(value)
+
+    def optional(key: str) -> float | None:
+        return number(key) if key in facts else None
+
+    return GpuType(
+        name=name,
+        aliases=tuple(str(alias) for alias in aliases),
+        architecture=str(facts["architecture"].value),
+        compute_capability=str(facts["compute_capability"].value),
+        fp16_tflops=number("fp16_tflops"),
+        fp8_tflops=optional("fp8_tflops"),
+        bf16=bool(facts["bf16"].value),
+        memory_bytes=int(number("memory_bytes")),
+        bandwidth_bytes_per_s=number("bandwidth_bytes_per_s"),
+        tdp_w=number("tdp_w"),
+        sms=int(number("sms")),
+        l2_bytes=int(number("l2_bytes")),
+        nvlink_bytes_per_s=optional("nvlink_bytes_per_s"),
+        pcie_bytes_per_s=optional("pcie_bytes_per_s"),
+        facts=FrozenMap(facts),
+    )

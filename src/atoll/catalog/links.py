@@ -1,0 +1,137 @@
+"""Links: how fast and how late data moves inside a node, inside a region and between regions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import cast
+
+from atoll.catalog.facts import Fact
+from atoll.catalog.frozenmap import FrozenMap
+from atoll.catalog.nodes import NodeType
+from atoll.catalog.resources import Table, data_yaml, fact_of, section
+from atoll.core.errors import InputError
+
+GBIT = 1e9 / 8
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A one-way connection: `latency_s` seconds to the first byte, then so many bytes a second."""
+
+    bandwidth_bytes_per_s: float
+    latency_s: float
+
+    def __post_init__(self) -> None:
+        if not self.bandwidth_bytes_per_s > 0:
+            raise InputError(f"a link of {self.bandwidth_bytes_per_s} bytes/s", field="bandwidth")
+        if not self.latency_s >= 0:
+            raise InputError(f"a link latency of {self.latency_s} s", field="latency")
+
+    def time_s(self, size_bytes: float) -> float:
+        """Seconds to move `size_bytes` bytes."""
+        return self.latency_s + size_bytes / self.bandwidth_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTable:
+    """Every link the planner may ask for; the most specific entry wins.
+
+    1. `node_pairs`, between two named nodes or node types;
+    2. `region_pairs`, between two regions, or inside one where both names are equal;
+    3. inside a region, the slower of the two nodes' interfaces (`nics`, bytes/s);
+    4. `in_region` or `between_regions`.
+
+    Pairs are directed; an entry given for both directions is stored twice.
+    """
+
+    in_region: Link
+    between_regions: Link
+    region_pairs: Mapping[Pair, Link] = field(default_factory=FrozenMap)
+    node_pairs: Mapping[Pair, Link] = field(default_factory=FrozenMap)
+    nics: Mapping[str, float] = field(default_factory=FrozenMap)
+    facts: Mapping[str, Fact] = field(default_factory=FrozenMap, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("region_pairs", "node_pairs", "nics", "facts"):
+            object.__setattr__(self, name, FrozenMap(getattr(self, name)))
+
+    def between(
+        self, region_a: str, region_b: str, node_a: str | None = None, node_b: str | None = None
+    ) -> Link:
+        """The link from a node in `region_a` to one in `region_b`; nodes by name or type."""
+        if node_a is not None and node_b is not None:
+            pair = self.node_pairs.get((node_a, node_b))
+            if pair is not None:
+                return pair
+        regions = self.region_pairs.get((region_a, region_b))
+        if regions is not None:
+            return regions
+        if region_a != region_b:
+            return self.between_regions
+        ends = [
+            self.nics.get(node, self.in_region.bandwidth_bytes_per_s)
+            for node in (node_a, node_b)
+            if node
+        ]
+        if len(ends) < 2:
+            return self.in_region
+        return replace(self.in_region, bandwidth_bytes_per_s=min(ends))
+
+    def inside(self, node: NodeType) -> Link:
+        """The link from one GPU to another of the same node."""
+        joint = node.interconnect
+        if joint.p2p_bandwidth_bytes_per_s is None:
+            raise InputError(
+                f"no GPU-to-GPU link inside {node.id} is known",
+                field=f"interconnects.{joint.name}",
+                hint="give the interconnect a p2p_bandwidth in an overlay",
+            )
+        return Link(joint.p2p_bandwidth_bytes_per_s, joint.p2p_latency_s or 0.0)
+
+    def with_pairs(
+        self,
+        *,
+        regions: Mapping[Pair, Link] | None = None,
+        nodes: Mapping[Pair, Link] | None = None,
+    ) -> LinkTable:
+        """The table with more pairs; a pair given again replaces the old one."""
+        return replace(
+            self,
+            region_pairs={**self.region_pairs, **(regions or {})},
+            node_pairs={**self.node_pairs, **(nodes or {})},
+        )
+
+
+@cache
+def default_links() -> LinkTable:
+    """The links that ship with Atoll."""
+    data = data_yaml("links.yaml")
+    sources = section(data, "sources")
+    facts: dict[str, Fact] = {}
+
+    def fact(name: str, entry: object, scale: float) -> float:
+        raw = fact_of(entry, sources)
+        value = cast(float, raw.value) * scale
+        facts[name] = Fact(value, raw.source, raw.confidence)
+        return value
+
+    def link(name: str) -> Link:
+        entry = section(data, name)
+        return Link(
+            fact(f"{name}.bandwidth_bytes_per_s", entry["bandwidth_gbit"], GBIT),
+            fact(f"{name}.latency_s", entry["latency_ms"], 1e-3),
+        )
+
+    in_region, between = link("in_region"), link("between_regions")
+    pairs: dict[Pair, Link] = {}
+    for row in cast("list[Table]", data["latency_ms"]):
+        a, b = cast("list[str]", row["between"])
+        latency_s = fact(f"{a}..{b}.latency_s", row["latency_ms"], 1e-3)
+        pairs[a, b] = pairs[b, a] = Link(between.bandwidth_bytes_per_s, latency_s)
+    nics = {
+        node: fact(f"nics.{node}", entry, GBIT) for node, entry in section(data, "nics").items()
+    }
+    return LinkTable(in_region, between, pairs, nics=nics, facts=facts)

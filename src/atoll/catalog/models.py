@@ -1,0 +1,244 @@
+"""Models: a graph of components, each with its shapes, and where the shapes come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import cast
+
+from atoll.catalog.facts import Confidence, Fact, Scalar
+from atoll.catalog.frozenmap import FrozenMap
+from atoll.catalog.media import EncoderSpec, GeneratorSpec
+from atoll.catalog.resources import Table, data_yaml, section
+from atoll.catalog.transformer import DType, MoeSpec, TransformerSpec, dtype_of
+from atoll.core.errors import InputError
+from atoll.core.graph import Component, ComponentGraph, ComponentKind, Edge
+
+__all__ = [
+    "ComponentSpec",
+    "DType",
+    "EncoderSpec",
+    "GeneratorSpec",
+    "ModelSpec",
+    "MoeSpec",
+    "TransformerSpec",
+    "apply_variant",
+    "default_models",
+    "dtype_of",
+]
+
+ComponentSpec = TransformerSpec | EncoderSpec | GeneratorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model as the planner sees it: what feeds what, and the shapes of every part.
+
+    `source` and `confidence` hold for every shape that `facts` does not list; `facts` also has the
+    totals, computed elsewhere, that the shapes are checked against.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    hf_id: str | None
+    architecture: str
+    graph: ComponentGraph
+    components: Mapping[str, ComponentSpec]
+    source: str = "unstated"
+    confidence: Confidence = "low"
+    note: str | None = None
+    facts: Mapping[str, Fact] = field(default_factory=FrozenMap, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "components", FrozenMap(self.components))
+        named = {component.name for component in self.graph.components}
+        if named != set(self.components):
+            raise InputError(
+                f"the graph names {sorted(named)}, the shapes {sorted(self.components)}",
+                field=f"models.{self.name}.components",
+            )
+
+    @property
+    def has_llm(self) -> bool:
+        """Whether an llm is among the components (a text-to-image model has none)."""
+        return any(c.kind is ComponentKind.LLM for c in self.graph.components)
+
+    @property
+    def llm_name(self) -> str:
+        """The name of the main llm component."""
+        for component in self.graph.components:
+            if component.kind is ComponentKind.LLM:
+                return component.name
+        parts = ", ".join(component.name for component in self.graph.components)
+        raise InputError(f"model {self.name} has no llm, its components are {parts}", field="model")
+
+    @property
+    def llm(self) -> TransformerSpec:
+        """The shapes of the main llm component."""
+        spec = self.components[self.llm_name]
+        assert isinstance(spec, TransformerSpec)
+        return spec
+
+    @property
+    def total_params(self) -> int | None:
+        """Parameters of all components, None where a component's count is not public."""
+        counts = [
+            spec.params if isinstance(spec, GeneratorSpec) else spec.total_params
+            for spec in self.components.values()
+        ]
+        return None if None in counts else sum(cast("list[int]", counts))
+
+    @property
+    def active_params(self) -> int | None:
+        """Parameters one token uses with every component counted, None where not public."""
+        total = self.total_params
+        if total is None or not self.has_llm:
+            return total
+        return total - self.llm.total_params + self.llm.active_params
+
+    @property
+    def weight_bytes(self) -> float | None:
+        """Bytes of the weights of all components, None where a component's count is not public."""
+        sizes = [spec.weight_bytes for spec in self.components.values()]
+        return None if None in sizes else sum(cast("list[float]", sizes))
+
+    def with_weights(self, dtype: str | DType) -> ModelSpec:
+        """The model with its llm's matrices stored in `dtype`; other components stay."""
+        return self._with_llm(self.llm.with_weights(dtype))
+
+    def with_kv_dtype(self, dtype: str | DType) -> ModelSpec:
+        """The model with its llm's KV cache stored in `dtype`."""
+        return self._with_llm(self.llm.with_kv_dtype(dtype))
+
+    def _with_llm(self, spec: TransformerSpec) -> ModelSpec:
+        return replace(self, components={**self.components, self.llm_name: spec})
+
+
+def apply_variant(model: ModelSpec, variant: str) -> ModelSpec:
+    """The model in another precision: "fp8", "int4,kv=fp8", "kv=fp8"; named MODEL@variant."""
+    changed = model
+    for part in variant.split(","):
+        key, equals, value = part.strip().partition("=")
+        if not equals:
+            changed = changed.with_weights(key)
+        elif key == "kv":
+            changed = changed.with_kv_dtype(value)
+        elif key == "weights":
+            changed = changed.with_weights(value)
+        else:
+            raise InputError(
+                f"{part.strip()!r} is no variant of a model",
+                field=f"{model.name}@{variant}",
+                hint="write MODEL@fp8, MODEL@int4,kv=fp8 or MODEL@kv=fp8",
+            )
+    clean = ",".join(part.strip() for part in variant.split(","))
+    facts = {k: f for k, f in model.facts.items() if not k.startswith("reference.weight_bytes")}
+    for group in ("attention", "mlp", "expert", "kv"):
+        dtype: DType = getattr(changed.llm, f"{group}_dtype")
+        if dtype != getattr(model.llm, f"{group}_dtype"):
+            source = f"asked for by the name {model.name}@{clean}"
+            facts[f"{model.llm_name}.{group}_dtype"] = Fact(dtype.name, source, "high")
+    return replace(
+        changed,
+        name=f"{model.name}@{clean}",
+        aliases=(),
+        note=f"{model.name} in another precision",
+        facts=FrozenMap(facts),
+    )
+
+
+@cache
+def default_models() -> FrozenMap[str, ModelSpec]:
+    """The models that ship with Atoll, by canonical name."""
+    data = data_yaml("models.yaml")
+    sources, models = section(data, "sources"), section(data, "models")
+    return FrozenMap({name: _model(name, section(models, name), sources) for name in models})
+
+
+def _model(name: str, entry: Table, sources: Table) -> ModelSpec:
+    components: dict[str, ComponentSpec] = {}
+    kinds: list[Component] = []
+    for part, kind in (
+        ("encoders", ComponentKind.ENCODER),
+        ("llms", ComponentKind.LLM),
+        ("generators", ComponentKind.GENERATOR),
+    ):
+        table = section(entry, part)
+        for label in table:
+            components[label] = _component(kind, section(table, label))
+            kinds.append(Component(label, kind))
+    edges = cast("list[list[str]]", entry.get("edges", []))
+    source_key = str(entry["source"])
+    source, confidence = (
+        str(sources.get(source_key, source_key)),
+        cast(Confidence, entry["confidence"]),
+    )
+    facts: dict[str, Fact] = {}
+    for key, value in section(entry, "reference").items():
+        facts[f"reference.{key}"] = Fact(cast(Scalar, value), _COMPUTED, confidence)
+    for key, value in section(entry, "facts").items():
+        said, trust = cast("list[str]", value)
+        facts[key] = Fact(
+            _scalar(components, key), str(sources.get(said, said)), cast(Confidence, trust)
+        )
+    note = entry.get("note")
+    return ModelSpec(
+        name=name,
+        aliases=tuple(str(alias) for alias in cast("list[object]", entry.get("aliases", []))),
+        hf_id=cast("str | None", entry.get("hf_id")),
+        architecture=str(entry["architecture"]),
+        graph=ComponentGraph(tuple(kinds), tuple(Edge(src, dst) for src, dst in edges)),
+        components=components,
+        source=source,
+        confidence=confidence,
+        note=None if note is None else str(note),
+        facts=FrozenMap(facts),
+    )
+
+
+_COMPUTED = "computed from the published config by an independent script"
+
+
+def _scalar(components: Mapping[str, ComponentSpec], key: str) -> Scalar:
+    component, _, attribute = key.partition(".")
+    value = getattr(components[component], attribute)
+    return value if isinstance(value, int | float | str | bool | None) else str(value)
+
+
+def _component(kind: ComponentKind, entry: Table) -> ComponentSpec:
+    shape_of = entry.get("like")
+    if isinstance(shape_of, str):
+        models = section(data_yaml("models.yaml"), "models")
+        entry = section(section(section(models, shape_of), "llms"), "llm")
+        return _component(ComponentKind.LLM, entry)
+    values: dict[str, object] = dict(entry)
+    cls: type[ComponentSpec]
+    if kind is ComponentKind.LLM:
+        cls = TransformerSpec
+        _expand_windows(values)
+        shared = values.pop("dtype", None)
+        if shared is not None:
+            for group in ("attention", "mlp", "expert", "embedding", "kv", "activation"):
+                values.setdefault(f"{group}_dtype", shared)
+    else:
+        cls = EncoderSpec if kind is ComponentKind.ENCODER else GeneratorSpec
+    for item in fields(cls):
+        value = values.get(item.name)
+        if isinstance(value, list):
+            values[item.name] = tuple(value)
+        if item.name.endswith("dtype") and isinstance(value, str):
+            values[item.name] = dtype_of(value)
+    moe = values.get("moe")
+    if isinstance(moe, dict):
+        values["moe"] = MoeSpec(**moe)
+    return cls(**values)  # type: ignore[arg-type]
+
+
+def _expand_windows(values: dict[str, object]) -> None:
+    """`windows: {size: 128, every: [2, 0]}` becomes one entry per layer."""
+    windows = values.get("windows")
+    if isinstance(windows, dict):
+        layers, size = cast(int, values["layers"]), cast(int, windows["size"])
+        period, first = cast("list[int]", windows["every"])
+        values["windows"] = tuple(size if i % period == first else None for i in range(layers))

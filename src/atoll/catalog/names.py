@@ -1,0 +1,39 @@
+"""Looking names up the way people write them: any case, with or without spaces and hyphens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from atoll.core.errors import UnknownNameError
+
+T = TypeVar("T")
+
+
+def fold(name: str) -> str:
+    """The form names are compared in: "RTX 3090", "rtx-3090" and "RTX3090" are one name."""
+    return name.lower().translate(_DROP)
+
+
+_DROP = str.maketrans("", "", " -_\t")
+
+
+def index_names(entries: Iterable[tuple[str, Iterable[str]]]) -> dict[str, str]:
+    """Map the folded form of every name and alias to its canonical name.
+
+    Canonical names win over aliases, and an earlier entry's alias wins over a later one's.
+    """
+    pairs = [(name, tuple(aliases)) for name, aliases in entries]
+    index = {fold(name): name for name, _ in pairs}
+    for name, aliases in pairs:
+        for alias in aliases:
+            index.setdefault(fold(alias), name)
+    return index
+
+
+def look_up(kind: str, name: str, table: Mapping[str, T], index: Mapping[str, str]) -> T:
+    """The entry called `name`, else UnknownNameError suggesting the nearest known names."""
+    canonical = name if name in table else index.get(fold(name))
+    if canonical is None:
+        raise UnknownNameError(kind, name, table)
+    return table[canonical]

@@ -1,0 +1,190 @@
+"""The shape of an overlay file. One field here is one key a person may write.
+
+gpus:          {NAME: {like: L40S, memory: 48GB, bandwidth: 900GB/s}}
+interconnects: {NAME: {kind: pcie, allreduce: {2: {alpha_us: 6, bus_bandwidth: 20GB/s}}}}
+nodes:         {"L40S:2": {interconnect: NAME}}
+models:        {NAME: {like: llama-3-70b, max_context: 131072, weights: fp8}}
+prices:        [{cloud: mine, region: basement, node: "RTX3090:2", usd_per_hour: $0.35/h}]
+links:         {in_region: {bandwidth: 25Gbit/s, latency: 100us}}
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from annotated_types import Gt, Len
+from pydantic import Field, StrictBool, StrictStr
+
+from atoll.core.frozen import Frozen
+from atoll.core.quantities import Bandwidth, Bytes, Duration, UsdPerHour
+
+Number = Annotated[float, Field(strict=True, gt=0, le=1e15)]
+NotNegative = Annotated[float, Field(strict=True, ge=0, le=1e15)]
+Whole = Annotated[int, Field(strict=True, gt=0, le=1 << 26)]
+WholeOrZero = Annotated[int, Field(strict=True, ge=0, le=1 << 26)]
+SomeBytes = Annotated[Bytes, Gt(0)]
+SomeBandwidth = Annotated[Bandwidth, Gt(0)]
+Trust = Literal["high", "medium", "low"]
+PairOf = Annotated[list[StrictStr], Len(2, 2)]
+
+
+class Sourced(Frozen):
+    """Where the facts of an entry come from."""
+
+    source: StrictStr | None = None
+    confidence: Trust | None = None
+
+
+class GpuEntry(Sourced):
+    """A GPU type: new, like another one, or changes to a known one."""
+
+    like: StrictStr | None = None
+    aliases: list[StrictStr] | None = None
+    architecture: StrictStr | None = None
+    compute_capability: StrictStr | None = None
+    fp16_tflops: Number | None = None
+    fp8_tflops: Number | None = None
+    bf16: StrictBool | None = None
+    memory: SomeBytes | None = None
+    bandwidth: SomeBandwidth | None = None
+    tdp_w: Number | None = None
+    sms: Whole | None = None
+    l2: SomeBytes | None = None
+    nvlink: SomeBandwidth | None = None
+    pcie: SomeBandwidth | None = None
+
+
+class AllReduceEntry(Sourced):
+    """The cost of an all-reduce among so many GPUs."""
+
+    alpha_us: NotNegative
+    bus_bandwidth: SomeBandwidth
+
+
+class InterconnectEntry(Sourced):
+    """What joins the GPUs of a node."""
+
+    like: StrictStr | None = None
+    kind: Literal["nvlink", "pcie", "none"] | None = None
+    generation: Whole | None = None
+    allreduce: dict[Whole, AllReduceEntry] | None = None
+    p2p_bandwidth: SomeBandwidth | None = None
+    p2p_latency: Duration | None = None
+
+
+class NodeEntry(Frozen):
+    """A node type and the interconnect it uses."""
+
+    interconnect: StrictStr
+
+
+class MoeEntry(Frozen):
+    """Experts of a model."""
+
+    experts: Whole | None = None
+    top_k: Whole | None = None
+    intermediate: Whole | None = None
+    shared_intermediate: WholeOrZero | None = None
+    dense_layers: list[WholeOrZero] | None = None
+    router_bias: StrictBool | None = None
+    shared_gate: StrictBool | None = None
+
+
+class SlidingEntry(Frozen):
+    """Layers `offset`, `offset + every`, ... attend to the last `size` tokens only."""
+
+    size: Whole
+    every: Whole = 1
+    offset: WholeOrZero = 0
+
+
+class ModelEntry(Sourced):
+    """A model: from a config.json, like another, changes to a known one, or all shapes."""
+
+    like: StrictStr | None = None
+    hf_config: StrictStr | None = None
+    aliases: list[StrictStr] | None = None
+    hf_id: StrictStr | None = None
+    architecture: StrictStr | None = None
+    note: StrictStr | None = None
+    weights: StrictStr | None = None
+    kv_dtype: StrictStr | None = None
+    layers: Whole | None = None
+    hidden: Whole | None = None
+    heads: Whole | None = None
+    kv_heads: Whole | None = None
+    head_dim: Whole | None = None
+    intermediate: Whole | None = None
+    vocab: Whole | None = None
+    max_context: Whole | None = None
+    tied_embeddings: StrictBool | None = None
+    windows: list[Whole | None] | None = None
+    sliding: SlidingEntry | None = None
+    qkv_bias: StrictBool | None = None
+    o_bias: StrictBool | None = None
+    mlp_bias: StrictBool | None = None
+    qk_norm: StrictBool | None = None
+    qk_norm_full: StrictBool | None = None
+    norms_per_layer: Whole | None = None
+    norm_bias: StrictBool | None = None
+    gated_mlp: StrictBool | None = None
+    sinks: StrictBool | None = None
+    head_bias: StrictBool | None = None
+    moe: MoeEntry | None = None
+    attention_dtype: StrictStr | None = None
+    mlp_dtype: StrictStr | None = None
+    expert_dtype: StrictStr | None = None
+    embedding_dtype: StrictStr | None = None
+    activation_dtype: StrictStr | None = None
+
+
+class PriceEntry(Frozen):
+    """A machine and what it costs; `usd_per_hour: 0` is one you own."""
+
+    cloud: StrictStr
+    region: StrictStr
+    node: StrictStr
+    instance: StrictStr | None = None
+    usd_per_hour: UsdPerHour | None = None
+    spot: UsdPerHour | None = None
+    zones: Whole | None = None
+    offered: StrictBool = True
+    snapshot: StrictStr | None = None
+    vcpus: Number | None = None
+    memory_gib: Number | None = None
+    note: StrictStr | None = None
+
+
+class LinkEntry(Frozen):
+    """Bandwidth and one-way latency of a link."""
+
+    bandwidth: SomeBandwidth | None = None
+    latency: Duration | None = None
+
+
+class PairEntry(LinkEntry):
+    """A link between two regions or two nodes, both ways unless `one_way`."""
+
+    between: PairOf
+    one_way: StrictBool = False
+
+
+class LinksEntry(Frozen):
+    """Links of a fleet."""
+
+    in_region: LinkEntry | None = None
+    between_regions: LinkEntry | None = None
+    regions: list[PairEntry] | None = None
+    nodes: list[PairEntry] | None = None
+    nics: dict[StrictStr, SomeBandwidth] | None = None
+
+
+class Overlay(Frozen):
+    """A whole overlay file."""
+
+    gpus: dict[StrictStr, GpuEntry] | None = None
+    interconnects: dict[StrictStr, InterconnectEntry] | None = None
+    nodes: dict[StrictStr, NodeEntry] | None = None
+    models: dict[StrictStr, ModelEntry] | None = None
+    prices: list[PriceEntry] | None = None
+    links: LinksEntry | None = None

@@ -1,0 +1,375 @@
+"""Transformers as shapes: exact parameter, weight and KV-cache counts, per layer.
+
+Notation, per layer: h hidden, q = heads x head_dim, k = kv_heads x head_dim, f the MLP width.
+
+    attention   h q + 2 h k + q h
+    MLP         3 h f gated, 2 h f otherwise; an expert has the same form with its own width
+    small       norms, attention biases, sinks, router: always kept in the activation dtype
+
+Only matrices are quantised. The biases of experts are stored with the experts, so they count at the
+experts' bits; every other bias counts as small.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from atoll.core.errors import InputError, UnknownNameError
+
+# Above this no product of two fields can leave the range where floats count exactly.
+_MAX_DIMENSION = 1 << 26
+_MAX_LAYERS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """How a number is stored; `bits_per_weight` includes scales and zero points."""
+
+    name: str
+    bits_per_weight: float
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """Bytes one weight takes on average."""
+        return self.bits_per_weight / 8
+
+
+BF16 = DType("bf16", 16.0)
+FP16 = DType("fp16", 16.0)
+FP32 = DType("fp32", 32.0)
+# Scales per tensor or per channel are below a thousandth of the weights and counted as nothing.
+FP8 = DType("fp8", 8.0)
+INT8 = DType("int8", 8.0)
+# Four bits, and a 16-bit scale for every 64 weights.
+INT4 = DType("int4", 4.25)
+# Four bits, and an 8-bit scale for every 32 weights (OCP microscaling).
+MXFP4 = DType("mxfp4", 4.25)
+
+DTYPES: Mapping[str, DType] = {
+    dtype.name: dtype for dtype in (BF16, FP16, FP32, FP8, INT8, INT4, MXFP4)
+}
+KV_DTYPES = ("bf16", "fp16", "fp8", "int8")
+
+
+def dtype_of(name: str | DType) -> DType:
+    """The dtype of that name; a DType is returned as it is."""
+    if isinstance(name, DType):
+        return name
+    try:
+        return DTYPES[name]
+    except KeyError:
+        raise UnknownNameError("dtype", name, DTYPES) from None
+
+
+@dataclass(frozen=True, slots=True)
+class MoeSpec:
+    """Mixture of experts: `top_k` of `experts` per token, each of MLP width `intermediate`.
+
+    `shared_intermediate` is the width of the expert every token passes (0: none), `shared_gate`
+    whether a gate vector weighs it, and `dense_layers` the layers that have a plain MLP instead.
+    """
+
+    experts: int
+    top_k: int
+    intermediate: int
+    shared_intermediate: int = 0
+    dense_layers: frozenset[int] = frozenset()
+    router_bias: bool = False
+    shared_gate: bool = False
+
+    def __post_init__(self) -> None:
+        _whole("experts", self.experts)
+        _whole("top_k", self.top_k)
+        _whole("moe intermediate", self.intermediate)
+        _whole("shared_intermediate", self.shared_intermediate, least=0)
+        if self.top_k > self.experts:
+            raise InputError(f"top_k {self.top_k} exceeds {self.experts} experts", field="top_k")
+
+
+def _whole(name: str, value: object, *, least: int = 1, most: int = _MAX_DIMENSION) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InputError(f"{value!r} is not a whole number from {least} to {most}", field=name)
+
+
+@dataclass(frozen=True, slots=True)
+class TransformerSpec:
+    """A decoder-only transformer by its shapes; counts are exact, bytes follow the dtypes.
+
+    `windows` has one entry per layer: the number of positions it attends to, None for all. An empty
+    tuple means full attention everywhere. `norm_bias` tells LayerNorm from RMSNorm; `qk_norm` is
+    one scale per head dimension, `qk_norm_full` one per projected dimension.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    max_context: int
+    tied_embeddings: bool = False
+    windows: tuple[int | None, ...] = ()
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    qk_norm_full: bool = False
+    norms_per_layer: int = 2
+    norm_bias: bool = False
+    gated_mlp: bool = True
+    sinks: bool = False
+    head_bias: bool = False
+    moe: MoeSpec | None = None
+    attention_dtype: DType = BF16
+    mlp_dtype: DType = BF16
+    expert_dtype: DType = BF16
+    embedding_dtype: DType = BF16
+    kv_dtype: DType = BF16
+    activation_dtype: DType = BF16
+    # Counted once here: the performance model asks for them for every layer range it tries.
+    _layer_params: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _layer_bytes: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    _bytes_before: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._check()
+        if not self.windows:
+            object.__setattr__(self, "windows", (None,) * self.layers)
+        dense = frozenset(range(self.layers)) if self.moe is None else self.moe.dense_layers
+        kinds = {is_dense: self._count(is_dense) for is_dense in (True, False)}
+        counts = [kinds[i in dense] for i in range(self.layers)]
+        set_ = object.__setattr__
+        set_(self, "_layer_params", tuple(params for params, _ in counts))
+        set_(self, "_layer_bytes", tuple(size for _, size in counts))
+        set_(self, "_bytes_before", tuple(itertools.accumulate(self._layer_bytes, initial=0.0)))
+        compared = (f for f in self.__dataclass_fields__.values() if f.compare)
+        set_(self, "_hash", hash(tuple(getattr(self, f.name) for f in compared)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, TransformerSpec) or self._hash != other._hash:
+            return NotImplemented if not isinstance(other, TransformerSpec) else False
+        compared = (f.name for f in self.__dataclass_fields__.values() if f.compare)
+        return all(getattr(self, name) == getattr(other, name) for name in compared)
+
+    def __reduce__(self) -> tuple[object, tuple[dict[str, object]]]:
+        # Rebuilt, not copied: the stored hash is only valid in the process that computed it.
+        fields = self.__dataclass_fields__.values()
+        return (_rebuild, ({f.name: getattr(self, f.name) for f in fields if f.init},))
+
+    # Parameters
+
+    @property
+    def attention_params(self) -> int:
+        """Parameters of the four attention matrices of one layer."""
+        q, k = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return self.hidden * (2 * q + 2 * k)
+
+    def mlp_params(self, i: int) -> int:
+        """Parameters of the dense MLP and the shared expert of layer i, without biases."""
+        matrices = 3 if self.gated_mlp else 2
+        if not self.is_moe_layer(i):
+            return matrices * self.hidden * self.intermediate
+        assert self.moe is not None
+        return matrices * self.hidden * self.moe.shared_intermediate
+
+    @property
+    def expert_params(self) -> int:
+        """Parameters of one routed expert with its biases, 0 for a dense model."""
+        return 0 if self.moe is None else self._mlp_with_bias(self.moe.intermediate)
+
+    @property
+    def expert_bytes(self) -> float:
+        """Bytes of one routed expert, 0 for a dense model."""
+        return self.expert_params * self.expert_dtype.bytes_per_weight
+
+    def is_moe_layer(self, i: int) -> bool:
+        """Whether layer i has routed experts."""
+        return self.moe is not None and i not in self.moe.dense_layers
+
+    def layer_params(self, i: int) -> int:
+        """All parameters of layer i, every expert included."""
+        return self._layer_params[i]
+
+    def layer_active_params(self, i: int) -> int:
+        """Parameters of layer i that one token uses."""
+        if self.moe is None or not self.is_moe_layer(i):
+            return self._layer_params[i]
+        idle = self.moe.experts - self.moe.top_k
+        return self._layer_params[i] - idle * self.expert_params
+
+    @property
+    def embedding_params(self) -> int:
+        """Parameters of the input embedding table."""
+        return self.vocab * self.hidden
+
+    @property
+    def head_params(self) -> int:
+        """Parameters of the output matrix; the last stage needs it even when it is tied."""
+        return self.vocab * self.hidden + (self.vocab if self.head_bias else 0)
+
+    @property
+    def final_norm_params(self) -> int:
+        """Parameters of the norm before the output matrix."""
+        return self.hidden * (2 if self.norm_bias else 1)
+
+    @property
+    def total_params(self) -> int:
+        """All parameters; a tied embedding counts once."""
+        return sum(self._layer_params) + self._outer_params()
+
+    @property
+    def active_params(self) -> int:
+        """Parameters one token uses, both embedding tables included."""
+        return sum(map(self.layer_active_params, range(self.layers))) + self._outer_params()
+
+    # Bytes
+
+    def layer_weight_bytes(self, i: int) -> float:
+        """Bytes the weights of layer i take, every expert included."""
+        return self._layer_bytes[i]
+
+    def range_weight_bytes(self, start: int, end: int) -> float:
+        """Bytes the weights of layers [start, end) take, without embedding and head."""
+        return self._bytes_before[end] - self._bytes_before[start]
+
+    @property
+    def embedding_bytes(self) -> float:
+        """Bytes of the input embedding table."""
+        return self.embedding_params * self.embedding_dtype.bytes_per_weight
+
+    @property
+    def head_bytes(self) -> float:
+        """Bytes of the output matrix as the last stage holds it, also when tied."""
+        return self.head_params * self.embedding_dtype.bytes_per_weight
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of the whole model on one device; a tied embedding counts once."""
+        head = 0.0 if self.tied_embeddings else self.head_bytes
+        norm = self.final_norm_params * self.activation_dtype.bytes_per_weight
+        return self._bytes_before[-1] + self.embedding_bytes + head + norm
+
+    @property
+    def kv_bytes_per_token_layer(self) -> float:
+        """Bytes of keys and values one token leaves in one layer."""
+        return 2 * self.kv_heads * self.head_dim * self.kv_dtype.bytes_per_weight
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Bytes of keys and values one token leaves in all layers, while inside every window."""
+        return self.layers * self.kv_bytes_per_token_layer
+
+    def kv_tokens(self, i: int, context: int) -> int:
+        """How many of `context` tokens layer i keeps: all, or as many as its window holds."""
+        window = self.windows[i]
+        return context if window is None else min(window, context)
+
+    # Variants
+
+    def with_weights(self, dtype: str | DType) -> TransformerSpec:
+        """The same shapes with attention, MLP and expert matrices stored in `dtype`.
+
+        Embedding, output matrix, norms and router keep their dtype, as quantisers leave them.
+        """
+        new = dtype_of(dtype)
+        return replace(self, attention_dtype=new, mlp_dtype=new, expert_dtype=new)
+
+    def with_kv_dtype(self, dtype: str | DType) -> TransformerSpec:
+        """The same model with its KV cache stored in `dtype` (bf16, fp16, fp8, int8)."""
+        new = dtype_of(dtype)
+        if new.name not in KV_DTYPES:
+            raise UnknownNameError("KV cache dtype", new.name, KV_DTYPES)
+        return replace(self, kv_dtype=new)
+
+    # Counting
+
+    def _outer_params(self) -> int:
+        head = 0 if self.tied_embeddings else self.head_params
+        return self.embedding_params + head + self.final_norm_params
+
+    def _mlp_with_bias(self, width: int) -> int:
+        ups = 2 if self.gated_mlp else 1
+        bias = ups * width + self.hidden if self.mlp_bias else 0
+        return (ups + 1) * self.hidden * width + bias
+
+    def _small_params(self, is_dense: bool) -> int:
+        """Everything of a layer that is not a matrix or an expert, and the router."""
+        q, k = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        small = self.norms_per_layer * self.hidden * (2 if self.norm_bias else 1)
+        small += (q + 2 * k) if self.qkv_bias else 0
+        small += self.hidden if self.o_bias else 0
+        small += 2 * self.head_dim if self.qk_norm else 0
+        small += q + k if self.qk_norm_full else 0
+        small += self.heads if self.sinks else 0
+        ups = 2 if self.gated_mlp else 1
+        if is_dense:
+            return small + (ups * self.intermediate + self.hidden if self.mlp_bias else 0)
+        assert self.moe is not None
+        small += self.moe.experts * (self.hidden + (1 if self.moe.router_bias else 0))
+        small += self.hidden if self.moe.shared_gate else 0
+        if self.moe.shared_intermediate and self.mlp_bias:
+            small += ups * self.moe.shared_intermediate + self.hidden
+        return small
+
+    def _count(self, is_dense: bool) -> tuple[int, float]:
+        """Parameters and bytes of a dense or a mixture layer; zero if there is no mixture."""
+        if self.moe is None and not is_dense:
+            return 0, 0.0
+        matrices = 3 if self.gated_mlp else 2
+        width, experts = self.intermediate, 0
+        if not is_dense:
+            assert self.moe is not None
+            width, experts = self.moe.shared_intermediate, self.moe.experts * self.expert_params
+        mlp = matrices * self.hidden * width
+        small = self._small_params(is_dense)
+        size = (
+            self.attention_params * self.attention_dtype.bytes_per_weight
+            + mlp * self.mlp_dtype.bytes_per_weight
+            + experts * self.expert_dtype.bytes_per_weight
+            + small * self.activation_dtype.bytes_per_weight
+        )
+        return self.attention_params + mlp + experts + small, size
+
+    def _check(self) -> None:
+        _whole("layers", self.layers, most=_MAX_LAYERS)
+        for name in (
+            "hidden",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "intermediate",
+            "vocab",
+            "max_context",
+            "norms_per_layer",
+        ):
+            _whole(name, getattr(self, name))
+        if self.heads % self.kv_heads:
+            raise InputError(
+                f"{self.heads} heads cannot share {self.kv_heads} KV heads evenly", field="kv_heads"
+            )
+        if self.windows and len(self.windows) != self.layers:
+            raise InputError(
+                f"{len(self.windows)} windows for {self.layers} layers", field="windows"
+            )
+        for window in self.windows:
+            if window is not None:
+                _whole("windows", window)
+        if self.moe is not None:
+            for layer in self.moe.dense_layers:
+                if not 0 <= layer < self.layers:
+                    raise InputError(
+                        f"dense layer {layer} of a model with {self.layers}", field="dense_layers"
+                    )
+
+
+def _rebuild(fields: dict[str, object]) -> TransformerSpec:
+    return TransformerSpec(**fields)  # type: ignore[arg-type]

@@ -1,0 +1,153 @@
+"""Pictures: in the terminal, as a PNG, or in one self-contained HTML page.
+
+A picture is anything with the fields of `perf.curves.Picture`; matplotlib (extra `plots`) is imported only
+to write files.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atoll.core.errors import MissingDependencyError, UsageError
+from atoll.core.files import atomic_write
+
+if TYPE_CHECKING:
+    from atoll.perf.curves import Picture
+
+_COLOURS = ("cyan", "magenta", "yellow", "green", "red", "blue")
+_MARKS = "abcdef"
+_TABLEAU = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b")
+
+
+def draw(picture: Picture, *, width: int = 64, height: int = 14, colours: bool = True) -> str:
+    """Return a picture as text; without colours each curve is drawn with a letter of its own."""
+    import plotille
+
+    figure = plotille.Figure()
+    figure.width, figure.height = width, height
+    figure.with_colors = colours
+    figure.x_label, figure.y_label = "", ""
+    xs = [_scaled(x, picture.log_x) for curve in picture.curves for x in curve.x]
+    ys = [_scaled(y, picture.log_y) for curve in picture.curves for y in curve.y]
+    if not xs:
+        return f"{picture.title}: nothing to draw"
+    low_y = min(ys) if picture.log_y else 0.0
+    figure.set_x_limits(min_=min(xs), max_=_above(min(xs), max(xs)))
+    figure.set_y_limits(min_=low_y, max_=_above(low_y, max(ys)))
+    figure.x_ticks_fkt = lambda value, _: _tick(value, picture.log_x)
+    figure.y_ticks_fkt = lambda value, _: f"{_tick(value, picture.log_y):>8}"
+    for index, curve in enumerate(picture.curves):
+        figure.plot(
+            [_scaled(x, picture.log_x) for x in curve.x],
+            [_scaled(y, picture.log_y) for y in curve.y],
+            lc=_COLOURS[index % len(_COLOURS)] if colours else None,
+            marker=None if colours else _MARKS[index % len(_MARKS)],
+        )
+    names = "   ".join(
+        f"{_paint(index, '──' if colours else _MARKS[index % len(_MARKS)], colours)} {curve.name}"
+        for index, curve in enumerate(picture.curves)
+    )
+    axes = f"{picture.y_label} against {picture.x_label}"
+    return f"{picture.title} ({axes})\n{figure.show()}\n{names}"
+
+
+def save(
+    path: Path, pictures: Sequence[Picture], *, title: str, facts: Mapping[str, str] | None = None
+) -> None:
+    """Write pictures to a .png or .html file, chosen by its ending."""
+    kind = path.suffix.lower()
+    if kind not in (".png", ".html"):
+        raise UsageError(f"cannot write {path.name}", hint="name a .png or .html file")
+    if not path.parent.is_dir():
+        raise UsageError(f"no folder {path.parent}", hint="create it first, or name another")
+    if kind == ".png":
+        atomic_write(path, _render(pictures, "png", title))
+    else:
+        atomic_write(path, _page(pictures, title, facts or {}))
+
+
+def _render(pictures: Sequence[Picture], kind: str, title: str | None) -> bytes:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDependencyError("matplotlib", "plots") from error
+    columns = min(2, len(pictures))
+    rows = math.ceil(len(pictures) / columns)
+    figure: Any = Figure(figsize=(6.4 * columns, 4.2 * rows), layout="constrained")
+    for index, picture in enumerate(pictures):
+        axes = figure.add_subplot(rows, columns, index + 1)
+        for number, curve in enumerate(picture.curves):
+            colour = _TABLEAU[number % len(_TABLEAU)]
+            axes.plot(curve.x, curve.y, label=curve.name, color=colour, linewidth=1.8)
+        axes.set_xscale("log" if picture.log_x else "linear")
+        axes.set_yscale("log" if picture.log_y else "linear")
+        axes.set_title(picture.title, fontsize=10, loc="left")
+        axes.set_xlabel(picture.x_label)
+        axes.set_ylabel(picture.y_label)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        if len(picture.curves) > 1:
+            axes.legend(frameon=False)
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    out = io.BytesIO()
+    # Without a date or random ids the same input gives the same file.
+    settings: dict[str, Any] = {"metadata": {"Date": None}} if kind == "svg" else {"dpi": 120}
+    import matplotlib as mpl
+
+    with mpl.rc_context({"svg.hashsalt": "atoll"}):
+        figure.savefig(out, format=kind, **settings)
+    return out.getvalue()
+
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; }
+body { max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.4rem; } table { border-collapse: collapse; } td { padding: .15rem 1rem .15rem 0; }
+td:first-child { color: #666; } svg { max-width: 100%; height: auto; }
+"""
+
+
+def _page(pictures: Sequence[Picture], title: str, facts: Mapping[str, str]) -> str:
+    svg = _render(pictures, "svg", None).decode("utf-8")
+    svg = svg[svg.index("<svg") :]
+    rows = "".join(
+        f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>"
+        for name, value in facts.items()
+    )
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head>"
+        f"<body><h1>{html.escape(title)}</h1><table>{rows}</table>{svg}</body></html>\n"
+    )
+
+
+def _scaled(value: float, log: bool) -> float:
+    return math.log10(value) if log else value
+
+
+def _above(low: float, high: float) -> float:
+    return high if high > low else low + 1.0
+
+
+def _tick(value: float, log: bool) -> str:
+    number = 10**value if log else value
+    if number == 0:
+        return "0"
+    if abs(number) >= 9_999.5:
+        return f"{number / 1000:,.0f}k"
+    return f"{number:,.0f}" if abs(number) >= 99.95 else f"{number:.3g}"
+
+
+def _paint(index: int, text: str, colours: bool) -> str:
+    if not colours:
+        return text
+    import plotille
+
+    painted: str = plotille.color(text, fg=_COLOURS[index % len(_COLOURS)], mode="names")
+    return painted

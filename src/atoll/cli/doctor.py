@@ -1,0 +1,287 @@
+"""`atoll doctor`: what this machine has, what is missing, and the command that gets it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoll import __version__
+from atoll.cli.render import console, emit, table
+from atoll.core.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+MIN_PYTHON = (3, 11)
+NVIDIA_SMI_TIMEOUT_S = 10.0
+
+# Import name of every base dependency by distribution name.
+REQUIRED: dict[str, str] = {
+    "numpy": "numpy",
+    "plotille": "plotille",
+    "pydantic": "pydantic",
+    "pyyaml": "yaml",
+    "rich": "rich",
+    "typer": "typer",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """An optional part of Atoll: the packages it needs and what it enables."""
+
+    name: str
+    packages: tuple[str, ...]
+    enables: str
+
+
+EXTRAS: tuple[Extra, ...] = (
+    Extra(
+        "engine",
+        ("torch", "transformers", "tokenizers", "safetensors", "gguf"),
+        "running models with Atoll's own engine",
+    ),
+    Extra("aic", ("aiconfigurator-core",), "comparing predictions with AIConfigurator's tables"),
+    Extra("calibrate", ("scipy",), "fitting the performance model to measurements"),
+    Extra("plots", ("matplotlib",), "figures as image files"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """An installed package; `version` is None when it is missing, `problem` says what is wrong."""
+
+    name: str
+    version: str | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraState:
+    """Whether an extra is complete, and how to complete it."""
+
+    name: str
+    enables: str
+    packages: tuple[Package, ...]
+    installed: bool
+    install: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as its driver reports it."""
+
+    name: str
+    memory_bytes: float | None
+    driver: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything the doctor found; `problems` lists what keeps Atoll from working."""
+
+    atoll: str
+    python: str
+    os: str
+    cpu: str
+    cpu_count: int
+    memory_bytes: float | None
+    required: tuple[Package, ...]
+    extras: tuple[ExtraState, ...]
+    gpus: tuple[Gpu, ...]
+    gpu_note: str | None
+    problems: tuple[str, ...]
+
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check what is installed, what is missing and how to get it."""
+    report = examine()
+    emit(report, as_json, lambda: _draw(report))
+    if report.problems:
+        for problem in report.problems:
+            console(stderr=True).print(f"error: {problem}", markup=False)
+        raise typer.Exit(1)
+
+
+def examine() -> Report:
+    """Look at this machine and this installation; reads and runs `nvidia-smi`, changes nothing."""
+    required = tuple(required_package(name, module) for name, module in REQUIRED.items())
+    gpus, gpu_note = find_gpus()
+    problems = [f"{p.name}: {p.problem} (fix: pip install atoll)" for p in required if p.problem]
+    if sys.version_info < MIN_PYTHON:
+        found = platform.python_version()
+        problems.insert(0, f"Python {found} is too old (fix: use 3.11 or newer)")
+    return Report(
+        atoll=__version__,
+        python=f"{platform.python_version()} ({platform.python_implementation()})",
+        os=f"{platform.system()} {platform.release()} {platform.machine()}",
+        cpu=cpu_name(),
+        cpu_count=cpu_count(),
+        memory_bytes=memory_bytes(),
+        required=required,
+        extras=tuple(extra_state(extra) for extra in EXTRAS),
+        gpus=gpus,
+        gpu_note=gpu_note,
+        problems=tuple(problems),
+    )
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the version of an installed distribution without importing it, or None."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def required_package(name: str, module: str) -> Package:
+    """Import a base dependency to see whether it works."""
+    version = installed_version(name)
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # noqa: BLE001  a broken package may raise anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        return Package(name, version, "is not installed" if version is None else reason)
+    return Package(name, version)
+
+
+def extra_state(extra: Extra) -> ExtraState:
+    """Say which packages of an extra are installed; large ones are not imported to find out."""
+    packages = tuple(Package(name, installed_version(name)) for name in extra.packages)
+    return ExtraState(
+        name=extra.name,
+        enables=extra.enables,
+        packages=packages,
+        installed=all(package.version is not None for package in packages),
+        install=f"pip install 'atoll[{extra.name}]'",
+    )
+
+
+def find_gpus(timeout_s: float = NVIDIA_SMI_TIMEOUT_S) -> tuple[tuple[Gpu, ...], str | None]:
+    """Ask `nvidia-smi` for the GPUs; the note says why there are none."""
+    executable = shutil.which("nvidia-smi")
+    if executable is None:
+        return (), "no NVIDIA driver here (nvidia-smi not found); planning needs no GPU"
+    query = "--query-gpu=name,memory.total,driver_version"
+    try:
+        done = subprocess.run(
+            [executable, query, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return (), f"nvidia-smi did not answer within {timeout_s:g} s"
+    except OSError as error:
+        return (), f"nvidia-smi could not be run: {error.strerror}"
+    if done.returncode != 0:
+        said = " ".join((done.stderr or done.stdout).split())[:200]
+        return (), f"nvidia-smi failed with code {done.returncode}: {said}"
+    gpus = parse_nvidia_smi(done.stdout)
+    return gpus, None if gpus else "nvidia-smi reports no GPU"
+
+
+def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
+    """Read "name, memory in MiB, driver" lines; memory given as "[N/A]" becomes None."""
+    gpus = []
+    for line in text.splitlines():
+        parts = [part.strip() for part in line.rsplit(",", 2)]
+        if len(parts) == 3:
+            name, memory_mib, driver = parts
+            memory = float(memory_mib) * 2**20 if memory_mib.isdigit() else None
+            gpus.append(Gpu(name, memory, driver))
+    return tuple(gpus)
+
+
+def cpu_name() -> str:
+    """Return the processor's model name, as far as the system tells."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()
+
+
+def cpu_count() -> int:
+    """Return how many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory_bytes() -> float | None:
+    """Return the size of the main memory in bytes, or None if the system does not tell."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _draw(report: Report) -> Group:
+    from rich.console import Group
+    from rich.text import Text
+
+    machine = table(
+        ("machine", ""),
+        [
+            ("atoll", report.atoll),
+            ("python", report.python),
+            ("system", report.os),
+            ("cpu", f"{report.cpu}, {report.cpu_count} usable"),
+            ("memory", _size(report.memory_bytes)),
+            *(("gpu", f"{g.name}, {_size(g.memory_bytes)}, {g.driver}") for g in report.gpus),
+            *([("gpu", report.gpu_note)] if report.gpu_note else []),
+        ],
+    )
+    required = table(
+        ("required", "version", "state"),
+        [(p.name, p.version, p.problem or "ok") for p in report.required],
+    )
+    extras = table(
+        ("extra", "state", "enables", "packages"),
+        [
+            (
+                extra.name,
+                "ok" if extra.installed else "missing",
+                extra.enables,
+                _contents(extra),
+            )
+            for extra in report.extras
+        ],
+    )
+    # Under the table, not in it: a command folded over two lines cannot be copied.
+    missing = [extra for extra in report.extras if not extra.installed]
+    commands = [f"  {extra.install}   # {extra.enables}" for extra in missing]
+    advice = Text("\n".join(["  To get what is missing:", *commands, ""]) if missing else "")
+    return Group(machine, required, extras, advice)
+
+
+def _size(size_bytes: float | None) -> str:
+    return "unknown size" if size_bytes is None else format_bytes(size_bytes)
+
+
+def _contents(extra: ExtraState) -> str:
+    present = [f"{package.name} {package.version}" for package in extra.packages if package.version]
+    missing = [package.name for package in extra.packages if not package.version]
+    return "; ".join(
+        part for part in (", ".join(present), "no " + ", ".join(missing) if missing else "") if part
+    )

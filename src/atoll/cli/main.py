@@ -1,0 +1,206 @@
+"""The `atoll` command: finds the verb, runs it, turns errors into one line and an exit code.
+
+Every module under `cli` is loaded only when its verb is called, so `atoll --help` costs no more
+than typer itself. A verb is one line in `VERBS` and a module with a `typer.Typer` called `app`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from atoll import __version__
+from atoll.core.errors import AtollError, InternalError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A command that lives in a module of its own, described without loading it."""
+
+    name: str
+    module: str
+    help: str
+
+
+VERBS: tuple[Verb, ...] = (
+    Verb("catalog", "atoll.cli.catalog", "Look up GPUs, nodes, models, prices and links."),
+    Verb("perf", "atoll.cli.perf", "Predict how fast a model runs on a node."),
+    Verb("doctor", "atoll.cli.doctor", "Check what is installed and what is missing."),
+)
+
+
+@dataclass(slots=True)
+class Invocation:
+    """What the global options said; the context object of every command (`ctx.obj`)."""
+
+    debug: bool = False
+    verbosity: int = 0
+
+
+class LazyGroup(TyperGroup):
+    """A group that lists its verbs from a table and imports a verb's module when it is called."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._verbs = {verb.name: verb for verb in VERBS}
+        for verb in VERBS:
+            # Stands in for the real command in listings, completion and "did you mean".
+            self.commands[verb.name] = TyperCommand(name=verb.name, help=verb.help)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command to run, loading it first if it is one of the verbs."""
+        verb = self._verbs.get(args[0]) if args else None
+        if verb is not None:
+            self.commands[verb.name] = load(verb)
+        return super().resolve_command(ctx, args)
+
+
+def load(verb: Verb) -> Any:
+    """Import the verb's module and return its command."""
+    try:
+        module = importlib.import_module(verb.module)
+    except ModuleNotFoundError as error:
+        if error.name != verb.module:
+            raise
+        raise UsageError(f"'{verb.name}' is not part of this installation of Atoll") from error
+    command: Any = typer.main.get_command(module.app)
+    command.name = verb.name
+    # Completion is installed once, for the whole program, not once per verb.
+    completion = ("install_completion", "show_completion")
+    command.params = [param for param in command.params if param.name not in completion]
+    return command
+
+
+app = typer.Typer(
+    name="atoll",
+    cls=LazyGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"atoll {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    ctx: typer.Context,
+    verbose: Annotated[
+        int,
+        typer.Option(
+            "--verbose", "-v", count=True, show_default=False, help="Log more; -vv logs everything."
+        ),
+    ] = 0,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", is_eager=True, callback=_print_version
+        ),
+    ] = False,
+) -> None:
+    """Turn a pile of different GPUs into one service for many models."""
+    invocation = ctx.ensure_object(Invocation)
+    invocation.debug, invocation.verbosity = debug, verbose
+    if verbose:
+        import logging
+
+        logging.basicConfig(
+            level=logging.INFO if verbose == 1 else logging.DEBUG,
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        )
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; errors are printed to stderr as one line."""
+    invocation = Invocation()
+    try:
+        code = app(args=args, prog_name="atoll", standalone_mode=False, obj=invocation)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _pipe_closed()
+    except SystemExit as leaving:
+        if isinstance(leaving.__context__, BrokenPipeError):  # how typer and rich report one
+            return _pipe_closed()
+        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except (KeyboardInterrupt, typer.Abort):
+        _say("interrupted")
+        return EXIT_INTERRUPTED
+    except typer.TyperException as error:
+        return _misused(error)
+    except AtollError as error:
+        if invocation.debug:
+            _print_traceback()
+        _say(f"error: {error}")
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001  the last line of defence
+        if invocation.debug:
+            _print_traceback()
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        _say(f"error: {what} (a bug in Atoll; run with --debug: atoll --debug ...)")
+        return InternalError.exit_code
+    return code if isinstance(code, int) else 0
+
+
+def main() -> NoReturn:
+    """Entry point of the `atoll` script."""
+    sys.exit(run())
+
+
+def _say(line: str) -> None:
+    try:
+        print(line, file=sys.stderr, flush=True)  # noqa: T201
+    except BrokenPipeError:
+        _pipe_closed()
+
+
+def _print_traceback() -> None:
+    import traceback
+
+    traceback.print_exc()
+
+
+def _misused(error: typer.TyperException) -> int:
+    text = error.format_message().strip()
+    if type(error).__name__ == "NoArgsIsHelpError":
+        # The message is the help text itself, or empty when typer has printed it already.
+        if text:
+            _say(text)
+        return error.exit_code
+    ctx = getattr(error, "ctx", None)
+    path = ctx.command_path if ctx is not None else "atoll"
+    _say(f"error: {' '.join(text.split())} (see '{path} --help')")
+    return error.exit_code
+
+
+def _pipe_closed() -> int:
+    # The reader (`| head`) has enough. Python flushes stdout once more on the way out, which must
+    # not fail again.
+    sink = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(sink, stream.fileno())
+    os.close(sink)
+    return EXIT_BROKEN_PIPE
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,340 @@
+"""`atoll perf`: how fast a model runs on a node, and fitting the model behind the answer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoll.cli.render import console, emit, table
+from atoll.core.units import format_bytes, format_count, format_duration, parse_duration
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from atoll.catalog.catalog import Catalog
+    from atoll.catalog.models import ModelSpec
+    from atoll.perf.calibrate import Fit
+    from atoll.perf.compare import NodeChoice, PhaseCopy
+    from atoll.perf.constants import ConstantTable
+    from atoll.perf.curves import Picture
+    from atoll.perf.memory import MemoryModel
+    from atoll.perf.step import StepModel
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Predict how fast a model runs on a node, compare nodes, and fit the prediction.",
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")]
+Model = Annotated[
+    str,
+    typer.Argument(help="A model of the catalog (qwen3-32b, llama-3-70b@fp8) or a config.json."),
+]
+Overlays = Annotated[
+    list[Path] | None,
+    typer.Option("--overlay", help="A YAML file that adds or changes facts; may be given again."),
+]
+Constants = Annotated[
+    Path | None,
+    typer.Option("--constants", help="Fitted constants from `atoll perf calibrate`."),
+]
+Lengths = Annotated[
+    str, typer.Option("--lengths", help="azure-code, azure-conv, reasoning, ... or PROMPTxANSWER.")
+]
+Ttft = Annotated[str, typer.Option("--ttft", help="Promised time to the first token.")]
+Tpot = Annotated[str, typer.Option("--tpot", help="Promised time per further token.")]
+Engine = Annotated[
+    str,
+    typer.Option("--engine", help="Whose host time per step counts: vllm, sglang, atoll, none."),
+]
+
+
+def _catalog(overlays: list[Path] | None) -> Catalog:
+    from atoll.catalog.catalog import load_catalog
+
+    return load_catalog(overlays or ())
+
+
+def _model(catalog: Catalog, name: str) -> ModelSpec:
+    if name.endswith(".json") or Path(name).is_dir():
+        from atoll.catalog.hf_config import model_from_config
+
+        return model_from_config(Path(name))
+    return catalog.model(name)
+
+
+def _constants(path: Path | None) -> ConstantTable:
+    from atoll.perf.constants import default_constants, load_constants
+
+    return default_constants() if path is None else load_constants(path, base=default_constants())
+
+
+def _step_model(
+    model: ModelSpec,
+    catalog: Catalog,
+    node: str,
+    tp: int | None,
+    engine: str,
+    backend: str,
+    constants: Path | None,
+) -> StepModel:
+    from atoll.core.errors import UnknownNameError
+    from atoll.perf.engines import engine as engine_profile
+
+    kind = catalog.node(node)
+    if backend == "analytic":
+        from atoll.perf.step import analytic
+
+        return analytic(model.llm, kind, tp=tp, engine=engine, constants=_constants(constants))
+    if backend == "aic":
+        from atoll.perf.aic import aic
+
+        return aic(model, kind, tp=tp, engine=engine)
+    if Path(backend).suffix in (".csv", ".parquet"):
+        from atoll.perf.tables import TableFile
+
+        return TableFile(backend).step_model(
+            model.name, model.llm, kind, tp=tp, engine=engine_profile(engine)
+        )
+    raise UnknownNameError("backend", backend, ("analytic", "aic", "a measured .csv or .parquet"))
+
+
+@app.command()
+def show(
+    model: Model,
+    node: Annotated[str, typer.Argument(help="A node type, GPU:COUNT, such as L40S:2.")],
+    lengths: Lengths = "azure-conv",
+    ttft: Ttft = "1500ms",
+    tpot: Tpot = "80ms",
+    tp: Annotated[int | None, typer.Option("--tp", help="GPUs per copy; all of the node.")] = None,
+    engine: Engine = "vllm",
+    backend: Annotated[
+        str, typer.Option("--backend", help="analytic, aic, or a file of measured tables.")
+    ] = "analytic",
+    out: Annotated[
+        list[Path] | None,
+        typer.Option("-o", "--out", help="Also write a .png or .html; repeatable."),
+    ] = None,
+    constants: Constants = None,
+    overlay: Overlays = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw step time and throughput of a model on a node, against batch and layers."""
+    from atoll.core.ids import Phase
+    from atoll.perf.capacity import RoleLoad
+    from atoll.perf.curves import decode_steps, layer_steps, prefill_steps, throughput_by_layers
+    from atoll.perf.memory import MemoryModel
+    from atoll.workload.lengths import length_mix
+
+    catalog = _catalog(overlay)
+    spec = _model(catalog, model)
+    steps = _step_model(spec, catalog, node, tp, engine, backend, constants)
+    mix = length_mix(lengths)
+    memory = MemoryModel.of(steps.spec, steps.node, tp=steps.tp, engine=steps.engine)
+    most = memory.max_layers(mix.decode_context)
+    drawn = layer_steps(steps.spec.layers, most or steps.spec.layers)
+    roles = {
+        phase: RoleLoad(phase.value, steps.spec, phase, parse_duration(slo, field=name), mix)
+        for phase, slo, name in ((Phase.PREFILL, ttft, "ttft"), (Phase.DECODE, tpot, "tpot"))
+    }
+    link = catalog.links.in_region
+    stages = (1, 2, 4) if steps.spec.layers >= 4 else (1,)
+    pictures = [
+        prefill_steps(steps, drawn, 8192),
+        decode_steps(steps, drawn, mix.decode_context, 256),
+        *(throughput_by_layers(role, steps, stages, link) for role in roles.values()),
+    ]
+    facts = _facts(steps, memory, most)
+    title = f"{spec.name} on {steps.node.id}"
+    for path in out or ():
+        from atoll.cli.charts import save
+
+        save(path, pictures, title=title, facts=facts)
+    data = {"model": spec.name, "node": steps.node.id, "facts": facts, "pictures": pictures}
+    emit(data, as_json, lambda: _drawn(title, facts, pictures))
+    for path in out or ():
+        console(stderr=True).print(f"wrote {path}")
+
+
+def _facts(steps: StepModel, memory: MemoryModel, most: int) -> dict[str, str]:
+    layers = steps.spec.layers
+    whole = memory.free_bytes(0, layers)
+    room = (
+        f"{format_count(memory.kv_tokens(0, layers))} tokens beside the whole model"
+        if whole > 0
+        else f"the whole model does not fit; {most} of {layers} layers do"
+    )
+    copies = steps.node.count // steps.tp
+    return {
+        "weights": f"{format_bytes(steps.spec.weight_bytes)} in {layers} layers",
+        "usable memory": f"{format_bytes(memory.usable_bytes)} per GPU for weights and KV cache",
+        "KV cache": room,
+        "parallelism": f"tensor parallel over {steps.tp}" + (f", {copies} copies" * (copies > 1)),
+        "host time": f"{format_duration(steps.engine.host_seconds(steps.tp))} per step"
+        f" ({steps.engine.name}, assumed)",
+        "times": steps.provenance,
+    }
+
+
+def _drawn(title: str, facts: dict[str, str], pictures: list[Picture]) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    from atoll.cli.charts import draw
+
+    colours = sys.stdout.isatty()
+    lines = "\n".join(f"  {name:14s} {value}" for name, value in facts.items())
+    body = "\n\n".join(draw(picture, colours=colours) for picture in pictures)
+    return Group(Text(title, style="bold"), Text(lines), Text(""), Text.from_ansi(body))
+
+
+@app.command()
+def compare(
+    model: Model = "llama-3-70b",
+    nodes: Annotated[
+        str, typer.Option("--nodes", help="Node types, comma-separated; 'all' for the catalog.")
+    ] = "L4:1,L4:4,L4:8,A10G:4,A10G:8,L40S:1,L40S:4,L40S:8,A100-40:8,A100-80:1,A100-80:4,A100-80:8,"
+    "H100:1,H100:4,H100:8,H200:8,B200:8",
+    lengths: Lengths = "azure-conv",
+    ttft: Ttft = "1500ms",
+    tpot: Tpot = "80ms",
+    region: Annotated[
+        list[str] | None, typer.Option("--region", help="Only prices of this region; repeatable.")
+    ] = None,
+    spot: Annotated[bool, typer.Option("--spot", help="Spot prices instead of on-demand.")] = False,
+    engine: Engine = "vllm",
+    constants: Constants = None,
+    overlay: Overlays = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare real GPUs for a model: what fits, how fast, and what a million tokens cost."""
+    from atoll.perf.compare import Promise, compare
+    from atoll.workload.lengths import length_mix
+
+    catalog = _catalog(overlay)
+    spec = _model(catalog, model)
+    names = list(catalog.nodes) if nodes == "all" else [n for n in nodes.split(",") if n.strip()]
+    promise = Promise(parse_duration(ttft, field="ttft"), parse_duration(tpot, field="tpot"))
+    mix = length_mix(lengths)
+    choices = compare(
+        spec.llm,
+        promise,
+        mix,
+        [catalog.node(name) for name in names],
+        catalog,
+        engine=engine,
+        constants=_constants(constants),
+        regions=region,
+        spot=spot,
+    )
+    title = (
+        f"{spec.name}: first token within {format_duration(promise.ttft_s)}, then "
+        f"{format_duration(promise.tpot_s)} per token; prompts of {mix.input_mean:,.0f} and answers of "
+        f"{mix.output_mean:,.0f} tokens on average"
+    )
+    emit(choices, as_json, lambda: _comparison(title, choices, spec.llm.layers, spot))
+
+
+def _comparison(title: str, choices: list[NodeChoice], layers: int, spot: bool) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    rows = [
+        (
+            choice.node,
+            _money(choice.usd_per_hour),
+            f"{min(choice.max_layers, layers)}/{layers}",
+            *_copy(choice.prefill),
+            *_copy(choice.decode),
+            _money(None if choice.request_usd is None else choice.request_usd * 1000),
+            choice.provenance.partition(" ")[0],
+        )
+        for choice in choices
+    ]
+    columns = (
+        "node", "$/h", "layers", "prefill on", "tok/s", "$/M in",
+        "decode on", "tok/s", "$/M out", "$/1k req", "times",
+    )  # fmt: skip
+    kind = "spot" if spot else "on-demand"
+    notes = (
+        f"Cheapest {kind} price over the regions asked for. Each row is the best equal pipeline of up to 8 "
+        "such nodes per phase; '-' where none keeps the promise or nobody sells the node. "
+        "'times' says what the prediction rests on: measured, layer-fitted or a proxy GPU."
+    )
+    drawn = table(columns, rows, title=title, right=columns[1:-1])
+    best = next((c for c in choices if c.request_usd is not None), None)
+    verdict = ""
+    if best is not None and best.request_usd is not None:
+        dearest = max(c.request_usd for c in choices if c.request_usd is not None)
+        verdict = (
+            f"Cheapest per request: {best.node} ({best.region}), "
+            f"{dearest / best.request_usd:.1f}x cheaper than the dearest node shown.\n"
+        )
+    return Group(drawn, Text(verdict, style="bold"), Text(notes, style="dim"))
+
+
+def _copy(copy: PhaseCopy | None) -> tuple[str | None, str | None, str | None]:
+    if copy is None:
+        return None, None, None
+    return f"{copy.nodes}x", f"{copy.tokens_per_s:,.0f}", _money(copy.usd_per_million_tokens)
+
+
+def _money(usd: float | None) -> str | None:
+    return None if usd is None else f"{usd:,.2f}" if usd >= 0.1 else f"{usd:.3g}"
+
+
+@app.command()
+def calibrate(
+    data: Annotated[list[Path], typer.Argument(help="CSV files of measured operators.")],
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="The GPU measured, if the file does not name it.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Write the constants here.")
+    ] = None,
+    all_points: Annotated[
+        bool, typer.Option("--all-points", help="Fit on every point instead of holding half out.")
+    ] = False,
+    source: Annotated[
+        str | None, typer.Option("--source", help="Where the numbers come from, for reports.")
+    ] = None,
+    overlay: Overlays = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fit the constants of GPUs to measured matrix products, attention or experts."""
+    from atoll.cli.calibrating import fit_files, write_constants
+
+    fits = fit_files(data, _catalog(overlay), gpu=gpu, hold_out=not all_points, source=source)
+    if out is not None:
+        write_constants(out, fits)
+    emit(fits, as_json, lambda: _fits(fits, out))
+
+
+def _fits(fits: list[Fit], out: Path | None) -> RenderableType:
+    rows = [
+        (
+            fit.gpu,
+            fit.op.value,
+            fit.fitted.points,
+            f"{fit.fitted.median:.1f}",
+            f"{fit.fitted.p95:.1f}",
+            None if fit.held_out is None else f"{fit.held_out.median:.1f}",
+            None if fit.held_out is None else f"{fit.held_out.p95:.1f}",
+            f"{fit.constants.e_f:.3f}",
+            f"{fit.constants.e_b:.3f}",
+        )
+        for fit in fits
+    ]
+    columns = (
+        "gpu", "operator", "points", "error %", "p95 %", "held-out %", "held-out p95 %", "e_f", "e_b",
+    )  # fmt: skip
+    used = (
+        f"Wrote {out}; use it with --constants {out}."
+        if out is not None
+        else "Nothing written: give -o FILE to keep these constants."
+    )
+    return table(columns, rows, caption=used, right=columns[2:])

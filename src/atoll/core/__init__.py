@@ -1,0 +1,1 @@
+"""The small vocabulary everything else is written in; imports nothing else of Atoll."""

@@ -1,0 +1,167 @@
+"""Errors that carry fields, print as one line and map to a process exit code.
+
+Raise the most specific type; handle it once, at the edge (the command line, an HTTP handler).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable
+from typing import ClassVar, Self
+
+_KNOWN_SHOWN = 12
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _rebuild(
+    cls: type[AtollError], args: tuple[object, ...], state: dict[str, object]
+) -> AtollError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class AtollError(Exception):
+    """A failure with a reader: what is wrong, in which field, and what to change.
+
+    `str()` is always one line, "message (fix: hint)". `exit_code` is what the command line returns.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str | None = None, field: str | None = None) -> None:
+        super().__init__(message)
+        self.message = _one_line(message)
+        self.hint = _one_line(hint) if hint else None
+        self.field = field
+
+    def _where(self) -> str:
+        return f"{self.field}: " if self.field else ""
+
+    def __str__(self) -> str:
+        fix = f" (fix: {self.hint})" if self.hint else ""
+        return f"{self._where()}{self.message}{fix}"
+
+    def __reduce__(
+        self,
+    ) -> tuple[object, tuple[type[Self], tuple[object, ...], dict[str, object]]]:
+        # The default calls cls(*args), which fails for keyword-only fields; errors must cross
+        # process pools with every field intact.
+        return (_rebuild, (type(self), self.args, dict(self.__dict__)))
+
+
+class UsageError(AtollError):
+    """The command or function was called in a way that cannot work."""
+
+    exit_code = 2
+
+
+class InputError(AtollError):
+    """A value in a file or argument is wrong; knows the file, the line and the field if any."""
+
+    exit_code = 3
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        line: int | None = None,
+        field: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, field=field)
+        self.path = os.fspath(path) if path is not None else None
+        self.line = line
+
+    def _where(self) -> str:
+        if self.path is not None:
+            place = self.path if self.line is None else f"{self.path}:{self.line}"
+        else:
+            place = "" if self.line is None else f"line {self.line}"
+        return "".join(f"{part}: " for part in (place, self.field) if part)
+
+    def located(
+        self,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        line: int | None = None,
+        field: str | None = None,
+    ) -> InputError:
+        """Return a copy that fills in whichever of path, line and field is still unknown."""
+        return InputError(
+            self.message,
+            path=self.path if self.path is not None else path,
+            line=self.line if self.line is not None else line,
+            field=self.field if self.field is not None else field,
+            hint=self.hint,
+        )
+
+
+class UnknownNameError(AtollError):
+    """A name that is not in a known set; suggests the nearest ones."""
+
+    exit_code = 4
+
+    def __init__(
+        self, kind: str, name: str, known: Iterable[str], *, field: str | None = None
+    ) -> None:
+        names = tuple(sorted(set(known), key=lambda n: (n.lower(), n)))
+        self.kind = kind
+        self.name = name
+        self.known = names
+        self.suggestions = _nearest(name, names)
+        super().__init__(self._describe(), field=field)
+
+    def _describe(self) -> str:
+        text = f"unknown {self.kind} {self.name!r}"
+        if self.suggestions:
+            text += f"; did you mean {' or '.join(self.suggestions)}?"
+        if not self.known:
+            return f"{text}; none are known"
+        shown = ", ".join(self.known[:_KNOWN_SHOWN])
+        more = len(self.known) - _KNOWN_SHOWN
+        # A question mark already ends the suggestion.
+        separator = " " if self.suggestions else "; "
+        return f"{text}{separator}known: {shown}" + (f" and {more} more" if more > 0 else "")
+
+
+def _nearest(name: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    # Compared without case: "h100" for "H100" is the commonest slip of all.
+    by_lower: dict[str, str] = {}
+    for candidate in known:
+        by_lower.setdefault(candidate.lower(), candidate)
+    close = difflib.get_close_matches(name.lower(), by_lower, n=2, cutoff=0.6)
+    return tuple(by_lower[lower] for lower in close)
+
+
+class InfeasibleError(AtollError):
+    """The question is well formed and has no answer (no plan meets the demand, say)."""
+
+    exit_code = 5
+
+
+class MissingDependencyError(AtollError):
+    """An optional package is needed; says which extra installs it."""
+
+    exit_code = 6
+
+    def __init__(self, package: str, extra: str, *, needed_for: str | None = None) -> None:
+        self.package = package
+        self.extra = extra
+        what = needed_for or "this"
+        super().__init__(
+            f"{what} needs the package {package!r}, which is not installed",
+            hint=f"pip install 'atoll[{extra}]'",
+        )
+
+
+class InternalError(AtollError):
+    """Atoll broke one of its own promises; always a bug in Atoll."""
+
+    exit_code = 70

@@ -1,0 +1,98 @@
+"""The base of every JSON-serialisable value: frozen, closed, comparable by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Self, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from atoll.core.errors import InputError
+
+
+class Frozen(BaseModel):
+    """A value that never changes, refuses unknown fields and survives JSON unchanged.
+
+    Non-finite floats are refused because JSON cannot hold them; use None for "no bound". Fields
+    must not be sets, whose order differs from run to run and with it the JSON text and the hash;
+    use tuples. A dict field is shared, not copied, on `model_copy`; treat it as read-only.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        for name, info in cls.model_fields.items():
+            if _mentions_set(info.annotation):
+                raise TypeError(f"{cls.__name__}.{name}: use a tuple; a set has no stable order")
+
+    @classmethod
+    def parse(cls, data: object, *, path: str | os.PathLike[str] | None = None) -> Self:
+        """Validate plain data (from YAML, say); a bad field becomes one InputError naming it."""
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise _input_error(error, path) from error
+
+    @classmethod
+    def from_json(cls, text: str | bytes, *, path: str | os.PathLike[str] | None = None) -> Self:
+        """Read what `to_json` wrote; malformed or invalid text becomes an InputError."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise _input_error(error, path) from error
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Write as JSON text with fields in declaration order; equal values give equal text."""
+        return self.model_dump_json(indent=indent)
+
+    def content_hash(self) -> str:
+        """Return the hex sha256 of the canonical JSON: keys sorted, no spaces, no class name."""
+        canonical = json.dumps(
+            self.model_dump(mode="json"),
+            sort_keys=True,
+            separators=(",", ":"),
+            ensure_ascii=False,
+            allow_nan=False,
+        )
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _mentions_set(annotation: object) -> bool:
+    if annotation in (set, frozenset) or get_origin(annotation) in (set, frozenset):
+        return True
+    return any(_mentions_set(argument) for argument in get_args(annotation))
+
+
+def _input_error(error: ValidationError, path: str | os.PathLike[str] | None) -> InputError:
+    details = error.errors(include_url=False)
+    first = details[0]
+    more = f" (and {len(details) - 1} more problems)" if len(details) > 1 else ""
+    field = ".".join(str(part) for part in first["loc"]) or None
+    return InputError(f"{_message(first)}{more}", path=path, field=field, hint=_hint(first))
+
+
+def _message(detail: ErrorDetails) -> str:
+    if detail["type"] == "missing":
+        return "this field is required"
+    if detail["type"] == "extra_forbidden":
+        return "there is no such field"
+    if detail["type"] == "quantity":
+        return detail["msg"]
+    return f"{detail['msg']}, got {_short(detail['input'])}"
+
+
+def _hint(detail: ErrorDetails) -> str | None:
+    context: Mapping[str, object] = detail.get("ctx", {})
+    hint = context.get("hint")
+    return hint if isinstance(hint, str) else None
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

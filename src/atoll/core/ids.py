@@ -1,0 +1,104 @@
+"""Names of things: node types ("L40S:2"), roles ("qwen3-32b/llm/decode"), phases."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import NamedTuple
+
+from atoll.core.errors import InputError
+
+_SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*)*")
+_GPU = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?: [A-Za-z0-9._-]+)*")
+_COUNT = re.compile(r"[1-9][0-9]{0,4}")
+_MAX_LENGTH = 200
+
+
+class Phase(StrEnum):
+    """What a component does for a request. An llm runs PREFILL and DECODE apart or as BOTH."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+    ENCODE = "encode"
+    GENERATE = "generate"
+
+
+def slug(name: str, *, field: str | None = None) -> str:
+    """Return `name` if it is a valid name, else raise InputError.
+
+    Names hold letters, digits, `.`, `_`, `-`, and `/` between non-empty parts, and every part
+    starts with a letter or digit, so that a name is also a safe relative path and URL segment.
+    """
+    if len(name) > _MAX_LENGTH:
+        raise InputError(f"a name has at most {_MAX_LENGTH} characters", field=field)
+    if _SLUG.fullmatch(name) is None:
+        raise InputError(
+            f"{name!r} is not a valid name",
+            field=field,
+            hint="use letters, digits, '.', '_', '-' and '/' between parts, like qwen3-32b",
+        )
+    return name
+
+
+class NodeTypeId(NamedTuple):
+    """One machine with `gpu_count` GPUs of one type; written "L40S:2"."""
+
+    gpu: str
+    gpu_count: int
+
+    def __str__(self) -> str:
+        return f"{self.gpu}:{self.gpu_count}"
+
+
+def parse_node_type(text: str, *, field: str | None = None) -> NodeTypeId:
+    """Read "L40S:2" into ("L40S", 2); "L40S" alone means one GPU. Does not look the GPU type up."""
+    gpu, colon, count = text.strip().partition(":")
+    if (
+        len(text) > _MAX_LENGTH
+        or _GPU.fullmatch(gpu) is None
+        or (colon and _COUNT.fullmatch(count) is None)
+    ):
+        raise InputError(
+            f"{text!r} is not a node type",
+            field=field,
+            hint="write GPU:COUNT with a count of 1 or more, like L40S:2",
+        )
+    return NodeTypeId(gpu, int(count) if colon else 1)
+
+
+def format_node_type(gpu: str, gpu_count: int) -> str:
+    """Write a node type as "GPU:COUNT"; the inverse of `parse_node_type`."""
+    return str(NodeTypeId(gpu, gpu_count))
+
+
+class RoleId(NamedTuple):
+    """What can be placed: a phase of a component of a model; "model/component/phase"."""
+
+    model: str
+    component: str
+    phase: Phase
+
+    def __str__(self) -> str:
+        return f"{self.model}/{self.component}/{self.phase}"
+
+
+def parse_role(text: str, *, field: str | None = None) -> RoleId:
+    """Read "qwen3-32b/llm/decode"; the model part may itself hold slashes ("org/name")."""
+    parts = text.strip().rsplit("/", 2)
+    if len(parts) != 3:
+        raise InputError(
+            f"{text!r} is not a role",
+            field=field,
+            hint="write MODEL/COMPONENT/PHASE, like qwen3-32b/llm/decode",
+        )
+    model, component, phase = parts
+    try:
+        known_phase = Phase(phase)
+    except ValueError:
+        raise InputError(
+            f"{phase!r} in role {text!r} is not a phase",
+            field=field,
+            hint="use one of " + ", ".join(Phase),
+        ) from None
+    return RoleId(slug(model, field=field), slug(component, field=field), known_phase)

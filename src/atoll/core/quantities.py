@@ -1,0 +1,38 @@
+"""Pydantic field types that accept "1600ms" as well as 1.6 and always hold the base unit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
+
+from atoll.core import units
+from atoll.core.errors import InputError
+
+
+def _validator(parse: Callable[[str | float], float]) -> BeforeValidator:
+    def read(value: str | float) -> float:
+        try:
+            return parse(value)
+        except InputError as error:
+            # Pydantic knows the field's full path, so the parser's message goes in without one.
+            # Passed as data, not as the template: the text may itself hold braces.
+            raise PydanticCustomError(
+                "quantity", "{message}", {"message": error.message, "hint": error.hint}
+            ) from error
+
+    return BeforeValidator(read, json_schema_input_type=str | float)
+
+
+Duration = Annotated[float, _validator(units.parse_duration)]
+"""Seconds."""
+Rate = Annotated[float, _validator(units.parse_rate)]
+"""Events per second."""
+Bytes = Annotated[float, _validator(units.parse_bytes)]
+"""Bytes."""
+Bandwidth = Annotated[float, _validator(units.parse_bandwidth)]
+"""Bytes per second."""
+UsdPerHour = Annotated[float, _validator(units.parse_price)]
+"""US dollars per hour."""

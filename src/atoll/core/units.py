@@ -1,0 +1,245 @@
+"""Reading and writing quantities: "1600ms", "24GB", "10Gbit/s", "$1.86/h".
+
+Inside Atoll every quantity is a plain float in its base unit: seconds, bytes, bytes/s, 1/s,
+USD/hour. Text always carries its unit; a bare number inside a string is refused, because the
+reader cannot tell 1600 ms from 1600 s. A Python number is taken to be in the base unit already.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from atoll.core.errors import InputError
+
+_NUMBER = r"(?P<number>[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)"
+_QUANTITY = re.compile(rf"{_NUMBER}\s*(?P<unit>\D.*)?", re.ASCII)
+_PRICE = re.compile(rf"(?P<sign>\$)?\s*{_NUMBER}\s*(?P<unit>\D.*)?", re.ASCII)
+
+_MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
+
+_DURATION: Mapping[str, float] = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,  # micro sign U+00B5
+    "μs": 1e-6,  # Greek mu U+03BC, which most keyboards give
+    "ms": 1e-3,
+    "s": 1.0,
+    "sec": 1.0,
+    "m": _MINUTE,
+    "min": _MINUTE,
+    "h": _HOUR,
+    "d": _DAY,
+}
+_PER_SECOND: Mapping[str, float] = {
+    "/s": 1.0,
+    "/sec": 1.0,
+    "/min": 1 / _MINUTE,
+    "/h": 1 / _HOUR,
+    "/hour": 1 / _HOUR,
+    "/d": 1 / _DAY,
+    "/day": 1 / _DAY,
+}
+_BYTES: Mapping[str, float] = {
+    "B": 1.0,
+    "kB": 1e3,
+    "KB": 1e3,
+    "MB": 1e6,
+    "GB": 1e9,
+    "TB": 1e12,
+    "PB": 1e15,
+    "KiB": 2.0**10,
+    "MiB": 2.0**20,
+    "GiB": 2.0**30,
+    "TiB": 2.0**40,
+    "PiB": 2.0**50,
+}
+_BITS = {"": 1 / 8, "k": 1e3 / 8, "M": 1e6 / 8, "G": 1e9 / 8, "T": 1e12 / 8}
+_BANDWIDTH: Mapping[str, float] = {
+    **{f"{unit}/s": scale for unit, scale in _BYTES.items()},
+    **{f"{prefix}bit/s": scale for prefix, scale in _BITS.items()},
+    **{f"{prefix}bps": scale for prefix, scale in _BITS.items()},
+}
+_USD_PER_HOUR: Mapping[str, float] = {
+    "/h": 1.0,
+    "/hr": 1.0,
+    "/hour": 1.0,
+    "/s": _HOUR,
+    "/min": 60.0,
+    "/d": 1 / 24,
+    "/day": 1 / 24,
+}
+_COUNT: Mapping[str, float] = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+
+def _number(value: float, *, what: str, field: str | None, shown: str) -> float:
+    if not math.isfinite(value):
+        raise InputError(f"{what} {shown} is not a finite number", field=field)
+    if value < 0:
+        raise InputError(f"{what} {shown} is negative", field=field, hint="use zero or more")
+    return value + 0.0  # turns -0.0 into 0.0
+
+
+def _quantity(
+    value: str | float,
+    *,
+    what: str,
+    units: Mapping[str, float],
+    examples: Sequence[str],
+    field: str | None,
+    pattern: re.Pattern[str] = _QUANTITY,
+) -> float:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        kind = type(value).__name__
+        raise InputError(
+            f"expected a {what}, got {kind} {value!r}", field=field, hint=_write(examples)
+        )
+    shown = repr(value)
+    if not isinstance(value, str):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+            shown = "given"
+        return _number(number, what=what, field=field, shown=shown)
+    match = pattern.fullmatch(value.strip())
+    if match is None:
+        raise InputError(f"cannot read {shown} as a {what}", field=field, hint=_write(examples))
+    unit = "".join((match["unit"] or "").split())
+    if unit not in units:
+        problem = f"unknown unit {unit!r}" if unit else "it has no unit"
+        raise InputError(
+            f"cannot read {shown} as a {what}: {problem}", field=field, hint=_write(examples)
+        )
+    number = float(match["number"])
+    return _number(number * units[unit], what=what, field=field, shown=shown)
+
+
+def _write(examples: Sequence[str]) -> str:
+    return "write it like " + ", ".join(examples)
+
+
+def parse_duration(value: str | float, *, field: str | None = None) -> float:
+    """Read a duration into seconds; units ns, us, ms, s, m or min, h, d."""
+    return _quantity(
+        value, what="duration", units=_DURATION, examples=("1600ms", "1.6s", "5min"), field=field
+    )
+
+
+def parse_rate(value: str | float, *, field: str | None = None) -> float:
+    """Read a rate into events per second; written per s, min, h or day."""
+    return _quantity(
+        value, what="rate", units=_PER_SECOND, examples=("10/s", "600/min", "36000/h"), field=field
+    )
+
+
+def parse_bytes(value: str | float, *, field: str | None = None) -> float:
+    """Read a size into bytes; kB, MB, GB, TB are powers of 1000 and KiB, MiB, GiB, TiB of 1024."""
+    return _quantity(
+        value, what="size", units=_BYTES, examples=("24GB", "80GiB", "512MB"), field=field
+    )
+
+
+def parse_bandwidth(value: str | float, *, field: str | None = None) -> float:
+    """Read a bandwidth into bytes/s; accepts bytes ("600GB/s") and bits ("10Gbit/s", "10Gbps")."""
+    return _quantity(
+        value,
+        what="bandwidth",
+        units=_BANDWIDTH,
+        examples=("600GB/s", "10Gbit/s", "100Mbps"),
+        field=field,
+    )
+
+
+def parse_price(value: str | float, *, field: str | None = None) -> float:
+    """Read a price into US dollars per hour; written "$1.86/h" or "1.86 USD/h"."""
+    text = value
+    if isinstance(text, str) and not text.lstrip().startswith("$"):
+        # "USD" says what "$" says; either may be left out, the "per hour" may not.
+        text = re.sub(r"\s*USD\s*(?=/)", "", text, flags=re.IGNORECASE)
+    return _quantity(
+        text,
+        what="price",
+        units=_USD_PER_HOUR,
+        examples=("$1.86/h", "1.86 USD/h", "$44.6/day"),
+        field=field,
+        pattern=_PRICE,
+    )
+
+
+def parse_count(value: str | float, *, field: str | None = None) -> int:
+    """Read a whole number of things (tokens, parameters); "8k" is 8000, "32.8B" is 32.8e9."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value  # exact, however large
+    number = _quantity(
+        value, what="count", units=_COUNT, examples=("8192", "8k", "1.5M", "70B"), field=field
+    )
+    if abs(number - round(number)) > 1e-9 * max(1.0, number):
+        raise InputError(f"count {value!r} is not a whole number", field=field)
+    return round(number)
+
+
+def _significant(value: float, digits: int) -> float:
+    return float(f"{value:.{digits - 1}e}")
+
+
+def _digits(value: float, digits: int = 4, min_decimals: int = 0) -> str:
+    """Write with so many significant digits, without an exponent where that stays readable."""
+    if value == 0:
+        return f"{0:.{min_decimals}f}"
+    exponent = math.floor(math.log10(abs(value)))
+    if not -6 <= exponent < 15:
+        return f"{value:.{digits - 1}e}"
+    decimals = max(min_decimals, digits - 1 - exponent)
+    text = f"{value:.{decimals}f}"
+    if "." in text:
+        whole, fraction = text.split(".")
+        fraction = fraction[:min_decimals] + fraction[min_decimals:].rstrip("0")
+        text = f"{whole}.{fraction}" if fraction else whole
+    return text
+
+
+def _scaled(value: float, steps: Sequence[tuple[str, float]], digits: int = 4) -> str:
+    """Write in the largest unit whose scale the rounded value reaches; `steps` ascend."""
+    rounded = _significant(value, digits)
+    unit, scale = steps[0]
+    for candidate, size in steps[1:]:
+        if abs(rounded) >= size:
+            unit, scale = candidate, size
+    return f"{_digits(rounded / scale, digits)}{unit}"
+
+
+def format_duration(seconds: float) -> str:
+    """Write seconds as "1.6s", "250us", "3h": four significant digits, one unit."""
+    steps = [(unit, _DURATION[unit]) for unit in ("ns", "us", "ms", "s", "min", "h", "d")]
+    return "0s" if seconds == 0 else _scaled(seconds, steps)
+
+
+def format_rate(per_second: float) -> str:
+    """Write events per second as "12.5/s"; slow rates become "/min" or "/h"."""
+    if per_second == 0 or per_second >= 0.1:
+        return f"{_digits(per_second)}/s"
+    if per_second >= 1 / _MINUTE:
+        return f"{_digits(per_second * _MINUTE)}/min"
+    return f"{_digits(per_second * _HOUR)}/h"
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Write bytes in decimal units: "24GB", "1.5MB"."""
+    return _scaled(size_bytes, [(unit, _BYTES[unit]) for unit in ("B", "kB", "MB", "GB", "TB")])
+
+
+def format_bandwidth(bytes_per_s: float) -> str:
+    """Write bytes/s in decimal units: "600GB/s"."""
+    return f"{format_bytes(bytes_per_s)}/s"
+
+
+def format_price(usd_per_hour: float) -> str:
+    """Write US dollars per hour as "$1.86/h", with cents at least and four digits at most."""
+    return f"${_digits(usd_per_hour, digits=4, min_decimals=2)}/h"
+
+
+def format_count(count: float) -> str:
+    """Write a number of things as "950", "8.192k", "32.8B"."""
+    return _scaled(count, [(unit, _COUNT[unit]) for unit in ("", "k", "M", "B", "T")])

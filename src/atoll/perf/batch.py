@@ -1,0 +1,88 @@
+"""The work of one step of a node: what is in the batch, not how it is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic
+
+from atoll.perf.operators import Num, larger, smaller
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Generic[Num]):
+    """One step: new prompt tokens, and sequences that each produce one token.
+
+    All fields are floats, or arrays of one shape for many steps at once. `prefill_context` is how
+    many tokens of each prompt are in the cache already (earlier chunks, a shared prefix) and
+    `decode_context` how many tokens each decoding sequence attends to; both are means.
+    `length_spread` is E[l^2] / E[l]^2 of the prompts in the batch, since attention work grows with
+    the square of a prompt; 1 when they are equal.
+    """
+
+    prefill_tokens: Num
+    prefill_sequences: Num
+    prefill_context: Num
+    decode_sequences: Num
+    decode_context: Num
+    length_spread: float = 1.0
+
+    @staticmethod
+    def prefill(
+        tokens: float, sequences: float = 1.0, context: float = 0.0, length_spread: float = 1.0
+    ) -> Batch[float]:
+        """Return a step that prefills `tokens` prompt tokens of `sequences` prompts in all."""
+        return Batch(float(tokens), float(sequences), float(context), 0.0, 0.0, length_spread)
+
+    @staticmethod
+    def decode(sequences: float, context: float) -> Batch[float]:
+        """Return a step in which `sequences` sequences over `context` tokens yield one token each."""
+        return Batch(0.0, 0.0, 0.0, float(sequences), float(context))
+
+    @property
+    def tokens(self) -> Num:
+        """Rows that pass through the layers."""
+        return self.prefill_tokens + self.decode_sequences
+
+    @property
+    def outputs(self) -> Num:
+        """Rows that need logits: the last token of each prompt and every decoding sequence."""
+        return self.prefill_sequences + self.decode_sequences
+
+    @property
+    def prompt_length(self) -> Num:
+        """Mean new tokens per prompt (0 where there are no prompts)."""
+        return self.prefill_tokens / larger(self.prefill_sequences, 1e-9)
+
+    def pairs(self, window: float | None) -> Num:
+        """Return the query-key pairs of the prefill part, at most `window` keys per query.
+
+        A prompt of l new tokens after c cached ones has l c + l^2 / 2 pairs; with a window w the
+        queries past position w have w keys each. The spread of lengths counts for full attention;
+        past the window the work is linear in the length and the mean says all.
+        """
+        length = self.prompt_length
+        context = self.prefill_context
+        if window is None:
+            per_prompt = length * context + 0.5 * self.length_spread * length * length
+        else:
+            ramp = smaller(larger(window - context, 0.0), window)
+            below = _least(length, ramp)
+            per_prompt = below * context + 0.5 * below * below + (length - below) * window
+        return self.prefill_sequences * per_prompt
+
+    def prefill_keys(self, window: float | None) -> Num:
+        """Return the keys that the prefill part reads: cached ones in reach and its own."""
+        reach = self.prefill_context if window is None else smaller(self.prefill_context, window)
+        return self.prefill_tokens + self.prefill_sequences * reach
+
+    def decode_keys(self, window: float | None) -> Num:
+        """Return how many cached tokens each decoding sequence reads in a layer with this window."""
+        return self.decode_context if window is None else smaller(self.decode_context, window)
+
+
+def _least(x: Num, y: Num) -> Num:
+    if isinstance(x, float):
+        return min(x, y)
+    import numpy as np
+
+    return np.minimum(x, y)

@@ -1,0 +1,286 @@
+"""Fitting the constants of `constants` to measurements (needs scipy, extra `calibrate`).
+
+Each fit minimises the robust (soft-L1) squared error of log(predicted / measured) over bounded
+constants, so that a launch of 5 us and a step of 5 ms count alike and outliers do not rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from atoll.catalog.gpus import GpuType
+from atoll.catalog.transformer import DTYPES
+from atoll.core.errors import InputError, MissingDependencyError
+from atoll.perf import operators
+from atoll.perf.constants import OpClass, OpConstants, Tag
+from atoll.perf.measurements import Points
+from atoll.perf.operators import Array
+
+MIN_POINTS = 8
+"""Fewest points that a fit of one operator class accepts."""
+
+Predict = Callable[[OpConstants, Points, GpuType], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """Relative error of predictions, in per cent."""
+
+    points: int
+    median: float
+    p95: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Fitted constants of one operator class on one GPU, with their error on both halves."""
+
+    gpu: str
+    op: OpClass
+    constants: OpConstants
+    fitted: Accuracy
+    held_out: Accuracy | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Free:
+    """A constant that a fit may move: name, start, bounds. Moves in log space."""
+
+    name: str
+    start: float
+    low: float
+    high: float
+
+
+def accuracy(predicted: Array, measured: Array) -> Accuracy:
+    """Return median and 95th percentile of |predicted / measured - 1|, in per cent."""
+    if len(measured) == 0:
+        raise InputError("no measurements to compare with")
+    error = np.abs(predicted / measured - 1.0) * 100.0
+    return Accuracy(len(error), float(np.median(error)), float(np.percentile(error, 95)))
+
+
+# Predictions under the conditions of the rig, vectorised over points.
+
+
+def predict_gemm(c: OpConstants, points: Points, gpu: GpuType) -> Array:
+    """Return predicted seconds of matrix products; dtype fp8 uses the FP8 peak."""
+    m, n, k = (points.sizes[name] for name in ("m", "n", "k"))
+    fp8 = points.labels["gemm_dtype"] == "fp8"
+    peak = np.where(fp8, gpu.fp8_flops or gpu.fp16_flops, gpu.fp16_flops)
+    weight = np.where(fp8, 1.0, 2.0)
+    rows = 2.0 * m * (n + k)
+    compute = 2.0 * m * n * (k + c.pad_k) / (peak * c.e_f)
+    streamed = weight * (n + c.pad_n) * k + rows
+    memory = streamed / (gpu.bandwidth_bytes_per_s * c.e_b) / _hot(c, weight * n * k + rows)
+    total: Array = (compute**c.p + memory**c.p) ** (1.0 / c.p) + c.t0_s
+    return total
+
+
+def predict_prefill(c: OpConstants, points: Points, gpu: GpuType) -> Array:
+    """Return predicted seconds of causal prefill attention without a prefix."""
+    out = np.empty(len(points))
+    for mask, (heads, kv_heads, dim) in _heads(points):
+        op = operators.prefill_attention(
+            heads, kv_heads, dim, kv_bytes=2.0, peak=gpu.fp16_flops,
+            bandwidth=gpu.bandwidth_bytes_per_s, e_f=c.e_f, e_b=c.e_b, serial_ns=c.serial_ns,
+            t0_s=c.t0_s, p=c.p,
+        )  # fmt: skip
+        b, s = points.sizes["batch_size"][mask], points.sizes["seq_len"][mask]
+        out[mask] = op.seconds(0.5 * b * s * s, b * s, b * s, s)
+    return out
+
+
+def predict_decode(c: OpConstants, points: Points, gpu: GpuType) -> Array:
+    """Return predicted seconds of decode attention."""
+    out = np.empty(len(points))
+    for mask, (heads, kv_heads, dim) in _heads(points):
+        b, s = points.sizes["batch_size"][mask], points.sizes["seq_len"][mask]
+        op = operators.decode_attention(
+            heads, kv_heads, dim, kv_bytes=2.0, bandwidth=gpu.bandwidth_bytes_per_s, e_b=c.e_b,
+            pad=c.pad, serial_ns=c.serial_ns, t0_s=c.t0_s, p=c.p,
+        )  # fmt: skip
+        moved = 4.0 * b * s * kv_heads * dim
+        # The cache speeds up the stream of keys, not the launch: scale the batch, keep the rest.
+        out[mask] = op.seconds(b / _hot(c, moved), s)
+    return out
+
+
+def predict_experts(c: OpConstants, points: Points, gpu: GpuType) -> Array:
+    """Return predicted seconds of the routed experts of one layer."""
+    out = np.empty(len(points))
+    names = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size")
+    shapes = np.stack([points.sizes[name] for name in names], axis=1)
+    dtypes = points.labels["moe_dtype"]
+    for dtype in set(dtypes.tolist()):
+        weight, peak = expert_dtype(dtype, gpu)
+        for shape in np.unique(shapes[dtypes == dtype], axis=0):
+            mask = (dtypes == dtype) & (shapes == shape).all(axis=1)
+            hidden, inner, top_k, experts, tp = (float(value) for value in shape)
+            op = operators.grouped_experts(
+                hidden, inner / tp, experts, top_k, weight_bytes=weight, peak=peak,
+                bandwidth=gpu.bandwidth_bytes_per_s, e_f=c.e_f, e_b=c.e_b, pad=c.pad,
+                t0_s=c.t0_s, p=c.p,
+            )  # fmt: skip
+            out[mask] = op.seconds(points.sizes["num_tokens"][mask])
+    return out
+
+
+def expert_dtype(name: str, gpu: GpuType) -> tuple[float, float]:
+    """Return bytes per weight and peak FLOP/s for a dtype as measurement files name it."""
+    if name.startswith("fp8"):
+        return 1.0, gpu.fp8_flops or gpu.fp16_flops
+    if "mxfp4" in name or "int4" in name:
+        return DTYPES["mxfp4"].bytes_per_weight, gpu.fp16_flops
+    if name in ("bfloat16", "float16", "bf16", "fp16"):
+        return 2.0, gpu.fp16_flops
+    raise InputError(
+        f"unknown expert dtype {name!r}", field="moe_dtype", hint="bfloat16, fp8, mxfp4 or int4"
+    )
+
+
+def _heads(points: Points) -> list[tuple[Array, tuple[float, float, float]]]:
+    names = ("num_heads", "num_key_value_heads", "head_dim")
+    shapes = np.stack([points.sizes[name] for name in names], axis=1)
+    return [
+        ((shapes == shape).all(axis=1), (float(shape[0]), float(shape[1]), float(shape[2])))
+        for shape in np.unique(shapes, axis=0)
+    ]
+
+
+def _hot(c: OpConstants, moved: Array) -> Array | float:
+    """How much faster than memory the rig ran because operands stayed in its L2 cache."""
+    if c.hot_bytes <= 0.0:
+        return 1.0
+    hot = 1.0 / (1.0 + (moved / c.hot_bytes) ** 6)
+    return 1.0 / (1.0 - hot + hot / c.hot_gain)
+
+
+# What may move in each fit.
+
+
+def _bounds(op: OpClass, gpu: GpuType) -> tuple[Predict, tuple[_Free, ...]]:
+    hot = (
+        _Free("hot_bytes", 0.5 * gpu.l2_bytes, 1e5, 3.0 * gpu.l2_bytes),
+        _Free("hot_gain", 1.5, 1.0, 20.0),
+    )
+    share = (_Free("e_f", 0.7, 0.05, 1.0), _Free("e_b", 0.8, 0.1, 1.0))
+    shape = (_Free("t0_us", 5.0, 0.3, 200.0), _Free("p", 1.8, 0.5, 6.0))
+    if op in (OpClass.GEMM, OpClass.GEMM_FP8):
+        pads = (_Free("pad_k", 50.0, 1e-2, 2000.0), _Free("pad_n", 50.0, 1e-2, 2000.0))
+        return predict_gemm, share + shape + pads + hot
+    if op is OpClass.ATTENTION_PREFILL:
+        wide = (_Free("e_f", 0.6, 0.05, 1.0), _Free("e_b", 0.5, 0.05, 2.0))
+        return predict_prefill, wide + shape + (_Free("serial_ns", 5.0, 1e-3, 500.0),)
+    if op is OpClass.ATTENTION_DECODE:
+        own = (_Free("e_b", 0.85, 0.1, 1.3), _Free("pad", 20.0, 1e-2, 400.0))
+        return predict_decode, own + shape + (_Free("serial_ns", 5.0, 1e-3, 500.0),) + hot
+    if op in (OpClass.EXPERTS, OpClass.EXPERTS_FP8, OpClass.EXPERTS_INT4):
+        own = (_Free("e_f", 0.5, 0.05, 1.0), _Free("e_b", 0.7, 0.1, 1.3))
+        return predict_experts, own + shape + (_Free("pad", 4.0, 1e-2, 128.0),)
+    raise InputError(f"{op.value} is not fitted to single measurements", field="op")
+
+
+def op_classes(points: Points) -> list[tuple[OpClass, Points]]:
+    """Return the operator classes that a set of points can fit, with the points of each."""
+    kind = points.schema.kind
+    if kind == "gemm":
+        fp8 = points.labels["gemm_dtype"] == "fp8"
+        pairs = [(OpClass.GEMM, points.where(~fp8)), (OpClass.GEMM_FP8, points.where(fp8))]
+    elif kind == "attention":
+        pairs = [
+            (OpClass.ATTENTION_PREFILL, points.of(kind="prefill")),
+            (OpClass.ATTENTION_DECODE, points.of(kind="decode")),
+        ]
+    elif kind == "experts":
+        four = np.char.find(points.labels["moe_dtype"], "4") >= 0
+        fp8 = np.char.startswith(points.labels["moe_dtype"], "fp8")
+        pairs = [
+            (OpClass.EXPERTS, points.where(~four & ~fp8)),
+            (OpClass.EXPERTS_FP8, points.where(fp8)),
+            (OpClass.EXPERTS_INT4, points.where(four)),
+        ]
+    else:
+        raise InputError(
+            f"measurements of kind {kind!r} are not fitted one operator at a time",
+            hint="give matrix products, attention or experts",
+        )
+    return [(op, part) for op, part in pairs if len(part)]
+
+
+def predict(op: OpClass, c: OpConstants, points: Points, gpu: GpuType) -> Array:
+    """Return predicted seconds of measured points of one operator class, as the rig ran them."""
+    if op is OpClass.ELEMENTWISE:
+        raise InputError("element-wise passes are not compared point by point", field="op")
+    return _bounds(op, gpu)[0](c, points, gpu)
+
+
+def fit(op: OpClass, points: Points, gpu: GpuType, *, source: str, hold_out: bool = True) -> Fit:
+    """Fit one operator class on one GPU; with `hold_out` about half the points are kept for testing."""
+    train, test = (
+        points.split() if hold_out else (points, points.where(np.zeros(len(points), bool)))
+    )
+    if len(train) < MIN_POINTS:
+        raise InputError(
+            f"{len(train)} points of {op.value} for {gpu.name} are too few to fit",
+            hint=f"measure at least {MIN_POINTS if not hold_out else 3 * MIN_POINTS} points",
+        )
+    predictor, free = _bounds(op, gpu)
+    start = OpConstants(tag=Tag.MEASURED, source=source)
+    found = minimise(lambda c: predictor(c, train, gpu), train.seconds, start, free)
+    rounded = _rounded(found)
+    return Fit(
+        gpu=gpu.name,
+        op=op,
+        constants=rounded,
+        fitted=accuracy(predictor(rounded, train, gpu), train.seconds),
+        held_out=accuracy(predictor(rounded, test, gpu), test.seconds) if len(test) else None,
+    )
+
+
+def minimise(
+    predicted: Callable[[OpConstants], Array],
+    measured: Array,
+    start: OpConstants,
+    free: Sequence[_Free],
+) -> OpConstants:
+    """Return the constants that bring `predicted` closest to `measured` in the robust log sense."""
+    try:
+        from scipy.optimize import least_squares
+    except ImportError as error:
+        raise MissingDependencyError("scipy", "calibrate") from error
+    low = np.log([f.low for f in free])
+    high = np.log([f.high for f in free])
+    target = np.log(measured)
+
+    def build(x: Array) -> OpConstants:
+        return _with(start, {f.name: float(v) for f, v in zip(free, np.exp(x), strict=True)})
+
+    def residual(x: Array) -> Array:
+        # A step may wander where powers overflow; a large finite residual sends it back.
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            value = np.log(predicted(build(x))) - target
+        return np.asarray(np.nan_to_num(value, nan=50.0, posinf=50.0, neginf=-50.0))
+
+    best = least_squares(
+        residual,
+        np.clip(np.log([f.start for f in free]), low + 1e-9, high - 1e-9),
+        bounds=(low, high),
+        loss="soft_l1",
+        f_scale=0.1,
+    )
+    return build(best.x)
+
+
+def _with(c: OpConstants, values: Mapping[str, float]) -> OpConstants:
+    # mypy cannot know that every name is one of the numeric fields.
+    return replace(c, **values)  # type: ignore[arg-type]
+
+
+def _rounded(c: OpConstants) -> OpConstants:
+    """Constants as the file will hold them, so that errors are reported for what is shipped."""
+    numbers = {f.name: getattr(c, f.name) for f in fields(c) if f.name not in ("tag", "source")}
+    return _with(c, {name: float(f"{value:.5g}") for name, value in numbers.items()})

@@ -1,0 +1,352 @@
+"""Capacity: the most tokens per second a node can carry within a latency budget.
+
+A node holds j layers of a role in a pipeline of S stages, each with budget b = SLO / S for its step
+and the hand-over to the next stage. With a batch of B requests a step takes t(B) = h + j l(B) (+ the
+output matrix) seconds and the hand-over u(B). Then
+
+    X(B) = min( B / t(B),  N / (S (t(B) + u(B))) )      subject to  t(B) + u(B) <= b
+
+requests per second: a busy node finishes B every t(B), and all requests in the pipeline, N at most,
+keep their KV cache on it for the S (t + u) seconds of a round (Little's law). t(B)/B falls with B,
+since every term of t is a norm of affine functions with non-negative intercepts, so the first limit
+rises with B and the second falls: the best B is the largest the budget allows, or where the two
+cross, S B (1 + u/t) = N. Throughput never rises with j and never falls with b, because t rises and N
+falls with j, and the budget only cuts the choice of B. t is tabulated on a grid of B and linear
+between its points, which keeps all of this exact.
+
+Prefill counts prompt tokens/s with B prompts in a step; decode counts generated tokens/s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.catalog.links import Link
+from atoll.catalog.nodes import NodeType
+from atoll.catalog.transformer import TransformerSpec
+from atoll.core.errors import InputError, UsageError
+from atoll.core.ids import Phase
+from atoll.perf.batch import Batch
+from atoll.perf.constants import ConstantTable
+from atoll.perf.memory import MemoryModel
+from atoll.perf.operators import ACTIVATION_BYTES, Array
+from atoll.perf.step import Position, StepModel, StepParts, analytic, slowest_run, window_counts
+from atoll.workload.lengths import LengthMix
+
+_GRID_POINTS = 96
+
+
+@dataclass(frozen=True, slots=True)
+class RoleLoad:
+    """One role to be placed: an llm's phase, its latency promise, and the lengths it will see.
+
+    `slo_s` is the prefill latency (TTFT) or the decode latency per token (TPOT) of the whole model.
+    """
+
+    name: str
+    spec: TransformerSpec
+    phase: Phase
+    slo_s: float
+    lengths: LengthMix
+
+    def __post_init__(self) -> None:
+        if self.phase not in (Phase.PREFILL, Phase.DECODE):
+            raise UsageError(f"capacity is per phase, not {self.phase.value}", field="phase")
+        if not self.slo_s > 0.0:
+            raise InputError(f"{self.slo_s!r} is not a latency above 0", field="slo_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What one node carries. `throughput` is tokens/s, 0 if the promise cannot be kept."""
+
+    throughput: float
+    batch: float
+    step_s: float
+    transfer_s: float
+    limit: str
+
+
+@dataclass(frozen=True)
+class CapacityTable:
+    """Throughput in tokens/s of one role on one node type, by position, stage count and layers.
+
+    `throughput[position, S - 1, j]`: j = 0..layers, S = 1..stages. For S = 1 the only position is
+    WHOLE; for S >= 2 a stage is FIRST, MIDDLE or LAST. Entries are 0 where j layers do not fit or the
+    budget cannot be kept. `tp` is the tensor-parallel size and `provenance` where the times come from.
+    """
+
+    role: RoleLoad
+    node: NodeType
+    tp: int
+    throughput: Array
+    provenance: str
+
+    POSITIONS = (Position.FIRST, Position.MIDDLE, Position.LAST, Position.WHOLE)
+
+    def at(self, layers: int, stages: int, position: Position | None = None) -> float:
+        """Return tokens/s with `layers` layers in a pipeline of `stages`; the worst position if none."""
+        own = self.stage_row(stages)[:, layers]
+        if position is None:
+            return float(own[-1] if stages == 1 else own[:3].min())
+        return float(own[self.POSITIONS.index(position)])
+
+    def stage_row(self, stages: int) -> Array:
+        """Return the table of one stage count: (position, layers)."""
+        return self.throughput[:, stages - 1, :]
+
+
+class CapacityModel:
+    """Capacities of one role on one node type at one tensor-parallel size, times computed once."""
+
+    def __init__(self, role: RoleLoad, model: StepModel, *, link: Link | None = None) -> None:
+        if model.spec is not role.spec and model.spec != role.spec:
+            raise UsageError("the step model is of another transformer than the role")
+        self._role = role
+        self._model = model
+        self._memory = MemoryModel.of(
+            model.spec, model.node, tp=model.tp, engine=model.engine, phase=role.phase
+        )
+        self._replicas = model.node.count // model.tp
+        self._grid = self._batch_grid()
+        parts = model.parts(self._batches(self._grid))
+        self._fixed = {position: _fixed(parts, position) for position in Position}
+        self._counts = window_counts(model.spec, model.kinds)
+        self._stack_s = slowest_run(self._counts, parts.layers)
+        self._link = link
+        self._transfer_s = self._transfer(self._grid * self._tokens_per_request)
+        self._room = {position: self._requests(position) for position in Position}
+
+    # What a batch of B requests is.
+
+    @property
+    def _tokens_per_request(self) -> float:
+        return self._role.lengths.input_mean if self._role.phase is Phase.PREFILL else 1.0
+
+    def _batch_grid(self) -> Array:
+        """Batch sizes from one request to the engine's limit, denser where times bend."""
+        engine = self._model.engine
+        if self._role.phase is Phase.PREFILL:
+            largest = max(1.0, engine.max_tokens / self._role.lengths.input_mean)
+        else:
+            largest = float(engine.max_sequences)
+        return np.geomspace(1.0, largest, _GRID_POINTS) if largest > 1.0 else np.array([1.0])
+
+    def _batches(self, requests: Array) -> Batch[Array]:
+        zero = np.zeros_like(requests)
+        lengths = self._role.lengths
+        if self._role.phase is Phase.DECODE:
+            return Batch(zero, zero, zero, requests, zero + lengths.decode_context)
+        spread = lengths.input_mean_square / lengths.input_mean**2
+        return Batch(requests * lengths.input_mean, requests, zero, zero, zero, spread)
+
+    def _transfer(self, rows: Array) -> Array:
+        """Seconds to hand the activations of so many tokens to the next stage."""
+        if self._link is None:
+            return np.zeros_like(rows)
+        row_bytes = self._model.spec.hidden * ACTIVATION_BYTES
+        return rows * row_bytes / self._link.bandwidth_bytes_per_s + self._link.latency_s
+
+    def _requests(self, position: Position) -> Array:
+        """Requests whose KV cache fits beside j layers (a prompt's grows to its full length)."""
+        lengths = self._role.lengths
+        prefill = self._role.phase is Phase.PREFILL
+        context = lengths.input_mean if prefill else lengths.decode_context
+        return self._memory.sequences_by_layers(context, position)
+
+    # The search over B, for all stage counts and numbers of layers at once.
+
+    def throughput(
+        self, stages: Sequence[int], budgets_s: Sequence[float], position: Position
+    ) -> Array:
+        """Return tokens/s, (stage counts, layers + 1), for pipelines of `stages` with these budgets."""
+        best = self._best(np.array(stages, dtype=np.float64), np.array(budgets_s), position)
+        rate = np.where(best.feasible, best.batch / best.step_s * best.occupancy, 0.0)
+        rate[:, 0] = 0.0
+        # Rounding must not break what holds exactly: a node with more layers carries no more.
+        rate[:, 1:] = np.minimum.accumulate(rate[:, 1:], axis=1)
+        return rate * (self._tokens_per_request * self._replicas)
+
+    def detail(self, layers: int, stages: int, budget_s: float, position: Position) -> Capacity:
+        """Return the capacity with exactly `layers` layers and which limit binds."""
+        best = self._best(np.array([float(stages)]), np.array([budget_s]), position)
+        tokens = float(self.throughput([stages], [budget_s], position)[0, layers])
+        largest = len(self._grid) - 1
+        late, crowded = best.late[0, layers], best.crowded[0, layers]
+        if self._room[position][layers] < 1.0:
+            limit = "memory: no room for the layers and one request's KV cache"
+        elif not best.feasible[0, layers]:
+            limit = "latency: one request alone takes longer than the budget"
+        elif crowded < min(late, largest):
+            limit = "KV memory"
+        elif late < largest:
+            limit = "latency budget"
+        else:
+            limit = "the engine's largest batch"
+        batch = float(best.batch[0, layers]) if tokens > 0.0 else 0.0
+        return Capacity(
+            tokens, batch, float(best.step_s[0, layers]), float(best.transfer_s[0, layers]), limit
+        )
+
+    def _best(self, stages: Array, budgets_s: Array, position: Position) -> _Best:
+        """Return the best batch per stage count and number of layers."""
+        size = len(self._grid)
+        # A single stage hands nothing over.
+        transfer = np.where(stages[:, None] > 1.0, self._transfer_s, 0.0)[:, None, :]
+        step = (self._stack_s + self._fixed[position])[None, :, :]
+        room = self._room[position]
+        total = step + transfer
+        late = _last_below(total - budgets_s[:, None, None])
+        held = total / step
+        held *= self._grid * stages[:, None, None]
+        held -= room[None, :, None]
+        crowded = _last_below(held)
+        where = np.minimum(late, crowded)
+        index = np.minimum(where.astype(np.int64), max(0, size - 2))
+        share = where - index
+        first = total[:, :, 0]
+        # With room for fewer requests than the pipeline has stages, some stages wait.
+        with np.errstate(invalid="ignore"):
+            waiting = np.minimum(1.0, room * step[:, :, 0] / (stages[:, None] * first))
+        in_time = (first <= budgets_s[:, None]) & self._tail_in_time(stages, budgets_s, position)
+        return _Best(
+            batch=_at(self._grid, index, share),
+            step_s=_at(np.broadcast_to(step, total.shape), index, share),
+            transfer_s=_at(np.broadcast_to(transfer, total.shape), index, share),
+            occupancy=np.where(crowded > 0.0, 1.0, waiting),
+            feasible=in_time & (room >= 1.0),
+            late=late,
+            crowded=crowded,
+        )
+
+    def _tail_in_time(
+        self, stages: Array, budgets_s: Array, position: Position
+    ) -> NDArray[np.bool_]:
+        """Whether the longest prompt that must keep the promise does so alone, per number of layers."""
+        lengths = self._role.lengths
+        if self._role.phase is Phase.DECODE or lengths.input_tail <= lengths.input_mean:
+            return np.ones(1, dtype=np.bool_)
+        one = np.ones(1)
+        batch = Batch(one * lengths.input_tail, one, 0.0 * one, 0.0 * one, 0.0 * one)
+        parts = self._model.parts(batch)
+        step = slowest_run(self._counts, parts.layers) + _fixed(parts, position)
+        transfer = np.where(stages > 1.0, self._transfer(batch.tokens), 0.0)
+        return np.asarray(step[None, :, 0] + transfer[:, None] <= budgets_s[:, None])
+
+
+@dataclass(frozen=True, slots=True)
+class _Best:
+    """Per stage count and number of layers: the best batch, and the grid index where a limit cuts it."""
+
+    batch: Array
+    step_s: Array
+    transfer_s: Array
+    occupancy: Array
+    feasible: NDArray[np.bool_]
+    late: Array
+    crowded: Array
+
+
+def _fixed(parts: StepParts[Array], position: Position) -> Array:
+    """The part of a step that does not depend on the number of layers."""
+    total = np.full_like(parts.head, parts.host)
+    if position.embedding:
+        total = total + parts.embedding
+    if position.head:
+        total = total + parts.head
+    return total
+
+
+def _last_below(rows: Array) -> Array:
+    """Return along the last axis, where values rise, the fractional index at which they reach zero.
+
+    0 where the first entry is above zero already, the last index where none is.
+    """
+    last = rows.shape[-1] - 1
+    below = np.count_nonzero(rows <= 0.0, axis=-1)
+    left = np.minimum(np.maximum(below - 1, 0), max(0, last - 1))
+    low = np.take_along_axis(rows, left[..., None], axis=-1)[..., 0]
+    high = np.take_along_axis(rows, np.minimum(left + 1, last)[..., None], axis=-1)[..., 0]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inside = left + np.where(high > low, -low / (high - low), 0.0)
+    return np.where(below == 0, 0.0, np.where(below > last, float(last), inside))
+
+
+def _at(rows: Array, index: NDArray[np.int64], share: Array) -> Array:
+    """Return values at the fractional index `index + share` along the last axis."""
+    if rows.shape[-1] == 1:
+        return np.broadcast_to(rows[..., 0], index.shape).copy()
+    if rows.ndim == 1:
+        return np.asarray(rows[index] * (1.0 - share) + rows[index + 1] * share)
+    low = np.take_along_axis(rows, index[..., None], axis=-1)[..., 0]
+    high = np.take_along_axis(rows, index[..., None] + 1, axis=-1)[..., 0]
+    return np.asarray(low * (1.0 - share) + high * share)
+
+
+def capacity(
+    role: RoleLoad,
+    model: StepModel,
+    layers: int,
+    *,
+    stages: int = 1,
+    budget_s: float | None = None,
+    position: Position | None = None,
+    link: Link | None = None,
+) -> Capacity:
+    """Return what a node carries with `layers` layers of a role in a pipeline of `stages` stages.
+
+    `budget_s` is SLO / stages unless given; `link` is the hand-over to the next stage. The position
+    defaults to WHOLE for one stage and MIDDLE otherwise.
+    """
+    if not 1 <= layers <= role.spec.layers:
+        raise UsageError(f"{layers} layers of a model with {role.spec.layers}", field="layers")
+    if stages < 1:
+        raise UsageError(f"a pipeline of {stages} stages", field="stages")
+    budget = role.slo_s / stages if budget_s is None else budget_s
+    where = position or (Position.WHOLE if stages == 1 else Position.MIDDLE)
+    return CapacityModel(role, model, link=link).detail(layers, stages, budget, where)
+
+
+def capacity_table(
+    roles: Sequence[RoleLoad],
+    node_types: Iterable[NodeType],
+    stages: int,
+    *,
+    engine: str = "vllm",
+    link: Link | None = None,
+    constants: ConstantTable | None = None,
+) -> Mapping[tuple[str, str], CapacityTable]:
+    """Return all T[j, S] at once: every role on every node type, S = 1..stages with budget SLO / S.
+
+    Keys are (role name, node type id). `link` joins the stages; transfers count into the budget.
+    """
+    if stages < 1:
+        raise UsageError(f"a pipeline of {stages} stages", field="stages")
+    nodes = tuple(node_types)
+    out: dict[tuple[str, str], CapacityTable] = {}
+    for role in roles:
+        for node in nodes:
+            model = analytic(role.spec, node, engine=engine, constants=constants)
+            out[role.name, node.id] = table_of(role, model, stages, link=link)
+    return out
+
+
+def table_of(
+    role: RoleLoad, model: StepModel, stages: int, *, link: Link | None = None
+) -> CapacityTable:
+    """Return the capacity table of one role on one node type with any backend."""
+    own = CapacityModel(role, model, link=link)
+    shape = (len(CapacityTable.POSITIONS), stages, role.spec.layers + 1)
+    throughput = np.zeros(shape)
+    many = range(2, stages + 1)
+    for index, position in enumerate(CapacityTable.POSITIONS):
+        if position is Position.WHOLE:
+            throughput[index, 0] = own.throughput([1], [role.slo_s], position)[0]
+        elif stages > 1:
+            budgets = [role.slo_s / count for count in many]
+            throughput[index, 1:] = own.throughput(many, budgets, position)
+    return CapacityTable(role, model.node, model.tp, throughput, model.provenance)

@@ -1,0 +1,226 @@
+"""Fitted constants of every operator class on every GPU, and how far each can be trusted.
+
+The numbers live in `data/constants.yaml`, written by `tools/fit_constants.py` and never by hand.
+A set of constants is tagged
+
+    measured      fitted to measurements of single operators on this very GPU
+    layer-fitted  fitted to measured whole layers on this very GPU
+    proxy         taken over from another GPU, named in `source`
+
+and every report that rests on a prediction shows the tag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from atoll.core.errors import InputError, UnknownNameError
+from atoll.core.files import load_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Tag(StrEnum):
+    """How the constants of a GPU came about, best first."""
+
+    MEASURED = "measured"
+    LAYER_FITTED = "layer-fitted"
+    PROXY = "proxy"
+
+
+_RANK = {Tag.MEASURED: 0, Tag.LAYER_FITTED: 1, Tag.PROXY: 2}
+
+
+class OpClass(StrEnum):
+    """Operators that share one set of constants on a GPU."""
+
+    GEMM = "gemm"
+    GEMM_FP8 = "gemm_fp8"
+    ATTENTION_PREFILL = "attention_prefill"
+    ATTENTION_DECODE = "attention_decode"
+    EXPERTS = "experts"
+    EXPERTS_FP8 = "experts_fp8"
+    EXPERTS_INT4 = "experts_int4"
+    ELEMENTWISE = "elementwise"
+
+
+@dataclass(frozen=True, slots=True)
+class OpConstants:
+    """Constants of one operator class on one GPU; see `operators` for what each one does.
+
+    `hot_bytes` and `hot_gain` describe the rig that measured them, not the GPU in service: below
+    that many bytes its repeated runs found their operands in the L2 cache and ran `hot_gain`
+    times faster. Serving walks through many layers, so predictions never use them; comparisons
+    with the rig's own figures do.
+    """
+
+    e_f: float = 1.0
+    e_b: float = 1.0
+    t0_us: float = 0.0
+    p: float = 1.0
+    pad: float = 0.0
+    pad_k: float = 0.0
+    pad_n: float = 0.0
+    serial_ns: float = 0.0
+    hot_bytes: float = 0.0
+    hot_gain: float = 1.0
+    tag: Tag = Tag.PROXY
+    source: str = ""
+
+    @property
+    def t0_s(self) -> float:
+        """Launch and ramp-up time in seconds."""
+        return self.t0_us * 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class GpuConstants:
+    """All operator constants of one GPU type."""
+
+    gpu: str
+    ops: Mapping[OpClass, OpConstants]
+
+    def op(self, op: OpClass) -> OpConstants:
+        """Return the constants of one operator class."""
+        return self.ops[op]
+
+    @property
+    def tag(self) -> Tag:
+        """The weakest tag among what a plain bf16 transformer needs."""
+        dense = (OpClass.GEMM, OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE)
+        return max((self.ops[op].tag for op in dense), key=_RANK.__getitem__)
+
+    @property
+    def summary(self) -> str:
+        """One line for reports: the tag of the matrix products, and of attention where it differs."""
+        gemm = self.ops[OpClass.GEMM]
+        attention = self.ops[OpClass.ATTENTION_DECODE]
+        text = f"{gemm.tag.value} ({gemm.source})"
+        if attention.tag is not gemm.tag:
+            text += f"; attention {attention.tag.value} ({attention.source})"
+        return text
+
+
+class ConstantTable:
+    """Constants by GPU name; unknown names fail with what is known."""
+
+    def __init__(self, gpus: Iterable[GpuConstants]) -> None:
+        self._gpus = {entry.gpu: entry for entry in gpus}
+
+    def gpu(self, name: str) -> GpuConstants:
+        """Return the constants of a GPU type by its canonical name."""
+        found = self._gpus.get(name)
+        if found is None:
+            raise UnknownNameError("GPU with performance constants", name, self._gpus)
+        return found
+
+    def names(self) -> tuple[str, ...]:
+        """Return the GPU names that have constants, sorted."""
+        return tuple(sorted(self._gpus))
+
+    def merged(self, other: ConstantTable) -> ConstantTable:
+        """Return a table where `other` adds GPUs and replaces single operator classes."""
+        out = dict(self._gpus)
+        for name, entry in other._gpus.items():
+            base = out[name].ops if name in out else {}
+            out[name] = GpuConstants(name, {**base, **entry.ops})
+        return ConstantTable(out.values())
+
+
+@cache
+def default_constants() -> ConstantTable:
+    """Return the constants that ship with Atoll."""
+    return load_constants(Path(str(files("atoll.perf") / "data" / "constants.yaml")))
+
+
+def load_constants(path: Path, *, base: ConstantTable | None = None) -> ConstantTable:
+    """Read a constants file (as `atoll perf calibrate` writes it), optionally on top of `base`.
+
+    Missing operator classes are taken from `base`; a class that neither has is an error.
+    """
+    data = load_yaml(path)
+    if not isinstance(data, dict) or not isinstance(data.get("gpus"), dict):
+        raise InputError("no mapping 'gpus'", path=path, field="gpus", hint="see docs/perf.md")
+    table = ConstantTable(_gpu(path, str(name), entry) for name, entry in data["gpus"].items())
+    table = base.merged(table) if base is not None else table
+    for name in table.names():
+        missing = [op.value for op in OpClass if op not in table.gpu(name).ops]
+        if missing:
+            raise InputError(
+                f"no constants for {', '.join(missing)}",
+                path=path,
+                field=f"gpus.{name}",
+                hint="fit them with `atoll perf calibrate`, or name a GPU that has them",
+            )
+    return table
+
+
+def _gpu(path: Path, name: str, entry: object) -> GpuConstants:
+    if not isinstance(entry, dict):
+        raise InputError("not a mapping of operator classes", path=path, field=f"gpus.{name}")
+    ops: dict[OpClass, OpConstants] = {}
+    for key, values in entry.items():
+        where = f"gpus.{name}.{key}"
+        if key not in set(OpClass):
+            raise InputError(
+                "unknown operator class",
+                path=path,
+                field=where,
+                hint="one of " + ", ".join(op.value for op in OpClass),
+            )
+        if not isinstance(values, dict):
+            raise InputError("not a mapping of constants", path=path, field=where)
+        ops[OpClass(key)] = _op(path, where, values)
+    return GpuConstants(name, ops)
+
+
+_RANGES = {
+    "e_f": (1e-3, 2.0),
+    "e_b": (1e-3, 2.0),
+    "t0_us": (0.0, 1e5),
+    "p": (0.1, 64.0),
+    "pad": (0.0, 1e4),
+    "pad_k": (0.0, 1e5),
+    "pad_n": (0.0, 1e5),
+    "serial_ns": (0.0, 1e6),
+    "hot_bytes": (0.0, 1e10),
+    "hot_gain": (1.0, 100.0),
+}
+
+
+def _op(path: Path, where: str, values: dict[str, object]) -> OpConstants:
+    numbers: dict[str, float] = {}
+    for key, value in values.items():
+        if key in ("tag", "source"):
+            continue
+        if key not in _RANGES:
+            raise InputError(
+                f"unknown constant {key!r}",
+                path=path,
+                field=where,
+                hint="one of " + ", ".join(_RANGES),
+            )
+        low, high = _RANGES[key]
+        if not isinstance(value, int | float) or not low <= value <= high:
+            raise InputError(
+                f"{value!r} is not a number from {low:g} to {high:g}",
+                path=path,
+                field=f"{where}.{key}",
+            )
+        numbers[key] = float(value)
+    tag = values.get("tag", Tag.PROXY.value)
+    if tag not in set(Tag):
+        raise InputError(
+            f"unknown tag {tag!r}",
+            path=path,
+            field=f"{where}.tag",
+            hint="one of " + ", ".join(t.value for t in Tag),
+        )
+    return OpConstants(**numbers, tag=Tag(str(tag)), source=str(values.get("source", "")))

@@ -1,0 +1,291 @@
+"""A transformer cut for tensor parallelism: the operators of its layers on one GPU of a node."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from atoll.catalog.gpus import GpuType
+from atoll.catalog.nodes import NodeType
+from atoll.catalog.transformer import DType, TransformerSpec
+from atoll.perf import operators
+from atoll.perf.batch import Batch
+from atoll.perf.constants import GpuConstants, OpClass, OpConstants
+from atoll.perf.operators import (
+    AllReduce,
+    DecodeAttention,
+    GroupedExperts,
+    Num,
+    PrefillAttention,
+    Roofline,
+)
+
+
+class LayerKind(NamedTuple):
+    """Layers of one kind take the same time: same attention window, same kind of MLP."""
+
+    window: int | None
+    moe: bool
+
+
+@lru_cache(maxsize=256)
+def layer_kinds(spec: TransformerSpec) -> tuple[LayerKind, ...]:
+    """Return the kind of every layer, first to last."""
+    return tuple(LayerKind(spec.windows[i], spec.is_moe_layer(i)) for i in range(spec.layers))
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Sizes of one GPU's share when a layer is split over `tp` GPUs, uneven shares rounded up.
+
+    KV heads are copied where there are fewer than GPUs.
+    """
+
+    tp: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    expert_intermediate: int
+    shared_intermediate: int
+    vocab: int
+
+    @classmethod
+    def of(cls, spec: TransformerSpec, tp: int) -> Shard:
+        """Return the share of each of `tp` GPUs."""
+        moe = spec.moe
+        return cls(
+            tp=tp,
+            heads=math.ceil(spec.heads / tp),
+            kv_heads=math.ceil(spec.kv_heads / tp),
+            intermediate=math.ceil(spec.intermediate / tp),
+            expert_intermediate=math.ceil(moe.intermediate / tp) if moe else 0,
+            shared_intermediate=math.ceil(moe.shared_intermediate / tp) if moe else 0,
+            vocab=math.ceil(spec.vocab / tp),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOps:
+    """The operators of one layer of one kind on one GPU; `seconds` adds them up for a batch."""
+
+    window: int | None
+    dense: tuple[Roofline, ...]
+    elementwise: tuple[Roofline, ...]
+    prefill: PrefillAttention
+    decode: DecodeAttention
+    experts: GroupedExperts | None
+    all_reduce: AllReduce | None
+
+    def seconds(self, batch: Batch[Num]) -> Num:
+        """Return the time of one layer in seconds. The batch must hold at least one token."""
+        m = batch.tokens
+        total = self.dense[0].seconds(m)
+        for op in self.dense[1:]:
+            total = total + op.seconds(m)
+        for op in self.elementwise:
+            total = total + op.seconds(m)
+        if self.experts is not None:
+            total = total + self.experts.seconds(m)
+        if self.all_reduce is not None:
+            total = total + 2.0 * self.all_reduce.seconds(m)
+        return total + self.attention_seconds(batch)
+
+    def attention_seconds(self, batch: Batch[Num]) -> Num:
+        """Return the time of attention alone; a part of the batch that is empty takes none."""
+        window = self.window
+        prefill = self.prefill.seconds(
+            batch.pairs(window),
+            batch.prefill_tokens,
+            batch.prefill_keys(window),
+            batch.prompt_length + batch.prefill_context,
+        )
+        decode = self.decode.seconds(batch.decode_sequences, batch.decode_keys(window))
+        if isinstance(prefill, float):
+            return (prefill if batch.prefill_tokens > 0.0 else 0.0) + (
+                decode if batch.decode_sequences > 0.0 else 0.0
+            )
+        return prefill * (batch.prefill_tokens > 0.0) + decode * (batch.decode_sequences > 0.0)
+
+
+class _Factory:
+    """Builds operators for one GPU from its facts and constants."""
+
+    def __init__(self, gpu: GpuType, constants: GpuConstants) -> None:
+        self._gpu = gpu
+        self._constants = constants
+
+    def gemm(self, n: float, k: float, dtype: DType) -> Roofline:
+        """Return a product with (k, n) weights; FP8 runs on FP8 cores where the GPU has them.
+
+        Other quantised weights are read small and multiplied in 16 bits.
+        """
+        c, peak = self._rate(dtype, OpClass.GEMM, OpClass.GEMM_FP8)
+        return operators.gemm(
+            n,
+            k,
+            weight_bytes=dtype.bytes_per_weight,
+            peak=peak,
+            bandwidth=self._gpu.bandwidth_bytes_per_s,
+            e_f=c.e_f,
+            e_b=c.e_b,
+            t0_s=c.t0_s,
+            p=c.p,
+            pad_k=c.pad_k,
+            pad_n=c.pad_n,
+        )
+
+    def experts(
+        self, hidden: int, inner: int, experts: int, top_k: int, dtype: DType
+    ) -> GroupedExperts:
+        """Return the routed experts of a layer."""
+        if dtype.bits_per_weight < 8:
+            c, peak = self._constants.op(OpClass.EXPERTS_INT4), self._gpu.fp16_flops
+        else:
+            c, peak = self._rate(dtype, OpClass.EXPERTS, OpClass.EXPERTS_FP8)
+        return operators.grouped_experts(
+            hidden,
+            inner,
+            experts,
+            top_k,
+            weight_bytes=dtype.bytes_per_weight,
+            peak=peak,
+            bandwidth=self._gpu.bandwidth_bytes_per_s,
+            e_f=c.e_f,
+            e_b=c.e_b,
+            pad=c.pad,
+            t0_s=c.t0_s,
+            p=c.p,
+        )
+
+    def attention(
+        self, heads: int, kv_heads: int, head_dim: int, kv: DType
+    ) -> tuple[PrefillAttention, DecodeAttention]:
+        """Return prefill and decode attention of one layer."""
+        c = self._constants.op(OpClass.ATTENTION_PREFILL)
+        prefill = operators.prefill_attention(
+            heads,
+            kv_heads,
+            head_dim,
+            kv_bytes=kv.bytes_per_weight,
+            peak=self._gpu.fp16_flops,
+            bandwidth=self._gpu.bandwidth_bytes_per_s,
+            e_f=c.e_f,
+            e_b=c.e_b,
+            serial_ns=c.serial_ns,
+            t0_s=c.t0_s,
+            p=c.p,
+        )
+        d = self._constants.op(OpClass.ATTENTION_DECODE)
+        decode = operators.decode_attention(
+            heads,
+            kv_heads,
+            head_dim,
+            kv_bytes=kv.bytes_per_weight,
+            bandwidth=self._gpu.bandwidth_bytes_per_s,
+            e_b=d.e_b,
+            pad=d.pad,
+            serial_ns=d.serial_ns,
+            t0_s=d.t0_s,
+            p=d.p,
+        )
+        return prefill, decode
+
+    def elementwise(self, elements: float) -> Roofline:
+        """Return a pass that touches this many activations per token."""
+        c = self._constants.op(OpClass.ELEMENTWISE)
+        return operators.elementwise(
+            elements, bandwidth=self._gpu.bandwidth_bytes_per_s, e_b=c.e_b, t0_s=c.t0_s
+        )
+
+    def _rate(self, dtype: DType, wide: OpClass, fp8: OpClass) -> tuple[OpConstants, float]:
+        if dtype.name == "fp8" and self._gpu.fp8_flops is not None:
+            return self._constants.op(fp8), self._gpu.fp8_flops
+        return self._constants.op(wide), self._gpu.fp16_flops
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOps:
+    """All operators of a model on one GPU of a tensor-parallel group of `tp`."""
+
+    kinds: tuple[LayerKind, ...]
+    layers: tuple[LayerOps, ...]
+    embedding: Roofline
+    embedding_all_reduce: AllReduce | None
+    head: Roofline
+
+    def embedding_seconds(self, batch: Batch[Num]) -> Num:
+        """Return the time of the embedding look-up in seconds."""
+        total = self.embedding.seconds(batch.tokens)
+        if self.embedding_all_reduce is not None:
+            total = total + self.embedding_all_reduce.seconds(batch.tokens)
+        return total
+
+    def head_seconds(self, batch: Batch[Num]) -> Num:
+        """Return the time of the output matrix in seconds."""
+        return self.head.seconds(batch.outputs)
+
+
+def model_ops(spec: TransformerSpec, node: NodeType, tp: int, constants: GpuConstants) -> ModelOps:
+    """Return the operators of `spec` on each of `tp` GPUs of `node`.
+
+    A layer is: norm, QKV product, attention, output product, sum over GPUs, norm, MLP up, activation,
+    MLP down, sum over GPUs. Norms include the residual addition (two reads and two writes); rotary
+    embedding and KV writes are part of the fused attention prologue and not counted apart.
+    """
+    make = _Factory(node.gpu, constants)
+    shard = Shard.of(spec, tp)
+    reduce = _all_reduce(spec, node, tp)
+    prefill, decode = make.attention(shard.heads, shard.kv_heads, spec.head_dim, spec.kv_dtype)
+    q, kv = shard.heads * spec.head_dim, shard.kv_heads * spec.head_dim
+    attention: tuple[Roofline, ...] = (
+        make.gemm(q + 2 * kv, spec.hidden, spec.attention_dtype),
+        make.gemm(spec.hidden, q, spec.attention_dtype),
+    )
+    norm = make.elementwise(4.0 * spec.hidden)
+    kinds = layer_kinds(spec)
+    distinct = tuple(dict.fromkeys(kinds))
+    layers = []
+    for kind in distinct:
+        inner = shard.shared_intermediate if kind.moe else shard.intermediate
+        dense = attention
+        passes: tuple[Roofline, ...] = (norm, norm)
+        experts = None
+        if inner:
+            ups = 2 if spec.gated_mlp else 1
+            dense += (
+                make.gemm(ups * inner, spec.hidden, spec.mlp_dtype),
+                make.gemm(spec.hidden, inner, spec.mlp_dtype),
+            )
+            passes += (make.elementwise((ups + 1.0) * inner),)
+        if kind.moe and spec.moe is not None:
+            dense += (make.gemm(spec.moe.experts, spec.hidden, spec.activation_dtype),)
+            experts = make.experts(
+                spec.hidden,
+                shard.expert_intermediate,
+                spec.moe.experts,
+                spec.moe.top_k,
+                spec.expert_dtype,
+            )
+        layers.append(LayerOps(kind.window, dense, passes, prefill, decode, experts, reduce))
+    return ModelOps(
+        kinds=distinct,
+        layers=tuple(layers),
+        embedding=make.elementwise(2.0 * spec.hidden),
+        embedding_all_reduce=reduce,
+        head=make.gemm(shard.vocab, spec.hidden, spec.embedding_dtype),
+    )
+
+
+def _all_reduce(spec: TransformerSpec, node: NodeType, tp: int) -> AllReduce | None:
+    if tp == 1:
+        return None
+    cost = node.interconnect.allreduce_for(tp)
+    return operators.all_reduce(
+        tp,
+        spec.hidden,
+        alpha_us=cost.alpha_us,
+        bus_bytes_per_s=cost.bus_bandwidth_bytes_per_s,
+        p=cost.p,
+    )

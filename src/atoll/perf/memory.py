@@ -1,0 +1,170 @@
+"""What fits on a node: weights, KV cache, activations and what the engine keeps for itself.
+
+All figures are bytes per GPU of one tensor-parallel group. Shares are rounded up as the engine
+shards them: KV heads are copied where there are fewer of them than GPUs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from atoll.catalog.nodes import NodeType
+from atoll.catalog.transformer import TransformerSpec
+from atoll.core.ids import Phase
+from atoll.perf.engines import EngineProfile
+from atoll.perf.layers import LayerKind, Shard, layer_kinds
+from atoll.perf.operators import ACTIVATION_BYTES, Array
+from atoll.perf.step import Position, check_tp, window_counts
+
+_LIVE_ROWS = 4.0
+"""Hidden-sized buffers alive at once in a forward pass: residual, normed input, output, workspace."""
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """The memory of a transformer on a node; `tp` GPUs hold one copy of whatever layers it is given."""
+
+    spec: TransformerSpec
+    node: NodeType
+    tp: int
+    engine: EngineProfile
+    step_tokens: int
+
+    @classmethod
+    def of(
+        cls,
+        spec: TransformerSpec,
+        node: NodeType,
+        *,
+        tp: int | None = None,
+        engine: EngineProfile | None = None,
+        phase: Phase = Phase.BOTH,
+    ) -> MemoryModel:
+        """Return the memory model; `tp` is all GPUs of the node unless given.
+
+        A node that only decodes never sees more tokens in a step than sequences, and needs less
+        memory for activations.
+        """
+        profile = engine if engine is not None else EngineProfile("default")
+        tokens = profile.max_sequences if phase is Phase.DECODE else profile.max_tokens
+        return cls(spec, node, check_tp(node, tp), profile, tokens)
+
+    @cached_property
+    def _shard(self) -> Shard:
+        return Shard.of(self.spec, self.tp)
+
+    @cached_property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The distinct kinds of layer, in order of first appearance."""
+        return tuple(dict.fromkeys(layer_kinds(self.spec)))
+
+    @cached_property
+    def usable_bytes(self) -> float:
+        """Bytes per GPU left for weights and KV cache."""
+        total = self.node.gpu.memory_bytes * self.engine.memory_share
+        return max(0.0, total - self.engine.reserve_bytes - self.activation_bytes)
+
+    @cached_property
+    def activation_bytes(self) -> float:
+        """Bytes per GPU of activations at the largest batch."""
+        spec, shard = self.spec, self._shard
+        inner = shard.intermediate
+        if spec.moe is not None:
+            routed = spec.moe.top_k * shard.expert_intermediate + shard.shared_intermediate
+            inner = max(inner if spec.moe.dense_layers else 0, routed)
+        qkv = (shard.heads + 2 * shard.kv_heads) * spec.head_dim
+        widest = _LIVE_ROWS * spec.hidden + max(3.0 * inner, qkv + shard.heads * spec.head_dim)
+        rows = self.step_tokens * widest * ACTIVATION_BYTES
+        # Logits are kept in 32 bits for sampling.
+        return rows + self.engine.max_sequences * shard.vocab * 4.0
+
+    @cached_property
+    def _kind_weight_bytes(self) -> Array:
+        own = layer_kinds(self.spec)
+        per_layer = [self.spec.layer_weight_bytes(own.index(kind)) for kind in self.kinds]
+        # KV projections are copied where KV heads are fewer than GPUs; the rest splits evenly.
+        spec, shard = self.spec, self._shard
+        copied = shard.kv_heads * self.tp - spec.kv_heads
+        extra = 2.0 * copied * spec.head_dim * spec.hidden * spec.attention_dtype.bytes_per_weight
+        return (np.array(per_layer) + extra) / self.tp
+
+    def layer_weight_bytes(self, start: int, end: int) -> float:
+        """Return bytes per GPU of the weights of layers [start, end)."""
+        own = layer_kinds(self.spec)[start:end]
+        return float(sum(self._kind_weight_bytes[self.kinds.index(kind)] for kind in own))
+
+    def outer_bytes(self, position: Position) -> float:
+        """Return bytes per GPU of embedding and output matrix at a position in the pipeline."""
+        spec = self.spec
+        if position is Position.WHOLE and spec.tied_embeddings:
+            return spec.embedding_bytes / self.tp
+        held = (spec.embedding_bytes if position.embedding else 0.0) + (
+            spec.head_bytes if position.head else 0.0
+        )
+        return held / self.tp
+
+    def kv_bytes_per_token_layer(self) -> float:
+        """Return bytes per GPU that one token leaves in one layer while its window holds it."""
+        spec = self.spec
+        return 2.0 * self._shard.kv_heads * spec.head_dim * spec.kv_dtype.bytes_per_weight
+
+    def kv_bytes_per_sequence(self, start: int, end: int, context: float) -> float:
+        """Return bytes per GPU that a sequence of `context` tokens keeps in layers [start, end)."""
+        kept = sum(_kept(context, kind.window) for kind in layer_kinds(self.spec)[start:end])
+        return kept * self.kv_bytes_per_token_layer()
+
+    def free_bytes(self, start: int, end: int) -> float:
+        """Return bytes per GPU left for KV cache beside layers [start, end); negative if they do not fit."""
+        position = position_of(self.spec, start, end)
+        return self.usable_bytes - self.layer_weight_bytes(start, end) - self.outer_bytes(position)
+
+    def fits(self, start: int, end: int, context: float = 0.0) -> bool:
+        """Return whether layers [start, end) fit with KV cache for one sequence of `context` tokens."""
+        need = self.kv_bytes_per_sequence(start, end, context)
+        free = self.free_bytes(start, end)
+        return free > 0.0 and free >= need
+
+    def kv_tokens(self, start: int, end: int) -> int:
+        """Return how many tokens of KV cache fit beside layers [start, end), windows taken as full.
+
+        Each of the node's groups of `tp` GPUs holds this many.
+        """
+        full = (end - start) * self.kv_bytes_per_token_layer()
+        return max(0, math.floor(self.free_bytes(start, end) / full))
+
+    def sequences_by_layers(self, context: float, position: Position) -> Array:
+        """Return how many sequences of `context` tokens fit beside j layers, for j = 0..layers.
+
+        Where layers differ, the run of j layers that leaves room for fewest counts. 0 where not even
+        the weights fit; entry 0 is infinite.
+        """
+        counts = window_counts(self.spec, self.kinds)
+        # Sums over kinds by hand: a BLAS call costs more here than the few products it does.
+        weights = (counts * self._kind_weight_bytes).sum(axis=2)
+        kept = np.array([_kept(context, kind.window) for kind in self.kinds])
+        kv = (counts * kept).sum(axis=2) * self.kv_bytes_per_token_layer()
+        free = self.usable_bytes - self.outer_bytes(position) - weights
+        with np.errstate(divide="ignore", invalid="ignore"):
+            room = np.where(free > 0.0, free / kv, 0.0)
+        room[0] = np.inf
+        return np.asarray(room.min(axis=1), dtype=np.float64)
+
+    def max_layers(self, context: float = 4096.0, position: Position = Position.MIDDLE) -> int:
+        """Return the most layers a node can hold with KV cache for one sequence of `context` tokens."""
+        room = self.sequences_by_layers(context, position)
+        return int(np.max(np.flatnonzero(room >= 1.0)))
+
+
+def position_of(spec: TransformerSpec, start: int, end: int) -> Position:
+    """Return where layers [start, end) lie in a model."""
+    if start == 0:
+        return Position.WHOLE if end == spec.layers else Position.FIRST
+    return Position.LAST if end == spec.layers else Position.MIDDLE
+
+
+def _kept(context: float, window: int | None) -> float:
+    return context if window is None else min(context, float(window))

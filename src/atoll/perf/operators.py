@@ -1,0 +1,297 @@
+"""The time of one operator: a smooth roofline with fitted constants.
+
+Notation, used by every function here:
+
+    F       floating-point operations          P    peak rate, FLOP/s
+    Q       bytes moved through memory         W    memory bandwidth, bytes/s
+    e_f     share of P that is reached         e_b  share of W that is reached
+    t0      launch and ramp-up time, s         p    how sharply the limits meet
+
+    t = ((F / (P e_f))^p + (Q / (W e_b))^p)^(1/p) + t0
+
+p = 1 adds the two times, p -> infinity takes the larger; fitted values lie between 0.6 and 4.
+Every function takes floats or numpy arrays for the sizes that vary from step to step and is
+written so that one expression serves both: a planner evaluates grids, a simulator single steps.
+All times are seconds, all sizes elements unless a name says bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Num = TypeVar("Num", float, Array)
+
+ACTIVATION_BYTES = 2.0
+"""Bytes of one activation element (bf16 or fp16)."""
+
+
+def smaller(x: Num, limit: float) -> Num:
+    """Return the element-wise minimum of x and a constant, for a float or an array."""
+    if isinstance(x, float):
+        return min(limit, x)
+    return np.minimum(x, limit)
+
+
+def larger(x: Num, limit: float) -> Num:
+    """Return the element-wise maximum of x and a constant, for a float or an array."""
+    if isinstance(x, float):
+        return max(limit, x)
+    return np.maximum(x, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """A roofline whose work is affine in the number of rows m of a step.
+
+    Its two limits are `flop_s * m` and `fixed_s + row_s * m` seconds: a GEMM reads its weights
+    once whatever m is, and its inputs and outputs once per row.
+    """
+
+    flop_s: float
+    fixed_s: float
+    row_s: float
+    t0_s: float
+    p: float
+
+    def seconds(self, m: Num) -> Num:
+        """Return the time in seconds for m rows (tokens)."""
+        p = self.p
+        compute = self.flop_s * m
+        memory = self.fixed_s + self.row_s * m
+        total: Num = (compute**p + memory**p) ** (1.0 / p) + self.t0_s
+        return total
+
+
+def gemm(
+    n: float,
+    k: float,
+    *,
+    weight_bytes: float,
+    peak: float,
+    bandwidth: float,
+    e_f: float,
+    e_b: float,
+    t0_s: float,
+    p: float,
+    pad_k: float = 0.0,
+    pad_n: float = 0.0,
+) -> Roofline:
+    """Return the roofline of an (m, k) x (k, n) product; `weight_bytes` is per weight element.
+
+    F = 2 m n (k + pad_k): each output tile pays a prologue and an epilogue worth pad_k of depth.
+    Q = weight_bytes (n + pad_n) k + 2 m (n + k): narrow products have too few tiles in flight to
+    fill the memory pipe, as if they were pad_n columns wider.
+    """
+    return Roofline(
+        flop_s=2.0 * n * (k + pad_k) / (peak * e_f),
+        fixed_s=weight_bytes * (n + pad_n) * k / (bandwidth * e_b),
+        row_s=ACTIVATION_BYTES * (n + k) / (bandwidth * e_b),
+        t0_s=t0_s,
+        p=p,
+    )
+
+
+def elementwise(elements: float, *, bandwidth: float, e_b: float, t0_s: float) -> Roofline:
+    """Return the time of a memory-bound pass that touches `elements` activations per row."""
+    return Roofline(0.0, 0.0, ACTIVATION_BYTES * elements / (bandwidth * e_b), t0_s, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillAttention:
+    """Causal attention of new tokens over themselves and what is cached.
+
+    F = 4 d h x (query-key pairs); Q = queries, outputs, and the keys and values read;
+    a chain term `serial_s` per key of the longest sequence covers launches too small to fill
+    the GPU, where one block walks all keys in turn.
+    """
+
+    pair_s: float
+    token_s: float
+    key_s: float
+    serial_s: float
+    t0_s: float
+    p: float
+
+    def seconds(self, pairs: Num, tokens: Num, keys: Num, longest: Num) -> Num:
+        """Return seconds for `pairs` query-key pairs, `tokens` queries and `keys` keys in all,
+        the longest sequence attending to `longest` keys.
+        """
+        p = self.p
+        total: Num = (
+            (self.pair_s * pairs) ** p
+            + (self.token_s * tokens + self.key_s * keys) ** p
+            + (self.serial_s * longest) ** p
+        ) ** (1.0 / p) + self.t0_s
+        return total
+
+
+def prefill_attention(
+    heads: float,
+    kv_heads: float,
+    head_dim: float,
+    *,
+    kv_bytes: float,
+    peak: float,
+    bandwidth: float,
+    e_f: float,
+    e_b: float,
+    serial_ns: float,
+    t0_s: float,
+    p: float,
+) -> PrefillAttention:
+    """Return the prefill attention of one layer on one GPU; `serial_ns` is per key."""
+    return PrefillAttention(
+        pair_s=4.0 * heads * head_dim / (peak * e_f),
+        token_s=2.0 * ACTIVATION_BYTES * heads * head_dim / (bandwidth * e_b),
+        key_s=2.0 * kv_bytes * kv_heads * head_dim / (bandwidth * e_b),
+        serial_s=serial_ns * 1e-9 * head_dim / 128.0,
+        t0_s=t0_s,
+        p=p,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeAttention:
+    """One query per sequence over its cached keys and values.
+
+    t = ((Q / (W e_b))^p + t0^p + (serial c)^p)^(1/p) with Q the KV bytes of all sequences, each
+    padded by `pad` tokens (pages and split granularity). `serial_s` per context token is the
+    chain of a kernel that does not split the context (multi-head attention without groups).
+    """
+
+    key_s: float
+    query_s: float
+    pad: float
+    serial_s: float
+    t0_s: float
+    p: float
+
+    def seconds(self, sequences: Num, context: Num) -> Num:
+        """Return seconds for `sequences` queries, each over `context` cached tokens."""
+        p = self.p
+        total: Num = (
+            (sequences * (self.key_s * (context + self.pad) + self.query_s)) ** p
+            + self.t0_s**p
+            + (self.serial_s * context) ** p
+        ) ** (1.0 / p)
+        return total
+
+
+def decode_attention(
+    heads: float,
+    kv_heads: float,
+    head_dim: float,
+    *,
+    kv_bytes: float,
+    bandwidth: float,
+    e_b: float,
+    pad: float,
+    serial_ns: float,
+    t0_s: float,
+    p: float,
+) -> DecodeAttention:
+    """Return the decode attention of one layer on one GPU; `serial_ns` is per context token."""
+    grouped = heads > kv_heads
+    return DecodeAttention(
+        key_s=2.0 * kv_bytes * kv_heads * head_dim / (bandwidth * e_b),
+        query_s=2.0 * ACTIVATION_BYTES * heads * head_dim / (bandwidth * e_b),
+        pad=pad,
+        serial_s=0.0 if grouped else serial_ns * 1e-9 * head_dim / 128.0,
+        t0_s=t0_s,
+        p=p,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedExperts:
+    """The experts of one mixture-of-experts layer on one GPU.
+
+    m tokens with k of E experts each touch E_a = E (1 - (1 - k/E)^m) experts on average; their
+    weights are read once, and each touched expert rounds its rows up by `pad` on average.
+    """
+
+    experts: float
+    top_k: float
+    flop_s: float
+    expert_s: float
+    row_s: float
+    pad: float
+    t0_s: float
+    p: float
+
+    def active(self, m: Num) -> Num:
+        """Return the expected number of distinct experts that m tokens touch."""
+        touched: Num = self.experts * (1.0 - (1.0 - self.top_k / self.experts) ** m)
+        return touched
+
+    def seconds(self, m: Num) -> Num:
+        """Return the time in seconds for m tokens (no time for none)."""
+        p = self.p
+        active = self.active(m)
+        compute = self.flop_s * (m * self.top_k + self.pad * active)
+        memory = self.expert_s * active + self.row_s * m
+        total: Num = (compute**p + memory**p) ** (1.0 / p) + self.t0_s
+        return total
+
+
+def grouped_experts(
+    hidden: float,
+    inner: float,
+    experts: float,
+    top_k: float,
+    *,
+    weight_bytes: float,
+    peak: float,
+    bandwidth: float,
+    e_f: float,
+    e_b: float,
+    pad: float,
+    t0_s: float,
+    p: float,
+) -> GroupedExperts:
+    """Return the gated experts of a layer: three (hidden x inner) matrices each."""
+    matrix = 3.0 * hidden * inner
+    rows = ACTIVATION_BYTES * (2.0 * hidden + 2.0 * top_k * inner)
+    return GroupedExperts(
+        experts=experts,
+        top_k=top_k,
+        flop_s=2.0 * matrix / (peak * e_f),
+        expert_s=weight_bytes * matrix / (bandwidth * e_b),
+        row_s=rows / (bandwidth * e_b),
+        pad=pad,
+        t0_s=t0_s,
+        p=p,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """Sum over the GPUs of a node: (alpha^p + (2 (n-1)/n bytes / bus)^p)^(1/p).
+
+    p below 1 covers the band of sizes where neither latency nor bandwidth rules.
+    """
+
+    row_s: float
+    alpha_s: float
+    p: float
+
+    def seconds(self, m: Num) -> Num:
+        """Return seconds to sum m rows of `hidden` activations."""
+        p = self.p
+        total: Num = (self.alpha_s**p + (self.row_s * m) ** p) ** (1.0 / p)
+        return total
+
+
+def all_reduce(
+    gpus: int, hidden: float, *, alpha_us: float, bus_bytes_per_s: float, p: float
+) -> AllReduce | None:
+    """Return the all-reduce of rows of `hidden` activations, or None on a single GPU."""
+    if gpus == 1:
+        return None
+    wire = 2.0 * (gpus - 1) / gpus * ACTIVATION_BYTES * hidden
+    return AllReduce(wire / bus_bytes_per_s, alpha_us * 1e-6, p)

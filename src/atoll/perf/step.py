@@ -1,0 +1,217 @@
+"""How long a step takes: the interface every backend offers, and the analytic backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Generic, Protocol
+
+import numpy as np
+
+from atoll.catalog.nodes import NodeType
+from atoll.catalog.transformer import TransformerSpec
+from atoll.core.errors import UsageError
+from atoll.perf.batch import Batch
+from atoll.perf.constants import ConstantTable, default_constants
+from atoll.perf.engines import EngineProfile
+from atoll.perf.engines import engine as engine_profile
+from atoll.perf.layers import LayerKind, ModelOps, layer_kinds, model_ops
+from atoll.perf.operators import Array, Num
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Position(StrEnum):
+    """Where in the pipeline a node's layers lie: it decides who holds embedding and output matrix."""
+
+    FIRST = "first"
+    MIDDLE = "middle"
+    LAST = "last"
+    WHOLE = "whole"
+
+    @property
+    def embedding(self) -> bool:
+        """Whether the node holds the input embedding."""
+        return self in (Position.FIRST, Position.WHOLE)
+
+    @property
+    def head(self) -> bool:
+        """Whether the node holds the output matrix."""
+        return self in (Position.LAST, Position.WHOLE)
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts(Generic[Num]):
+    """The time of a step in pieces, in seconds: a node's step is the sum of the pieces it runs.
+
+    `layers` has one entry per kind of layer of the model, in the order of `StepModel.kinds`.
+    """
+
+    host: float
+    embedding: Num
+    layers: tuple[Num, ...]
+    head: Num
+
+
+class StepModel(Protocol):
+    """A role on a node: how long its steps take. Backends differ in where the numbers come from."""
+
+    @property
+    def spec(self) -> TransformerSpec:
+        """The model."""
+        ...
+
+    @property
+    def node(self) -> NodeType:
+        """The node type."""
+        ...
+
+    @property
+    def tp(self) -> int:
+        """GPUs that split each layer; the node holds `node.count // tp` such groups."""
+        ...
+
+    @property
+    def engine(self) -> EngineProfile:
+        """The engine whose host time and limits count."""
+        ...
+
+    @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The distinct kinds of layer, in the order of `StepParts.layers`."""
+        ...
+
+    @property
+    def provenance(self) -> str:
+        """Where the numbers come from, in one line for reports."""
+        ...
+
+    def parts(self, batch: Batch[Num]) -> StepParts[Num]:
+        """Return the pieces of a step with this batch."""
+        ...
+
+
+def step_seconds(
+    model: StepModel, batch: Batch[Num], start: int, end: int, *, host: bool = True
+) -> Num:
+    """Return the time in seconds of one step of a node that holds layers [start, end).
+
+    The embedding counts where start is 0 and the output matrix where end is the last layer. Works on
+    floats and on arrays of batches.
+    """
+    spec = model.spec
+    if not 0 <= start < end <= spec.layers:
+        raise UsageError(f"layers [{start}, {end}) are not a range within 0 to {spec.layers}")
+    parts = model.parts(batch)
+    counts = range_counts(spec, model.kinds, start, end)
+    total = parts.layers[0] * float(counts[0])
+    for seconds, count in zip(parts.layers[1:], counts[1:], strict=True):
+        total = total + seconds * float(count)
+    if start == 0:
+        total = total + parts.embedding
+    if end == spec.layers:
+        total = total + parts.head
+    return total + parts.host if host else total
+
+
+def range_counts(
+    spec: TransformerSpec, kinds: tuple[LayerKind, ...], start: int, end: int
+) -> tuple[int, ...]:
+    """Return how many layers of each kind lie in [start, end)."""
+    if len(kinds) == 1:
+        return (end - start,)
+    own = layer_kinds(spec)[start:end]
+    return tuple(own.count(kind) for kind in kinds)
+
+
+@lru_cache(maxsize=256)
+def window_counts(spec: TransformerSpec, kinds: tuple[LayerKind, ...]) -> NDArray[np.float64]:
+    """Return, per number of layers j and per distinct run of j layers, the layers of each kind.
+
+    Shape (layers + 1, runs, kinds); where j layers have fewer distinct runs than the largest j the
+    last run is repeated. Capacity takes the slowest run, so that a table entry holds wherever in the
+    model the j layers lie. The array is shared: do not write to it.
+    """
+    total = spec.layers
+    if len(kinds) == 1:
+        return np.arange(total + 1, dtype=np.float64).reshape(-1, 1, 1)
+    own = layer_kinds(spec)
+    one_hot = np.array([[kind == k for k in kinds] for kind in own], dtype=np.float64)
+    before = np.vstack([np.zeros(len(kinds)), np.cumsum(one_hot, axis=0)])
+    runs = [np.unique(before[j:] - before[: total + 1 - j], axis=0) for j in range(total + 1)]
+    most = max(len(run) for run in runs)
+    return np.stack(
+        [np.vstack([run, np.repeat(run[-1:], most - len(run), axis=0)]) for run in runs]
+    )
+
+
+def slowest_run(counts: Array, kinds: Sequence[Array]) -> Array:
+    """Return the time of the slowest run of j layers, (layers + 1, batches), from `window_counts`.
+
+    `kinds` holds the time of one layer of each kind for the same batches.
+    """
+    total = counts[:, :, 0, None] * kinds[0]
+    for index, seconds in enumerate(kinds[1:], start=1):
+        total = total + counts[:, :, index, None] * seconds
+    return np.asarray(total.max(axis=1))
+
+
+@dataclass(frozen=True)
+class AnalyticStepModel:
+    """The default backend: sums of fitted rooflines (see `operators`)."""
+
+    spec: TransformerSpec
+    node: NodeType
+    tp: int
+    engine: EngineProfile
+    ops: ModelOps
+    provenance: str
+
+    @cached_property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The distinct kinds of layer of the model."""
+        return self.ops.kinds
+
+    def parts(self, batch: Batch[Num]) -> StepParts[Num]:
+        """Return the pieces of a step with this batch."""
+        return StepParts(
+            host=self.engine.host_seconds(self.tp),
+            embedding=self.ops.embedding_seconds(batch),
+            layers=tuple(layer.seconds(batch) for layer in self.ops.layers),
+            head=self.ops.head_seconds(batch),
+        )
+
+
+def analytic(
+    spec: TransformerSpec,
+    node: NodeType,
+    *,
+    tp: int | None = None,
+    engine: str | EngineProfile = "vllm",
+    constants: ConstantTable | None = None,
+) -> AnalyticStepModel:
+    """Return the analytic step model of a transformer on a node.
+
+    `tp` is how many GPUs split each layer: all of the node unless given.
+    """
+    size = check_tp(node, tp)
+    table = constants if constants is not None else default_constants()
+    fitted = table.gpu(node.gpu.name)
+    profile = engine if isinstance(engine, EngineProfile) else engine_profile(engine)
+    ops = model_ops(spec, node, size, fitted)
+    return AnalyticStepModel(spec, node, size, profile, ops, fitted.summary)
+
+
+def check_tp(node: NodeType, tp: int | None) -> int:
+    """Return a valid tensor-parallel size for the node: `tp`, or all its GPUs."""
+    size = node.count if tp is None else tp
+    if size < 1 or node.count % size:
+        raise UsageError(
+            f"tensor-parallel size {size} does not divide the {node.count} GPUs of {node.id}",
+            hint="use a divisor of the GPU count",
+            field="tp",
+        )
+    return size

@@ -1,0 +1,1 @@
+"""What arrives: requests, their lengths, and when they come."""

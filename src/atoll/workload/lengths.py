@@ -1,0 +1,104 @@
+"""Mixes of prompt and answer lengths, as the moments that capacity depends on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from atoll.core.errors import InputError, UnknownNameError
+
+_MAX_TOKENS = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class LengthMix:
+    """How long prompts and answers are, in tokens.
+
+    Means and mean squares are per request. `input_tail` is the prompt length that must still keep
+    the prefill promise on its own (0: the mean prompt).
+    """
+
+    input_mean: float
+    output_mean: float
+    input_mean_square: float
+    output_mean_square: float
+    input_tail: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("input_mean", "output_mean"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and 1.0 <= value <= _MAX_TOKENS):
+                raise InputError(f"{value!r} is not a length of 1 to 1e9 tokens", field=name)
+        for name, mean in (
+            ("input_mean_square", self.input_mean),
+            ("output_mean_square", self.output_mean),
+        ):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= mean * mean * (1.0 - 1e-9)):
+                raise InputError(
+                    f"{value!r} is below the square of the mean, {mean * mean:g}",
+                    field=name,
+                    hint="the mean of the squares is at least the square of the mean",
+                )
+        if not (math.isfinite(self.input_tail) and self.input_tail >= 0.0):
+            raise InputError(f"{self.input_tail!r} is not a length in tokens", field="input_tail")
+
+    @classmethod
+    def fixed(cls, input_tokens: float, output_tokens: float) -> LengthMix:
+        """Return the mix where every request has the same two lengths, in tokens."""
+        return cls(input_tokens, output_tokens, input_tokens**2, output_tokens**2)
+
+    @classmethod
+    def lognormal(
+        cls, input_mean: float, input_median: float, output_mean: float, output_median: float
+    ) -> LengthMix:
+        """Return the mix of two log-normal lengths given by mean and median, in tokens.
+
+        For a log-normal, E[x^2] = mean^4 / median^2.
+        """
+        for name, mean, median in (
+            ("input_median", input_mean, input_median),
+            ("output_median", output_mean, output_median),
+        ):
+            if not 0.0 < median <= mean:
+                raise InputError(
+                    f"{median!r} is not between 0 and the mean {mean:g}",
+                    field=name,
+                    hint="a log-normal length has its median at or below its mean",
+                )
+        return cls(
+            input_mean,
+            output_mean,
+            input_mean**4 / input_median**2,
+            output_mean**4 / output_median**2,
+        )
+
+    @property
+    def decode_context(self) -> float:
+        """Mean tokens that a generated token attends to, as a server in steady state sees it.
+
+        Long answers stay longer, so they weigh more: E[in] + E[out^2] / (2 E[out]), prompt and
+        answer lengths taken as independent.
+        """
+        return self.input_mean + self.output_mean_square / (2.0 * self.output_mean)
+
+
+# Moments computed from public traces: Azure LLM inference 2023 (code, conversation), Mooncake
+# conversation, and one hour generated from ServeGen's DeepSeek-R1 clients.
+BUILT_IN: dict[str, LengthMix] = {
+    "azure-code": LengthMix(2047.8, 27.88, 8.0894e6, 4360.5),
+    "azure-conv": LengthMix(1154.7, 211.13, 2.5628e6, 7.11e4),
+    "long-context": LengthMix(12035.1, 342.6, 3.9449e8, 1.7984e5),
+    "reasoning": LengthMix(1092.0, 2963.2, 1.41346e7, 1.846e7),
+}
+
+
+def length_mix(name: str) -> LengthMix:
+    """Return a built-in mix by name, or "INxOUT" for fixed lengths, such as "1024x256"."""
+    found = BUILT_IN.get(name)
+    if found is not None:
+        return found
+    first, x, second = name.partition("x")
+    if x and first.isdigit() and second.isdigit() and len(name) < 24:
+        return LengthMix.fixed(float(first), float(second))
+    raise UnknownNameError("length mix", name, [*BUILT_IN, "1024x256 (prompt x answer tokens)"])

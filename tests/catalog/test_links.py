@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from atoll.catalog.catalog import Catalog
+from atoll.catalog.links import Link, LinkTable, default_links
+from atoll.core.errors import InputError
+
+GBIT = 1e9 / 8
+
+
+def test_time() -> None:
+    assert Link(1e9, 0.01).time_s(5e8) == pytest.approx(0.51)
+
+
+@pytest.mark.parametrize("bad", [(0, 0), (-1, 0), (float("nan"), 0), (1, -1), (1, float("nan"))])
+def test_impossible_links(bad: tuple[float, float]) -> None:
+    with pytest.raises(InputError):
+        Link(*bad)
+
+
+def test_defaults() -> None:
+    links = default_links()
+    assert links.between("basement", "basement") == Link(10 * GBIT, 0.25e-3)
+    assert links.between("mars", "venus") == Link(0.1 * GBIT, 0.05)
+    assert links.between("us-east-2", "ap-northeast-2").latency_s > 0.05
+    assert links.between("us-east-2", "us-west-2") == links.between("us-west-2", "us-east-2")
+
+
+def test_two_nodes_share_the_slower_interface() -> None:
+    links = default_links()
+    assert links.between("r", "r", "H100:8", "H100:8").bandwidth_bytes_per_s == 3200 * GBIT
+    assert links.between("r", "r", "H100:8", "L40S:1").bandwidth_bytes_per_s == 20 * GBIT
+    assert links.between("r", "r", "H100:8", "L4:1").bandwidth_bytes_per_s == 10 * GBIT
+    assert links.between("r", "r", "H100:8") == links.in_region
+    assert links.between("r", "s", "H100:8", "H100:8") == links.between_regions
+
+
+def test_inside_a_node() -> None:
+    catalog = Catalog.default()
+    nvlink = catalog.links.inside(catalog.node("H100:8"))
+    pcie = catalog.links.inside(catalog.node("L4:2"))
+    assert nvlink.bandwidth_bytes_per_s > 5 * pcie.bandwidth_bytes_per_s
+    with pytest.raises(InputError, match="no GPU-to-GPU link inside L4:1"):
+        catalog.links.inside(catalog.node("L4:1"))
+
+
+def test_the_most_specific_pair_wins() -> None:
+    fast, slow = Link(1e10, 1e-5), Link(1e6, 0.2)
+    links = default_links().with_pairs(
+        regions={("r", "r"): slow, ("us-east-2", "us-west-2"): slow}, nodes={("n1", "n2"): fast}
+    )
+    assert links.between("r", "r", "n1", "n2") == fast
+    assert links.between("r", "r", "n2", "n1") == slow
+    assert links.between("us-east-2", "us-west-2") == slow
+    assert links.between("us-west-2", "us-east-2") != slow
+
+
+def test_tables_compare_and_pickle() -> None:
+    links = default_links()
+    assert pickle.loads(pickle.dumps(links)) == links
+    assert hash(links) == hash(
+        LinkTable(
+            links.in_region, links.between_regions, dict(links.region_pairs), {}, dict(links.nics)
+        )
+    )

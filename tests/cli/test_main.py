@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+import typer
+
+from atoll import __version__
+from atoll.cli import main as cli
+from atoll.core.errors import InputError
+
+HEAVY = ("torch", "numba", "ortools", "scipy", "pandas", "matplotlib", "numpy", "pydantic")
+
+
+@pytest.fixture
+def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+    """Replaces the table of verbs by a single verb, `act`, that calls the given function."""
+
+    def install(action: Callable[[], None]) -> None:
+        module = ModuleType("atoll_test_verb")
+        module.app = typer.Typer()  # type: ignore[attr-defined]
+        module.app.command()(action)
+        monkeypatch.setitem(sys.modules, "atoll_test_verb", module)
+
+    monkeypatch.setattr(cli, "VERBS", (cli.Verb("act", "atoll_test_verb", "Act."),))
+    # typer builds the group anew for every run, so the patched table is the one it sees.
+    return install
+
+
+Verb = Callable[[Callable[[], None]], None]
+
+
+def test_success_is_zero(verb: Verb, capsys: pytest.CaptureFixture[str]) -> None:
+    verb(lambda: print("done"))  # noqa: T201
+    assert cli.run(["act"]) == 0
+    assert capsys.readouterr().out == "done\n"
+
+
+def test_atoll_errors_are_one_line_and_their_exit_code(
+    verb: Verb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def action() -> None:
+        raise InputError("bad\nvalue", path="fleet.yaml", line=3, hint="better")
+
+    verb(action)
+    assert cli.run(["act"]) == InputError.exit_code == 3
+    captured = capsys.readouterr()
+    assert captured.err == "error: fleet.yaml:3: bad value (fix: better)\n"
+    assert captured.out == ""
+
+
+def test_debug_adds_the_traceback(verb: Verb, capsys: pytest.CaptureFixture[str]) -> None:
+    def action() -> None:
+        raise InputError("bad")
+
+    verb(action)
+    assert cli.run(["--debug", "act"]) == 3
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback")
+    assert err.endswith("error: bad\n")
+
+
+def test_surprises_are_one_line_and_seventy(verb: Verb, capsys: pytest.CaptureFixture[str]) -> None:
+    def action() -> None:
+        raise ZeroDivisionError("one\nby zero")
+
+    verb(action)
+    assert cli.run(["act"]) == 70
+    err = capsys.readouterr().err
+    assert err.startswith("error: ZeroDivisionError: one by zero (")
+    assert "--debug" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [
+        (KeyboardInterrupt(), 130),
+        (typer.Abort(), 130),
+        (typer.Exit(9), 9),
+        (SystemExit(4), 4),
+        (SystemExit(None), 0),
+        (SystemExit("words"), 1),
+    ],
+)
+def test_other_ways_to_end(verb: Verb, raised: BaseException, code: int) -> None:
+    def action() -> None:
+        raise raised
+
+    verb(action)
+    assert cli.run(["act"]) == code
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["ack"], "Did you mean 'act'?"),
+        (["zzz"], "No such command 'zzz'"),
+        (["act", "--frob"], "No such option: --frob"),
+        (["--frob"], "No such option: --frob"),
+        (["act", "more"], "unexpected extra argument"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_two(
+    verb: Verb, capsys: pytest.CaptureFixture[str], args: list[str], said: str
+) -> None:
+    verb(lambda: None)
+    assert cli.run(args) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert said in err
+    assert "--help" in err
+    assert err.count("\n") == 1
+
+
+def test_a_verb_whose_module_is_absent_is_listed_but_cannot_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "VERBS", (cli.Verb("ghost", "atoll.cli.ghost", "Not there."),))
+    assert cli.run(["--help"]) == 0
+    assert "Not there." in capsys.readouterr().out
+    assert cli.run(["ghost"]) == 2
+    assert "'ghost' is not part of this installation" in capsys.readouterr().err
+
+
+def test_a_missing_package_inside_a_verb_is_not_mistaken_for_a_missing_verb(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = os.path.join(tmp_path, "atoll_broken_verb.py")
+    with open(module, "w", encoding="utf-8") as stream:
+        stream.write("import package_that_is_not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(cli, "VERBS", (cli.Verb("broken", "atoll_broken_verb", ""),))
+    assert cli.run(["broken"]) == 70
+    assert "package_that_is_not_there" in capsys.readouterr().err
+
+
+def test_completion_options_belong_to_the_program_only(
+    verb: Verb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb(lambda: None)
+    assert cli.run(["act", "--help"]) == 0
+    assert "--install-completion" not in capsys.readouterr().out
+
+
+def test_no_arguments_show_the_help_and_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([]) == 2
+    assert "Usage: atoll" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"atoll {__version__}\n"
+
+
+def test_every_verb_is_listed_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--help"]) == 0
+    out = capsys.readouterr().out
+    places = [out.index(verb.help) for verb in cli.VERBS]
+    assert places == sorted(places)
+
+
+def python(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *args], capture_output=True, text=True, check=False)
+
+
+def test_module_runs_like_the_script() -> None:
+    for module in ("atoll", "atoll.cli.main"):
+        done = python("-m", module, "--version")
+        assert (done.returncode, done.stdout) == (0, f"atoll {__version__}\n")
+
+
+def test_help_loads_nothing_heavy_and_no_verb() -> None:
+    script = (
+        "import sys\n"
+        "from atoll.cli.main import run\n"
+        "code = run(['--help'])\n"
+        "print('LOADED', *sys.modules, file=sys.stderr)\n"
+        "sys.exit(code)\n"
+    )
+    done = python("-c", script)
+    assert done.returncode == 0
+    loaded = done.stderr.partition("LOADED ")[2].split()
+    assert "atoll.cli.main" in loaded
+    assert [name for name in loaded if name.partition(".")[0] in HEAVY] == []
+    assert [verb.module for verb in cli.VERBS if verb.module in loaded] == []
+
+
+def test_importing_atoll_loads_nothing_heavy() -> None:
+    done = python("-c", "import sys, atoll; print(*sys.modules)")
+    assert [name for name in done.stdout.split() if name.partition(".")[0] in HEAVY] == []
+
+
+@pytest.mark.skipif(not hasattr(os, "wait4"), reason="needs the CPU time of a child process")
+def test_help_takes_less_than_three_tenths_of_a_second() -> None:
+    def cpu_seconds() -> float:
+        command = [sys.executable, "-m", "atoll", "--help"]
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)  # or Popen warns that it still runs
+        assert child.returncode == 0
+        return usage.ru_utime + usage.ru_stime
+
+    # The best of several, in CPU time: neighbours on the machine must not fail the test.
+    assert min(cpu_seconds() for _ in range(5)) < 0.3
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes close differently elsewhere")
+@pytest.mark.parametrize("arguments", [["doctor", "--json"], ["doctor"], ["--help"]])
+def test_a_reader_that_leaves_early_is_no_error(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)  # nobody will ever read
+    with os.fdopen(writer, "wb") as pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", "atoll", *arguments],
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.stderr == ""
+    assert done.returncode == cli.EXIT_BROKEN_PIPE

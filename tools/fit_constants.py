@@ -1,0 +1,326 @@
+"""Fit the constants that ship with Atoll: `python tools/fit_constants.py --data DIR [--write]`.
+
+DIR holds the public measurements (op_gemm.csv, op_attention.csv, op_allreduce.csv, layer_helix.csv,
+op_vidur_dense.csv, op_llmservingsim_dense.csv). Expert layers are read from the tables inside
+aiconfigurator-core (extra `aic`). Half of the single-operator points is never fitted on (see
+`Points.held_out`): `benchmarks/perf_accuracy.py` tests on that half. Whole layers are fitted on
+Llama-2 70B alone, so that LLaMA-1 30B remains a test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import yaml
+
+from atoll.catalog import Catalog
+from atoll.catalog.nodes import AllReduce
+from atoll.perf.calibrate import Fit, fit, op_classes
+from atoll.perf.constants import OpClass, OpConstants, Tag
+from atoll.perf.layer_fit import ELEMENTWISE, LayerConditions, fit_all_reduce, fit_gpu
+from atoll.perf.measurements import SCHEMAS, Points, Schema, read_points
+
+if TYPE_CHECKING:
+    from atoll.perf.layer_fit import LayerFit
+
+ROOT = Path(__file__).resolve().parent.parent
+SYSTEMS = {
+    "h100_sxm": "H100",
+    "h200_sxm": "H200",
+    "b200_sxm": "B200",
+    "a100_sxm": "A100-80",
+    "l40s": "L40S",
+}
+AIC = "aiconfigurator-core 0.12.0 vLLM tables"
+HELIX = "layer times published with Helix, vLLM 2024"
+HELIX_MACHINES = {"a100": "A100-40:1", "v100": "V100-16:1", "l4": "L4:1", "t4": "T4:1"}
+HELIX_NODES = {"l4x2": "L4:2", "t4x2": "T4:2", "t4x4": "T4:4"}
+HELIX_CONDITIONS = LayerConditions(prompt_tokens=763.1, decode_context=950.0)
+EXPERT_TABLES = {
+    "H100": "h100_sxm/moe/vllm/0.24.0",
+    "H200": "h200_sxm/moe/vllm/0.24.0",
+    "B200": "b200_sxm/moe/vllm/0.24.0",
+    "A100-80": "a100_sxm/moe/vllm/0.14.0",
+    "L40S": "l40s/moe/vllm/0.24.0",
+}
+EXPERT_DTYPES = {"bfloat16": "", "fp8": "", "w4a16_mxfp4": "gptoss"}
+
+Constants = dict[str, dict[OpClass, OpConstants]]
+
+
+def schema(kind: str) -> Schema:
+    """Return the schema of a kind of measurement."""
+    return next(s for s in SCHEMAS if s.kind == kind)
+
+
+def gemm_points(rows: Sequence[tuple[float, float, float, float]]) -> Points:
+    """Return matrix products given as (m, n, k, seconds)."""
+    table = np.array(rows)
+    none = np.array([""] * len(rows))
+    return Points(
+        schema("gemm"),
+        none,
+        {name: table[:, i] for i, name in enumerate(("m", "n", "k"))},
+        {"gemm_dtype": np.array(["bfloat16"] * len(rows))},
+        table[:, 3],
+    )
+
+
+def vidur_a40(path: Path) -> Points:
+    """Return the matrix products of an A40 as Vidur measured them (ms per projection)."""
+    rows = []
+    for row in csv.DictReader(path.open()):
+        if row["gpu"] != "a40":
+            continue
+        tp = int(row["num_tensor_parallel_workers"])
+        hidden, inner = int(row["n_embd"]), int(row["n_expanded_embd"]) // tp
+        dim = hidden // int(row["n_head"])
+        q, kv = int(row["n_head"]) * dim // tp, max(1, int(row["n_kv_head"]) // tp) * dim
+        ups = 2 if row["use_gated_mlp"] == "True" else 1
+        m = float(row["num_tokens"])
+        for n, k, column in (
+            (q + 2 * kv, hidden, "attn_pre_proj_ms"),
+            (hidden, q, "attn_post_proj_ms"),
+            (ups * inner, hidden, "mlp_up_proj_ms"),
+            (hidden, inner, "mlp_down_proj_ms"),
+        ):
+            rows.append((m, n, k, float(row[column]) * 1e-3))
+    return gemm_points(rows)
+
+
+def rtx4090(path: Path) -> Points:
+    """Return the matrix products of Llama-3.1-8B on an RTX 4090 (LLMServingSim, us)."""
+    shapes = {
+        "qkv_proj": (6144, 4096),
+        "o_proj": (4096, 4096),
+        "gate_up_proj": (28672, 4096),
+        "down_proj": (4096, 14336),
+        "lm_head": (128256, 4096),
+    }
+    rows = []
+    for row in csv.DictReader(path.open()):
+        if row["gpu"] == "RTX4090" and row["layer"] in shapes:
+            n, k = shapes[row["layer"]]
+            rows.append((float(row["tokens"]), n, k, float(row["time_us"]) * 1e-6))
+    return gemm_points(rows)
+
+
+def expert_points(table: str) -> Points:
+    """Return the expert layers of one GPU from aiconfigurator-core's tables (one expert group)."""
+    import pandas as pd
+
+    path = files("aiconfigurator_core") / "systems" / "data" / table / "moe_perf.parquet"
+    frame = pd.read_parquet(str(path))
+    frame = frame[(frame.moe_ep_size == 1) & (frame.distribution == "power_law_1.2")]
+    wanted = [
+        (frame.moe_dtype == dtype) & frame.kernel_source.str.contains(kernel)
+        for dtype, kernel in EXPERT_DTYPES.items()
+    ]
+    frame = frame[np.logical_or.reduce(wanted)]
+    own = schema("experts")
+    frame = frame.drop_duplicates([*own.sizes, "moe_dtype"])
+    return Points(
+        own,
+        np.array([""] * len(frame)),
+        {name: frame[name].to_numpy(dtype=np.float64) for name in own.sizes},
+        {"moe_dtype": frame.moe_dtype.to_numpy(dtype=np.str_)},
+        frame.latency.to_numpy(dtype=np.float64) * 1e-3,
+    )
+
+
+def proxy(constants: OpConstants, of: str, *, slower: float = 1.0) -> OpConstants:
+    """Return constants taken over from another GPU, with `slower` times its compute share."""
+    return replace(
+        constants,
+        e_f=float(f"{constants.e_f * slower:.5g}"),
+        hot_bytes=0.0,
+        hot_gain=1.0,
+        tag=Tag.PROXY,
+        source=of if slower == 1.0 else f"{of}, compute share x {slower:.2f}",
+    )
+
+
+def fit_operators(data: Path, catalog: Catalog) -> tuple[Constants, list[Fit]]:
+    """Fit every GPU that has single-operator measurements."""
+    out: Constants = {}
+    report: list[Fit] = []
+    for name in ("op_gemm.csv", "op_attention.csv"):
+        points = read_points(data / name)
+        for system, gpu in SYSTEMS.items():
+            for op, part in op_classes(points.of(system)):
+                report.append(fit(op, part, catalog.gpu(gpu), source=AIC))
+    for gpu, table in EXPERT_TABLES.items():
+        for op, part in op_classes(expert_points(table)):
+            report.append(fit(op, part, catalog.gpu(gpu), source=AIC))
+    a40 = replace(catalog.gpu("A6000"), name="A40", fp16_tflops=149.7, bandwidth_bytes_per_s=696e9)
+    report.append(
+        fit(OpClass.GEMM, vidur_a40(data / "op_vidur_dense.csv"), a40, source="Vidur 2024, A40")
+    )
+    report.append(
+        fit(
+            OpClass.GEMM,
+            rtx4090(data / "op_llmservingsim_dense.csv"),
+            catalog.gpu("RTX4090"),
+            source="LLMServingSim, vLLM 0.19",
+        )
+    )
+    for entry in report:
+        out.setdefault(entry.gpu, {})[entry.op] = entry.constants
+    return out, report
+
+
+def fit_layers(data: Path, catalog: Catalog) -> tuple[dict[str, LayerFit], dict[str, AllReduce]]:
+    """Fit the GPUs and PCIe nodes that have whole-layer measurements, on Llama-2 70B."""
+    points = read_points(data / "layer_helix.csv")
+    spec = catalog.model("llama-2-70b").llm
+    gpus: dict[str, LayerFit] = {}
+    for machine, node_id in HELIX_MACHINES.items():
+        node = catalog.node(node_id)
+        train = points.of(machine, model="llama2_70b")
+        gpus[node.gpu.name] = fit_gpu(spec, node, train, HELIX_CONDITIONS, source=HELIX)
+    sums: dict[str, AllReduce] = {}
+    for machine, node_id in HELIX_NODES.items():
+        node = catalog.node(node_id)
+        constants = gpus[node.gpu.name].constants(node.gpu.name, grouped=True)
+        train = points.of(machine, model="llama2_70b")
+        sums[node_id] = fit_all_reduce(spec, node, constants, train, HELIX_CONDITIONS)
+    return gpus, sums
+
+
+def fit_interconnects(data: Path) -> dict[tuple[str, int], AllReduce]:
+    """Fit the all-reduce of nodes measured directly: (system, GPUs) -> cost."""
+    from scipy.optimize import least_squares
+
+    points = read_points(data / "op_allreduce.csv").of(kernel_source="vLLM_custom_graph")
+    out: dict[tuple[str, int], AllReduce] = {}
+    for system in SYSTEMS:
+        for gpus in (2, 4, 8):
+            part = points.of(system)
+            train, _ = part.where(part.sizes["num_gpus"] == gpus).split()
+            wire = 2.0 * (gpus - 1) / gpus * train.sizes["bytes"]
+
+            def residual(
+                x: np.ndarray, wire: np.ndarray = wire, train: Points = train
+            ) -> np.ndarray:
+                alpha, bus, p = np.exp(x)
+                predicted = ((alpha * 1e-6) ** p + (wire / bus) ** p) ** (1 / p)
+                return np.asarray(np.log(predicted / train.seconds))
+
+            low, high = np.log([1, 1e9, 0.4]), np.log([100, 2e12, 2.0])
+            best = least_squares(
+                residual, np.log([5, 1e11, 0.8]), bounds=(low, high), loss="soft_l1", f_scale=0.1
+            )
+            alpha, bus, p = (float(f"{v:.4g}") for v in np.exp(best.x))
+            out[system, gpus] = AllReduce(alpha, bus, p)
+    return out
+
+
+def complete(fitted: Constants, layers: dict[str, LayerFit]) -> Constants:
+    """Return constants for every GPU of the catalog, the gaps filled by named proxies."""
+    out: Constants = {gpu: dict(fitted[gpu]) for gpu in (*SYSTEMS.values(), "RTX4090")}
+    a40 = fitted["A40"][OpClass.GEMM]
+    attention = (OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE)
+    for gpu in ("A10G", "A6000", "RTX3090"):
+        out[gpu] = {OpClass.GEMM: proxy(a40, "A40 (Vidur 2024)")}
+        out[gpu] |= {op: proxy(fitted["A100-80"][op], "A100-80") for op in attention}
+    out["GH200"] = {op: proxy(c, "H100") for op, c in fitted["H100"].items()}
+    out["RTX4090"] |= {op: proxy(fitted["L40S"][op], "L40S") for op in attention}
+    for gpu, entry in layers.items():
+        own = entry.constants(gpu, grouped=False)
+        out[gpu] = {op: own.ops[op] for op in (OpClass.GEMM, *attention)}
+    out["A100-40"] |= {op: proxy(fitted["A100-80"][op], "A100-80") for op in attention}
+    # Layers alone do not tell attention from products during prefill; cards with today's kernels
+    # take the shape of attention from their relatives, slowed as much as their products are.
+    slower = out["L4"][OpClass.GEMM].e_f / out["L40S"][OpClass.GEMM].e_f
+    prefill = OpClass.ATTENTION_PREFILL
+    out["L4"][prefill] = proxy(fitted["L40S"][prefill], "L40S", slower=slower)
+    relatives = {"L4": "L40S", "RTX4090": "L40S", "A100-40": "A100-80", "GH200": "H100"}
+    for gpu, ops in out.items():
+        relative = relatives.get(gpu, "A100-80")
+        weaker = min(1.0, ops[OpClass.GEMM].e_f / out[relative][OpClass.GEMM].e_f)
+        ops.setdefault(OpClass.ELEMENTWISE, ELEMENTWISE)
+        for op in (OpClass.EXPERTS, OpClass.EXPERTS_INT4, OpClass.EXPERTS_FP8, OpClass.GEMM_FP8):
+            if op in ops:
+                continue
+            donor = relative if op in out[relative] else "L40S"
+            if donor == gpu:
+                raise SystemExit(f"{gpu} has no {op.value} and no relative that has")
+            ops[op] = proxy(out[donor][op], donor, slower=round(weaker, 2))
+    return out
+
+
+def dump(constants: Constants) -> str:
+    """Return the constants file as YAML text."""
+    lines = [
+        "# Written by tools/fit_constants.py; do not edit. For their meaning see perf/constants.py.",
+        f"fitted: {datetime.now(tz=UTC).date().isoformat()}",
+        "gpus:",
+    ]
+    names = (
+        "e_f",
+        "e_b",
+        "t0_us",
+        "p",
+        "pad",
+        "pad_k",
+        "pad_n",
+        "serial_ns",
+        "hot_bytes",
+        "hot_gain",
+    )
+    defaults = OpConstants()
+    for gpu in sorted(constants):
+        lines.append(f"  {gpu}:")
+        for op in OpClass:
+            c = constants[gpu][op]
+            fields = [
+                f"{name}: {getattr(c, name):.5g}"
+                for name in names
+                if getattr(c, name) != getattr(defaults, name)
+            ]
+            fields += [f"tag: {c.tag.value}", f'source: "{c.source}"']
+            lines.append(f"    {op.value}: {{{', '.join(fields)}}}")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Fit, print the errors on fitted and held-out points, and write the files with --write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data" / "perf")
+    parser.add_argument("--write", action="store_true", help="write the data files of the package")
+    arguments = parser.parse_args()
+    catalog = Catalog.default()
+    fitted, report = fit_operators(arguments.data, catalog)
+    print("gpu       operator            points   fitted med/p95   held out med/p95   (per cent)")
+    for entry in report:
+        out = entry.held_out
+        held = f"{out.median:6.1f} {out.p95:6.1f}" if out else ""
+        print(
+            f"{entry.gpu:9s} {entry.op.value:19s} {entry.fitted.points:6d}"
+            f"   {entry.fitted.median:6.1f} {entry.fitted.p95:6.1f}   {held}"
+        )
+    layers, sums = fit_layers(arguments.data, catalog)
+    for (system, gpus), cost in fit_interconnects(arguments.data).items():
+        print(f"all-reduce {system} x{gpus}: {cost}")
+    for node, cost in sums.items():
+        print(f"all-reduce {node}: {cost}")
+    text = dump(complete(fitted, layers))
+    yaml.safe_load(text)
+    if arguments.write:
+        target = ROOT / "src" / "atoll" / "perf" / "data" / "constants.yaml"
+        target.write_text(text, encoding="utf-8")
+        print(f"wrote {target.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
