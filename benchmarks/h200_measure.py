@@ -257,7 +257,7 @@ class Attention:
         self.bench, self.log, self.plan, self.ops = run.bench, run.log, run.plan, run.ops()
         self.table = Table(
             run.out / "h200_attention.csv",
-            "kind,impl,batch,seq_len,num_heads,num_kv_heads,head_dim,latency_us,is_fastest",
+            "kind,impl,batch_size,seq_len,num_heads,num_key_value_heads,head_dim,latency_us,is_fastest",
         )
         sizes = [
             2 * b * c * kv * dim for h in self.plan.heads for b, c, _, kv, dim in self.steps(h)
@@ -328,7 +328,7 @@ def section_attention(run: Run) -> None:
 
 def section_gemm(run: Run) -> None:
     """Linear layers at every shard shape and token count."""
-    columns = "kind,name,model,tp,m,n,k,latency_us_cold,latency_us_warm"
+    columns = "kind,name,model,tp,m,n,k,latency_us,latency_us_warm"
     table = Table(run.out / "h200_gemm.csv", columns)
     bench, plan, linear = run.bench, run.plan, run.bench.torch.nn.functional.linear
     shapes = [
@@ -403,7 +403,7 @@ def summary(out: Path, log: Log) -> Iterator[str]:
             yield f"  {case:32} {r['latency_us_per_layer']:>12} {r['mode']} {r['attention_impl']}"
     yield "attention, fastest: 32 heads; decode in GB/s of KV, prefill in TFLOP/s"
     for r in rows("h200_attention.csv"):
-        if r["is_fastest"] == "1" and r["num_heads"] == "32" and r["batch"] in ("1", "64"):
+        if r["is_fastest"] == "1" and r["num_heads"] == "32" and r["batch_size"] in ("1", "64"):
             b, s, h, kv, d = (int(v) for v in list(r.values())[2:7])
             us = float(r["latency_us"])
             work = 4e-3 * b * s * kv * d if r["kind"] == "decode" else 2e-6 * b * h * d * s * s
@@ -411,7 +411,7 @@ def summary(out: Path, log: Log) -> Iterator[str]:
     yield "gemm, tp 1: us cold, us warm, GB/s of weight, TFLOP/s"
     for r in rows("h200_gemm.csv"):
         if r["tp"] == "1" and r["m"] in ("1", "64", "4096") and r["name"] in ("qkv", "gate_up"):
-            m, n, k, cold = int(r["m"]), int(r["n"]), int(r["k"]), float(r["latency_us_cold"])
+            m, n, k, cold = int(r["m"]), int(r["n"]), int(r["k"]), float(r["latency_us"])
             rates = f"{2e-3 * n * k / cold:.0f} {2e-6 * m * n * k / cold:.0f}"
             yield f"  {r['model']} {r['name']} m={m}: {cold} {r['latency_us_warm']} {rates}"
     yield "rows: " + ", ".join(f"{p.name} {len(rows(p.name))}" for p in sorted(out.glob("*.csv")))

@@ -30,7 +30,14 @@ from benchmarks.report import Figure, finish, options
 DENSE = ("llama-3.1-8b", "qwen3-32b", "llama-3-70b")
 MOE = {"gpt-oss-20b": (1, 2, 4, 8), "gpt-oss-120b": (1, 2, 4, 8), "qwen3-235b-a22b": (4, 8)}
 STEP_GPUS = ("H100", "H200", "A100-80", "B200")
-PREFILLS = ((1, 128), (1, 512), (1, 1024), (1, 2048), (1, 4096), (1, 8192))
+PREFILLS: tuple[tuple[int, int], ...] = (
+    (1, 128),
+    (1, 512),
+    (1, 1024),
+    (1, 2048),
+    (1, 4096),
+    (1, 8192),
+)
 PREFILLS += ((4, 1024), (8, 512), (4, 2048), (16, 1024))
 DECODES = tuple(
     (b, c) for b in (1, 4, 8, 16, 32, 64, 128, 256) for c in (256, 1024, 2048, 4096, 8192)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from atoll.catalog.fields import ConfigFields
@@ -7,7 +9,7 @@ from atoll.catalog.quantization import Quantization, read_quantization
 from atoll.core.errors import InputError, UnknownNameError
 
 
-def read(quantization: dict[str, object] | None, **more: object) -> Quantization:
+def read(quantization: Mapping[str, object] | None, **more: object) -> Quantization:
     return read_quantization(ConfigFields({"quantization_config": quantization, **more}), layers=4)
 
 

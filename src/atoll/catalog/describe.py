@@ -87,8 +87,9 @@ def _node_rows(node: NodeType) -> Iterator[FactRow]:
     yield FactRow("fp8_tflops", node.fp8_tflops, total)
     yield FactRow("tdp_w", node.tdp_w, total)
     yield FactRow("interconnect", node.interconnect.name)
-    if node.count > 1:
-        facts, joint = node.interconnect.facts, node.interconnect
+    joint = node.interconnect
+    if node.count > 1 and joint.allreduce:
+        facts = joint.facts
         count = joint.measured_count(node.count)
         cost = joint.allreduce[count]
         for key, value in (

@@ -13,6 +13,7 @@ from typing import Annotated, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from atoll.catalog.names import printable
 from atoll.catalog.overlay_schema import Overlay
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.files import YamlFile, load_yaml_file
@@ -114,7 +115,7 @@ def _type_hint(detail: ErrorDetails) -> str:
 
 
 def _dotted(location: Location) -> str:
-    return ".".join(str(part) for part in location)
+    return ".".join(map(printable, location))
 
 
 def _listed(model: type[BaseModel]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from atoll.catalog.names import printable
 from atoll.core.errors import InputError
 
 _MOST = 1 << 26
@@ -26,7 +27,8 @@ class ConfigFields:
 
     def error(self, message: str, name: str, hint: str | None = None) -> InputError:
         """An error about one field of this mapping."""
-        return InputError(message, path=self._path, field=f"{self._prefix}{name}", hint=hint)
+        field = printable(f"{self._prefix}{name}")
+        return InputError(message, path=self._path, field=field, hint=hint)
 
     def names(self) -> tuple[str, ...]:
         """The field names present."""

@@ -15,6 +15,7 @@ from typing import NoReturn
 from atoll.catalog.fields import ConfigFields
 from atoll.catalog.media import EncoderSpec
 from atoll.catalog.models import ComponentSpec, ModelSpec
+from atoll.catalog.names import printable
 from atoll.catalog.quantization import read_quantization
 from atoll.catalog.transformer import BF16, FP16, FP32, DType, MoeSpec, TransformerSpec
 from atoll.core.errors import InputError, UnknownNameError
@@ -348,7 +349,7 @@ def _read_json(path: Path) -> dict[str, object]:
         seen: dict[str, object] = {}
         for key, value in pairs:
             if key in seen:
-                raise InputError("this key is given twice", path=path, field=key)
+                raise InputError("this key is given twice", path=path, field=printable(key))
             seen[key] = value
         return seen
 

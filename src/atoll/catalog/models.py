@@ -71,7 +71,7 @@ class ModelSpec:
             if component.kind is ComponentKind.LLM:
                 return component.name
         parts = ", ".join(component.name for component in self.graph.components)
-        raise InputError(f"model {self.name} has no llm, its components are {parts}", field="model")
+        raise InputError(f"model {self.name} has no llm, its components are {parts}")
 
     @property
     def llm(self) -> TransformerSpec:

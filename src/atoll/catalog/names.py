@@ -18,6 +18,12 @@ def fold(name: str) -> str:
 _DROP = str.maketrans("", "", " -_\t")
 
 
+def printable(name: object) -> str:
+    """A key of a file as it may stand in a one-line error."""
+    text = str(name)
+    return text if text.isprintable() else repr(text)
+
+
 def index_names(entries: Iterable[tuple[str, Iterable[str]]]) -> dict[str, str]:
     """Map the folded form of every name and alias to its canonical name.
 

@@ -13,8 +13,8 @@ from atoll.catalog.frozenmap import FrozenMap
 from atoll.catalog.hf_config import model_from_config
 from atoll.catalog.models import ModelSpec
 from atoll.catalog.names import fold, index_names
-from atoll.catalog.transformer import MoeSpec, TransformerSpec, dtype_of
-from atoll.core.errors import InputError
+from atoll.catalog.transformer import DType, MoeSpec, TransformerSpec, dtype_of
+from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.graph import ComponentGraph
 from atoll.core.ids import slug
 
@@ -161,14 +161,26 @@ def _changed_llm(base: ModelSpec, entry: ModelEntry) -> TransformerSpec | None:
     if entry.moe is not None:
         values["moe"] = _moe(llm.moe, entry)
     if entry.weights is not None:
-        weights = dtype_of(entry.weights)
+        weights = _dtype("weights", entry.weights)
         values |= {f"{group}_dtype": weights for group in ("attention", "mlp", "expert")}
     for key in _DTYPES:
         name = getattr(entry, key)
         if name is not None:
-            values[key] = dtype_of(name)
+            values[key] = _dtype(key, name)
     changed = replace(llm, **values)  # type: ignore[arg-type]
-    return changed if entry.kv_dtype is None else changed.with_kv_dtype(entry.kv_dtype)
+    if entry.kv_dtype is None:
+        return changed
+    try:
+        return changed.with_kv_dtype(entry.kv_dtype)
+    except UnknownNameError as error:
+        raise InputError(error.message, field="kv_dtype", hint="use a known dtype") from None
+
+
+def _dtype(field: str, name: str) -> DType:
+    try:
+        return dtype_of(name)
+    except UnknownNameError as error:
+        raise InputError(error.message, field=field, hint="use a known dtype") from None
 
 
 def _moe(base: MoeSpec | None, entry: ModelEntry) -> MoeSpec:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from annotated_types import Gt, Len
+from annotated_types import Ge, Le, Len
 from pydantic import Field, StrictBool, StrictStr
 
 from atoll.core.frozen import Frozen
@@ -22,8 +22,14 @@ Number = Annotated[float, Field(strict=True, gt=0, le=1e15)]
 NotNegative = Annotated[float, Field(strict=True, ge=0, le=1e15)]
 Whole = Annotated[int, Field(strict=True, gt=0, le=1 << 26)]
 WholeOrZero = Annotated[int, Field(strict=True, ge=0, le=1 << 26)]
-SomeBytes = Annotated[Bytes, Gt(0)]
-SomeBandwidth = Annotated[Bandwidth, Gt(0)]
+# A bare number is in base units, so "memory: 24" would be 24 bytes: refuse what no hardware has.
+Memory = Annotated[Bytes, Ge(1e8), Le(1e15)]
+CacheBytes = Annotated[Bytes, Ge(1e3), Le(1e12)]
+GpuBandwidth = Annotated[Bandwidth, Ge(1e9), Le(1e15)]
+BusBandwidth = Annotated[Bandwidth, Ge(1e6), Le(1e15)]
+LinkBandwidth = Annotated[Bandwidth, Ge(1e3), Le(1e15)]
+Latency = Annotated[Duration, Le(60.0)]
+Cost = Annotated[UsdPerHour, Le(1e6)]
 Trust = Literal["high", "medium", "low"]
 PairOf = Annotated[list[StrictStr], Len(2, 2)]
 
@@ -45,20 +51,20 @@ class GpuEntry(Sourced):
     fp16_tflops: Number | None = None
     fp8_tflops: Number | None = None
     bf16: StrictBool | None = None
-    memory: SomeBytes | None = None
-    bandwidth: SomeBandwidth | None = None
+    memory: Memory | None = None
+    bandwidth: GpuBandwidth | None = None
     tdp_w: Number | None = None
     sms: Whole | None = None
-    l2: SomeBytes | None = None
-    nvlink: SomeBandwidth | None = None
-    pcie: SomeBandwidth | None = None
+    l2: CacheBytes | None = None
+    nvlink: GpuBandwidth | None = None
+    pcie: GpuBandwidth | None = None
 
 
 class AllReduceEntry(Sourced):
     """The cost of an all-reduce among so many GPUs."""
 
     alpha_us: NotNegative
-    bus_bandwidth: SomeBandwidth
+    bus_bandwidth: BusBandwidth
 
 
 class InterconnectEntry(Sourced):
@@ -68,8 +74,8 @@ class InterconnectEntry(Sourced):
     kind: Literal["nvlink", "pcie", "none"] | None = None
     generation: Whole | None = None
     allreduce: dict[Whole, AllReduceEntry] | None = None
-    p2p_bandwidth: SomeBandwidth | None = None
-    p2p_latency: Duration | None = None
+    p2p_bandwidth: BusBandwidth | None = None
+    p2p_latency: Latency | None = None
 
 
 class NodeEntry(Frozen):
@@ -145,8 +151,8 @@ class PriceEntry(Frozen):
     region: StrictStr
     node: StrictStr
     instance: StrictStr | None = None
-    usd_per_hour: UsdPerHour | None = None
-    spot: UsdPerHour | None = None
+    usd_per_hour: Cost | None = None
+    spot: Cost | None = None
     zones: Whole | None = None
     offered: StrictBool = True
     snapshot: StrictStr | None = None
@@ -158,8 +164,8 @@ class PriceEntry(Frozen):
 class LinkEntry(Frozen):
     """Bandwidth and one-way latency of a link."""
 
-    bandwidth: SomeBandwidth | None = None
-    latency: Duration | None = None
+    bandwidth: LinkBandwidth | None = None
+    latency: Latency | None = None
 
 
 class PairEntry(LinkEntry):
@@ -176,7 +182,7 @@ class LinksEntry(Frozen):
     between_regions: LinkEntry | None = None
     regions: list[PairEntry] | None = None
     nodes: list[PairEntry] | None = None
-    nics: dict[StrictStr, SomeBandwidth] | None = None
+    nics: dict[StrictStr, LinkBandwidth] | None = None
 
 
 class Overlay(Frozen):

@@ -101,7 +101,8 @@ def nodes(as_json: AsJson = False, overlay: Overlays = None) -> None:
     known = _catalog(overlay).nodes
     rows = []
     for node in known.values():
-        cost = node.interconnect.allreduce_for(node.count) if node.count > 1 else None
+        joint = node.interconnect
+        cost = joint.allreduce_for(node.count) if node.count > 1 and joint.allreduce else None
         rows.append(
             {
                 "node": node.id,
@@ -127,10 +128,8 @@ def nodes(as_json: AsJson = False, overlay: Overlays = None) -> None:
                     format_bytes(node.memory_bytes),
                     f"{node.fp16_tflops:g}",
                     node.interconnect.name if node.count > 1 else None,
-                    None if node.count == 1 else f"{_cost(row['allreduce_alpha_us']):g}us",
-                    None
-                    if node.count == 1
-                    else format_bandwidth(_cost(row["allreduce_bus_bytes_per_s"])),
+                    _alpha(row["allreduce_alpha_us"]),
+                    _bus(row["allreduce_bus_bytes_per_s"]),
                 )
                 for node, row in zip(known.values(), rows, strict=True)
             ],
@@ -140,9 +139,12 @@ def nodes(as_json: AsJson = False, overlay: Overlays = None) -> None:
     )
 
 
-def _cost(value: object) -> float:
-    assert isinstance(value, int | float)
-    return value
+def _alpha(value: object) -> str | None:
+    return f"{value:g}us" if isinstance(value, int | float) else None
+
+
+def _bus(value: object) -> str | None:
+    return format_bandwidth(value) if isinstance(value, int | float) else None
 
 
 @app.command()
@@ -190,7 +192,7 @@ def _model_record(model: ModelSpec) -> dict[str, object]:
         "active_params": model.active_params,
         "weight_bytes": model.weight_bytes,
         "components": {
-            name: {"kind": model.graph.component(name).kind, **shapes(spec), **counts(spec)}
+            name: {"part": model.graph.component(name).kind, **shapes(spec), **counts(spec)}
             for name, spec in model.components.items()
         },
         "source": model.source,

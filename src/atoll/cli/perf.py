@@ -256,16 +256,17 @@ def _comparison(title: str, choices: list[NodeChoice], layers: int, spot: bool) 
         for choice in choices
     ]
     columns = (
-        "node", "$/h", "layers", "prefill on", "tok/s", "$/M in",
-        "decode on", "tok/s", "$/M out", "$/1k req", "times",
+        "node", "$/h", "layers", "prefill tok/s", "$/M in", "decode tok/s", "$/M out", "$/1k req", "times",
     )  # fmt: skip
     kind = "spot" if spot else "on-demand"
     notes = (
-        f"Cheapest {kind} price over the regions asked for. Each row is the best equal pipeline of up to 8 "
-        "such nodes per phase; '-' where none keeps the promise or nobody sells the node. "
-        "'times' says what the prediction rests on: measured, layer-fitted or a proxy GPU."
+        f"$/h is the cheapest {kind} price over the regions asked for; 'layers' is how many fit on a node. "
+        "'4x 21,728': a pipeline of four such nodes carries that many tokens/s; it is the best of up to 8 "
+        "equal stages. '-': none keeps the promise, or nobody sells the node. 'times' says what the "
+        "prediction rests on: measured, layer-fitted or a proxy GPU."
     )
     drawn = table(columns, rows, title=title, right=columns[1:-1])
+    drawn.columns[0].no_wrap = drawn.columns[-1].no_wrap = True
     best = next((c for c in choices if c.request_usd is not None), None)
     verdict = ""
     if best is not None and best.request_usd is not None:
@@ -277,10 +278,11 @@ def _comparison(title: str, choices: list[NodeChoice], layers: int, spot: bool) 
     return Group(drawn, Text(verdict, style="bold"), Text(notes, style="dim"))
 
 
-def _copy(copy: PhaseCopy | None) -> tuple[str | None, str | None, str | None]:
+def _copy(copy: PhaseCopy | None) -> tuple[str | None, str | None]:
     if copy is None:
-        return None, None, None
-    return f"{copy.nodes}x", f"{copy.tokens_per_s:,.0f}", _money(copy.usd_per_million_tokens)
+        return None, None
+    rate = f"{copy.nodes}x {copy.tokens_per_s:>7,.0f}"
+    return rate, _money(copy.usd_per_million_tokens)
 
 
 def _money(usd: float | None) -> str | None:

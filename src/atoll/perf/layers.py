@@ -20,6 +20,7 @@ from atoll.perf.operators import (
     Num,
     PrefillAttention,
     Roofline,
+    Stream,
 )
 
 
@@ -72,7 +73,7 @@ class LayerOps:
 
     window: int | None
     dense: tuple[Roofline, ...]
-    elementwise: tuple[Roofline, ...]
+    elementwise: Stream
     prefill: PrefillAttention
     decode: DecodeAttention
     experts: GroupedExperts | None
@@ -81,10 +82,8 @@ class LayerOps:
     def seconds(self, batch: Batch[Num]) -> Num:
         """Return the time of one layer in seconds. The batch must hold at least one token."""
         m = batch.tokens
-        total = self.dense[0].seconds(m)
-        for op in self.dense[1:]:
-            total = total + op.seconds(m)
-        for op in self.elementwise:
+        total = self.elementwise.seconds(m)
+        for op in self.dense:
             total = total + op.seconds(m)
         if self.experts is not None:
             total = total + self.experts.seconds(m)
@@ -94,19 +93,25 @@ class LayerOps:
 
     def attention_seconds(self, batch: Batch[Num]) -> Num:
         """Return the time of attention alone; a part of the batch that is empty takes none."""
+        prompts, sequences = batch.prefill_tokens, batch.decode_sequences
+        if isinstance(prompts, float):
+            total = self._prefill_seconds(batch) if prompts > 0.0 else 0.0
+            return total + self._decode_seconds(batch) if sequences > 0.0 else total
+        return self._prefill_seconds(batch) * (prompts > 0.0) + self._decode_seconds(batch) * (
+            sequences > 0.0
+        )
+
+    def _prefill_seconds(self, batch: Batch[Num]) -> Num:
         window = self.window
-        prefill = self.prefill.seconds(
+        return self.prefill.seconds(
             batch.pairs(window),
             batch.prefill_tokens,
             batch.prefill_keys(window),
             batch.prompt_length + batch.prefill_context,
         )
-        decode = self.decode.seconds(batch.decode_sequences, batch.decode_keys(window))
-        if isinstance(prefill, float):
-            return (prefill if batch.prefill_tokens > 0.0 else 0.0) + (
-                decode if batch.decode_sequences > 0.0 else 0.0
-            )
-        return prefill * (batch.prefill_tokens > 0.0) + decode * (batch.decode_sequences > 0.0)
+
+    def _decode_seconds(self, batch: Batch[Num]) -> Num:
+        return self.decode.seconds(batch.decode_sequences, batch.decode_keys(self.window))
 
 
 class _Factory:
@@ -192,7 +197,7 @@ class _Factory:
         )
         return prefill, decode
 
-    def elementwise(self, elements: float) -> Roofline:
+    def elementwise(self, elements: float) -> Stream:
         """Return a pass that touches this many activations per token."""
         c = self._constants.op(OpClass.ELEMENTWISE)
         return operators.elementwise(
@@ -211,7 +216,7 @@ class ModelOps:
 
     kinds: tuple[LayerKind, ...]
     layers: tuple[LayerOps, ...]
-    embedding: Roofline
+    embedding: Stream
     embedding_all_reduce: AllReduce | None
     head: Roofline
 
@@ -250,7 +255,7 @@ def model_ops(spec: TransformerSpec, node: NodeType, tp: int, constants: GpuCons
     for kind in distinct:
         inner = shard.shared_intermediate if kind.moe else shard.intermediate
         dense = attention
-        passes: tuple[Roofline, ...] = (norm, norm)
+        passes = norm + norm
         experts = None
         if inner:
             ups = 2 if spec.gated_mlp else 1
@@ -258,7 +263,7 @@ def model_ops(spec: TransformerSpec, node: NodeType, tp: int, constants: GpuCons
                 make.gemm(ups * inner, spec.hidden, spec.mlp_dtype),
                 make.gemm(spec.hidden, inner, spec.mlp_dtype),
             )
-            passes += (make.elementwise((ups + 1.0) * inner),)
+            passes = passes + make.elementwise((ups + 1.0) * inner)
         if kind.moe and spec.moe is not None:
             dense += (make.gemm(spec.moe.experts, spec.hidden, spec.activation_dtype),)
             experts = make.experts(

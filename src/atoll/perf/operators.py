@@ -96,9 +96,24 @@ def gemm(
     )
 
 
-def elementwise(elements: float, *, bandwidth: float, e_b: float, t0_s: float) -> Roofline:
-    """Return the time of a memory-bound pass that touches `elements` activations per row."""
-    return Roofline(0.0, 0.0, ACTIVATION_BYTES * elements / (bandwidth * e_b), t0_s, 1.0)
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Memory-bound passes over activations: so many seconds per row and a launch. Streams add up."""
+
+    row_s: float
+    t0_s: float
+
+    def __add__(self, other: Stream) -> Stream:
+        return Stream(self.row_s + other.row_s, self.t0_s + other.t0_s)
+
+    def seconds(self, m: Num) -> Num:
+        """Return the time in seconds for m rows."""
+        return self.row_s * m + self.t0_s
+
+
+def elementwise(elements: float, *, bandwidth: float, e_b: float, t0_s: float) -> Stream:
+    """Return a memory-bound pass that touches `elements` activations per row."""
+    return Stream(ACTIVATION_BYTES * elements / (bandwidth * e_b), t0_s)
 
 
 @dataclass(frozen=True, slots=True)

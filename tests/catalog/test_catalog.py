@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+import atoll.catalog
+from atoll.catalog.catalog import Catalog
+from atoll.catalog.describe import UNKNOWN, describe
+from atoll.catalog.facts import Fact, facts_to_json
+from atoll.catalog.frozenmap import FrozenMap
+from atoll.catalog.names import fold, index_names, look_up
+from atoll.core.errors import UnknownNameError
+
+
+def test_the_package_names_its_nouns() -> None:
+    for name in atoll.catalog.__all__:
+        assert getattr(atoll.catalog, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = atoll.catalog.Nothing
+
+
+def test_default_is_one_object() -> None:
+    assert Catalog.default() is Catalog.default()
+    assert Catalog.default() == Catalog()
+    assert Catalog.default() != "catalog"
+    assert repr(Catalog.default()) == "Catalog(14 gpus, 20 models, 257 prices)"
+
+
+def test_a_catalog_of_ones_own() -> None:
+    own = Catalog(gpus={"L4": Catalog.default().gpu("L4")}, node_rules={})
+    assert list(own.gpus) == ["L4"]
+    with pytest.raises(UnknownNameError, match="known: L4"):
+        own.gpu("H100")
+    with pytest.raises(UnknownNameError):
+        own.node("L4:2")
+    assert own != Catalog.default()
+
+
+class TestNames:
+    def test_fold(self) -> None:
+        assert fold("RTX 3090") == fold("rtx-3090") == fold("RTX_3090") == "rtx3090"
+
+    def test_canonical_names_win_over_aliases(self) -> None:
+        index = index_names([("a", ["b", "c"]), ("b", []), ("d", ["c"])])
+        assert index == {"a": "a", "b": "b", "c": "a", "d": "d"}
+        assert look_up("letter", "C", {"a": 1}, index) == 1
+
+    def test_no_two_entries_share_a_name(self) -> None:
+        catalog = Catalog.default()
+        for table in (catalog.gpus, catalog.models):
+            owners: dict[str, set[str]] = {}
+            for entry in table.values():
+                for name in (entry.name, *entry.aliases):
+                    owners.setdefault(fold(name), set()).add(entry.name)
+            assert {name: who for name, who in owners.items() if len(who) > 1} == {}
+
+
+class TestFrozenMap:
+    def test_is_a_mapping(self) -> None:
+        frozen = FrozenMap({"a": 1, "b": 2})
+        assert dict(frozen) == {"a": 1, "b": 2}
+        assert (len(frozen), "a" in frozen, frozen.get("z")) == (2, True, None)
+        assert repr(frozen) == "FrozenMap({'a': 1, 'b': 2})"
+
+    def test_equality_hash_pickle(self) -> None:
+        frozen = FrozenMap({"a": 1, "b": 2})
+        assert frozen == FrozenMap({"b": 2, "a": 1})
+        assert hash(frozen) == hash(FrozenMap({"b": 2, "a": 1}))
+        assert frozen != {"a": 1, "b": 2}
+        assert pickle.loads(pickle.dumps(frozen)) == frozen
+
+    def test_cannot_be_written(self) -> None:
+        frozen = FrozenMap({"a": 1})
+        with pytest.raises(TypeError):
+            frozen["a"] = 2  # type: ignore[index]
+
+    def test_the_source_may_change_later(self) -> None:
+        source = {"a": 1}
+        frozen = FrozenMap(source)
+        source["a"] = 2
+        assert frozen["a"] == 1
+
+
+class TestFacts:
+    def test_confidence_is_checked(self) -> None:
+        with pytest.raises(ValueError, match="sure"):
+            Fact(1, "somewhere", "sure")  # type: ignore[arg-type]
+
+    def test_json(self) -> None:
+        record = facts_to_json({"a": Fact(1, "s", "low")})
+        assert record == {"a": {"value": 1, "source": "s", "confidence": "low"}}
+
+
+class TestDescribe:
+    @pytest.mark.parametrize("name", [*Catalog.default().gpus, *Catalog.default().models])
+    def test_every_shape_has_a_source(self, name: str) -> None:
+        found = describe(Catalog.default(), name)
+        bare = {"aliases", "hf_id", "note", "graph", "nvlink_bytes_per_s", "fp8_tflops"}
+        for row in found.rows:
+            assert row.source is not None or row.field in bare, row
+
+    def test_unknown_is_said(self) -> None:
+        rows = {row.field: row for row in describe(Catalog.default(), "qwen2.5-omni-7b").rows}
+        assert rows["talker.head_dim"].value == UNKNOWN
+        assert rows["total_params"].value == UNKNOWN
+        assert rows["talker.heads"].confidence == "low"
+
+    def test_kinds(self) -> None:
+        catalog = Catalog.default()
+        kinds = [describe(catalog, n).kind for n in ("l4", "L4:2", "phi-4", "pcie4", "links")]
+        assert kinds == ["gpu", "node", "model", "interconnect", "links"]
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("H10", "unknown name in the catalog 'H10'; did you mean H100"),
+            ("phi-4@fp7", "unknown dtype 'fp7'"),
+            ("L4:99", "unknown node type"),
+        ],
+    )
+    def test_unknown_names(self, name: str, message: str) -> None:
+        with pytest.raises(UnknownNameError, match=message):
+            describe(Catalog.default(), name)
