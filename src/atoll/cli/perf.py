@@ -247,7 +247,7 @@ def _comparison(title: str, choices: list[NodeChoice], layers: int, spot: bool) 
         (
             choice.node,
             _money(choice.usd_per_hour),
-            f"{min(choice.max_layers, layers)}/{layers}",
+            min(choice.max_layers, layers),
             *_copy(choice.prefill),
             *_copy(choice.decode),
             _money(None if choice.request_usd is None else choice.request_usd * 1000),
@@ -256,17 +256,20 @@ def _comparison(title: str, choices: list[NodeChoice], layers: int, spot: bool) 
         for choice in choices
     ]
     columns = (
-        "node", "$/h", "layers", "prefill tok/s", "$/M in", "decode tok/s", "$/M out", "$/1k req", "times",
+        "node", "$/h", "fits", "prefill/s", "$/M in", "decode/s", "$/M out", "$/1k req", "times",
     )  # fmt: skip
     kind = "spot" if spot else "on-demand"
     notes = (
-        f"$/h is the cheapest {kind} price over the regions asked for; 'layers' is how many fit on a node. "
+        f"$/h is the cheapest {kind} price over the regions asked for; 'fits' is how many of the {layers} "
+        "layers fit on a node. "
         "'4x 21,728': a pipeline of four such nodes carries that many tokens/s; it is the best of up to 8 "
         "equal stages. '-': none keeps the promise, or nobody sells the node. 'times' says what the "
         "prediction rests on: measured, layer-fitted or a proxy GPU."
     )
     drawn = table(columns, rows, title=title, right=columns[1:-1])
-    drawn.columns[0].no_wrap = drawn.columns[-1].no_wrap = True
+    drawn.padding, drawn.pad_edge = (0, 1, 0, 0), False
+    for column in drawn.columns:
+        column.no_wrap = True
     best = next((c for c in choices if c.request_usd is not None), None)
     verdict = ""
     if best is not None and best.request_usd is not None:
@@ -281,7 +284,7 @@ def _comparison(title: str, choices: list[NodeChoice], layers: int, spot: bool) 
 def _copy(copy: PhaseCopy | None) -> tuple[str | None, str | None]:
     if copy is None:
         return None, None
-    rate = f"{copy.nodes}x {copy.tokens_per_s:>7,.0f}"
+    rate = f"{copy.nodes}x {copy.tokens_per_s:>6,.0f}"
     return rate, _money(copy.usd_per_million_tokens)
 
 
