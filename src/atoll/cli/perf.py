@@ -251,12 +251,12 @@ def _comparison(title: str, choices: list[NodeChoice], layers: int, spot: bool) 
             *_copy(choice.prefill),
             *_copy(choice.decode),
             _money(None if choice.request_usd is None else choice.request_usd * 1000),
-            choice.provenance.partition(" ")[0],
+            choice.provenance.partition(" ")[0].replace("layer-fitted", "layers"),
         )
         for choice in choices
     ]
     columns = (
-        "node", "$/h", "fits", "prefill/s", "$/M in", "decode/s", "$/M out", "$/1k req", "times",
+        "node", "$/h", "fits", "prefill/s", "$/M in", "decode/s", "$/M out", "$/1k", "times",
     )  # fmt: skip
     kind = "spot" if spot else "on-demand"
     notes = (
@@ -264,7 +264,7 @@ def _comparison(title: str, choices: list[NodeChoice], layers: int, spot: bool) 
         "layers fit on a node. "
         "'4x 21,728': a pipeline of four such nodes carries that many tokens/s; it is the best of up to 8 "
         "equal stages. '-': none keeps the promise, or nobody sells the node. 'times' says what the "
-        "prediction rests on: measured, layer-fitted or a proxy GPU."
+        "prediction rests on: measured operators, measured layers, or a proxy GPU. $/1k: per 1,000 requests."
     )
     drawn = table(columns, rows, title=title, right=columns[1:-1])
     drawn.padding, drawn.pad_edge = (0, 1, 0, 0), False
