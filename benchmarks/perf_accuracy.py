@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from atoll.perf.batch import Batch
 from atoll.perf.calibrate import Accuracy, accuracy, op_classes, predict
 from atoll.perf.constants import OpClass, default_constants
 from atoll.perf.layer_fit import LayerConditions, fit_all_reduce, fit_gpu, predict_layers
-from atoll.perf.measurements import read_points
+from atoll.perf.measurements import Points, read_points
 from atoll.perf.step import analytic, step_seconds
 from benchmarks.report import Figure, finish, options
 
@@ -82,6 +83,11 @@ def operators(data: Path, catalog: Catalog) -> list[Figure]:
                 constants = default_constants().gpu(gpu).op(op)
                 predicted = predict(op, constants, test, catalog.gpu(gpu))
                 found[op].append(show(op.value, gpu, accuracy(predicted, test.seconds)))
+                large = _moved(op, test) > 1.5 * constants.hot_bytes
+                if op is OpClass.ATTENTION_DECODE and large.any():
+                    rest = test.where(large)
+                    cold = predict(op, replace(constants, hot_bytes=0.0), rest, catalog.gpu(gpu))
+                    show("  beyond the cache", gpu, accuracy(cold, rest.seconds))
         unknown = sorted(set(points.groups()) - set(SYSTEMS.values()))
         if unknown:
             print(f"  {name}: not in the catalog, left out: {', '.join(unknown)}")
@@ -94,6 +100,14 @@ def operators(data: Path, catalog: Catalog) -> list[Figure]:
         Figure("prefill_attn_median_max", worst[OpClass.ATTENTION_PREFILL], 12),
         Figure("gemm_fp8_median_max", fp8, note="no bar: FP8 kernels are too uneven for one curve"),
     ]
+
+
+def _moved(op: OpClass, points: Points) -> np.ndarray:
+    """Bytes of KV cache that each point of decode attention reads."""
+    if op is not OpClass.ATTENTION_DECODE:
+        return np.zeros(len(points))
+    names = ("batch_size", "seq_len", "num_key_value_heads", "head_dim")
+    return np.asarray(4.0 * np.prod([points.sizes[name] for name in names], axis=0))
 
 
 def all_reduces(data: Path, catalog: Catalog) -> list[Figure]:
@@ -119,8 +133,8 @@ def all_reduces(data: Path, catalog: Catalog) -> list[Figure]:
     return [Figure("allreduce_median_max", max(medians), 15)]
 
 
-def _reduced(cost: AllReduce, gpus: int, test: object) -> np.ndarray:
-    sizes = test.sizes["bytes"]  # type: ignore[attr-defined]
+def _reduced(cost: AllReduce, gpus: int, test: Points) -> np.ndarray:
+    sizes = test.sizes["bytes"]
     return np.array([cost.time_s(float(size), gpus) for size in sizes])
 
 
@@ -204,6 +218,21 @@ def helix(data: Path, catalog: Catalog) -> list[Figure]:
     for gpu in HELIX_MACHINES:
         for phase in ("prefill", "decode"):
             show(f"all {gpu}", phase, _of(errors[gpu, phase]))
+    print(
+        "  The same layers with the constants that ship (attention of today's kernels where they differ)"
+    )
+    shipped = default_constants()
+    for gpu, machines in HELIX_MACHINES.items():
+        for phase in ("prefill", "decode"):
+            ratios: list[float] = []
+            for machine, count in machines.items():
+                node, test = (
+                    catalog.node(f"{gpu}:{count}"),
+                    points.of(machine, model="llama1_30b", kind=phase),
+                )
+                predicted = predict_layers(small, node, shipped.gpu(gpu), test, HELIX)
+                ratios += list(predicted / test.seconds)
+            show(f"shipped {gpu}", phase, _of(ratios))
     worst = {
         phase: max(_of(errors[gpu, phase]).median for gpu in HELIX_MACHINES)
         for phase in ("prefill", "decode")

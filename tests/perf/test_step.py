@@ -28,7 +28,7 @@ from atoll.perf.step import (
 )
 from tests.perf.builders import constants, gpu, hybrid, mixture, model, node, node_type, spec
 
-THREE_KINDS = spec(
+FOUR_KINDS = spec(
     layers=9,
     windows=(64, None, 64, 64, None, None, 64, None, 64),
     moe=MoeSpec(8, 2, 256, dense_layers=frozenset({0, 1, 5})),
@@ -39,7 +39,7 @@ CASES: dict[str, tuple[TransformerSpec, str]] = {
     "experts": (model("qwen3-235b-a22b"), "H100:8"),
     "hybrid": (model("gpt-oss-20b"), "A100-80:1"),
     "mixture": (mixture(), "L40S:2"),
-    "three kinds": (THREE_KINDS, "H100:1"),
+    "four kinds": (FOUR_KINDS, "H100:1"),
 }
 batches = st.one_of(
     st.builds(
@@ -182,18 +182,16 @@ def test_the_slowest_run_against_every_start(
 
 def test_the_slowest_run_of_four_kinds() -> None:
     for seconds in itertools.permutations((1.0, 2.0, 4.0, 8.0)):
-        check_slowest_run(THREE_KINDS, seconds)
+        check_slowest_run(FOUR_KINDS, seconds)
     check_slowest_run(model("gpt-oss-120b"), (1.0, 3.0))
     check_slowest_run(model("llama-3.1-8b"), (1.0,))
 
 
 def test_window_counts_are_real_runs() -> None:
-    kinds = tuple(dict.fromkeys(layer_kinds(THREE_KINDS)))
-    counts = window_counts(THREE_KINDS, kinds)
-    for j in range(THREE_KINDS.layers + 1):
-        real = {
-            range_counts(THREE_KINDS, kinds, i, i + j) for i in range(THREE_KINDS.layers - j + 1)
-        }
+    kinds = tuple(dict.fromkeys(layer_kinds(FOUR_KINDS)))
+    counts = window_counts(FOUR_KINDS, kinds)
+    for j in range(FOUR_KINDS.layers + 1):
+        real = {range_counts(FOUR_KINDS, kinds, i, i + j) for i in range(FOUR_KINDS.layers - j + 1)}
         assert {tuple(int(n) for n in run) for run in counts[j]} == real
 
 

@@ -1,4 +1,4 @@
-"""An overlay as read and checked; every error names file, line, field and fix."""
+"""A YAML file read against its schema; every error names file, line, field and fix."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Union, get_args, get_origin
+from typing import Annotated, Generic, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -21,34 +21,50 @@ from atoll.core.files import YamlFile, load_yaml_file
 Location = tuple[str | int, ...]
 
 
-class Document:
-    """An overlay and where it was read from; knows the line of every value."""
+Content = TypeVar("Content", bound=BaseModel)
 
-    def __init__(self, source: str | os.PathLike[str] | Mapping[str, object]) -> None:
+
+class SchemaDocument(Generic[Content]):
+    """A YAML file, or its content as a mapping, and what its schema makes of it.
+
+    Knows the line of every value. `what` names the kind of file in errors ("an overlay").
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | YamlFile | Mapping[str, object],
+        schema: type[Content],
+        what: str,
+    ) -> None:
         self._file: YamlFile | None = None
+        self._schema = schema
         data: object = source
-        if not isinstance(source, Mapping):
+        if isinstance(source, YamlFile):
+            self._file = source
+        elif not isinstance(source, Mapping):
             self._file = load_yaml_file(source)
+        if self._file is not None:
             data = self._file.data
         if data is None:
             data = {}
         if not isinstance(data, Mapping):
             raise self.error(
-                "an overlay is a mapping of sections", hint=f"start with {_listed(Overlay)}"
+                f"{what} is a mapping of sections", hint=f"start with {_listed(schema)}"
             )
+        self.data: Mapping[object, object] = data
         try:
-            self.overlay = Overlay.model_validate(data)
+            self.content = schema.model_validate(data)
         except ValidationError as error:
             raise self._invalid(error.errors(include_url=False)[0]) from None
 
     @property
-    def name(self) -> str:
-        """How facts of this overlay name their source."""
-        return "overlay" if self._file is None else f"overlay {self._file.path}"
+    def path(self) -> str | None:
+        """The file it was read from, None if it was given as a mapping."""
+        return None if self._file is None else self._file.path
 
     @property
     def folder(self) -> Path:
-        """Where relative paths in the overlay start."""
+        """Where relative paths in the file start."""
         return Path() if self._file is None else Path(self._file.path).parent
 
     def error(self, message: str, *location: str | int, hint: str | None = None) -> InputError:
@@ -69,7 +85,7 @@ class Document:
         except UnknownNameError as error:
             raise self.error(error.message, *location, hint="use a known name") from None
         except InputError as error:
-            if error.path is not None:  # about another file the overlay names
+            if error.path is not None:  # about another file that this one names
                 raise
             inner: Location = tuple(error.field.split(".")) if error.field else ()
             if inner[: len(location)] != tuple(map(str, location)):
@@ -77,8 +93,8 @@ class Document:
             raise self.error(error.message, *inner, hint=error.hint) from None
 
     def _invalid(self, detail: ErrorDetails) -> InputError:
-        location: Location = tuple(part for part in detail["loc"] if part != "[key]")
-        holder = _schema_at(location[:-1])
+        location = _written(detail, self.data)
+        holder = _schema_at(self._schema, location[:-1])
         if detail["type"] == "extra_forbidden" and holder is not None:
             near = difflib.get_close_matches(str(location[-1]), holder.model_fields, n=1)
             hint = f"write {near[0]!r}" if near else f"known here: {_listed(holder)}"
@@ -89,6 +105,41 @@ class Document:
             fix = detail.get("ctx", {}).get("hint")
             return self.error(detail["msg"], *location, hint=fix if isinstance(fix, str) else None)
         return self.error(_plain(detail), *location, hint=_type_hint(detail))
+
+
+class Document(SchemaDocument[Overlay]):
+    """An overlay as read and checked."""
+
+    def __init__(self, source: str | os.PathLike[str] | Mapping[str, object]) -> None:
+        super().__init__(source, Overlay, "an overlay")
+
+    @property
+    def overlay(self) -> Overlay:
+        """The overlay."""
+        return self.content
+
+    @property
+    def name(self) -> str:
+        """How facts of this overlay name their source."""
+        return "overlay" if self.path is None else f"overlay {self.path}"
+
+
+def _written(detail: ErrorDetails, data: object) -> Location:
+    """The error's place as the person wrote it, without the parts that pydantic puts in between."""
+    location: list[str | int] = []
+    parts = [part for part in detail["loc"] if part != "[key]"]
+    for index, part in enumerate(parts):
+        if isinstance(data, Mapping):
+            keys = {str(key): key for key in data}
+            if str(part) in keys:
+                location.append(part)
+                data = data[keys[str(part)]]
+            elif detail["type"] == "missing" and index == len(parts) - 1:
+                location.append(part)
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+            location.append(part)
+            data = data[part]
+    return tuple(location)
 
 
 def _plain(detail: ErrorDetails) -> str:
@@ -122,9 +173,9 @@ def _listed(model: type[BaseModel]) -> str:
     return ", ".join(model.model_fields)
 
 
-def _schema_at(location: Location) -> type[BaseModel] | None:
+def _schema_at(schema: type[BaseModel], location: Location) -> type[BaseModel] | None:
     """The model that holds the value at `location`, walking the schema from the top."""
-    current: object = Overlay
+    current: object = schema
     for part in location:
         if isinstance(current, type) and issubclass(current, BaseModel):
             info = current.model_fields.get(str(part))
@@ -137,5 +188,15 @@ def _schema_at(location: Location) -> type[BaseModel] | None:
 
 def _without_wrapping(annotation: object) -> object:
     while get_origin(annotation) in (Annotated, Union, UnionType):
-        annotation = next(arg for arg in get_args(annotation) if arg is not type(None))
+        if get_origin(annotation) is Annotated:
+            annotation = get_args(annotation)[0]
+            continue
+        options = [arg for arg in get_args(annotation) if arg is not type(None)]
+        # Of "a name or a mapping", only the mapping has fields to speak of.
+        models = [arg for arg in options if _is_model(_without_wrapping(arg))]
+        annotation = (models or options)[0]
     return annotation
+
+
+def _is_model(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 # Field in the data file -> (attribute, how many base units one unit of the file is).
 _SCALED = {
-    "memory_gb": ("memory_bytes", GB),
+    "memory_mib": ("memory_bytes", MIB),
     "bandwidth_gbs": ("bandwidth_bytes_per_s", GB),
     "nvlink_gbs": ("nvlink_bytes_per_s", GB),
     "pcie_gbs": ("pcie_bytes_per_s", GB),

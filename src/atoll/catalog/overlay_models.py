@@ -57,7 +57,9 @@ def _base(
         )
     if entry.hf_config is not None:
         with document.at("models", name, "hf_config"):
-            return model_from_config(document.folder / entry.hf_config, name)
+            if isinstance(entry.hf_config, str):
+                return model_from_config(document.folder / entry.hf_config, name)
+            return model_from_config(entry.hf_config, name)
     if entry.like is not None:
         with document.at("models", name, "like"):
             return Catalog(models=models).model(entry.like)

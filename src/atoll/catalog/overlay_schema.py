@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, Len
-from pydantic import Field, StrictBool, StrictStr
+from pydantic import Field, JsonValue, StrictBool, StrictStr
 
 from atoll.core.frozen import Frozen
 from atoll.core.quantities import Bandwidth, Bytes, Duration, UsdPerHour
@@ -31,6 +31,8 @@ LinkBandwidth = Annotated[Bandwidth, Ge(1e3), Le(1e15)]
 Latency = Annotated[Duration, Le(60.0)]
 Cost = Annotated[UsdPerHour, Le(1e6)]
 Trust = Literal["high", "medium", "low"]
+# Not strict: a count that is a key comes back from JSON as text.
+CountKey = Annotated[int, Field(gt=0, le=1 << 26)]
 PairOf = Annotated[list[StrictStr], Len(2, 2)]
 
 
@@ -73,7 +75,7 @@ class InterconnectEntry(Sourced):
     like: StrictStr | None = None
     kind: Literal["nvlink", "pcie", "none"] | None = None
     generation: Whole | None = None
-    allreduce: dict[Whole, AllReduceEntry] | None = None
+    allreduce: dict[CountKey, AllReduceEntry] | None = None
     p2p_bandwidth: BusBandwidth | None = None
     p2p_latency: Latency | None = None
 
@@ -105,10 +107,13 @@ class SlidingEntry(Frozen):
 
 
 class ModelEntry(Sourced):
-    """A model: from a config.json, like another, changes to a known one, or all shapes."""
+    """A model: from a config.json, like another, changes to a known one, or all shapes.
+
+    `hf_config` is the path of a config.json, of the folder it lies in, or its content.
+    """
 
     like: StrictStr | None = None
-    hf_config: StrictStr | None = None
+    hf_config: StrictStr | dict[StrictStr, JsonValue] | None = None
     aliases: list[StrictStr] | None = None
     hf_id: StrictStr | None = None
     architecture: StrictStr | None = None

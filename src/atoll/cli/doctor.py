@@ -53,6 +53,7 @@ EXTRAS: tuple[Extra, ...] = (
     ),
     Extra("aic", ("aiconfigurator-core",), "comparing predictions with AIConfigurator's tables"),
     Extra("calibrate", ("scipy",), "fitting the performance model to measurements"),
+    Extra("plan", ("numba", "highspy"), "finding the cheapest plan"),
     Extra("plots", ("matplotlib",), "figures as image files"),
 )
 

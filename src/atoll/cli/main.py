@@ -35,6 +35,9 @@ class Verb:
 
 
 VERBS: tuple[Verb, ...] = (
+    Verb("init", "atoll.cli.init", "Write a fleet file to start from."),
+    Verb("validate", "atoll.cli.validate", "Check that a plan keeps what it says."),
+    Verb("diff", "atoll.cli.diff", "Show what changes from one plan to another."),
     Verb("catalog", "atoll.cli.catalog", "Look up GPUs, nodes, models, prices and links."),
     Verb("perf", "atoll.cli.perf", "Predict how fast a model runs on a node."),
     Verb("doctor", "atoll.cli.doctor", "Check what is installed and what is missing."),

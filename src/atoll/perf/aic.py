@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.catalog.models import ModelSpec
+from atoll.catalog.models import ModelSpec, default_models
 from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import TransformerSpec
-from atoll.core.errors import MissingDependencyError, UnknownNameError
+from atoll.core.errors import MissingDependencyError, UnknownNameError, UsageError
+from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
 from atoll.perf.engines import EngineProfile
 from atoll.perf.engines import engine as engine_profile
 from atoll.perf.layers import LayerKind, layer_kinds
 from atoll.perf.operators import Array, Num
-from atoll.perf.step import StepParts, check_tp
+from atoll.perf.step import StepParts, check_tp, own_limit
 
 if TYPE_CHECKING:
     from aiconfigurator_core.sdk.engine import EngineHandle
@@ -55,6 +56,10 @@ class AicStepModel:
     def kinds(self) -> tuple[LayerKind, ...]:
         """The distinct kinds of layer of the model."""
         return tuple(dict.fromkeys(layer_kinds(self.spec)))
+
+    def largest_batch(self, phase: Phase) -> float:
+        """Return the engine's own limit."""
+        return own_limit(self.engine, phase)
 
     def parts(self, batch: Batch[Num]) -> StepParts[Num]:
         """Return the pieces of a step; mixed steps add the times of both phases."""
@@ -117,14 +122,26 @@ def aic(
     engine: str | EngineProfile = "none",
 ) -> AicStepModel:
     """Return the step model of a catalog model on a node from aiconfigurator-core's tables."""
-    size = check_tp(node, tp)
+    size = check_tp(node, tp, model.llm)
     system = SYSTEMS.get(node.gpu.name)
     if system is None:
         raise UnknownNameError("GPU with aiconfigurator-core tables", node.gpu.name, SYSTEMS)
     profile = engine if isinstance(engine, EngineProfile) else engine_profile(engine)
     name = _SAME_SHAPES.get(model.hf_id or "", model.hf_id or model.name)
+    _check_native(model)
     handle = _compile(name, system, size, model.llm.moe is not None)
     return AicStepModel(model.llm, node, size, profile, handle)
+
+
+def _check_native(model: ModelSpec) -> None:
+    """The package looks a model up by name: a variant or an overlay's changes would be ignored."""
+    native = next((m for m in default_models().values() if m.hf_id == model.hf_id), None)
+    if native is None or native.llm != model.llm:
+        raise UsageError(
+            f"aiconfigurator-core knows {model.hf_id or model.name} in its own precision and shape only",
+            hint="use the analytic backend for variants and models of your own",
+            field="model",
+        )
 
 
 @lru_cache(maxsize=128)
@@ -141,5 +158,9 @@ def _compile(name: str, system: str, tp: int, moe: bool) -> EngineHandle:
         return EngineHandle.compile(
             name, system, "vllm", tp_size=tp, moe_tp_size=tp if moe else None
         )
+    except Exception as error:
+        # Its errors share no base class; whatever it is, this model cannot be had from it.
+        text = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise UsageError(f"aiconfigurator-core cannot model {name} on {system}: {text}") from error
     finally:
         logger.setLevel(level)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic
 
+from atoll.core.errors import UsageError
 from atoll.perf.operators import Num, larger, smaller
 
 
@@ -31,11 +32,15 @@ class Batch(Generic[Num]):
         tokens: float, sequences: float = 1.0, context: float = 0.0, length_spread: float = 1.0
     ) -> Batch[float]:
         """Return a step that prefills `tokens` prompt tokens of `sequences` prompts in all."""
+        _check(tokens=tokens, sequences=sequences, length_spread=length_spread)
+        _check(zero=True, context=context)
         return Batch(float(tokens), float(sequences), float(context), 0.0, 0.0, length_spread)
 
     @staticmethod
     def decode(sequences: float, context: float) -> Batch[float]:
         """Return a step in which `sequences` sequences over `context` tokens yield one token each."""
+        _check(sequences=sequences)
+        _check(zero=True, context=context)
         return Batch(0.0, 0.0, 0.0, float(sequences), float(context))
 
     @property
@@ -75,9 +80,21 @@ class Batch(Generic[Num]):
         reach = self.prefill_context if window is None else smaller(self.prefill_context, window)
         return self.prefill_tokens + self.prefill_sequences * reach
 
+    def longest(self, window: float | None) -> Num:
+        """Return the keys that the last query of a mean prompt attends to."""
+        reach = self.prompt_length + self.prefill_context
+        return reach if window is None else smaller(reach, window)
+
     def decode_keys(self, window: float | None) -> Num:
         """Return how many cached tokens each decoding sequence reads in a layer with this window."""
         return self.decode_context if window is None else smaller(self.decode_context, window)
+
+
+def _check(*, zero: bool = False, **values: float) -> None:
+    for name, value in values.items():
+        if not (0.0 < value < 1e12 or (zero and value == 0.0)):
+            bound = "0 or more" if zero else "above 0"
+            raise UsageError(f"{value!r} is not a number {bound}", field=name)
 
 
 def _least(x: Num, y: Num) -> Num:

@@ -10,9 +10,13 @@ requests per second: a busy node finishes B every t(B), and all requests in the 
 keep their KV cache on it for the S (t + u) seconds of a round (Little's law). t(B)/B falls with B,
 since every term of t is a norm of affine functions with non-negative intercepts, so the first limit
 rises with B and the second falls: the best B is the largest the budget allows, or where the two
-cross, S B (1 + u/t) = N. Throughput never rises with j and never falls with b, because t rises and N
+cross, S B (1 + u/t) = N. In a pipeline X is also at most what the link carries, bandwidth over the
+activation bytes of a request. Throughput never rises with j and never falls with b, because t rises and N
 falls with j, and the budget only cuts the choice of B. t is tabulated on a grid of B and linear
 between its points, which keeps all of this exact.
+
+Queueing is not part of it: a node at its capacity is always busy, and arrivals that come in bursts wait.
+Plans leave headroom for that.
 
 Prefill counts prompt tokens/s with B prompts in a step; decode counts generated tokens/s.
 """
@@ -56,8 +60,15 @@ class RoleLoad:
     def __post_init__(self) -> None:
         if self.phase not in (Phase.PREFILL, Phase.DECODE):
             raise UsageError(f"capacity is per phase, not {self.phase.value}", field="phase")
-        if not self.slo_s > 0.0:
+        if not 0.0 < self.slo_s < float("inf"):
             raise InputError(f"{self.slo_s!r} is not a latency above 0", field="slo_s")
+        longest = self.lengths.input_mean + self.lengths.output_mean
+        if longest > self.spec.max_context:
+            raise InputError(
+                f"a mean request of {longest:,.0f} tokens exceeds the model's {self.spec.max_context:,}",
+                field="lengths",
+                hint="use shorter lengths, or a model with a longer context",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +101,14 @@ class CapacityTable:
 
     def at(self, layers: int, stages: int, position: Position | None = None) -> float:
         """Return tokens/s with `layers` layers in a pipeline of `stages`; the worst position if none."""
+        if not 0 <= layers <= self.role.spec.layers:
+            raise UsageError(
+                f"{layers} layers of a model with {self.role.spec.layers}", field="layers"
+            )
+        if position is not None and (position is Position.WHOLE) != (stages == 1):
+            raise UsageError(
+                f"{position.value} is no position in a pipeline of {stages}", field="position"
+            )
         own = self.stage_row(stages)[:, layers]
         if position is None:
             return float(own[-1] if stages == 1 else own[:3].min())
@@ -97,6 +116,10 @@ class CapacityTable:
 
     def stage_row(self, stages: int) -> Array:
         """Return the table of one stage count: (position, layers)."""
+        if not 1 <= stages <= self.throughput.shape[1]:
+            raise UsageError(
+                f"{stages} stages; the table has 1 to {self.throughput.shape[1]}", field="stages"
+            )
         return self.throughput[:, stages - 1, :]
 
 
@@ -113,7 +136,7 @@ class CapacityModel:
         )
         self._replicas = model.node.count // model.tp
         self._grid = self._batch_grid()
-        parts = model.parts(self._batches(self._grid))
+        parts = _regular(model.parts(self._batches(self._grid)), self._grid)
         self._fixed = {position: _fixed(parts, position) for position in Position}
         self._counts = window_counts(model.spec, model.kinds)
         self._stack_s = slowest_run(self._counts, parts.layers)
@@ -129,11 +152,7 @@ class CapacityModel:
 
     def _batch_grid(self) -> Array:
         """Batch sizes from one request to the engine's limit, denser where times bend."""
-        engine = self._model.engine
-        if self._role.phase is Phase.PREFILL:
-            largest = max(1.0, engine.max_tokens / self._role.lengths.input_mean)
-        else:
-            largest = float(engine.max_sequences)
+        largest = max(1.0, self._model.largest_batch(self._role.phase) / self._tokens_per_request)
         return np.geomspace(1.0, largest, _GRID_POINTS) if largest > 1.0 else np.array([1.0])
 
     def _batches(self, requests: Array) -> Batch[Array]:
@@ -143,6 +162,13 @@ class CapacityModel:
             return Batch(zero, zero, zero, requests, zero + lengths.decode_context)
         spread = lengths.input_mean_square / lengths.input_mean**2
         return Batch(requests * lengths.input_mean, requests, zero, zero, zero, spread)
+
+    @property
+    def _wire_tokens_per_s(self) -> float:
+        """Tokens/s whose activations the link carries."""
+        if self._link is None:
+            return np.inf
+        return self._link.bandwidth_bytes_per_s / (self._model.spec.hidden * ACTIVATION_BYTES)
 
     def _transfer(self, rows: Array) -> Array:
         """Seconds to hand the activations of so many tokens to the next stage."""
@@ -165,11 +191,14 @@ class CapacityModel:
     ) -> Array:
         """Return tokens/s, (stage counts, layers + 1), for pipelines of `stages` with these budgets."""
         best = self._best(np.array(stages, dtype=np.float64), np.array(budgets_s), position)
-        rate = np.where(best.feasible, best.batch / best.step_s * best.occupancy, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rate = np.where(best.feasible, best.batch / best.step_s * best.occupancy, 0.0)
         rate[:, 0] = 0.0
         # Rounding must not break what holds exactly: a node with more layers carries no more.
         rate[:, 1:] = np.minimum.accumulate(rate[:, 1:], axis=1)
-        return rate * (self._tokens_per_request * self._replicas)
+        tokens = rate * (self._tokens_per_request * self._replicas)
+        wire = np.where(np.array(stages) > 1, self._wire_tokens_per_s, np.inf)
+        return np.minimum(tokens, wire[:, None])
 
     def detail(self, layers: int, stages: int, budget_s: float, position: Position) -> Capacity:
         """Return the capacity with exactly `layers` layers and which limit binds."""
@@ -181,6 +210,8 @@ class CapacityModel:
             limit = "memory: no room for the layers and one request's KV cache"
         elif not best.feasible[0, layers]:
             limit = "latency: one request alone takes longer than the budget"
+        elif stages > 1 and tokens >= self._wire_tokens_per_s * (1.0 - 1e-9):
+            limit = "the link between stages"
         elif crowded < min(late, largest):
             limit = "KV memory"
         elif late < largest:
@@ -201,7 +232,9 @@ class CapacityModel:
         room = self._room[position]
         total = step + transfer
         late = _last_below(total - budgets_s[:, None, None])
-        held = total / step
+        # No layers and no host time take no time: the entry for j = 0 is never used.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            held = total / step
         held *= self._grid * stages[:, None, None]
         held -= room[None, :, None]
         crowded = _last_below(held)
@@ -210,7 +243,7 @@ class CapacityModel:
         share = where - index
         first = total[:, :, 0]
         # With room for fewer requests than the pipeline has stages, some stages wait.
-        with np.errstate(invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):
             waiting = np.minimum(1.0, room * step[:, :, 0] / (stages[:, None] * first))
         in_time = (first <= budgets_s[:, None]) & self._tail_in_time(stages, budgets_s, position)
         return _Best(
@@ -251,9 +284,26 @@ class _Best:
     crowded: Array
 
 
+def _regular(parts: StepParts[Array], grid: Array) -> StepParts[Array]:
+    """Make times rise with the batch and time per request fall, as any engine could arrange.
+
+    A larger batch is never faster, and never slower than smaller batches run one after the other. The
+    analytic times are like that already; tables have noise and steps.
+    """
+
+    def smooth(seconds: Array) -> Array:
+        per_request = np.minimum.accumulate(np.maximum.accumulate(seconds) / grid)
+        return np.asarray(per_request * grid)
+
+    host = np.broadcast_to(np.asarray(parts.host, dtype=np.float64), grid.shape)
+    return StepParts(
+        smooth(host), smooth(parts.embedding), tuple(map(smooth, parts.layers)), smooth(parts.head)
+    )
+
+
 def _fixed(parts: StepParts[Array], position: Position) -> Array:
     """The part of a step that does not depend on the number of layers."""
-    total = np.full_like(parts.head, parts.host)
+    total = np.zeros_like(parts.head) + parts.host
     if position.embedding:
         total = total + parts.embedding
     if position.head:
@@ -327,6 +377,10 @@ def capacity_table(
     if stages < 1:
         raise UsageError(f"a pipeline of {stages} stages", field="stages")
     nodes = tuple(node_types)
+    for what, names in (("role", [r.name for r in roles]), ("node type", [n.id for n in nodes])):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise UsageError(f"{what} {twice[0]} is given twice", field=what)
     out: dict[tuple[str, str], CapacityTable] = {}
     for role in roles:
         for node in nodes:

@@ -12,8 +12,9 @@ and every report that rests on a prediction shows the tag.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
@@ -25,6 +26,8 @@ from atoll.core.files import load_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from atoll.catalog.gpus import GpuType
 
 
 class Tag(StrEnum):
@@ -91,21 +94,20 @@ class GpuConstants:
         """Return the constants of one operator class."""
         return self.ops[op]
 
-    @property
-    def tag(self) -> Tag:
-        """The weakest tag among what a plain bf16 transformer needs."""
-        dense = (OpClass.GEMM, OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE)
-        return max((self.ops[op].tag for op in dense), key=_RANK.__getitem__)
+    def tag(self, used: Iterable[OpClass]) -> Tag:
+        """Return the weakest tag among the operator classes used."""
+        return max((self.ops[op].tag for op in used), key=_RANK.__getitem__)
 
-    @property
-    def summary(self) -> str:
-        """One line for reports: the tag of the matrix products, and of attention where it differs."""
-        gemm = self.ops[OpClass.GEMM]
-        attention = self.ops[OpClass.ATTENTION_DECODE]
-        text = f"{gemm.tag.value} ({gemm.source})"
-        if attention.tag is not gemm.tag:
-            text += f"; attention {attention.tag.value} ({attention.source})"
-        return text
+    def summary(self, used: Iterable[OpClass]) -> str:
+        """Return one line for reports: what each used operator class rests on, the weakest first."""
+        grounds: dict[tuple[int, str], list[str]] = {}
+        for op in used:
+            c = self.ops[op]
+            grounds.setdefault((_RANK[c.tag], f"{c.tag.value} ({c.source})"), []).append(op.value)
+        ordered = sorted(grounds.items(), reverse=True)
+        if len(ordered) == 1:
+            return ordered[0][0][1]
+        return "; ".join(f"{text}: {', '.join(ops)}" for (_, text), ops in ordered)
 
 
 class ConstantTable:
@@ -120,6 +122,38 @@ class ConstantTable:
         if found is None:
             raise UnknownNameError("GPU with performance constants", name, self._gpus)
         return found
+
+    def for_gpu(self, gpu: GpuType) -> GpuConstants:
+        """Return the constants of a GPU type; what is missing is taken from the nearest relative.
+
+        Relatives are GPUs of the same architecture, else any; nearest in compute per byte. What is taken
+        over is tagged a proxy.
+        """
+        own = self._gpus.get(gpu.name)
+        missing = [op for op in OpClass if own is None or op not in own.ops]
+        if own is not None and not missing:
+            return own
+        return GpuConstants(
+            gpu.name,
+            {**(own.ops if own else {}), **{op: self._relative(gpu, op) for op in missing}},
+        )
+
+    def _relative(self, gpu: GpuType, op: OpClass) -> OpConstants:
+        from atoll.catalog.gpus import default_gpus
+
+        def distance(name: str) -> tuple[bool, float, str]:
+            other = default_gpus()[name]
+            intensity = math.log(gpu.fp16_flops / gpu.bandwidth_bytes_per_s)
+            theirs = math.log(other.fp16_flops / other.bandwidth_bytes_per_s)
+            return (other.architecture != gpu.architecture, abs(intensity - theirs), name)
+
+        known = [name for name in default_gpus() if name in self._gpus and name != gpu.name]
+        known = [name for name in known if op in self._gpus[name].ops]
+        if not known:
+            raise UnknownNameError("GPU with performance constants", gpu.name, self._gpus)
+        nearest = min(known, key=distance)
+        taken = self._gpus[nearest].ops[op]
+        return replace(taken, tag=Tag.PROXY, source=nearest, hot_bytes=0.0, hot_gain=1.0)
 
     def names(self) -> tuple[str, ...]:
         """Return the GPU names that have constants, sorted."""
@@ -143,23 +177,13 @@ def default_constants() -> ConstantTable:
 def load_constants(path: Path, *, base: ConstantTable | None = None) -> ConstantTable:
     """Read a constants file (as `atoll perf calibrate` writes it), optionally on top of `base`.
 
-    Missing operator classes are taken from `base`; a class that neither has is an error.
+    Missing operator classes are taken from `base`, and by `ConstantTable.for_gpu` from a relative.
     """
     data = load_yaml(path)
     if not isinstance(data, dict) or not isinstance(data.get("gpus"), dict):
         raise InputError("no mapping 'gpus'", path=path, field="gpus", hint="see docs/perf.md")
     table = ConstantTable(_gpu(path, str(name), entry) for name, entry in data["gpus"].items())
-    table = base.merged(table) if base is not None else table
-    for name in table.names():
-        missing = [op.value for op in OpClass if op not in table.gpu(name).ops]
-        if missing:
-            raise InputError(
-                f"no constants for {', '.join(missing)}",
-                path=path,
-                field=f"gpus.{name}",
-                hint="fit them with `atoll perf calibrate`, or name a GPU that has them",
-            )
-    return table
+    return base.merged(table) if base is not None else table
 
 
 def _gpu(path: Path, name: str, entry: object) -> GpuConstants:
@@ -208,7 +232,11 @@ def _op(path: Path, where: str, values: dict[str, object]) -> OpConstants:
                 hint="one of " + ", ".join(_RANGES),
             )
         low, high = _RANGES[key]
-        if not isinstance(value, int | float) or not low <= value <= high:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not low <= value <= high
+        ):
             raise InputError(
                 f"{value!r} is not a number from {low:g} to {high:g}",
                 path=path,

@@ -12,7 +12,7 @@ from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import DType, TransformerSpec
 from atoll.perf import operators
 from atoll.perf.batch import Batch
-from atoll.perf.constants import GpuConstants, OpClass, OpConstants
+from atoll.perf.constants import GpuConstants, OpClass
 from atoll.perf.operators import (
     AllReduce,
     DecodeAttention,
@@ -67,6 +67,20 @@ class Shard:
         )
 
 
+def splits_evenly(spec: TransformerSpec, tp: int) -> bool:
+    """Return whether engines can split the model over `tp` GPUs: whole heads each, KV heads copied evenly."""
+    return spec.heads % tp == 0 and (spec.kv_heads % tp == 0 or tp % spec.kv_heads == 0)
+
+
+def default_tp(spec: TransformerSpec, node: NodeType) -> int:
+    """Return how many GPUs of a node split each layer: the most that divide the model and the node evenly.
+
+    Where that is fewer than the node has, it holds several copies of its layers side by side.
+    """
+    sizes = [size for size in range(1, node.count + 1) if node.count % size == 0]
+    return max(size for size in sizes if size == 1 or splits_evenly(spec, size))
+
+
 @dataclass(frozen=True, slots=True)
 class LayerOps:
     """The operators of one layer of one kind on one GPU; `seconds` adds them up for a batch."""
@@ -107,11 +121,28 @@ class LayerOps:
             batch.pairs(window),
             batch.prefill_tokens,
             batch.prefill_keys(window),
-            batch.prompt_length + batch.prefill_context,
+            batch.longest(window),
         )
 
     def _decode_seconds(self, batch: Batch[Num]) -> Num:
         return self.decode.seconds(batch.decode_sequences, batch.decode_keys(self.window))
+
+
+def op_classes_of(spec: TransformerSpec, gpu: GpuType) -> tuple[OpClass, ...]:
+    """Return the operator classes whose constants the time of a model on a GPU rests on."""
+    fp8 = gpu.fp8_flops is not None
+    dtypes = {spec.attention_dtype, spec.mlp_dtype}
+    used = {OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE}
+    used |= {OpClass.GEMM_FP8 if fp8 and d.name == "fp8" else OpClass.GEMM for d in dtypes}
+    if spec.moe is not None:
+        used.add(_expert_class(spec.expert_dtype, fp8))
+    return tuple(op for op in OpClass if op in used)
+
+
+def _expert_class(dtype: DType, fp8: bool) -> OpClass:
+    if dtype.bits_per_weight < 8:
+        return OpClass.EXPERTS_INT4
+    return OpClass.EXPERTS_FP8 if fp8 and dtype.name == "fp8" else OpClass.EXPERTS
 
 
 class _Factory:
@@ -126,7 +157,9 @@ class _Factory:
 
         Other quantised weights are read small and multiplied in 16 bits.
         """
-        c, peak = self._rate(dtype, OpClass.GEMM, OpClass.GEMM_FP8)
+        c, peak = self._constants.op(OpClass.GEMM), self._gpu.fp16_flops
+        if dtype.name == "fp8" and self._gpu.fp8_flops is not None:
+            c, peak = self._constants.op(OpClass.GEMM_FP8), self._gpu.fp8_flops
         return operators.gemm(
             n,
             k,
@@ -145,10 +178,11 @@ class _Factory:
         self, hidden: int, inner: int, experts: int, top_k: int, dtype: DType
     ) -> GroupedExperts:
         """Return the routed experts of a layer."""
-        if dtype.bits_per_weight < 8:
-            c, peak = self._constants.op(OpClass.EXPERTS_INT4), self._gpu.fp16_flops
-        else:
-            c, peak = self._rate(dtype, OpClass.EXPERTS, OpClass.EXPERTS_FP8)
+        kind = _expert_class(dtype, self._gpu.fp8_flops is not None)
+        c = self._constants.op(kind)
+        peak = self._gpu.fp16_flops
+        if kind is OpClass.EXPERTS_FP8 and self._gpu.fp8_flops is not None:
+            peak = self._gpu.fp8_flops
         return operators.grouped_experts(
             hidden,
             inner,
@@ -204,11 +238,6 @@ class _Factory:
             elements, bandwidth=self._gpu.bandwidth_bytes_per_s, e_b=c.e_b, t0_s=c.t0_s
         )
 
-    def _rate(self, dtype: DType, wide: OpClass, fp8: OpClass) -> tuple[OpConstants, float]:
-        if dtype.name == "fp8" and self._gpu.fp8_flops is not None:
-            return self._constants.op(fp8), self._gpu.fp8_flops
-        return self._constants.op(wide), self._gpu.fp16_flops
-
 
 @dataclass(frozen=True, slots=True)
 class ModelOps:
@@ -219,6 +248,7 @@ class ModelOps:
     embedding: Stream
     embedding_all_reduce: AllReduce | None
     head: Roofline
+    gather: AllReduce | None
 
     def embedding_seconds(self, batch: Batch[Num]) -> Num:
         """Return the time of the embedding look-up in seconds."""
@@ -228,8 +258,11 @@ class ModelOps:
         return total
 
     def head_seconds(self, batch: Batch[Num]) -> Num:
-        """Return the time of the output matrix in seconds."""
-        return self.head.seconds(batch.outputs)
+        """Return the time of the output matrix in seconds, its shares gathered."""
+        total = self.head.seconds(batch.outputs)
+        if self.gather is not None:
+            total = total + self.gather.seconds(batch.outputs)
+        return total
 
 
 def model_ops(spec: TransformerSpec, node: NodeType, tp: int, constants: GpuConstants) -> ModelOps:
@@ -241,7 +274,7 @@ def model_ops(spec: TransformerSpec, node: NodeType, tp: int, constants: GpuCons
     """
     make = _Factory(node.gpu, constants)
     shard = Shard.of(spec, tp)
-    reduce = _all_reduce(spec, node, tp)
+    reduce = _all_reduce(spec.hidden, node, tp)
     prefill, decode = make.attention(shard.heads, shard.kv_heads, spec.head_dim, spec.kv_dtype)
     q, kv = shard.heads * spec.head_dim, shard.kv_heads * spec.head_dim
     attention: tuple[Roofline, ...] = (
@@ -280,16 +313,18 @@ def model_ops(spec: TransformerSpec, node: NodeType, tp: int, constants: GpuCons
         embedding=make.elementwise(2.0 * spec.hidden),
         embedding_all_reduce=reduce,
         head=make.gemm(shard.vocab, spec.hidden, spec.embedding_dtype),
+        # Half an all-reduce: logits are collected on one GPU and not sent back.
+        gather=_all_reduce(spec.vocab / 2.0, node, tp),
     )
 
 
-def _all_reduce(spec: TransformerSpec, node: NodeType, tp: int) -> AllReduce | None:
+def _all_reduce(row: float, node: NodeType, tp: int) -> AllReduce | None:
     if tp == 1:
         return None
     cost = node.interconnect.allreduce_for(tp)
     return operators.all_reduce(
         tp,
-        spec.hidden,
+        row,
         alpha_us=cost.alpha_us,
         bus_bytes_per_s=cost.bus_bandwidth_bytes_per_s,
         p=cost.p,

@@ -44,14 +44,14 @@ class MemoryModel:
         engine: EngineProfile | None = None,
         phase: Phase = Phase.BOTH,
     ) -> MemoryModel:
-        """Return the memory model; `tp` is all GPUs of the node unless given.
+        """Return the memory model; `tp` is as many GPUs as divide the model evenly unless given.
 
         A node that only decodes never sees more tokens in a step than sequences, and needs less
         memory for activations.
         """
         profile = engine if engine is not None else EngineProfile("default")
         tokens = profile.max_sequences if phase is Phase.DECODE else profile.max_tokens
-        return cls(spec, node, check_tp(node, tp), profile, tokens)
+        return cls(spec, node, check_tp(node, tp, spec), profile, tokens)
 
     @cached_property
     def _shard(self) -> Shard:
@@ -128,13 +128,14 @@ class MemoryModel:
         free = self.free_bytes(start, end)
         return free > 0.0 and free >= need
 
-    def kv_tokens(self, start: int, end: int) -> int:
-        """Return how many tokens of KV cache fit beside layers [start, end), windows taken as full.
+    def kv_tokens(self, start: int, end: int, context: float = 4096.0) -> int:
+        """Return how many tokens of sequences of `context` tokens each fit beside layers [start, end).
 
-        Each of the node's groups of `tp` GPUs holds this many.
+        Layers with a window keep no more of a sequence than their window. Each of the node's groups
+        of `tp` GPUs holds this many.
         """
-        full = (end - start) * self.kv_bytes_per_token_layer()
-        return max(0, math.floor(self.free_bytes(start, end) / full))
+        one = self.kv_bytes_per_sequence(start, end, context)
+        return max(0, math.floor(self.free_bytes(start, end) / one * context))
 
     def sequences_by_layers(self, context: float, position: Position) -> Array:
         """Return how many sequences of `context` tokens fit beside j layers, for j = 0..layers.

@@ -303,10 +303,10 @@ class AllReduce:
 
 
 def all_reduce(
-    gpus: int, hidden: float, *, alpha_us: float, bus_bytes_per_s: float, p: float
+    gpus: int, row: float, *, alpha_us: float, bus_bytes_per_s: float, p: float
 ) -> AllReduce | None:
-    """Return the all-reduce of rows of `hidden` activations, or None on a single GPU."""
+    """Return the all-reduce of rows of `row` activations, or None on a single GPU."""
     if gpus == 1:
         return None
-    wire = 2.0 * (gpus - 1) / gpus * ACTIVATION_BYTES * hidden
+    wire = 2.0 * (gpus - 1) / gpus * ACTIVATION_BYTES * row
     return AllReduce(wire / bus_bytes_per_s, alpha_us * 1e-6, p)

@@ -13,11 +13,20 @@ import numpy as np
 from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import UsageError
+from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
 from atoll.perf.constants import ConstantTable, default_constants
 from atoll.perf.engines import EngineProfile
 from atoll.perf.engines import engine as engine_profile
-from atoll.perf.layers import LayerKind, ModelOps, layer_kinds, model_ops
+from atoll.perf.layers import (
+    LayerKind,
+    ModelOps,
+    default_tp,
+    layer_kinds,
+    model_ops,
+    op_classes_of,
+    splits_evenly,
+)
 from atoll.perf.operators import Array, Num
 
 if TYPE_CHECKING:
@@ -50,7 +59,7 @@ class StepParts(Generic[Num]):
     `layers` has one entry per kind of layer of the model, in the order of `StepModel.kinds`.
     """
 
-    host: float
+    host: Num | float
     embedding: Num
     layers: tuple[Num, ...]
     head: Num
@@ -86,7 +95,11 @@ class StepModel(Protocol):
 
     @property
     def provenance(self) -> str:
-        """Where the numbers come from, in one line for reports."""
+        """Where the numbers come from, in one line for reports; the weakest ground comes first."""
+        ...
+
+    def largest_batch(self, phase: Phase) -> float:
+        """The most prompt tokens (prefill) or sequences (decode) a step can be asked about."""
         ...
 
     def parts(self, batch: Batch[Num]) -> StepParts[Num]:
@@ -175,6 +188,10 @@ class AnalyticStepModel:
         """The distinct kinds of layer of the model."""
         return self.ops.kinds
 
+    def largest_batch(self, phase: Phase) -> float:
+        """Return the engine's own limit."""
+        return own_limit(self.engine, phase)
+
     def parts(self, batch: Batch[Num]) -> StepParts[Num]:
         """Return the pieces of a step with this batch."""
         return StepParts(
@@ -183,6 +200,11 @@ class AnalyticStepModel:
             layers=tuple(layer.seconds(batch) for layer in self.ops.layers),
             head=self.ops.head_seconds(batch),
         )
+
+
+def own_limit(engine: EngineProfile, phase: Phase) -> float:
+    """Return the most prompt tokens or sequences an engine puts into one step."""
+    return float(engine.max_sequences if phase is Phase.DECODE else engine.max_tokens)
 
 
 def analytic(
@@ -195,23 +217,31 @@ def analytic(
 ) -> AnalyticStepModel:
     """Return the analytic step model of a transformer on a node.
 
-    `tp` is how many GPUs split each layer: all of the node unless given.
+    `tp` is how many GPUs split each layer; unless given, the most that divide the model evenly.
     """
-    size = check_tp(node, tp)
+    size = check_tp(node, tp, spec)
     table = constants if constants is not None else default_constants()
-    fitted = table.gpu(node.gpu.name)
+    fitted = table.for_gpu(node.gpu)
     profile = engine if isinstance(engine, EngineProfile) else engine_profile(engine)
     ops = model_ops(spec, node, size, fitted)
-    return AnalyticStepModel(spec, node, size, profile, ops, fitted.summary)
+    used = op_classes_of(spec, node.gpu)
+    return AnalyticStepModel(spec, node, size, profile, ops, fitted.summary(used))
 
 
-def check_tp(node: NodeType, tp: int | None) -> int:
-    """Return a valid tensor-parallel size for the node: `tp`, or all its GPUs."""
-    size = node.count if tp is None else tp
-    if size < 1 or node.count % size:
+def check_tp(node: NodeType, tp: int | None, spec: TransformerSpec) -> int:
+    """Return a valid tensor-parallel size: `tp`, or the most that divide node and model evenly."""
+    if tp is None:
+        return default_tp(spec, node)
+    if tp < 1 or node.count % tp:
         raise UsageError(
-            f"tensor-parallel size {size} does not divide the {node.count} GPUs of {node.id}",
+            f"tensor-parallel size {tp} does not divide the {node.count} GPUs of {node.id}",
             hint="use a divisor of the GPU count",
             field="tp",
         )
-    return size
+    if not splits_evenly(spec, tp):
+        raise UsageError(
+            f"{spec.heads} heads and {spec.kv_heads} KV heads do not split over {tp} GPUs",
+            hint=f"use {default_tp(spec, node)} for {node.id}",
+            field="tp",
+        )
+    return tp

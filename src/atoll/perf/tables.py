@@ -5,7 +5,8 @@ sequences for decode), `context` (tokens cached per sequence before the step), `
 and where measured `embedding_us`, `head_us`, `host_us`, and `kind` (0 for the model's first kind of
 layer, 1 for its second; layers of all kinds count as kind 0 where only that is measured).
 Each phase must form a full grid of tokens x context. Between grid points the logarithm of time is
-linear in the logarithms of both; beyond the grid the last slope continues, for at most a factor of 4.
+linear in the logarithms of both. Only the sum of prompt tokens counts, not how many prompts they are.
+Beyond the grid the last slope continues, for at most a factor of 4.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from atoll.perf.batch import Batch
 from atoll.perf.engines import EngineProfile
 from atoll.perf.layers import LayerKind, layer_kinds
 from atoll.perf.operators import Array, Num
-from atoll.perf.step import StepParts, check_tp
+from atoll.perf.step import StepParts, check_tp, own_limit
 
 _MAX_BYTES = 64 * 2**20
 _REACH = 4.0
@@ -103,15 +104,21 @@ class TableStepModel:
     def parts(self, batch: Batch[Num]) -> StepParts[Num]:
         """Return the pieces of a step with this batch."""
         host = self._both("host_us", 0, batch)
-        measured = float(np.mean(host)) if np.any(host) else None
+        assumed = self.engine.host_seconds(self.tp)
         return StepParts(
-            host=self.engine.host_seconds(self.tp) if measured is None else measured,
+            host=_like(batch, host) if np.any(host) else assumed,
             embedding=_like(batch, self._both("embedding_us", 0, batch)),
             layers=tuple(
                 _like(batch, self._both("layer_us", kind, batch)) for kind in range(len(self.kinds))
             ),
             head=_like(batch, self._both("head_us", 0, batch)),
         )
+
+    def largest_batch(self, phase: Phase) -> float:
+        """Return the largest batch that was measured."""
+        surface = self._surface(phase, "layer_us", 0)
+        assert surface is not None
+        return min(own_limit(self.engine, phase), float(surface.tokens[-1]))
 
     def _both(self, column: str, kind: int, batch: Batch[Num]) -> Array:
         prefill = np.atleast_1d(np.asarray(batch.prefill_tokens, dtype=np.float64))
@@ -176,7 +183,7 @@ class TableFile:
         engine: EngineProfile | None = None,
     ) -> TableStepModel:
         """Return the step model of a measured model on a measured node."""
-        size = check_tp(node, tp)
+        size = check_tp(node, tp, spec)
         rows = self._rows.get((model, node.id, size))
         if rows is None and size == node.count:
             rows = self._rows.get((model, node.id, 0))

@@ -1,0 +1,81 @@
+"""`atoll validate`: whether a plan keeps what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoll.cli.render import emit, table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from atoll.plan.plan import Plan
+    from atoll.plan.validate import Violation
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def validate(
+    plan: Annotated[Path, typer.Argument(help="The plan, a plan.json.")],
+    fleet: Annotated[
+        Path | None,
+        typer.Option(
+            "--fleet", help="The fleet file it answers; without it only its own structure."
+        ),
+    ] = None,
+    overlay: Annotated[
+        list[Path] | None,
+        typer.Option("--overlay", help="A YAML file that adds or changes facts; may be repeated."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check a plan: memory, layers, flows, capacity, availability, demand, limits, cost.
+
+    Ends with code 7 if anything is wrong. With a fleet file that has changed since, it says whether the
+    plan would still hold.
+    """
+    from atoll.core.files import read_text_limited
+    from atoll.plan.plan import Plan
+    from atoll.plan.validate import InvalidPlanError, validate_structure
+    from atoll.plan.validate import validate as validate_plan
+
+    own = Plan.from_json(read_text_limited(plan), path=plan)
+    same: bool | None = None
+    if fleet is None:
+        found = validate_structure(own)
+    else:
+        from atoll.plan.fleet import load_fleet
+
+        problem = load_fleet(fleet, overlays=overlay or ())
+        same = own.problem_hash == problem.content_hash()
+        found = validate_plan(own, problem, same_problem=False)
+    data = {
+        "plan": plan,
+        "fleet": fleet,
+        "same_problem": same,
+        "valid": not found,
+        "violations": found,
+    }
+    emit(data, as_json, lambda: _drawn(own, found, same))
+    if found:
+        raise InvalidPlanError(own.problem_name, found)
+
+
+def _drawn(plan: Plan, found: list[Violation], same: bool | None) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    notes: list[RenderableType] = []
+    if same is None:
+        notes.append(Text("structure only: give --fleet FILE to check it against its problem"))
+    elif not same:
+        notes.append(Text("the fleet file has changed since this plan was made"))
+    if not found:
+        size = f"{len(plan.instances)} instances on {plan.nodes} nodes"
+        return Group(*notes, Text(f"valid: {plan.problem_name}, {size}"))
+    rows = [(v.rule, v.where, v.message) for v in found]
+    return Group(*notes, table(("rule", "where", "what"), rows))

@@ -1,0 +1,209 @@
+"""What changes from one plan to the next: instances, nodes, cost, capacity.
+
+An instance of one plan is the same as one of the other if they stand in the same region on the same
+nodes; it is "relaid" if its nodes then hold other layers, which means loading weights again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+
+from atoll.core.frozen import Frozen
+from atoll.core.units import format_price
+from atoll.plan.plan import Instance, Market, Plan
+from atoll.plan.violation import differs
+
+
+class KeptInstance(Frozen):
+    """An instance of both plans, by its id in each; `relaid` if its layers move."""
+
+    before: str
+    after: str
+    relaid: bool
+
+
+class ChangedInstance(Frozen):
+    """An instance of one plan only."""
+
+    id: str
+    role: str
+    region: str
+    layout: str
+    throughput_per_s: float
+    usd_per_hour: float
+
+
+class NodeChange(Frozen):
+    """So many nodes of one kind more or fewer."""
+
+    region: str
+    node_type: str
+    market: Market
+    count: int
+
+
+class ServiceChange(Frozen):
+    """What a service costs per hour and what each of its roles carries, before and after."""
+
+    service: str
+    usd_before: float
+    usd_after: float
+    throughput_before: dict[str, float]
+    throughput_after: dict[str, float]
+
+
+class PlanDiff(Frozen):
+    """Everything that changes from plan `before` to plan `after`."""
+
+    before: str
+    after: str
+    kept: tuple[KeptInstance, ...]
+    started: tuple[ChangedInstance, ...]
+    stopped: tuple[ChangedInstance, ...]
+    rented: tuple[NodeChange, ...]
+    returned: tuple[NodeChange, ...]
+    services: tuple[ServiceChange, ...]
+    usd_before: float
+    usd_after: float
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing changes."""
+        moved = any(pair.relaid for pair in self.kept)
+        changed = self.started or self.stopped or self.services or moved
+        return not changed and not differs(self.usd_before, self.usd_after)
+
+    def text(self) -> str:
+        """Return the changes for people, one a line."""
+        lines = [f"{_money(self.usd_before, self.usd_after)}; {len(self.kept)} instances stay"]
+        lines += [f"+ {_line(instance)}" for instance in self.started]
+        lines += [f"- {_line(instance)}" for instance in self.stopped]
+        lines += [
+            f"~ {pair.before}{'' if pair.before == pair.after else f' -> {pair.after}'}: "
+            "same nodes, other layers"
+            for pair in self.kept
+            if pair.relaid
+        ]
+        lines += [f"rent {_nodes(change)}" for change in self.rented]
+        lines += [f"return {_nodes(change)}" for change in self.returned]
+        lines += [_service_line(change) for change in self.services]
+        return "nothing changes" if self.empty else "\n".join(lines)
+
+
+def diff(before: Plan, after: Plan) -> PlanDiff:
+    """Return what changes from one plan to another; see `PlanDiff`."""
+    pairs = _matched(before.instances, after.instances)
+    old, new = {a.id for a, _ in pairs}, {b.id for _, b in pairs}
+    have, want = before.rented(), after.rented()
+    return PlanDiff(
+        before=before.problem_name,
+        after=after.problem_name,
+        kept=tuple(
+            KeptInstance(before=a.id, after=b.id, relaid=a.placement_key != b.placement_key)
+            for a, b in pairs
+        ),
+        started=tuple(_changed(i) for i in after.instances if i.id not in new),
+        stopped=tuple(_changed(i) for i in before.instances if i.id not in old),
+        rented=_node_changes(want - have),
+        returned=_node_changes(have - want),
+        services=tuple(_services(before, after)),
+        usd_before=before.usd_per_hour,
+        usd_after=after.usd_per_hour,
+    )
+
+
+def _matched(
+    before: Iterable[Instance], after: Iterable[Instance]
+) -> tuple[tuple[Instance, Instance], ...]:
+    """Pair instances on the same nodes: first those of one name, then of one layout, then any."""
+    old, new = list(before), list(after)
+    pairs: list[tuple[Instance, Instance]] = []
+    keys: tuple[Callable[[Instance], Hashable], ...] = (
+        lambda instance: (instance.id, instance.rental_key),
+        lambda instance: instance.placement_key,
+        lambda instance: instance.rental_key,
+    )
+    for key in keys:
+        for value in dict.fromkeys(key(instance) for instance in old):
+            left = sorted((i for i in old if key(i) == value), key=lambda i: i.id)
+            right = sorted((i for i in new if key(i) == value), key=lambda i: i.id)
+            pairs += zip(left, right, strict=False)
+        taken = {id(instance) for pair in pairs for instance in pair}
+        old = [instance for instance in old if id(instance) not in taken]
+        new = [instance for instance in new if id(instance) not in taken]
+    return tuple(sorted(pairs, key=lambda pair: (pair[0].id, pair[1].id)))
+
+
+def _changed(instance: Instance) -> ChangedInstance:
+    return ChangedInstance(
+        id=instance.id,
+        role=instance.role,
+        region=instance.region,
+        layout=instance.describe(),
+        throughput_per_s=instance.throughput_per_s,
+        usd_per_hour=instance.usd_per_hour,
+    )
+
+
+def _node_changes(counts: dict[tuple[str, str, Market], int]) -> tuple[NodeChange, ...]:
+    return tuple(
+        NodeChange(region=region, node_type=kind, market=market, count=count)
+        for (region, kind, market), count in sorted(counts.items())
+    )
+
+
+def _services(before: Plan, after: Plan) -> Iterable[ServiceChange]:
+    """Yield the services whose cost or capacity changes."""
+    names = sorted({i.service for plan in (before, after) for i in plan.instances})
+    for name in names:
+        (usd_a, rates_a), (usd_b, rates_b) = _service(before, name), _service(after, name)
+        same = rates_a.keys() == rates_b.keys() and not any(
+            differs(rates_a[role], rates_b[role]) for role in rates_a
+        )
+        if not same or differs(usd_a, usd_b):
+            yield ServiceChange(
+                service=name,
+                usd_before=usd_a,
+                usd_after=usd_b,
+                throughput_before=rates_a,
+                throughput_after=rates_b,
+            )
+
+
+def _service(plan: Plan, name: str) -> tuple[float, dict[str, float]]:
+    own = [instance for instance in plan.instances if instance.service == name]
+    rates: dict[str, float] = {}
+    for instance in sorted(own, key=lambda i: i.role):
+        rates[instance.role] = rates.get(instance.role, 0.0) + instance.throughput_per_s
+    return sum(instance.usd_per_hour for instance in own), rates
+
+
+def _money(before: float, after: float) -> str:
+    change = after - before
+    percent = f", {change / before:+.1%}" if before > 0 else ""
+    sign = "-" if change < 0 else "+"
+    return (
+        f"{format_price(before)} -> {format_price(after)} "
+        f"({sign}{format_price(abs(change))}{percent})"
+    )
+
+
+def _line(instance: ChangedInstance) -> str:
+    return (
+        f"{instance.id} in {instance.region}: {instance.layout}, "
+        f"{instance.throughput_per_s:,.4g}/s, {format_price(instance.usd_per_hour)}"
+    )
+
+
+def _nodes(change: NodeChange) -> str:
+    return f"{change.count}x {change.node_type} ({change.market}) in {change.region}"
+
+
+def _service_line(change: ServiceChange) -> str:
+    roles = sorted({*change.throughput_before, *change.throughput_after})
+    rates = ", ".join(
+        f"{role.rsplit('/', 1)[-1]} {change.throughput_before.get(role, 0.0):,.4g}/s -> "
+        f"{change.throughput_after.get(role, 0.0):,.4g}/s"
+        for role in roles
+    )
+    return f"{change.service}: {_money(change.usd_before, change.usd_after)}; {rates}"

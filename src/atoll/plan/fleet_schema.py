@@ -1,0 +1,261 @@
+"""The shape of a fleet file. One field here is one key a person may write.
+
+models:   {NAME: {model: qwen3-32b, ttft: 1600ms, tpot: 100ms, rate: 10/s, lengths: azure-conv}}
+pool:     {cloud: {regions: [aws/us-east-2], gpus: [L40S, L4]}, owned: {basement: {"RTX3090:2": 4}}}
+limits:   {budget: $100/h, spot_share: 50%, spread: 2}
+settings: {max_nodes_per_instance: 6, engine: vllm}
+catalog:  facts.yaml
+running:  plan.json
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from annotated_types import Gt, Le
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    StrictBool,
+    StrictStr,
+    Tag,
+)
+from pydantic_core import PydanticCustomError
+
+from atoll.core.frozen import Frozen
+from atoll.core.quantities import Duration, Rate, UsdPerHour
+from atoll.plan.plan import Market
+from atoll.plan.problem import Shortage
+
+# A bare number is in seconds, so "ttft: 1600" would be half an hour: refuse what nobody promises.
+FirstToken = Annotated[Duration, Gt(0), Le(600)]
+NextToken = Annotated[Duration, Gt(0), Le(60)]
+Requests = Annotated[Rate, Le(1e9)]
+Price = Annotated[UsdPerHour, Le(1e6)]
+Money = Annotated[UsdPerHour, Le(1e9)]
+Count = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
+Above = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
+Tokens = Annotated[float, Field(strict=True, ge=1, le=1e9)]
+Number = Annotated[float, Field(strict=True, ge=0, le=1e6)]
+
+
+def _share(value: object) -> object:
+    """Read "50%" as 0.5; numbers pass as they are."""
+    if not isinstance(value, str):
+        return value
+    number, percent, rest = value.strip().partition("%")
+    try:
+        if percent and not rest:
+            return float(number) / 100
+    except ValueError:
+        pass
+    raise PydanticCustomError(
+        "quantity",
+        "{message}",
+        {"message": f"cannot read {value!r} as a share", "hint": "write it like 50% or 0.5"},
+    )
+
+
+Share = Annotated[
+    float,
+    BeforeValidator(_share, json_schema_input_type=str | float),
+    Field(strict=True, ge=0, le=1),
+]
+
+
+def _text_or_mapping(value: object) -> str:
+    return "text" if isinstance(value, str) else "mapping"
+
+
+def _number_or_mapping(value: object) -> str:
+    return "mapping" if isinstance(value, dict) else "number"
+
+
+class LengthsEntry(Frozen):
+    """Lengths of prompts and answers in tokens."""
+
+    input: Tokens = Field(description="Mean prompt length, in tokens.")
+    output: Tokens = Field(description="Mean answer length, in tokens.")
+    input_cv: Number = Field(
+        default=0.0, description="Standard deviation of the prompt length over its mean."
+    )
+    output_cv: Number = Field(
+        default=0.0, description="Standard deviation of the answer length over its mean."
+    )
+    input_tail: Tokens | None = Field(
+        default=None, description="Longest prompt that must keep the promise on its own, in tokens."
+    )
+
+
+LengthsField = Annotated[
+    Annotated[StrictStr, Tag("text")] | Annotated[LengthsEntry, Tag("mapping")],
+    Discriminator(_text_or_mapping),
+]
+
+
+class ServiceEntry(Frozen):
+    """A model to serve, what is promised and how much is asked of it."""
+
+    model: StrictStr | None = Field(
+        default=None,
+        description="A model of the catalog, in another precision as MODEL@fp8; the key if left out.",
+    )
+    ttft: FirstToken = Field(description="Promised time to the first token, such as 1600ms.")
+    tpot: NextToken = Field(description="Promised time per further token, such as 100ms.")
+    rate: Requests = Field(description="Requests that arrive, such as 10/s or 600/min.")
+    lengths: LengthsField = Field(
+        description="How long prompts and answers are: a mix (azure-code, azure-conv, long-context, "
+        "reasoning), PROMPTxANSWER such as 1024x256, or a mapping of moments."
+    )
+    phases: Literal["apart", "together"] = Field(
+        default="apart", description="Whether prefill and decode run on different instances."
+    )
+    headroom: Annotated[float, Field(strict=True, ge=1, le=100)] = Field(
+        default=1.0, description="Plan for this many times the demand."
+    )
+    priority: Annotated[float, Field(strict=True, gt=0, le=1e6)] = Field(
+        default=1.0, description="Weight of this service when not all demand can be met."
+    )
+    only: list[StrictStr] = Field(
+        default=[], description="Stand on these GPU types (L40S) or node types (L40S:2) only."
+    )
+    avoid: list[StrictStr] = Field(
+        default=[], description="Never stand on these GPU types or node types."
+    )
+
+
+Availability = Annotated[
+    Annotated[Count, Tag("number")] | Annotated[dict[StrictStr, Count], Tag("mapping")],
+    Discriminator(_number_or_mapping),
+]
+
+
+class CloudEntry(Frozen):
+    """Nodes to rent, with prices from the catalog: the cheapest machine of each node type."""
+
+    regions: list[StrictStr] = Field(
+        min_length=1, description="Where to rent: cloud/region, such as aws/us-east-2."
+    )
+    gpus: list[StrictStr] | None = Field(
+        default=None, description="GPU types, in every size sold; all if neither is given."
+    )
+    node_types: list[StrictStr] | None = Field(
+        default=None, description="Node types, such as L40S:2, beside those of `gpus`."
+    )
+    on_demand: StrictBool = Field(default=True, description="Rent at the on-demand price.")
+    spot: StrictBool = Field(default=False, description="Rent at the median spot price.")
+    imputed: StrictBool = Field(
+        default=False,
+        description="Also sizes that nobody sells, at the pro-rata price of the nearest that is sold.",
+    )
+    available: Availability = Field(
+        default=32,
+        description="Nodes of each type in each region: a number, or a mapping from node type, GPU "
+        "type or 'default' to numbers; the most specific counts.",
+    )
+    spot_available: Availability | None = Field(
+        default=None, description="The same for spot; as `available` if left out."
+    )
+
+
+class OwnedEntry(Frozen):
+    """Machines of one's own: how many, and what one costs an hour if that should count."""
+
+    count: Count = Field(description="How many there are.")
+    usd_per_hour: Price = Field(default=0.0, description="What one costs, power and all.")
+
+
+OwnedField = Annotated[
+    Annotated[Count, Tag("number")] | Annotated[OwnedEntry, Tag("mapping")],
+    Discriminator(_number_or_mapping),
+]
+
+
+class OfferEntry(Frozen):
+    """One line of the pool, written out; it replaces what `cloud` says of the same nodes."""
+
+    region: StrictStr = Field(description="Where they are.")
+    node_type: StrictStr = Field(description="GPU:COUNT, such as L40S:2.")
+    market: Market = Field(default="on-demand", description="How they are had.")
+    available: Count = Field(description="How many can be had, with those in use.")
+    usd_per_hour: Price = Field(description="What one costs, such as $1.86/h.")
+    instance: StrictStr | None = Field(default=None, description="What the seller calls it.")
+
+
+class PoolEntry(Frozen):
+    """The nodes that can be had."""
+
+    cloud: CloudEntry | None = Field(default=None, description="Nodes to rent.")
+    owned: dict[StrictStr, dict[StrictStr, OwnedField]] | None = Field(
+        default=None, description="Nodes of one's own: region -> node type -> how many."
+    )
+    offers: list[OfferEntry] | None = Field(default=None, description="Nodes one by one.")
+
+
+class LimitsEntry(Frozen):
+    """What a plan may not exceed."""
+
+    budget: Money | None = Field(default=None, description="Most to pay for nodes, as $100/h.")
+    spot_share: Share | None = Field(
+        default=None, description="Largest share of the GPUs in use that may be spot, as 50%."
+    )
+    max_nodes: Count | None = Field(default=None, description="Most nodes to use.")
+    spread: Above = Field(default=1, description="Regions every role must stand in, at least.")
+
+
+class SettingsEntry(Frozen):
+    """How to search for a plan."""
+
+    max_nodes_per_instance: Annotated[int, Field(strict=True, ge=1, le=16)] = Field(
+        default=6, description="Most nodes that carry one copy of a model."
+    )
+    memory_ratio: Annotated[float, Field(strict=True, gt=0, le=1e6)] = Field(
+        default=12.0,
+        description="Most GPU memory of one copy, in multiples of the model's weights.",
+    )
+    max_stages: Above | None = Field(
+        default=None, description="Most pipeline stages of one copy; as many as nodes if left out."
+    )
+    init_penalty: Number = Field(
+        default=0.0,
+        description="Time to start an instance over the time between two plans; makes plans keep "
+        "what runs.",
+    )
+    engine: StrictStr = Field(
+        default="vllm", description="Whose host time per step counts: vllm, sglang, atoll, none."
+    )
+    seed: Count = Field(default=0, description="Seed of whatever is random in a solver.")
+    on_shortage: Shortage = Field(
+        default="fraction",
+        description="When demand cannot be met: fail, serve the same fraction of every service, or "
+        "weigh services by priority.",
+    )
+
+
+FactsField = Annotated[
+    Annotated[StrictStr, Tag("text")] | Annotated[dict[StrictStr, object], Tag("mapping")],
+    Discriminator(_text_or_mapping),
+]
+
+
+class FleetFile(Frozen):
+    """Which models to serve, what is promised, and which nodes can be had."""
+
+    name: StrictStr | None = Field(
+        default=None, description="What to call the plan; the file's name if left out."
+    )
+    models: dict[StrictStr, ServiceEntry] = Field(
+        min_length=1, description="The models to serve, each under a name of its own."
+    )
+    pool: PoolEntry = Field(description="The nodes that can be had.")
+    limits: LimitsEntry = Field(default=LimitsEntry(), description="What a plan may not exceed.")
+    settings: SettingsEntry = Field(
+        default=SettingsEntry(), description="How to search for a plan."
+    )
+    catalog: FactsField | None = Field(
+        default=None, description="Facts to add or change: an overlay file, or its content."
+    )
+    running: StrictStr | None = Field(
+        default=None, description="The plan that runs now, a plan.json; what can stay is kept."
+    )

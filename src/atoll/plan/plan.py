@@ -1,0 +1,228 @@
+"""The plan: which nodes to rent, which layers each holds, how requests flow, what it costs.
+
+Every node of an instance holds layers [start, end). Flow, in units per second of the role (prompt
+tokens for prefill, generated tokens for decode, requests where both phases run together), runs from
+"source" over nodes to "sink". A stage layout (nodes of a stage share a range, every stage feeds all
+nodes of the next) and a placement with overlapping ranges are the same structure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field, field_validator
+
+from atoll.core.frozen import Frozen
+from atoll.core.ids import Phase, RoleId, parse_node_type, parse_role
+from atoll.plan.names import Name, NodeTypeName, RoleName
+
+SOURCE = "source"
+SINK = "sink"
+
+Market = Literal["on-demand", "spot", "owned"]
+"""How a node is had: rented at a fixed price, rented until someone pays more, or one's own."""
+Status = Literal["optimal", "feasible", "partial", "infeasible"]
+"""Proven cheapest; valid; valid but serves only a share of the demand; there is no plan."""
+
+NotNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+NodeId = Annotated[str, Field(pattern=r"^n\d+$")]
+TemplateKey = tuple[str, tuple[tuple[str, int], ...]]
+RentalKey = tuple[str, str, tuple[tuple[str, Market, int], ...]]
+PlacementKey = tuple[str, str, tuple[tuple[str, Market, int, int, int], ...]]
+
+
+class Node(Frozen):
+    """One machine of an instance: it holds layers [start, end), split over groups of `tp` GPUs."""
+
+    id: NodeId
+    node_type: NodeTypeName
+    market: Market
+    start: int = Field(ge=0)
+    end: int = Field(ge=1)
+    tp: int = Field(ge=1)
+
+    @property
+    def layers(self) -> int:
+        """How many layers the node holds."""
+        return self.end - self.start
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs the node has."""
+        return parse_node_type(self.node_type).gpu_count
+
+
+class Flow(Frozen):
+    """Units per second from `src` ("source" or a node's id) to `dst` (a node's id or "sink")."""
+
+    src: str
+    dst: str
+    per_s: NotNegative
+
+
+class StageView(NamedTuple):
+    """The nodes of an instance that hold the same layers."""
+
+    start: int
+    end: int
+    nodes: tuple[Node, ...]
+
+
+class Instance(Frozen):
+    """One copy of a role standing in a region.
+
+    `stages` is the number of hops the latency promise was split into: each has budget SLO / stages
+    for its step and hand-over. `partial` says that a node may run only those of its layers that the
+    request still needs (overlapping ranges); without it ranges must meet end to start. `kept` says
+    that it ran before and costs no initialisation.
+    """
+
+    id: Name
+    service: Name
+    role: RoleName
+    region: Name
+    stages: int = Field(ge=1)
+    nodes: tuple[Node, ...] = Field(min_length=1)
+    flows: tuple[Flow, ...]
+    throughput_per_s: NotNegative
+    usd_per_hour: NotNegative
+    kept: bool = False
+    partial: bool = False
+
+    @property
+    def role_id(self) -> RoleId:
+        """The role, taken apart."""
+        return parse_role(self.role)
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the role."""
+        return self.role_id.phase
+
+    @property
+    def node_counts(self) -> tuple[tuple[str, int], ...]:
+        """The node types and how many of each, sorted by type."""
+        return tuple(sorted(Counter(node.node_type for node in self.nodes).items()))
+
+    @property
+    def template_key(self) -> TemplateKey:
+        """The role and its multiset of node types: equal for instances of one template."""
+        return (self.role, self.node_counts)
+
+    @property
+    def rental_key(self) -> RentalKey:
+        """The role, the region, and how many nodes of each (type, market): what is paid for."""
+        counts = Counter((node.node_type, node.market) for node in self.nodes)
+        rented = tuple((kind, market, n) for (kind, market), n in sorted(counts.items()))
+        return (self.role, self.region, rented)
+
+    @property
+    def placement_key(self) -> PlacementKey:
+        """The rental key with the layers of every node: a running instance is kept iff it is equal."""
+        held = ((n.node_type, n.market, n.start, n.end, n.tp) for n in self.nodes)
+        return (self.role, self.region, tuple(sorted(held)))
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all nodes together."""
+        return sum(node.gpus for node in self.nodes)
+
+    def layout(self) -> tuple[StageView, ...]:
+        """Return the nodes grouped by the layers they hold, in layer order."""
+        groups: dict[tuple[int, int], list[Node]] = {}
+        for node in self.nodes:
+            groups.setdefault((node.start, node.end), []).append(node)
+        return tuple(StageView(*held, tuple(groups[held])) for held in sorted(groups))
+
+    def describe(self) -> str:
+        """Return the layout in a line: "[0, 32) 2x L40S:2 | [32, 64) H100:1"."""
+        stages: list[str] = []
+        for stage in self.layout():
+            counts = Counter((node.node_type, node.market) for node in stage.nodes)
+            named = (
+                f"{f'{n}x ' if n > 1 else ''}{kind}{' spot' if market == 'spot' else ''}"
+                for (kind, market), n in sorted(counts.items())
+            )
+            stages.append(f"[{stage.start}, {stage.end}) {' + '.join(named)}")
+        return " | ".join(stages)
+
+
+class Route(Frozen):
+    """Where requests of one phase of a service go: the probability of each instance, by id."""
+
+    service: Name
+    phase: Phase
+    weights: dict[str, Share]
+
+    @field_validator("weights")
+    @classmethod
+    def _in_order(cls, weights: dict[str, float]) -> dict[str, float]:
+        return dict(sorted(weights.items()))
+
+
+class Plan(Frozen):
+    """A whole answer: instances, routes, what they cost, and how good the answer is proven to be.
+
+    `usd_per_hour` is what the nodes cost while they run and `init_usd` the initialisation penalty of
+    the newly started ones, per hour; `objective` is their sum and `bound` the proven lower bound on
+    it (for a `partial` plan, at the share of demand served). `gap` = (objective - bound) / objective.
+    They are None where a solver proves nothing. `served_fraction` is the share of its demand that
+    each role serves, 1 where demand is met.
+    """
+
+    schema_version: Literal[1] = 1
+    problem_hash: str
+    problem_name: str
+    instances: tuple[Instance, ...] = ()
+    routes: tuple[Route, ...] = ()
+    served_fraction: dict[str, Share] = Field(default_factory=dict)
+    usd_per_hour: NotNegative
+    init_usd: NotNegative = 0.0
+    objective: float | None = None
+    bound: float | None = None
+    gap: NotNegative | None = None
+    status: Status
+    solver: str
+    seconds: NotNegative = 0.0
+    cpu_seconds: NotNegative = 0.0
+    reasons: tuple[str, ...] = ()
+
+    @field_validator("instances")
+    @classmethod
+    def _instances_in_order(cls, instances: tuple[Instance, ...]) -> tuple[Instance, ...]:
+        return tuple(sorted(instances, key=lambda instance: instance.id))
+
+    @field_validator("routes")
+    @classmethod
+    def _routes_in_order(cls, routes: tuple[Route, ...]) -> tuple[Route, ...]:
+        return tuple(sorted(routes, key=lambda route: (route.service, route.phase)))
+
+    @field_validator("served_fraction")
+    @classmethod
+    def _shares_in_order(cls, shares: dict[str, float]) -> dict[str, float]:
+        return dict(sorted(shares.items()))
+
+    @property
+    def nodes(self) -> int:
+        """Machines in use."""
+        return sum(len(instance.nodes) for instance in self.instances)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in use."""
+        return sum(instance.gpus for instance in self.instances)
+
+    def of_role(self, role: str | RoleId) -> tuple[Instance, ...]:
+        """Return the instances of one role."""
+        text = str(role)
+        return tuple(instance for instance in self.instances if instance.role == text)
+
+    def rented(self) -> Counter[tuple[str, str, Market]]:
+        """Return how many nodes are used per (region, node type, market)."""
+        return Counter(
+            (instance.region, node.node_type, node.market)
+            for instance in self.instances
+            for node in instance.nodes
+        )

@@ -1,0 +1,290 @@
+"""The problem: which models, which promises, how much demand, and which nodes can be had.
+
+A problem is complete: with the catalog that ships with Atoll and its own `overlays` it says
+everything a planner needs, so that the same JSON gives the same plan anywhere. Services, offers and
+running instances are kept in a canonical order: the order they were given in changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from atoll.core.errors import InputError, UnknownNameError
+from atoll.core.frozen import Frozen
+from atoll.core.ids import Phase, RoleId, parse_node_type, parse_role
+from atoll.plan.names import ModelName, Name, NodeTypeName, refuse
+from atoll.plan.plan import Instance, Market, NotNegative, Share
+from atoll.workload.lengths import LengthMix
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from atoll.catalog.catalog import Catalog
+
+COMPONENT = "llm"
+"""The component every service places; the planner knows plain language models only."""
+
+Positive = Annotated[float, Field(gt=0)]
+Shortage = Literal["fail", "fraction", "priority"]
+
+
+class Lengths(Frozen):
+    """Moments of prompt and answer lengths in tokens; see `workload.lengths.LengthMix`."""
+
+    input_mean: float
+    output_mean: float
+    input_mean_square: float
+    output_mean_square: float
+    input_tail: float = 0.0
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        try:
+            self.mix()
+        except InputError as error:
+            raise refuse(InputError(f"{error.field}: {error.message}", hint=error.hint)) from error
+        return self
+
+    @classmethod
+    def of(cls, mix: LengthMix) -> Lengths:
+        """Return the moments of a length mix."""
+        return cls(
+            input_mean=mix.input_mean,
+            output_mean=mix.output_mean,
+            input_mean_square=mix.input_mean_square,
+            output_mean_square=mix.output_mean_square,
+            input_tail=mix.input_tail,
+        )
+
+    def mix(self) -> LengthMix:
+        """Return the length mix with these moments."""
+        return LengthMix(
+            self.input_mean,
+            self.output_mean,
+            self.input_mean_square,
+            self.output_mean_square,
+            self.input_tail,
+        )
+
+
+class Service(Frozen):
+    """A model to be served, what is promised, and how much is asked of it.
+
+    `ttft_s` and `tpot_s` are promised seconds to the first token and per further token; `rate_per_s`
+    is requests per second. Capacity is planned for `headroom` times the demand. `only` and `avoid`
+    hold node types ("L40S:2") or GPU types ("L40S", any size); an empty `only` allows all.
+    """
+
+    name: Name
+    model: ModelName
+    ttft_s: Positive
+    tpot_s: Positive
+    rate_per_s: NotNegative
+    lengths: Lengths
+    phases: Literal["apart", "together"] = "apart"
+    headroom: float = Field(default=1.0, ge=1)
+    priority: Positive = 1.0
+    only: tuple[str, ...] = ()
+    avoid: tuple[str, ...] = ()
+
+    @field_validator("only", "avoid")
+    @classmethod
+    def _in_order(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            for name in names:
+                parse_node_type(name)
+        except InputError as error:
+            raise refuse(error) from error
+        return tuple(sorted(set(names)))
+
+    @property
+    def roles(self) -> tuple[RoleId, ...]:
+        """What has to be placed: prefill and decode apart, or both as one."""
+        phases = (Phase.BOTH,) if self.phases == "together" else (Phase.PREFILL, Phase.DECODE)
+        return tuple(RoleId(self.name, COMPONENT, phase) for phase in phases)
+
+    def demand(self, role: RoleId | str) -> float:
+        """Return what a role must carry, headroom included.
+
+        Prompt tokens/s for prefill, generated tokens/s for decode, requests/s for both together.
+        """
+        own = parse_role(role) if isinstance(role, str) else role
+        if own not in self.roles:
+            raise UnknownNameError(f"role of {self.name}", str(role), map(str, self.roles))
+        per_request = {
+            Phase.PREFILL: self.lengths.input_mean,
+            Phase.DECODE: self.lengths.output_mean,
+        }.get(own.phase, 1.0)
+        return self.rate_per_s * per_request * self.headroom
+
+    def slo_s(self, phase: Phase) -> float:
+        """Return the promise of a phase that runs alone, in seconds."""
+        return self.ttft_s if phase is Phase.PREFILL else self.tpot_s
+
+    def allows(self, node_type: str) -> bool:
+        """Return whether the service may stand on this node type."""
+        names = {node_type, parse_node_type(node_type).gpu}
+        return not names & set(self.avoid) and (not self.only or bool(names & set(self.only)))
+
+
+class Offer(Frozen):
+    """Nodes that can be had: so many of one type, in one region, on one market, at one price.
+
+    `available` counts those in use now. `instance` is what the seller calls the machine.
+    """
+
+    region: Name
+    node_type: NodeTypeName
+    market: Market = "on-demand"
+    available: int = Field(ge=0)
+    usd_per_hour: NotNegative
+    instance: str | None = None
+
+    @property
+    def key(self) -> tuple[str, str, Market]:
+        """What tells one offer from another: region, node type, market."""
+        return (self.region, self.node_type, self.market)
+
+
+class Limits(Frozen):
+    """What a plan may not exceed; None is no limit.
+
+    `budget_usd_per_hour` bounds what the nodes cost while they run. `spot_share` is the largest share
+    of the GPUs in use that may be spot. `spread` is in how many regions every role must stand.
+    """
+
+    budget_usd_per_hour: NotNegative | None = None
+    spot_share: Share | None = None
+    max_nodes: int | None = Field(default=None, ge=0)
+    spread: int = Field(default=1, ge=1)
+
+
+class Settings(Frozen):
+    """How to search; unlike limits, a plan that goes beyond them is still a valid one.
+
+    Templates have at most `max_nodes_per_instance` nodes, `memory_ratio` times the model's memory in
+    total, and `max_stages` stages (None: as many as nodes). `init_penalty` is the time to start an
+    instance over the time until the next re-plan: a new instance costs 1 + init_penalty times its
+    price. `on_shortage` says what happens when demand cannot be met: fail, serve the same largest
+    fraction of every service's demand, or weigh services by priority.
+    """
+
+    max_nodes_per_instance: int = Field(default=6, ge=1, le=16)
+    memory_ratio: Positive = 12.0
+    max_stages: int | None = Field(default=None, ge=1)
+    init_penalty: NotNegative = 0.0
+    engine: str = "vllm"
+    seed: int = Field(default=0, ge=0)
+    on_shortage: Shortage = "fraction"
+
+    @property
+    def stages(self) -> int:
+        """The most stages a template may have."""
+        most = self.max_nodes_per_instance
+        return most if self.max_stages is None else min(most, self.max_stages)
+
+
+class Problem(Frozen):
+    """Everything a planner is given.
+
+    `overlays` are catalog overlays as plain data, applied in order to the catalog that ships with
+    Atoll. `running` are the instances of an earlier plan that run now.
+    """
+
+    schema_version: Literal[1] = 1
+    name: Name
+    services: tuple[Service, ...] = Field(min_length=1)
+    offers: tuple[Offer, ...]
+    limits: Limits = Limits()
+    settings: Settings = Settings()
+    running: tuple[Instance, ...] = ()
+    overlays: tuple[dict[str, JsonValue], ...] = ()
+
+    @field_validator("services")
+    @classmethod
+    def _services_in_order(cls, services: tuple[Service, ...]) -> tuple[Service, ...]:
+        _all_different("service", (service.name for service in services))
+        return tuple(sorted(services, key=lambda service: service.name))
+
+    @field_validator("offers")
+    @classmethod
+    def _offers_in_order(cls, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
+        _all_different("offer", (" ".join(offer.key) for offer in offers))
+        return tuple(sorted(offers, key=lambda offer: offer.key))
+
+    @field_validator("running")
+    @classmethod
+    def _running_in_order(cls, running: tuple[Instance, ...]) -> tuple[Instance, ...]:
+        _all_different("running instance", (instance.id for instance in running))
+        return tuple(sorted(running, key=lambda instance: instance.id))
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Every region with an offer, sorted."""
+        return tuple(sorted({offer.region for offer in self.offers}))
+
+    @property
+    def node_types(self) -> tuple[str, ...]:
+        """Every node type on offer, sorted."""
+        return tuple(sorted({offer.node_type for offer in self.offers}))
+
+    @property
+    def roles(self) -> tuple[RoleId, ...]:
+        """Every role of every service, in order."""
+        return tuple(role for service in self.services for role in service.roles)
+
+    def service(self, name: str) -> Service:
+        """Return the service of this name."""
+        for service in self.services:
+            if service.name == name:
+                return service
+        raise UnknownNameError("service", name, (service.name for service in self.services))
+
+    def service_of(self, role: RoleId | str) -> Service:
+        """Return the service a role belongs to."""
+        own = parse_role(role) if isinstance(role, str) else role
+        return self.service(own.model)
+
+    def demand(self, role: RoleId | str) -> float:
+        """Return what a role must carry; see `Service.demand`."""
+        return self.service_of(role).demand(role)
+
+    def node_types_for(self, service: str) -> tuple[str, ...]:
+        """Return the node types on offer that a service may stand on."""
+        own = self.service(service)
+        return tuple(kind for kind in self.node_types if own.allows(kind))
+
+    def offer(self, region: str, node_type: str, market: Market) -> Offer | None:
+        """Return the offer of these nodes, None if there is none."""
+        for offer in self.offers:
+            if offer.node_type == node_type and offer.region == region and offer.market == market:
+                return offer
+        return None
+
+    def changed(self, **fields: object) -> Problem:
+        """Return the problem with other values in these fields, checked and in canonical order."""
+        return Problem.model_validate({**dict(self), **fields})
+
+    def catalog(self) -> Catalog:
+        """Return the facts this problem is about: the shipped catalog with its overlays."""
+        from atoll.catalog.catalog import Catalog
+
+        catalog = Catalog.default()
+        for overlay in self.overlays:
+            catalog = catalog.with_overlay(overlay)
+        return catalog
+
+
+def _all_different(what: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise PydanticCustomError(
+                "quantity",
+                "{message}",
+                {"message": f"the {what} {name!r} is given twice", "hint": "give each one once"},
+            )
+        seen.add(name)

@@ -1,0 +1,228 @@
+"""The one door to the LP and MIP engine (HiGHS): incremental columns and rows, duals, integer solves.
+
+Every run is single-threaded with a fixed seed, so equal inputs give equal answers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import highspy
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+INFINITY = math.inf
+_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """Vectors by compressed storage: entry i of `index`/`value` belongs to the vector whose span holds i."""
+
+    start: NDArray[np.int32]
+    index: NDArray[np.int32]
+    value: Floats
+
+    @property
+    def number(self) -> int:
+        """How many vectors there are."""
+        return len(self.start) - 1
+
+    @classmethod
+    def of(cls, owner: Ints, index: Ints, value: Floats, number: int) -> Sparse:
+        """Collect entries by the vector that owns them; `owner` in 0..number-1, in any order."""
+        order = np.argsort(owner, kind="stable")
+        start = np.zeros(number + 1, np.int32)
+        np.cumsum(np.bincount(owner, minlength=number), out=start[1:])
+        return cls(start, index[order].astype(np.int32), value[order].astype(np.float64))
+
+
+@dataclass(frozen=True, slots=True)
+class LpResult:
+    """Optimum of a linear programme: values of columns, duals of rows (>= 0 for >= rows)."""
+
+    status: Literal["optimal", "infeasible", "stopped"]
+    objective: float
+    values: Floats
+    duals: Floats
+    reduced: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class MipResult:
+    """What an integer solve reached: best values (None: none found) and a proven lower bound."""
+
+    status: Literal["optimal", "infeasible", "stopped"]
+    objective: float
+    bound: float
+    values: Floats | None
+    nodes: int
+
+
+class LinearProgram:
+    """A minimisation that grows by columns and rows and keeps its basis between solves."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._engine = highspy.Highs()
+        for key, value in (
+            ("output_flag", False),
+            ("threads", 1),
+            ("parallel", "off"),
+            ("random_seed", seed),
+        ):
+            self._engine.setOptionValue(key, value)
+        self._seed = seed
+
+    @property
+    def columns(self) -> int:
+        """How many columns there are."""
+        return int(self._engine.getNumCol())
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return int(self._engine.getNumRow())
+
+    def add_columns(self, cost: Floats, lower: Floats, upper: Floats, entries: Sparse) -> int:
+        """Add columns with their entries by row; return the index of the first."""
+        first = self.columns
+        self._engine.addCols(
+            len(cost),
+            np.ascontiguousarray(cost, np.float64),
+            np.ascontiguousarray(lower, np.float64),
+            np.ascontiguousarray(upper, np.float64),
+            len(entries.index),
+            entries.start[:-1],
+            entries.index,
+            entries.value,
+        )
+        return first
+
+    def add_rows(self, lower: Floats, upper: Floats, entries: Sparse) -> int:
+        """Add rows with their entries by column; return the index of the first."""
+        first = self.rows
+        self._engine.addRows(
+            len(lower),
+            np.ascontiguousarray(lower, np.float64),
+            np.ascontiguousarray(upper, np.float64),
+            len(entries.index),
+            entries.start[:-1],
+            entries.index,
+            entries.value,
+        )
+        return first
+
+    def delete_rows(self, rows: Ints) -> None:
+        """Remove rows; those after them move up."""
+        self._engine.deleteRows(len(rows), rows.astype(np.int32))
+
+    def set_costs(self, columns: Ints, cost: Floats) -> None:
+        """Change objective coefficients."""
+        self._engine.changeColsCost(
+            len(columns), columns.astype(np.int32), np.ascontiguousarray(cost, np.float64)
+        )
+
+    def set_bounds(self, columns: Ints, lower: Floats, upper: Floats) -> None:
+        """Change column bounds."""
+        self._engine.changeColsBounds(
+            len(columns),
+            columns.astype(np.int32),
+            np.ascontiguousarray(lower, np.float64),
+            np.ascontiguousarray(upper, np.float64),
+        )
+
+    def set_row_bounds(self, row: int, lower: float, upper: float) -> None:
+        """Change the bounds of one row."""
+        self._engine.changeRowBounds(row, lower, upper)
+
+    def set_integer(self, columns: Ints) -> None:
+        """Make columns integer for `solve_mip`; `solve` goes on ignoring it."""
+        kinds = np.full(len(columns), int(highspy.HighsVarType.kInteger), np.uint8)
+        self._engine.changeColsIntegrality(len(columns), columns.astype(np.int32), kinds)
+
+    def solve(self, time_limit_s: float = INFINITY) -> LpResult:
+        """Solve the linear relaxation from the last basis."""
+        engine = self._engine
+        engine.setOptionValue("solve_relaxation", True)
+        engine.setOptionValue("time_limit", _clock(engine, time_limit_s))
+        engine.run()
+        status = _status(engine)
+        solution = engine.getSolution()
+        return LpResult(
+            status,
+            float(engine.getInfo().objective_function_value),
+            np.array(solution.col_value),
+            np.array(solution.row_dual),
+            np.array(solution.col_dual),
+        )
+
+    def solve_mip(
+        self,
+        *,
+        time_limit_s: float,
+        gap: float,
+        start: Floats | None = None,
+        cutoff: float = INFINITY,
+        node_limit: int | None = None,
+        effort: float | None = None,
+    ) -> MipResult:
+        """Solve with integrality, from `start` if given.
+
+        Stops at a relative `gap`, or when nothing below `cutoff` can exist any more (then the status is
+        "infeasible" if nothing better was found and the bound is at least `cutoff`).
+        """
+        engine = self._engine
+        options: list[tuple[str, float | int | bool]] = [
+            ("solve_relaxation", False),
+            ("time_limit", _clock(engine, time_limit_s)),
+            ("mip_rel_gap", gap),
+            ("mip_abs_gap", 1e-9),
+            ("mip_feasibility_tolerance", _TOLERANCE),
+            ("primal_feasibility_tolerance", _TOLERANCE),
+            ("dual_feasibility_tolerance", _TOLERANCE),
+            ("objective_bound", cutoff),
+            ("mip_max_nodes", 2**31 - 1 if node_limit is None else node_limit),
+        ]
+        if effort is not None:
+            options.append(("mip_heuristic_effort", effort))
+        for key, value in options:
+            engine.setOptionValue(key, value)
+        if start is not None:
+            hint = highspy.HighsSolution()
+            hint.col_value = list(start)
+            engine.setSolution(hint)
+        engine.run()
+        info = engine.getInfo()
+        status = _status(engine)
+        found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+        values = np.array(engine.getSolution().col_value) if found else None
+        return MipResult(
+            status,
+            float(info.objective_function_value) if found else INFINITY,
+            float(info.mip_dual_bound),
+            values,
+            int(info.mip_node_count),
+        )
+
+
+def _clock(engine: highspy.Highs, seconds: float) -> float:
+    """The engine counts the time of all its runs together."""
+    return INFINITY if math.isinf(seconds) else float(engine.getRunTime()) + max(0.0, seconds)
+
+
+def _status(engine: highspy.Highs) -> Literal["optimal", "infeasible", "stopped"]:
+    status = engine.getModelStatus()
+    if status == highspy.HighsModelStatus.kOptimal:
+        return "optimal"
+    if status in (
+        highspy.HighsModelStatus.kInfeasible,
+        highspy.HighsModelStatus.kUnboundedOrInfeasible,
+        highspy.HighsModelStatus.kObjectiveBound,
+    ):
+        return "infeasible"
+    return "stopped"

@@ -1,0 +1,429 @@
+"""The inner loop of template generation: the best layout of every node multiset, exactly (numba).
+
+Notation. A role has L layers; T[S-1, p, c, j] is the integer capacity of node type c holding j layers
+in a pipeline of S stages at position p (0 first, 1 middle, 2 last; for S = 1 only p = 0, the whole
+model). It never rises with j, and T at 0 and 2 is never above T at 1. A layout of a multiset is a
+partition into S groups (data-parallel nodes inside a stage) and layer counts j_1 + ... + j_S = L; its
+throughput is the least of F_U(j) = sum over c in U of T[c, j] over its stages.
+
+For a threshold t a group can hold J_U(t) = max{j : F_U(j) > t} layers, found by bisection. A partition
+beats t iff every J >= 1 and, with the best choice of which group is first and which last, the J add up
+to L or more. So one question per partition decides whether it can improve on the incumbent, and the
+incumbent starts at the best sub-multiset with one node less: an added node may always idle.
+
+Multisets are sorted tuples c_1 <= ... <= c_n, ranked by the combinatorial number system; a group is a
+bit mask over positions of the tuple. Where neighbours are equal, masks that differ only in which of
+them they take are the same group: each pattern of equal neighbours has its own list of distinct masks
+and partitions (see `patterns` in `templates`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, prange
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Small = NDArray[np.int32]
+
+MAX_NODES = 8
+
+
+@njit(cache=True)
+def rank_of(nodes: Ints, size: int, skip: int, binomial: Ints) -> int:
+    """Return the rank of a sorted tuple among those of its size, leaving out position `skip` (-1: none)."""
+    rank = 0
+    place = 0
+    for i in range(size):
+        if i != skip:
+            rank += binomial[nodes[i] + place, place + 1]
+            place += 1
+    return rank
+
+
+@njit(cache=True)
+def unrank(rank: int, size: int, types: int, binomial: Ints, nodes: Ints) -> None:
+    """Write the sorted tuple of this rank into `nodes`."""
+    rest = rank
+    for place in range(size - 1, -1, -1):
+        value = types + place - 1
+        while binomial[value, place + 1] > rest:
+            value -= 1
+        rest -= binomial[value, place + 1]
+        nodes[place] = value - place
+
+
+@njit(cache=True)
+def advance(nodes: Ints, size: int, types: int) -> None:
+    """Step to the tuple of the next rank."""
+    i = 0
+    while i < size - 1 and nodes[i] == nodes[i + 1]:
+        nodes[i] = 0
+        i += 1
+    nodes[i] += 1
+
+
+@njit(cache=True)
+def group_layers(table: Small, nodes: Ints, mask: int, threshold: int, layers: int) -> int:
+    """Return the most layers a group can hold with throughput above `threshold` (0: none)."""
+    low, high = 0, layers + 1
+    while high - low > 1:
+        middle = (low + high) >> 1
+        total = 0
+        bits = mask
+        i = 0
+        while bits:
+            if bits & 1:
+                total += table[nodes[i], middle]
+            bits >>= 1
+            i += 1
+        if total > threshold:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@njit(cache=True)
+def group_rate(table: Small, nodes: Ints, mask: int, held: int) -> int:
+    """Return the throughput of a group that holds so many layers."""
+    total = 0
+    bits = mask
+    i = 0
+    while bits:
+        if bits & 1:
+            total += table[nodes[i], held]
+        bits >>= 1
+        i += 1
+    return total
+
+
+@njit(cache=True)
+def place_ends(
+    tables: Small,
+    nodes: Ints,
+    masks: Small,
+    stages: int,
+    threshold: int,
+    layers: int,
+    held: Ints,
+    where: Ints,
+) -> bool:
+    """Say whether a partition beats `threshold`; if so fill layers and position of each group.
+
+    Every group is taken as a middle stage first; then the pair of groups that loses fewest layers by
+    being first and last is chosen.
+    """
+    middle = np.empty(MAX_NODES, np.int64)
+    total = 0
+    for s in range(stages):
+        middle[s] = group_layers(tables[1], nodes, masks[s], threshold, layers)
+        if middle[s] == 0:
+            return False
+        total += middle[s]
+    if total < layers:
+        return False
+    first = np.empty(MAX_NODES, np.int64)
+    last = np.empty(MAX_NODES, np.int64)
+    for s in range(stages):
+        first[s] = group_layers(tables[0], nodes, masks[s], threshold, layers)
+        last[s] = group_layers(tables[2], nodes, masks[s], threshold, layers)
+    best, best_f, best_l = -1, 0, 0
+    for f in range(stages):
+        if first[f] == 0:
+            continue
+        for end in range(stages):
+            if end == f or last[end] == 0:
+                continue
+            sum_held = total - middle[f] - middle[end] + first[f] + last[end]
+            if sum_held > best:
+                best, best_f, best_l = sum_held, f, end
+    if best < layers:
+        return False
+    for s in range(stages):
+        held[s], where[s] = middle[s], 1
+    held[best_f], where[best_f] = first[best_f], 0
+    held[best_l], where[best_l] = last[best_l], 2
+    return True
+
+
+@njit(cache=True)
+def raise_partition(
+    tables: Small,
+    nodes: Ints,
+    masks: Small,
+    stages: int,
+    threshold: int,
+    layers: int,
+    held: Ints,
+    where: Ints,
+) -> int:
+    """Return the best throughput of a partition if above `threshold`, else `threshold`.
+
+    Each round's layer counts are a layout whose slowest stage is above the threshold; that becomes the
+    next threshold, until nothing is above it.
+    """
+    current = threshold
+    while place_ends(tables, nodes, masks, stages, current, layers, held, where):
+        slowest = np.int64(1) << 60
+        for s in range(stages):
+            rate = group_rate(tables[where[s]], nodes, masks[s], held[s])
+            slowest = min(slowest, rate)
+        current = slowest
+    return current
+
+
+@njit(cache=True)
+def fill_rows(table: Small, nodes: Ints, begin: int, end: int, rows: Small) -> None:
+    """Write the summed capacities of every subset of positions begin..end-1 into `rows`, by mask."""
+    layers = table.shape[1]
+    for mask in range(1, 1 << (end - begin)):
+        bit = 0
+        while not mask >> bit & 1:
+            bit += 1
+        rest = mask & (mask - 1)
+        own = table[nodes[begin + bit]]
+        if rest == 0:
+            for j in range(layers):
+                rows[mask, j] = own[j]
+        else:
+            for j in range(layers):
+                rows[mask, j] = rows[rest, j] + own[j]
+
+
+@njit(cache=True)
+def row_layers(left: Small, right: Small, threshold: int, layers: int) -> int:
+    """Return the most layers two parts of a group hold together above `threshold`."""
+    low, high = 0, layers + 1
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if left[middle] + right[middle] > threshold:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@njit(cache=True)
+def out_of_reach(
+    table: Small, reach: Ints, nodes: Ints, size: int, threshold: int, layers: int
+) -> bool:
+    """Say whether no layout can exceed `threshold`, whatever the partition.
+
+    A stage above t has sum over its nodes of min(T_c(j), t) >= t; times j and summed over stages,
+    sum over nodes of max_j j min(T_c(j), t) >= t L. `reach[c, j]` is max over j' >= j of j' T_c(j').
+    """
+    total = 0
+    for i in range(size):
+        own = table[nodes[i]]
+        low, high = 0, layers + 1
+        while high - low > 1:
+            middle = (low + high) >> 1
+            if own[middle] > threshold:
+                low = middle
+            else:
+                high = middle
+        best = threshold * low
+        if low < layers:
+            best = max(best, reach[nodes[i], low + 1])
+        total += best
+    return total < threshold * layers
+
+
+@njit(cache=True)
+def pattern_of(nodes: Ints, size: int) -> int:
+    """Return the bits that say which neighbours are equal."""
+    bits = 0
+    for i in range(size - 1):
+        if nodes[i] == nodes[i + 1]:
+            bits |= 1 << i
+    return bits
+
+
+@njit(cache=True)
+def solve(
+    tables: Small,
+    reach: Ints,
+    nodes: Ints,
+    size: int,
+    start: int,
+    layers: int,
+    most_stages: int,
+    subset_span: Ints,
+    subsets: Small,
+    partition_span: Ints,
+    partitions: Small,
+    best_masks: Small,
+    left: Small,
+    right: Small,
+) -> tuple[int, int]:
+    """Return (throughput, stages) of the best layout of one multiset; (start, 0) if none is above `start`.
+
+    `reach[S-1, c, j]` is max over j' >= j of j' T[c, j'], at the best position. The masks of the best
+    partition are written to `best_masks`. `left` and `right` are scratch rows (16, layers + 1), row 0 zero.
+    """
+    best, best_stages = start, 0
+    held = np.empty(MAX_NODES, np.int64)
+    where = np.empty(MAX_NODES, np.int64)
+    can_hold = np.empty(1 << MAX_NODES, np.int64)
+    rate = 0
+    for i in range(size):
+        rate += tables[0, 0, nodes[i], layers]
+    if rate > best:
+        best, best_stages = rate, 1
+        best_masks[0] = (1 << size) - 1
+    pattern = pattern_of(nodes, size)
+    half = (size + 1) >> 1
+    low = (1 << half) - 1
+    for stages in range(2, min(size, most_stages) + 1):
+        own = tables[stages - 1]
+        if out_of_reach(own[1], reach[stages - 1], nodes, size, best, layers):
+            continue
+        fill_rows(own[1], nodes, 0, half, left)
+        fill_rows(own[1], nodes, half, size, right)
+        known = -1
+        for p in range(partition_span[pattern, stages, 0], partition_span[pattern, stages, 1]):
+            if known != best:
+                # Layers of every distinct group at the current threshold, as a middle stage.
+                for q in range(subset_span[pattern, 0], subset_span[pattern, 1]):
+                    mask = subsets[q]
+                    can_hold[mask] = row_layers(left[mask & low], right[mask >> half], best, layers)
+                known = best
+            total = 0
+            for s in range(stages):
+                more = can_hold[partitions[p, s]]
+                if more == 0:
+                    total = -1
+                    break
+                total += more
+            if total < layers:
+                continue
+            found = raise_partition(own, nodes, partitions[p], stages, best, layers, held, where)
+            if found > best:
+                best, best_stages = found, stages
+                for s in range(stages):
+                    best_masks[s] = partitions[p, s]
+    return best, best_stages
+
+
+@njit(cache=True, parallel=True)
+def solve_all(
+    tables: Small,
+    reach: Ints,
+    memory: Ints,
+    memory_limit: int,
+    size: int,
+    layers: int,
+    most_stages: int,
+    binomial: Ints,
+    smaller: Small,
+    subset_span: Ints,
+    subsets: Small,
+    partition_span: Ints,
+    partitions: Small,
+    chunk: int,
+    chunks_from: int,
+    chunks_to: int,
+    out: Small,
+) -> None:
+    """Fill `out` with the throughput of every multiset of `size` nodes, by rank; -1 where too large.
+
+    `smaller` holds the same for one node less. Chunks are independent.
+    """
+    types = tables.shape[2]
+    total = out.shape[0]
+    for block in prange(chunks_from, chunks_to):
+        nodes = np.zeros(MAX_NODES, np.int64)
+        masks = np.zeros(MAX_NODES, np.int32)
+        left = np.zeros((16, layers + 1), np.int32)
+        right = np.zeros((16, layers + 1), np.int32)
+        begin = block * chunk
+        end = min(total, begin + chunk)
+        unrank(begin, size, types, binomial, nodes)
+        for rank in range(begin, end):
+            used = 0
+            for i in range(size):
+                used += memory[nodes[i]]
+            if used > memory_limit:
+                out[rank] = -1
+            else:
+                start = 0
+                if size > 1:
+                    for i in range(size):
+                        sub = smaller[rank_of(nodes, size, i, binomial)]
+                        start = max(start, sub)
+                best, _ = solve(
+                    tables, reach, nodes, size, start, layers, most_stages,
+                    subset_span, subsets, partition_span, partitions, masks, left, right,
+                )  # fmt: skip
+                out[rank] = best
+            if rank + 1 < end:
+                advance(nodes, size, types)
+
+
+@njit(cache=True)
+def split_best(
+    nodes: Ints, size: int, binomial: Ints, values: Small, offsets: Ints, pattern_subsets: Small
+) -> int:
+    """Return the best sum over two smaller multisets with the same nodes in total (0: no split)."""
+    best = 0
+    full = (1 << size) - 1
+    part = np.empty(MAX_NODES, np.int64)
+    for q in range(pattern_subsets.shape[0]):
+        mask = np.int64(pattern_subsets[q])
+        if mask == full:
+            continue
+        total = 0
+        for half in range(2):
+            side = mask if half == 0 else full ^ mask
+            count = 0
+            for i in range(size):
+                if side >> i & 1:
+                    part[count] = nodes[i]
+                    count += 1
+            total += values[offsets[count] + rank_of(part, count, -1, binomial)]
+        best = max(best, total)
+    return best
+
+
+@njit(cache=True, parallel=True)
+def mark_useful(
+    size: int,
+    types: int,
+    binomial: Ints,
+    rates: Small,
+    best_split: Small,
+    offsets: Ints,
+    subset_span: Ints,
+    subsets: Small,
+    chunk: int,
+    useful: NDArray[np.bool_],
+) -> None:
+    """Mark multisets that no sub-multiset and no split into smaller ones matches; extend `best_split`.
+
+    `rates` and `best_split` hold all sizes one after the other (`offsets`); `best_split` is the best that
+    the nodes of a multiset can carry in any way, as one instance or several.
+    """
+    begin_all = offsets[size]
+    total = offsets[size + 1] - begin_all
+    blocks = (total + chunk - 1) // chunk
+    for block in prange(blocks):
+        nodes = np.zeros(MAX_NODES, np.int64)
+        begin = block * chunk
+        end = min(total, begin + chunk)
+        unrank(begin, size, types, binomial, nodes)
+        for rank in range(begin, end):
+            here = begin_all + rank
+            rate = rates[here]
+            if rate < 0:
+                best_split[here] = 0
+            else:
+                other = 0
+                if size > 1:
+                    pattern = pattern_of(nodes, size)
+                    own = subsets[subset_span[pattern, 0] : subset_span[pattern, 1]]
+                    other = split_best(nodes, size, binomial, best_split, offsets, own)
+                useful[here] = rate > other
+                best_split[here] = max(rate, other)
+            if rank + 1 < end:
+                advance(nodes, size, types)

@@ -1,0 +1,144 @@
+"""What the documentation shows can be run, and what it tabulates is what ships."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from atoll.catalog import Catalog
+from atoll.cli import main as cli
+from atoll.perf.constants import OpClass, OpConstants, Tag, default_constants
+from atoll.perf.engines import ENGINES
+from atoll.workload.lengths import BUILT_IN
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+FITTED = [op for op in OpClass if op is not OpClass.ELEMENTWISE]
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The files that the documentation prints, in the current folder."""
+    monkeypatch.delenv("ATOLL_CATALOG", raising=False)
+    monkeypatch.chdir(tmp_path)
+    catalog, perf = text("catalog.md"), text("perf.md")
+    (tmp_path / "my-model").mkdir()
+    for name, content in {
+        "site.yaml": block(catalog, "yaml"),
+        "my-model/config.json": block(catalog, "json"),
+        "x48.yaml": block(perf, "yaml"),
+        "steps.csv": next(b for b in blocks(perf, "") if b.startswith("model,node,tp")),
+    }.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    return tmp_path
+
+
+def text(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+
+
+def block(page: str, language: str) -> str:
+    (found,) = blocks(page, language)
+    return found
+
+
+def rows(page: str, first: str) -> dict[str, list[str]]:
+    """The table whose header starts with `first`: first cell to the others."""
+    lines = page[page.index(f"\n| {first} |") :].splitlines()[1:]
+    table: dict[str, list[str]] = {}
+    for line in lines[2:]:
+        if not line.startswith("|"):
+            break
+        name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        table[name] = cells
+    return table
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    capsys.readouterr()
+    assert cli.run(list(args)) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def test_the_overlay_of_the_catalog_page_does_what_it_says(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = Catalog.default().with_overlay(site / "site.yaml")
+    assert changed.gpu("X48").fp16_tflops == 120
+    assert changed.gpu("RTX3090").tdp_w == 280
+    assert changed.node("RTX3090:2").interconnect.name == "nvlink-bridge"
+    assert changed.node("X48:4").interconnect.allreduce_for(4).bus_bandwidth_bytes_per_s == 3.7e9
+    assert changed.model("llama-3.3-70b").llm.max_context == 131072
+    assert changed.model("my-model").llm.kv_dtype.name == "fp8"
+    assert changed.links.in_region.bandwidth_bytes_per_s == 25e9 / 8
+    assert changed.links.between("basement", "us-east-2").latency_s == 0.012
+    out = run(capsys, "catalog", "prices", "--region", "basement", "--overlay", "site.yaml")
+    assert "X48:4" in out
+    compared = ("perf", "compare", "my-model", "--nodes", "RTX3090:2,L40S:1", "--json")
+    table = json.loads(run(capsys, *compared, "--overlay", "site.yaml"))
+    assert {row["region"] for row in table} >= {"own/basement"}
+
+
+def test_the_constants_of_the_perf_page_run_a_new_gpu(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("perf", "show", "my-model", "X48:4", "--overlay", "site.yaml", "--json")
+    shown = json.loads(run(capsys, *asked, "--constants", "x48.yaml"))
+    assert shown["facts"]["times"].startswith("measured (our rig, 2026)")
+
+
+@pytest.mark.usefixtures("site")
+def test_the_table_of_steps_of_the_perf_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("perf", "show", "llama-3.1-8b", "L40S:1", "--backend", "steps.csv", "--json")
+    assert "steps.csv, 8 points" in json.loads(run(capsys, *asked))["facts"]["times"]
+
+
+def tag(constants: OpConstants) -> str:
+    if constants.tag is not Tag.PROXY:
+        return constants.tag.value
+    return f"proxy: {re.split(r',| [(]', constants.source)[0]}"
+
+
+def test_the_table_of_tags_is_that_of_the_constants() -> None:
+    shipped = {
+        gpu: [tag(default_constants().gpu(gpu).op(op)) for op in FITTED]
+        for gpu in Catalog.default().gpus
+    }
+    assert rows(text("perf.md"), "GPU") == shipped
+
+
+def test_host_times_and_lengths_are_the_ones_used() -> None:
+    page = text("perf.md")
+    for names, cells in rows(page, "Engine").items():
+        for name in re.findall(r"`(\w+)`", names):
+            shown = [float(cell.removesuffix(" ms")) * 1e-3 for cell in cells]
+            assert shown == pytest.approx([ENGINES[name].host_seconds(tp) for tp in (1, 2, 4, 8)])
+    lengths = rows(page, "Name")
+    assert {name.strip("`") for name in lengths} == set(BUILT_IN)
+    for name, cells in lengths.items():
+        mix = BUILT_IN[name.strip("`")]
+        shown = [float(cell.replace(",", "")) for cell in cells[:3]]
+        expected = [mix.input_mean, mix.output_mean, mix.decode_context]
+        assert shown == pytest.approx(expected, abs=0.5)
+
+
+def anchors(page: str) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in DOCS.glob("*.md")))
+def test_links_lead_somewhere(name: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", text(name)):
+        if target.startswith("http"):
+            continue
+        file, _, anchor = target.partition("#")
+        there = DOCS / file if file else DOCS / name
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there.read_text(encoding="utf-8")), target
