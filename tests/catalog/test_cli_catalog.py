@@ -30,7 +30,7 @@ def test_gpus(capsys: Capture) -> None:
     assert "864GB/s" in text
     found = {row["name"]: row for row in records(capsys, "gpus")}
     assert len(found) == 14
-    assert found["L40S"]["memory_bytes"] == 48_000_000_000
+    assert found["L40S"]["memory_bytes"] == 46068 * 2**20
     assert found["A10G"]["fp8_tflops"] is None
     facts = found["L40S"]["facts"]
     assert isinstance(facts, dict)
@@ -122,6 +122,13 @@ def test_show(capsys: Capture, name: str) -> None:
     assert {"field", "value", "source", "confidence"} == set(record["rows"][0])
 
 
+def test_interfaces_are_shown_with_their_unit(capsys: Capture) -> None:
+    lines = [line.split() for line in output(capsys, "show", "links").splitlines()]
+    shown = {words[0]: words[1] for words in lines if words and words[0].startswith("nics.")}
+    assert shown["nics.H100:8"] == "400GB/s"
+    assert all(value.endswith("B/s") for value in shown.values())
+
+
 def test_overlay(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
     first.write_text("gpus: {L40: {like: L40S, memory: 46GB}}")
@@ -140,6 +147,13 @@ def test_overlay(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (["show", "qwen-image@fp8"], 3, "no llm"),
         (["prices", "--gpu", "H10"], 4, "unknown gpu"),
         (["prices", "--region", "mars"], 4, "unknown region"),
+        (["prices", "--region", ""], 4, "unknown region ''"),
+        (["prices", "--region", "r" * 5000], 4, "unknown region 'rrr"),
+        (["prices", "--gpu", "g" * 5000], 4, "unknown gpu 'ggg"),
+        (["show", "n" * 5000], 4, "'nnn"),
+        (["show", "n" * 5000 + ":2"], 3, "is not a node type"),
+        (["show", "llama-3-70b@" + "v" * 5000 + "=3"], 3, "is no variant"),
+        (["gpus", "--overlay", "o" * 5000], 3, "file name too long"),
         (["prices", "--count", "0"], 2, "count"),
         (["gpus", "--overlay", "nowhere.yaml"], 3, "nowhere.yaml: cannot read the file"),
         (["nothing"], 2, "nothing"),
@@ -152,6 +166,7 @@ def test_errors_are_one_line(capsys: Capture, args: list[str], code: int, messag
     assert message in captured.err
     assert captured.err.startswith("error: ")
     assert captured.err.count("\n") == 1
+    assert len(captured.err) < 600
 
 
 def test_overlay_errors_say_where(capsys: Capture, tmp_path: Path) -> None:

@@ -36,17 +36,37 @@ def test_the_fourteen() -> None:
 
 def test_the_numbers_of_the_coral_table() -> None:
     expected = {
-        "H100": (989, 80, 3350),
-        "A100-80": (312, 80, 2039),
-        "L40S": (362, 48, 864),
-        "L4": (121, 24, 300),
-        "A10G": (70, 24, 600),
+        "H100": (989, 3350),
+        "A100-80": (312, 2039),
+        "L40S": (362, 864),
+        "L4": (121, 300),
+        "A10G": (70, 600),
     }
-    for name, (tflops, memory_gb, bandwidth_gbs) in expected.items():
+    for name, (tflops, bandwidth_gbs) in expected.items():
         gpu = Catalog.default().gpu(name)
         assert gpu.fp16_tflops == tflops
-        assert gpu.memory_bytes == memory_gb * 10**9
         assert gpu.bandwidth_bytes_per_s == bandwidth_gbs * 1e9
+
+
+def test_memory_is_what_the_driver_reports() -> None:
+    reported_mib = {
+        "H100": 81559,
+        "H200": 143771,
+        "B200": 183359,
+        "GH200": 97871,
+        "A100-80": 81920,
+        "A100-40": 40960,
+        "L40S": 46068,
+        "L4": 23034,
+        "A10G": 23028,
+        "T4": 15360,
+        "V100-16": 16160,
+        "RTX3090": 24576,
+        "RTX4090": 24564,
+        "A6000": 49140,
+    }
+    for name, gpu in default_gpus().items():
+        assert gpu.memory_bytes == reported_mib[name] * 2**20
 
 
 def test_fp8_only_where_the_hardware_has_it() -> None:
@@ -84,7 +104,8 @@ def test_against_the_reference_file() -> None:
         fp8 = row["fp8_dense_tflops"]
         assert gpu.fp8_tflops == (float(fp8) if fp8 else None)
         assert gpu.bf16 == (row["bf16"] == "yes")
-        assert gpu.memory_bytes == float(row["mem_gb"]) * 1e9
+        # Sold by the GB, which makers round down from what the driver finds.
+        assert 1.0 <= gpu.memory_bytes / (float(row["mem_gb"]) * 1e9) < 1.08
         assert gpu.bandwidth_bytes_per_s == float(row["mem_bw_gbs"]) * 1e9
         assert gpu.tdp_w == float(row["tdp_w"])
         assert gpu.compute_capability.replace(".", "") == row["sm"]
@@ -131,7 +152,7 @@ class TestNodes:
     def test_a_node_is_its_gpus_together(self) -> None:
         node = Catalog.default().node("l40s:2")
         assert node.id == "L40S:2"
-        assert node.memory_bytes == 96 * 10**9
+        assert node.memory_bytes == 2 * 46068 * 2**20
         assert node.bandwidth_bytes_per_s == 2 * 864e9
         assert node.fp16_tflops == 724
         assert node.fp8_tflops == 1466

@@ -128,7 +128,7 @@ class TestNodes:
 
     def test_a_larger_node(self) -> None:
         changed = DEFAULT.with_overlay({"nodes": {"H100:32": {"interconnect": "nvlink4"}}})
-        assert changed.node("H100:32").memory_bytes == 32 * 80 * 10**9
+        assert changed.node("H100:32").memory_bytes == 32 * 81559 * 2**20
 
 
 class TestModels:

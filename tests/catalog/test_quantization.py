@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Mapping
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atoll.catalog.fields import ConfigFields
-from atoll.catalog.quantization import Quantization, read_quantization
+from atoll.catalog.quantization import _MODULES, Quantization, read_quantization
 from atoll.core.errors import InputError, UnknownNameError
 
 
@@ -74,6 +78,114 @@ def test_left_out_modules() -> None:
     assert router == read(fp8)
 
 
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_integer_bits(bits: int) -> None:
+    for method, name in (("awq", "bits"), ("awq", "w_bit"), ("gptq", "bits")):
+        found = read({"quant_method": method, name: bits, "group_size": -1})
+        assert found.attention is not None
+        assert found.attention.bits_per_weight == pytest.approx(bits)
+        assert found.attention.name == f"int{bits}"
+
+
+def left_out(*patterns: str, layers: int = 40) -> set[str]:
+    """The groups of weights that the patterns keep as they are."""
+    fields = ConfigFields(
+        {
+            "quantization_config": compressed(
+                {"num_bits": 8, "type": "float"}, ignore=[f"re:{pattern}" for pattern in patterns]
+            )
+        }
+    )
+    found = read_quantization(fields, layers)
+    return {name for name in ("attention", "mlp", "expert") if getattr(found, name) is None}
+
+
+# Patterns of published checkpoints, and close relatives.
+EXPRESSIONS = [
+    ".*lm_head",
+    ".*self_attn",
+    ".*self_attn.*",
+    "self_attn",
+    "^model\\.layers\\.\\d+\\.self_attn.*",
+    "model.layers.*.self_attn.*",
+    "model.layers.[0-9]+.self_attn.q_proj$",
+    ".*self_attn.(q|k|v|o)_proj$",
+    ".*self_attn\\.(?:k|v)_proj.*",
+    ".*q_proj",
+    ".*mlp.gate$",
+    ".*mlp\\.gate",
+    ".*mlp\\.(gate|up|gate_up|down)_proj.*",
+    ".*(self_attn|mlp).*",
+    "(.*self_attn.*|.*experts.*)",
+    ".*self_attn.*|.*experts.*",
+    ".*\\.((self_attn)|(mlp\\.(gate|up)_proj))",
+    ".*mlp.experts.*",
+    "model\\.layers\\.[^.]+\\.mlp\\.experts\\.\\d+\\..*",
+    ".*block_sparse_moe.gate",
+    ".*shared_expert_gate$",
+    ".*router",
+    "vision_model.*",
+    "multi_modal_projector.*",
+    "model\\.layers\\.0\\..*",
+    "model.layers.(0|20|39).mlp.*",
+    ".*proj$",
+    ".*",
+    "model$",
+]
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_expressions_mean_what_an_engine_makes_of_them(expression: str) -> None:
+    layers = 40
+    expected = {
+        group
+        for group, modules in _MODULES.items()
+        if all(
+            any(re.match(expression, module.format(i=i)) for module in modules)
+            for i in (0, layers // 2, layers - 1)
+        )
+    }
+    assert left_out(expression, layers=layers) == expected
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "(a+)+$",
+        "(.*)*" * 30 + "x",
+        "(.*.*.*.*)*x",
+        ".*" * 90 + "x$",
+        "(m|mo|mod|mode|model)" * 30 + "$",
+        "((((((((((a|b)|c)|d)|e)|f)|g)|h)|i)|j)|k)" * 4,
+        "(a{1,9999}){1,9999}",
+        "(" * 190,
+        "(",
+        "[",
+        "\\",
+        "a**",
+        "^(?!.*experts).*",
+        "(?P<n>.*)(?P=n)",
+        "m" * 1_000_000,
+    ],
+)
+def test_an_expression_from_anywhere_is_never_run(
+    expression: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*args: object) -> None:
+        raise AssertionError("a user's expression reached the engine")
+
+    for name in ("compile", "match", "search", "fullmatch"):
+        monkeypatch.setattr(re, name, run)
+    start = time.process_time()
+    assert left_out(expression) == set()
+    assert time.process_time() - start < 1.0
+
+
+@given(st.text("amodel.*+?()|[]{}\\\\^$0-9_self_attn", max_size=60))
+def test_any_expression_has_an_answer(expression: str) -> None:
+    assert left_out(expression) <= {"attention", "mlp", "expert"}
+
+
 def test_mxfp4_is_for_experts() -> None:
     found = read({"quant_method": "mxfp4"})
     assert (found.attention, found.mlp) == (None, None)
@@ -106,7 +218,12 @@ def test_kv_cache() -> None:
         {"quant_method": "fp8", "weight_block_size": 128},
         {"quant_method": "fp8", "modules_to_not_convert": "lm_head"},
         {"quant_method": "compressed-tensors", "config_groups": []},
-        compressed({"num_bits": 8, "type": "float"}, ignore=["re:("]),
+        {"quant_method": "awq", "bits": 5},
+        {"quant_method": "awq", "w_bit": 16},
+        {"quant_method": "awq", "bits": 0},
+        {"quant_method": "gptq", "bits": 1},
+        {"quant_method": "gptq", "bits": 6},
+        {"quant_method": "gptq", "bits": "4"},
     ],
 )
 def test_bad_values(quantization: dict[str, object]) -> None:

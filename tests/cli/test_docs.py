@@ -90,13 +90,15 @@ def test_the_constants_of_the_perf_page_run_a_new_gpu(
 ) -> None:
     asked = ("perf", "show", "my-model", "X48:4", "--overlay", "site.yaml", "--json")
     shown = json.loads(run(capsys, *asked, "--constants", "x48.yaml"))
-    assert shown["facts"]["times"].startswith("measured (our rig, 2026)")
+    times = shown["facts"]["provenance"]
+    assert times.startswith("proxy (L40S): attention_prefill")
+    assert "measured (our rig, 2026): gemm" in times
 
 
 @pytest.mark.usefixtures("site")
 def test_the_table_of_steps_of_the_perf_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("perf", "show", "llama-3.1-8b", "L40S:1", "--backend", "steps.csv", "--json")
-    assert "steps.csv, 8 points" in json.loads(run(capsys, *asked))["facts"]["times"]
+    assert "steps.csv, 8 points" in json.loads(run(capsys, *asked))["facts"]["provenance"]
 
 
 def tag(constants: OpConstants) -> str:

@@ -209,6 +209,57 @@ def test_help_takes_less_than_three_tenths_of_a_second() -> None:
     assert min(cpu_seconds() for _ in range(5)) < 0.3
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    "arguments",
+    [["--version"], ["--help"], ["doctor"], ["catalog", "gpus"], ["catalog", "models", "--json"]],
+    ids=" ".join,
+)
+def test_a_full_disk_behind_stdout_is_one_line(arguments: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "atoll", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == cli.EXIT_NO_OUTPUT
+    assert done.stderr.startswith("error: cannot write to standard output: no space left")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="descriptors are inherited differently elsewhere")
+@pytest.mark.parametrize(
+    ("redirect", "said"), [(">&-", "it is closed"), ("1</dev/null", "bad file descriptor")]
+)
+def test_a_closed_stdout_is_one_line(redirect: str, said: str) -> None:
+    command = ["sh", "-c", f'"$0" -m atoll --version {redirect}', sys.executable]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == cli.EXIT_NO_OUTPUT
+    assert done.stderr == (
+        f"error: cannot write to standard output: {said} (fix: send it somewhere else)\n"
+    )
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("redirect", [">/dev/full 2>&1", ">/dev/full 2>&-", ">&- 2>&-"])
+def test_nobody_left_to_tell_still_fails(redirect: str) -> None:
+    command = ["sh", "-c", f'"$0" -m atoll --version {redirect}', sys.executable]
+    assert subprocess.run(command, check=False).returncode == cli.EXIT_NO_OUTPUT
+
+
+def test_other_errors_of_the_system_are_still_surprises(
+    verb: Verb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def action() -> None:
+        open("/no/such/file")  # noqa: SIM115
+
+    verb(action)
+    assert cli.run(["act"]) == 70
+    assert "No such file" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(os.name != "posix", reason="pipes close differently elsewhere")
 @pytest.mark.parametrize("arguments", [["doctor", "--json"], ["doctor"], ["--help"]])
 def test_a_reader_that_leaves_early_is_no_error(arguments: list[str]) -> None:

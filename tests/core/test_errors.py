@@ -4,6 +4,8 @@ import pickle
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atoll.core.errors import (
     AtollError,
@@ -13,12 +15,24 @@ from atoll.core.errors import (
     MissingDependencyError,
     UnknownNameError,
     UsageError,
+    shortened,
 )
 
 
 def test_str_is_one_line_with_field_and_fix() -> None:
     error = AtollError("too\n  slow", hint="buy\nmore", field="models.0")
     assert str(error) == "models.0: too slow (fix: buy more)"
+    assert AtollError("slow", field="models\n.0\t").field == "models .0"
+
+
+def test_a_path_is_shown_on_one_line_and_kept_as_it_is() -> None:
+    error = InputError("bad", path="two\nlines.yaml", line=3, field="a\nb")
+    assert str(error) == "two lines.yaml:3: a b: bad"
+    assert error.path == "two\nlines.yaml"
+    long = InputError("bad", path="p" * 5000, field="f" * 5000)
+    assert (len(long.path or ""), len(long.field or "")) == (5000, 5000)
+    assert len(str(long)) < 500
+    assert str(long).endswith("f: bad")
 
 
 @pytest.mark.parametrize(
@@ -49,10 +63,40 @@ def test_unknown_name_suggests_without_regard_to_case() -> None:
 
 
 def test_unknown_name_far_from_all_lists_a_limited_number() -> None:
-    error = UnknownNameError("model", "zzz", [f"m{i:02}" for i in range(20)])
+    error = UnknownNameError("model", "zzz", [f"m{i:02}" for i in range(30)])
     text = str(error)
     assert "did you mean" not in text
-    assert text.endswith("m11 and 8 more")
+    assert text.endswith("m23 and 6 more")
+    whole = str(UnknownNameError("model", "zzz", [f"m{i:02}" for i in range(24)]))
+    assert whole.endswith("m23")
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "m" * 100_000, "a\n" * 2000])
+def test_very_long_names_are_shortened(name: str) -> None:
+    error = UnknownNameError("model", name, ["m1", "m2"])
+    assert error.name == name
+    assert len(str(error)) < 200
+    assert str(error).count("...") == 1
+    assert "\n" not in str(error)
+
+
+def test_very_long_known_names_are_shortened() -> None:
+    text = str(UnknownNameError("model", "m" * 200, ["m" * 210, "m" * 5000]))
+    assert "did you mean" in text
+    assert len(text) < 400
+
+
+@given(st.text(max_size=300), st.integers(10, 280))
+def test_shortened_text_keeps_both_ends(text: str, most: int) -> None:
+    short = shortened(text, most)
+    if len(text) <= most:
+        assert short == text
+    else:
+        assert len(short) == most
+        head, _, tail = short.rpartition("...")
+        assert text.startswith(head)
+        assert text.endswith(tail)
+        assert tail
 
 
 def test_unknown_name_with_nothing_known() -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -58,10 +60,66 @@ def test_a_failed_write_leaves_the_old_content_and_no_litter(
         raise OSError("disk on fire")
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="disk on fire"):
+    with pytest.raises(InputError, match="cannot write: disk on fire"):
         atomic_write(path, "new")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["plan.json"]
+
+
+def test_an_interrupt_is_no_input_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        atomic_write(tmp_path / "plan.json", "new")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "fix"),
+    [
+        ("folder", "cannot write: is a directory", "name a file"),
+        ("absent/plan.json", "cannot write: no such file or directory", "create the folder"),
+        ("file/plan.json", "cannot write: not a directory", "create the folder"),
+        ("n" * 300, "cannot write: file name too long", "shorter name"),
+        ("n" * 5000 + "/plan.json", "cannot write: file name too long", "shorter name"),
+    ],
+)
+def test_what_cannot_be_written_names_the_path_and_a_fix(
+    tmp_path: Path, name: str, said: str, fix: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(InputError, match=said) as caught:
+        atomic_write(tmp_path / name, "new")
+    assert caught.value.path == str(tmp_path / name)
+    assert fix in (caught.value.hint or "")
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+    assert os.listdir(tmp_path / "folder") == []
+
+
+@pytest.mark.parametrize(
+    ("number", "fix"),
+    [
+        (errno.EACCES, "may write"),
+        (errno.EROFS, "may write"),
+        (errno.ENOSPC, "free some space"),
+        (errno.EIO, "somewhere else"),
+    ],
+)
+def test_a_folder_that_takes_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, fix: str
+) -> None:
+    # Root may write anywhere, so the refusal is made by hand.
+    def refuse(*args: object, **kwargs: object) -> tuple[int, str]:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    with pytest.raises(InputError, match="cannot write: ") as caught:
+        atomic_write(tmp_path / "plan.json", "new")
+    assert fix in (caught.value.hint or "")
+    assert "\n" not in str(caught.value)
 
 
 def test_reading_stops_at_the_limit(tmp_path: Path) -> None:

@@ -43,6 +43,13 @@ def test_bad_node_types(text: str) -> None:
     assert "L40S:2" in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["a" * 5000, "a" * 5000 + ":1", "L40S:" + "1" * 5000])
+def test_very_long_node_types_are_shortened(text: str) -> None:
+    with pytest.raises(InputError, match="is not a node type") as caught:
+        parse_node_type(text)
+    assert len(str(caught.value)) < 200
+
+
 @given(part, st.integers(min_value=1, max_value=99_999))
 def test_node_types_round_trip(gpu: str, gpu_count: int) -> None:
     text = format_node_type(gpu, gpu_count)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn
 
@@ -11,7 +10,7 @@ import pytest
 
 from atoll.catalog.catalog import Catalog
 from atoll.catalog.gpus import default_gpus
-from atoll.core.errors import AtollError, MissingDependencyError, UnknownNameError, UsageError
+from atoll.core.errors import MissingDependencyError, UnknownNameError, UsageError
 from atoll.core.ids import Phase
 from atoll.perf.aic import SYSTEMS, AicStepModel, aic
 from atoll.perf.batch import Batch
@@ -139,26 +138,25 @@ def test_capacity_from_these_tables() -> None:
 
 @pytest.mark.aic
 @needs_aic
-@pytest.mark.xfail(reason="MODEL@fp8 is answered with the times of the model's own precision")
-def test_another_precision_is_not_answered_with_the_times_of_the_first() -> None:
-    batch = Batch.prefill(4096, 4)
-    with suppress(AtollError):
-        narrow = step_model("qwen3-32b@fp8", "H100:2").parts(batch)
-        assert narrow != step_model("qwen3-32b", "H100:2").parts(batch)
+def test_other_precisions_and_shapes_are_not_answered_with_the_times_of_the_first() -> None:
+    with pytest.raises(UsageError, match="in its own precision and shape only"):
+        step_model("qwen3-32b@fp8", "H100:2")
+    own = CATALOG.model("llama-3.1-8b")
+    thinner = replace(own, components={"llm": replace(own.llm, layers=16, windows=())})
+    with pytest.raises(UsageError, match="in its own precision and shape only"):
+        aic(thinner, node_type("H100:1"))
 
 
 @pytest.mark.aic
 @needs_aic
-@pytest.mark.xfail(
-    reason="asks Hugging Face over the network, and lets the package's error through"
-)
 def test_a_model_that_the_package_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> NoReturn:
         raise OSError("no network in tests")
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
-    with pytest.raises(AtollError):
+    with pytest.raises(UsageError, match="cannot model HuggingFaceTB/SmolLM2-135M") as caught:
         step_model("smollm2-135m", "H100:1")
+    assert "\n" not in str(caught.value)
 
 
 # Without the package.
@@ -183,7 +181,6 @@ def test_a_group_that_does_not_divide_the_node() -> None:
 def test_the_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("aiconfigurator_core", "aiconfigurator_core.sdk.engine"):
         monkeypatch.setitem(sys.modules, module, None)
-    # A name of its own, since compiled models are kept.
-    other = replace(CATALOG.model("llama-3.1-8b"), hf_id="nobody/never-compiled")
+    # On a node of its own, since compiled models are kept.
     with pytest.raises(MissingDependencyError, match=r"atoll\[aic\]"):
-        aic(other, node_type("H100:1"))
+        step_model("llama-3-70b", "B200:4")

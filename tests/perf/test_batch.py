@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.core.errors import UsageError
 from atoll.perf.batch import Batch
 from atoll.perf.operators import Array
 
@@ -119,6 +121,29 @@ def test_no_prompts_no_pairs() -> None:
     assert empty.prompt_length == 0.0
     assert empty.pairs(None) == empty.pairs(64) == empty.prefill_keys(None) == 0.0
     assert (empty.tokens, empty.outputs) == (4.0, 4.0)
+
+
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf])
+def test_steps_that_are_none(value: float) -> None:
+    with pytest.raises(UsageError, match="tokens"):
+        Batch.prefill(value)
+    with pytest.raises(UsageError, match="sequences"):
+        Batch.prefill(8, value)
+    with pytest.raises(UsageError, match="length_spread"):
+        Batch.prefill(8, 1, 0, value)
+    with pytest.raises(UsageError, match="sequences"):
+        Batch.decode(value, 8)
+    if value != 0:
+        with pytest.raises(UsageError, match="context"):
+            Batch.prefill(8, 1, value)
+        with pytest.raises(UsageError, match="context"):
+            Batch.decode(8, value)
+
+
+@given(lengths, contexts, windows)
+def test_the_keys_of_the_last_query(length: int, context: int, window: int | None) -> None:
+    last = keys_in_reach(context + length - 1, window)
+    assert Batch.prefill(length * 3, 3, context).longest(window) == last
 
 
 def test_fields_are_floats_whatever_is_given() -> None:

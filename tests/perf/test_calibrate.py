@@ -78,7 +78,7 @@ CASES: Mapping[OpClass, tuple[Points, OpConstants]] = {
     ),
     OpClass.GEMM_FP8: (
         points("gemm", GEMMS, {"gemm_dtype": "fp8"}),
-        OpConstants(e_f=0.55, e_b=0.9, t0_us=6.0, p=1.2, pad_k=60, pad_n=900),
+        OpConstants(e_f=0.55, e_b=0.9, t0_us=6.0, p=1.8, pad_k=60, pad_n=900),
     ),
     OpClass.ATTENTION_PREFILL: (
         attention("prefill"),

@@ -8,11 +8,20 @@ import pytest
 from atoll.catalog.transformer import DTYPES, TransformerSpec
 from atoll.perf.batch import Batch
 from atoll.perf.constants import OpClass, OpConstants
-from atoll.perf.layers import LayerKind, Shard, layer_kinds, model_ops
+from atoll.perf.layers import (
+    LayerKind,
+    Shard,
+    default_tp,
+    layer_kinds,
+    model_ops,
+    op_classes_of,
+    splits_evenly,
+)
 from tests.perf.builders import (
     BANDWIDTH,
     PEAK,
     constants,
+    gpu,
     hybrid,
     mixture,
     model,
@@ -96,8 +105,10 @@ def test_embedding_and_head_by_hand(tp: int) -> None:
     look_up = 300 * 2 * 512 * 2 / BANDWIDTH
     total = ALPHA_S + 2 * 3 / 4 * 2 * 512 * 300 / BUS if tp > 1 else 0.0
     assert ops.embedding_seconds(batch) == pytest.approx(look_up + total)
-    # Only the last token of each prompt needs logits.
-    assert ops.head_seconds(batch) == pytest.approx(product(3, math.ceil(4001 / tp), 512))
+    # Only the last token of each prompt needs logits; each GPU sends its share of them to one.
+    gather = ALPHA_S + 3 / 4 * 2 * 4001 * 3 / BUS if tp > 1 else 0.0
+    head = product(3, math.ceil(4001 / tp), 512)
+    assert ops.head_seconds(batch) == pytest.approx(head + gather)
 
 
 def test_shares_are_rounded_up() -> None:
@@ -107,6 +118,47 @@ def test_shares_are_rounded_up() -> None:
     # Fewer KV heads than GPUs: each GPU has a copy of one.
     assert Shard.of(llm, 8).kv_heads == 1
     assert Shard.of(spec(), 2).expert_intermediate == 0
+
+
+def test_groups_that_engines_can_split_over() -> None:
+    # Eight heads share two KV heads.
+    assert [tp for tp in range(1, 17) if splits_evenly(spec(), tp)] == [1, 2, 4, 8]
+    assert [tp for tp in range(1, 17) if splits_evenly(spec(heads=12, kv_heads=6), tp)] == [
+        1, 2, 3, 6, 12,
+    ]  # fmt: skip
+    assert default_tp(spec(), node(8)) == 8
+    assert default_tp(spec(), node(16)) == 8
+    assert default_tp(spec(heads=12, kv_heads=6), node(8)) == 2
+    assert default_tp(spec(heads=7, kv_heads=7), node(4)) == 1
+    assert default_tp(model("phi-4-14b"), node(8)) == 2
+
+
+@pytest.mark.parametrize(
+    ("llm", "fp8", "used"),
+    [
+        (spec(), True, "gemm"),
+        (spec().with_weights("fp8"), True, "gemm_fp8"),
+        (spec().with_weights("fp8"), False, "gemm"),
+        (spec(mlp_dtype=DTYPES["fp8"]), True, "gemm gemm_fp8"),
+        (mixture(), True, "gemm experts"),
+        (mixture().with_weights("fp8"), True, "gemm_fp8 experts_fp8"),
+        (mixture().with_weights("fp8"), False, "gemm experts"),
+        (mixture().with_weights("int4"), True, "gemm experts_int4"),
+    ],
+)
+def test_what_the_time_of_a_model_rests_on(llm: TransformerSpec, fp8: bool, used: str) -> None:
+    found = op_classes_of(llm, gpu(fp8_tflops=200.0 if fp8 else None))
+    assert {op.value for op in found} == {*used.split(), "attention_prefill", "attention_decode"}
+    # The same classes that its layers take their constants from, but for passes and the router.
+    seen = {
+        key
+        for layer in range(llm.layers)
+        for batch in (Batch.prefill(1), Batch.decode(1, 1))
+        for key in launches(llm, layer, batch, fp8=fp8)
+    }
+    assert {op.value for op in found} == seen - {"elementwise"} - (
+        set() if "gemm" in used.split() else {"gemm"}
+    )
 
 
 def test_kinds_of_layers() -> None:
@@ -215,7 +267,6 @@ def test_attention_of_an_empty_part_takes_no_time() -> None:
     )
 
 
-@pytest.mark.xfail(reason="the chain of a windowed layer walks all cached keys, not its window")
 def test_a_windowed_layer_does_not_slow_down_with_what_it_cannot_see() -> None:
     table = constants({OpClass.ATTENTION_PREFILL: OpConstants(serial_ns=20.0)})
     layer = model_ops(hybrid(), node(), 1, table.gpu("TEST")).layers[0]

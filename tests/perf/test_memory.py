@@ -43,13 +43,13 @@ def test_llama_3_70b_on_eight_h100_by_hand() -> None:
     rows = 8192 * (4 * 8192 + 3 * 3584) * 2
     logits = 512 * 16032 * 4
     assert own.activation_bytes == rows + logits == 745_865_216
-    usable = 0.92 * 80e9 - 1e9 - 745_865_216
+    usable = 0.92 * 81559 * 2**20 - 1e9 - 745_865_216
     assert own.usable_bytes == pytest.approx(usable, abs=1)
     weights = (141_107_412_992 - 8192 * 2) / 8
     assert own.layer_weight_bytes(0, 80) + own.outer_bytes(Position.WHOLE) == weights
     assert own.kv_bytes_per_token_layer() == 2 * 1 * 128 * 2
     assert own.free_bytes(0, 80) == pytest.approx(usable - weights, abs=1)
-    assert own.kv_tokens(0, 80) == math.floor((usable - weights) / (80 * 512)) == 1_323_625
+    assert own.kv_tokens(0, 80) == math.floor((usable - weights) / (80 * 512)) == 1_447_628
 
 
 def test_usable_bytes_by_hand() -> None:
@@ -145,6 +145,16 @@ def test_kv_cache_of_a_sequence() -> None:
     assert own.kv_bytes_per_sequence(0, 3, 100) == 300 * token
     narrow = memory(hybrid((128, None, None)).with_kv_dtype("fp8"))
     assert narrow.kv_bytes_per_sequence(0, 3, 1000) == (128 + 1000 + 1000) * token / 2
+
+
+def test_tokens_that_fit_where_windows_keep_few() -> None:
+    own = memory(hybrid((128, None, None)))
+    one = own.kv_bytes_per_sequence(0, 3, 1000)
+    assert own.kv_tokens(0, 3, 1000) == math.floor(own.free_bytes(0, 3) / one * 1000)
+    # The longer the sequences, the larger the share of their tokens that the windows let go.
+    assert own.kv_tokens(0, 3, 100) < own.kv_tokens(0, 3, 1000) < own.kv_tokens(0, 3, 100_000)
+    full = memory(spec())
+    assert full.kv_tokens(0, 6, 10) == pytest.approx(full.kv_tokens(0, 6, 5000), abs=1)
 
 
 def test_where_layers_lie() -> None:

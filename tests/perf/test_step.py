@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from atoll.catalog.transformer import MoeSpec, TransformerSpec
 from atoll.core.errors import UnknownNameError, UsageError
+from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
-from atoll.perf.constants import default_constants
+from atoll.perf.constants import OpClass, default_constants
 from atoll.perf.engines import EngineProfile, engine
 from atoll.perf.layers import layer_kinds
 from atoll.perf.operators import Array
@@ -26,8 +27,9 @@ from atoll.perf.step import (
     step_seconds,
     window_counts,
 )
-from tests.perf.builders import constants, gpu, hybrid, mixture, model, node, node_type, spec
+from tests.perf.builders import constants, hybrid, mixture, model, node, node_type, spec
 
+LLAMA = model("llama-3.1-8b")
 FOUR_KINDS = spec(
     layers=9,
     windows=(64, None, 64, 64, None, None, 64, None, 64),
@@ -220,10 +222,19 @@ def test_tensor_parallel_part_of_a_node() -> None:
     assert step_seconds(whole, batch, 0, 32) < step_seconds(pair, batch, 0, 32)
 
 
+def test_groups_that_do_not_divide_the_model() -> None:
+    phi = model("phi-4-14b")  # 40 heads share 10 KV heads
+    assert check_tp(node_type("H100:8"), None, phi) == 2
+    for tp in (4, 8):
+        with pytest.raises(UsageError, match=f"10 KV heads do not split over {tp}") as caught:
+            analytic(phi, node_type("H100:8"), tp=tp)
+        assert caught.value.hint == "use 2 for H100:8"
+
+
 @pytest.mark.parametrize("tp", [0, -1, 3, 16])
 def test_groups_that_do_not_divide_the_node(tp: int) -> None:
     with pytest.raises(UsageError, match=r"does not divide the 8 GPUs of H100:8"):
-        check_tp(node_type("H100:8"), tp)
+        check_tp(node_type("H100:8"), tp, model("llama-3.1-8b"))
     with pytest.raises(UsageError):
         analytic(model("llama-3.1-8b"), node_type("H100:8"), tp=tp)
 
@@ -254,10 +265,6 @@ def test_fp8_on_an_a100_only_reads_less(name: str) -> None:
     assert 0.97 < many <= 1.0
 
 
-@pytest.mark.xfail(
-    reason="experts_fp8 of H100 and H200 is fitted to a per-tensor kernel 2.5x slower than bf16; "
-    "the tables' fp8_block, which released FP8 checkpoints use, is 1.7x faster"
-)
 @pytest.mark.parametrize("machine", ["H100:8", "H200:8"])
 def test_fp8_experts_are_faster_on_hopper(machine: str) -> None:
     llm = model("qwen3-235b-a22b")
@@ -296,7 +303,10 @@ def test_a_longer_context_and_a_larger_batch_take_longer(name: str, batch: Batch
 
 def test_a_backend_says_what_it_is() -> None:
     own: StepModel = step_model("dense")
-    assert own.provenance == default_constants().gpu("L4").summary
+    dense = (OpClass.GEMM, OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE)
+    assert own.provenance == default_constants().gpu("L4").summary(dense)
+    # The weakest ground comes first.
+    assert own.provenance.startswith("proxy")
     assert own.node is node_type("L4:1")
     assert own.engine is engine("vllm")
 
@@ -306,11 +316,23 @@ def test_constants_and_engines_of_ones_own() -> None:
     own = analytic(spec(), node(), engine=profile, constants=constants())
     assert own.parts(Batch.decode(1, 1)).host == 0.5
     assert own.provenance == "measured (a test)"
-    with pytest.raises(UnknownNameError, match="TEST"):
-        analytic(spec(), node())
+    other = node(name="OTHER")
+    with pytest.raises(UnknownNameError, match="OTHER"):
+        analytic(spec(), other, constants=constants())
     with pytest.raises(UnknownNameError, match="engine"):
         analytic(spec(), node(), engine="none such", constants=constants())
-    assert gpu().name in constants().names()
+
+
+def test_a_gpu_nobody_has_constants_for_takes_those_of_a_relative() -> None:
+    own = analytic(spec(), node(name="OTHER", architecture="hopper"))
+    assert own.provenance.startswith("proxy (")
+    assert own.parts(Batch.decode(1, 1)).layers[0] > 0.0
+
+
+def test_steps_that_an_engine_can_take() -> None:
+    own = analytic(LLAMA, node_type("L4:1"), engine=EngineProfile("x", max_sequences=7))
+    assert own.largest_batch(Phase.DECODE) == 7.0
+    assert own.largest_batch(Phase.PREFILL) == 8192.0
 
 
 def test_positions() -> None:

@@ -114,7 +114,7 @@ def test_lengths_by_name(prompt: int, answer: int) -> None:
 @pytest.mark.parametrize(
     "name",
     ["", "x", "1024", "1024x", "x256", "1024x256x3", "-1x5", "1.5x2", "1024 x 256", "1024X256",
-     "azure", "1" * 20 + "x" + "1" * 20],
+     "azure", "²x5", "٣x5", "1" * 20 + "x" + "1" * 20],
 )  # fmt: skip
 def test_unknown_names(name: str) -> None:
     with pytest.raises(UnknownNameError) as caught:
@@ -128,10 +128,11 @@ def test_a_slip_of_the_pen_is_forgiven() -> None:
         length_mix("azure-convo")
 
 
-@pytest.mark.xfail(reason="'²'.isdigit() is true and float('²') is not a number", raises=ValueError)
-def test_a_superscript_is_no_length() -> None:
-    with pytest.raises(UnknownNameError):
-        length_mix("²x5")
+@pytest.mark.parametrize(("name", "field"), [("0x5", "input_mean"), ("5x0", "output_mean")])
+def test_no_tokens(name: str, field: str) -> None:
+    with pytest.raises(InputError, match="0 tokens") as caught:
+        length_mix(name)
+    assert caught.value.field == field
 
 
 # What cannot be.

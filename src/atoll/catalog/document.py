@@ -55,7 +55,7 @@ class SchemaDocument(Generic[Content]):
         try:
             self.content = schema.model_validate(data)
         except ValidationError as error:
-            raise self._invalid(error.errors(include_url=False)[0]) from None
+            raise self._invalid(_telling(error.errors(include_url=False))) from None
 
     @property
     def path(self) -> str | None:
@@ -122,6 +122,17 @@ class Document(SchemaDocument[Overlay]):
     def name(self) -> str:
         """How facts of this overlay name their source."""
         return "overlay" if self.path is None else f"overlay {self.path}"
+
+
+def _telling(details: list[ErrorDetails]) -> ErrorDetails:
+    """The error to show: the first, unless what seems to be missing there is only misspelt."""
+    first = details[0]
+    if first["type"] != "missing":
+        return first
+    beside = (
+        d for d in details if d["type"] == "extra_forbidden" and d["loc"][:-1] == first["loc"][:-1]
+    )
+    return next(beside, first)
 
 
 def _written(detail: ErrorDetails, data: object) -> Location:

@@ -54,7 +54,8 @@ def model_from_config(
         data, path = config, None
     else:
         path = Path(config)
-        path = path / "config.json" if path.is_dir() else path
+        # Not Path.is_dir(), which raises for a name longer than the system allows.
+        path = path / "config.json" if os.path.isdir(path) else path
         data = _read_json(path)
     if not all(isinstance(key, str) for key in data):
         raise InputError("every key of a config must be text", path=path)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Le, Len
 from pydantic import Field, JsonValue, StrictBool, StrictStr
 
 from atoll.core.frozen import Frozen
@@ -23,17 +22,17 @@ NotNegative = Annotated[float, Field(strict=True, ge=0, le=1e15)]
 Whole = Annotated[int, Field(strict=True, gt=0, le=1 << 26)]
 WholeOrZero = Annotated[int, Field(strict=True, ge=0, le=1 << 26)]
 # A bare number is in base units, so "memory: 24" would be 24 bytes: refuse what no hardware has.
-Memory = Annotated[Bytes, Ge(1e8), Le(1e15)]
-CacheBytes = Annotated[Bytes, Ge(1e3), Le(1e12)]
-GpuBandwidth = Annotated[Bandwidth, Ge(1e9), Le(1e15)]
-BusBandwidth = Annotated[Bandwidth, Ge(1e6), Le(1e15)]
-LinkBandwidth = Annotated[Bandwidth, Ge(1e3), Le(1e15)]
-Latency = Annotated[Duration, Le(60.0)]
-Cost = Annotated[UsdPerHour, Le(1e6)]
+Memory = Annotated[Bytes, Field(ge=1e8, le=1e15)]
+CacheBytes = Annotated[Bytes, Field(ge=1e3, le=1e12)]
+GpuBandwidth = Annotated[Bandwidth, Field(ge=1e9, le=1e15)]
+BusBandwidth = Annotated[Bandwidth, Field(ge=1e6, le=1e15)]
+LinkBandwidth = Annotated[Bandwidth, Field(ge=1e3, le=1e15)]
+Latency = Annotated[Duration, Field(le=60.0)]
+Cost = Annotated[UsdPerHour, Field(le=1e6)]
 Trust = Literal["high", "medium", "low"]
 # Not strict: a count that is a key comes back from JSON as text.
 CountKey = Annotated[int, Field(gt=0, le=1 << 26)]
-PairOf = Annotated[list[StrictStr], Len(2, 2)]
+PairOf = Annotated[list[StrictStr], Field(min_length=2, max_length=2)]
 
 
 class Sourced(Frozen):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from atoll.catalog.fields import ConfigFields
 from atoll.catalog.transformer import FP8, INT8, MXFP4, DType
@@ -20,6 +21,17 @@ _MODULES = {
         "model.layers.{i}.mlp.experts.gate_up_proj",
     ),
 }
+
+_INTEGER_BITS = (2, 3, 4, 8)
+_RULE_CHARACTERS = 200
+_RULE_CHOICES = 32
+# The innermost group without a repeat or a look-ahead: its choices can be written out.
+_GROUP = re.compile(r"(?<!\\)\((?:\?:)?([^()?]*)\)(?![*+?{])")
+_RULE_PART = re.compile(
+    r"(?P<any>(?:\.|\\[dDwWS]|\[0-9\]|\[\^\\?\.\])(?:[*+]|\{[0-9,]*\})\??)"
+    r"|\\(?P<escaped>[^A-Za-z0-9])(?![*+?{])"
+    r"|(?P<plain>[A-Za-z0-9_./:-])(?![*+?{])"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +85,7 @@ def read_quantization(fields: ConfigFields, layers: int) -> Quantization:
         *config.texts("llm_int8_skip_modules"),
         *config.texts("exclude_modules"),
     ]
-    kept = {group for group in _MODULES if _is_skipped(group, skipped, layers, config)}
+    kept = {group for group in _MODULES if _is_skipped(group, skipped, layers)}
     # MXFP4 is defined for experts alone; no engine stores attention or dense MLPs in it.
     only_experts = method == "mxfp4"
     return Quantization(
@@ -95,16 +107,26 @@ def _fp8(config: ConfigFields) -> DType:
 
 
 def _awq(config: ConfigFields) -> DType:
-    bits = config.whole("bits", default=config.whole("w_bit", default=4, most=8), most=8)
+    bits = _integer_bits(config, "bits" if config.has("bits") else "w_bit")
     group = config.group("group_size", default=config.group("q_group_size", default=128))
     zero = bits if config.flag("zero_point", default=True) else 0
     return grouped(f"int{bits}", bits, group, zero_bits=zero)
 
 
 def _gptq(config: ConfigFields) -> DType:
-    bits = config.whole("bits", default=4, most=8)
+    bits = _integer_bits(config, "bits")
     # GPTQ stores zero points even when the scheme is symmetric.
     return grouped(f"int{bits}", bits, config.group("group_size", default=128), zero_bits=bits)
+
+
+def _integer_bits(config: ConfigFields, name: str) -> int:
+    bits = config.whole(name, default=4)
+    if bits not in _INTEGER_BITS:
+        known = ", ".join(map(str, _INTEGER_BITS))
+        raise config.error(
+            f"{bits} is not a number of bits per weight", name, hint=f"use one of {known}"
+        )
+    return bits
 
 
 def _compressed(config: ConfigFields) -> DType | None:
@@ -163,7 +185,7 @@ def _kv_scheme(config: ConfigFields) -> DType | None:
     return FP8 if algorithm is not None and algorithm.upper() == "FP8" else None
 
 
-def _is_skipped(group: str, patterns: Sequence[str], layers: int, config: ConfigFields) -> bool:
+def _is_skipped(group: str, patterns: Sequence[str], layers: int) -> bool:
     """Whether the patterns leave out this group in every layer (first, middle and last are asked).
 
     A pattern for single layers does not count: the answer is then off by those layers.
@@ -171,7 +193,7 @@ def _is_skipped(group: str, patterns: Sequence[str], layers: int, config: Config
     sample = {0, layers // 2, layers - 1}
     return all(
         any(
-            _matches(pattern, module.format(i=i), config)
+            _matches(pattern, module.format(i=i))
             for module in _MODULES[group]
             for pattern in patterns
         )
@@ -179,14 +201,11 @@ def _is_skipped(group: str, patterns: Sequence[str], layers: int, config: Config
     )
 
 
-def _matches(pattern: str, module: str, config: ConfigFields) -> bool:
+def _matches(pattern: str, module: str) -> bool:
     if pattern.startswith("re:"):
-        try:
-            return re.match(pattern[3:], module) is not None
-        except re.error as error:
-            raise config.error(
-                f"{pattern!r} is not a regular expression: {error}", "ignore"
-            ) from None
+        if len(pattern) > _RULE_CHARACTERS:
+            return False
+        return any(rule.matches(module) for rule in _rules(pattern[3:]))
     # Parts of a dotted name, "*" standing for one part; a pattern matches any run of them.
     parts, name = pattern.strip(".").split("."), module.split(".")
     if parts == [""]:
@@ -195,3 +214,73 @@ def _matches(pattern: str, module: str, config: ConfigFields) -> bool:
         all(p in ("*", n) for p, n in zip(parts, name[start:], strict=False))
         for start in range(len(name) - len(parts) + 1)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """Plain texts that a name must hold in this order, from its start on; anything in between."""
+
+    texts: tuple[str, ...]
+    to_end: bool
+
+    def matches(self, name: str) -> bool:
+        first, *rest = self.texts
+        if not name.startswith(first):
+            return False
+        at = len(first)
+        last = rest.pop() if self.to_end and rest else None
+        for text in rest:
+            found = name.find(text, at)
+            if found < 0:
+                return False
+            at = found + len(text)
+        if last is not None:
+            return len(name) - len(last) >= at and name.endswith(last)
+        return not self.to_end or at == len(name)
+
+
+@lru_cache(maxsize=1024)
+def _rules(expression: str) -> tuple[_Rule, ...]:
+    r"""A regular expression as the rules it stands for, any of which may match.
+
+    The expression comes with a file from anywhere and is never run: a few characters can keep a
+    regular-expression engine busy for years. Understood is what checkpoints use: names, wildcards
+    such as `.*` and `\d+`, groups of choices, and the anchors. A dot alone means a dot. What asks
+    for more matches nothing.
+    """
+    found = (_rule(choice) for choice in _choices(expression))
+    return tuple(rule for rule in found if rule is not None)
+
+
+def _choices(expression: str) -> list[str]:
+    """The expression once for every way to choose from its groups; none if they are too many."""
+    done: list[str] = []
+    todo = [expression]
+    while todo:
+        text = todo.pop()
+        group = _GROUP.search(text)
+        if group is None:
+            done += text.split("|")
+        else:
+            before, after = text[: group.start()], text[group.end() :]
+            todo += [f"{before}{choice}{after}" for choice in group[1].split("|")]
+        if len(done) + len(todo) > _RULE_CHOICES:
+            return []
+    return done
+
+
+def _rule(expression: str) -> _Rule | None:
+    body = expression.removeprefix("^")
+    to_end = body.endswith("$") and not body.endswith("\\$")
+    body = body.removesuffix("$") if to_end else body
+    texts, at = [""], 0
+    while at < len(body):
+        part = _RULE_PART.match(body, at)
+        if part is None:
+            return None
+        if part["any"]:
+            texts.append("")
+        else:
+            texts[-1] += part["escaped"] or part["plain"]
+        at = part.end()
+    return _Rule(tuple(texts), to_end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ def fit_files(
     source: str | None,
 ) -> list[Fit]:
     """Fit every operator class of every GPU in the files; rows left out are named on stderr."""
-    from rich.progress import track
+    from rich.progress import Progress
 
     from atoll.perf.calibrate import fit, op_classes
     from atoll.perf.measurements import read_points
@@ -43,10 +44,12 @@ def fit_files(
             for op, part in op_classes(points.of(group)):
                 jobs.append((op, part, kind, source or path.name))
     shown = console(stderr=True)
-    return [
-        fit(op, part, kind, source=origin, hold_out=hold_out)
-        for op, part, kind, origin in track(jobs, "fitting", console=shown, transient=True)
-    ]
+    # Where it cannot be redrawn, a bar is an empty line in the way of an error.
+    with Progress(console=shown, transient=True, disable=not shown.is_interactive) as bar:
+        return [
+            fit(op, part, kind, source=origin, hold_out=hold_out)
+            for op, part, kind, origin in bar.track(jobs, description="fitting")
+        ]
 
 
 def _report_skipped(path: Path, points: Points) -> None:
@@ -69,7 +72,7 @@ def write_constants(path: Path, fits: Iterable[Fit]) -> None:
     lines = ["# Written by `atoll perf calibrate`.", "gpus:"]
     for gpu in sorted(gpus):
         lines += [f"  {gpu}:", *gpus[gpu]]
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):  # Path.is_dir() raises where the name is too long
         raise InputError("no such folder", path=path.parent, hint="create it first")
     atomic_write(path, "\n".join(lines) + "\n")
 

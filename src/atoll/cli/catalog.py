@@ -227,11 +227,8 @@ def prices(
         spot=spot,
         include_imputed=imputed,
     )
-    if region is not None and not any(row.is_in(region) for row in catalog.prices):
-        from atoll.core.errors import UnknownNameError
-
-        places = [part for place in catalog.prices.regions for part in (place, *place.split("/"))]
-        raise UnknownNameError("region", region, {p for p in places if p != "any"})
+    if region is not None:
+        check_region(catalog, region)
     if cheapest:
         keep = {
             (row.place, row.node_type): catalog.prices.cheapest(
@@ -250,6 +247,15 @@ def prices(
             right=("$/h", "spot", "least", "most"),
         ),
     )
+
+
+def check_region(catalog: Catalog, region: str) -> None:
+    """Raise UnknownNameError unless some price is in `region`: a region, a cloud, or both."""
+    if not any(row.is_in(region) for row in catalog.prices):
+        from atoll.core.errors import UnknownNameError
+
+        places = [part for place in catalog.prices.regions for part in (place, *place.split("/"))]
+        raise UnknownNameError("region", region, {p for p in places if p != "any"})
 
 
 def _price_row(row: Price) -> tuple[object, ...]:
@@ -399,7 +405,7 @@ def _shown(field: str, value: object) -> object:
         return value
     if field == "l2_bytes":
         return f"{value / 2**20:g}MiB"
-    if field.endswith("bytes_per_s"):
+    if field.endswith("bytes_per_s") or field.startswith("nics."):
         return format_bandwidth(value)
     if field.endswith(("_bytes", "bytes_per_token", "bytes_native")) or "weight_bytes" in field:
         return f"{format_bytes(value)} ({value:.0f})"

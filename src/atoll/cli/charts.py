@@ -9,11 +9,13 @@ from __future__ import annotations
 import html
 import io
 import math
+import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.core.errors import MissingDependencyError, UsageError
+from atoll.core.errors import MissingDependencyError, UsageError, shortened
 from atoll.core.files import atomic_write
 
 if TYPE_CHECKING:
@@ -22,20 +24,32 @@ if TYPE_CHECKING:
 _COLOURS = ("cyan", "magenta", "yellow", "green", "red", "blue")
 _MARKS = "abcdef"
 _TABLEAU = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b")
+_MOST_WIDTH, _LEAST_WIDTH = 64, 8
+_GUTTER = 13
+"""Columns that plotille gives to the y axis, left of the drawing."""
+_ARROW = 3
+"""Columns that the arrow of the x axis sticks out, right of the drawing."""
 
 
-def draw(picture: Picture, *, width: int = 64, height: int = 14, colours: bool = True) -> str:
-    """Return a picture as text; without colours each curve is drawn with a letter of its own."""
+def draw(picture: Picture, *, columns: int = 120, height: int = 14, colours: bool = True) -> str:
+    """Return a picture as text for a terminal of so many columns.
+
+    The drawing is 24 to 64 columns wide beside its axis, less where the terminal has fewer than 40.
+    Without colours each curve is drawn with a letter of its own; colours are also left out where
+    plotille would not print them.
+    """
     import plotille
 
+    colours = colours and _paint(0, "x", True) != "x"
+    width = max(_LEAST_WIDTH, min(_MOST_WIDTH, columns - _GUTTER - _ARROW))
     figure = plotille.Figure()
     figure.width, figure.height = width, height
     figure.with_colors = colours
-    figure.x_label, figure.y_label = "", ""
+    figure.x_label, figure.y_label = picture.x_label, picture.y_label
     xs = [_scaled(x, picture.log_x) for curve in picture.curves for x in curve.x]
     ys = [_scaled(y, picture.log_y) for curve in picture.curves for y in curve.y]
     if not xs:
-        return f"{picture.title}: nothing to draw"
+        return textwrap.fill(f"{picture.title}: nothing to draw", max(columns, _LEAST_WIDTH))
     low_y = min(ys) if picture.log_y else 0.0
     figure.set_x_limits(min_=min(xs), max_=_above(min(xs), max(xs)))
     figure.set_y_limits(min_=low_y, max_=_above(low_y, max(ys)))
@@ -48,12 +62,39 @@ def draw(picture: Picture, *, width: int = 64, height: int = 14, colours: bool =
             lc=_COLOURS[index % len(_COLOURS)] if colours else None,
             marker=None if colours else _MARKS[index % len(_MARKS)],
         )
-    names = "   ".join(
-        f"{_paint(index, '──' if colours else _MARKS[index % len(_MARKS)], colours)} {curve.name}"
-        for index, curve in enumerate(picture.curves)
-    )
     axes = f"{picture.y_label} against {picture.x_label}"
-    return f"{picture.title} ({axes})\n{figure.show()}\n{names}"
+    title = textwrap.fill(f"{picture.title} ({axes})", max(columns, _LEAST_WIDTH))
+    rows = _fitted(figure.show().splitlines(), picture, width, columns)
+    return "\n".join((title, *rows, *_legend(picture, columns, colours)))
+
+
+def _fitted(rows: Sequence[str], picture: Picture, width: int, columns: int) -> list[str]:
+    """The drawing with its labels where there is room for them; the title names the axes anyway."""
+    top, *body, axis, ticks = rows
+    if not 0 < len(picture.y_label) <= _GUTTER - 5:
+        top = "^".rjust(_GUTTER - 1)
+    if not picture.x_label or len(axis) > columns:
+        axis = axis[: _GUTTER + width + _ARROW]
+    ticks = ticks.rstrip()
+    while len(ticks) > columns and " " in ticks.strip():
+        ticks = ticks.rpartition(" ")[0].rstrip()
+    return [top, *body, axis, ticks]
+
+
+def _legend(picture: Picture, columns: int, colours: bool) -> list[str]:
+    lines: list[str] = []
+    used = 0
+    for index, curve in enumerate(picture.curves):
+        mark = "──" if colours else _MARKS[index % len(_MARKS)]
+        size = len(mark) + 1 + len(curve.name)
+        entry = f"{_paint(index, mark, colours)} {curve.name}"
+        if lines and used + 3 + size <= columns:
+            lines[-1] += f"   {entry}"
+            used += 3 + size
+        else:
+            lines.append(entry)
+            used = size
+    return lines
 
 
 def save(
@@ -62,9 +103,10 @@ def save(
     """Write pictures to a .png or .html file, chosen by its ending."""
     kind = path.suffix.lower()
     if kind not in (".png", ".html"):
-        raise UsageError(f"cannot write {path.name}", hint="name a .png or .html file")
-    if not path.parent.is_dir():
-        raise UsageError(f"no folder {path.parent}", hint="create it first, or name another")
+        raise UsageError(f"cannot write {shortened(path.name)}", hint="name a .png or .html file")
+    if not os.path.isdir(path.parent):  # Path.is_dir() raises where the name is too long
+        folder = shortened(str(path.parent))
+        raise UsageError(f"no folder {folder}", hint="create it first, or name another")
     if kind == ".png":
         atomic_write(path, _render(pictures, "png", title))
     else:

@@ -6,6 +6,7 @@ than typer itself. A verb is one line in `VERBS` and a module with a `typer.Type
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+EXIT_NO_OUTPUT = 74
+# What a full disk, a lost terminal or a stream opened for reading answer to a write. Files of
+# Atoll's own are written by `core.files`, whose errors arrive here as InputError.
+_OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +137,8 @@ def root(
 
 def run(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; errors are printed to stderr as one line."""
+    if getattr(sys, "stdout", None) is None:  # how Python starts when descriptor 1 is closed
+        return _no_output("it is closed")
     invocation = Invocation()
     try:
         code = app(args=args, prog_name="atoll", standalone_mode=False, obj=invocation)
@@ -155,6 +162,8 @@ def run(args: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001  the last line of defence
         if invocation.debug:
             _print_traceback()
+        if isinstance(error, OSError) and error.filename is None and error.errno in _OUTPUT_ERRORS:
+            return _no_output(os.strerror(error.errno).lower())
         what = " ".join(f"{type(error).__name__}: {error}".split())
         _say(f"error: {what} (a bug in Atoll; run with --debug: atoll --debug ...)")
         return InternalError.exit_code
@@ -167,10 +176,12 @@ def main() -> NoReturn:
 
 
 def _say(line: str) -> None:
+    if getattr(sys, "stderr", None) is None:
+        return
     try:
         print(line, file=sys.stderr, flush=True)  # noqa: T201
-    except BrokenPipeError:
-        _pipe_closed()
+    except OSError:  # nobody is left to tell
+        _drop_unwritable()
 
 
 def _print_traceback() -> None:
@@ -193,16 +204,26 @@ def _misused(error: typer.TyperException) -> int:
 
 
 def _pipe_closed() -> int:
-    # The reader (`| head`) has enough. Python flushes stdout once more on the way out, which must
-    # not fail again.
+    # The reader (`| head`) has enough.
+    _drop_unwritable()
+    return EXIT_BROKEN_PIPE
+
+
+def _no_output(reason: str) -> int:
+    _drop_unwritable()
+    _say(f"error: cannot write to standard output: {reason} (fix: send it somewhere else)")
+    return EXIT_NO_OUTPUT
+
+
+def _drop_unwritable() -> None:
+    # Python flushes stdout and stderr once more on the way out, which must not fail again.
     sink = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
-        except BrokenPipeError:
+        except OSError:
             os.dup2(sink, stream.fileno())
     os.close(sink)
-    return EXIT_BROKEN_PIPE
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,11 +60,19 @@ def _catalog(overlays: list[Path] | None) -> Catalog:
 
 
 def _model(catalog: Catalog, name: str) -> ModelSpec:
-    if name.endswith(".json") or Path(name).is_dir():
-        from atoll.catalog.hf_config import model_from_config
+    """The model of the catalog called `name`, else the one whose config.json it is the path of."""
+    from atoll.core.errors import AtollError
 
-        return model_from_config(Path(name))
-    return catalog.model(name)
+    try:
+        return catalog.model(name)
+    except AtollError:
+        # Not Path.is_file(), which raises where the name is too long to be one.
+        is_folder = bool(name.strip()) and os.path.isfile(os.path.join(name, "config.json"))
+        if not (is_folder or name.endswith(".json")):
+            raise
+    from atoll.catalog.hf_config import model_from_config
+
+    return model_from_config(Path(name))
 
 
 def _constants(path: Path | None) -> ConstantTable:
@@ -148,19 +156,36 @@ def show(
         decode_steps(steps, drawn, mix.decode_context, 256),
         *(throughput_by_layers(role, steps, stages, link) for role in roles.values()),
     ]
-    facts = _facts(steps, memory, most)
+    facts = _facts(steps, memory)
+    words = _words(steps, memory, most)
     title = f"{spec.name} on {steps.node.id}"
     for path in out or ():
         from atoll.cli.charts import save
 
-        save(path, pictures, title=title, facts=facts)
+        save(path, pictures, title=title, facts=words)
     data = {"model": spec.name, "node": steps.node.id, "facts": facts, "pictures": pictures}
-    emit(data, as_json, lambda: _drawn(title, facts, pictures))
+    emit(data, as_json, lambda: _drawn(title, words, pictures))
     for path in out or ():
         console(stderr=True).print(f"wrote {path}")
 
 
-def _facts(steps: StepModel, memory: MemoryModel, most: int) -> dict[str, str]:
+def _facts(steps: StepModel, memory: MemoryModel) -> dict[str, float | str]:
+    """What programs read: base units, named in the keys. `kv_tokens` is per copy, 0 if none fits."""
+    layers = steps.spec.layers
+    return {
+        "weight_bytes": steps.spec.weight_bytes,
+        "layers": layers,
+        "usable_bytes_per_gpu": memory.usable_bytes,
+        "kv_tokens": memory.kv_tokens(0, layers),
+        "tp": steps.tp,
+        "copies": steps.node.count // steps.tp,
+        "host_s": steps.engine.host_seconds(steps.tp),
+        "provenance": steps.provenance,
+    }
+
+
+def _words(steps: StepModel, memory: MemoryModel, most: int) -> dict[str, str]:
+    """The same for people."""
     layers = steps.spec.layers
     whole = memory.free_bytes(0, layers)
     room = (
@@ -186,10 +211,13 @@ def _drawn(title: str, facts: dict[str, str], pictures: list[Picture]) -> Render
 
     from atoll.cli.charts import draw
 
-    colours = sys.stdout.isatty()
+    out = console()
+    colours = out.color_system is not None and not out.no_color
     lines = "\n".join(f"  {name:14s} {value}" for name, value in facts.items())
-    body = "\n\n".join(draw(picture, colours=colours) for picture in pictures)
-    return Group(Text(title, style="bold"), Text(lines), Text(""), Text.from_ansi(body))
+    body = "\n\n".join(draw(p, columns=out.width, colours=colours) for p in pictures)
+    # Cut, not folded: a terminal narrower than the axes still shows the shape.
+    drawn = Text.from_ansi(body, no_wrap=True, overflow="crop")
+    return Group(Text(title, style="bold"), Text(lines), Text(""), drawn)
 
 
 @app.command()
@@ -212,12 +240,18 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare real GPUs for a model: what fits, how fast, and what a million tokens cost."""
+    from atoll.cli.catalog import check_region
+    from atoll.core.errors import UsageError
     from atoll.perf.compare import Promise, compare
     from atoll.workload.lengths import length_mix
 
     catalog = _catalog(overlay)
     spec = _model(catalog, model)
     names = list(catalog.nodes) if nodes == "all" else [n for n in nodes.split(",") if n.strip()]
+    if not names:
+        raise UsageError("--nodes names no node type", hint="write --nodes L4:1,H100:8, or all")
+    for place in region or ():
+        check_region(catalog, place)
     promise = Promise(parse_duration(ttft, field="ttft"), parse_duration(tpot, field="tpot"))
     mix = length_mix(lengths)
     choices = compare(

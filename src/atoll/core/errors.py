@@ -10,11 +10,21 @@ import os
 from collections.abc import Iterable
 from typing import ClassVar, Self
 
-_KNOWN_SHOWN = 12
+_KNOWN_SHOWN = 24
+_NAME_SHOWN = 60
+_PLACE_SHOWN = 240
 
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def shortened(text: str, most: int = _NAME_SHOWN) -> str:
+    """Return text of at most `most` characters, with "..." for the middle of longer text."""
+    if len(text) <= most:
+        return text
+    tail = most // 3
+    return f"{text[: most - 3 - tail]}...{text[len(text) - tail :]}"
 
 
 def _rebuild(
@@ -38,10 +48,10 @@ class AtollError(Exception):
         super().__init__(message)
         self.message = _one_line(message)
         self.hint = _one_line(hint) if hint else None
-        self.field = field
+        self.field = _one_line(field) if field else None
 
     def _where(self) -> str:
-        return f"{self.field}: " if self.field else ""
+        return f"{shortened(self.field, _PLACE_SHOWN)}: " if self.field else ""
 
     def __str__(self) -> str:
         fix = f" (fix: {self.hint})" if self.hint else ""
@@ -81,10 +91,12 @@ class InputError(AtollError):
 
     def _where(self) -> str:
         if self.path is not None:
-            place = self.path if self.line is None else f"{self.path}:{self.line}"
+            # `path` itself stays as it is: a folder may be called anything, even two lines.
+            shown = shortened(_one_line(self.path), _PLACE_SHOWN)
+            place = shown if self.line is None else f"{shown}:{self.line}"
         else:
             place = "" if self.line is None else f"line {self.line}"
-        return "".join(f"{part}: " for part in (place, self.field) if part)
+        return (f"{place}: " if place else "") + super()._where()
 
     def located(
         self,
@@ -119,12 +131,12 @@ class UnknownNameError(AtollError):
         super().__init__(self._describe(), field=field)
 
     def _describe(self) -> str:
-        text = f"unknown {self.kind} {self.name!r}"
+        text = f"unknown {self.kind} {shortened(self.name)!r}"
         if self.suggestions:
-            text += f"; did you mean {' or '.join(self.suggestions)}?"
+            text += f"; did you mean {' or '.join(map(shortened, self.suggestions))}?"
         if not self.known:
             return f"{text}; none are known"
-        shown = ", ".join(self.known[:_KNOWN_SHOWN])
+        shown = ", ".join(map(shortened, self.known[:_KNOWN_SHOWN]))
         more = len(self.known) - _KNOWN_SHOWN
         # A question mark already ends the suggestion.
         separator = " " if self.suggestions else "; "
@@ -132,6 +144,9 @@ class UnknownNameError(AtollError):
 
 
 def _nearest(name: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    # Nothing that long is a slip of the pen, and comparing it costs time.
+    if len(name) > _PLACE_SHOWN:
+        return ()
     # Compared without case: "h100" for "H100" is the commonest slip of all.
     by_lower: dict[str, str] = {}
     for candidate in known:

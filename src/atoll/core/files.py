@@ -6,6 +6,8 @@ number, `12:30` is not 750, dates stay text, and a key given twice is an error.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
 import tempfile
@@ -28,10 +30,35 @@ def atomic_write(path: str | os.PathLike[str], data: str | bytes) -> None:
     """Replace the file's content in one step; a reader sees the old content or the new, never half.
 
     Text is written as UTF-8 with its newlines untouched. Permissions of an existing file are kept,
-    and a symbolic link keeps pointing at the file it names. The folder must exist.
+    and a symbolic link keeps pointing at the file it names. The folder must exist. What cannot be
+    written is an InputError that names the path and a fix.
     """
-    target = Path(os.path.realpath(path))
     content = data.encode() if isinstance(data, str) else data
+    try:
+        _replace(Path(os.path.realpath(path)), content)
+    except OSError as error:
+        reason = error.strerror or str(error) or type(error).__name__
+        raise InputError(
+            f"cannot write: {reason.lower()}",
+            path=path,
+            hint=_WRITE_FIXES.get(error.errno or 0, "write it somewhere else"),
+        ) from error
+
+
+_WRITE_FIXES = {
+    errno.ENOENT: "create the folder first, or name another",
+    errno.ENOTDIR: "create the folder first, or name another",
+    errno.EISDIR: "name a file, not a folder",
+    errno.EACCES: "name a folder you may write to",
+    errno.EPERM: "name a folder you may write to",
+    errno.EROFS: "name a folder you may write to",
+    errno.ENOSPC: "free some space, or write it somewhere else",
+    errno.EDQUOT: "free some space, or write it somewhere else",
+    errno.ENAMETOOLONG: "use a shorter name",
+}
+
+
+def _replace(target: Path, content: bytes) -> None:
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as stream:
@@ -41,7 +68,8 @@ def atomic_write(path: str | os.PathLike[str], data: str | bytes) -> None:
         os.chmod(temporary, _mode_for(target))
         os.replace(temporary, target)
     except BaseException:
-        os.unlink(temporary)
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
         raise
 
 

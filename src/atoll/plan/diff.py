@@ -191,7 +191,7 @@ def _money(before: float, after: float) -> str:
 def _line(instance: ChangedInstance) -> str:
     return (
         f"{instance.id} in {instance.region}: {instance.layout}, "
-        f"{instance.throughput_per_s:,.4g}/s, {format_price(instance.usd_per_hour)}"
+        f"{_rate(instance.throughput_per_s)}, {format_price(instance.usd_per_hour)}"
     )
 
 
@@ -200,10 +200,14 @@ def _nodes(change: NodeChange) -> str:
 
 
 def _service_line(change: ServiceChange) -> str:
-    roles = sorted({*change.throughput_before, *change.throughput_after})
-    rates = ", ".join(
-        f"{role.rsplit('/', 1)[-1]} {change.throughput_before.get(role, 0.0):,.4g}/s -> "
-        f"{change.throughput_after.get(role, 0.0):,.4g}/s"
-        for role in roles
-    )
-    return f"{change.service}: {_money(change.usd_before, change.usd_after)}; {rates}"
+    rates: list[str] = []
+    for role in sorted({*change.throughput_before, *change.throughput_after}):
+        before = change.throughput_before.get(role, 0.0)
+        after = change.throughput_after.get(role, 0.0)
+        if differs(before, after):
+            rates.append(f"{role.rsplit('/', 1)[-1]} {_rate(before)} -> {_rate(after)}")
+    return "; ".join([f"{change.service}: {_money(change.usd_before, change.usd_after)}", *rates])
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}/s" if per_s >= 100 else f"{per_s:.3g}/s"

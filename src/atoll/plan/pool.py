@@ -128,7 +128,7 @@ def _sellers(catalog: Catalog, name: str) -> str:
     ]
     offered = sorted({row.place for row in rows if row.offered})
     if offered:
-        imputed = " or set 'imputed: true'" if len(offered) < len({r.place for r in rows}) else ""
+        imputed = "; or set 'imputed: true'" if len(offered) < len({r.place for r in rows}) else ""
         return f"sold in {', '.join(offered)}{imputed}"
     return "set 'imputed: true'" if rows else "add its price to the catalog, or leave it out"
 

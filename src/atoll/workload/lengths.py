@@ -99,6 +99,17 @@ def length_mix(name: str) -> LengthMix:
     if found is not None:
         return found
     first, x, second = name.partition("x")
-    if x and first.isdigit() and second.isdigit() and len(name) < 24:
+    # ASCII first: isdigit() alone also holds for "²", which float() refuses.
+    if x and name.isascii() and first.isdigit() and second.isdigit() and len(name) < 24:
+        for field, what, length in (
+            ("input_mean", "prompts", int(first)),
+            ("output_mean", "answers", int(second)),
+        ):
+            if length == 0:
+                raise InputError(
+                    f"{name!r} asks for {what} of 0 tokens",
+                    field=field,
+                    hint="give both lengths at least 1 token, as in 1024x256",
+                )
         return LengthMix.fixed(float(first), float(second))
     raise UnknownNameError("length mix", name, [*BUILT_IN, "1024x256 (prompt x answer tokens)"])

@@ -1,26 +1,28 @@
 """All (template, region) pairs of each role, as arrays that shrink when a bound excludes pairs for good.
 
 A cell is a (region, node type) pair, numbered g * C + c. A pair lists the cells of its nodes, so that
-its price is a sum of cell prices. Throughput is in shares of the role's demand, at most 1: more than
-all of it is worth no more. Running instances are pairs too, bounded by how many run and free of the
+its price is a sum of cell prices. Throughput is in shares of the role's demand, at most 1 (more than
+all of it is worth no more), and in steps of 1/GRID of it, rounded up (see `cover`). Running instances are pairs too, bounded by how many run and free of the
 initialisation penalty; they stand in arrays of their own (`Kept`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from atoll.core.errors import UsageError
-from atoll.plan.solvers.allocation_types import RoleDemand, RunningColumn, Supply
+from atoll.plan.solvers.allocation_types import AllocationLimits, RoleDemand, RunningColumn, Supply
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+
+GRID = 32768
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Pairs:
 
     cells: NDArray[np.int32]
     share: Floats
+    weight: NDArray[np.int32]
     region: NDArray[np.int32]
     template: NDArray[np.int32]
 
@@ -38,8 +41,20 @@ class Pairs:
     def take(self, which: Bools | Ints) -> Pairs:
         """Return some of the pairs, in order."""
         return Pairs(
-            self.cells[which], self.share[which], self.region[which], self.template[which]
+            self.cells[which],
+            self.share[which],
+            self.weight[which],
+            self.region[which],
+            self.template[which],
         )
+
+    def keys(self, regions: int) -> Ints:
+        """Return a number per pair that stays the same when others are taken away (ascending)."""
+        return self.template.astype(np.int64) * regions + self.region
+
+    def find(self, keys: Iterable[int], regions: int) -> Ints:
+        """Return the positions of pairs that are here by their keys."""
+        return np.searchsorted(self.keys(regions), np.array(list(keys), np.int64)).astype(np.int64)
 
     def prices(self, cell_price: Floats) -> Floats:
         """Return the price of each pair under prices per cell (R * C of them)."""
@@ -54,6 +69,39 @@ class Kept:
     number: Ints
     counts: tuple[NDArray[np.int8], ...]
     throughput: Floats
+
+
+@dataclass(frozen=True)
+class Model:
+    """What every part of the solver reads: the market, and per role its pairs and running pairs.
+
+    `penalty[cell]` is what starting an instance costs per node there, on top of its rent.
+    """
+
+    supply: Supply
+    limits: AllocationLimits
+    pairs: tuple[Pairs, ...]
+    kept: tuple[Kept, ...]
+    penalty: Floats
+
+    @property
+    def regions(self) -> int:
+        """Number of regions."""
+        return len(self.supply.regions)
+
+    @property
+    def cells(self) -> int:
+        """Number of (region, node type) cells."""
+        return self.regions * len(self.supply.node_types)
+
+    @property
+    def offer_cell(self) -> Ints:
+        """Cell of each offer."""
+        return self.supply.region * len(self.supply.node_types) + self.supply.type
+
+    def spot(self) -> Floats:
+        """1 for each offer on spot."""
+        return np.array([market == "spot" for market in self.supply.market], np.float64)
 
 
 @njit(cache=True)
@@ -141,7 +189,10 @@ def _pairs(
     share = np.minimum(1.0, throughput / demand)[template]
     useful = share > 0.0
     template, region, share = template[useful], region[useful], share[useful]
-    return Pairs(_list_cells(counts, template, region, width, cells), share, region, template)
+    # The hair's breadth keeps a share that is a whole number of steps from being rounded past it.
+    weight = np.minimum(np.ceil(share * GRID - 1e-9), GRID).astype(np.int32)
+    listed = _list_cells(counts, template, region, width, cells)
+    return Pairs(listed, share, weight, region, template)
 
 
 def kept_of(role: int, demand: RoleDemand, running: Sequence[RunningColumn], nodes: Ints) -> Kept:
@@ -168,7 +219,7 @@ def kept_of(role: int, demand: RoleDemand, running: Sequence[RunningColumn], nod
         np.array(region, np.int32),
         nodes.size,
     )
-    pairs = Pairs(pairs.cells, pairs.share, pairs.region, np.array(template, np.int32))
+    pairs = replace(pairs, template=np.array(template, np.int32))
     return Kept(pairs, np.array(number, np.int64), tuple(counts), np.array(throughput, np.float64))
 
 

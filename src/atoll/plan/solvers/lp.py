@@ -136,9 +136,15 @@ class LinearProgram:
             np.ascontiguousarray(upper, np.float64),
         )
 
-    def set_row_bounds(self, row: int, lower: float, upper: float) -> None:
-        """Change the bounds of one row."""
-        self._engine.changeRowBounds(row, lower, upper)
+    def set_row_bounds(self, rows: Ints, lower: float, upper: float) -> None:
+        """Change the bounds of rows."""
+        for row in rows:
+            self._engine.changeRowBounds(int(row), lower, upper)
+
+    def add_entries(self, column: int, rows: Ints) -> None:
+        """Give a column a coefficient of 1 in more rows."""
+        for row in rows:
+            self._engine.changeCoeff(int(row), column, 1.0)
 
     def set_integer(self, columns: Ints) -> None:
         """Make columns integer for `solve_mip`; `solve` goes on ignoring it."""
@@ -149,7 +155,7 @@ class LinearProgram:
         """Solve the linear relaxation from the last basis."""
         engine = self._engine
         engine.setOptionValue("solve_relaxation", True)
-        engine.setOptionValue("time_limit", _clock(engine, time_limit_s))
+        engine.setOptionValue("time_limit", max(0.0, time_limit_s))
         engine.run()
         status = _status(engine)
         solution = engine.getSolution()
@@ -166,30 +172,22 @@ class LinearProgram:
         *,
         time_limit_s: float,
         gap: float,
+        absolute_gap: float = 1e-9,
         start: Floats | None = None,
-        cutoff: float = INFINITY,
         node_limit: int | None = None,
-        effort: float | None = None,
     ) -> MipResult:
-        """Solve with integrality, from `start` if given.
-
-        Stops at a relative `gap`, or when nothing below `cutoff` can exist any more (then the status is
-        "infeasible" if nothing better was found and the bound is at least `cutoff`).
-        """
+        """Solve with integrality, from `start` if given, to a relative or absolute gap."""
         engine = self._engine
         options: list[tuple[str, float | int | bool]] = [
             ("solve_relaxation", False),
-            ("time_limit", _clock(engine, time_limit_s)),
+            ("time_limit", max(0.0, time_limit_s)),
             ("mip_rel_gap", gap),
-            ("mip_abs_gap", 1e-9),
+            ("mip_abs_gap", absolute_gap),
             ("mip_feasibility_tolerance", _TOLERANCE),
             ("primal_feasibility_tolerance", _TOLERANCE),
             ("dual_feasibility_tolerance", _TOLERANCE),
-            ("objective_bound", cutoff),
             ("mip_max_nodes", 2**31 - 1 if node_limit is None else node_limit),
         ]
-        if effort is not None:
-            options.append(("mip_heuristic_effort", effort))
         for key, value in options:
             engine.setOptionValue(key, value)
         if start is not None:
@@ -210,11 +208,6 @@ class LinearProgram:
         )
 
 
-def _clock(engine: highspy.Highs, seconds: float) -> float:
-    """The engine counts the time of all its runs together."""
-    return INFINITY if math.isinf(seconds) else float(engine.getRunTime()) + max(0.0, seconds)
-
-
 def _status(engine: highspy.Highs) -> Literal["optimal", "infeasible", "stopped"]:
     status = engine.getModelStatus()
     if status == highspy.HighsModelStatus.kOptimal:
@@ -222,7 +215,6 @@ def _status(engine: highspy.Highs) -> Literal["optimal", "infeasible", "stopped"
     if status in (
         highspy.HighsModelStatus.kInfeasible,
         highspy.HighsModelStatus.kUnboundedOrInfeasible,
-        highspy.HighsModelStatus.kObjectiveBound,
     ):
         return "infeasible"
     return "stopped"

@@ -14,11 +14,14 @@ own: ortools and highspy, which the planner uses, cannot be loaded together.
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,19 +79,30 @@ def best(
     )
 
 
-def highs(program: StageProgram, time_limit_s: float) -> int:
-    """Solve with HiGHS through scipy; a programme without a layout gives 0."""
-    try:
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import coo_array
-    except ImportError as error:
-        raise MissingDependencyError("scipy", "calibrate") from error
+@dataclass
+class _Rows:
+    """Constraints as a sparse matrix in the making."""
+
+    rows: list[int] = field(default_factory=list)
+    columns: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    low: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+
+    def add(self, terms: Iterable[tuple[int, float]], least: float, most: float) -> None:
+        for column, value in terms:
+            self.rows.append(len(self.low))
+            self.columns.append(column)
+            self.values.append(value)
+        self.low.append(least)
+        self.high.append(most)
+
+
+def _rows(program: StageProgram) -> _Rows:
+    """Constraints over the variables x, y, z, T in this order."""
     s_, k_, l_ = program.stages, program.nodes, program.layers
-    rows: list[int] = []
-    columns: list[int] = []
-    values: list[float] = []
-    low: list[float] = []
-    high: list[float] = []
+    stages, nodes, layers = range(s_), range(k_), range(1, l_ + 1)
+    top = program.variables - 1
 
     def x(s: int, j: int) -> int:
         return s * l_ + j - 1
@@ -99,39 +113,39 @@ def highs(program: StageProgram, time_limit_s: float) -> int:
     def z(s: int, j: int, k: int) -> int:
         return s_ * (l_ + k_) + (s * l_ + j - 1) * k_ + k
 
-    top = program.variables - 1
+    out = _Rows()
+    for s in stages:
+        out.add(((x(s, j), 1.0) for j in layers), 1.0, 1.0)
+        flow = ((z(s, j, k), float(program.rates[s, k, j])) for j in layers for k in nodes)
+        out.add([(top, -1.0), *flow], 0.0, np.inf)
+    for k in nodes:
+        out.add(((y(s, k), 1.0) for s in stages), 1.0, 1.0)
+    out.add(((x(s, j), float(j)) for s in stages for j in layers), float(l_), float(l_))
+    for s, j, k in itertools.product(stages, layers, nodes):
+        out.add([(z(s, j, k), 1.0), (x(s, j), -1.0)], -np.inf, 0.0)
+        out.add([(z(s, j, k), 1.0), (y(s, k), -1.0)], -np.inf, 0.0)
+    return out
 
-    def add(terms: list[tuple[int, float]], least: float, most: float) -> None:
-        for column, value in terms:
-            rows.append(len(low))
-            columns.append(column)
-            values.append(value)
-        low.append(least)
-        high.append(most)
 
-    layers = range(1, l_ + 1)
-    for s in range(s_):
-        add([(x(s, j), 1.0) for j in layers], 1.0, 1.0)
-        flow = [(z(s, j, k), float(program.rates[s, k, j])) for j in layers for k in range(k_)]
-        add([(top, -1.0), *flow], 0.0, np.inf)
-    for k in range(k_):
-        add([(y(s, k), 1.0) for s in range(s_)], 1.0, 1.0)
-    add([(x(s, j), float(j)) for s in range(s_) for j in layers], float(l_), float(l_))
-    for s in range(s_):
-        for j in layers:
-            for k in range(k_):
-                add([(z(s, j, k), 1.0), (x(s, j), -1.0)], -np.inf, 0.0)
-                add([(z(s, j, k), 1.0), (y(s, k), -1.0)], -np.inf, 0.0)
+def highs(program: StageProgram, time_limit_s: float) -> int:
+    """Solve with HiGHS through scipy; a programme without a layout gives 0."""
+    try:
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import coo_array
+    except ImportError as error:
+        raise MissingDependencyError("scipy", "calibrate") from error
+    rows, top = _rows(program), program.variables - 1
     cost = np.zeros(top + 1)
     cost[top] = -1.0
     whole = np.ones(top + 1)
     whole[top] = 0.0
     ceiling = np.ones(top + 1)
     ceiling[top] = float(program.rates.max(axis=2).sum(axis=1).max(initial=0))
-    matrix = coo_array((values, (rows, columns)), shape=(len(low), top + 1)).tocsr()
+    shape = (len(rows.low), top + 1)
+    matrix = coo_array((rows.values, (rows.rows, rows.columns)), shape=shape).tocsr()
     found = milp(
         cost,
-        constraints=LinearConstraint(matrix, low, high),
+        constraints=LinearConstraint(matrix, rows.low, rows.high),
         integrality=whole,
         bounds=Bounds(np.zeros(top + 1), ceiling),
         options={"time_limit": time_limit_s, "mip_rel_gap": 0.0},
@@ -140,13 +154,14 @@ def highs(program: StageProgram, time_limit_s: float) -> int:
         return 0
     if found.status != 0:
         raise TimeoutError(f"HiGHS stopped without a proof: {found.message}")
-    return round(-found.fun)
+    return int(round(-found.fun))  # noqa: RUF046 - scipy has no types
 
 
 def gurobi(program: StageProgram, time_limit_s: float) -> int:
     """Solve with Gurobi; the licence inside the package allows 2,000 variables and constraints."""
     try:
-        import gurobipy as gp
+        # Through importlib: its annotations know fewer index types than its methods take.
+        gp: Any = importlib.import_module("gurobipy")
     except ImportError as error:
         raise MissingDependencyError("gurobipy", "reference") from error
     s_, k_, l_ = program.stages, program.nodes, program.layers
@@ -179,7 +194,7 @@ def gurobi(program: StageProgram, time_limit_s: float) -> int:
                 return 0
             if model.Status != gp.GRB.OPTIMAL:
                 raise TimeoutError(f"Gurobi stopped without a proof, status {model.Status}")
-            return round(model.ObjVal)
+            return int(round(model.ObjVal))  # noqa: RUF046 - no types
 
 
 def cpsat(program: StageProgram, time_limit_s: float) -> int:

@@ -58,8 +58,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class RoleTables:
-    """Capacities of one role: `rates[S - 1, p, c, j]` per second, p = first, middle, last (S = 1: whole at 0).
+    """Capacities of one role: `rates[S - 1, p, c, j]` per second, p = first, middle, last.
 
+    A single stage is the whole model and stands at p = 0.
     `memory_bytes` is per node type; multisets above `memory_limit` bytes are not considered.
     """
 
@@ -246,7 +247,7 @@ def generate(
 
 
 def _reach(units: Small) -> Ints:
-    """max over j' >= j of j' T(j'), per stage count, node type and j."""
+    """Return max over j' >= j of j' T(j'), per stage count, node type and j."""
     held = np.arange(units.shape[3], dtype=np.int64)
     work = units.max(axis=1).astype(np.int64) * held
     return np.ascontiguousarray(np.maximum.accumulate(work[..., ::-1], axis=-1)[..., ::-1])
@@ -285,7 +286,7 @@ def _counts_of(ranks: NDArray[np.int64], size: int, types: int) -> NDArray[np.in
     return counts
 
 
-def best_layout(tables: RoleTables, counts: Sequence[int] | NDArray[np.int8]) -> Layout:
+def best_layout(tables: RoleTables, counts: Sequence[int] | NDArray[np.integer]) -> Layout:
     """Return the throughput-optimal layout of one node multiset, given as counts per node type.
 
     A layout with throughput 0 has no stages: the nodes cannot keep the promise.
@@ -325,7 +326,7 @@ def _spread(tables: RoleTables, groups: list[tuple[int, ...]], rate: int, stages
     if stages == 1:
         order, held, where = [0], [layers], [0]
     else:
-        order, held, where = _ends(units, groups, rate, layers)
+        order, held, where = _ends(units, groups, rate)
 
     def total(k: int, j: int) -> int:
         return int(units[where[k], list(groups[order[k]]), j].sum())
@@ -349,7 +350,7 @@ def _spread(tables: RoleTables, groups: list[tuple[int, ...]], rate: int, stages
 
 
 def _ends(
-    units: Small, groups: list[tuple[int, ...]], rate: int, layers: int
+    units: Small, groups: list[tuple[int, ...]], rate: int
 ) -> tuple[list[int], list[int], list[int]]:
     """Order the groups into stages: (order, layers held, position) per stage, first to last."""
 

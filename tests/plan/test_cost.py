@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.plan.cost import CostReport, cost_report
+from atoll.plan.result import Chosen, infeasible
+from tests.plan.builders import CHOSEN, SERVICES, few, plan_of, problem, service, small
+
+ASKED, MADE = small()
+REPORT = cost_report(MADE, ASKED)
+
+
+@few
+@given(st.lists(st.sampled_from(CHOSEN), max_size=6))
+def test_every_breakdown_adds_up(chosen: list[Chosen]) -> None:
+    made = plan_of(ASKED, *chosen)
+    report = cost_report(made, ASKED)
+    for parts in (report.services, report.regions, report.node_types, report.markets):
+        assert sum(part.usd_per_hour for part in parts) == pytest.approx(made.usd_per_hour)
+    for lines in (report.regions, report.node_types, report.markets):
+        assert sum(line.nodes for line in lines) == made.nodes
+        assert sum(line.gpus for line in lines) == made.gpus
+        assert sum(line.share for line in lines) == pytest.approx(1.0 if made.usd_per_hour else 0.0)
+    assert CostReport.from_json(report.to_json()) == report
+
+
+def test_lines_by_hand() -> None:
+    assert [(line.name, line.nodes) for line in REPORT.regions] == [
+        ("aws/us-east-2", 4),
+        ("lab", 2),
+    ]
+    assert REPORT.regions[0].usd_per_hour == pytest.approx(2 * 0.8 + 2 * 1.9)
+    assert [(line.name, line.nodes) for line in REPORT.markets] == [("on-demand", 5), ("owned", 1)]
+    assert REPORT.init_usd == pytest.approx(0.1 * REPORT.usd_per_hour)
+
+
+def test_cost_of_tokens_by_hand() -> None:
+    chat, mini = REPORT.services
+    assert (chat.service, mini.service) == ("chat", "mini")
+    assert chat.requests_per_s == 4.0
+    assert chat.usd_per_million_tokens == pytest.approx(chat.usd_per_hour / (4 * 640 * 3600) * 1e6)
+    assert chat.usd_per_thousand_requests == pytest.approx(chat.usd_per_hour / (4 * 3600) * 1e3)
+    prefill, decode = chat.phases
+    assert prefill.tokens_per_s == pytest.approx(4 * 512)
+    assert decode.tokens_per_s == pytest.approx(4 * 128)
+    supply = sum(i.throughput_per_s for i in MADE.of_role("chat/llm/decode"))
+    assert decode.utilisation == pytest.approx(4 * 128 / supply)
+    (both,) = mini.phases
+    assert both.tokens_per_s == pytest.approx(2 * 640)
+    assert both.utilisation == pytest.approx(2 / MADE.of_role("mini/llm/both")[0].throughput_per_s)
+
+
+def test_headroom_is_not_sold() -> None:
+    roomy = problem(services=(service("chat", headroom=1.5), SERVICES[1]))
+    report = cost_report(plan_of(roomy, *CHOSEN), roomy)
+    assert report.services[0].requests_per_s == pytest.approx(4.0)
+
+
+def test_only_what_is_served_counts() -> None:
+    busy = problem(services=(service("chat", rate_per_s=4000.0), SERVICES[1]))
+    made = plan_of(busy, *CHOSEN)
+    served = min(made.served_fraction["chat/llm/prefill"], made.served_fraction["chat/llm/decode"])
+    assert 0 < served < 1
+    report = cost_report(made, busy)
+    assert report.services[0].requests_per_s == pytest.approx(4000 * served)
+
+
+def test_nothing_costs_nothing() -> None:
+    report = cost_report(infeasible(ASKED, solver="s", reasons=()), ASKED)
+    assert report.usd_per_hour == 0.0
+    assert report.usd_per_million_tokens is None
+    assert report.services[0].usd_per_million_tokens is None
