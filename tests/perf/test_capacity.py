@@ -227,6 +227,25 @@ def test_a_tail_below_the_mean_and_the_tail_of_decode_change_nothing() -> None:
         assert plain.throughput > 0.0
 
 
+@pytest.mark.xfail(reason="the tail prompt must be in time, but nobody asks whether it has room")
+def test_the_tail_prompt_needs_room_too() -> None:
+    machine = node_type("L4:1")
+    own = analytic(LLAMA, machine)
+    memory = MemoryModel.of(LLAMA, machine, engine=own.engine, phase=Phase.PREFILL)
+    assert not memory.fits(0, 32, 100_000)
+    tail = replace(LengthMix.fixed(1000, 100), input_tail=100_000.0)
+    found = capacity(role(Phase.PREFILL, slo_s=1e4, lengths=tail), own, 32)
+    assert found.throughput == 0.0
+    assert found.limit.startswith("memory:")
+
+
+@pytest.mark.xfail(reason="only the mean request is held against the model's longest context")
+def test_a_tail_prompt_longer_than_the_model_reads() -> None:
+    tail = replace(LengthMix.fixed(1000, 100), input_tail=1e6)
+    with pytest.raises(InputError):
+        role(Phase.PREFILL, lengths=tail)
+
+
 # Tables.
 
 ROLES = (

@@ -147,6 +147,8 @@ def _gpu(name: str, entry: GpuEntry, base: GpuType | None, document: Document) -
         "aliases": tuple(entry.aliases) if entry.aliases is not None else aliases,
         "facts": FrozenMap(facts),
     }
+    if base is not None and not same:
+        values["like"] = base.like or base.name
     return replace(base, **values) if base is not None else GpuType(**values)  # type: ignore[arg-type]
 
 

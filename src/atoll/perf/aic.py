@@ -38,6 +38,7 @@ SYSTEMS = {
 }
 """GPU types with measured tables in the package, and its name for each."""
 
+_Operator = tuple[str, float, float, str]
 _SAME_SHAPES = {"meta-llama/Meta-Llama-3-70B": "meta-llama/Meta-Llama-3.1-70B"}
 
 
@@ -96,19 +97,30 @@ class AicStepModel:
         if tokens > 0.0:
             count = max(1, round(prompts))
             length = max(1, round(tokens / count))
-            operators, _ = self.handle.run_static_per_op(
+            operators, _ = self._ask(
                 batch_size=count, isl=length + round(before), osl=1, prefix=round(before)
             )
             _add(total, operators)
         if sequences > 0.0:
-            _, operators = self.handle.run_static_per_op(
+            _, operators = self._ask(
                 batch_size=max(1, round(sequences)), isl=max(1, round(context) - 1), osl=2
             )
             _add(total, operators)
         return total[0], total[1] / self.spec.layers, total[2]
 
+    def _ask(self, **shape: int) -> tuple[list[_Operator], list[_Operator]]:
+        try:
+            context, generation = self.handle.run_static_per_op(**shape)
+        except Exception as error:
+            # Its errors share no base class, and quote paths inside the package.
+            raise UsageError(
+                f"aiconfigurator-core has no measurements for this model on {self.node.id}",
+                hint="use the analytic backend",
+            ) from error
+        return context, generation
 
-def _add(total: list[float], operators: list[tuple[str, float, float, str]]) -> None:
+
+def _add(total: list[float], operators: list[_Operator]) -> None:
     for name, milliseconds, *_ in operators:
         slot = 0 if "embedding" in name else 2 if "logits" in name else 1
         total[slot] += milliseconds * 1e-3

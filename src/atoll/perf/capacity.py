@@ -235,8 +235,8 @@ class CapacityModel:
         # No layers and no host time take no time: the entry for j = 0 is never used.
         with np.errstate(divide="ignore", invalid="ignore"):
             held = total / step
-        held *= self._grid * stages[:, None, None]
-        held -= room[None, :, None]
+            held *= self._grid * stages[:, None, None]
+            held -= room[None, :, None]
         crowded = _last_below(held)
         where = np.minimum(late, crowded)
         index = np.minimum(where.astype(np.int64), max(0, size - 2))

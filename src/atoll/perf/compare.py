@@ -71,9 +71,9 @@ def compare(
 ) -> list[NodeChoice]:
     """Return every node type with its best prefill and decode pipelines, cheapest per request first.
 
-    The price is the lowest in `regions` (all if None); node types without a price sort last.
+    The price is the lowest in `regions` (all if None); node types without a price sort last. Stages hand
+    over through the nodes' own network interfaces unless `link` is given.
     """
-    hop = link if link is not None else catalog.links.in_region
     table = constants if constants is not None else default_constants()
     loads = {
         Phase.PREFILL: RoleLoad("prefill", spec, Phase.PREFILL, promise.ttft_s, lengths),
@@ -82,6 +82,7 @@ def compare(
     choices = []
     for node in nodes:
         price, region = _cheapest(catalog, node, regions, spot)
+        hop = link if link is not None else catalog.links.between("", "", node.id, node.id)
         model = analytic(spec, node, engine=engine, constants=table)
         best = {
             phase: _best_copy(table_of(load, model, MAX_STAGES, link=hop), price)

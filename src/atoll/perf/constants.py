@@ -126,8 +126,8 @@ class ConstantTable:
     def for_gpu(self, gpu: GpuType) -> GpuConstants:
         """Return the constants of a GPU type; what is missing is taken from the nearest relative.
 
-        Relatives are GPUs of the same architecture, else any; nearest in compute per byte. What is taken
-        over is tagged a proxy.
+        That is the GPU it was declared to be like; else one of the same architecture, else any, nearest in
+        compute per byte. What is taken over is tagged a proxy.
         """
         own = self._gpus.get(gpu.name)
         missing = [op for op in OpClass if own is None or op not in own.ops]
@@ -151,7 +151,9 @@ class ConstantTable:
         known = [name for name in known if op in self._gpus[name].ops]
         if not known:
             raise UnknownNameError("GPU with performance constants", gpu.name, self._gpus)
-        nearest = min(known, key=distance)
+        # What was itself taken over is not lent on, unless there is nothing else.
+        own = [name for name in known if self._gpus[name].ops[op].tag is not Tag.PROXY] or known
+        nearest = gpu.like if gpu.like in known else min(own, key=distance)
         taken = self._gpus[nearest].ops[op]
         return replace(taken, tag=Tag.PROXY, source=nearest, hot_bytes=0.0, hot_gain=1.0)
 

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from atoll.core.errors import UsageError
 from atoll.plan.solvers.allocation_types import AllocationLimits, RoleDemand, RunningColumn, Supply
+from atoll.plan.solvers.cover import compiled
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -104,7 +104,7 @@ class Model:
         return np.array([market == "spot" for market in self.supply.market], np.float64)
 
 
-@njit(cache=True)
+@compiled
 def price_pairs(cells: NDArray[np.int32], cell_price: Floats) -> Floats:
     """Sum the prices of each pair's cells."""
     number, width = cells.shape
@@ -121,7 +121,7 @@ def price_pairs(cells: NDArray[np.int32], cell_price: Floats) -> Floats:
     return out
 
 
-@njit(cache=True)
+@compiled
 def _possible(counts: NDArray[np.int8], most: Ints) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Pairs (template, region) whose nodes can all be had; `most[g, c]` nodes."""
     number, types = counts.shape
@@ -143,7 +143,7 @@ def _possible(counts: NDArray[np.int8], most: Ints) -> tuple[NDArray[np.int32], 
     return template[:found].copy(), region[:found].copy()
 
 
-@njit(cache=True)
+@compiled
 def _list_cells(
     counts: NDArray[np.int8],
     template: NDArray[np.int32],

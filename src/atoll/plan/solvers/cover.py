@@ -13,16 +13,25 @@ Only the cheapest item of a weight matters to K, so one pass over the templates 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar, cast
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+F = TypeVar("F", bound=Callable[..., object])
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Weights = NDArray[np.int32]
 
 
-@njit(cache=True)
+def compiled(function: F) -> F:
+    """Compile with numba, keeping the types."""
+    return cast(F, njit(cache=True)(function))
+
+
+@compiled
 def cheapest_by_weight(
     cost: Floats, weight: Weights, region: Weights, regions: int, width: int
 ) -> Floats:
@@ -35,7 +44,7 @@ def cheapest_by_weight(
     return best
 
 
-@njit(cache=True)
+@compiled
 def closure(best: Floats) -> tuple[Floats, Ints, Floats]:
     """Return K over items `best[w]` used any number of times, and the items K is made of."""
     width = len(best)
@@ -63,7 +72,43 @@ def closure(best: Floats) -> tuple[Floats, Ints, Floats]:
     return value, items_w[:known].copy(), items_c[:known].copy()
 
 
-@njit(cache=True)
+@compiled
+def _use_up_to(own: Floats, before: Floats, weight: int, cost: float, number: int) -> None:
+    """Allow up to `number` uses of one item on top of `before` or `own`, in place."""
+    width = len(own)
+    for _ in range(number):
+        for d in range(width - 1, -1, -1):
+            rest = max(0, d - weight)
+            value = cost + min(before[rest], own[rest])
+            if value < own[d]:
+                own[d] = value
+
+
+@compiled
+def _use_any(own: Floats, before: Floats, tail: Floats, item_w: Ints, item_c: Floats) -> None:
+    """Allow any number of uses of items on top of `before` or `own`, in place; `tail`: one that covers all."""
+    for d in range(len(own)):
+        value = min(own[d], tail[d] + before[0])
+        for i in range(len(item_w)):
+            rest = d - item_w[i]
+            if rest < 0:
+                break
+            candidate = item_c[i] + min(before[rest], own[rest])
+            if candidate < value:
+                value = candidate
+        own[d] = value
+
+
+@compiled
+def _fall(values: Floats) -> Floats:
+    """The least of each value and all after it: what covers more covers less."""
+    out = values.copy()
+    for d in range(len(out) - 2, -1, -1):
+        out[d] = min(out[d], out[d + 1])
+    return out
+
+
+@compiled
 def cover(
     best: Floats, spread: int, group: Ints, weight: Weights, cost: Floats, number: Ints
 ) -> Floats:
@@ -76,12 +121,8 @@ def cover(
     table = np.full((spread + 1, width), np.inf)
     table[0, 0] = 0.0
     for g in range(regions):
-        _, items_w, items_c = closure(best[g])
-        largest = np.inf
-        tail = np.empty(width)
-        for d in range(width - 1, -1, -1):
-            largest = min(largest, best[g, d])
-            tail[d] = largest
+        _, item_w, item_c = closure(best[g])
+        tail = _fall(best[g])
         fresh = table.copy()
         for j in range(1, spread + 1):
             before = np.minimum(table[j - 1], table[j]) if j == spread else table[j - 1]
@@ -89,34 +130,12 @@ def cover(
             for i in range(len(group)):
                 if group[i] == g:
                     _use_up_to(own, before, weight[i], cost[i], number[i])
-            for d in range(width):
-                value = min(own[d], tail[d] + before[0])
-                for i in range(len(items_w)):
-                    rest = d - items_w[i]
-                    if rest < 0:
-                        break
-                    candidate = items_c[i] + min(before[rest], own[rest])
-                    if candidate < value:
-                        value = candidate
-                own[d] = value
+            _use_any(own, before, tail, item_w, item_c)
             fresh[j] = np.minimum(fresh[j], own)
         table = fresh
-    # Standing in more regions than asked is allowed, and so is covering more than d.
-    for j in range(spread - 1, -1, -1):
-        table[j] = np.minimum(table[j], table[j + 1])
-    for j in range(spread + 1):
-        for d in range(width - 2, -1, -1):
-            table[j, d] = min(table[j, d], table[j, d + 1])
+    # Standing in more regions than asked is allowed too.
+    for j in range(spread, -1, -1):
+        if j < spread:
+            table[j] = np.minimum(table[j], table[j + 1])
+        table[j] = _fall(table[j])
     return table
-
-
-@njit(cache=True)
-def _use_up_to(own: Floats, before: Floats, weight: int, cost: float, number: int) -> None:
-    """Allow up to `number` uses of one item on top of `before` or `own`, in place."""
-    width = len(own)
-    for _ in range(number):
-        for d in range(width - 1, -1, -1):
-            rest = max(0, d - weight)
-            value = cost + min(before[rest], own[rest])
-            if value < own[d]:
-                own[d] = value

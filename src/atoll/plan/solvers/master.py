@@ -154,13 +154,13 @@ class Master:
         entries = Sparse.of(
             np.concatenate([each, each, number + role, number + role]),
             self._presence_row + np.concatenate(rows),
-            np.repeat([-1.0, 1.0, -float(self.model.limits.spread), 1.0], [number, number, roles, roles]),
+            np.repeat(
+                [-1.0, 1.0, -float(self.model.limits.spread), 1.0], [number, number, roles, roles]
+            ),
             number + roles,
         )
         served = np.repeat([0.0, 1.0 if self.goal == "cost" else 0.0], [number, roles])
-        self._lp.add_columns(
-            np.zeros(number + roles), served, np.ones(number + roles), entries
-        )
+        self._lp.add_columns(np.zeros(number + roles), served, np.ones(number + roles), entries)
         columns = np.unique(self._unserved)
         for column in columns:
             self._lp.add_entries(
@@ -172,9 +172,7 @@ class Master:
         number, cells = len(pairs), self.model.cells
         each = np.arange(number)
         real = pairs.cells < cells
-        key, count = np.unique(
-            np.nonzero(real)[0] * cells + pairs.cells[real], return_counts=True
-        )
+        key, count = np.unique(np.nonzero(real)[0] * cells + pairs.cells[real], return_counts=True)
         owners = [each, key // cells]
         rows = [np.full(number, role), len(self.model.pairs) + key % cells]
         values = [pairs.share, -count.astype(np.float64)]

@@ -96,9 +96,7 @@ def cover_role(
         return Covered(np.stack([additive, additive]), additive, new_rate, cost, kept_cost)
     rate = min(new_rate, float((kept_cost / kept.pairs.share).min(initial=np.inf)))
     group = kept.pairs.region if groups > 1 else np.zeros(len(kept.pairs), np.int32)
-    table = cover(
-        best, spread, group.astype(np.int64), kept.pairs.weight, kept_cost, kept.number
-    )
+    table = cover(best, spread, group.astype(np.int64), kept.pairs.weight, kept_cost, kept.number)
     if np.isfinite(rate):
         table = np.maximum(table, rate * _STEPS)
     return Covered(table, additive, rate, cost, kept_cost)
@@ -149,9 +147,7 @@ def evaluate(model: Model, goal: Goal, prices: Prices, weights: Floats) -> Evalu
 def slacks(model: Model, at: Evaluation) -> list[Floats]:
     """Return per role by how much each pair, once used, raises the bound at least."""
     if at.goal == "cost":
-        return [
-            _slack(c, pairs.weight) for c, pairs in zip(at.covered, model.pairs, strict=True)
-        ]
+        return [_slack(c, pairs.weight) for c, pairs in zip(at.covered, model.pairs, strict=True)]
     out = []
     for role, (own, pairs) in enumerate(zip(at.covered, model.pairs, strict=True)):
         weight, others = float(at.weights[role]), np.zeros(GRID + 1)

@@ -26,6 +26,7 @@ _UNSERVED = 1e-7
 _CUT_ROUNDS = 12
 _STAGES = (400, 1500, 5000, 15000)
 _QUICK = 2000
+_HOPELESS = 1
 
 
 class Deadline:
@@ -105,7 +106,8 @@ class Search:
         self._mips = 0
         self._evaluations = 0
         self._relaxed: tuple[Prices, Floats] | None = None
-        self._root = self._evaluate(Prices(cheapest_rents(model)))
+        rent = 1.0 if goal == "cost" else 0.0
+        self._root = self._evaluate(Prices(cheapest_rents(model), rent=rent))
 
     def run(self, start: tuple[Solution, float] | None = None) -> Outcome:
         """Search from a known solution (with its objective) if there is one."""
@@ -143,9 +145,7 @@ class Search:
             np.array([c.rate for c in self._root.covered]),
         )
         bound = min(self._bound, self._objective)
-        return Outcome(
-            self._solution, self._objective, bound, short, prices, demand, statistics
-        )
+        return Outcome(self._solution, self._objective, bound, short, prices, demand, statistics)
 
     def _new_master(self) -> Master:
         if self._goal != "cost":
@@ -228,6 +228,8 @@ class Search:
 
     def _cutoff(self) -> float:
         """Slack at which a pair can no longer be part of anything worth finding."""
+        if np.isinf(self._objective):
+            return np.inf
         return self._objective - self._target.spare(self._objective) - self._root.value
 
     def _add_below(self, master: Master, limit: float, most: int) -> None:
@@ -246,12 +248,10 @@ class Search:
                 master.add(role, np.flatnonzero(slack <= limit))
             answer = self._integer(master, None if last else 100 * 2**stage)
             self._offer(answer)
-            # Pairs left out cost at least the root bound plus the limit, or more than is worth finding.
-            left_out = self._root.value + limit
-            if last:
-                left_out = self._objective - self._target.spare(self._objective)
-            self._raise(min(answer.bound, left_out))
-            if last or self._done():
+            # Pairs left out cost at least the root bound plus the limit.
+            self._raise(min(answer.bound, self._root.value + limit))
+            given_up = self._solution is None and stage >= _HOPELESS
+            if last or given_up or self._done():
                 return
 
 

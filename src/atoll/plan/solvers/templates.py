@@ -118,6 +118,10 @@ class TemplateLibrary:
         """Return the optimal layout of template `index`."""
         return best_layout(self.tables, self.counts[index])
 
+    def layout_of(self, counts: NDArray[np.integer]) -> Layout:
+        """Return the optimal layout of a node multiset, a template or not."""
+        return best_layout(self.tables, counts)
+
 
 @dataclass(frozen=True)
 class _Patterns:
