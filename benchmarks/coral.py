@@ -99,3 +99,35 @@ def _problem(
         offers=tuple(offers),
         settings=settings or Settings(),
     )
+
+
+# Scarcity: GPUs by type and by node size, in shares of all GPUs there are. The mix is not the mix that a
+# cheapest plan would choose, as in a cluster that was bought before the models were known.
+_CORE_MIX = {"L40S": 0.40, "L4": 0.30, "A10G": 0.30}
+_EXTENDED_MIX = {"L40S": 0.30, "L4": 0.20, "A10G": 0.15, "A100-80": 0.20, "H100": 0.15}
+_SIZES = {1: 0.4, 2: 0.2, 4: 0.2, 8: 0.2}
+
+
+def scarce(problem: Problem, memory_needed: float, margin: float) -> Problem:
+    """Return a problem whose pool holds `margin` times the GPU memory that its cheapest plan uses.
+
+    `memory_needed` is that plan's GPU memory in bytes; GPUs are spread over types, sizes and regions.
+    """
+    catalog = Catalog.default()
+    mix = _CORE_MIX if problem.name == "coral-core" else _EXTENDED_MIX
+    available: Available = {}
+    for gpu, share in mix.items():
+        memory = catalog.gpu(gpu).memory_bytes
+        for count, part in _SIZES.items():
+            regions = [o.region for o in problem.offers if o.node_type == f"{gpu}:{count}"]
+            nodes = memory_needed * margin * share * part / (memory * count)
+            for index, region in enumerate(regions):
+                # Whole nodes, the remainder to the first regions.
+                available[region, f"{gpu}:{count}"] = int(
+                    (nodes + len(regions) - 1 - index) // len(regions)
+                )
+    offers = tuple(
+        o.model_copy(update={"available": available.get((o.region, o.node_type), 0)})
+        for o in problem.offers
+    )
+    return problem.changed(name=f"{problem.name}-scarce", offers=offers)

@@ -428,28 +428,22 @@ def test_aiconfigurator_has_no_variants(atoll: Atoll, variant: str) -> None:
 
 @pytest.mark.aic
 @pytest.mark.usefixtures("aic")
-@pytest.mark.xfail(strict=True, reason="errors of aiconfigurator-core come through as bugs")
 def test_what_aiconfigurator_lacks_is_said_in_our_words(atoll: Atoll) -> None:
     done = atoll("perf", "show", "gpt-oss-20b", "A100-80:1", "--backend", "aic")
     assert 0 < done.code < 70
     assert "bug in Atoll" not in done.err
 
 
-@pytest.mark.xfail(strict=True, reason="pictures are written one by one, before all are checked")
 def test_one_bad_picture_writes_none(atoll: Atoll, tmp_path: Path) -> None:
     refused(atoll("perf", "show", SMALL, "L4:1", "-o", "a.png", "-o", "b.svg"), 2, "b.svg")
     assert written(tmp_path) == set()
 
 
-@pytest.mark.xfail(strict=True, reason="file names are printed as rich markup")
 def test_a_file_is_named_as_it_is_called(atoll: Atoll) -> None:
     done = atoll("perf", "show", SMALL, "L4:1", "-o", "a[bold]b.png")
     assert done.err == "wrote a[bold]b.png\n"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="zero layers without host time take 0 s, which is divided by"
-)
 def test_kernel_time_alone_warns_of_nothing(atoll: Atoll) -> None:
     done = atoll("perf", "show", SMALL, "L4:1", "--engine", "none", "--json")
     assert (done.code, done.err) == (0, "")
@@ -702,7 +696,6 @@ def test_calibrate_is_silent_on_stderr_when_all_is_well(atoll: Atoll, measured: 
     assert atoll("perf", "calibrate", measured).err == ""
 
 
-@pytest.mark.xfail(strict=True, reason="a class fitted from two files is written twice")
 def test_calibrate_writes_each_operator_once(atoll: Atoll, measured: Path, tmp_path: Path) -> None:
     more = write(tmp_path / "more.csv", *products())
     assert atoll("perf", "calibrate", measured, more, "-o", "ours.yaml").code == 0
@@ -710,7 +703,6 @@ def test_calibrate_writes_each_operator_once(atoll: Atoll, measured: Path, tmp_p
     assert done.code == 0
 
 
-@pytest.mark.xfail(strict=True, reason="rows of no known kind fit nothing and are not noticed")
 @pytest.mark.parametrize("kind", ["", "both"])
 def test_calibrate_needs_the_kind_of_attention(atoll: Atoll, tmp_path: Path, kind: str) -> None:
     rows = [row.replace("prefill", kind).replace("decode", kind) for row in attention_rows()]
@@ -719,7 +711,6 @@ def test_calibrate_needs_the_kind_of_attention(atoll: Atoll, tmp_path: Path, kin
     assert written(tmp_path) == {"a.csv"}
 
 
-@pytest.mark.xfail(strict=True, reason="words of the file are printed as rich markup")
 def test_brackets_in_a_bad_row_are_only_words(atoll: Atoll, tmp_path: Path) -> None:
     header, rows = products()
     data = write(tmp_path / "a.csv", header, [*rows, "L40S,[/b],4096,4096,3"])
@@ -751,7 +742,6 @@ def test_calibrate_refuses(atoll: Atoll, tmp_path: Path, case: str) -> None:
     assert written(tmp_path) == {"data.csv"}
 
 
-@pytest.mark.xfail(strict=True, reason="what is counted is the half that was not held out")
 def test_calibrate_needs_enough_points(atoll: Atoll, tmp_path: Path) -> None:
     header, rows = products()
     data = write(tmp_path / "data.csv", header, rows[:4])
@@ -759,7 +749,6 @@ def test_calibrate_needs_enough_points(atoll: Atoll, tmp_path: Path) -> None:
     assert written(tmp_path) == {"data.csv"}
 
 
-@pytest.mark.xfail(strict=True, reason="the csv module's own limit comes through as a bug")
 def test_calibrate_refuses_an_endless_field(atoll: Atoll, tmp_path: Path) -> None:
     data = tmp_path / "data.csv"
     data.write_text("m,n,k,latency_us\n1,2,3," + "4" * 200_000 + "\n")

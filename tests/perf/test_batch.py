@@ -72,7 +72,6 @@ def test_the_spread_of_lengths_counts_for_full_attention(own: list[int], context
     assert batch.pairs(None) == pytest.approx(sum(n * context + n * n / 2 for n in own), rel=1e-9)
 
 
-@pytest.mark.xfail(reason="pairs() drops the spread of lengths as soon as there is a window")
 def test_the_spread_of_lengths_counts_below_the_window_too() -> None:
     batch = Batch.prefill(400, 2, 0, length_spread=1.25)  # prompts of 100 and 300
     assert batch.pairs(100_000) == pytest.approx(batch.pairs(None))

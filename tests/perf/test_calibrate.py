@@ -290,12 +290,10 @@ def test_which_classes_points_can_fit() -> None:
         op_classes(layer)
 
 
-@pytest.mark.xfail(reason="'fp8_e4m3' has a 4 in its name: fitted as FP8 and as four bits")
 def test_fp8_with_a_four_in_its_name() -> None:
     assert [op for op, _ in op_classes(experts("fp8_e4m3"))] == [OpClass.EXPERTS_FP8]
 
 
-@pytest.mark.xfail(reason="only the exact label 'fp8' is FP8: others are fitted as bf16 products")
 def test_products_in_block_scaled_fp8_are_not_bf16() -> None:
     own = points("gemm", GEMMS, {"gemm_dtype": "fp8_block"})
     assert [op for op, _ in op_classes(own)] != [OpClass.GEMM]

@@ -155,7 +155,6 @@ def test_memory_cuts_the_batch() -> None:
     assert 1 <= found.batch < 8
 
 
-@pytest.mark.xfail(reason="a grid of one batch size cannot tell KV memory from the engine's limit")
 def test_memory_cuts_a_batch_of_one_long_prompt() -> None:
     # A prompt longer than the engine's step: the only batch is one prompt, and 64 stages wait.
     own = analytic(LLAMA, node_type("L4:1"))
@@ -227,7 +226,6 @@ def test_a_tail_below_the_mean_and_the_tail_of_decode_change_nothing() -> None:
         assert plain.throughput > 0.0
 
 
-@pytest.mark.xfail(reason="the tail prompt must be in time, but nobody asks whether it has room")
 def test_the_tail_prompt_needs_room_too() -> None:
     machine = node_type("L4:1")
     own = analytic(LLAMA, machine)
@@ -239,7 +237,6 @@ def test_the_tail_prompt_needs_room_too() -> None:
     assert found.limit.startswith("memory:")
 
 
-@pytest.mark.xfail(reason="only the mean request is held against the model's longest context")
 def test_a_tail_prompt_longer_than_the_model_reads() -> None:
     tail = replace(LengthMix.fixed(1000, 100), input_tail=1e6)
     with pytest.raises(InputError):
@@ -382,10 +379,6 @@ def test_kernel_time_alone() -> None:
     assert table.at(8, 3) > table_of(role(), analytic(LLAMA, node_type("H100:1")), 3).at(8, 3)
 
 
-@pytest.mark.xfail(
-    reason="zero layers in zero seconds: the hand-over takes infinitely longer, inf - inf",
-    raises=RuntimeWarning,
-)
 def test_kernel_time_alone_over_a_link() -> None:
     own = analytic(LLAMA, node_type("H100:1"), engine="none")
     assert table_of(role(), own, 3, link=LINK).at(8, 3) > 0.0

@@ -138,7 +138,6 @@ def test_without_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
         fit_all_reduce(LLAMA, node(2), constants, measured(node(2)), CONDITIONS)
 
 
-@pytest.mark.xfail(reason="no least number of points: none gives back the starting guess as a fit")
 @pytest.mark.parametrize("count", [0, 1])
 def test_too_few_points(count: int) -> None:
     few = measured(node()).where(np.arange(len(layer_points())) < count)

@@ -160,7 +160,6 @@ def test_a_mixed_step_adds_both_phases(
     assert both.head == pytest.approx(prefill.head + decode.head)
 
 
-@pytest.mark.xfail(reason="a mixed step is one step, and pays the measured host time of two")
 def test_a_mixed_step_pays_the_host_once(
     pairs: dict[str, tuple[AnalyticStepModel, TableStepModel]],
 ) -> None:
@@ -402,14 +401,12 @@ def test_rows_may_come_in_any_order(tmp_path: Path) -> None:
     assert forward.parts(batch) == backward.parts(batch)
 
 
-@pytest.mark.xfail(reason="the last of two rows for the same sizes silently wins")
 def test_a_point_measured_twice(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", [row(), row(layer_us=99)])
     with pytest.raises(InputError):
         read(path)
 
 
-@pytest.mark.xfail(reason="H100 means H100:1 everywhere but in a table of measured steps")
 def test_a_node_without_a_count_is_one_gpu(tmp_path: Path) -> None:
     read(write(tmp_path / "t.csv", [row(node="H100")]))
 

@@ -98,6 +98,12 @@ def test_the_first_layers_are_missing(name: str, missing: int) -> None:
     assert "layers" in rules(edit_node(made, name, "n0", start=missing), asked)
 
 
+def test_a_way_that_leaves_early() -> None:
+    asked, made = small()
+    flows = (*find(made, PIPELINE).flows, Flow(src="n0", dst="sink", per_s=0))
+    assert rules(edit(made, PIPELINE, flows=flows), asked) == {"layers"}
+
+
 def test_a_range_that_ends_before_it_starts() -> None:
     asked, made = small()
     assert "layers" in rules(edit_node(made, PIPELINE, "n2", start=32, end=14), asked)
@@ -193,7 +199,8 @@ def test_flows_in_a_circle() -> None:
 
 def test_two_nodes_of_one_name() -> None:
     asked, made = small()
-    assert "graph" in rules(edit_node(made, PIPELINE, "n1", id="n0"), asked)
+    broken = edit_node(made, PIPELINE, "n1", id="n0")
+    assert any(v.message == "2 nodes are called n0" for v in validate(broken, asked))
 
 
 # Overlapping ranges
@@ -396,8 +403,9 @@ def test_a_missing_and_a_doubled_route() -> None:
     twice = (*made.routes, made.routes[0])
     assert rules(made.model_copy(update={"routes": twice}), asked) == {"route"}
     stranger = made.routes[0].model_copy(update={"service": "mini", "weights": {}})
-    found = rules(made.model_copy(update={"routes": (*made.routes, stranger)}), asked)
-    assert found == {"route"}
+    found = validate(made.model_copy(update={"routes": (*made.routes, stranger)}), asked)
+    assert {v.rule for v in found} == {"route"}
+    assert any("nobody asked for" in v.message for v in found)
 
 
 def test_a_route_that_overloads_an_instance() -> None:
@@ -542,6 +550,8 @@ def test_structure_needs_no_problem() -> None:
     assert validate_structure(made) == []
     swapped = made.model_copy(update={"usd_per_hour": made.usd_per_hour + 1})
     assert {v.rule for v in validate_structure(swapped)} == {"cost"}
+    stranger = edit(made, "chat-decode-0", service="mini")
+    assert "name" in {v.rule for v in validate_structure(stranger)}
 
 
 # Whatever is wrong, the validator answers

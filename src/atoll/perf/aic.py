@@ -62,6 +62,10 @@ class AicStepModel:
         """Return the engine's own limit."""
         return own_limit(self.engine, phase)
 
+    def measures_host(self, phase: Phase) -> bool:  # noqa: ARG002
+        """Return False: the tables hold kernels only."""
+        return False
+
     def parts(self, batch: Batch[Num]) -> StepParts[Num]:
         """Return the pieces of a step; mixed steps add the times of both phases."""
         if isinstance(batch.prefill_tokens, float):

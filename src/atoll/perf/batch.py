@@ -62,17 +62,18 @@ class Batch(Generic[Num]):
         """Return the query-key pairs of the prefill part, at most `window` keys per query.
 
         A prompt of l new tokens after c cached ones has l c + l^2 / 2 pairs; with a window w the
-        queries past position w have w keys each. The spread of lengths counts for full attention;
-        past the window the work is linear in the length and the mean says all.
+        queries past position w have w keys each. The spread of lengths counts for the part of a mean
+        prompt below the window; past it the work is linear in the length and the mean says all. No
+        query has more than w keys however uneven the prompts are.
         """
         length = self.prompt_length
         context = self.prefill_context
         if window is None:
             per_prompt = length * context + 0.5 * self.length_spread * length * length
         else:
-            ramp = smaller(larger(window - context, 0.0), window)
-            below = _least(length, ramp)
-            per_prompt = below * context + 0.5 * below * below + (length - below) * window
+            below = _least(length, larger(window - context, 0.0))
+            ramp = below * context + 0.5 * self.length_spread * below * below
+            per_prompt = _least(ramp + (length - below) * window, length * window)
         return self.prefill_sequences * per_prompt
 
     def prefill_keys(self, window: float | None) -> Num:

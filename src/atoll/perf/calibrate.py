@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atoll.catalog.gpus import GpuType
 from atoll.catalog.transformer import DTYPES
@@ -71,7 +72,7 @@ def accuracy(predicted: Array, measured: Array) -> Accuracy:
 def predict_gemm(c: OpConstants, points: Points, gpu: GpuType) -> Array:
     """Return predicted seconds of matrix products; dtype fp8 uses the FP8 peak."""
     m, n, k = (points.sizes[name] for name in ("m", "n", "k"))
-    fp8 = points.labels["gemm_dtype"] == "fp8"
+    fp8 = _is_fp8(points.labels["gemm_dtype"])
     peak = np.where(fp8, gpu.fp8_flops or gpu.fp16_flops, gpu.fp16_flops)
     weight = np.where(fp8, 1.0, 2.0)
     rows = 2.0 * m * (n + k)
@@ -194,7 +195,7 @@ def op_classes(points: Points) -> list[tuple[OpClass, Points]]:
     """Return the operator classes that a set of points can fit, with the points of each."""
     kind = points.schema.kind
     if kind == "gemm":
-        fp8 = points.labels["gemm_dtype"] == "fp8"
+        fp8 = _is_fp8(points.labels["gemm_dtype"])
         pairs = [(OpClass.GEMM, points.where(~fp8)), (OpClass.GEMM_FP8, points.where(fp8))]
     elif kind == "attention":
         pairs = [
@@ -202,8 +203,8 @@ def op_classes(points: Points) -> list[tuple[OpClass, Points]]:
             (OpClass.ATTENTION_DECODE, points.of(kind="decode")),
         ]
     elif kind == "experts":
-        four = np.char.find(points.labels["moe_dtype"], "4") >= 0
-        fp8 = np.char.startswith(points.labels["moe_dtype"], "fp8")
+        fp8 = _is_fp8(points.labels["moe_dtype"])
+        four = ~fp8 & (np.char.find(points.labels["moe_dtype"], "4") >= 0)
         pairs = [
             (OpClass.EXPERTS, points.where(~four & ~fp8)),
             (OpClass.EXPERTS_FP8, points.where(fp8)),
@@ -215,6 +216,11 @@ def op_classes(points: Points) -> list[tuple[OpClass, Points]]:
             hint="give matrix products, attention or experts",
         )
     return [(op, part) for op, part in pairs if len(part)]
+
+
+def _is_fp8(dtypes: NDArray[np.str_]) -> NDArray[np.bool_]:
+    """Which labels are FP8: files write fp8, fp8_block or fp8_e4m3, which has a 4 of its own."""
+    return np.asarray(np.char.startswith(dtypes, "fp8"), dtype=np.bool_)
 
 
 def predict(op: OpClass, c: OpConstants, points: Points, gpu: GpuType) -> Array:
@@ -230,8 +236,9 @@ def fit(op: OpClass, points: Points, gpu: GpuType, *, source: str, hold_out: boo
         points.split() if hold_out else (points, points.where(np.zeros(len(points), bool)))
     )
     if len(train) < MIN_POINTS:
+        held = f", with {len(test)} of them held out" if hold_out else ""
         raise InputError(
-            f"{len(train)} points of {op.value} for {gpu.name} are too few to fit",
+            f"{len(points)} points of {op.value} for {gpu.name} are too few to fit{held}",
             hint=f"measure at least {MIN_POINTS if not hold_out else 3 * MIN_POINTS} points",
         )
     predictor, free = _bounds(op, gpu)

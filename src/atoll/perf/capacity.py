@@ -69,6 +69,13 @@ class RoleLoad:
                 field="lengths",
                 hint="use shorter lengths, or a model with a longer context",
             )
+        if self.lengths.input_tail > self.spec.max_context:
+            raise InputError(
+                f"a prompt of {self.lengths.input_tail:,.0f} tokens exceeds the model's "
+                f"{self.spec.max_context:,}",
+                field="input_tail",
+                hint="promise shorter prompts, or use a model with a longer context",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +150,7 @@ class CapacityModel:
         self._link = link
         self._transfer_s = self._transfer(self._grid * self._tokens_per_request)
         self._room = {position: self._requests(position) for position in Position}
+        self._tail_room = {position: self._tail_fits(position) for position in Position}
 
     # What a batch of B requests is.
 
@@ -184,6 +192,19 @@ class CapacityModel:
         context = lengths.input_mean if prefill else lengths.decode_context
         return self._memory.sequences_by_layers(context, position)
 
+    @property
+    def _tail(self) -> float:
+        """Tokens of the longest prompt that must keep the promise; 0 where the mean one says it all."""
+        lengths = self._role.lengths
+        counts = self._role.phase is Phase.PREFILL and lengths.input_tail > lengths.input_mean
+        return lengths.input_tail if counts else 0.0
+
+    def _tail_fits(self, position: Position) -> NDArray[np.bool_]:
+        """Whether the KV cache of the longest prompt fits alone, per number of layers."""
+        if not self._tail:
+            return np.ones(1, dtype=np.bool_)
+        return np.asarray(self._memory.sequences_by_layers(self._tail, position) >= 1.0)
+
     # The search over B, for all stage counts and numbers of layers at once.
 
     def throughput(
@@ -206,13 +227,16 @@ class CapacityModel:
         tokens = float(self.throughput([stages], [budget_s], position)[0, layers])
         largest = len(self._grid) - 1
         late, crowded = best.late[0, layers], best.crowded[0, layers]
+        fits = np.broadcast_to(self._tail_room[position], self._room[position].shape)[layers]
         if self._room[position][layers] < 1.0:
             limit = "memory: no room for the layers and one request's KV cache"
+        elif not fits:
+            limit = "memory: no room for the layers and the longest prompt's KV cache"
         elif not best.feasible[0, layers]:
             limit = "latency: one request alone takes longer than the budget"
         elif stages > 1 and tokens >= self._wire_tokens_per_s * (1.0 - 1e-9):
             limit = "the link between stages"
-        elif crowded < min(late, largest):
+        elif crowded < min(late, largest) or best.occupancy[0, layers] < 1.0:
             limit = "KV memory"
         elif late < largest:
             limit = "latency budget"
@@ -251,7 +275,7 @@ class CapacityModel:
             step_s=_at(np.broadcast_to(step, total.shape), index, share),
             transfer_s=_at(np.broadcast_to(transfer, total.shape), index, share),
             occupancy=np.where(crowded > 0.0, 1.0, waiting),
-            feasible=in_time & (room >= 1.0),
+            feasible=in_time & (room >= 1.0) & self._tail_room[position],
             late=late,
             crowded=crowded,
         )
@@ -260,11 +284,10 @@ class CapacityModel:
         self, stages: Array, budgets_s: Array, position: Position
     ) -> NDArray[np.bool_]:
         """Whether the longest prompt that must keep the promise does so alone, per number of layers."""
-        lengths = self._role.lengths
-        if self._role.phase is Phase.DECODE or lengths.input_tail <= lengths.input_mean:
+        if not self._tail:
             return np.ones(1, dtype=np.bool_)
         one = np.ones(1)
-        batch = Batch(one * lengths.input_tail, one, 0.0 * one, 0.0 * one, 0.0 * one)
+        batch = Batch(one * self._tail, one, 0.0 * one, 0.0 * one, 0.0 * one)
         parts = self._model.parts(batch)
         step = slowest_run(self._counts, parts.layers) + _fixed(parts, position)
         transfer = np.where(stages > 1.0, self._transfer(batch.tokens), 0.0)

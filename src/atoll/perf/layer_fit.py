@@ -16,7 +16,7 @@ import numpy as np
 
 from atoll.catalog.nodes import AllReduce, NodeType
 from atoll.catalog.transformer import TransformerSpec
-from atoll.core.errors import MissingDependencyError
+from atoll.core.errors import InputError, MissingDependencyError
 from atoll.perf.batch import Batch
 from atoll.perf.constants import GpuConstants, OpClass, OpConstants, Tag
 from atoll.perf.layers import model_ops
@@ -26,6 +26,8 @@ from atoll.perf.operators import Array
 ELEMENTWISE = OpConstants(
     e_b=0.8, t0_us=3.0, tag=Tag.PROXY, source="typical streaming share and launch time"
 )
+MIN_POINTS = 8
+"""Fewest layers of a phase that a fit accepts: fewer would say nothing, or follow their noise."""
 _DECODE_T0_US = 20.0
 _PREFILL_E_B = 0.4
 
@@ -91,7 +93,8 @@ def fit_gpu(
     *,
     source: str,
 ) -> LayerFit:
-    """Fit a single-GPU node to measured layers of one model."""
+    """Fit a single-GPU node to measured layers of one model, some of either phase."""
+    _check_enough(points, node)
 
     def build(x: Array) -> LayerFit:
         e_f, e_b, p, grouped, attention, t0_us = (float(v) for v in x)
@@ -121,6 +124,7 @@ def fit_all_reduce(
     conditions: LayerConditions,
 ) -> AllReduce:
     """Fit the all-reduce of a node with several GPUs to measured layers, its GPUs known."""
+    _check_enough(points, node)
 
     def build(x: Array) -> AllReduce:
         alpha, bus = (float(v) for v in x)
@@ -133,6 +137,16 @@ def fit_all_reduce(
 
     bounds = (20.0, 5e9), (2.0, 2e8), (500.0, 1e11)
     return build(_least_squares(predicted, points, *bounds))
+
+
+def _check_enough(points: Points, node: NodeType) -> None:
+    for phase in ("prefill", "decode"):
+        count = int(np.sum(points.labels["kind"] == phase))
+        if count < MIN_POINTS:
+            raise InputError(
+                f"{count} layers of {phase} on {node.id} are too few to fit",
+                hint=f"measure at least {MIN_POINTS} of each phase",
+            )
 
 
 def _least_squares(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -65,6 +65,27 @@ class Shard:
             shared_intermediate=math.ceil(moe.shared_intermediate / tp) if moe else 0,
             vocab=math.ceil(spec.vocab / tp),
         )
+
+
+@lru_cache(maxsize=256)
+def as_held(spec: TransformerSpec, tp: int) -> TransformerSpec:
+    """Return the model as `tp` GPUs hold it together: shares rounded up, KV heads copied."""
+    if tp == 1:
+        return spec
+    shard = Shard.of(spec, tp)
+    moe = spec.moe
+    return replace(
+        spec,
+        kv_heads=shard.kv_heads * tp,
+        intermediate=shard.intermediate * tp,
+        vocab=shard.vocab * tp,
+        moe=moe
+        and replace(
+            moe,
+            intermediate=shard.expert_intermediate * tp,
+            shared_intermediate=shard.shared_intermediate * tp,
+        ),
+    )
 
 
 def splits_evenly(spec: TransformerSpec, tp: int) -> bool:
@@ -129,9 +150,16 @@ class LayerOps:
 
 
 def op_classes_of(spec: TransformerSpec, gpu: GpuType) -> tuple[OpClass, ...]:
-    """Return the operator classes whose constants the time of a model on a GPU rests on."""
+    """Return the operator classes whose constants the time of a model on a GPU rests on.
+
+    The output matrix and a router stay wide where a quantiser narrows the rest, and count too.
+    """
     fp8 = gpu.fp8_flops is not None
-    dtypes = {spec.attention_dtype, spec.mlp_dtype}
+    dtypes = {spec.attention_dtype, spec.embedding_dtype}
+    if spec.moe is None or spec.moe.dense_layers or spec.moe.shared_intermediate:
+        dtypes.add(spec.mlp_dtype)
+    if spec.moe is not None:
+        dtypes.add(spec.activation_dtype)
     used = {OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE}
     used |= {OpClass.GEMM_FP8 if fp8 and d.name == "fp8" else OpClass.GEMM for d in dtypes}
     if spec.moe is not None:

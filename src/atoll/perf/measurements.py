@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import math
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.core.errors import InputError
+from atoll.core.errors import InputError, UsageError
 from atoll.perf.operators import Array
 
 MAX_BYTES = 256 * 2**20
@@ -49,6 +50,8 @@ _TIME_COLUMNS = {
     "ms_per_layer": 1e-3,
 }
 _GROUP_COLUMNS = ("gpu", "system", "machine", "node")
+IMPLEMENTATION = "impl"
+"""Optional column: which kernel ran. A label of the points only where a file has it."""
 _DEFAULT_LABELS = {"gemm_dtype": "bfloat16", "moe_dtype": "bfloat16", "kernel_source": ""}
 
 
@@ -86,6 +89,27 @@ class Points:
             mask &= self.labels[name] == value
         return self.where(mask)
 
+    def fastest(self) -> Points:
+        """Return the points without those whose shape another implementation ran faster.
+
+        Shapes that one implementation alone was measured on keep all their points.
+        """
+        own = self.labels.get(IMPLEMENTATION)
+        if own is None:
+            return self
+        texts = [self.labels[name].tolist() for name in self.schema.labels]
+        sizes = [self.sizes[name].tolist() for name in self.schema.sizes]
+        shapes = list(zip(self.group.tolist(), *texts, *sizes, strict=True))
+        ran: dict[tuple[object, ...], set[str]] = {}
+        best: dict[tuple[object, ...], int] = {}
+        for index, shape in enumerate(shapes):
+            ran.setdefault(shape, set()).add(str(own[index]))
+            first = best.setdefault(shape, index)
+            if self.seconds[index] < self.seconds[first]:
+                best[shape] = index
+        kept = [len(ran[shape]) == 1 or best[shape] == i for i, shape in enumerate(shapes)]
+        return self.where(np.array(kept, dtype=np.bool_))
+
     def groups(self) -> tuple[str, ...]:
         """Return the GPU or machine names in the file, sorted."""
         return tuple(sorted(set(self.group.tolist())))
@@ -105,6 +129,28 @@ class Points:
         return self.where(~mask), self.where(mask)
 
 
+def joined(parts: Sequence[Points]) -> Points:
+    """Return the points of several files of one kind together, as measurements of the first's GPU.
+
+    Where only some name the implementation, it is empty for the others.
+    """
+    first = parts[0]
+    if any(part.schema is not first.schema for part in parts):
+        raise UsageError("measurements of different kinds cannot be joined")
+    names = dict.fromkeys(name for part in parts for name in part.labels)
+    return Points(
+        first.schema,
+        np.full(sum(map(len, parts)), first.group[0] if len(first) else ""),
+        {name: np.concatenate([p.sizes[name] for p in parts]) for name in first.schema.sizes},
+        {
+            name: np.concatenate([p.labels.get(name, np.full(len(p), "")) for p in parts])
+            for name in names
+        },
+        np.concatenate([part.seconds for part in parts]),
+        tuple(entry for part in parts for entry in part.skipped),
+    )
+
+
 def _held_out(row: Sequence[float]) -> bool:
     text = ",".join(f"{value:g}" for value in row)
     return hashlib.sha256(text.encode()).digest()[0] >= 128
@@ -116,7 +162,14 @@ def read_points(path: str | Path) -> Points:
     Rows that cannot be read are left out and listed in `skipped` with their line numbers.
     """
     source = Path(path)
-    rows = csv.DictReader(io.StringIO(_text(source)))
+    rows = csv.DictReader(io.StringIO(_text(source), newline=""))
+    try:
+        return _points(source, rows)
+    except csv.Error as error:
+        raise InputError(f"not readable as CSV: {error}", path=source, line=rows.line_num) from error
+
+
+def _points(source: Path, rows: csv.DictReader[str]) -> Points:
     header = tuple(rows.fieldnames or ())
     schema = _schema(source, header)
     time_column = next((name for name in _TIME_COLUMNS if name in header), None)
@@ -137,10 +190,14 @@ def _text(source: Path) -> str:
             data = stream.read(MAX_BYTES + 1)
     except OSError as error:
         raise InputError(f"cannot read: {error.strerror or error}", path=source) from error
+    except (EOFError, zlib.error) as error:
+        raise InputError(
+            f"cannot read: the archive is damaged ({error})", path=source, hint="copy it again"
+        ) from error
     if len(data) > MAX_BYTES:
         raise InputError(f"larger than {MAX_BYTES >> 20} MiB", path=source, hint="split the file")
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError("not UTF-8 text", path=source) from error
 
@@ -161,7 +218,8 @@ def _collect(
     schema: Schema, rows: csv.DictReader[str], time_column: str, group_column: str | None
 ) -> Points:
     sizes: dict[str, list[float]] = {name: [] for name in schema.sizes}
-    labels: dict[str, list[str]] = {name: [] for name in schema.labels}
+    implementation = (IMPLEMENTATION,) if IMPLEMENTATION in (rows.fieldnames or ()) else ()
+    labels: dict[str, list[str]] = {name: [] for name in (*schema.labels, *implementation)}
     group: list[str] = []
     seconds: list[float] = []
     skipped: list[tuple[int, str]] = []
@@ -173,7 +231,7 @@ def _collect(
             continue
         for name, value in zip(schema.sizes, values, strict=False):
             sizes[name].append(value)
-        for name in schema.labels:
+        for name in labels:
             labels[name].append(row.get(name) or _DEFAULT_LABELS.get(name, ""))
         seconds.append(values[-1] * _TIME_COLUMNS[time_column])
         group.append((row.get(group_column) if group_column else "") or "")

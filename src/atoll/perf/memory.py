@@ -1,7 +1,7 @@
 """What fits on a node: weights, KV cache, activations and what the engine keeps for itself.
 
 All figures are bytes per GPU of one tensor-parallel group. Shares are rounded up as the engine
-shards them: KV heads are copied where there are fewer of them than GPUs.
+shards them, and as the time model counts them: KV heads are copied where there are fewer than GPUs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import numpy as np
 
 from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import TransformerSpec
+from atoll.core.errors import UsageError
 from atoll.core.ids import Phase
 from atoll.perf.engines import EngineProfile
-from atoll.perf.layers import LayerKind, Shard, layer_kinds
+from atoll.perf.layers import LayerKind, Shard, as_held, layer_kinds
 from atoll.perf.operators import ACTIVATION_BYTES, Array
 from atoll.perf.step import Position, check_tp, window_counts
 
@@ -85,12 +86,8 @@ class MemoryModel:
     @cached_property
     def _kind_weight_bytes(self) -> Array:
         own = layer_kinds(self.spec)
-        per_layer = [self.spec.layer_weight_bytes(own.index(kind)) for kind in self.kinds]
-        # KV projections are copied where KV heads are fewer than GPUs; the rest splits evenly.
-        spec, shard = self.spec, self._shard
-        copied = shard.kv_heads * self.tp - spec.kv_heads
-        extra = 2.0 * copied * spec.head_dim * spec.hidden * spec.attention_dtype.bytes_per_weight
-        return (np.array(per_layer) + extra) / self.tp
+        held = as_held(self.spec, self.tp)
+        return np.array([held.layer_weight_bytes(own.index(kind)) for kind in self.kinds]) / self.tp
 
     def layer_weight_bytes(self, start: int, end: int) -> float:
         """Return bytes per GPU of the weights of layers [start, end)."""
@@ -99,7 +96,7 @@ class MemoryModel:
 
     def outer_bytes(self, position: Position) -> float:
         """Return bytes per GPU of embedding and output matrix at a position in the pipeline."""
-        spec = self.spec
+        spec = as_held(self.spec, self.tp)
         if position is Position.WHOLE and spec.tied_embeddings:
             return spec.embedding_bytes / self.tp
         held = (spec.embedding_bytes if position.embedding else 0.0) + (
@@ -119,13 +116,17 @@ class MemoryModel:
 
     def free_bytes(self, start: int, end: int) -> float:
         """Return bytes per GPU left for KV cache beside layers [start, end); negative if they do not fit."""
+        if not 0 <= start < end <= self.spec.layers:
+            raise UsageError(
+                f"layers [{start}, {end}) are not a range within 0 to {self.spec.layers}"
+            )
         position = position_of(self.spec, start, end)
         return self.usable_bytes - self.layer_weight_bytes(start, end) - self.outer_bytes(position)
 
     def fits(self, start: int, end: int, context: float = 0.0) -> bool:
         """Return whether layers [start, end) fit with KV cache for one sequence of `context` tokens."""
-        need = self.kv_bytes_per_sequence(start, end, context)
         free = self.free_bytes(start, end)
+        need = self.kv_bytes_per_sequence(start, end, context)
         return free > 0.0 and free >= need
 
     def kv_tokens(self, start: int, end: int, context: float = 4096.0) -> int:
@@ -134,8 +135,9 @@ class MemoryModel:
         Layers with a window keep no more of a sequence than their window. Each of the node's groups
         of `tp` GPUs holds this many.
         """
+        free = self.free_bytes(start, end)
         one = self.kv_bytes_per_sequence(start, end, context)
-        return max(0, math.floor(self.free_bytes(start, end) / one * context))
+        return max(0, math.floor(free / one * context))
 
     def sequences_by_layers(self, context: float, position: Position) -> Array:
         """Return how many sequences of `context` tokens fit beside j layers, for j = 0..layers.

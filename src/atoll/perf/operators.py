@@ -245,7 +245,7 @@ class GroupedExperts:
         return touched
 
     def seconds(self, m: Num) -> Num:
-        """Return the time in seconds for m tokens (no time for none)."""
+        """Return the time in seconds for m tokens; the launch is paid even for none."""
         p = self.p
         active = self.active(m)
         compute = self.flop_s * (m * self.top_k + self.pad * active)

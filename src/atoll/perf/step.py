@@ -102,6 +102,10 @@ class StepModel(Protocol):
         """The most prompt tokens (prefill) or sequences (decode) a step can be asked about."""
         ...
 
+    def measures_host(self, phase: Phase) -> bool:
+        """Whether the host time of steps of a phase was measured, not assumed from the engine."""
+        ...
+
     def parts(self, batch: Batch[Num]) -> StepParts[Num]:
         """Return the pieces of a step with this batch."""
         ...
@@ -191,6 +195,10 @@ class AnalyticStepModel:
     def largest_batch(self, phase: Phase) -> float:
         """Return the engine's own limit."""
         return own_limit(self.engine, phase)
+
+    def measures_host(self, phase: Phase) -> bool:  # noqa: ARG002
+        """Return False: the host time is the engine profile's."""
+        return False
 
     def parts(self, batch: Batch[Num]) -> StepParts[Num]:
         """Return the pieces of a step with this batch."""

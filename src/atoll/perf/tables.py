@@ -24,7 +24,7 @@ from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import InputError, MissingDependencyError, UnknownNameError
 from atoll.core.files import read_text_limited
-from atoll.core.ids import Phase
+from atoll.core.ids import Phase, parse_node_type
 from atoll.perf.batch import Batch
 from atoll.perf.engines import EngineProfile
 from atoll.perf.layers import LayerKind, layer_kinds
@@ -87,7 +87,10 @@ def _place(grid: Array, at: Array) -> tuple[np.ndarray[tuple[int], np.dtype[np.i
 
 @dataclass(frozen=True)
 class TableStepModel:
-    """Step times interpolated in measured tables. Mixed steps add the times of both phases."""
+    """Step times interpolated in measured tables.
+
+    Mixed steps add the kernel times of both phases, and pay the larger of their host times.
+    """
 
     spec: TransformerSpec
     node: NodeType
@@ -103,10 +106,8 @@ class TableStepModel:
 
     def parts(self, batch: Batch[Num]) -> StepParts[Num]:
         """Return the pieces of a step with this batch."""
-        host = self._both("host_us", 0, batch)
-        assumed = self.engine.host_seconds(self.tp)
         return StepParts(
-            host=_like(batch, host) if np.any(host) else assumed,
+            host=self._host(batch),
             embedding=_like(batch, self._both("embedding_us", 0, batch)),
             layers=tuple(
                 _like(batch, self._both("layer_us", kind, batch)) for kind in range(len(self.kinds))
@@ -120,23 +121,41 @@ class TableStepModel:
         assert surface is not None
         return min(own_limit(self.engine, phase), float(surface.tokens[-1]))
 
+    def measures_host(self, phase: Phase) -> bool:
+        """Return whether the table holds host times of a phase."""
+        return (phase, "host_us", 0) in self.surfaces
+
+    def _host(self, batch: Batch[Num]) -> Num | float:
+        """One step, so one preparation: the larger of both phases where both are in the batch."""
+        assumed = self.engine.host_seconds(self.tp)
+        if not any(map(self.measures_host, (Phase.PREFILL, Phase.DECODE))):
+            return assumed
+        larger = np.maximum.reduce(self._phases("host_us", 0, batch))
+        return _like(batch, np.where(larger > 0.0, larger, assumed))
+
     def _both(self, column: str, kind: int, batch: Batch[Num]) -> Array:
+        prefill, decode = self._phases(column, kind, batch)
+        return prefill + decode
+
+    def _phases(self, column: str, kind: int, batch: Batch[Num]) -> tuple[Array, Array]:
+        """Seconds of the prefill part and of the decode part, 0 where empty or not measured."""
         prefill = np.atleast_1d(np.asarray(batch.prefill_tokens, dtype=np.float64))
         decode = np.atleast_1d(np.asarray(batch.decode_sequences, dtype=np.float64))
         before = np.atleast_1d(np.asarray(batch.prefill_context, dtype=np.float64))
         cached = np.atleast_1d(np.asarray(batch.decode_context, dtype=np.float64))
-        total = np.zeros(np.broadcast_shapes(prefill.shape, decode.shape))
-        for phase, tokens, context in (
-            (Phase.PREFILL, prefill, before),
-            (Phase.DECODE, decode, cached),
+        shape = np.broadcast_shapes(prefill.shape, decode.shape)
+        out = np.zeros(shape), np.zeros(shape)
+        for seconds, phase, tokens, context in (
+            (out[0], Phase.PREFILL, prefill, before),
+            (out[1], Phase.DECODE, decode, cached),
         ):
             busy = tokens > 0.0
             if not busy.any():
                 continue
             surface = self._surface(phase, column, kind)
             if surface is not None:
-                total[busy] += surface.at(tokens[busy], context[busy])
-        return total
+                seconds[busy] = surface.at(tokens[busy], context[busy])
+        return out
 
     def _surface(self, phase: Phase, column: str, kind: int) -> Surface | None:
         found = self.surfaces.get((phase, column, kind)) or self.surfaces.get((phase, column, 0))
@@ -167,7 +186,11 @@ class TableFile:
             if missing:
                 raise InputError("empty", path=self._path, line=line, field=missing[0])
             tp = int(_number(self._path, line, row, "tp")) if row.get("tp") else 0
-            self._rows.setdefault((row["model"], row["node"], tp), []).append((line, row))
+            try:
+                node = str(parse_node_type(row["node"]))
+            except InputError as error:
+                raise error.located(path=self._path, line=line, field="node") from None
+            self._rows.setdefault((row["model"], node, tp), []).append((line, row))
 
     def keys(self) -> tuple[Key, ...]:
         """Return (model, node type, tensor-parallel size) of everything measured."""
@@ -198,6 +221,7 @@ class TableFile:
         self, rows: Iterable[tuple[int, Row]]
     ) -> Mapping[tuple[Phase, str, int], Surface]:
         cells: dict[tuple[Phase, str, int], dict[tuple[float, float], float]] = {}
+        seen: dict[tuple[str, int, float, float], int] = {}
         for line, row in rows:
             if row["phase"] not in ("prefill", "decode"):
                 raise InputError(
@@ -209,6 +233,14 @@ class TableFile:
             tokens = _number(self._path, line, row, "tokens")
             context = _number(self._path, line, row, "context", zero=True)
             kind = int(_number(self._path, line, row, "kind", zero=True)) if row.get("kind") else 0
+            first = seen.setdefault((row["phase"], kind, tokens, context), line)
+            if first != line:
+                raise InputError(
+                    f"the same sizes as line {first}",
+                    path=self._path,
+                    line=line,
+                    hint="keep one row for every model, node, tp, phase, kind, tokens and context",
+                )
             for column in _TIMES:
                 if row.get(column):
                     seconds = _number(self._path, line, row, column) * 1e-6
@@ -252,8 +284,13 @@ def _read(path: Path) -> Iterable[tuple[int, Row]]:
         numbered: Iterable[tuple[int, Row]] = enumerate(rows, start=1)
     else:
         reader = csv.DictReader(io.StringIO(read_text_limited(path, _MAX_BYTES)))
-        header = list(reader.fieldnames or ())
-        numbered = ((reader.line_num, row) for row in reader)
+        try:
+            header = list(reader.fieldnames or ())
+            numbered = [(reader.line_num, row) for row in reader]
+        except csv.Error as error:
+            raise InputError(
+                f"not readable as CSV: {error}", path=path, line=reader.line_num
+            ) from error
     missing = [name for name in _REQUIRED if name not in header]
     if missing:
         raise InputError(

@@ -26,15 +26,15 @@ class LengthMix:
 
     def __post_init__(self) -> None:
         for name in ("input_mean", "output_mean"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and 1.0 <= value <= _MAX_TOKENS):
-                raise InputError(f"{value!r} is not a length of 1 to 1e9 tokens", field=name)
+            _check_length(name, getattr(self, name))
         for name, mean in (
             ("input_mean_square", self.input_mean),
             ("output_mean_square", self.output_mean),
         ):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= mean * mean * (1.0 - 1e-9)):
+            if not value < math.inf:
+                raise InputError(f"{value!r} is not a finite number", field=name)
+            if value < mean * mean * (1.0 - 1e-9):
                 raise InputError(
                     f"{value!r} is below the square of the mean, {mean * mean:g}",
                     field=name,
@@ -46,7 +46,12 @@ class LengthMix:
     @classmethod
     def fixed(cls, input_tokens: float, output_tokens: float) -> LengthMix:
         """Return the mix where every request has the same two lengths, in tokens."""
-        return cls(input_tokens, output_tokens, input_tokens**2, output_tokens**2)
+        return cls(
+            input_tokens,
+            output_tokens,
+            input_tokens * input_tokens,
+            output_tokens * output_tokens,
+        )
 
     @classmethod
     def lognormal(
@@ -60,6 +65,7 @@ class LengthMix:
             ("input_median", input_mean, input_median),
             ("output_median", output_mean, output_median),
         ):
+            _check_length(name.replace("median", "mean"), mean)
             if not 0.0 < median <= mean:
                 raise InputError(
                     f"{median!r} is not between 0 and the mean {mean:g}",
@@ -69,8 +75,8 @@ class LengthMix:
         return cls(
             input_mean,
             output_mean,
-            input_mean**4 / input_median**2,
-            output_mean**4 / output_median**2,
+            _lognormal_square(input_mean, input_median),
+            _lognormal_square(output_mean, output_median),
         )
 
     @property
@@ -81,6 +87,16 @@ class LengthMix:
         answer lengths taken as independent.
         """
         return self.input_mean + self.output_mean_square / (2.0 * self.output_mean)
+
+
+def _check_length(name: str, value: float) -> None:
+    if not 1.0 <= value <= _MAX_TOKENS:
+        raise InputError(f"{value!r} is not a length of 1 to 1e9 tokens", field=name)
+
+
+def _lognormal_square(mean: float, median: float) -> float:
+    # Products, not powers: where they overflow the result is infinite, and refused as such.
+    return (mean * mean) * (mean / median) * (mean / median)
 
 
 # Moments computed from public traces: Azure LLM inference 2023 (code, conversation), Mooncake

@@ -9,6 +9,10 @@ cauchy               Cauchy as Coral adapts it: per model a combination of one h
 memory-proportional  OpenFabric's memP: each model gets a share of every kind of node in proportion to arrival
                      rate times model size, and serves from that share with homogeneous replicas.
 
+`homogeneous-node` and `cauchy-node` are the same with replicas of a single node each, tensor-parallel inside:
+what the paper's runs of both show. The others may also be pipelines over several equal nodes, which makes
+them stronger.
+
 Replicas come from the same exact layouts as Atoll's own templates, so a baseline never loses by a bad cut of
 layers. Where the last greedy replica would overshoot, the cheapest replica that covers the rest is taken
 instead; the papers do not say so, and it can only help the baseline.
@@ -56,10 +60,12 @@ class Replica:
         return self.throughput / max(self.usd, 1e-6)
 
 
-def replicas(problem: Problem, libraries: Libraries) -> dict[str, list[Replica]]:
+def replicas(
+    problem: Problem, libraries: Libraries, most_nodes: int | None = None
+) -> dict[str, list[Replica]]:
     """Return every homogeneous replica of every role on every offer, best per dollar first."""
     found: dict[str, list[Replica]] = {}
-    most = problem.settings.max_nodes_per_instance
+    most = most_nodes or problem.settings.max_nodes_per_instance
     for role in problem.roles:
         tables = libraries.roles[str(role)].tables
         rates: dict[tuple[int, int], float] = {}
@@ -120,15 +126,18 @@ def _greedy(
     return taken
 
 
-def homogeneous(problem: Problem, catalog: Catalog, libraries: Libraries) -> Plan:
+def homogeneous(
+    problem: Problem, catalog: Catalog, libraries: Libraries, *, most_nodes: int | None = None
+) -> Plan:
     """Return the plan of greedy homogeneous replicas, models in the problem's order."""
     start = _clock()
     stock = _Stock([offer.available for offer in problem.offers])
-    every = replicas(problem, libraries)
+    every = replicas(problem, libraries, most_nodes)
     taken: list[tuple[Replica, int]] = []
     for role in problem.roles:
         taken += _greedy(every[str(role)], problem.demand(role), stock)
-    return _plan(problem, catalog, libraries, taken, "homogeneous", start)
+    name = "homogeneous-node" if most_nodes == 1 else "homogeneous"
+    return _plan(problem, catalog, libraries, taken, name, start)
 
 
 def memory_proportional(problem: Problem, catalog: Catalog, libraries: Libraries) -> Plan:
@@ -179,10 +188,12 @@ class _Combination:
         return self.prefill.usd + self.decodes * self.decode.usd
 
 
-def cauchy(problem: Problem, catalog: Catalog, libraries: Libraries) -> Plan:
+def cauchy(
+    problem: Problem, catalog: Catalog, libraries: Libraries, *, most_nodes: int | None = None
+) -> Plan:
     """Return the plan of prefill-decode combinations with the best per-model cost efficiency."""
     start = _clock()
-    every = replicas(problem, libraries)
+    every = replicas(problem, libraries, most_nodes)
     combinations = _combinations(problem, every)
     chosen = _solve_cauchy(problem, combinations)
     taken: list[tuple[Replica, int]] = []
@@ -195,7 +206,8 @@ def cauchy(problem: Problem, catalog: Catalog, libraries: Libraries) -> Plan:
     for role in problem.roles:
         if role.phase is Phase.BOTH:
             taken += _greedy(every[str(role)], problem.demand(role), stock)
-    return _plan(problem, catalog, libraries, taken, "cauchy", start)
+    name = "cauchy-node" if most_nodes == 1 else "cauchy"
+    return _plan(problem, catalog, libraries, taken, name, start)
 
 
 def _combinations(problem: Problem, every: dict[str, list[Replica]]) -> list[_Combination]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import UnknownNameError
@@ -16,7 +17,9 @@ from atoll.plan.validate import check
 DEFAULT = optimal.SOLVER
 BASELINES: dict[str, Callable[[Problem, Catalog, Libraries], Plan]] = {
     "homogeneous": baselines.homogeneous,
+    "homogeneous-node": partial(baselines.homogeneous, most_nodes=1),
     "cauchy": baselines.cauchy,
+    "cauchy-node": partial(baselines.cauchy, most_nodes=1),
     "memory-proportional": baselines.memory_proportional,
 }
 NAMES = (DEFAULT, *BASELINES)
