@@ -1,9 +1,10 @@
 """Allocation of templates: how long to a proven gap, with plenty and with scarce nodes.
 
-Core and extended are Coral's set-ups (see `benchmarks.coral`). A pool of GPUs in a given mix of types, sizes and
-regions is enlarged until it can just meet demand: the estimated demand. "edge" is that pool itself; "scarce" is
-25 % (core) or 75 % (extended) above it, as in the paper's section 6.1. Template generation is not counted here.
-For the core set-up the answer is checked against the full integer programme over all templates, by HiGHS.
+Core and extended are Coral's set-ups (see `benchmarks.coral`). A pool of GPUs in a given mix of types, sizes
+and regions is enlarged until it can just meet demand: the estimated demand. "edge" is that pool itself;
+"scarce" is 25 % (core) or 75 % (extended) above it, as in the paper's section 6.1. Template generation is not
+counted here. For the core set-up the answer is checked against the full integer programme over all templates,
+solved by HiGHS.
 """
 
 from __future__ import annotations

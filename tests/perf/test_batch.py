@@ -77,6 +77,32 @@ def test_the_spread_of_lengths_counts_below_the_window_too() -> None:
     assert batch.pairs(100_000) == pytest.approx(batch.pairs(None))
 
 
+@given(st.lists(lengths, min_size=1, max_size=8), contexts, st.integers(1, 2000))
+def test_uneven_prompts_and_a_window(own: list[int], context: int, window: int) -> None:
+    mean = sum(own) / len(own)
+    spread = sum(n * n for n in own) / len(own) / mean**2
+    batch = Batch.prefill(sum(own), len(own), context, spread)
+    pairs = batch.pairs(window)
+    # Between equal prompts and no window at all, and never more than the window for each query.
+    assert pairs >= Batch.prefill(sum(own), len(own), context).pairs(window) * (1 - 1e-12)
+    assert pairs <= batch.pairs(None) * (1 + 1e-12)
+    assert pairs <= sum(own) * window * (1 + 1e-12)
+    assert pairs <= batch.pairs(window + 1) * (1 + 1e-12)
+    # No jump anywhere.
+    assert batch.pairs(window + 1e-6) - pairs <= sum(own) * 1e-6 * (1 + 2 * spread) + 1e-6 * pairs
+
+
+@given(st.integers(2, 400), st.floats(1.0, 6.0), contexts)
+def test_a_window_meets_the_mean_prompt_without_a_jump(
+    length: int, spread: float, context: int
+) -> None:
+    at = float(context + length)
+    before, after = (
+        Batch.prefill(length, 1, context, spread).pairs(at + step) for step in (-1e-7, 1e-7)
+    )
+    assert before == pytest.approx(after, rel=1e-6)
+
+
 @given(lengths, contexts, windows, sequences)
 def test_keys_that_prefill_reads(length: int, context: int, window: int | None, count: int) -> None:
     reach = context if window is None else min(context, window)

@@ -296,7 +296,12 @@ def test_fp8_with_a_four_in_its_name() -> None:
 
 def test_products_in_block_scaled_fp8_are_not_bf16() -> None:
     own = points("gemm", GEMMS, {"gemm_dtype": "fp8_block"})
-    assert [op for op, _ in op_classes(own)] != [OpClass.GEMM]
+    assert [op for op, _ in op_classes(own)] == [OpClass.GEMM_FP8]
+    # And are predicted as such.
+    plain = points("gemm", GEMMS, {"gemm_dtype": "fp8"})
+    c = OpConstants(e_f=0.5, e_b=0.5)
+    same = predict(OpClass.GEMM_FP8, c, plain, GPU).tolist()
+    assert predict(OpClass.GEMM_FP8, c, own, GPU).tolist() == same
 
 
 def test_expert_dtypes() -> None:
@@ -331,7 +336,8 @@ def test_accuracy_by_hand() -> None:
 def test_too_few_points(hold_out: bool) -> None:
     sizes, _ = CASES[OpClass.GEMM]
     few = sizes.where(np.arange(len(sizes)) < MIN_POINTS - 1)
-    with pytest.raises(InputError, match=r"points of gemm for TEST are too few to fit") as caught:
+    says = rf"{MIN_POINTS - 1} points of gemm for TEST are too few to fit"
+    with pytest.raises(InputError, match=says) as caught:
         fit(OpClass.GEMM, few, GPU, source="a test", hold_out=hold_out)
     assert "measure at least" in (caught.value.hint or "")
 

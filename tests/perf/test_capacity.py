@@ -163,6 +163,7 @@ def test_memory_cuts_a_batch_of_one_long_prompt() -> None:
     crowded = capacity(long, own, 32, stages=64, budget_s=100.0)
     assert crowded.throughput < roomy.throughput / 10
     assert crowded.limit == "KV memory"
+    assert roomy.limit == "the engine's largest batch"
 
 
 def test_the_link_cuts_the_rate() -> None:
@@ -219,7 +220,7 @@ def test_a_tail_below_the_mean_and_the_tail_of_decode_change_nothing() -> None:
     own = analytic(LLAMA, node_type("L40S:1"))
     mean = LengthMix.fixed(1000, 100)
     one = step_seconds(own, Batch.prefill(1000), 0, 32)
-    for phase, tail in ((Phase.PREFILL, 900.0), (Phase.PREFILL, 1000.0), (Phase.DECODE, 1e6)):
+    for phase, tail in ((Phase.PREFILL, 900.0), (Phase.PREFILL, 1000.0), (Phase.DECODE, 1e5)):
         plain = capacity(role(phase, slo_s=one * 1.01, lengths=mean), own, 32)
         with_tail = replace(mean, input_tail=tail)
         assert capacity(role(phase, slo_s=one * 1.01, lengths=with_tail), own, 32) == plain
@@ -234,13 +235,23 @@ def test_the_tail_prompt_needs_room_too() -> None:
     tail = replace(LengthMix.fixed(1000, 100), input_tail=100_000.0)
     found = capacity(role(Phase.PREFILL, slo_s=1e4, lengths=tail), own, 32)
     assert found.throughput == 0.0
-    assert found.limit.startswith("memory:")
+    assert found.limit == "memory: no room for the layers and the longest prompt's KV cache"
+    # Fewer layers leave room for it, and then it costs nothing more.
+    most = int(np.sum(memory.sequences_by_layers(100_000, Position.MIDDLE) >= 1.0)) - 1
+    assert 1 < most < 32
+    for layers, carries in ((most, True), (most + 1, False)):
+        load = role(Phase.PREFILL, slo_s=1e4, lengths=tail)
+        there = capacity(load, own, layers, stages=2, budget_s=1e4)
+        assert (there.throughput > 0.0) == carries
 
 
-def test_a_tail_prompt_longer_than_the_model_reads() -> None:
-    tail = replace(LengthMix.fixed(1000, 100), input_tail=1e6)
-    with pytest.raises(InputError):
-        role(Phase.PREFILL, lengths=tail)
+@pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.DECODE])
+def test_a_tail_prompt_longer_than_the_model_reads(phase: Phase) -> None:
+    tail = replace(LengthMix.fixed(1000, 100), input_tail=131_073.0)
+    with pytest.raises(InputError, match="exceeds the model's 131,072") as caught:
+        role(phase, lengths=tail)
+    assert caught.value.field == "input_tail"
+    role(phase, lengths=replace(tail, input_tail=131_072.0))
 
 
 # Tables.

@@ -35,8 +35,7 @@ NODES = ("T4:1", "T4:4", "L4:1", "L4:2", "A10G:1", "L40S:2", "A100-80:1", "H100:
 ENGINES = (
     EngineProfile("few", {1: 1e-3}, max_sequences=32, max_tokens=2048),
     EngineProfile("many", {1: 2e-3, 8: 4e-3}, max_sequences=1024, max_tokens=16384),
-    # Not quite none: see test_kernel_time_alone_over_a_link.
-    EngineProfile("kernels", {1: 1e-9}),
+    EngineProfile("kernels"),
 )
 MIXES = (
     *BUILT_IN.values(),
@@ -45,6 +44,7 @@ MIXES = (
     LengthMix.fixed(30_000, 2_000),
     LengthMix.lognormal(1500, 600, 300, 150),
     replace(LengthMix.fixed(500, 100), input_tail=4000.0),
+    replace(LengthMix.fixed(500, 100), input_tail=60_000.0),
 )
 LINKS = (None, Link(10e9 / 8, 0.5e-3), Link(100e9 / 8, 0.0), Link(1e7, 0.05))
 
@@ -77,7 +77,11 @@ def cases(draw: st.DrawFn) -> Case:
     machine = node_type(draw(st.sampled_from(NODES)))
     sizes = [n for n in (1, 2, 4, 8) if machine.count % n == 0 and splits_evenly(llm, n)]
     tp = draw(st.sampled_from(sizes))
-    mixes = [mix for mix in MIXES if mix.input_mean + mix.output_mean <= llm.max_context]
+    mixes = [
+        mix
+        for mix in MIXES
+        if max(mix.input_mean + mix.output_mean, mix.input_tail) <= llm.max_context
+    ]
     phase = draw(st.sampled_from([Phase.PREFILL, Phase.DECODE]))
     budget_s = 10 ** draw(st.floats(-3.0, 1.5))
     return Case(
@@ -188,7 +192,7 @@ def brute_force(case: Case, layers: int, points: int = 3000) -> float:
         one, none = np.ones(1), np.zeros(1)
         tail = Batch(role.lengths.input_tail * one, one, none, none, none)
         alone = _step(case, layers, tail) + _handed(case, tail.prefill_tokens)
-        if alone[0] > case.budget_s:
+        if alone[0] > case.budget_s or _room(case, layers, role.lengths.input_tail) < 1.0:
             return 0.0
     room = _room(case, layers, mean if prefill else role.lengths.decode_context)
     if room < 1.0:

@@ -43,7 +43,9 @@ def test_a_copy_is_the_best_equal_pipeline() -> None:
         RoleLoad("prefill", LLAMA, Phase.PREFILL, PROMISE.ttft_s, LENGTHS),
         RoleLoad("decode", LLAMA, Phase.DECODE, PROMISE.tpot_s, LENGTHS),
     ]
-    link = CATALOG.links.in_region
+    # Stages hand over through the interfaces of the nodes.
+    link = CATALOG.links.between("", "", "L40S:1", "L40S:1")
+    assert link != CATALOG.links.in_region
     tables = capacity_table(roles, [node_type("L40S:1")], MAX_STAGES, link=link)
     for name, copy in (("prefill", choice.prefill), ("decode", choice.decode)):
         assert copy is not None

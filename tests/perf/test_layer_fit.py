@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from atoll.catalog.nodes import AllReduce, NodeType
-from atoll.core.errors import AtollError, MissingDependencyError
+from atoll.core.errors import InputError, MissingDependencyError
 from atoll.perf.batch import Batch
 from atoll.perf.constants import OpClass, OpConstants, Tag
 from atoll.perf.layer_fit import (
+    MIN_POINTS,
     LayerConditions,
     LayerFit,
     fit_all_reduce,
@@ -138,8 +139,15 @@ def test_without_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
         fit_all_reduce(LLAMA, node(2), constants, measured(node(2)), CONDITIONS)
 
 
-@pytest.mark.parametrize("count", [0, 1])
+@pytest.mark.parametrize("count", [0, 1, MIN_POINTS - 1, 12 + MIN_POINTS - 1])
 def test_too_few_points(count: int) -> None:
+    """Twelve of prefill come first, then decode."""
     few = measured(node()).where(np.arange(len(layer_points())) < count)
-    with pytest.raises(AtollError):
+    phase, number = ("decode", count - 12) if count > 12 else ("prefill", count)
+    says = f"{number} layers of {phase} on TEST:"
+    with pytest.raises(InputError, match=says):
         fit_gpu(LLAMA, node(), few, CONDITIONS, source="a test")
+    constants = TRUTH.constants("TEST", grouped=True)
+    with pytest.raises(InputError, match=says) as caught:
+        fit_all_reduce(LLAMA, node(2), constants, few, CONDITIONS)
+    assert "at least 8" in (caught.value.hint or "")

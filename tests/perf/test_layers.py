@@ -137,11 +137,13 @@ def test_groups_that_engines_can_split_over() -> None:
     ("llm", "fp8", "used"),
     [
         (spec(), True, "gemm"),
-        (spec().with_weights("fp8"), True, "gemm_fp8"),
+        # The output matrix stays wide.
+        (spec().with_weights("fp8"), True, "gemm gemm_fp8"),
+        (spec(embedding_dtype=DTYPES["fp8"]).with_weights("fp8"), True, "gemm_fp8"),
         (spec().with_weights("fp8"), False, "gemm"),
         (spec(mlp_dtype=DTYPES["fp8"]), True, "gemm gemm_fp8"),
         (mixture(), True, "gemm experts"),
-        (mixture().with_weights("fp8"), True, "gemm_fp8 experts_fp8"),
+        (mixture().with_weights("fp8"), True, "gemm gemm_fp8 experts_fp8"),
         (mixture().with_weights("fp8"), False, "gemm experts"),
         (mixture().with_weights("int4"), True, "gemm experts_int4"),
     ],
@@ -149,16 +151,16 @@ def test_groups_that_engines_can_split_over() -> None:
 def test_what_the_time_of_a_model_rests_on(llm: TransformerSpec, fp8: bool, used: str) -> None:
     found = op_classes_of(llm, gpu(fp8_tflops=200.0 if fp8 else None))
     assert {op.value for op in found} == {*used.split(), "attention_prefill", "attention_decode"}
-    # The same classes that its layers take their constants from, but for passes and the router.
+    # The same classes that its layers take their constants from, but for passes, and the class of
+    # the output matrix.
     seen = {
         key
         for layer in range(llm.layers)
         for batch in (Batch.prefill(1), Batch.decode(1, 1))
         for key in launches(llm, layer, batch, fp8=fp8)
     }
-    assert {op.value for op in found} == seen - {"elementwise"} - (
-        set() if "gemm" in used.split() else {"gemm"}
-    )
+    head = "gemm_fp8" if fp8 and llm.embedding_dtype.name == "fp8" else "gemm"
+    assert {op.value for op in found} == seen - {"elementwise"} | {head}
 
 
 def test_kinds_of_layers() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.core.errors import InputError
-from atoll.perf.measurements import SCHEMAS, read_points
+from atoll.core.errors import InputError, UsageError
+from atoll.perf.measurements import SCHEMAS, joined, read_points
 from tests.perf.builders import points
 
 GEMM = """\
@@ -186,6 +186,42 @@ def test_a_byte_order_mark(tmp_path: Path) -> None:
 def test_text_that_csv_refuses(tmp_path: Path, text: str) -> None:
     with pytest.raises(InputError):
         read_points(written(tmp_path, text))
+
+
+# Several implementations, several files.
+
+KERNELS = """\
+kind,impl,batch_size,seq_len,num_heads,num_key_value_heads,head_dim,latency_us
+prefill,flash,1,128,32,8,128,9.5
+prefill,cudnn,1,128,32,8,128,8.0
+decode,flash,1,128,32,8,128,5.0
+prefill,cudnn,1,256,32,8,128,12.0
+prefill,cudnn,1,256,32,8,128,11.0
+"""
+
+
+def test_the_fastest_of_several_implementations(tmp_path: Path) -> None:
+    found = read_points(written(tmp_path, KERNELS))
+    assert found.labels["impl"].tolist() == ["flash", "cudnn", "flash", "cudnn", "cudnn"]
+    fastest = found.fastest()
+    # What one implementation ran twice stays twice.
+    assert fastest.seconds * 1e6 == pytest.approx([8.0, 5.0, 12.0, 11.0])
+    assert fastest.labels["impl"].tolist() == ["cudnn", "flash", "cudnn", "cudnn"]
+    plain = read_points(written(tmp_path, GEMM))
+    assert plain.fastest() is plain
+
+
+def test_files_of_one_kind_joined(tmp_path: Path) -> None:
+    named = read_points(written(tmp_path, KERNELS))
+    header, *rows = KERNELS.replace(",impl", "").splitlines()
+    bare = "\n".join([header, *(",".join(r.split(",")[:1] + r.split(",")[2:]) for r in rows)])
+    both = joined([named, read_points(written(tmp_path, bare))])
+    assert len(both) == 10
+    assert both.labels["impl"].tolist()[5:] == [""] * 5
+    assert both.sizes["seq_len"].tolist() == named.sizes["seq_len"].tolist() * 2
+    assert both.schema is named.schema
+    with pytest.raises(UsageError, match="different kinds"):
+        joined([named, read_points(written(tmp_path, GEMM))])
 
 
 # Setting points aside.

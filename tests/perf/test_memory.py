@@ -13,6 +13,7 @@ from atoll.catalog.transformer import MoeSpec, TransformerSpec
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase
 from atoll.perf.engines import EngineProfile, engine
+from atoll.perf.layers import Shard
 from atoll.perf.memory import MemoryModel, position_of
 from atoll.perf.step import Position
 from tests.perf.builders import hybrid, mixture, model, node, node_type, spec
@@ -274,7 +275,34 @@ def test_groups_of_a_node() -> None:
         MemoryModel.of(llm, machine, tp=3)
 
 
-@pytest.mark.parametrize(("start", "end"), [(0, 99), (5, 3), (-2, 3)])
+@pytest.mark.parametrize(("start", "end"), [(0, 99), (5, 3), (-2, 3), (3, 3), (6, 7)])
 def test_ranges_outside_the_model(start: int, end: int) -> None:
-    with pytest.raises(UsageError):
-        memory(spec()).fits(start, end)
+    own = memory(spec())
+    for ask in (own.fits, own.kv_tokens, own.free_bytes):
+        with pytest.raises(UsageError, match=rf"layers \[{start}, {end}\) are not a range"):
+            ask(start, end)
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_uneven_shares_are_rounded_up_as_the_times_are(tp: int) -> None:
+    experts = MoeSpec(4, 2, 333, shared_intermediate=101, dense_layers=frozenset({0}))
+    uneven = spec(kv_heads=8, intermediate=1001, vocab=4001, moe=experts)
+    held = spec(
+        kv_heads=8,
+        intermediate=math.ceil(1001 / tp) * tp,
+        vocab=math.ceil(4001 / tp) * tp,
+        moe=MoeSpec(
+            4,
+            2,
+            math.ceil(333 / tp) * tp,
+            shared_intermediate=math.ceil(101 / tp) * tp,
+            dense_layers=frozenset({0}),
+        ),
+    )
+    own = memory(uneven, node(tp))
+    for layer in range(6):
+        bytes_ = own.layer_weight_bytes(layer, layer + 1)
+        assert bytes_ == held.layer_weight_bytes(layer) / tp
+        assert bytes_ > uneven.layer_weight_bytes(layer) / tp
+    assert own.outer_bytes(Position.LAST) == Shard.of(uneven, tp).vocab * 512 * 2
+    assert own.outer_bytes(Position.WHOLE) == 2 * own.outer_bytes(Position.LAST)

@@ -16,6 +16,7 @@ from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
 from atoll.perf.capacity import CapacityModel, RoleLoad, table_of
 from atoll.perf.engines import EngineProfile, engine
+from atoll.perf.operators import Array
 from atoll.perf.step import AnalyticStepModel, Position, StepModel, analytic, step_seconds
 from atoll.perf.tables import Surface, TableFile, TableStepModel
 from atoll.workload.lengths import LengthMix
@@ -166,6 +167,38 @@ def test_a_mixed_step_pays_the_host_once(
     _, table = pairs["dense"]
     both = table.parts(Batch(512.0, 1.0, 0.0, 16.0, 512.0))
     assert both.host == pytest.approx(table.parts(Batch.decode(16, 512)).host)
+
+
+def test_host_times_of_one_phase_or_both(tmp_path: Path) -> None:
+    engine_s = engine("vllm").host_seconds(1)
+    rows = {
+        "neither": [row(phase="prefill"), row()],
+        "decode": [row(phase="prefill"), row(host_us=3000)],
+        "both": [row(phase="prefill", host_us=5000), row(host_us=3000)],
+    }
+    expected = {
+        "neither": (engine_s, engine_s, engine_s),
+        "decode": (engine_s, 3e-3, 3e-3),
+        "both": (5e-3, 3e-3, 5e-3),
+    }
+    for name, measured in rows.items():
+        path = write(tmp_path / "t.csv", measured)
+        own = TableFile(path).step_model(
+            "m", model("llama-3.1-8b"), node_type("H100:1"), engine=engine("vllm")
+        )
+        asked = (Batch.prefill(1), Batch.decode(1, 0), Batch(1.0, 1.0, 0.0, 1.0, 0.0))
+        assert tuple(own.parts(batch).host for batch in asked) == pytest.approx(expected[name])
+        many: Batch[Array] = Batch(
+            np.array([b.prefill_tokens for b in asked]),
+            np.array([b.prefill_sequences for b in asked]),
+            np.array([b.prefill_context for b in asked]),
+            np.array([b.decode_sequences for b in asked]),
+            np.array([b.decode_context for b in asked]),
+        )
+        host = np.broadcast_to(own.parts(many).host, (3,))
+        assert host.tolist() == pytest.approx(expected[name])
+        assert own.measures_host(Phase.DECODE) == (name != "neither")
+        assert own.measures_host(Phase.PREFILL) == (name == "both")
 
 
 def test_only_the_sum_of_prompt_tokens_counts(
@@ -403,8 +436,25 @@ def test_rows_may_come_in_any_order(tmp_path: Path) -> None:
 
 def test_a_point_measured_twice(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", [row(), row(layer_us=99)])
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match="the same sizes as line 2") as caught:
         read(path)
+    assert (caught.value.path, caught.value.line) == (str(path), 3)
+    # Layers of another kind are other points.
+    read(write(tmp_path / "t.csv", [row(kind=0), row(kind=1)]))
+
+
+def test_a_node_that_is_none(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", [row(), row(node="H100:x")])
+    with pytest.raises(InputError, match="is not a node type") as caught:
+        TableFile(path)
+    assert (caught.value.path, caught.value.line, caught.value.field) == (str(path), 3, "node")
+
+
+def test_a_field_that_csv_refuses(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", [row(), row(tokens="1" * 200_000)])
+    with pytest.raises(InputError, match="not readable as CSV") as caught:
+        TableFile(path)
+    assert (caught.value.path, caught.value.line) == (str(path), 3)
 
 
 def test_a_node_without_a_count_is_one_gpu(tmp_path: Path) -> None:

@@ -70,8 +70,10 @@ def _rows(entry: GpuType | ModelSpec | Interconnect) -> Iterator[FactRow]:
 
 def _gpu_rows(gpu: GpuType) -> Iterator[FactRow]:
     yield FactRow("aliases", ", ".join(gpu.aliases) or None)
+    if gpu.like is not None:
+        yield FactRow("like", gpu.like)
     for field in fields(gpu):
-        if field.name in ("name", "aliases", "facts"):
+        if field.name in ("name", "aliases", "facts", "like"):
             continue
         value: Scalar = getattr(gpu, field.name)
         yield _sourced(field.name, value, gpu.facts)
@@ -95,6 +97,7 @@ def _node_rows(node: NodeType) -> Iterator[FactRow]:
         for key, value in (
             ("alpha_us", cost.alpha_us),
             ("bus_bandwidth_bytes_per_s", cost.bus_bandwidth_bytes_per_s),
+            ("p", cost.p),
         ):
             row = _sourced(f"allreduce.{count}.{key}", value, facts)
             yield FactRow(f"allreduce_{key}", row.value, row.source, row.confidence)

@@ -149,12 +149,14 @@ def _interconnect(name: str, entry: Table) -> Interconnect:
     table = cast("dict[int, Table]", entry.get("allreduce") or {})
     for count, row in table.items():
         alpha_us, bus_gbs = cast(float, row["alpha_us"]), cast(float, row["bus_gbs"])
-        costs[count] = AllReduce(float(alpha_us), bus_gbs * 1e9, cast(float, row.get("p", 1.0)))
+        p = float(cast(float, row.get("p", 1.0)))
+        costs[count] = AllReduce(float(alpha_us), bus_gbs * 1e9, p)
         source, confidence = str(row["source"]), cast(Confidence, row["confidence"])
         facts[f"allreduce.{count}.alpha_us"] = Fact(alpha_us, source, confidence)
         facts[f"allreduce.{count}.bus_bandwidth_bytes_per_s"] = Fact(
             bus_gbs * 1e9, source, confidence
         )
+        facts[f"allreduce.{count}.p"] = Fact(p, source, confidence)
     p2p_gbs = cast("float | None", entry.get("p2p_gbs"))
     p2p_us = cast("float | None", entry.get("p2p_us"))
     for key, value in (("p2p_bandwidth_bytes_per_s", p2p_gbs), ("p2p_latency_s", p2p_us)):

@@ -118,7 +118,9 @@ def _gpus(catalog: Catalog, document: Document) -> tuple[dict[str, GpuType], dic
 def _gpu(name: str, entry: GpuEntry, base: GpuType | None, document: Document) -> GpuType:
     given = entry.model_fields_set
     values: dict[str, object] = {}
-    facts: dict[str, Fact] = dict(base.facts) if base is not None else {}
+    facts: dict[str, Fact] = {}
+    if base is not None:
+        facts |= base.facts if base.name == name else _as_of(base)
     for key, attribute in _GPU_FIELDS.items():
         if key not in given:
             continue
@@ -150,6 +152,18 @@ def _gpu(name: str, entry: GpuEntry, base: GpuType | None, document: Document) -
     if base is not None and not same:
         values["like"] = base.like or base.name
     return replace(base, **values) if base is not None else GpuType(**values)  # type: ignore[arg-type]
+
+
+def _as_of(base: GpuType) -> dict[str, Fact]:
+    """The facts of another GPU as those of one like it: nobody has checked that they hold."""
+    return {
+        field: Fact(
+            fact.value,
+            f"as {base.name}: {fact.source}",
+            "medium" if fact.confidence == "high" else fact.confidence,
+        )
+        for field, fact in base.facts.items()
+    }
 
 
 def _fact(
@@ -189,24 +203,29 @@ def _interconnect(
             raise document.error(
                 "an all-reduce needs two GPUs or more", "interconnects", name, "allreduce", count
             )
-        costs[count] = AllReduce(row.alpha_us, row.bus_bandwidth)
-        for key in ("alpha_us", "bus_bandwidth_bytes_per_s"):
+        before = start.allreduce.get(count)
+        p = row.p if row.p is not None else 1.0 if before is None else before.p
+        costs[count] = AllReduce(row.alpha_us, row.bus_bandwidth, p)
+        given = ["alpha_us", "bus_bandwidth_bytes_per_s"]
+        if before is None or row.p is not None:  # else it keeps its source with its value
+            given.append("p")
+        for key in given:
             value = getattr(costs[count], key)
             facts[f"allreduce.{count}.{key}"] = _fact(
                 value, row.source or entry.source, row.confidence or entry.confidence, document
             )
-    given = entry.model_fields_set
+    fields_set = entry.model_fields_set
     p2p: dict[str, float | None] = {}
     for key, attribute in (
         ("p2p_bandwidth", "p2p_bandwidth_bytes_per_s"),
         ("p2p_latency", "p2p_latency_s"),
     ):
-        p2p[attribute] = getattr(entry, key) if key in given else getattr(start, attribute)
-        if key in given:
+        p2p[attribute] = getattr(entry, key) if key in fields_set else getattr(start, attribute)
+        if key in fields_set:
             facts[attribute] = _fact(p2p[attribute], entry.source, entry.confidence, document)
     return Interconnect(
         kind=entry.kind or start.kind,
-        generation=entry.generation if "generation" in given else start.generation,
+        generation=entry.generation if "generation" in fields_set else start.generation,
         allreduce=costs,
         name=name,
         p2p_bandwidth_bytes_per_s=p2p["p2p_bandwidth_bytes_per_s"],

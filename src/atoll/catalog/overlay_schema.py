@@ -1,7 +1,7 @@
 """The shape of an overlay file. One field here is one key a person may write.
 
 gpus:          {NAME: {like: L40S, memory: 48GB, bandwidth: 900GB/s}}
-interconnects: {NAME: {kind: pcie, allreduce: {2: {alpha_us: 6, bus_bandwidth: 20GB/s}}}}
+interconnects: {NAME: {kind: pcie, allreduce: {2: {alpha_us: 6, bus_bandwidth: 20GB/s, p: 1}}}}
 nodes:         {"L40S:2": {interconnect: NAME}}
 models:        {NAME: {like: llama-3-70b, max_context: 131072, weights: fp8}}
 prices:        [{cloud: mine, region: basement, node: "RTX3090:2", usd_per_hour: $0.35/h}]
@@ -27,6 +27,7 @@ CacheBytes = Annotated[Bytes, Field(ge=1e3, le=1e12)]
 GpuBandwidth = Annotated[Bandwidth, Field(ge=1e9, le=1e15)]
 BusBandwidth = Annotated[Bandwidth, Field(ge=1e6, le=1e15)]
 LinkBandwidth = Annotated[Bandwidth, Field(ge=1e3, le=1e15)]
+Sharpness = Annotated[float, Field(strict=True, ge=0.1, le=16)]
 Latency = Annotated[Duration, Field(le=60.0)]
 Cost = Annotated[UsdPerHour, Field(le=1e6)]
 Trust = Literal["high", "medium", "low"]
@@ -62,10 +63,11 @@ class GpuEntry(Sourced):
 
 
 class AllReduceEntry(Sourced):
-    """The cost of an all-reduce among so many GPUs."""
+    """The cost of an all-reduce among so many GPUs; `p` says how sharply its two limits meet."""
 
     alpha_us: NotNegative
     bus_bandwidth: BusBandwidth
+    p: Sharpness | None = None
 
 
 class InterconnectEntry(Sourced):

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from atoll.cli.render import console
+from atoll.cli.render import console, note
 from atoll.core.errors import InputError
 from atoll.core.files import atomic_write
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
+    from atoll.catalog.gpus import GpuType
     from atoll.perf.calibrate import Fit
-    from atoll.perf.constants import OpConstants
+    from atoll.perf.constants import OpClass, OpConstants
     from atoll.perf.measurements import Points
+
+
+class _Part(NamedTuple):
+    """What one file says about one operator class of one GPU."""
+
+    path: Path
+    gpu: GpuType
+    op: OpClass
+    points: Points
 
 
 def fit_files(
@@ -26,30 +35,43 @@ def fit_files(
     hold_out: bool,
     source: str | None,
 ) -> list[Fit]:
-    """Fit every operator class of every GPU in the files; rows left out are named on stderr."""
+    """Fit every operator class of every GPU, each to the points of all files together.
+
+    Of a shape that several implementations ran, the fastest counts. What is left out is named on
+    stderr.
+    """
     from rich.progress import Progress
 
-    from atoll.perf.calibrate import fit, op_classes
-    from atoll.perf.measurements import read_points
-
-    jobs = []
-    for path in paths:
-        points = read_points(path)
-        _report_skipped(path, points)
-        for group in points.groups() or ("",):
-            name = gpu or group.replace("_", "-")
-            if not name:
-                raise InputError("no GPU named", path=path, hint="give --gpu, or a column 'gpu'")
-            kind = catalog.gpu(name)
-            for op, part in op_classes(points.of(group)):
-                jobs.append((op, part, kind, source or path.name))
+    jobs: dict[tuple[str, OpClass], list[_Part]] = {}
+    for path in dict.fromkeys(paths):
+        for part in _parts(path, catalog, gpu):
+            jobs.setdefault((part.gpu.name, part.op), []).append(part)
     shown = console(stderr=True)
     # Where it cannot be redrawn, a bar is an empty line in the way of an error.
     with Progress(console=shown, transient=True, disable=not shown.is_interactive) as bar:
         return [
-            fit(op, part, kind, source=origin, hold_out=hold_out)
-            for op, part, kind, origin in bar.track(jobs, description="fitting")
+            _fit(parts, hold_out=hold_out, source=source)
+            for parts in bar.track(list(jobs.values()), description="fitting")
         ]
+
+
+def _parts(path: Path, catalog: Catalog, gpu: str | None) -> Iterator[_Part]:
+    from atoll.perf.calibrate import op_classes
+    from atoll.perf.measurements import read_points
+
+    points = read_points(path)
+    _report_skipped(path, points)
+    for group in points.groups():
+        name = gpu or group.replace("_", "-")
+        if not name:
+            raise InputError("no GPU named", path=path, hint="give --gpu, or a column 'gpu'")
+        kind = catalog.gpu(name)
+        try:
+            found = op_classes(points.of(group))
+        except InputError as error:
+            raise error.located(path=path) from None
+        for op, part in found:
+            yield _Part(path, kind, op, part)
 
 
 def _report_skipped(path: Path, points: Points) -> None:
@@ -57,9 +79,39 @@ def _report_skipped(path: Path, points: Points) -> None:
         raise InputError("no usable rows", path=path)
     if points.skipped:
         line, reason = points.skipped[0]
-        console(stderr=True).print(
-            f"warning: {path}: left out {len(points.skipped)} rows, first line {line}: {reason}"
+        note(f"warning: {path}: left out {len(points.skipped)} rows, first line {line}: {reason}")
+    if points.schema.kind == "attention":
+        usable = len(points.of(kind="prefill")) + len(points.of(kind="decode"))
+        if not usable:
+            raise InputError(
+                "no row says prefill or decode",
+                path=path,
+                field="kind",
+                hint="add a column 'kind' that names the phase of every row",
+            )
+        if usable < len(points):
+            left = len(points) - usable
+            note(f"warning: {path}: left out {left} rows whose kind is neither prefill nor decode")
+
+
+def _fit(parts: list[_Part], *, hold_out: bool, source: str | None) -> Fit:
+    from atoll.perf.calibrate import fit
+    from atoll.perf.measurements import joined
+
+    gpu, op = parts[0].gpu, parts[0].op
+    paths = dict.fromkeys(part.path for part in parts)
+    measured = joined([part.points for part in parts])
+    points = measured.fastest()
+    if len(points) < len(measured):
+        note(
+            f"note: {', '.join(map(str, paths))}: {op.value}: kept the fastest implementation of "
+            f"every shape, left out {len(measured) - len(points)} rows"
         )
+    origin = source or ", ".join(dict.fromkeys(path.name for path in paths))
+    try:
+        return fit(op, points, gpu, source=origin, hold_out=hold_out)
+    except InputError as error:
+        raise error.located(path=", ".join(map(str, paths))) from error
 
 
 def write_constants(path: Path, fits: Iterable[Fit]) -> None:
@@ -72,8 +124,6 @@ def write_constants(path: Path, fits: Iterable[Fit]) -> None:
     lines = ["# Written by `atoll perf calibrate`.", "gpus:"]
     for gpu in sorted(gpus):
         lines += [f"  {gpu}:", *gpus[gpu]]
-    if not os.path.isdir(path.parent):  # Path.is_dir() raises where the name is too long
-        raise InputError("no such folder", path=path.parent, hint="create it first")
     atomic_write(path, "\n".join(lines) + "\n")
 
 

@@ -115,6 +115,7 @@ def nodes(as_json: AsJson = False, overlay: Overlays = None) -> None:
                 "allreduce_bus_bytes_per_s": None
                 if cost is None
                 else cost.bus_bandwidth_bytes_per_s,
+                "allreduce_p": None if cost is None else cost.p,
             }
         )
     emit(
@@ -133,7 +134,8 @@ def nodes(as_json: AsJson = False, overlay: Overlays = None) -> None:
                 )
                 for node, row in zip(known.values(), rows, strict=True)
             ],
-            caption="all-reduce: time of an empty one, then 2(n-1)/n bytes at bus bandwidth.",
+            caption="all-reduce among n GPUs: (alpha^p + (2(n-1)/n bytes / bus)^p)^(1/p); alpha, an "
+            "empty one, and bus are shown here, p by: atoll catalog show NODE",
             right=("memory", "fp16", "all-reduce", "bus"),
         ),
     )

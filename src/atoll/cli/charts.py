@@ -11,10 +11,11 @@ import io
 import math
 import os
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atoll.cli.targets import check_target
 from atoll.core.errors import MissingDependencyError, UsageError, shortened
 from atoll.core.files import atomic_write
 
@@ -101,16 +102,37 @@ def save(
     path: Path, pictures: Sequence[Picture], *, title: str, facts: Mapping[str, str] | None = None
 ) -> None:
     """Write pictures to a .png or .html file, chosen by its ending."""
-    kind = path.suffix.lower()
-    if kind not in (".png", ".html"):
+    save_all((path,), pictures, title=title, facts=facts)
+
+
+def save_all(
+    paths: Iterable[Path],
+    pictures: Sequence[Picture],
+    *,
+    title: str,
+    facts: Mapping[str, str] | None = None,
+) -> None:
+    """Write the same pictures to several files; all are checked and drawn before any is written."""
+    targets = tuple(dict.fromkeys(paths))
+    for path in targets:
+        _check(path)
+    drawn = {
+        path: _render(pictures, "png", title)
+        if path.suffix.lower() == ".png"
+        else _page(pictures, title, facts or {})
+        for path in targets
+    }
+    for path, content in drawn.items():
+        atomic_write(path, content)
+
+
+def _check(path: Path) -> None:
+    if path.suffix.lower() not in (".png", ".html"):
         raise UsageError(f"cannot write {shortened(path.name)}", hint="name a .png or .html file")
     if not os.path.isdir(path.parent):  # Path.is_dir() raises where the name is too long
         folder = shortened(str(path.parent))
         raise UsageError(f"no folder {folder}", hint="create it first, or name another")
-    if kind == ".png":
-        atomic_write(path, _render(pictures, "png", title))
-    else:
-        atomic_write(path, _page(pictures, title, facts or {}))
+    check_target(path)
 
 
 def _render(pictures: Sequence[Picture], kind: str, title: str | None) -> bytes:

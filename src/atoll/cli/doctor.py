@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll import __version__
-from atoll.cli.render import console, emit, table
+from atoll.cli.render import emit, note, table
 from atoll.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ EXTRAS: tuple[Extra, ...] = (
     Extra("calibrate", ("scipy",), "fitting the performance model to measurements"),
     Extra("plan", ("numba", "highspy"), "finding the cheapest plan"),
     Extra("plots", ("matplotlib",), "figures as image files"),
+    Extra("reference", ("scipy", "ortools", "gurobipy"), "checking plans against other solvers"),
 )
 
 
@@ -116,7 +117,7 @@ def doctor(
     emit(report, as_json, lambda: _draw(report))
     if report.problems:
         for problem in report.problems:
-            console(stderr=True).print(f"error: {problem}", markup=False)
+            note(f"error: {problem}")
         raise typer.Exit(1)
 
 

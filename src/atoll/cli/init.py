@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from atoll.cli.render import console, to_json
-from atoll.core.errors import UsageError
+from atoll.cli.render import note, to_json
+from atoll.core.errors import UsageError, shortened
 
 app = typer.Typer(add_completion=False)
 
@@ -32,12 +33,14 @@ def init(
 
     from atoll.core.files import atomic_write
 
-    if path.exists() and not force:
-        raise UsageError(f"{path} exists already", hint="name another file, or add --force")
-    if not path.parent.is_dir():
-        raise UsageError(f"the folder {path.parent} does not exist", hint="create it first")
-    if path.is_dir():
+    # Not the methods of Path, which raise where a name is too long to be one.
+    if os.path.isdir(path):
         raise UsageError(f"{path} is a folder", hint=f"write {path / 'fleet.yaml'}")
+    if os.path.exists(path) and not force:
+        raise UsageError(f"{path} exists already", hint="name another file, or add --force")
+    if not os.path.isdir(path.parent):
+        folder = shortened(str(path.parent))
+        raise UsageError(f"the folder {folder} does not exist", hint="create it first")
     text = files("atoll.plan").joinpath("data", "fleet.yaml").read_text(encoding="utf-8")
     atomic_write(path, text.replace("atoll plan FILE", f"atoll plan {path}"))
-    console(stderr=True).print(f"wrote {path}; next: atoll plan {path}")
+    note(f"wrote {path}; next: atoll plan {path}")

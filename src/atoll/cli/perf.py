@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.render import console, emit, table
+from atoll.cli.render import console, emit, note, table
 from atoll.core.units import format_bytes, format_count, format_duration, parse_duration
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from atoll.catalog.catalog import Catalog
     from atoll.catalog.models import ModelSpec
+    from atoll.core.ids import Phase
     from atoll.perf.calibrate import Fit
     from atoll.perf.compare import NodeChoice, PhaseCopy
     from atoll.perf.constants import ConstantTable
@@ -90,25 +91,42 @@ def _step_model(
     backend: str,
     constants: Path | None,
 ) -> StepModel:
-    from atoll.core.errors import UnknownNameError
+    from atoll.core.errors import UnknownNameError, UsageError
     from atoll.perf.engines import engine as engine_profile
 
     kind = catalog.node(node)
+    is_table = Path(backend).suffix in (".csv", ".parquet")
+    if backend not in ("analytic", "aic") and not is_table:
+        known = ("analytic", "aic", "a measured .csv or .parquet")
+        raise UnknownNameError("backend", backend, known)
     if backend == "analytic":
         from atoll.perf.step import analytic
 
         return analytic(model.llm, kind, tp=tp, engine=engine, constants=_constants(constants))
+    if constants is not None:
+        raise UsageError(
+            "--constants says nothing to a backend of measured times",
+            hint="leave it out, or use the analytic backend",
+        )
     if backend == "aic":
         from atoll.perf.aic import aic
 
         return aic(model, kind, tp=tp, engine=engine)
-    if Path(backend).suffix in (".csv", ".parquet"):
-        from atoll.perf.tables import TableFile
+    from atoll.perf.tables import TableFile
 
-        return TableFile(backend).step_model(
-            model.name, model.llm, kind, tp=tp, engine=engine_profile(engine)
-        )
-    raise UnknownNameError("backend", backend, ("analytic", "aic", "a measured .csv or .parquet"))
+    return TableFile(backend).step_model(
+        model.name, model.llm, kind, tp=tp, engine=engine_profile(engine)
+    )
+
+
+def _promised(text: str, field: str) -> float:
+    """Seconds of a promise; there is no keeping one of no time at all."""
+    from atoll.core.errors import InputError
+
+    seconds = parse_duration(text, field=field)
+    if seconds == 0.0:
+        raise InputError(f"{text!r} is not a latency above 0", field=field)
+    return seconds
 
 
 @app.command()
@@ -146,31 +164,64 @@ def show(
     most = memory.max_layers(mix.decode_context)
     drawn = layer_steps(steps.spec.layers, most or steps.spec.layers)
     roles = {
-        phase: RoleLoad(phase.value, steps.spec, phase, parse_duration(slo, field=name), mix)
+        phase: RoleLoad(phase.value, steps.spec, phase, _promised(slo, name), mix)
         for phase, slo, name in ((Phase.PREFILL, ttft, "ttft"), (Phase.DECODE, tpot, "tpot"))
     }
-    link = catalog.links.in_region
+    # Stages hand over through the node's own network interface, as in `compare`.
+    link = catalog.links.between("", "", steps.node.id, steps.node.id)
     stages = (1, 2, 4) if steps.spec.layers >= 4 else (1,)
     pictures = [
         prefill_steps(steps, drawn, 8192),
         decode_steps(steps, drawn, mix.decode_context, 256),
         *(throughput_by_layers(role, steps, stages, link) for role in roles.values()),
     ]
-    facts = _facts(steps, memory)
-    words = _words(steps, memory, most)
+    hosts = _hosts(steps, mix.decode_context)
+    facts = _facts(steps, memory, hosts)
+    words = _words(steps, memory, most, hosts)
     title = f"{spec.name} on {steps.node.id}"
-    for path in out or ():
-        from atoll.cli.charts import save
+    if out:
+        from atoll.cli.charts import save_all
 
-        save(path, pictures, title=title, facts=words)
+        save_all(out, pictures, title=title, facts=words)
     data = {"model": spec.name, "node": steps.node.id, "facts": facts, "pictures": pictures}
     emit(data, as_json, lambda: _drawn(title, words, pictures))
     for path in out or ():
-        console(stderr=True).print(f"wrote {path}")
+        note(f"wrote {path}")
 
 
-def _facts(steps: StepModel, memory: MemoryModel) -> dict[str, float | str]:
-    """What programs read: base units, named in the keys. `kv_tokens` is per copy, 0 if none fits."""
+def _hosts(steps: StepModel, context: float) -> dict[Phase, float]:
+    """Host seconds per step of each phase: as measured for the smallest step, else assumed."""
+    from atoll.core.ids import Phase
+    from atoll.perf.batch import Batch
+
+    smallest = {Phase.PREFILL: Batch.prefill(1.0), Phase.DECODE: Batch.decode(1.0, context)}
+    assumed = steps.engine.host_seconds(steps.tp)
+    return {
+        phase: float(steps.parts(batch).host) if steps.measures_host(phase) else assumed
+        for phase, batch in smallest.items()
+    }
+
+
+def _host_words(steps: StepModel, hosts: dict[Phase, float]) -> str:
+    said = {
+        phase: f"{format_duration(seconds)} per step "
+        + ("(measured)" if steps.measures_host(phase) else f"({steps.engine.name}, assumed)")
+        for phase, seconds in hosts.items()
+    }
+    if len(set(said.values())) == 1:
+        return next(iter(said.values()))
+    return "; ".join(f"{phase.value} {words}" for phase, words in said.items())
+
+
+def _facts(
+    steps: StepModel, memory: MemoryModel, hosts: dict[Phase, float]
+) -> dict[str, float | str]:
+    """What programs read: base units, named in the keys. `kv_tokens` is per copy, 0 if none fits.
+
+    `host_s` is that of decode, which pays it for every token.
+    """
+    from atoll.core.ids import Phase
+
     layers = steps.spec.layers
     return {
         "weight_bytes": steps.spec.weight_bytes,
@@ -179,12 +230,14 @@ def _facts(steps: StepModel, memory: MemoryModel) -> dict[str, float | str]:
         "kv_tokens": memory.kv_tokens(0, layers),
         "tp": steps.tp,
         "copies": steps.node.count // steps.tp,
-        "host_s": steps.engine.host_seconds(steps.tp),
+        "host_s": hosts[Phase.DECODE],
         "provenance": steps.provenance,
     }
 
 
-def _words(steps: StepModel, memory: MemoryModel, most: int) -> dict[str, str]:
+def _words(
+    steps: StepModel, memory: MemoryModel, most: int, hosts: dict[Phase, float]
+) -> dict[str, str]:
     """The same for people."""
     layers = steps.spec.layers
     whole = memory.free_bytes(0, layers)
@@ -199,8 +252,7 @@ def _words(steps: StepModel, memory: MemoryModel, most: int) -> dict[str, str]:
         "usable memory": f"{format_bytes(memory.usable_bytes)} per GPU for weights and KV cache",
         "KV cache": room,
         "parallelism": f"tensor parallel over {steps.tp}" + (f", {copies} copies" * (copies > 1)),
-        "host time": f"{format_duration(steps.engine.host_seconds(steps.tp))} per step"
-        f" ({steps.engine.name}, assumed)",
+        "host time": _host_words(steps, hosts),
         "times": steps.provenance,
     }
 
@@ -252,7 +304,7 @@ def compare(
         raise UsageError("--nodes names no node type", hint="write --nodes L4:1,H100:8, or all")
     for place in region or ():
         check_region(catalog, place)
-    promise = Promise(parse_duration(ttft, field="ttft"), parse_duration(tpot, field="tpot"))
+    promise = Promise(_promised(ttft, "ttft"), _promised(tpot, "tpot"))
     mix = length_mix(lengths)
     choices = compare(
         spec.llm,
@@ -344,9 +396,15 @@ def calibrate(
     overlay: Overlays = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fit the constants of GPUs to measured matrix products, attention or experts."""
-    from atoll.cli.calibrating import fit_files, write_constants
+    """Fit the constants of GPUs to measured matrix products, attention or experts.
 
+    What several files hold of one operator of one GPU is fitted together.
+    """
+    from atoll.cli.calibrating import fit_files, write_constants
+    from atoll.cli.targets import check_target
+
+    if out is not None:
+        check_target(out)
     fits = fit_files(data, _catalog(overlay), gpu=gpu, hold_out=not all_points, source=source)
     if out is not None:
         write_constants(out, fits)
@@ -354,6 +412,9 @@ def calibrate(
 
 
 def _fits(fits: list[Fit], out: Path | None) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
     rows = [
         (
             fit.gpu,
@@ -376,4 +437,5 @@ def _fits(fits: list[Fit], out: Path | None) -> RenderableType:
         if out is not None
         else "Nothing written: give -o FILE to keep these constants."
     )
-    return table(columns, rows, caption=used, right=columns[2:])
+    # Below the table, not its caption: a name folded to the width of the table cannot be copied.
+    return Group(table(columns, rows, right=columns[2:]), Text(used))

@@ -22,11 +22,23 @@ _PIPED_WIDTH = 200
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console on stdout or stderr; wide when it is no terminal, so rows are not folded."""
+    """Return a console on stdout or stderr; wide when it is no terminal, so rows are not folded.
+
+    Text is shown as it is: "[b]" in a file's name is no markup, and ":gem:" no picture.
+    """
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else _PIPED_WIDTH, highlight=False)
+    width = None if stream.isatty() else _PIPED_WIDTH
+    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+
+
+def note(text: str) -> None:
+    """Print one line on stderr, never folded; what cannot be shown in it is escaped."""
+    line = " ".join(text.split())
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+    if getattr(sys, "stderr", None) is not None:
+        sys.stderr.write(f"{shown}\n")
 
 
 def table(

@@ -166,7 +166,7 @@ def read_points(path: str | Path) -> Points:
     try:
         return _points(source, rows)
     except csv.Error as error:
-        raise InputError(f"not readable as CSV: {error}", path=source, line=rows.line_num) from error
+        raise InputError(f"not readable as CSV: {error}", path=source, line=rows.line_num + 1) from error
 
 
 def _points(source: Path, rows: csv.DictReader[str]) -> Points:

@@ -289,7 +289,7 @@ def _read(path: Path) -> Iterable[tuple[int, Row]]:
             numbered = [(reader.line_num, row) for row in reader]
         except csv.Error as error:
             raise InputError(
-                f"not readable as CSV: {error}", path=path, line=reader.line_num
+                f"not readable as CSV: {error}", path=path, line=reader.line_num + 1
             ) from error
     missing = [name for name in _REQUIRED if name not in header]
     if missing:

@@ -1,7 +1,7 @@
 """Why a plan is what it is: what stands in the way, what loosening it is worth, what would repair it.
 
 This module holds the words and what can be read off a plan; planning again, which makes the figures
-exact, is `solvers.whatif`. Every figure in an explanation is the difference between two plans, never an
+exact, is `solvers.explaining`. Every figure in an explanation is the difference between two plans, never an
 estimate from duals.
 """
 
@@ -12,12 +12,14 @@ from typing import Literal
 
 from atoll.core.frozen import Frozen
 from atoll.core.ids import parse_node_type
-from atoll.core.units import format_duration, format_price
+from atoll.core.units import format_duration
 from atoll.plan.plan import Market, Plan, Status
 from atoll.plan.problem import Problem
 
 ConstraintKind = Literal["availability", "budget", "spot-share", "max-nodes", "spread"]
-RepairKind = Literal["nodes", "ttft", "tpot", "budget", "spot-share", "max-nodes", "spread"]
+RepairKind = Literal[
+    "nodes", "ttft", "tpot", "budget", "spot-share", "max-nodes", "spread", "limits"
+]
 Verdict = Literal["used", "too-dear", "idle", "carries-nothing", "not-offered"]
 """Used; would be if it were cheaper; not even for free; holds no role; nothing of it can be had."""
 
@@ -29,38 +31,66 @@ class Worth(Frozen):
     """What loosening a constraint gains, by planning again.
 
     `usd_per_hour` is how much cheaper the plan gets; where neither plan is proven optimal the truth lies
-    between `at_least` and `at_most`. `served` is the share of demand served then, and `gain` how much more
-    that is than now; if it is more, the cost is not comparable and `usd_per_hour` is what it costs more, below 0.
+    between `at_least` and `at_most`. `served` is the share of demand served then and `served_now` that of
+    now; where it grows, costs do not compare. Both are `mean` shares where the least served role has none.
     """
 
     usd_per_hour: float
     at_least: float
     at_most: float
     served: float
-    gain: float
+    served_now: float
+    mean: bool = False
+
+    @property
+    def serves_more(self) -> bool:
+        """Whether more demand is served."""
+        return self.served > self.served_now + _SAME
 
     @property
     def nothing(self) -> bool:
         """Whether nothing is gained."""
-        return self.gain <= _SAME and self.usd_per_hour <= _SAME
+        return not self.serves_more and self.usd_per_hour <= _SAME
 
     @property
     def text(self) -> str:
         """What is gained, after "would"."""
-        if self.gain > _SAME:
-            return f"serve {share(self.served)} of the demand, {share(self.gain)} more"
+        if self.serves_more:
+            demand = "the demand, on average," if self.mean else "the demand"
+            return f"serve {share(self.served)} of {demand} instead of {share(self.served_now)}"
         if self.usd_per_hour <= _SAME:
             return "save nothing"
         if self.at_most - self.at_least <= 0.005 * max(1.0, self.usd_per_hour):
-            return f"save {format_price(self.usd_per_hour)}"
+            return f"save {money(self.usd_per_hour)}"
         low = max(0.0, self.at_least)
-        return f"save between {format_price(low)} and {format_price(self.at_most)}"
+        return f"save between {money(low)} and {money(self.at_most)}"
+
+
+class Rental(Frozen):
+    """So many more nodes of one offer."""
+
+    region: str
+    node_type: str
+    market: Market
+    count: int
+
+    @property
+    def where(self) -> str:
+        """The offer in words: "A100-80:8 in gcp/us-central1"."""
+        kind = f"{self.node_type} spot" if self.market == "spot" else self.node_type
+        return f"{kind} in {self.region}"
+
+    @property
+    def text(self) -> str:
+        """The nodes in words: "+2 A100-80:8 in gcp/us-central1"."""
+        return f"+{self.count} {self.where}"
 
 
 class Constraint(Frozen):
     """One constraint of the problem that a plan uses up: `used` of `limit`, in the words of `where`.
 
-    `worth` is what one more node, or no such limit, gains; None where that was not asked.
+    `loosened` says how it is loosened: by one node (`rental`) or altogether. `worth` is what that gains;
+    None where it was not asked.
     """
 
     kind: ConstraintKind
@@ -68,6 +98,7 @@ class Constraint(Frozen):
     used: float
     limit: float
     loosened: str
+    rental: Rental | None = None
     worth: Worth | None = None
 
     @property
@@ -93,21 +124,6 @@ class Slack(Frozen):
         return max(0.0, self.capacity_per_s / self.demand_per_s - 1.0)
 
 
-class Rental(Frozen):
-    """So many more nodes of one offer."""
-
-    region: str
-    node_type: str
-    market: Market
-    count: int
-
-    @property
-    def text(self) -> str:
-        """The nodes in words: "+2 A100-80:8 in gcp/us-central1"."""
-        kind = f"{self.node_type} spot" if self.market == "spot" else self.node_type
-        return f"+{self.count} {kind} in {self.region}"
-
-
 class Repair(Frozen):
     """One change after which all demand is met, and what the plan costs then.
 
@@ -128,14 +144,18 @@ class Repair(Frozen):
         """The change in words, with its price."""
         if self.kind == "nodes":
             said = ", ".join(rental.text for rental in self.rentals)
+        elif self.kind == "limits":
+            said = f"without {self.where}"
         else:
-            before, after = (_amount(self.kind, value or 0.0) for value in (self.before, self.after))
+            before, after = (
+                _amount(self.kind, value or 0.0) for value in (self.before, self.after)
+            )
             said = f"{self.where} {before} -> {after}"
         if not self.smallest:
             said += " (perhaps less)"
         if self.usd_per_hour is None:
             return f"{said}: then it can be served at all"
-        return f"{said}: {format_price(self.usd_per_hour)} in all"
+        return f"{said}: {money(self.usd_per_hour)} in all"
 
 
 class RoleFit(Frozen):
@@ -173,14 +193,16 @@ class NodeUse(Frozen):
         if self.verdict == "carries-nothing":
             reasons = dict.fromkeys(role.reason for role in self.roles)
             return f"carries nothing: {'; '.join(reasons)}"
-        price = format_price(self.usd_per_hour or 0.0)
+        price = money(self.usd_per_hour or 0.0)
         if not self.asked:
             return f"not used at {price}; what price it would take was not asked"
         if self.verdict == "idle" or self.break_even_usd_per_hour is None:
             return "not used, and would not be for free"
         low = self.break_even_usd_per_hour
         fall = 1.0 - low / self.usd_per_hour if self.usd_per_hour else 0.0
-        return f"not used: {price} would have to fall to {format_price(low)} (by {share(fall)})"
+        if fall <= _SAME:
+            return f"not used, though another plan of the same cost does, at {price}"
+        return f"not used: {price} would have to fall to {money(low)} (by {share(fall)})"
 
 
 class Explanation(Frozen):
@@ -212,10 +234,10 @@ class Explanation(Frozen):
         return self.status in ("partial", "infeasible")
 
 
-def served_share(plan: Plan, problem: Problem) -> float:
+def served_share(plan: Plan, problem: Problem, *, mean: bool = False) -> float:
     """Return the share of demand a plan serves: the least of all roles, or their mean by priority.
 
-    0 for an infeasible plan. The mean is taken where the problem weighs services by priority.
+    0 for an infeasible plan. The mean is taken if asked for or where the problem weighs by priority.
     """
     if plan.status == "infeasible":
         return 0.0
@@ -223,7 +245,7 @@ def served_share(plan: Plan, problem: Problem) -> float:
     shares = [plan.served_fraction.get(str(role), 1.0) for role in asked]
     if not shares:
         return 1.0
-    if problem.settings.on_shortage != "priority":
+    if not mean and problem.settings.on_shortage != "priority":
         return min(shares)
     weights = [problem.service_of(role).priority for role in asked]
     return sum(w * s for w, s in zip(weights, shares, strict=True)) / sum(weights)
@@ -297,25 +319,34 @@ def _exhausted(plan: Plan, problem: Problem) -> Iterator[Constraint]:
     rented = plan.rented()
     for offer in problem.offers:
         if offer.available and rented[offer.key] >= offer.available:
-            kind = f"{offer.node_type} spot" if offer.market == "spot" else offer.node_type
+            more = Rental(
+                region=offer.region, node_type=offer.node_type, market=offer.market, count=1
+            )
             yield Constraint(
                 kind="availability",
-                where=f"{kind} in {offer.region}",
+                where=more.where,
                 used=rented[offer.key],
                 limit=offer.available,
                 loosened="one more",
+                rental=more,
             )
 
 
+def money(usd_per_hour: float) -> str:
+    """Write a price to the cent, "$17.76/h", and below ten cents with two digits, "$0.042/h"."""
+    cents = abs(usd_per_hour) >= 0.095 or usd_per_hour == 0
+    return f"${usd_per_hour:,.2f}/h" if cents else f"${usd_per_hour:.2g}/h"
+
+
 def share(value: float) -> str:
-    """Write a share as a percentage of three digits: "83.1%", "0.04%"."""
+    """Write a share as a percentage of three digits: "83.1%", "0.04%"; only the whole is "100%"."""
     percent = 100.0 * value
-    return f"{percent:.3g}%" if percent < 99.95 or percent > 100 else f"{percent:.4g}%"
+    return "99.9%" if 99.9 < percent < 100 * (1 - _SAME) else f"{percent:.3g}%"
 
 
 def _amount(kind: ConstraintKind | RepairKind, value: float) -> str:
     if kind == "budget":
-        return format_price(value)
+        return money(value)
     if kind == "spot-share":
         return share(value)
     if kind in ("ttft", "tpot"):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from annotated_types import Gt, Le
 from pydantic import (
     BeforeValidator,
     Discriminator,
@@ -29,11 +28,11 @@ from atoll.plan.plan import Market
 from atoll.plan.problem import Shortage
 
 # A bare number is in seconds, so "ttft: 1600" would be half an hour: refuse what nobody promises.
-FirstToken = Annotated[Duration, Gt(0), Le(600)]
-NextToken = Annotated[Duration, Gt(0), Le(60)]
-Requests = Annotated[Rate, Le(1e9)]
-Price = Annotated[UsdPerHour, Le(1e6)]
-Money = Annotated[UsdPerHour, Le(1e9)]
+FirstToken = Annotated[Duration, Field(gt=0, le=600)]
+NextToken = Annotated[Duration, Field(gt=0, le=60)]
+Requests = Annotated[Rate, Field(le=1e9)]
+Price = Annotated[UsdPerHour, Field(le=1e6)]
+Money = Annotated[UsdPerHour, Field(le=1e9)]
 Count = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
 Above = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Tokens = Annotated[float, Field(strict=True, ge=1, le=1e9)]

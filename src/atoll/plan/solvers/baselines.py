@@ -254,6 +254,13 @@ def _solve_cauchy(
     answer = _meet(problem, combinations, apart, fraction)
     if answer is not None:
         return answer
+    # A model that no combination in stock can carry would drag the others down to nothing.
+    stock = [offer.available for offer in problem.offers]
+    usable = [c for c in combinations if _in_stock(c, stock)]
+    apart = [i for i in apart if any(c.service == i for c in usable)]
+    combinations = [c for c in usable if c.service in apart]
+    if not combinations:
+        return []
     # Scarcity: scale all demands down until a solution exists, as Coral's section 6.4 does.
     best: list[tuple[_Combination, int]] = []
     for _ in range(12):
@@ -264,6 +271,12 @@ def _solve_cauchy(
         else:
             low, best = middle, found
     return best
+
+
+def _in_stock(combination: _Combination, stock: list[int]) -> bool:
+    uses = Counter({combination.prefill.offer: combination.prefill.count})
+    uses[combination.decode.offer] += combination.decodes * combination.decode.count
+    return all(stock[offer] >= number for offer, number in uses.items())
 
 
 def _meet(

@@ -1,0 +1,143 @@
+"""What plans cost: Atoll against Homo and Cauchy in Coral's set-ups, beside the paper's ratios.
+
+Every method gets the same problem, the same exact layouts and the same validator. Each baseline is run twice:
+as strong as its definition allows (replicas may be pipelines over several equal nodes), and with single-node
+replicas, which is what the paper's runs of both show. Under scarcity all demands are scaled down together
+until a method meets them, as in the paper's section 6.4; goodput is that fraction.
+"""
+
+from __future__ import annotations
+
+from atoll.catalog import Catalog
+from atoll.plan.plan import Plan
+from atoll.plan.problem import Problem
+from atoll.plan.solvers import registry
+from atoll.plan.solvers.library import Libraries, libraries
+from atoll.plan.solvers.template_cache import TemplateCache
+from benchmarks.allocation import edge_margin, gpu_memory
+from benchmarks.coral import LARGE, SMALL, core, extended, heavy, scaled, scarce
+from benchmarks.report import Figure, finish, options
+
+METHODS = ("optimal", "homogeneous", "cauchy", "homogeneous-node", "cauchy-node")
+PAPER = {
+    "core": (1.62, 1.60),
+    "extended": (3.14, 2.66),
+    "core_large": (1.82, 1.78),
+    "large": (2.79, 3.47),
+    "core_small": (1.1, 1.1),
+    "small": (2.34, 1.64),
+}
+EFFORT = registry.Effort(deadline_s=20.0)
+
+
+def costs(
+    name: str, problem: Problem, catalog: Catalog, library: Libraries
+) -> dict[str, float | None]:
+    """Return dollars per hour of every method; None where it cannot meet demand."""
+    found: dict[str, float | None] = {}
+    for method in METHODS:
+        plan = registry.solve(method, problem, catalog, library, EFFORT)
+        met = plan.instances and min(plan.served_fraction.values()) >= 1.0
+        found[method] = plan.usd_per_hour if met else None
+    own = found["optimal"]
+    cells = "".join(f"{_cost(found[m]):>12s}{_ratio(found[m], own):>7s}" for m in METHODS[1:])
+    print(f"  {name:16s}{_cost(own):>10s}{cells}", flush=True)
+    return found
+
+
+def _cost(usd: float | None) -> str:
+    return "-" if usd is None else f"${usd:,.2f}"
+
+
+def _ratio(usd: float | None, own: float | None) -> str:
+    return "" if usd is None or not own else f"x{usd / own:.2f}"
+
+
+def ratio(found: dict[str, float | None], method: str) -> float | None:
+    """Return how many times dearer a method is than Atoll."""
+    own, other = found["optimal"], found[method]
+    return None if own is None or other is None else other / own
+
+
+def served(
+    method: str, problem: Problem, catalog: Catalog, library: Libraries
+) -> tuple[float, Plan]:
+    """Return the largest common fraction of demand that a method meets, and its plan."""
+    if method == "optimal":
+        plan = registry.solve(method, problem, catalog, library, EFFORT)
+        return min(plan.served_fraction.values(), default=0.0), plan
+    low, high = 0.0, 1.0
+    best = registry.solve(method, problem, catalog, library, EFFORT)
+    if min(best.served_fraction.values(), default=0.0) >= 1.0:
+        return 1.0, best
+    for _ in range(9):
+        middle = (low + high) / 2.0
+        plan = registry.solve(method, scaled(problem, middle), catalog, library, EFFORT)
+        if min(plan.served_fraction.values(), default=0.0) >= 1.0:
+            low, best = middle, plan
+        else:
+            high = middle
+    return low, best
+
+
+def main() -> None:
+    """Compare all set-ups."""
+    arguments = options(__doc__ or "")
+    catalog, cache = Catalog.default(), TemplateCache()
+    figures: list[Figure] = []
+    library: dict[str, Libraries] = {}
+    print(f"  {'set-up':16s}{'Atoll':>10s}" + "".join(f"{m:>19s}" for m in METHODS[1:]))
+    for setup, problem in (("core", core()), ("extended", extended())):
+        library[setup] = libraries(problem, catalog, cache=cache)
+        prefix = "core_" if setup == "core" else ""
+        cases = {
+            setup: problem,
+            f"{prefix}large": heavy(problem, LARGE[problem.name]),
+            f"{prefix}small": heavy(problem, SMALL[problem.name]),
+        }
+        for name, case in cases.items():
+            found = costs(name, case, catalog, library[setup])
+            homo, cauchy = PAPER[name]
+            figures += [
+                Figure(f"{name}_vs_homo", ratio(found, "homogeneous"), note=f"paper {homo}"),
+                Figure(f"{name}_vs_cauchy", ratio(found, "cauchy"), note=f"paper {cauchy}"),
+                Figure(
+                    f"{name}_vs_homo_node", ratio(found, "homogeneous-node"), note=f"paper {homo}"
+                ),
+                Figure(
+                    f"{name}_vs_cauchy_node", ratio(found, "cauchy-node"), note=f"paper {cauchy}"
+                ),
+            ]
+    print("\nScarce: the common fraction of demand served, and $/h")
+    for setup, problem, margin in (("core", core(), 1.25), ("extended", extended(), 1.75)):
+        if setup == "core" and arguments.quick:
+            continue
+        plenty = registry.solve("optimal", problem, catalog, library[setup], EFFORT)
+        edge = edge_margin(problem, plenty, catalog, library[setup])
+        for kind, factor in (("scarce", margin), ("edge", 1.05)):
+            tight = scarce(problem, gpu_memory(plenty, catalog), edge * factor)
+            goodput: dict[str, float] = {}
+            for method in METHODS:
+                fraction, plan = served(method, tight, catalog, library[setup])
+                goodput[method] = fraction
+                label = f"{setup}-{kind}"
+                print(
+                    f"  {label:16s} {method:18s} {fraction:6.1%} ${plan.usd_per_hour:9.2f}",
+                    flush=True,
+                )
+            own = goodput["optimal"]
+            name = kind if setup == "extended" else f"core_{kind}"
+            paper = (7.64, 2.39) if setup == "extended" else (1.24, 1.0)
+            for method, short, figure in zip(
+                METHODS[1:],
+                ("homo", "cauchy", "homo_node", "cauchy_node"),
+                (*paper, *paper),
+                strict=True,
+            ):
+                value = own / goodput[method] if goodput[method] > 0 else None
+                figures.append(Figure(f"{name}_goodput_vs_{short}", value, note=f"paper {figure}"))
+    finish(figures)
+
+
+if __name__ == "__main__":
+    main()
