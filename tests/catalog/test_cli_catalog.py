@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,13 @@ def test_gpus(capsys: Capture) -> None:
 
 
 def test_nodes(capsys: Capture) -> None:
-    assert "H100:8" in output(capsys, "nodes")
+    text = output(capsys, "nodes")
+    assert "H100:8" in text
+    assert "(alpha^p + (2(n-1)/n bytes / bus)^p)^(1/p)" in " ".join(text.split())
+    assert re.search(r"allreduce_p +0\.548 +high", output(capsys, "show", "H100:8"))
     found = {row["node"]: row for row in records(capsys, "nodes")}
+    assert found["H100:8"]["allreduce_p"] == 0.548
+    assert found["L4:1"]["allreduce_p"] is None
     assert found["L4:1"]["allreduce_alpha_us"] is None
     assert isinstance(found["L4:2"]["allreduce_bus_bytes_per_s"], float)
 

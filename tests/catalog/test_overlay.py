@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.catalog.catalog import Catalog, load_catalog
+from atoll.catalog.describe import describe
+from atoll.catalog.facts import Fact
 from atoll.catalog.prices import Price
 from atoll.core.errors import AtollError, InputError
 
@@ -78,6 +80,28 @@ class TestGpus:
         assert changed.gpu("L40S") == DEFAULT.gpu("L40S")
         assert "L40:8" in changed.nodes
 
+    def test_what_is_taken_over_says_so_and_is_trusted_less(self) -> None:
+        changed = DEFAULT.with_overlay({"gpus": {"L40": {"like": "l40s", "fp16_tflops": 181}}})
+        own, theirs = changed.gpu("L40"), DEFAULT.gpu("L40S")
+        assert own.like == "L40S"
+        assert own.facts["fp16_tflops"] == Fact(181, "overlay", "medium")
+        assert theirs.facts["fp8_tflops"].confidence == "high"
+        for field, fact in theirs.facts.items():
+            if field != "fp16_tflops":
+                taken = own.facts[field]
+                assert taken.source == f"as L40S: {fact.source}"
+                assert taken.confidence == ("low" if fact.confidence == "low" else "medium")
+                assert taken.value == fact.value
+        # Only from another GPU: what stays as it was keeps its source.
+        again = changed.with_overlay({"gpus": {"L40": {"sms": 7}, "L4": {"sms": 7}}})
+        assert again.gpu("L40").facts["tdp_w"] == own.facts["tdp_w"]
+        assert again.gpu("L40").like == "L40S"
+        assert again.gpu("L4").facts["tdp_w"] == DEFAULT.gpu("L4").facts["tdp_w"]
+        assert again.gpu("L4").like is None
+        rows = {row.field: row for row in describe(changed, "L40").rows}
+        assert rows["like"].value == "L40S"
+        assert rows["tdp_w"].source == own.facts["tdp_w"].source
+
     def test_new_from_nothing(self) -> None:
         changed = DEFAULT.with_overlay({"gpus": {"X1": NEW_GPU}})
         gpu = changed.gpu("x1")
@@ -125,6 +149,56 @@ class TestNodes:
         assert changed.node("L40S:2").interconnect.allreduce_for(2) == (
             DEFAULT.node("L40S:2").interconnect.allreduce_for(2)
         )
+
+    def test_the_sharpness_of_an_all_reduce(self) -> None:
+        row = {"alpha_us": 1, "bus_bandwidth": "4GB/s"}
+        changed = DEFAULT.with_overlay(
+            {
+                "interconnects": {
+                    "nvlink4": {"allreduce": {2: row, 4: row | {"p": 2}, 16: row}},
+                    "mine": {"like": "nvlink4-h200", "allreduce": {8: row, 3: row}},
+                    "new": {"kind": "pcie", "allreduce": {2: row, 4: row | {"p": 0.5}}},
+                }
+            }
+        )
+        before = DEFAULT.interconnect("nvlink4")
+
+        def sharpness(name: str) -> dict[int, float]:
+            return {n: cost.p for n, cost in changed.interconnect(name).allreduce.items()}
+
+        # Kept where that count was known, else 1.
+        assert before.allreduce[2].p != 1.0
+        assert sharpness("nvlink4") == {
+            2: before.allreduce[2].p,
+            4: 2.0,
+            8: before.allreduce[8].p,
+            16: 1.0,
+        }
+        like = DEFAULT.interconnect("nvlink4-h200").allreduce
+        assert sharpness("mine")[8] == like[8].p
+        assert sharpness("mine")[3] == 1.0
+        assert sharpness("new") == {2: 1.0, 4: 0.5}
+        facts = changed.interconnect("nvlink4").facts
+        assert facts["allreduce.2.p"] == before.facts["allreduce.2.p"]
+        assert facts["allreduce.2.alpha_us"].source == "overlay"
+        assert facts["allreduce.4.p"] == Fact(2.0, "overlay", "medium")
+        assert facts["allreduce.16.p"] == Fact(1.0, "overlay", "medium")
+        shown = {row.field: row for row in describe(changed, "H100:4").rows}
+        assert shown["allreduce_p"].value == 2.0
+        shown = {row.field: row for row in describe(changed, "new").rows}
+        assert shown["allreduce.4.p"].value == 0.5
+
+    @pytest.mark.parametrize("p", [0, -1, 17, "'2'", ".nan", "true"])
+    def test_a_sharpness_that_is_none(self, tmp_path: Path, p: object) -> None:
+        path = tmp_path / "o.yaml"
+        path.write_text(
+            "interconnects:\n  pcie4:\n    allreduce:\n"
+            f"      2: {{alpha_us: 1, bus_bandwidth: 1GB/s, p: {p}}}\n"
+        )
+        with pytest.raises(InputError) as caught:
+            DEFAULT.with_overlay(path)
+        assert caught.value.field == "interconnects.pcie4.allreduce.2.p"
+        assert caught.value.line == 4
 
     def test_a_larger_node(self) -> None:
         changed = DEFAULT.with_overlay({"nodes": {"H100:32": {"interconnect": "nvlink4"}}})

@@ -303,7 +303,8 @@ BAD_SHOWS = [
     ((SMALL, "L4:1", "--ttft", "1500"), 3, ("ttft", "no unit", "1600ms")),
     ((SMALL, "L4:1", "--tpot", "fast"), 3, ("tpot", "'fast'")),
     ((SMALL, "L4:1", "--tpot", "-3ms"), 3, ("tpot", "negative")),
-    ((SMALL, "L4:1", "--ttft", "0ms"), 3, ("not a latency above 0",)),
+    ((SMALL, "L4:1", "--ttft", "0ms"), 3, ("ttft: '0ms' is not a latency above 0",)),
+    ((SMALL, "L4:1", "--tpot", "0s"), 3, ("tpot: '0s' is not a latency above 0",)),
     ((SMALL, "L4:1", "--tpot", "nan"), 3, ("tpot",)),
     ((SMALL, "L4:2", "--tp", "3"), 2, ("does not divide the 2 GPUs",)),
     ((SMALL, "L4:2", "--tp", "0"), 2, ("does not divide",)),
@@ -386,6 +387,51 @@ def test_a_table_of_bytes_is_refused(atoll: Atoll, tmp_path: Path) -> None:
     refused(atoll("perf", "show", SMALL, "L4:1", "--backend", "t.csv"), 3, "t.csv", "not UTF-8")
 
 
+def test_a_measured_host_time_is_called_measured(atoll: Atoll, tmp_path: Path) -> None:
+    def shown(*hosts: str) -> tuple[str, float]:
+        rows = [f"{row},{hosts[0] if ',prefill,' in row else hosts[1]}" for row in steps((9, 9, 9))]
+        table = write(tmp_path / "t.csv", f"{STEP_HEADER},host_us", rows)
+        asked = ("perf", "show", SMALL, "L4:1", "--backend", table)
+        (line,) = (row for row in atoll(*asked).out.splitlines() if "host time" in row)
+        facts = atoll(*asked, "--json").json["facts"]
+        return line.removeprefix("  host time").strip(), facts["host_s"]
+
+    assert shown("900", "900") == ("900us per step (measured)", pytest.approx(9e-4))
+    assert shown("1000", "900") == (
+        "prefill 1ms per step (measured); decode 900us per step (measured)",
+        pytest.approx(9e-4),
+    )
+    assert shown("900", "") == (
+        "prefill 900us per step (measured); decode 1.4ms per step (vllm, assumed)",
+        pytest.approx(1.4e-3),
+    )
+    assert shown("", "") == ("1.4ms per step (vllm, assumed)", pytest.approx(1.4e-3))
+
+
+@pytest.mark.parametrize("backend", ["aic", "t.csv", "absent.parquet"])
+def test_constants_are_for_the_analytic_backend(atoll: Atoll, tmp_path: Path, backend: str) -> None:
+    write(tmp_path / "t.csv", STEP_HEADER, steps())
+    (tmp_path / "c.yaml").write_text("gpus: {}\n", encoding="utf-8")
+    asked = ("perf", "show", SMALL, "L4:1", "--backend", backend, "--constants", "c.yaml")
+    refused(atoll(*asked), 2, "--constants", "analytic")
+    done = atoll("perf", "show", SMALL, "L4:1", "--backend", "analytic", "--constants", "c.yaml")
+    assert done.code == 0
+
+
+def test_show_joins_stages_by_the_interface_of_the_node(atoll: Atoll, tmp_path: Path) -> None:
+    assert Catalog.default().links.nics.get("H100:8")
+    overlay = tmp_path / "slow.yaml"
+    overlay.write_text("links: {nics: {'H100:8': 10Mbit/s}}\n", encoding="utf-8")
+    asked = ("perf", "show", "llama-3-70b", "H100:8", "--json")
+    fast, slow = atoll(*asked), atoll(*asked, "--overlay", overlay)
+    for picture in (2, 3):
+        assert curve(slow, picture, 0) == curve(fast, picture, 0)  # one stage hands nothing over
+        slower = slow.json["pictures"][picture]["curves"][1:]
+        for pipeline in slower:
+            assert max(pipeline["y"]) <= 10e6 / 8 / (8192 * 2) * (1 + 1e-9)
+        assert max(curve(fast, picture, 1).values()) > 1000.0
+
+
 def test_noise_in_a_table_is_no_error(atoll: Atoll, tmp_path: Path) -> None:
     times = ((1, 125), (8, 170), (16, 180), (32, 195), (64, 150), (512, 195))
     rows = [f"{SMALL},L4:1,1,decode,{tokens},1024,{us}" for tokens, us in times]
@@ -435,13 +481,24 @@ def test_what_aiconfigurator_lacks_is_said_in_our_words(atoll: Atoll) -> None:
 
 
 def test_one_bad_picture_writes_none(atoll: Atoll, tmp_path: Path) -> None:
-    refused(atoll("perf", "show", SMALL, "L4:1", "-o", "a.png", "-o", "b.svg"), 2, "b.svg")
-    assert written(tmp_path) == set()
+    (tmp_path / "folder.png").mkdir()
+    for bad, code in (
+        ("b.svg", 2),
+        ("no/such/b.png", 2),
+        ("folder.png", 3),
+        ("b" * 300 + ".png", 3),
+    ):
+        done = atoll("perf", "show", SMALL, "L4:1", "-o", "a.png", "-o", "a.html", "-o", bad)
+        refused(done, code, bad[-8:] if code == 3 else bad.rpartition("/")[0] or bad)
+        assert written(tmp_path) == {"folder.png"}
 
 
 def test_a_file_is_named_as_it_is_called(atoll: Atoll) -> None:
     done = atoll("perf", "show", SMALL, "L4:1", "-o", "a[bold]b.png")
     assert done.err == "wrote a[bold]b.png\n"
+    for name in ("[b].html", ":gem:.html", "[/b].html", f"{'long/' * 40}x.html"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        assert atoll("perf", "show", SMALL, "L4:1", "-o", name).err == f"wrote {name}\n"
 
 
 def test_kernel_time_alone_warns_of_nothing(atoll: Atoll) -> None:
@@ -546,7 +603,7 @@ BAD_COMPARES = [
     ((SMALL, "--engine", "tgi"), 4, ("unknown engine",)),
     ((SMALL, "--lengths", "long"), 4, ("unknown length mix",)),
     ((SMALL, "--ttft", "1.5"), 3, ("ttft", "no unit")),
-    ((SMALL, "--tpot", "0s"), 3, ("not a latency above 0",)),
+    ((SMALL, "--tpot", "0s"), 3, ("tpot: '0s' is not a latency above 0",)),
     ((SMALL, "--constants", "absent.yaml"), 3, ("absent.yaml",)),
     ((SMALL, "--overlay", "absent.yaml"), 3, ("absent.yaml",)),
     (("qwen-image",), 3, ("has no llm",)),
@@ -701,14 +758,78 @@ def test_calibrate_writes_each_operator_once(atoll: Atoll, measured: Path, tmp_p
     assert atoll("perf", "calibrate", measured, more, "-o", "ours.yaml").code == 0
     done = atoll("perf", "show", SMALL, "L40S:1", "--constants", "ours.yaml", "--json")
     assert done.code == 0
+    assert "measured (gemm.csv, more.csv): gemm" in done.json["facts"]["provenance"]
+
+
+def test_calibrate_fits_all_points_of_an_operator_together(atoll: Atoll, tmp_path: Path) -> None:
+    header, rows = products()
+    whole = write(tmp_path / "whole.csv", header, rows)
+    # Twelve points each: too few alone, and under another spelling of the GPU's name.
+    parts = [
+        write(tmp_path / f"{i}.csv", header, rows[i::3] if i else [r.lower() for r in rows[::3]])
+        for i in range(3)
+    ]
+    (together,) = atoll("perf", "calibrate", *parts, "--source", "x", "--json").json
+    (once,) = atoll("perf", "calibrate", whole, "--source", "x", "--json").json
+    assert together["fitted"]["points"] == once["fitted"]["points"]
+    assert together["held_out"]["points"] == once["held_out"]["points"]
+    for name, value in TRUE.items():
+        assert together["constants"][name] == pytest.approx(value, rel=0.01)
+    # The same file twice is one file.
+    (twice,) = atoll("perf", "calibrate", whole, whole, "--source", "x", "--json").json
+    assert twice == once
+
+
+def test_calibrate_keeps_the_fastest_implementation(atoll: Atoll, tmp_path: Path) -> None:
+    header, rows = products()
+    named = [f"{row},good" for row in rows]
+    slow = [f"{r.rpartition(',')[0]},{float(r.rpartition(',')[2]) * 3:.8g},bad" for r in rows[:30]]
+    both = write(tmp_path / "both.csv", f"{header},impl", [*slow, *named])
+    done = atoll("perf", "calibrate", both, "--json")
+    assert done.code == 0
+    assert done.err == (
+        f"note: {both}: gemm: kept the fastest implementation of every shape, left out 30 rows\n"
+    )
+    (fit,) = done.json
+    assert fit["fitted"]["points"] + fit["held_out"]["points"] == 40
+    assert fit["constants"]["e_b"] == pytest.approx(TRUE["e_b"], rel=0.01)
+    # The same where each implementation has a file of its own.
+    apart = [
+        write(tmp_path / f"{name}.csv", f"{header},impl", own)
+        for name, own in (("good", named), ("bad", slow))
+    ]
+    done = atoll("perf", "calibrate", *apart, "--json")
+    assert "left out 30 rows" in done.err
+    assert done.err.count("\n") == 1
+    assert done.json[0]["fitted"] == fit["fitted"]
 
 
 @pytest.mark.parametrize("kind", ["", "both"])
 def test_calibrate_needs_the_kind_of_attention(atoll: Atoll, tmp_path: Path, kind: str) -> None:
     rows = [row.replace("prefill", kind).replace("decode", kind) for row in attention_rows()]
     data = write(tmp_path / "a.csv", ATTENTION, rows)
-    refused(atoll("perf", "calibrate", data, "-o", "ours.yaml"), 3, "kind")
+    refused(atoll("perf", "calibrate", data, "-o", "ours.yaml"), 3, "a.csv: kind: ")
     assert written(tmp_path) == {"a.csv"}
+
+
+def test_calibrate_leaves_out_attention_of_no_known_kind(atoll: Atoll, tmp_path: Path) -> None:
+    rows = list(attention_rows())
+    odd = [row.replace("prefill", "both") for row in rows if "prefill" in row][:3]
+    data = write(tmp_path / "a.csv", ATTENTION, [*rows, *odd])
+    done = atoll("perf", "calibrate", data, "--json")
+    assert len(done.json) == 2
+    assert done.err == (
+        f"warning: {data}: left out 3 rows whose kind is neither prefill nor decode\n"
+    )
+
+
+def test_one_file_without_anything_to_fit_spoils_the_rest(
+    atoll: Atoll, measured: Path, tmp_path: Path
+) -> None:
+    rows = [row.replace("prefill", "").replace("decode", "") for row in attention_rows()]
+    bad = write(tmp_path / "a.csv", ATTENTION, rows)
+    refused(atoll("perf", "calibrate", measured, bad, "-o", "ours.yaml"), 3, "a.csv: kind: ")
+    assert written(tmp_path) == {"gemm.csv", "a.csv"}
 
 
 def test_brackets_in_a_bad_row_are_only_words(atoll: Atoll, tmp_path: Path) -> None:
@@ -717,6 +838,17 @@ def test_brackets_in_a_bad_row_are_only_words(atoll: Atoll, tmp_path: Path) -> N
     done = atoll("perf", "calibrate", data)
     assert done.code == 0
     assert "'[/b]' is not a number" in done.err
+    # In names of files too, and in one line however long.
+    folder = tmp_path / ("[bold]" + "x" * 200)
+    folder.mkdir()
+    data.rename(folder / "[b].csv")
+    done = atoll("perf", "calibrate", folder / "[b].csv", "-o", "[i]c.yaml")
+    assert done.err == (
+        f"warning: {folder}/[b].csv: left out 1 rows, first line 42: m: '[/b]' is not a number\n"
+    )
+    assert "Wrote [i]c.yaml; use it with --constants [i]c.yaml." in done.out
+    shown = atoll("perf", "show", SMALL, "L40S:1", "--constants", "[i]c.yaml")
+    assert "measured ([b].csv): gemm" in shown.out
 
 
 BAD_DATA: dict[str, tuple[bytes, int, tuple[str, ...]]] = {
@@ -745,8 +877,13 @@ def test_calibrate_refuses(atoll: Atoll, tmp_path: Path, case: str) -> None:
 def test_calibrate_needs_enough_points(atoll: Atoll, tmp_path: Path) -> None:
     header, rows = products()
     data = write(tmp_path / "data.csv", header, rows[:4])
-    refused(atoll("perf", "calibrate", data, "-o", "ours.yaml"), 3, "4 points of gemm", "too few")
-    assert written(tmp_path) == {"data.csv"}
+    says = (f"{data}: 4 points of gemm", "too few")
+    refused(atoll("perf", "calibrate", data, "-o", "ours.yaml"), 3, *says)
+    refused(atoll("perf", "calibrate", data, "--all-points", "-o", "ours.yaml"), 3, *says)
+    more = write(tmp_path / "more.csv", header, rows[4:7])
+    done = atoll("perf", "calibrate", data, more, "-o", "ours.yaml")
+    refused(done, 3, f"{data}, {more}: 7 points of gemm", "too few")
+    assert written(tmp_path) == {"data.csv", "more.csv"}
 
 
 def test_calibrate_refuses_an_endless_field(atoll: Atoll, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.cli.render import emit, jsonable, table, to_json
+from atoll.cli.render import emit, jsonable, note, table, to_json
 from atoll.core.frozen import Frozen
 from atoll.core.ids import NodeTypeId
 
@@ -86,3 +86,18 @@ def test_cells_are_not_markup_and_rows_are_not_folded(capsys: pytest.CaptureFixt
     wide = "[red]" + "x" * 120
     emit(None, False, table(("a", "b"), [(wide, None)], right=("b",)))
     assert wide in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", ["[b]x[/b]", "[/b]", ":gem:", "a [link=file:///x]y"])
+def test_no_text_is_markup(capsys: pytest.CaptureFixture[str], words: str) -> None:
+    emit(None, False, words)
+    emit(None, False, table((words,), [(words,)], title=words, caption=words))
+    emit([{words: words}], False)
+    assert capsys.readouterr().out.count(words) == 7
+
+
+def test_a_note_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    note("wrote [b]" + "x" * 500 + "\n\x1b[31m\udcff.yaml")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "wrote [b]" + "x" * 500 + " \\x1b[31m\\udcff.yaml\n"

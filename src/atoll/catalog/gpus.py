@@ -28,7 +28,8 @@ class GpuType:
     """One kind of GPU. TFLOPS are dense with FP32 accumulation; links count one direction.
 
     `fp8_tflops` is None where the hardware has no FP8 tensor cores, `nvlink_bytes_per_s` where it
-    has no NVLink. `like` names the GPU type that an overlay derived this one from. `facts` holds, for every field, where the number comes from.
+    has no NVLink. `like` names the GPU type that an overlay derived this one from. `facts` holds,
+    for every field, where the number comes from.
     """
 
     name: str

@@ -41,6 +41,9 @@ class Verb:
 
 VERBS: tuple[Verb, ...] = (
     Verb("init", "atoll.cli.init", "Write a fleet file to start from."),
+    Verb("plan", "atoll.cli.plan", "Find the cheapest fleet that keeps every promise."),
+    Verb("explain", "atoll.cli.explain", "Say what binds a plan, and what would help."),
+    Verb("templates", "atoll.cli.templates", "List the best layouts of a model over mixed nodes."),
     Verb("validate", "atoll.cli.validate", "Check that a plan keeps what it says."),
     Verb("diff", "atoll.cli.diff", "Show what changes from one plan to another."),
     Verb("catalog", "atoll.cli.catalog", "Look up GPUs, nodes, models, prices and links."),

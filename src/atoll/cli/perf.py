@@ -345,11 +345,14 @@ def _comparison(title: str, choices: list[NodeChoice], layers: int, spot: bool) 
         "node", "$/h", "fits", "prefill/s", "$/M in", "decode/s", "$/M out", "$/1k", "times",
     )  # fmt: skip
     kind = "spot" if spot else "on-demand"
+    pipelines = (copy for c in choices for copy in (c.prefill, c.decode) if copy is not None)
+    shown = next((copy for copy in pipelines if copy.nodes > 1), None)
+    count, rate = (4, 21_728.0) if shown is None else (shown.nodes, shown.tokens_per_s)
     notes = (
         f"$/h is the cheapest {kind} price over the regions asked for; 'fits' is how many of the {layers} "
         "layers fit on a node. "
-        "'4x 21,728': a pipeline of four such nodes carries that many tokens/s; it is the best of up to 8 "
-        "equal stages. '-': none keeps the promise, or nobody sells the node. 'times' says what the "
+        f"'{count}x {rate:,.0f}': a pipeline of {count} such nodes carries that many tokens/s; it is the "
+        "best of up to 8 equal stages. '-': none keeps the promise, or nobody sells the node. 'times' says what the "
         "prediction rests on: measured operators, measured layers, or a proxy GPU. $/1k: per 1,000 requests."
     )
     drawn = table(columns, rows, title=title, right=columns[1:-1])

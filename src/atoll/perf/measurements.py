@@ -166,7 +166,8 @@ def read_points(path: str | Path) -> Points:
     try:
         return _points(source, rows)
     except csv.Error as error:
-        raise InputError(f"not readable as CSV: {error}", path=source, line=rows.line_num + 1) from error
+        line = rows.line_num + 1
+        raise InputError(f"not readable as CSV: {error}", path=source, line=line) from error
 
 
 def _points(source: Path, rows: csv.DictReader[str]) -> Points:
@@ -231,8 +232,8 @@ def _collect(
             continue
         for name, value in zip(schema.sizes, values, strict=False):
             sizes[name].append(value)
-        for name in labels:
-            labels[name].append(row.get(name) or _DEFAULT_LABELS.get(name, ""))
+        for name, column in labels.items():
+            column.append(row.get(name) or _DEFAULT_LABELS.get(name, ""))
         seconds.append(values[-1] * _TIME_COLUMNS[time_column])
         group.append((row.get(group_column) if group_column else "") or "")
     return Points(

@@ -340,7 +340,7 @@ def money(usd_per_hour: float) -> str:
 
 def share(value: float) -> str:
     """Write a share as a percentage of three digits: "83.1%", "0.04%"; only the whole is "100%"."""
-    percent = 100.0 * value
+    percent = 0.0 if abs(value) < 1e-7 else 100.0 * value
     return "99.9%" if 99.9 < percent < 100 * (1 - _SAME) else f"{percent:.3g}%"
 
 

@@ -1,12 +1,10 @@
-"""The master problem over some (template, region) pairs: linear relaxation, pricing of the rest, integer solve.
+"""The master problem over (template, region) pairs: relaxation, pricing of absent pairs, integer solve.
 
-Columns: x_k nodes rented of offer k; z_r share of role r's demand left unserved; y_{r,g} whether role r
+Columns beside those of `rental`: z_r share of role r's demand left unserved; y_{r,g} whether role r
 stands in region g and s_r whether it is served at all (s_r + z_r >= 1; both only with a spread above
 1); n_i instances of pair i. Rows, all of the form >=:
 
     demand r        sum_i share_i n_i + z_r >= 1
-    cell (g, c)     sum_k x_k - sum_i nodes_i n_i >= 0
-    limits          budget, spot share, number of nodes
     presence r, g   sum_{i in r, g} n_i - y_{r,g} >= 0,      sum_g y_{r,g} - spread s_r >= 0
     cut of role r   sum_i F(w_i) n_i + F(G) z_r >= F(G)      F non-decreasing and subadditive (`cover`)
 
@@ -23,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.plan.solvers.columns import GRID, Model, Pairs
-from atoll.plan.solvers.lp import LinearProgram, LpResult, Sparse
-from atoll.plan.solvers.relaxation import Goal, Prices
+from atoll.plan.solvers.lp import LpResult, Sparse
+from atoll.plan.solvers.relaxation import Goal
+from atoll.plan.solvers.rental import Rental
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 _PRICED_OUT = 1e-7
 
@@ -59,28 +57,25 @@ class _Cut:
     values: Floats
 
 
-class Master:
+class Master(Rental):
     """Grows by pairs and cuts; pair i of role r is known by its index into `model.pairs[r]`."""
 
     def __init__(self, model: Model, goal: Goal, unserved: Floats, seed: int) -> None:
-        self.model = model
+        super().__init__(model, rent=1.0 if goal == "cost" else 0.0, seed=seed)
         self.goal = goal
         self.rounds = 0
-        self.limit_rows: dict[str, int] = {}
-        self._lp = LinearProgram(seed)
         self._cuts: list[_Cut] = []
         self._present = [np.zeros(len(p), np.bool_) for p in model.pairs]
         self._role = np.zeros(0, np.int64)
         self._pair = np.zeros(0, np.int64)
-        self._add_rows()
-        self._add_offers()
+        self._demand_row = self.add_empty_rows(np.ones(len(model.pairs)))
         self._add_unserved(unserved)
         self._add_presence()
         self._kept_columns = []
         for role, kept in enumerate(model.kept):
             first = self._append(role, kept.pairs, kept.number.astype(np.float64), new=False)
             self._kept_columns.append(first + np.arange(len(kept.pairs)))
-        self._first = self._lp.columns
+        self._first = self.lp.columns
 
     @property
     def columns(self) -> int:
@@ -92,55 +87,18 @@ class Master:
         """How many cuts are in."""
         return len(self._cuts)
 
-    def _add_rows(self) -> None:
-        model, limits, roles = self.model, self.model.limits, len(self.model.pairs)
-        lower = [1.0] * roles + [0.0] * model.cells
-        for name, least in (
-            ("budget", None if limits.budget is None else -limits.budget),
-            ("spot_share", None if limits.spot_share is None else 0.0),
-            ("max_nodes", None if limits.max_nodes is None else -float(limits.max_nodes)),
-        ):
-            if least is not None:
-                self.limit_rows[name] = len(lower)
-                lower.append(least)
-        self._presence_row = len(lower)
-        if limits.spread > 1:
-            lower += [0.0] * (roles * model.regions + roles) + [1.0] * roles
-        empty = Sparse.of(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), len(lower))
-        self._lp.add_rows(np.array(lower), np.full(len(lower), np.inf), empty)
-
-    def _add_offers(self) -> None:
-        model, supply, roles = self.model, self.model.supply, len(self.model.pairs)
-        offers = np.arange(len(supply.usd))
-        rows, values = [roles + model.offer_cell], [np.ones(len(offers))]
-        share = model.limits.spot_share
-        for name, row in self.limit_rows.items():
-            rows.append(np.full(len(offers), row))
-            if name == "budget":
-                values.append(-supply.usd)
-            elif name == "max_nodes":
-                values.append(-np.ones(len(offers)))
-            elif share is not None:
-                values.append(supply.gpus[supply.type] * (share - model.spot()))
-        entries = Sparse.of(
-            np.tile(offers, len(rows)), np.concatenate(rows), np.concatenate(values), len(offers)
-        )
-        cost = supply.usd if self.goal == "cost" else np.zeros(len(offers))
-        self._lp.add_columns(
-            cost, np.zeros(len(offers)), supply.available.astype(np.float64), entries
-        )
-
     def _add_unserved(self, unserved: Floats) -> None:
         roles = len(self.model.pairs)
         each = np.arange(roles)
+        rows = self._demand_row + each
         if self.goal == "common":
-            self._unserved = np.full(roles, self._lp.columns)
-            entries = Sparse.of(np.zeros(roles, np.int64), each, np.ones(roles), 1)
-            self._lp.add_columns(np.ones(1), np.zeros(1), np.ones(1), entries)
+            self._unserved = np.full(roles, self.lp.columns)
+            entries = Sparse.of(np.zeros(roles, np.int64), rows, np.ones(roles), 1)
+            self.lp.add_columns(np.ones(1), np.zeros(1), np.ones(1), entries)
             return
-        self._unserved = self._lp.columns + each
-        entries = Sparse.of(each, each, np.ones(roles), roles)
-        self._lp.add_columns(unserved, np.zeros(roles), np.ones(roles), entries)
+        self._unserved = self.lp.columns + each
+        entries = Sparse.of(each, rows, np.ones(roles), roles)
+        self.lp.add_columns(unserved, np.zeros(roles), np.ones(roles), entries)
 
     def _add_presence(self) -> None:
         self._presence = np.zeros(0, np.int64)
@@ -149,7 +107,8 @@ class Master:
             return
         number = roles * regions
         each, role = np.arange(number), np.arange(roles)
-        self._presence = self._lp.columns + np.arange(number + roles)
+        self._presence_row = self.add_empty_rows(np.repeat([0.0, 1.0], [number + roles, roles]))
+        self._presence = self.lp.columns + np.arange(number + roles)
         rows = (each, number + each // regions, number + role, number + roles + role)
         entries = Sparse.of(
             np.concatenate([each, each, number + role, number + role]),
@@ -160,10 +119,10 @@ class Master:
             number + roles,
         )
         served = np.repeat([0.0, 1.0 if self.goal == "cost" else 0.0], [number, roles])
-        self._lp.add_columns(np.zeros(number + roles), served, np.ones(number + roles), entries)
+        self.lp.add_columns(np.zeros(number + roles), served, np.ones(number + roles), entries)
         columns = np.unique(self._unserved)
         for column in columns:
-            self._lp.add_entries(
+            self.lp.add_entries(
                 int(column),
                 self._presence_row + number + roles + np.flatnonzero(self._unserved == column),
             )
@@ -174,7 +133,7 @@ class Master:
         real = pairs.cells < cells
         key, count = np.unique(np.nonzero(real)[0] * cells + pairs.cells[real], return_counts=True)
         owners = [each, key // cells]
-        rows = [np.full(number, role), len(self.model.pairs) + key % cells]
+        rows = [np.full(number, self._demand_row + role), key % cells]
         values = [pairs.share, -count.astype(np.float64)]
         if self.model.limits.spread > 1:
             owners.append(each)
@@ -191,7 +150,7 @@ class Master:
         entries = Sparse.of(
             np.concatenate(owners), np.concatenate(rows), np.concatenate(values), number
         )
-        return self._lp.add_columns(cost, np.zeros(number), upper, entries)
+        return self.lp.add_columns(cost, np.zeros(number), upper, entries)
 
     def add(self, role: int, pairs: Ints) -> int:
         """Add pairs that are not in yet; return how many that were."""
@@ -215,44 +174,35 @@ class Master:
             [scaled[weight], scaled[self.model.kept[role].pairs.weight], np.ones(1)]
         )
         sparse = Sparse.of(np.zeros(len(columns), np.int64), columns, entries, 1)
-        row = self._lp.add_rows(np.ones(1), np.full(1, np.inf), sparse)
+        row = self.lp.add_rows(np.ones(1), np.full(1, np.inf), sparse)
         self._cuts.append(_Cut(role, row, scaled))
 
     def solve(self, time_limit_s: float) -> LpResult:
         """Solve the linear relaxation over the pairs that are in."""
         self.rounds += 1
-        return self._lp.solve(time_limit_s)
+        return self.lp.solve(time_limit_s)
 
     def unserved(self, result: LpResult) -> Floats:
         """Return the share of each role's demand a relaxed solution leaves unserved."""
-        return result.values[self._unserved]
+        return np.asarray(result.values[self._unserved])
 
-    def prices(self, result: LpResult) -> Prices:
-        """Return the duals that a Lagrangian bound is made of."""
-        roles = len(self.model.pairs)
-        duals = np.maximum(0.0, result.duals)
-        limit = {name: float(duals[row]) for name, row in self.limit_rows.items()}
-        return Prices(
-            duals[roles : roles + self.model.cells],
-            limit.get("budget", 0.0),
-            limit.get("spot_share", 0.0),
-            limit.get("max_nodes", 0.0),
-            1.0 if self.goal == "cost" else 0.0,
-        )
+    def demand_duals(self, result: LpResult) -> Floats:
+        """Return what each role's whole demand is worth in the relaxation, cuts apart."""
+        return result.duals[self._demand_row : self._demand_row + len(self.model.pairs)].copy()
 
     def role_value(self, result: LpResult, role: int) -> float:
         """Return what the relaxation pays for covering a role: its demand dual and those of its cuts."""
-        return float(result.duals[role]) + sum(
+        return float(result.duals[self._demand_row + role]) + sum(
             float(result.duals[cut.row]) for cut in self._cuts if cut.role == role
         )
 
     def reduced_costs(self, result: LpResult, role: int) -> Floats:
         """Return the reduced cost of every pair of a role, in the master or not."""
         model, pairs = self.model, self.model.pairs[role]
-        cell = result.duals[len(model.pairs) : len(model.pairs) + model.cells]
+        cell = result.duals[: model.cells]
         if self.goal == "cost":
             cell = cell + model.penalty
-        reduced = pairs.prices(cell) - result.duals[role] * pairs.share
+        reduced = pairs.prices(cell) - result.duals[self._demand_row + role] * pairs.share
         gain = np.zeros(GRID + 1)
         for cut in self._cuts:
             if cut.role == role and result.duals[cut.row] > 0.0:
@@ -261,7 +211,7 @@ class Master:
         if model.limits.spread > 1:
             first = self._presence_row + role * model.regions
             reduced -= result.duals[first : first + model.regions][pairs.region]
-        return reduced
+        return np.asarray(reduced)
 
     def price(self, result: LpResult, most: int) -> int:
         """Add up to `most` pairs per role of negative reduced cost; return how many (0: LP optimum)."""
@@ -282,7 +232,7 @@ class Master:
             if result.status != "optimal" or not self.price(result, most):
                 return result
 
-    def solve_integer(
+    def solve_pairs(
         self,
         *,
         time_limit_s: float,
@@ -292,17 +242,14 @@ class Master:
         node_limit: int | None = None,
     ) -> Answer:
         """Solve with whole nodes and instances over the pairs that are in."""
-        lp, roles = self._lp, len(self.model.pairs)
         values = None if start is None else self._values(start)
-        offers = np.arange(len(self.model.supply.usd))
-        instances = np.arange(self._first, lp.columns)
-        lp.set_integer(np.concatenate([offers, self._presence, *self._kept_columns, instances]))
+        served = np.zeros(len(self.model.pairs))
         if self.goal == "cost":
-            lp.set_bounds(self._unserved, np.zeros(roles), np.zeros(roles))
-        if "spot_share" in self.limit_rows:
-            # A share of what is in use: renting idle nodes must not buy room for more spot.
-            lp.set_row_bounds(roles + np.arange(self.model.cells), 0.0, 0.0)
-        found = lp.solve_mip(
+            self.lp.set_bounds(self._unserved, served, served)
+        found = self.solve_integer(
+            np.concatenate(
+                [self._presence, *self._kept_columns, np.arange(self._first, self.lp.columns)]
+            ),
             time_limit_s=time_limit_s,
             gap=gap,
             absolute_gap=absolute_gap,
@@ -310,13 +257,10 @@ class Master:
             node_limit=node_limit,
         )
         if self.goal == "cost":
-            lp.set_bounds(self._unserved, np.zeros(roles), np.ones(roles))
-        if "spot_share" in self.limit_rows:
-            lp.set_row_bounds(roles + np.arange(self.model.cells), 0.0, np.inf)
+            self.lp.set_bounds(self._unserved, served, served + 1.0)
         solution = None if found.values is None else self._solution(found.values)
-        complete = found.status != "stopped"
         bound = np.inf if found.status == "infeasible" else found.bound
-        return Answer(complete, found.objective, bound, solution)
+        return Answer(found.status != "stopped", found.objective, bound, solution)
 
     def _values(self, solution: Solution) -> Floats:
         model = self.model
@@ -326,19 +270,19 @@ class Master:
         ]
         for role, pairs in enumerate(index):
             self.add(role, np.sort(pairs))
-        values = np.zeros(self._lp.columns)
+        values = np.zeros(self.lp.columns)
         values[: len(solution.rented)] = solution.rented
         served = np.zeros(len(model.pairs))
         for role, started in enumerate(solution.started):
-            pairs, kept = model.pairs[role], model.kept[role].pairs
+            own_pairs, kept = model.pairs[role], model.kept[role].pairs
             number = np.array(list(started.values()), np.int64)
             own = np.flatnonzero(self._role == role)
             order = np.argsort(self._pair[own])
             place = own[order[np.searchsorted(self._pair[own], index[role], sorter=order)]]
             values[self._first + place] = number
             values[self._kept_columns[role]] = solution.kept[role]
-            served[role] = number @ pairs.share[index[role]] + solution.kept[role] @ kept.share
-            for region in (*pairs.region[index[role]], *kept.region[solution.kept[role] > 0]):
+            served[role] = number @ own_pairs.share[index[role]] + solution.kept[role] @ kept.share
+            for region in (*own_pairs.region[index[role]], *kept.region[solution.kept[role] > 0]):
                 self._mark(values, role, int(region))
         if self.goal != "cost":
             np.maximum.at(values, self._unserved, np.maximum(0.0, 1.0 - served))

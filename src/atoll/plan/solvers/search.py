@@ -184,7 +184,7 @@ class Search:
         return found and self._objective - self._bound <= self._target.spare(self._objective)
 
     def _integer(self, master: Master, nodes: int | None) -> Answer:
-        return master.solve_integer(
+        return master.solve_pairs(
             time_limit_s=self._deadline.left,
             gap=0.5 * self._target.gap,
             absolute_gap=0.5 * self._target.absolute,
@@ -205,7 +205,7 @@ class Search:
                 return False
             prices = master.prices(result)
             if self._relaxed is None:
-                self._relaxed = prices, result.duals[: len(self._model.pairs)].copy()
+                self._relaxed = prices, master.demand_duals(result)
             if self._goal == "cost" and self._solution is None:
                 if master.unserved(result).max(initial=0.0) > _UNSERVED:
                     return True

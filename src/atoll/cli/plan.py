@@ -1,0 +1,204 @@
+"""`atoll plan`: the cheapest fleet that keeps every promise."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoll.cli.planning import (
+    live_line,
+    need_solvers,
+    parse_share,
+    read_problem,
+    template_libraries,
+    writable,
+)
+from atoll.cli.render import console, emit
+from atoll.core.errors import InfeasibleError, UsageError
+from atoll.core.units import parse_duration
+
+if TYPE_CHECKING:
+    from atoll.catalog.catalog import Catalog
+    from atoll.plan.comparison import Compared
+    from atoll.plan.plan import Plan
+    from atoll.plan.problem import Problem
+    from atoll.plan.solvers.library import Libraries
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def plan(
+    fleet: Annotated[Path, typer.Argument(help="A fleet file (see `atoll init`) or problem.json.")],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Write the plan here, as JSON.")
+    ] = None,
+    solver: Annotated[
+        str,
+        typer.Option(
+            "--solver",
+            help="optimal, or a baseline: homogeneous, cauchy, memory-proportional, ...",
+        ),
+    ] = "optimal",
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also say what each baseline would cost.")
+    ] = False,
+    deadline: Annotated[
+        str, typer.Option("--deadline", help="Stop allocating after this long.")
+    ] = "30s",
+    gap: Annotated[
+        str, typer.Option("--gap", help="Stop when the plan is proven this close to the cheapest.")
+    ] = "0.1%",
+    report: Annotated[
+        Path | None, typer.Option("--report", help="Write a report as one .html file.")
+    ] = None,
+    running: Annotated[
+        Path | None,
+        typer.Option("--running", help="The plan that runs now; what can stay is kept."),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail where not all demand can be met.")
+    ] = False,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Compute all templates anew and keep none.")
+    ] = False,
+    overlay: Annotated[
+        list[Path] | None,
+        typer.Option("--overlay", help="A YAML file that adds or changes facts; may be repeated."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")] = False,
+) -> None:
+    """Find the cheapest nodes and layouts that keep every promise, and prove how good they are.
+
+    Ends with code 5 if there is no plan (or, with --strict, none that meets all demand).
+    """
+    seconds = parse_duration(deadline, field="deadline")
+    share = parse_share(gap, field="gap")
+    if seconds <= 0:
+        raise UsageError("--deadline is 0", hint="give it some time, as in 30s")
+    for path, endings in ((out, ()), (report, (".html",))):
+        if path is not None:
+            writable(path, endings)
+    need_solvers()
+    problem = read_problem(fleet, overlays=overlay, running=running)
+    catalog = problem.catalog()
+    from atoll.plan.solvers.registry import NAMES
+
+    _known(solver, NAMES)
+    libraries = template_libraries(problem, catalog, cached=not no_cache)
+    made = _solve(solver, problem, catalog, libraries, seconds, share)
+    compared = _baselines(made, problem, catalog, libraries) if compare else ()
+    useful = made.status != "infeasible" and not (strict and made.status == "partial")
+    if useful:
+        _write(made, problem, compared, out, report)
+    from atoll.plan.cost import cost_report
+
+    data = {
+        "plan": made.model_dump(mode="json"),
+        "cost": cost_report(made, problem),
+        "compare": compared,
+        "templates": {
+            role: {"templates": len(own), "multisets": own.multisets}
+            for role, own in libraries.roles.items()
+        },
+    }
+    if as_json or made.status != "infeasible":
+        from atoll.cli.plan_tables import drawn
+
+        emit(data, as_json, lambda: drawn(made, problem, compared, console().width))
+    if useful:
+        for path in (out, report):
+            if path is not None:
+                console(stderr=True).print(f"wrote {path}", markup=False)
+    _finish(made, strict)
+
+
+def _known(solver: str, names: tuple[str, ...]) -> None:
+    from atoll.core.errors import UnknownNameError
+
+    if solver not in names:
+        raise UnknownNameError("solver", solver, names)
+
+
+def _solve(
+    solver: str,
+    problem: Problem,
+    catalog: Catalog,
+    libraries: Libraries,
+    deadline_s: float,
+    gap: float,
+) -> Plan:
+    """Plan, with what is found and proven so far on stderr. The plan has passed the validator."""
+    from atoll.plan.explain import money, share
+    from atoll.plan.solvers.registry import Effort, solve
+
+    with live_line("allocating") as say:
+
+        def log(seconds: float, objective: float, bound: float) -> None:
+            if math.isfinite(objective) and objective > 0:
+                best = f"best {money(objective)}, gap {share(max(0, 1 - bound / objective))}"
+            else:
+                best = "no plan yet"
+            say(f"allocating {seconds:.1f}s: {best}, proven {money(max(0.0, bound))}")
+
+        return solve(solver, problem, catalog, libraries, Effort(deadline_s, gap, log))
+
+
+def _baselines(
+    made: Plan, problem: Problem, catalog: Catalog, libraries: Libraries
+) -> tuple[Compared, ...]:
+    from atoll.plan.comparison import compared, failed
+    from atoll.plan.solvers.registry import BASELINES, solve
+    from atoll.plan.violation import InvalidPlanError
+
+    found = []
+    with live_line("baselines") as say:
+        for name in BASELINES:
+            if name == made.solver:
+                continue
+            say(f"baseline {name}")
+            try:
+                other = solve(name, problem, catalog, libraries)
+            except InvalidPlanError as error:
+                # Baselines know no limits of the whole; the validator says which they break.
+                found.append(failed(name, error))
+            else:
+                found.append(compared(other, made, problem))
+    return tuple(found)
+
+
+def _write(
+    made: Plan,
+    problem: Problem,
+    compared: tuple[Compared, ...],
+    out: Path | None,
+    report: Path | None,
+) -> None:
+    from atoll.core.files import atomic_write
+
+    if out is not None:
+        atomic_write(out, made.to_json(indent=2) + "\n")
+    if report is not None:
+        from atoll.cli.plan_report import page
+
+        atomic_write(report, page(made, problem, compared))
+
+
+def _finish(made: Plan, strict: bool) -> None:
+    from atoll.plan.explain import share
+
+    why = "; ".join(made.reasons[:3])
+    if made.status == "infeasible":
+        raise InfeasibleError(
+            f"no plan meets the demand of {made.problem_name}" + (f": {why}" if why else ""),
+            hint="`atoll explain --fleet FLEET` finds what would help",
+        )
+    if made.status == "partial" and strict:
+        least = min(made.served_fraction.values())
+        raise InfeasibleError(
+            f"only {share(least)} of the demand can be met" + (f": {why}" if why else ""),
+            hint="leave --strict away to get that plan, or ask `atoll explain`",
+        )
