@@ -18,13 +18,16 @@ endef
 # Comparisons with AIConfigurator are worth having, never worth failing for.
 try_aic = $(MAKE) $(VENV)/aic || echo "skipped: everything that needs the extra 'aic' (not installed)"
 
+# So are solvers to check against.
+try_reference = $(MAKE) $(VENV)/reference || echo "skipped: CP-SAT and Gurobi (extra 'reference' not installed)"
+
 .PHONY: help
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(VENV)/ready ## See Atoll at work (seconds, no GPU)
-	@$(BIN)/python -m atoll.cli.main perf compare llama-3-70b
+demo: $(VENV)/ready ## Plan three models on rented GPUs and see what it saves (no GPU needed)
+	@$(BIN)/atoll plan examples/quickstart.yaml --compare
 
 .PHONY: test
 test: $(VENV)/ready ## Lint, types, import rules and the fast tests
@@ -33,13 +36,15 @@ test: $(VENV)/ready ## Lint, types, import rules and the fast tests
 .PHONY: test-full
 test-full: $(VENV)/ready ## The same with the slow tests and those that need extras
 	@$(try_aic)
+	@$(try_reference)
 	@$(BIN)/python tools/check.py --full
 
 .PHONY: bench
-bench: $(VENV)/ready ## Accuracy and speed of the performance model
+bench: $(VENV)/ready ## All benchmarks, in full (about half an hour)
 	@$(try_aic)
-	@$(BIN)/python -m benchmarks.perf_accuracy
-	@$(BIN)/python -m benchmarks.perf_speed
+	@$(try_reference)
+	@for name in perf_accuracy perf_speed h200_fidelity templates template_sensitivity allocation coral_costs; do \
+		echo; echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
 
 .PHONY: lint
 lint: $(VENV)/ready ## Lint, types and import rules only
@@ -64,6 +69,11 @@ $(VENV)/ready: pyproject.toml
 $(VENV)/aic: $(VENV)/ready
 	@echo "setup: installing the extra 'aic' into $(VENV)"
 	@$(call pip_install,-e '.[aic]')
+	@touch $@
+
+$(VENV)/reference: $(VENV)/ready
+	@echo "setup: installing the extra 'reference' into $(VENV)"
+	@$(call pip_install,-e '.[reference]')
 	@touch $@
 
 # Torch first and exactly: what follows would otherwise bring the version it likes best.

@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli.render import console, emit, note, table
-from atoll.core.units import format_bytes, format_count, format_duration, parse_duration
+from atoll.core.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from atoll.catalog.catalog import Catalog
     from atoll.catalog.models import ModelSpec
-    from atoll.core.ids import Phase
     from atoll.perf.calibrate import Fit
     from atoll.perf.compare import NodeChoice, PhaseCopy
     from atoll.perf.constants import ConstantTable
     from atoll.perf.curves import Picture
-    from atoll.perf.memory import MemoryModel
     from atoll.perf.step import StepModel
 
 app = typer.Typer(
@@ -150,6 +148,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Draw step time and throughput of a model on a node, against batch and layers."""
+    from atoll.cli.perf_facts import facts_of, host_times, words_of
     from atoll.core.ids import Phase
     from atoll.perf.capacity import RoleLoad
     from atoll.perf.curves import decode_steps, layer_steps, prefill_steps, throughput_by_layers
@@ -175,9 +174,9 @@ def show(
         decode_steps(steps, drawn, mix.decode_context, 256),
         *(throughput_by_layers(role, steps, stages, link) for role in roles.values()),
     ]
-    hosts = _hosts(steps, mix.decode_context)
-    facts = _facts(steps, memory, hosts)
-    words = _words(steps, memory, most, hosts)
+    hosts = host_times(steps, mix.decode_context)
+    facts = facts_of(steps, memory, hosts)
+    words = words_of(steps, memory, most, hosts)
     title = f"{spec.name} on {steps.node.id}"
     if out:
         from atoll.cli.charts import save_all
@@ -187,74 +186,6 @@ def show(
     emit(data, as_json, lambda: _drawn(title, words, pictures))
     for path in out or ():
         note(f"wrote {path}")
-
-
-def _hosts(steps: StepModel, context: float) -> dict[Phase, float]:
-    """Host seconds per step of each phase: as measured for the smallest step, else assumed."""
-    from atoll.core.ids import Phase
-    from atoll.perf.batch import Batch
-
-    smallest = {Phase.PREFILL: Batch.prefill(1.0), Phase.DECODE: Batch.decode(1.0, context)}
-    assumed = steps.engine.host_seconds(steps.tp)
-    return {
-        phase: float(steps.parts(batch).host) if steps.measures_host(phase) else assumed
-        for phase, batch in smallest.items()
-    }
-
-
-def _host_words(steps: StepModel, hosts: dict[Phase, float]) -> str:
-    said = {
-        phase: f"{format_duration(seconds)} per step "
-        + ("(measured)" if steps.measures_host(phase) else f"({steps.engine.name}, assumed)")
-        for phase, seconds in hosts.items()
-    }
-    if len(set(said.values())) == 1:
-        return next(iter(said.values()))
-    return "; ".join(f"{phase.value} {words}" for phase, words in said.items())
-
-
-def _facts(
-    steps: StepModel, memory: MemoryModel, hosts: dict[Phase, float]
-) -> dict[str, float | str]:
-    """What programs read: base units, named in the keys. `kv_tokens` is per copy, 0 if none fits.
-
-    `host_s` is that of decode, which pays it for every token.
-    """
-    from atoll.core.ids import Phase
-
-    layers = steps.spec.layers
-    return {
-        "weight_bytes": steps.spec.weight_bytes,
-        "layers": layers,
-        "usable_bytes_per_gpu": memory.usable_bytes,
-        "kv_tokens": memory.kv_tokens(0, layers),
-        "tp": steps.tp,
-        "copies": steps.node.count // steps.tp,
-        "host_s": hosts[Phase.DECODE],
-        "provenance": steps.provenance,
-    }
-
-
-def _words(
-    steps: StepModel, memory: MemoryModel, most: int, hosts: dict[Phase, float]
-) -> dict[str, str]:
-    """The same for people."""
-    layers = steps.spec.layers
-    whole = memory.free_bytes(0, layers)
-    room = (
-        f"{format_count(memory.kv_tokens(0, layers))} tokens beside the whole model"
-        if whole > 0
-        else f"the whole model does not fit; {most} of {layers} layers do"
-    )
-    copies = steps.node.count // steps.tp
-    return {
-        "weights": f"{format_bytes(steps.spec.weight_bytes)} in {layers} layers",
-        "usable memory": f"{format_bytes(memory.usable_bytes)} per GPU for weights and KV cache",
-        "KV cache": room,
-        "parallelism": f"tensor parallel over {steps.tp}" + (f", {copies} copies" * (copies > 1)),
-        "host time": _host_words(steps, hosts),
-        "times": steps.provenance,
-    }
 
 
 def _drawn(title: str, facts: dict[str, str], pictures: list[Picture]) -> RenderableType:
@@ -352,8 +283,9 @@ def _comparison(title: str, choices: list[NodeChoice], layers: int, spot: bool) 
         f"$/h is the cheapest {kind} price over the regions asked for; 'fits' is how many of the {layers} "
         "layers fit on a node. "
         f"'{count}x {rate:,.0f}': a pipeline of {count} such nodes carries that many tokens/s; it is the "
-        "best of up to 8 equal stages. '-': none keeps the promise, or nobody sells the node. 'times' says what the "
-        "prediction rests on: measured operators, measured layers, or a proxy GPU. $/1k: per 1,000 requests."
+        "best of up to 8 equal stages. '-': none keeps the promise, or nobody sells the node. 'times' says "
+        "what the prediction rests on: measured operators, measured layers, or a proxy GPU. $/1k: per "
+        "1,000 requests."
     )
     drawn = table(columns, rows, title=title, right=columns[1:-1])
     drawn.padding, drawn.pad_edge = (0, 1, 0, 0), False

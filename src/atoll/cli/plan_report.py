@@ -9,13 +9,13 @@ import html
 from collections.abc import Iterable, Sequence
 
 from atoll.cli.layout_svg import colours, drawing
-from atoll.cli.plan_tables import by_service_and_region, headline, rate, rows, shortage
+from atoll.cli.plan_tables import by_service_and_region, headline, many, rate, rows, shortage
 from atoll.core.ids import parse_node_type
 from atoll.core.units import format_duration, format_rate
 from atoll.plan.comparison import Compared
 from atoll.plan.cost import cost_report
 from atoll.plan.explain import money, share, slacks
-from atoll.plan.plan import Instance, Plan
+from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem, Service
 
 _STYLE = """
@@ -29,7 +29,7 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var
 h1 { font-size: 1.5rem; margin: 0 0 .25rem; } h2 { font-size: 1.1rem; margin: 2.2rem 0 .6rem; }
 p { margin: .3rem 0; } .dim { color: var(--dim); }
 .cards { display: flex; flex-wrap: wrap; gap: .6rem; margin: 1rem 0; }
-.card { background: var(--soft); border-radius: 8px; padding: .6rem 1rem; min-width: 8rem; }
+.card { background: var(--soft); border-radius: 8px; padding: .6rem .9rem; min-width: 6rem; }
 .card b { display: block; font-size: 1.25rem; } .card span { color: var(--dim); font-size: .85rem; }
 .warn { background: var(--warn-back); color: var(--warn); border-radius: 8px; padding: .6rem 1rem; }
 .wide { overflow-x: auto; }
@@ -39,6 +39,7 @@ th, td { padding: .25rem 1.2rem .25rem 0; border-bottom: 1px solid var(--line); 
 td.n, th.n { text-align: right; }
 td.bar { width: 45%; min-width: 160px; padding-right: 0; }
 .bars { width: 100%; } .bar i { display: block; height: 14px; border-radius: 3px; background: var(--bar); }
+.versus tr + tr i { background: var(--dim); }
 .instance { margin: 1rem 0 1.3rem; } .instance p { margin: 0 0 .35rem; }
 svg.layout { display: block; width: 100%; max-width: 720px; height: auto; }
 svg text { font: 12px system-ui, sans-serif; text-anchor: middle; }
@@ -138,10 +139,10 @@ def _comparison(plan: Plan, compared: Sequence[Compared]) -> str:
     if not compared:
         return ""
     lines = [(plan.solver, plan.usd_per_hour, money(plan.usd_per_hour))]
-    notes = []
+    broken: dict[str, list[str]] = {}
     for other in compared:
         if other.broken:
-            notes.append(f"{other.solver} has no valid plan: it breaks {', '.join(other.broken)}.")
+            broken.setdefault(", ".join(other.broken), []).append(other.solver)
             continue
         usd = other.usd_per_hour or 0.0
         said = money(usd)
@@ -150,8 +151,9 @@ def _comparison(plan: Plan, compared: Sequence[Compared]) -> str:
         elif (other.served or 0.0) < 1.0:
             said += f" (serves {share(other.served or 0.0)})"
         lines.append((other.solver, usd, said))
+    notes = (f"Breaks {rules}: {', '.join(names)}." for rules, names in broken.items())
     told = "".join(f'<p class="dim">{_text(note)}</p>' for note in notes)
-    return f"<h2>Next to the baselines</h2>{_bars(lines)}{told}"
+    return f'<h2>Next to the baselines</h2><div class="versus">{_bars(lines)}</div>{told}'
 
 
 def _costs(plan: Plan, problem: Problem) -> str:
@@ -166,7 +168,7 @@ def _costs(plan: Plan, problem: Problem) -> str:
         total = sum(value for (_, place), value in usd.items() if place == region)
         places.append((region, total, money(total)))
     kinds = [
-        (line.name, line.usd_per_hour, f"{money(line.usd_per_hour)}, {line.nodes} nodes")
+        (line.name, line.usd_per_hour, f"{many(line.nodes, 'node')}, {money(line.usd_per_hour)}")
         for line in cost_report(plan, problem).node_types
     ]
     return (
@@ -183,24 +185,14 @@ def _layouts(plan: Plan) -> str:
         f'<span><i style="background:{value}"></i>{_text(gpu)}</span>'
         for gpu, value in colour.items()
     )
-    first: dict[tuple[str, str, str, bool], Instance] = {}
-    for instance in plan.instances:
-        key = (instance.role, instance.region, instance.describe(), instance.kept)
-        first.setdefault(key, instance)
     drawn = []
     for row in rows(plan):
-        same = next(
-            instance
-            for instance in first.values()
-            if (instance.service, instance.phase, instance.region, instance.describe())
-            == (row.service, row.phase, row.region, row.layout)
-        )
         number = f"{row.number}x " if row.number > 1 else ""
         state = ", kept" if row.kept else ""
         drawn.append(
             f'<div class="instance"><p><b>{number}{_text(row.service)} {_text(row.phase)}</b> '
             f'<span class="dim">in {_text(row.region)}: {rate(row.per_s)}, '
-            f"{money(row.usd_per_hour)}{state}</span></p>{drawing(same, colour)}</div>\n"
+            f"{money(row.usd_per_hour)}{state}</span></p>{drawing(row.example, colour)}</div>\n"
         )
     note = (
         "Stages from left to right, as wide as the layers they hold; nodes of a stage share its load. "

@@ -29,14 +29,31 @@ _UNITS = "Per second: prompt tokens (prefill), generated tokens (decode), reques
 class Row:
     """Equal instances together: same role, region, layout and markets, all kept or all new."""
 
-    service: str
-    phase: Phase
-    region: str
+    example: Instance
     layout: str
     number: int
     per_s: float
     usd_per_hour: float
-    kept: bool
+
+    @property
+    def service(self) -> str:
+        """The service they belong to."""
+        return self.example.service
+
+    @property
+    def phase(self) -> Phase:
+        """The phase they run."""
+        return self.example.phase
+
+    @property
+    def region(self) -> str:
+        """Where they stand."""
+        return self.example.region
+
+    @property
+    def kept(self) -> bool:
+        """Whether they ran before."""
+        return self.example.kept
 
 
 def rows(plan: Plan) -> list[Row]:
@@ -52,14 +69,11 @@ def rows(plan: Plan) -> list[Row]:
         groups.setdefault(key(instance), []).append(instance)
     return [
         Row(
-            service=group[0].service,
-            phase=group[0].phase,
-            region=group[0].region,
+            example=group[0],
             layout=group[0].describe(),
             number=len(group),
             per_s=sum(i.throughput_per_s for i in group),
             usd_per_hour=sum(i.usd_per_hour for i in group),
-            kept=group[0].kept,
         )
         for group in groups.values()
     ]
@@ -72,7 +86,7 @@ def rate(per_s: float) -> str:
 
 def headline(plan: Plan) -> str:
     """Say in a line or two what the plan costs and what is proven of it."""
-    size = f"{_many(plan.nodes, 'node')}, {_many(plan.gpus, 'GPU')}"
+    size = f"{many(plan.nodes, 'node')}, {many(plan.gpus, 'GPU')}"
     cost = f"{money(plan.usd_per_hour)} on {size}"
     if plan.init_usd > 0:
         cost += f", and {money(plan.init_usd)} for starting new instances"
@@ -204,7 +218,7 @@ def _roles(plan: Plan, problem: Problem) -> Table:
                 role.phase,
                 rate(slack.demand_per_s),
                 rate(slack.capacity_per_s),
-                None if use is None else f"{min(use, 1.0):.0%}",
+                None if use is None else share(min(use, 1.0)),
                 *([share(slack.served)] if short else []),
                 f"{own.usd_per_hour:,.2f}",
                 _per_million(own.usd_per_million_tokens),
@@ -289,5 +303,6 @@ def _tight(made: Table) -> Table:
     return made
 
 
-def _many(number: int, what: str) -> str:
+def many(number: int, what: str) -> str:
+    """Write a number of things: "1 node", "3 nodes"."""
     return f"{number} {what}{'' if number == 1 else 's'}"

@@ -36,6 +36,7 @@ from atoll.core.errors import InputError, UsageError
 from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
 from atoll.perf.constants import ConstantTable
+from atoll.perf.grid import last_below, value_at
 from atoll.perf.memory import MemoryModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
 from atoll.perf.step import Position, StepModel, StepParts, analytic, slowest_run, window_counts
@@ -255,13 +256,13 @@ class CapacityModel:
         step = (self._stack_s + self._fixed[position])[None, :, :]
         room = self._room[position]
         total = step + transfer
-        late = _last_below(total - budgets_s[:, None, None])
+        late = last_below(total - budgets_s[:, None, None])
         # No layers and no host time take no time: the entry for j = 0 is never used.
         with np.errstate(divide="ignore", invalid="ignore"):
             held = total / step
             held *= self._grid * stages[:, None, None]
             held -= room[None, :, None]
-        crowded = _last_below(held)
+        crowded = last_below(held)
         where = np.minimum(late, crowded)
         index = np.minimum(where.astype(np.int64), max(0, size - 2))
         share = where - index
@@ -271,9 +272,9 @@ class CapacityModel:
             waiting = np.minimum(1.0, room * step[:, :, 0] / (stages[:, None] * first))
         in_time = (first <= budgets_s[:, None]) & self._tail_in_time(stages, budgets_s, position)
         return _Best(
-            batch=_at(self._grid, index, share),
-            step_s=_at(np.broadcast_to(step, total.shape), index, share),
-            transfer_s=_at(np.broadcast_to(transfer, total.shape), index, share),
+            batch=value_at(self._grid, index, share),
+            step_s=value_at(np.broadcast_to(step, total.shape), index, share),
+            transfer_s=value_at(np.broadcast_to(transfer, total.shape), index, share),
             occupancy=np.where(crowded > 0.0, 1.0, waiting),
             feasible=in_time & (room >= 1.0) & self._tail_room[position],
             late=late,
@@ -332,32 +333,6 @@ def _fixed(parts: StepParts[Array], position: Position) -> Array:
     if position.head:
         total = total + parts.head
     return total
-
-
-def _last_below(rows: Array) -> Array:
-    """Return along the last axis, where values rise, the fractional index at which they reach zero.
-
-    0 where the first entry is above zero already, the last index where none is.
-    """
-    last = rows.shape[-1] - 1
-    below = np.count_nonzero(rows <= 0.0, axis=-1)
-    left = np.minimum(np.maximum(below - 1, 0), max(0, last - 1))
-    low = np.take_along_axis(rows, left[..., None], axis=-1)[..., 0]
-    high = np.take_along_axis(rows, np.minimum(left + 1, last)[..., None], axis=-1)[..., 0]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        inside = left + np.where(high > low, -low / (high - low), 0.0)
-    return np.where(below == 0, 0.0, np.where(below > last, float(last), inside))
-
-
-def _at(rows: Array, index: NDArray[np.int64], share: Array) -> Array:
-    """Return values at the fractional index `index + share` along the last axis."""
-    if rows.shape[-1] == 1:
-        return np.broadcast_to(rows[..., 0], index.shape).copy()
-    if rows.ndim == 1:
-        return np.asarray(rows[index] * (1.0 - share) + rows[index + 1] * share)
-    low = np.take_along_axis(rows, index[..., None], axis=-1)[..., 0]
-    high = np.take_along_axis(rows, index[..., None] + 1, axis=-1)[..., 0]
-    return np.asarray(low * (1.0 - share) + high * share)
 
 
 def capacity(

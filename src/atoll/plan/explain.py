@@ -195,7 +195,7 @@ class NodeUse(Frozen):
             return f"carries nothing: {'; '.join(reasons)}"
         price = money(self.usd_per_hour or 0.0)
         if not self.asked:
-            return f"not used at {price}; what price it would take was not asked"
+            return f"not used at {price}"
         if self.verdict == "idle" or self.break_even_usd_per_hour is None:
             return "not used, and would not be for free"
         low = self.break_even_usd_per_hour
@@ -267,15 +267,16 @@ def slacks(plan: Plan, problem: Problem) -> tuple[Slack, ...]:
 def tight_constraints(plan: Plan, problem: Problem) -> tuple[Constraint, ...]:
     """Return the constraints that a plan uses up, those of the problem's limits first.
 
-    A limit on money or spot is listed whenever it is set: instances are whole, so a limit may bind with
-    something left of it.
+    A limit is listed whenever it is set: instances are whole, so it may bind with something left of it.
+    Only a budget cannot bind a plan that meets all demand, since that is as cheap as can be anyway.
     """
     return (*_limits(plan, problem), *_exhausted(plan, problem))
 
 
 def _limits(plan: Plan, problem: Problem) -> Iterator[Constraint]:
     limits = problem.limits
-    if limits.budget_usd_per_hour is not None:
+    short = plan.status in ("partial", "infeasible")
+    if short and limits.budget_usd_per_hour is not None:
         yield Constraint(
             kind="budget",
             where="budget",

@@ -43,8 +43,9 @@ def explain(
 ) -> Explanation:
     """Return why a plan is what it is.
 
-    `node_types` are those to say something about (None: all on offer); `repairs` are looked for if demand
-    is not met, unless False. What the planner's limits leave no time for is named in `left_out`.
+    `node_types` are those to say something about (None: all on offer, and where demand is not met without
+    asking for prices); `repairs` are looked for if demand is not met, unless False. What the planner's
+    limits leave no time for is named in `left_out`.
     """
     problem = soft(planner.problem)
     left_out: list[str] = []
@@ -58,7 +59,10 @@ def explain(
     short = served_share(base.plan, problem) < 1.0
     found = find_repairs(planner, left_out) if short and repairs is not False else ()
     kinds = problem.node_types if node_types is None else tuple(node_types)
-    uses = tuple(_node_use(kind, plan, base.plan, problem, planner, left_out) for kind in kinds)
+    asked = node_types is not None or not short
+    uses = tuple(
+        _node_use(kind, plan, base.plan, problem, planner, left_out, asked=asked) for kind in kinds
+    )
     return _read_off(plan, planner.problem, tuple(left_out)).model_copy(
         update={
             "best_usd_per_hour": base.plan.objective,
@@ -69,6 +73,17 @@ def explain(
             "plans": planner.plans,
         }
     )
+
+
+def expected_plans(plan: Plan, problem: Problem, node_types: Sequence[str] | None) -> int:
+    """Return about how often `explain` will plan again, for a progress bar."""
+    rented = {kind for _, kind, _ in plan.rented()}
+    kinds = problem.node_types if node_types is None else node_types
+    unused = sum(kind not in rented for kind in kinds)
+    if plan.status not in ("partial", "infeasible"):
+        return 1 + len(tight_constraints(plan, problem)) + 3 * unused
+    repairs = 5 * len(problem.node_types) + 2 * len(problem.roles)
+    return 1 + len(tight_constraints(plan, problem)) + repairs
 
 
 def _read_off(plan: Plan, problem: Problem, left_out: tuple[str, ...]) -> Explanation:
@@ -122,6 +137,8 @@ def _node_use(
     problem: Problem,
     planner: Planner,
     left_out: list[str],
+    *,
+    asked: bool,
 ) -> NodeUse:
     offers = [offer for offer in problem.offers if offer.node_type == kind]
     used = sum(count for (_, own, _), count in plan.rented().items() if own == kind)
@@ -141,6 +158,8 @@ def _node_use(
         return use.model_copy(update={"verdict": "not-offered"})
     if not any(fit.carries for fit in use.roles):
         return use.model_copy(update={"verdict": "carries-nothing"})
+    if not asked:
+        return use.model_copy(update={"verdict": "too-dear", "asked": False})
     try:
         factor = break_even(kind, base, problem, planner)
     except OutOfTimeError:

@@ -1,0 +1,477 @@
+"""`atoll templates`: the best layouts of a model over mixed nodes, and the spectrum they span."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoll.cli.planning import bar, need_solvers, writable
+from atoll.cli.render import console, emit, table
+from atoll.core.errors import AtollError, UnknownNameError, UsageError
+from atoll.core.ids import Phase, parse_node_type
+from atoll.core.units import format_duration, parse_duration
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from atoll.catalog.catalog import Catalog
+    from atoll.perf.curves import Picture
+    from atoll.plan.problem import Problem, Service
+    from atoll.plan.solvers.spectrum import Priced
+    from atoll.plan.solvers.templates import Layout, TemplateLibrary
+
+app = typer.Typer(add_completion=False)
+
+_NODES = ",".join(
+    f"{gpu}:{count}" for gpu in ("L4", "A10G", "L40S", "A100-80", "H100") for count in (1, 2, 4, 8)
+)
+_SERVICE = "model"
+_PHASES = ("prefill", "decode", "both")
+_MOST_MULTISETS = 5_000_000
+_UNSOLD = "unsold"
+"""The region of node types that nobody sells: their templates have no price."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """One template: its nodes, layout, throughput per second, and price where it is cheapest."""
+
+    nodes: dict[str, int]
+    layout: str
+    throughput_per_s: float
+    usd_per_hour: float | None
+    region: str | None
+    per_s_per_usd: float | None
+
+
+@dataclass(frozen=True)
+class PhaseTemplates:
+    """What there is of one phase. Gaps are the widest step between throughputs, over the largest."""
+
+    phase: Phase
+    multisets: int
+    templates: int
+    homogeneous: int
+    widest_gap: float | None
+    widest_gap_homogeneous: float | None
+    best: tuple[Best, ...]
+    best_homogeneous: Best | None
+    spectrum: Picture | None
+
+
+@app.command()
+def templates(
+    model: Annotated[
+        str,
+        typer.Argument(help="A model of the catalog (qwen3-32b, phi-4-14b@fp8) or config.json."),
+    ],
+    phase: Annotated[
+        str | None,
+        typer.Option(
+            "--phase",
+            help="prefill, decode, or both on the same nodes; prefill and decode apart if left out.",
+        ),
+    ] = None,
+    ttft: Annotated[
+        str, typer.Option("--ttft", help="Promised time to the first token.")
+    ] = "1500ms",
+    tpot: Annotated[str, typer.Option("--tpot", help="Promised time per further token.")] = "80ms",
+    lengths: Annotated[
+        str, typer.Option("--lengths", help="azure-code, azure-conv, ... or PROMPTxANSWER.")
+    ] = "azure-conv",
+    nodes: Annotated[
+        str, typer.Option("--nodes", help="Node types to lay it over, comma-separated.")
+    ] = _NODES,
+    regions: Annotated[
+        str | None,
+        typer.Option("--regions", help="Prices of these regions only, comma-separated."),
+    ] = None,
+    spot: Annotated[bool, typer.Option("--spot", help="Spot prices instead of on-demand.")] = False,
+    max_nodes: Annotated[
+        int, typer.Option("--max-nodes", min=1, max=8, help="Most nodes of a template.")
+    ] = 6,
+    memory_ratio: Annotated[
+        float, typer.Option("--memory-ratio", help="Most memory of a template over the model's.")
+    ] = 12.0,
+    top: Annotated[int, typer.Option("--top", min=1, help="How many to list.")] = 20,
+    uses: Annotated[
+        str | None, typer.Option("--uses", help="Only templates with this GPU or node type.")
+    ] = None,
+    engine: Annotated[
+        str, typer.Option("--engine", help="Whose host time per step counts.")
+    ] = "vllm",
+    out: Annotated[
+        list[Path] | None,
+        typer.Option("--out", help="Also write the spectrum as .png or .html; repeatable."),
+    ] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Compute the templates anew and keep none.")
+    ] = False,
+    overlay: Annotated[
+        list[Path] | None,
+        typer.Option("--overlay", help="A YAML file that adds or changes facts; may be repeated."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")] = False,
+) -> None:
+    """List the best layouts of a model over mixed nodes by throughput per dollar, and draw their spectrum."""
+    from atoll.catalog.catalog import load_catalog
+
+    for path in out or ():
+        writable(path, (".png", ".html"))
+    need_solvers()
+    catalog, name = _model(load_catalog(overlay or ()), model)
+    service = _service(name, phase, ttft, tpot, lengths)
+    kinds = _kinds(catalog, nodes, max_nodes)
+    places = _places(catalog, regions)
+    prices = _prices(catalog, kinds, places, spot=spot)
+    problem = _problem(service, kinds, prices, max_nodes, memory_ratio, engine)
+    wanted = None if uses is None else _uses(catalog, uses, kinds)
+    found = [
+        _phase_templates(library, own, places, prices, wanted, top)
+        for own, library in _libraries(problem, catalog, phase, cached=not no_cache)
+    ]
+    title = f"{name}: {_promise(service)}, up to {max_nodes} of {len(kinds)} node types"
+    for path in out or ():
+        from atoll.cli.charts import save
+
+        pictures = [own.spectrum for own in found if own.spectrum is not None]
+        save(path, pictures, title=title, facts=_facts(found))
+    data = {"model": name, "node_types": kinds, "phases": found}
+    emit(data, as_json, lambda: _drawn(title, found, wanted))
+    for path in out or ():
+        console(stderr=True).print(f"wrote {path}", markup=False)
+
+
+# What is asked
+
+
+def _model(catalog: Catalog, name: str) -> tuple[Catalog, str]:
+    """The catalog and the model's name in it; a config.json is added to the catalog first."""
+    try:
+        return catalog, catalog.model(name).name
+    except AtollError:
+        folder = bool(name.strip()) and os.path.isfile(os.path.join(name, "config.json"))
+        if not (folder or name.endswith(".json")):
+            raise
+    import json
+
+    from atoll.catalog.hf_config import model_from_config
+    from atoll.core.files import read_text_limited
+
+    path = Path(name) / "config.json" if folder else Path(name)
+    own = model_from_config(path).name
+    config = json.loads(read_text_limited(path))
+    return catalog.with_overlay({"models": {own: {"hf_config": config}}}), own
+
+
+def _service(name: str, phase: str | None, ttft: str, tpot: str, lengths: str) -> Service:
+    from atoll.plan.problem import Lengths, Service
+    from atoll.workload.lengths import length_mix
+
+    if phase not in (None, *_PHASES):
+        raise UnknownNameError("phase", str(phase), _PHASES)
+    return Service.parse(
+        {
+            "name": _SERVICE,
+            "model": name,
+            "ttft_s": parse_duration(ttft, field="ttft"),
+            "tpot_s": parse_duration(tpot, field="tpot"),
+            "rate_per_s": 1.0,
+            "lengths": Lengths.of(length_mix(lengths)),
+            "phases": "together" if phase == "both" else "apart",
+        }
+    )
+
+
+def _kinds(catalog: Catalog, nodes: str, max_nodes: int) -> tuple[str, ...]:
+    from atoll.plan.solvers.templates import multiset_count
+
+    named = [name.strip() for name in nodes.split(",") if name.strip()]
+    kinds = tuple(sorted({catalog.node(name).id for name in named}))
+    if not kinds:
+        raise UsageError("--nodes names no node type", hint="write --nodes L4:1,H100:8")
+    number = multiset_count(len(kinds), max_nodes)
+    if number > _MOST_MULTISETS:
+        raise UsageError(
+            f"{len(kinds)} node types give {number:,} sets of up to {max_nodes} nodes",
+            hint="name fewer --nodes, or a smaller --max-nodes",
+        )
+    return kinds
+
+
+def _places(catalog: Catalog, regions: str | None) -> tuple[str, ...]:
+    if regions is None:
+        return catalog.prices.regions
+    from atoll.cli.catalog import check_region
+
+    found: list[str] = []
+    for region in (name.strip() for name in regions.split(",") if name.strip()):
+        check_region(catalog, region)
+        found += sorted({row.place for row in catalog.prices if row.is_in(region)})
+    if not found:
+        raise UsageError("--regions names no region", hint="write --regions aws/us-east-2,gcp")
+    return tuple(dict.fromkeys(found))
+
+
+def _prices(
+    catalog: Catalog, kinds: tuple[str, ...], places: tuple[str, ...], *, spot: bool
+) -> dict[tuple[str, str], float]:
+    found: dict[tuple[str, str], float] = {}
+    for place in places:
+        for kind in kinds:
+            price = catalog.prices.cheapest(place, kind, spot=spot, include_imputed=True)
+            usd = None if price is None else price.cost(spot=spot)
+            if usd is not None:
+                found[place, kind] = usd
+    return found
+
+
+def _problem(
+    service: Service,
+    kinds: tuple[str, ...],
+    prices: dict[tuple[str, str], float],
+    max_nodes: int,
+    memory_ratio: float,
+    engine: str,
+) -> Problem:
+    from atoll.perf.engines import engine as engine_profile
+    from atoll.plan.problem import Offer, Problem
+
+    engine_profile(engine)
+    sold = {kind for _, kind in prices}
+    offers = [
+        Offer(region=place, node_type=kind, available=max_nodes, usd_per_hour=usd)
+        for (place, kind), usd in prices.items()
+    ]
+    offers += [
+        Offer(region=_UNSOLD, node_type=kind, available=max_nodes, usd_per_hour=0.0)
+        for kind in kinds
+        if kind not in sold
+    ]
+    return Problem.parse(
+        {
+            "name": _SERVICE,
+            "services": (service,),
+            "offers": tuple(offers),
+            "settings": {
+                "max_nodes_per_instance": max_nodes,
+                "memory_ratio": memory_ratio,
+                "engine": engine,
+            },
+        }
+    )
+
+
+def _uses(catalog: Catalog, name: str, kinds: tuple[str, ...]) -> tuple[str, ...]:
+    """The node types meant by a GPU type or a node type."""
+    kind = catalog.node(name).id if ":" in name else None
+    gpu = None if kind is not None else catalog.gpu(name).name
+    found = tuple(own for own in kinds if kind == own or parse_node_type(own).gpu == gpu)
+    if not found:
+        raise UsageError(f"--uses {name} is not among the --nodes", hint=f"add {name} to --nodes")
+    return found
+
+
+# What is found
+
+
+def _libraries(
+    problem: Problem, catalog: Catalog, phase: str | None, *, cached: bool
+) -> list[tuple[Phase, TemplateLibrary]]:
+    """The templates of the phases asked for, with a bar on stderr while they are computed."""
+    from atoll.plan.solvers.library import role_tables
+    from atoll.plan.solvers.template_cache import TemplateCache
+    from atoll.plan.solvers.templates import generate
+
+    roles = [role for role in problem.roles if phase in (None, role.phase)]
+    most = problem.settings.max_nodes_per_instance
+    found = []
+    with bar("templates", len(roles)) as step:
+        for at, role in enumerate(roles):
+            step(at, role.phase)
+
+            def progress(done: int, total: int, at: int = at, name: str = role.phase) -> None:
+                step(at + done / max(1, total), name)
+
+            tables = role_tables(problem, catalog, role)
+            solve = TemplateCache().library if cached else generate
+            found.append((role.phase, solve(tables, most, progress=progress)))
+    return found
+
+
+def _phase_templates(
+    library: TemplateLibrary,
+    phase: Phase,
+    places: tuple[str, ...],
+    prices: dict[tuple[str, str], float],
+    uses: tuple[str, ...] | None,
+    top: int,
+) -> PhaseTemplates:
+    from atoll.plan.solvers import spectrum
+
+    kinds = library.tables.node_types
+    own = spectrum.priced(library.counts, library.throughput, kinds, places, prices)
+    same = spectrum.priced(
+        *spectrum.homogeneous(library.tables, library.max_nodes), kinds, places, prices
+    )
+    order = own.best_first()
+    if uses is not None:
+        columns = [kinds.index(kind) for kind in uses]
+        order = order[(own.counts[order][:, columns] > 0).any(axis=1)]
+    first = same.best_first()[:1]
+    there, alone = (len(own.throughput) > 0), (len(same.throughput) > 0)
+    largest = float(own.throughput.max()) if there else 1.0
+    return PhaseTemplates(
+        phase=phase,
+        multisets=library.multisets,
+        templates=len(library),
+        homogeneous=len(same.throughput),
+        widest_gap=spectrum.widest_gap(own.throughput, largest) if there else None,
+        widest_gap_homogeneous=spectrum.widest_gap(same.throughput, largest) if alone else None,
+        best=tuple(_best(library, own, int(i), places) for i in order[:top]),
+        best_homogeneous=_best(library, same, int(first[0]), places) if len(first) else None,
+        spectrum=_spectrum(phase, own, same, largest) if there else None,
+    )
+
+
+def _best(library: TemplateLibrary, own: Priced, index: int, places: tuple[str, ...]) -> Best:
+    counts = own.counts[index]
+    usd = float(own.usd[index])
+    sold = usd < float("inf")
+    value = float(own.value[index])
+    return Best(
+        nodes={
+            kind: int(n) for kind, n in zip(library.tables.node_types, counts, strict=True) if n
+        },
+        layout=_layout(library.layout_of(counts)),
+        throughput_per_s=float(own.throughput[index]),
+        usd_per_hour=usd if sold else None,
+        region=places[int(own.region[index])] if sold else None,
+        per_s_per_usd=value if sold else None,
+    )
+
+
+def _layout(layout: Layout) -> str:
+    from collections import Counter
+
+    stages = []
+    for stage in layout.stages:
+        named = (
+            f"{f'{n}x ' if n > 1 else ''}{kind}" for kind, n in sorted(Counter(stage.nodes).items())
+        )
+        stages.append(f"[{stage.start}, {stage.end}) {' + '.join(named)}")
+    return " | ".join(stages)
+
+
+def _spectrum(phase: Phase, own: Priced, same: Priced, largest: float) -> Picture:
+    from atoll.perf.curves import Curve, Picture
+    from atoll.plan.solvers.spectrum import distribution
+
+    curves = []
+    for name, part in (("one node type", same), ("all", own)):
+        if len(part.throughput):
+            x, y = distribution(part.throughput, largest)
+            # A step function: what is reached stays until the next throughput.
+            xs = (0.0, *(float(v) for v in x.repeat(2)), 1.0)
+            ys = (0.0, 0.0, *(float(v) for v in y.repeat(2)))
+            curves.append(Curve(f"{name} ({len(part.throughput):,})", xs, ys))
+    return Picture(
+        f"{phase}: throughputs within reach",
+        "throughput / largest",
+        "share",
+        tuple(curves),
+    )
+
+
+# How it is shown
+
+
+def _promise(service: Service) -> str:
+    said = f"TTFT {format_duration(service.ttft_s)}, TPOT {format_duration(service.tpot_s)}"
+    lengths = service.lengths
+    return f"{said}, prompts of {lengths.input_mean:,.0f} and answers of {lengths.output_mean:,.0f}"
+
+
+def _counted(own: PhaseTemplates) -> str:
+    said = f"{own.templates:,} useful of {own.multisets:,} node sets"
+    if own.widest_gap is None or own.widest_gap_homogeneous is None:
+        return said
+    return (
+        f"{said}; widest gap between throughputs {own.widest_gap:.1%} of the largest "
+        f"(sets of one type: {own.widest_gap_homogeneous:.1%})"
+    )
+
+
+def _verdict(own: PhaseTemplates) -> str | None:
+    """The best template against the best of one node type; both over all node types asked for."""
+    first, same = next(iter(own.best), None), own.best_homogeneous
+    if first is None or same is None or not first.per_s_per_usd or not same.per_s_per_usd:
+        return None
+    more = first.per_s_per_usd / same.per_s_per_usd - 1.0
+    if more < 0.0005:
+        return f"best per dollar: {same.layout}"
+    return (
+        f"best per dollar: {first.layout}, {more:.1%} more than the best of one type, {same.layout}"
+    )
+
+
+def _facts(found: list[PhaseTemplates]) -> dict[str, str]:
+    return {
+        str(own.phase): "; ".join(filter(None, (_counted(own), _verdict(own)))) for own in found
+    }
+
+
+def _drawn(title: str, found: list[PhaseTemplates], uses: tuple[str, ...] | None) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    from atoll.cli.charts import draw
+
+    out = console()
+    colours = out.color_system is not None and not out.no_color
+    parts: list[RenderableType] = [Text(title, style="bold")]
+    for own in found:
+        parts.append(Text(f"\n{own.phase}: {_counted(own)}"))
+        if not own.best:
+            what = "no template" if uses is None else f"no useful template with {', '.join(uses)}"
+            parts.append(Text(f"  {what}"))
+            continue
+        parts.append(_listed(own, out.width))
+        said = _verdict(own) if uses is None else None
+        if said is not None:
+            parts.append(Text(said))
+        if own.spectrum is not None:
+            picture = draw(own.spectrum, columns=out.width, colours=colours, height=10)
+            parts += [Text(""), Text.from_ansi(picture, no_wrap=True, overflow="crop")]
+    return Group(*parts)
+
+
+def _listed(own: PhaseTemplates, width: int) -> RenderableType:
+    from atoll.cli.plan_tables import rate, wrapped
+
+    unit = "req/s per $" if own.phase is Phase.BOTH else "tok/s per $"
+    cells = [
+        (
+            best.layout,
+            rate(best.throughput_per_s),
+            None if best.usd_per_hour is None else f"{best.usd_per_hour:,.2f}",
+            None if best.per_s_per_usd is None else f"{best.per_s_per_usd:,.4g}",
+            best.region,
+        )
+        for best in own.best
+    ]
+    columns = ("layers", "carries", "$/h", unit, "cheapest in")
+    taken = sum(
+        max(len(columns[i]), *(len(str(line[i] or "-")) for line in cells)) + 2 for i in range(1, 5)
+    )
+    room = max(18, width - taken - 3)
+    lines = [(wrapped(line[0], room), *line[1:]) for line in cells]
+    drawn = table(columns, lines, right=columns[1:4])
+    drawn.padding, drawn.pad_edge = (0, 1, 0, 0), False
+    for column in drawn.columns[1:]:
+        column.no_wrap = True
+    return drawn
