@@ -134,7 +134,7 @@ def templates(
         _phase_templates(library, own, places, prices, wanted, top)
         for own, library in _libraries(problem, catalog, phase, cached=not no_cache)
     ]
-    title = f"{name}: {_promise(service)}, up to {max_nodes} of {len(kinds)} node types"
+    title = f"{name}: {_promise(service)}; up to {max_nodes} nodes of {len(kinds)} types"
     for path in out or ():
         from atoll.cli.charts import save
 
@@ -315,9 +315,7 @@ def _phase_templates(
 
     kinds = library.tables.node_types
     own = spectrum.priced(library.counts, library.throughput, kinds, places, prices)
-    same = spectrum.priced(
-        *spectrum.homogeneous(library.tables, library.max_nodes), kinds, places, prices
-    )
+    same = own.only(spectrum.is_homogeneous(library))
     order = own.best_first()
     if uses is not None:
         columns = [kinds.index(kind) for kind in uses]

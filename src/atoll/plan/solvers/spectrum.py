@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.plan.solvers.templates import RoleTables, TemplateLibrary, best_layout
+from atoll.plan.solvers.templates import TemplateLibrary
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int8]
@@ -34,6 +34,12 @@ class Priced:
     def value(self) -> Floats:
         """Throughput per dollar an hour; 0 where there is no price."""
         return self.throughput / np.maximum(self.usd, 1e-9) * np.isfinite(self.usd)
+
+    def only(self, which: NDArray[np.bool_]) -> Priced:
+        """Return some of the sets."""
+        return Priced(
+            self.counts[which], self.throughput[which], self.usd[which], self.region[which]
+        )
 
     def best_first(self) -> NDArray[np.int64]:
         """Return the order by throughput per dollar, then throughput, then fewest nodes."""
@@ -60,24 +66,6 @@ def priced(
         whole = ~(counts[:, ~sold] > 0).any(axis=1)
         total[r, whole] = counts[whole] @ usd
     return Priced(counts, throughput, total.min(axis=0), total.argmin(axis=0))
-
-
-def homogeneous(tables: RoleTables, max_nodes: int) -> tuple[Counts, Floats]:
-    """Return every set of nodes of one type that carries something, with its throughput per second."""
-    rows: list[Counts] = []
-    rates: list[float] = []
-    for column, memory in enumerate(tables.memory_bytes):
-        for number in range(1, max_nodes + 1):
-            if number * memory > tables.memory_limit:
-                break
-            counts = np.zeros(len(tables.node_types), np.int8)
-            counts[column] = number
-            rate = best_layout(tables, counts).throughput
-            if rate > 0.0:
-                rows.append(counts)
-                rates.append(rate)
-    table = np.array(rows, np.int8).reshape(len(rows), len(tables.node_types))
-    return table, np.array(rates, np.float64)
 
 
 def is_homogeneous(library: TemplateLibrary) -> NDArray[np.bool_]:
