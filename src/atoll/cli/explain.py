@@ -74,6 +74,8 @@ def explain(
     found = _explained(
         given, problem, catalog, libraries, seconds, kinds, repairs, cached=not no_cache
     )
+    if repairs and found.repairs is None:
+        notes.append("all demand can be met: there is nothing to repair")
     data = {**found.model_dump(mode="json"), "notes": notes}
     emit(data, as_json, lambda: _drawn(found, notes, only_nodes=kinds is not None))
 
@@ -144,7 +146,11 @@ def _explained(
             progress=step,
         )
         return explain_plan(
-            plan, planner, node_types=kinds, constraints=kinds is None, repairs=repairs
+            plan,
+            planner,
+            node_types=kinds,
+            constraints=kinds is None,
+            repairs=kinds is None if repairs is None else repairs,
         )
 
 
@@ -155,13 +161,13 @@ def _drawn(found: Explanation, notes: list[str], *, only_nodes: bool) -> Rendera
     parts: list[RenderableType] = [Text(_summary(found), style="bold")]
     parts += [Text(note) for note in notes]
     if not only_nodes:
-        parts += [_constraints(found), _slacks(found)]
+        parts += [_constraints(found), Text(""), _slacks(found)]
     if found.repairs:
         parts.append(_list("Any one of these meets all demand", [r.text for r in found.repairs]))
-    elif found.short and not only_nodes:
+    elif found.repairs is not None:
         parts.append(_list("Repairs", ["no single change was found that meets all demand"]))
     if found.node_types:
-        parts.append(_nodes(found))
+        parts += [Text(""), _nodes(found)]
     if found.left_out:
         parts.append(
             _list("Left out for lack of time (give a longer --deadline)", list(found.left_out))
@@ -172,8 +178,11 @@ def _drawn(found: Explanation, notes: list[str], *, only_nodes: bool) -> Rendera
 def _summary(found: Explanation) -> str:
     from atoll.plan.explain import money, share
 
-    said = f"{found.problem_name}: {found.status}, {money(found.usd_per_hour)}"
-    if found.short:
+    said = f"{found.problem_name}: {found.status}"
+    if found.status == "infeasible":
+        said += f"; {share(found.served)} of the demand could be served, for"
+    said += f"{'' if found.status == 'infeasible' else ','} {money(found.usd_per_hour)}"
+    if found.status == "partial":
         said += f", serves {share(found.served)} of the demand"
     best = found.best_usd_per_hour
     if found.status in ("optimal", "feasible") and best is not None and found.objective is not None:
@@ -203,11 +212,12 @@ def _slacks(found: Explanation) -> Table:
             slack.role,
             rate(slack.demand_per_s),
             rate(slack.capacity_per_s),
-            share(slack.served) if slack.served < 1 else f"+{share(slack.spare)}",
+            share(slack.served),
+            share(slack.spare) if slack.spare > 0 else None,
         )
         for slack in found.demand
     ]
-    columns = ("role", "demand", "capacity", "to spare")
+    columns = ("role", "demand", "capacity", "served", "to spare")
     return table(columns, rows, title="Demand", right=columns[1:])
 
 

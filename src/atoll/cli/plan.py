@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
+_LATE = "a longer --deadline may find a plan that serves more"
+
 
 @app.command()
 def plan(
@@ -88,6 +90,8 @@ def plan(
     from atoll.plan.solvers.registry import NAMES
 
     _known(solver, NAMES)
+    # Baselines serve what they can; where the fleet says that is no answer, it is none.
+    strict = strict or problem.settings.on_shortage == "fail"
     libraries = template_libraries(problem, catalog, cached=not no_cache)
     made = _solve(solver, problem, catalog, libraries, seconds, share)
     compared = _baselines(made, problem, catalog, libraries) if compare else ()
@@ -113,7 +117,10 @@ def plan(
         for path in (out, report):
             if path is not None:
                 console(stderr=True).print(f"wrote {path}", markup=False)
-    _finish(made, strict)
+    late = made.seconds >= seconds and made.status in ("partial", "infeasible")
+    if late and useful:
+        console(stderr=True).print(f"note: the deadline came first; {_LATE}", markup=False)
+    _finish(made, strict, late=late)
 
 
 def _known(solver: str, names: tuple[str, ...]) -> None:
@@ -187,18 +194,22 @@ def _write(
         atomic_write(report, page(made, problem, compared))
 
 
-def _finish(made: Plan, strict: bool) -> None:
+def _finish(made: Plan, strict: bool, *, late: bool) -> None:
+    """Fail where there is no plan, or none that is good enough."""
     from atoll.plan.explain import share
 
     why = "; ".join(made.reasons[:3])
+    if late:
+        why = "the deadline came first"
     if made.status == "infeasible":
         raise InfeasibleError(
             f"no plan meets the demand of {made.problem_name}" + (f": {why}" if why else ""),
-            hint="`atoll explain --fleet FLEET` finds what would help",
+            hint=_LATE if late else "`atoll explain --fleet FLEET` finds what would help",
         )
     if made.status == "partial" and strict:
         least = min(made.served_fraction.values())
+        accept = "accept that (no --strict, no 'on_shortage: fail'), or ask `atoll explain`"
         raise InfeasibleError(
             f"only {share(least)} of the demand can be met" + (f": {why}" if why else ""),
-            hint="leave --strict away to get that plan, or ask `atoll explain`",
+            hint=_LATE if late else accept,
         )

@@ -9,7 +9,16 @@ import html
 from collections.abc import Iterable, Sequence
 
 from atoll.cli.layout_svg import colours, drawing
-from atoll.cli.plan_tables import by_service_and_region, headline, many, rate, rows, shortage
+from atoll.cli.plan_tables import (
+    by_service_and_region,
+    headline,
+    many,
+    rate,
+    rows,
+    serves,
+    shortage,
+    written_gap,
+)
 from atoll.core.ids import parse_node_type
 from atoll.core.units import format_duration, format_rate
 from atoll.plan.comparison import Compared
@@ -92,7 +101,7 @@ def _cards(plan: Plan) -> str:
     if plan.init_usd > 0:
         facts.append(("start of new instances", money(plan.init_usd)))
     if plan.bound is not None and plan.gap is not None:
-        facts += [("proven lower bound", money(plan.bound)), ("gap", share(plan.gap))]
+        facts += [("proven lower bound", money(plan.bound)), ("gap", written_gap(plan.gap))]
     kept = sum(instance.kept for instance in plan.instances)
     facts += [("instances", f"{len(plan.instances)}"), ("nodes", f"{plan.nodes}")]
     facts += [("GPUs", f"{plan.gpus}")]
@@ -149,7 +158,7 @@ def _comparison(plan: Plan, compared: Sequence[Compared]) -> str:
         if other.ratio is not None:
             said += f" (x{other.ratio:.2f})"
         elif (other.served or 0.0) < 1.0:
-            said += f" (serves {share(other.served or 0.0)})"
+            said += f" (serves {serves(other.served or 0.0, other.served_mean or 0.0)})"
         lines.append((other.solver, usd, said))
     notes = (f"Breaks {rules}: {', '.join(names)}." for rules, names in broken.items())
     told = "".join(f'<p class="dim">{_text(note)}</p>' for note in notes)

@@ -84,6 +84,11 @@ def rate(per_s: float) -> str:
     return f"{per_s:,.0f}/s" if per_s >= 99.95 else f"{per_s:.3g}/s"
 
 
+def written_gap(gap: float) -> str:
+    """Write a proven gap: "0.08%", and "below 0.01%" for what hardly is one."""
+    return "0%" if gap < 1e-9 else "below 0.01%" if gap < 1e-4 else share(gap)
+
+
 def headline(plan: Plan) -> str:
     """Say in a line or two what the plan costs and what is proven of it."""
     size = f"{many(plan.nodes, 'node')}, {many(plan.gpus, 'GPU')}"
@@ -93,10 +98,10 @@ def headline(plan: Plan) -> str:
     if plan.bound is None or plan.gap is None:
         return f"{cost}. Nothing is proven ({plan.solver})."
     if plan.status == "partial":
-        what = "no plan serves that share for less than"
+        what = "nothing within its settings serves that share for less than"
     else:
-        what = "no plan costs less than"
-    proven = f"Proven: {what} {money(plan.bound)} (gap {share(plan.gap)})."
+        what = "nothing within its settings costs less than"
+    proven = f"Proven: {what} {money(plan.bound)} (gap {written_gap(plan.gap)})."
     if plan.status == "feasible":
         proven += " The deadline came before the gap asked for."
     return f"{cost}. {proven}"
@@ -130,7 +135,7 @@ def drawn(plan: Plan, problem: Problem, compared: Sequence[Compared], width: int
     if compared:
         parts.append(_comparison(plan, problem, compared))
     parts.append(Text(f"{plan.problem_name}: {headline(plan)}", style="bold"))
-    if plan.reasons and plan.status in ("optimal", "feasible"):
+    if plan.reasons and plan.bound is not None and plan.status != "partial":
         parts.append(Text(f"What keeps it from being cheaper: {'; '.join(plan.reasons)}."))
     return Group(*parts)
 
@@ -280,9 +285,9 @@ def _usd(value: float) -> str:
 
 
 def _comparison(plan: Plan, problem: Problem, compared: Sequence[Compared]) -> Table:
-    served = share(served_share(plan, problem))
+    own = serves(served_share(plan, problem), served_share(plan, problem, mean=True))
     lines: list[tuple[object, ...]] = [
-        (plan.solver, f"{plan.usd_per_hour:,.2f}", "x1.00", plan.nodes, served)
+        (plan.solver, f"{plan.usd_per_hour:,.2f}", "x1.00", plan.nodes, own)
     ]
     for other in compared:
         if other.broken:
@@ -290,9 +295,15 @@ def _comparison(plan: Plan, problem: Problem, compared: Sequence[Compared]) -> T
             continue
         ratio = None if other.ratio is None else f"x{other.ratio:.2f}"
         usd = f"{other.usd_per_hour or 0.0:,.2f}"
-        lines.append((other.solver, usd, ratio, other.nodes, share(other.served or 0.0)))
+        served = serves(other.served or 0.0, other.served_mean or 0.0)
+        lines.append((other.solver, usd, ratio, other.nodes, served))
     columns = ("solver", "$/h", "ratio", "nodes", "serves")
     return _tight(table(columns, lines, title="Next to the baselines", right=columns[1:4]))
+
+
+def serves(least: float, mean: float) -> str:
+    """Write which share of demand is served: by the least served role, and on average."""
+    return share(least) if least >= 1.0 else f"{share(least)}, on average {share(mean)}"
 
 
 def _tight(made: Table) -> Table:
@@ -300,6 +311,8 @@ def _tight(made: Table) -> Table:
     made.padding, made.pad_edge = (0, 1, 0, 0), False
     for column in made.columns:
         column.no_wrap = column.header != "layers"
+        if not column.no_wrap:
+            column.min_width = _LEAST_LAYOUT
     return made
 
 

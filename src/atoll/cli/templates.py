@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll.cli.planning import bar, need_solvers, writable
-from atoll.cli.render import console, emit, table
+from atoll.cli.render import console, emit
 from atoll.core.errors import AtollError, UnknownNameError, UsageError
 from atoll.core.ids import Phase, parse_node_type
 from atoll.core.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from atoll.catalog.catalog import Catalog
-    from atoll.perf.curves import Picture
     from atoll.plan.problem import Problem, Service
-    from atoll.plan.solvers.spectrum import Priced
-    from atoll.plan.solvers.templates import Layout, TemplateLibrary
+    from atoll.plan.solvers.templates import TemplateLibrary
 
 app = typer.Typer(add_completion=False)
 
@@ -34,33 +29,6 @@ _PHASES = ("prefill", "decode", "both")
 _MOST_MULTISETS = 5_000_000
 _UNSOLD = "unsold"
 """The region of node types that nobody sells: their templates have no price."""
-
-
-@dataclass(frozen=True)
-class Best:
-    """One template: its nodes, layout, throughput per second, and price where it is cheapest."""
-
-    nodes: dict[str, int]
-    layout: str
-    throughput_per_s: float
-    usd_per_hour: float | None
-    region: str | None
-    per_s_per_usd: float | None
-
-
-@dataclass(frozen=True)
-class PhaseTemplates:
-    """What there is of one phase. Gaps are the widest step between throughputs, over the largest."""
-
-    phase: Phase
-    multisets: int
-    templates: int
-    homogeneous: int
-    widest_gap: float | None
-    widest_gap_homogeneous: float | None
-    best: tuple[Best, ...]
-    best_homogeneous: Best | None
-    spectrum: Picture | None
 
 
 @app.command()
@@ -123,6 +91,8 @@ def templates(
     for path in out or ():
         writable(path, (".png", ".html"))
     need_solvers()
+    from atoll.cli.template_view import drawn, facts, phase_templates
+
     catalog, name = _model(load_catalog(overlay or ()), model)
     service = _service(name, phase, ttft, tpot, lengths)
     kinds = _kinds(catalog, nodes, max_nodes)
@@ -131,7 +101,7 @@ def templates(
     problem = _problem(service, kinds, prices, max_nodes, memory_ratio, engine)
     wanted = None if uses is None else _uses(catalog, uses, kinds)
     found = [
-        _phase_templates(library, own, places, prices, wanted, top)
+        phase_templates(library, own, places, prices, wanted, top)
         for own, library in _libraries(problem, catalog, phase, cached=not no_cache)
     ]
     title = f"{name}: {_promise(service)}; up to {max_nodes} nodes of {len(kinds)} types"
@@ -139,9 +109,9 @@ def templates(
         from atoll.cli.charts import save
 
         pictures = [own.spectrum for own in found if own.spectrum is not None]
-        save(path, pictures, title=title, facts=_facts(found))
+        save(path, pictures, title=title, facts=facts(found))
     data = {"model": name, "node_types": kinds, "phases": found}
-    emit(data, as_json, lambda: _drawn(title, found, wanted))
+    emit(data, as_json, lambda: drawn(title, found, wanted))
     for path in out or ():
         console(stderr=True).print(f"wrote {path}", markup=False)
 
@@ -303,173 +273,7 @@ def _libraries(
     return found
 
 
-def _phase_templates(
-    library: TemplateLibrary,
-    phase: Phase,
-    places: tuple[str, ...],
-    prices: dict[tuple[str, str], float],
-    uses: tuple[str, ...] | None,
-    top: int,
-) -> PhaseTemplates:
-    from atoll.plan.solvers import spectrum
-
-    kinds = library.tables.node_types
-    own = spectrum.priced(library.counts, library.throughput, kinds, places, prices)
-    same = own.only(spectrum.is_homogeneous(library))
-    order = own.best_first()
-    if uses is not None:
-        columns = [kinds.index(kind) for kind in uses]
-        order = order[(own.counts[order][:, columns] > 0).any(axis=1)]
-    first = same.best_first()[:1]
-    there, alone = (len(own.throughput) > 0), (len(same.throughput) > 0)
-    largest = float(own.throughput.max()) if there else 1.0
-    return PhaseTemplates(
-        phase=phase,
-        multisets=library.multisets,
-        templates=len(library),
-        homogeneous=len(same.throughput),
-        widest_gap=spectrum.widest_gap(own.throughput, largest) if there else None,
-        widest_gap_homogeneous=spectrum.widest_gap(same.throughput, largest) if alone else None,
-        best=tuple(_best(library, own, int(i), places) for i in order[:top]),
-        best_homogeneous=_best(library, same, int(first[0]), places) if len(first) else None,
-        spectrum=_spectrum(phase, own, same, largest) if there else None,
-    )
-
-
-def _best(library: TemplateLibrary, own: Priced, index: int, places: tuple[str, ...]) -> Best:
-    counts = own.counts[index]
-    usd = float(own.usd[index])
-    sold = usd < float("inf")
-    value = float(own.value[index])
-    return Best(
-        nodes={
-            kind: int(n) for kind, n in zip(library.tables.node_types, counts, strict=True) if n
-        },
-        layout=_layout(library.layout_of(counts)),
-        throughput_per_s=float(own.throughput[index]),
-        usd_per_hour=usd if sold else None,
-        region=places[int(own.region[index])] if sold else None,
-        per_s_per_usd=value if sold else None,
-    )
-
-
-def _layout(layout: Layout) -> str:
-    from collections import Counter
-
-    stages = []
-    for stage in layout.stages:
-        named = (
-            f"{f'{n}x ' if n > 1 else ''}{kind}" for kind, n in sorted(Counter(stage.nodes).items())
-        )
-        stages.append(f"[{stage.start}, {stage.end}) {' + '.join(named)}")
-    return " | ".join(stages)
-
-
-def _spectrum(phase: Phase, own: Priced, same: Priced, largest: float) -> Picture:
-    from atoll.perf.curves import Curve, Picture
-    from atoll.plan.solvers.spectrum import distribution
-
-    curves = []
-    for name, part in (("one node type", same), ("all", own)):
-        if len(part.throughput):
-            x, y = distribution(part.throughput, largest)
-            # A step function: what is reached stays until the next throughput.
-            xs = (0.0, *(float(v) for v in x.repeat(2)), 1.0)
-            ys = (0.0, 0.0, *(float(v) for v in y.repeat(2)))
-            curves.append(Curve(f"{name} ({len(part.throughput):,})", xs, ys))
-    return Picture(
-        f"{phase}: throughputs within reach",
-        "throughput / largest",
-        "share",
-        tuple(curves),
-    )
-
-
-# How it is shown
-
-
 def _promise(service: Service) -> str:
     said = f"TTFT {format_duration(service.ttft_s)}, TPOT {format_duration(service.tpot_s)}"
     lengths = service.lengths
     return f"{said}, prompts of {lengths.input_mean:,.0f} and answers of {lengths.output_mean:,.0f}"
-
-
-def _counted(own: PhaseTemplates) -> str:
-    said = f"{own.templates:,} useful of {own.multisets:,} node sets"
-    if own.widest_gap is None or own.widest_gap_homogeneous is None:
-        return said
-    return (
-        f"{said}; widest gap between throughputs {own.widest_gap:.1%} of the largest "
-        f"(sets of one type: {own.widest_gap_homogeneous:.1%})"
-    )
-
-
-def _verdict(own: PhaseTemplates) -> str | None:
-    """The best template against the best of one node type; both over all node types asked for."""
-    first, same = next(iter(own.best), None), own.best_homogeneous
-    if first is None or same is None or not first.per_s_per_usd or not same.per_s_per_usd:
-        return None
-    more = first.per_s_per_usd / same.per_s_per_usd - 1.0
-    if more < 0.0005:
-        return f"best per dollar: {same.layout}"
-    return (
-        f"best per dollar: {first.layout}, {more:.1%} more than the best of one type, {same.layout}"
-    )
-
-
-def _facts(found: list[PhaseTemplates]) -> dict[str, str]:
-    return {
-        str(own.phase): "; ".join(filter(None, (_counted(own), _verdict(own)))) for own in found
-    }
-
-
-def _drawn(title: str, found: list[PhaseTemplates], uses: tuple[str, ...] | None) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
-
-    from atoll.cli.charts import draw
-
-    out = console()
-    colours = out.color_system is not None and not out.no_color
-    parts: list[RenderableType] = [Text(title, style="bold")]
-    for own in found:
-        parts.append(Text(f"\n{own.phase}: {_counted(own)}"))
-        if not own.best:
-            what = "no template" if uses is None else f"no useful template with {', '.join(uses)}"
-            parts.append(Text(f"  {what}"))
-            continue
-        parts.append(_listed(own, out.width))
-        said = _verdict(own) if uses is None else None
-        if said is not None:
-            parts.append(Text(said))
-        if own.spectrum is not None:
-            picture = draw(own.spectrum, columns=out.width, colours=colours, height=10)
-            parts += [Text(""), Text.from_ansi(picture, no_wrap=True, overflow="crop")]
-    return Group(*parts)
-
-
-def _listed(own: PhaseTemplates, width: int) -> RenderableType:
-    from atoll.cli.plan_tables import rate, wrapped
-
-    unit = "req/s per $" if own.phase is Phase.BOTH else "tok/s per $"
-    cells = [
-        (
-            best.layout,
-            rate(best.throughput_per_s),
-            None if best.usd_per_hour is None else f"{best.usd_per_hour:,.2f}",
-            None if best.per_s_per_usd is None else f"{best.per_s_per_usd:,.4g}",
-            best.region,
-        )
-        for best in own.best
-    ]
-    columns = ("layers", "carries", "$/h", unit, "cheapest in")
-    taken = sum(
-        max(len(columns[i]), *(len(str(line[i] or "-")) for line in cells)) + 2 for i in range(1, 5)
-    )
-    room = max(18, width - taken - 3)
-    lines = [(wrapped(line[0], room), *line[1:]) for line in cells]
-    drawn = table(columns, lines, right=columns[1:4])
-    drawn.padding, drawn.pad_edge = (0, 1, 0, 0), False
-    for column in drawn.columns[1:]:
-        column.no_wrap = True
-    return drawn

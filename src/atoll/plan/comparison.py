@@ -12,8 +12,10 @@ from atoll.plan.violation import InvalidPlanError
 class Compared(Frozen):
     """Another solver's plan in figures.
 
-    `ratio` is its cost over that of the plan it is compared with, where both serve the same. `broken` names
-    the rules it breaks: a baseline may know nothing of a budget, and then has no plan to compare.
+    `served` is the share of demand of the least served role (the mean where the problem weighs services by
+    priority) and `served_mean` the mean of all. `ratio` is its cost over that of the plan it is compared
+    with, where both serve the same. `broken` names the rules it breaks: a baseline may know nothing of a
+    budget, and then has no plan to compare.
     """
 
     solver: str
@@ -21,6 +23,7 @@ class Compared(Frozen):
     usd_per_hour: float | None = None
     nodes: int | None = None
     served: float | None = None
+    served_mean: float | None = None
     ratio: float | None = None
     broken: tuple[str, ...] = ()
 
@@ -35,6 +38,7 @@ def compared(other: Plan, plan: Plan, problem: Problem) -> Compared:
         usd_per_hour=other.usd_per_hour,
         nodes=other.nodes,
         served=served,
+        served_mean=served_share(other, problem, mean=True),
         ratio=other.usd_per_hour / plan.usd_per_hour if same else None,
     )
 

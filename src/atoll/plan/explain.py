@@ -169,25 +169,28 @@ class RoleFit(Frozen):
 class NodeUse(Frozen):
     """Why a node type is in a plan or not.
 
-    `usd_per_hour` is its lowest price on offer; at `break_even_usd_per_hour` or below (all its prices
-    lowered alike) the cheapest plan uses it.
+    `instances` stand on it, of the roles `used_by`. `usd_per_hour` is its lowest price on offer; at
+    `break_even_usd_per_hour` or below (all its prices lowered alike) the cheapest plan uses it. That price
+    is not `exact` where the plans it comes from are not proven optimal.
     """
 
     node_type: str
     verdict: Verdict
     used: int
     available: int
-    instances: tuple[str, ...]
+    instances: tuple[str, ...] = ()
+    used_by: tuple[str, ...] = ()
     roles: tuple[RoleFit, ...] = ()
     usd_per_hour: float | None = None
     break_even_usd_per_hour: float | None = None
     asked: bool = True
+    exact: bool = True
 
     @property
     def text(self) -> str:
         """The answer in a sentence."""
         if self.verdict == "used":
-            return f"{self.used} of {self.available} used, by {', '.join(self.instances)}"
+            return f"{self.used} of {self.available} used, by {', '.join(self.used_by)}"
         if self.verdict == "not-offered":
             return "none can be had"
         if self.verdict == "carries-nothing":
@@ -202,14 +205,16 @@ class NodeUse(Frozen):
         fall = 1.0 - low / self.usd_per_hour if self.usd_per_hour else 0.0
         if fall <= _SAME:
             return f"not used, though another plan of the same cost does, at {price}"
-        return f"not used: {price} would have to fall to {money(low)} (by {share(fall)})"
+        about = "" if self.exact else "about "
+        return f"not used: {price} would have to fall to {about}{money(low)} (by {share(fall)})"
 
 
 class Explanation(Frozen):
     """Everything asked about one plan of one problem.
 
     `best_usd_per_hour` is the objective of the best plan known for the problem, and `bound` what is proven
-    of it; a plan made with less effort or by a baseline may cost more. `plans` counts how often was
+    of it; a plan made with less effort or by a baseline may cost more. `repairs` is None where none were
+    looked for. `plans` counts how often was
     planned again, and `left_out` names the questions that time did not suffice for.
     """
 
@@ -223,7 +228,7 @@ class Explanation(Frozen):
     bound: float | None = None
     constraints: tuple[Constraint, ...] = ()
     demand: tuple[Slack, ...] = ()
-    repairs: tuple[Repair, ...] = ()
+    repairs: tuple[Repair, ...] | None = None
     node_types: tuple[NodeUse, ...] = ()
     plans: int = 0
     left_out: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.core.errors import UsageError
+from atoll.core.errors import InternalError, UsageError
 from atoll.plan.solvers.allocation_types import (
     Allocation,
     AllocationLimits,
@@ -32,11 +32,12 @@ from atoll.plan.solvers.allocation_types import (
     Status,
     Supply,
 )
-from atoll.plan.solvers.columns import Kept, Model, available_nodes, kept_of, pairs_of
-from atoll.plan.solvers.master import Solution
-from atoll.plan.solvers.relaxation import Prices, rents
+from atoll.plan.solvers.answer import cheapest_nodes, costs, instances, keep_equals, restrict
+from atoll.plan.solvers.columns import Model, available_nodes, kept_of, pairs_of
+from atoll.plan.solvers.relaxation import Prices, cheapest_rents, rents
 from atoll.plan.solvers.scarcity import Served, most_served
-from atoll.plan.solvers.search import Deadline, Outcome, Search, Target, cheapest_rents
+from atoll.plan.solvers.search import Outcome, minimise
+from atoll.plan.solvers.standing import Deadline, Standing, Target
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -118,62 +119,64 @@ class _Allocator:
 
     def run(self, on_shortage: Shortage) -> Allocation:
         if not self.hopeless:
-            outcome = self._search(self.model, None)
-            if outcome.solution is not None:
-                return self._answer(self.active, self.model, outcome, None)
+            standing = Standing(Target(self.gap), self.deadline, self.log)
+            outcome = minimise(self.model, standing, self.seed)
+            if standing.solution is not None:
+                return self._answer(self.active, self.model, standing, outcome, None)
         served = self._most(on_shortage == "priority")
-        if not self.hopeless and served.achieved >= 1.0 - _FULL and served.solution is not None:
-            outcome = self._search(self.model, served.solution)
-            return self._answer(self.active, self.model, outcome, None)
+        if not self.hopeless and served.achieved >= 1.0 - _FULL:
+            return self._serve(self.active, self.model, served, None)
         if on_shortage == "fail" or served.solution is None:
             return self._nothing(served)
-        return self._partial(served)
-
-    def _search(self, model: Model, start: Solution | None) -> Outcome:
-        search = Search(
-            model,
-            "cost",
-            np.ones(len(model.pairs)),
-            Target(self.gap),
-            self.deadline,
-            seed=self.seed,
-            log=self.log,
-        )
-        if start is None:
-            return search.run()
-        start = replace(start, rented=cheapest_nodes(model, start))
-        return search.run((start, sum(costs(model, start, model.penalty))))
-
-    def _most(self, priority: bool) -> Served:
-        weights = np.array([self.roles[r].weight for r in self.active])
-        deadline = Deadline(self.deadline.left * 0.6)
-        return most_served(self.model, priority, weights, deadline, seed=self.seed, log=self.log)
-
-    def _partial(self, served: Served) -> Allocation:
         fraction = np.zeros(len(self.roles))
-        # A hair less than was served, so that rounding cannot turn what was found away.
+        # A hair less than was served, so that rounding cannot turn away what was found.
         fraction[self.active] = served.fraction * (1.0 - _FULL)
         active = [r for r in self.active if fraction[r] > _FULL]
-        model = self._model(active, fraction)
-        start = _restrict(served.solution, self.active, active)
-        return self._answer(active, model, self._search(model, start), served)
+        return self._serve(active, self._model(active, fraction), served, served)
+
+    def _serve(
+        self, active: list[int], model: Model, served: Served, short: Served | None
+    ) -> Allocation:
+        """Serve what is known to fit, at the least cost."""
+        standing = Standing(Target(self.gap), self.deadline, self.log)
+        start = restrict(served.solution, self.active, active)
+        if start is not None:
+            start = replace(start, rented=cheapest_nodes(model, start))
+            standing.offer(start, sum(costs(model, start, model.penalty)))
+        outcome = minimise(model, standing, self.seed)
+        return self._answer(active, model, standing, outcome, short)
+
+    def _most(self, priority: bool) -> Served:
+        return most_served(
+            self.model,
+            lambda fraction: self._model(self.active, np.full(len(self.roles), fraction)),
+            np.array([self.roles[r].weight for r in self.active]),
+            self.deadline.part(0.6),
+            priority=priority,
+            seed=self.seed,
+        )
 
     def _nothing(self, served: Served) -> Allocation:
         return self._assemble(
             "infeasible", (), np.zeros(len(self.supply.usd), np.int64), (0.0, 0.0), 0.0,
-            served, served.prices, np.zeros(len(self.roles)), served.outcome.statistics,
+            served, served.prices, np.zeros(len(self.roles)), served.statistics,
         )  # fmt: skip
 
     def _answer(
-        self, active: list[int], model: Model, outcome: Outcome, served: Served | None
+        self,
+        active: list[int],
+        model: Model,
+        standing: Standing,
+        outcome: Outcome,
+        served: Served | None,
     ) -> Allocation:
-        solution = outcome.solution
-        assert solution is not None
-        solution = _keep_equals(model, solution)
+        if standing.solution is None:
+            raise InternalError("nothing was found that could be answered")
+        solution = keep_equals(model, standing.solution)
         solution = replace(solution, rented=cheapest_nodes(model, solution))
         usd, init = costs(model, solution, self.init_penalty * cheapest_rents(model))
         # What is proven of the objective with the keeping penalty holds but for that penalty.
-        bound = min(usd + init, outcome.bound / (1.0 + _KEEP) if self.running else outcome.bound)
+        bound = min(usd + init, standing.bound / (1.0 + _KEEP if self.running else 1.0))
         demand = np.zeros(len(self.roles))
         for i, r in enumerate(active):
             demand[r] = outcome.demand[i]
@@ -183,9 +186,7 @@ class _Allocator:
         elif usd + init - bound <= Target(self.gap + _KEEP).spare(usd + init):
             status = "optimal"
         chosen = tuple(
-            c
-            for i, r in enumerate(active)
-            for c in _instances(model, solution, i, r, self.roles[r])
+            c for i, r in enumerate(active) for c in instances(model, solution, i, r, self.roles[r])
         )
         return self._assemble(
             status, chosen, solution.rented, (usd, init), bound, served, outcome.prices, demand,
@@ -286,104 +287,3 @@ def _check(
 def _servable(model: Model, role: int, spread: int) -> bool:
     regions = np.concatenate([model.pairs[role].region, model.kept[role].pairs.region])
     return len(np.unique(regions)) >= spread
-
-
-def _restrict(solution: Solution | None, roles: list[int], active: list[int]) -> Solution | None:
-    if solution is None:
-        return None
-    here = [roles.index(r) for r in active]
-    return replace(
-        solution,
-        started=tuple(solution.started[i] for i in here),
-        kept=tuple(solution.kept[i] for i in here),
-    )
-
-
-def _used(model: Model, solution: Solution) -> Ints:
-    """Nodes in use per cell."""
-    used = np.zeros(model.cells + 1, np.int64)
-    for role, started in enumerate(solution.started):
-        pairs, kept = model.pairs[role], model.kept[role].pairs
-        index = pairs.find(started.keys(), model.regions)
-        number = np.array(list(started.values()), np.int64)
-        np.add.at(used, pairs.cells[index], np.repeat(number[:, None], pairs.cells.shape[1], 1))
-        own = solution.kept[role]
-        np.add.at(used, kept.cells, np.repeat(own[:, None], kept.cells.shape[1], 1))
-    return used[:-1]
-
-
-def cheapest_nodes(model: Model, solution: Solution) -> Ints:
-    """Return how many nodes of each offer to rent: the cheapest that serve, no more than are used."""
-    if model.limits.spot_share is not None:
-        return solution.rented
-    left = _used(model, solution)
-    rented = np.zeros(len(model.supply.usd), np.int64)
-    for k in np.argsort(model.supply.usd, kind="stable"):
-        cell = model.offer_cell[k]
-        rented[k] = min(int(left[cell]), int(model.supply.available[k]))
-        left[cell] -= rented[k]
-    return rented
-
-
-def costs(model: Model, solution: Solution, penalty: Floats) -> tuple[float, float]:
-    """Return rent and initialisation cost per hour of a solution."""
-    init = 0.0
-    for role, started in enumerate(solution.started):
-        pairs = model.pairs[role]
-        index = pairs.find(started.keys(), model.regions)
-        init += float(pairs.take(index).prices(penalty) @ np.array(list(started.values()), float))
-    return float(model.supply.usd @ solution.rented), init
-
-
-def _keep_equals(model: Model, solution: Solution) -> Solution:
-    """Count instances as kept where the same multiset runs in the same region and was to be stopped."""
-    started = [dict(own) for own in solution.started]
-    kept = [own.copy() for own in solution.kept]
-    for role, running in enumerate(model.kept):
-        keys = running.pairs.keys(model.regions)
-        for i in np.flatnonzero(running.pairs.template >= 0):
-            key = int(keys[i])
-            more = min(started[role].get(key, 0), int(running.number[i] - kept[role][i]))
-            if more > 0:
-                kept[role][i] += more
-                started[role][key] -= more
-                if not started[role][key]:
-                    del started[role][key]
-    return replace(solution, started=tuple(started), kept=tuple(kept))
-
-
-def _instances(
-    model: Model, solution: Solution, index: int, role: int, demand: RoleDemand
-) -> list[Chosen]:
-    """The chosen instances of one role by template and region, kept and started ones together."""
-    merged: dict[tuple[int, bytes], Chosen] = {}
-
-    def put(chosen: Chosen) -> None:
-        key = (chosen.region, chosen.counts.tobytes())
-        old = merged.get(key)
-        if old is not None:
-            number, kept = old.number + chosen.number, old.kept + chosen.kept
-            chosen = replace(old, number=number, kept=kept)
-        merged[key] = chosen
-
-    running: Kept = model.kept[index]
-    for i in np.flatnonzero(solution.kept[index]):
-        number = int(solution.kept[index][i])
-        template = int(running.pairs.template[i])
-        region = int(running.pairs.region[i])
-        put(
-            Chosen(
-                role,
-                region,
-                template if template >= 0 else None,
-                running.counts[i],
-                float(running.throughput[i]),
-                number,
-                number,
-            )  # fmt: skip
-        )
-    for key, number in sorted(solution.started[index].items()):
-        template, region = divmod(key, model.regions)
-        counts = np.asarray(demand.counts[template], np.int8)
-        put(Chosen(role, region, template, counts, float(demand.throughput[template]), number))
-    return sorted(merged.values(), key=lambda c: (c.region, c.counts.tobytes()))

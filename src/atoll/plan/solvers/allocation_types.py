@@ -92,15 +92,17 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Work done: LP and pricing rounds, cuts, pairs of template and region at the start and not yet excluded."""
+    """Work done: relaxations solved, columns and cuts over single instances, mixes of whole roles, integer
+    solves, and (template, region) pairs: all, and those a better answer could still use.
+    """
 
     rounds: int = 0
     columns: int = 0
     cuts: int = 0
     pairs: int = 0
     survivors: int = 0
+    mixes: int = 0
     mips: int = 0
-    bound_evaluations: int = 0
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from atoll.plan.problem import Offer, Problem
 from atoll.plan.result import Chosen, plan_from_layouts
 from atoll.plan.solvers.library import Libraries
 from atoll.plan.solvers.lp import LinearProgram, Sparse
-from atoll.plan.solvers.optimal import Markets
+from atoll.plan.solvers.markets import Markets
 from atoll.plan.solvers.templates import best_layout
 
 _EPSILON = 1e-9

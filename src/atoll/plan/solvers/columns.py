@@ -2,8 +2,9 @@
 
 A cell is a (region, node type) pair, numbered g * C + c. A pair lists the cells of its nodes, so that
 its price is a sum of cell prices. Throughput is in shares of the role's demand, at most 1 (more than
-all of it is worth no more), and in steps of 1/GRID of it, rounded up (see `cover`). Running instances are pairs too, bounded by how many run and free of the
-initialisation penalty; they stand in arrays of their own (`Kept`).
+all of it is worth no more), and in steps of 1/GRID of it, rounded up (see `cover`). Running instances
+are pairs too, bounded by how many run and free of the initialisation penalty; they stand in arrays of
+their own (`Kept`).
 """
 
 from __future__ import annotations
@@ -102,6 +103,15 @@ class Model:
     def spot(self) -> Floats:
         """1 for each offer on spot."""
         return np.array([market == "spot" for market in self.supply.market], np.float64)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Whole numbers: nodes rented per offer; per role instances started by key (`Pairs.keys`), and kept."""
+
+    rented: Ints
+    started: tuple[dict[int, int], ...]
+    kept: tuple[Ints, ...]
 
 
 @compiled

@@ -86,7 +86,7 @@ def _use_up_to(own: Floats, before: Floats, weight: int, cost: float, number: in
 
 @compiled
 def _use_any(own: Floats, before: Floats, tail: Floats, item_w: Ints, item_c: Floats) -> None:
-    """Allow any number of uses of items on top of `before` or `own`, in place; `tail`: one that covers all."""
+    """Allow any number of uses of items on top of `before` or `own`, in place; one item costs `tail`."""
     for d in range(len(own)):
         value = min(own[d], tail[d] + before[0])
         for i in range(len(item_w)):

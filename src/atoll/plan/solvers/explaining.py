@@ -39,7 +39,7 @@ def explain(
     *,
     node_types: Sequence[str] | None = None,
     constraints: bool = True,
-    repairs: bool | None = None,
+    repairs: bool = True,
 ) -> Explanation:
     """Return why a plan is what it is.
 
@@ -53,18 +53,21 @@ def explain(
         base, _ = planner.solve(problem, "the plan itself")
     except OutOfTimeError:
         return _read_off(plan, planner.problem, ("everything that needs planning again",))
-    tight = tight_constraints(plan, planner.problem)
+    # Of an infeasible plan nothing can be read off; the most that can be served says what binds.
+    shown = base.plan if plan.status == "infeasible" else plan
+    tight = tight_constraints(shown, planner.problem)
     if constraints:
         tight = _worths(tight, base, problem, planner, left_out)
     short = served_share(base.plan, problem) < 1.0
-    found = find_repairs(planner, left_out) if short and repairs is not False else ()
+    found = find_repairs(planner, left_out) if short and repairs else None
     kinds = problem.node_types if node_types is None else tuple(node_types)
     asked = node_types is not None or not short
     uses = tuple(
-        _node_use(kind, plan, base.plan, problem, planner, left_out, asked=asked) for kind in kinds
+        _node_use(kind, shown, base.plan, problem, planner, left_out, asked=asked) for kind in kinds
     )
-    return _read_off(plan, planner.problem, tuple(left_out)).model_copy(
+    return _read_off(shown, planner.problem, tuple(left_out)).model_copy(
         update={
+            "status": plan.status,
             "best_usd_per_hour": base.plan.objective,
             "bound": base.plan.bound,
             "constraints": tight,
@@ -78,12 +81,13 @@ def explain(
 def expected_plans(plan: Plan, problem: Problem, node_types: Sequence[str] | None) -> int:
     """Return about how often `explain` will plan again, for a progress bar."""
     rented = {kind for _, kind, _ in plan.rented()}
-    kinds = problem.node_types if node_types is None else node_types
-    unused = sum(kind not in rented for kind in kinds)
+    prices = 3 * sum(kind not in rented for kind in node_types or problem.node_types)
+    if node_types is not None:
+        return 1 + prices
+    tight = len(tight_constraints(plan, problem))
     if plan.status not in ("partial", "infeasible"):
-        return 1 + len(tight_constraints(plan, problem)) + 3 * unused
-    repairs = 5 * len(problem.node_types) + 2 * len(problem.roles)
-    return 1 + len(tight_constraints(plan, problem)) + repairs
+        return 1 + tight + prices
+    return 1 + tight + 5 * len(problem.node_types) + 2 * len(problem.roles)
 
 
 def _read_off(plan: Plan, problem: Problem, left_out: tuple[str, ...]) -> Explanation:
@@ -142,13 +146,15 @@ def _node_use(
 ) -> NodeUse:
     offers = [offer for offer in problem.offers if offer.node_type == kind]
     used = sum(count for (_, own, _), count in plan.rented().items() if own == kind)
-    standing = (i.id for i in plan.instances if any(n.node_type == kind for n in i.nodes))
+    standing = [i for i in plan.instances if any(n.node_type == kind for n in i.nodes)]
+    roles = dict.fromkeys(f"{i.service} {i.phase}" for i in standing)
     use = NodeUse(
         node_type=kind,
         verdict="used",
         used=used,
         available=sum(offer.available for offer in offers),
-        instances=tuple(sorted(standing)),
+        instances=tuple(instance.id for instance in standing),
+        used_by=tuple(roles),
         roles=tuple(role_fit(planner, role, kind) for role in problem.roles),
         usd_per_hour=min((o.usd_per_hour for o in offers if o.available), default=None),
     )
@@ -161,14 +167,20 @@ def _node_use(
     if not asked:
         return use.model_copy(update={"verdict": "too-dear", "asked": False})
     try:
-        factor = break_even(kind, base, problem, planner)
+        found = break_even(kind, base, problem, planner)
     except OutOfTimeError:
         left_out.append(f"at which price {kind} would be used")
         return use.model_copy(update={"verdict": "too-dear", "asked": False})
-    if factor is None:
+    if found is None:
         return use.model_copy(update={"verdict": "idle"})
-    low = (use.usd_per_hour or 0.0) * factor
-    return use.model_copy(update={"verdict": "too-dear", "break_even_usd_per_hour": low})
+    low = (use.usd_per_hour or 0.0) * found.factor
+    return use.model_copy(
+        update={
+            "verdict": "too-dear",
+            "break_even_usd_per_hour": low,
+            "exact": found.exact,
+        }
+    )
 
 
 def role_fit(planner: Planner, role: RoleId, kind: str) -> RoleFit:
@@ -189,7 +201,7 @@ def role_fit(planner: Planner, role: RoleId, kind: str) -> RoleFit:
         reason = f"{_why_nothing(planner, service, role.phase, kind)} ({name})"
     elif _alone(library, column) <= 0.0:
         most = problem.settings.max_nodes_per_instance
-        reason = f"up to {most} nodes do not hold {service.name} within the promise ({name})"
+        reason = f"up to {most} of them do not hold {service.name} within the promise ({name})"
     else:
         reason = f"adds nothing to nodes that carry {name} without it"
     return RoleFit(role=str(role), carries=False, reason=reason)

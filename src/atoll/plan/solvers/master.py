@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.plan.solvers.columns import GRID, Model, Pairs
+from atoll.plan.solvers.columns import GRID, Model, Pairs, Solution
 from atoll.plan.solvers.lp import LpResult, Sparse
 from atoll.plan.solvers.relaxation import Goal
 from atoll.plan.solvers.rental import Rental
@@ -29,15 +29,6 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _PRICED_OUT = 1e-7
-
-
-@dataclass(frozen=True)
-class Solution:
-    """Whole numbers: nodes rented per offer; per role instances started by key (`Pairs.keys`), and kept."""
-
-    rented: Ints
-    started: tuple[dict[int, int], ...]
-    kept: tuple[Ints, ...]
 
 
 @dataclass(frozen=True)

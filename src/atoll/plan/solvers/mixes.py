@@ -103,7 +103,7 @@ def search_mixes(
     exhaustive = True
     while work > 0:
         work -= 1
-        regions = np.count_nonzero(here)
+        regions = int(np.count_nonzero(here))
         j = _next(
             i, 1.0 - served[depth], spent[depth], regions, here, cost, share, region, table, limit,
             partial,
@@ -138,7 +138,7 @@ def search_mixes(
                     break
             if not (whole and ends) and depth < DEEPEST:
                 continue
-            exhaustive = exhaustive and (whole and ends)
+            exhaustive = bool(exhaustive and whole and ends)
             depth -= 1
             here[region[i]] -= 1
         _place(left, cells, i, 1)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.ids import parse_node_type
-from atoll.plan.plan import Instance, Market, Plan
-from atoll.plan.problem import Offer, Problem
+from atoll.plan.plan import Instance, Plan
+from atoll.plan.problem import Problem
 from atoll.plan.result import Chosen, infeasible, keep, plan_from_layouts
 from atoll.plan.solvers import allocation_types as types
 from atoll.plan.solvers.allocation import allocate
 from atoll.plan.solvers.library import Libraries
+from atoll.plan.solvers.markets import Markets
 
 SOLVER = "optimal"
 DEADLINE_S = 30.0
 GAP = 1e-3
+_RESCUE_SHARES = (0.75, 0.5, 0.3, 0.15, 0.05)
+_RESCUE_S = 3.0
 
 Log = Callable[[float, float, float], None]
 
@@ -42,21 +45,81 @@ def solve(
     log: Log | None = None,
 ) -> Solved:
     """Return the cheapest plan, proven to `gap` or as far as `deadline_s` seconds allow."""
+    shortage = problem.settings.on_shortage
+    allocation = _allocate(problem, catalog, libraries, 1.0, deadline_s, gap, shortage, log)
+    if allocation.status == "infeasible" and shortage != "fail":
+        allocation = _rescue(problem, catalog, libraries, allocation, gap)
+    plan = _plan(problem, catalog, libraries, allocation)
+    if plan.status == "infeasible" and shortage != "fail":
+        plan = _what_can_be_served(problem, catalog, libraries, plan)
+    return Solved(plan, allocation)
+
+
+def _what_can_be_served(
+    problem: Problem, catalog: Catalog, libraries: Libraries, nothing: Plan
+) -> Plan:
+    """Return a plan that serves some models where not all can be: better than serving none."""
+    from atoll.plan.solvers.baselines import homogeneous
+
+    some = homogeneous(problem, catalog, libraries)
+    if not some.instances:
+        return nothing
+    missing = sorted(role for role, share in some.served_fraction.items() if share == 0.0)
+    reason = f"found no plan that serves every model; without {', '.join(missing) or 'none'}"
+    return some.model_copy(
+        update={
+            "solver": SOLVER,
+            "status": "partial",
+            "reasons": (reason, *nothing.reasons),
+            "seconds": nothing.seconds,
+            "cpu_seconds": nothing.cpu_seconds,
+        }
+    )
+
+
+def _allocate(
+    problem: Problem,
+    catalog: Catalog,
+    libraries: Libraries,
+    fraction: float,
+    deadline_s: float,
+    gap: float,
+    shortage: types.Shortage,
+    log: Log | None = None,
+) -> types.Allocation:
     roles = [str(role) for role in problem.roles]
     running = running_columns(problem, catalog, roles, libraries.node_types)
-    allocation = allocate(
-        role_demands(problem, libraries),
-        supply_of(problem, catalog, libraries.node_types),
+    demands = role_demands(problem, libraries)
+    return allocate(
+        [replace(d, demand=d.demand * fraction) for d in demands],
+        supply_of(problem, libraries.node_types),
         limits_of(problem),
         init_penalty=problem.settings.init_penalty,
         running=[column for column, _ in running],
         deadline_s=deadline_s,
         gap=gap,
-        on_shortage=problem.settings.on_shortage,
+        on_shortage=shortage,
         seed=problem.settings.seed,
         log=log,
     )
-    return Solved(_plan(problem, catalog, libraries, allocation), allocation)
+
+
+def _rescue(
+    problem: Problem,
+    catalog: Catalog,
+    libraries: Libraries,
+    failed: types.Allocation,
+    gap: float,
+) -> types.Allocation:
+    """Return an answer where the deadline left none: the first of ever smaller shares that can be served.
+
+    Nothing is proven about it. What could not be found even so stays infeasible.
+    """
+    for share in _RESCUE_SHARES:
+        found = _allocate(problem, catalog, libraries, share, _RESCUE_S, max(gap, 0.05), "fail")
+        if found.status in ("optimal", "feasible"):
+            return replace(found, status="partial", bound=0.0, binding=failed.binding)
+    return failed
 
 
 def role_demands(problem: Problem, libraries: Libraries) -> list[types.RoleDemand]:
@@ -79,9 +142,8 @@ def role_demands(problem: Problem, libraries: Libraries) -> list[types.RoleDeman
     return demands
 
 
-def supply_of(problem: Problem, catalog: Catalog, node_types: tuple[str, ...]) -> types.Supply:
+def supply_of(problem: Problem, node_types: tuple[str, ...]) -> types.Supply:
     """Return the offers of a problem as arrays, in the problem's order."""
-    del catalog
     offers = problem.offers
     regions = problem.regions
     return types.Supply(
@@ -174,30 +236,3 @@ def _plan(
         reasons=allocation.binding,
         **times,
     )
-
-
-class Markets:
-    """Hands out the nodes that an allocation rents, offer by offer, one's own first and spot last."""
-
-    _ORDER: tuple[Market, ...] = ("owned", "on-demand", "spot")
-
-    def __init__(self, offers: tuple[Offer, ...], used: np.ndarray) -> None:
-        self._left: Counter[tuple[str, str, Market]] = Counter()
-        for offer, number in zip(offers, used, strict=True):
-            self._left[offer.key] = int(number)
-
-    def take_nodes(self, instance: Instance) -> None:
-        """Set aside the nodes of an instance that keeps running, as it has them."""
-        for node in instance.nodes:
-            self._left[instance.region, node.node_type, node.market] -= 1
-
-    def take(self, region: str, nodes: Counter[str]) -> dict[tuple[str, Market], int]:
-        """Take nodes by type in a region, from whatever markets still have some."""
-        taken: Counter[tuple[str, Market]] = Counter()
-        for kind, number in nodes.items():
-            for _ in range(number):
-                # A kept instance may hold a node on another market than the allocation meant.
-                market = max(self._ORDER, key=lambda m: self._left[region, kind, m])
-                self._left[region, kind, market] -= 1
-                taken[kind, market] += 1
-        return dict(taken)

@@ -36,12 +36,14 @@ class Mix:
 
 @dataclass(frozen=True)
 class Priced:
-    """A role at some prices: no mix costs less than `least`; `exact` if one was found that costs just that.
+    """A role at some prices: no mix costs less than `least`; `fresh` is a mix to add if one was found.
 
-    `cost` of the items and `table` (see `cover`) are those the search used; `fresh` is a mix to add.
+    `rate` is what the demand costs at the best price per throughput; `cost` of the items and `table`
+    (see `cover`) are those the search used.
     """
 
     least: float
+    rate: float
     cost: Floats
     table: Floats
     fresh: Mix | None
@@ -107,12 +109,13 @@ class MixPool:
     def price(self, cell: Floats, unserved: float, eps: float) -> Priced:
         """Find the cheapest mix at these prices, or prove the known ones cheapest to within `eps`."""
         if not len(self.items):
-            return Priced(unserved, np.zeros(0), np.zeros((2, GRID + 1)), None)
+            return Priced(unserved, unserved, np.zeros(0), np.zeros((2, GRID + 1)), None)
         cost, table = self.tables(cell, unserved)
+        rate = float((cost / self.items.share).min())
         known = min(unserved, float(self.values(cell, unserved).min(initial=np.inf)))
         least = min(float(table[-1, -1]), unserved)
         if not np.isfinite(least):
-            return Priced(least, cost, table, None)
+            return Priced(least, rate, cost, table, None)
         step = max(eps, 1e-3 * abs(least))
         while True:
             # Raise the limit step by step: the lower it is, the less there is to search.
@@ -124,12 +127,12 @@ class MixPool:
                 value = float(mix.use @ cell) + mix.init
                 if np.isfinite(unserved):
                     value += unserved * (1.0 - mix.share)
-                return Priced(value if exhaustive else least, cost, table, mix)
+                return Priced(value if exhaustive else least, rate, cost, table, mix)
             if not exhaustive:
-                return Priced(least, cost, table, None)
+                return Priced(least, rate, cost, table, None)
             least = max(least, limit)
             if last or step > 1e12:
-                return Priced(least if last else np.inf, cost, table, None)
+                return Priced(least if last else np.inf, rate, cost, table, None)
             step *= _DEEPER
 
     def below(

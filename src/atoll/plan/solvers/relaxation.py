@@ -56,6 +56,7 @@ class Covered:
     rate: float
     cost: Floats
     kept_cost: Floats
+    floor: float = -np.inf
 
     @property
     def serving(self) -> Floats:
@@ -64,8 +65,8 @@ class Covered:
 
     @property
     def value(self) -> float:
-        """Cost of the cheapest cover of the whole demand."""
-        return float(self.table[-1, -1])
+        """Cost of the cheapest cover of the whole demand, or what else is known to be its least."""
+        return max(self.floor, float(self.table[-1, -1]))
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,14 @@ def cover_role(
     if np.isfinite(rate):
         table = np.maximum(table, rate * _STEPS)
     return Covered(table, additive, rate, cost, kept_cost)
+
+
+def cheapest_rents(model: Model) -> Floats:
+    """Return the lowest price on offer in each cell (0 where nothing is)."""
+    rent = np.full(model.cells, np.inf)
+    some = model.supply.available > 0
+    np.minimum.at(rent, model.offer_cell[some], model.supply.usd[some])
+    return np.where(np.isfinite(rent), rent, 0.0)
 
 
 def rents(supply: Supply, limits: AllocationLimits, prices: Prices) -> Floats:
@@ -160,7 +169,7 @@ def slacks(model: Model, at: Evaluation) -> list[Floats]:
 
 def _slack(covered: Covered, weight: NDArray[np.int32]) -> Floats:
     rest = covered.table[-2]
-    return np.maximum(0.0, covered.cost + rest[GRID - weight] - covered.value)
+    return np.asarray(np.maximum(0.0, covered.cost + rest[GRID - weight] - covered.value))
 
 
 def _share_slack(
@@ -179,4 +188,5 @@ def _share_slack(
     rest = own.table[-2].copy()
     rest[0] = 0.0
     by_weight = np.array([(base + rest[np.maximum(0, first - w)]).min() for w in last])
-    return np.maximum(0.0, own.cost + by_weight[-(-weight.astype(np.int64) // width)] - least)
+    up = -(-weight.astype(np.int64) // width)
+    return np.asarray(np.maximum(0.0, own.cost + by_weight[up] - least))

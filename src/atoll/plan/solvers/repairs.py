@@ -38,16 +38,18 @@ def find_repairs(planner: Planner, left_out: list[str]) -> tuple[Repair, ...]:
 
     Where a role has no template at all, no nodes help: then the promises that would give it one.
     """
-    problem = _strict(planner.problem)
+    problem = strict(planner.problem)
     hopeless = [role for role in problem.roles if _hopeless(planner, problem, role)]
     found: list[Repair] = []
     groups: list[tuple[str, Iterator[Repair]]] = []
     if hopeless:
-        groups.append(("promises that can be carried", _carriable(planner, problem, hopeless)))
+        groups.append(
+            ("promises that can be carried", carriable_promises(planner, problem, hopeless))
+        )
     else:
-        groups.append(("limits", _limits(planner, problem)))
-        groups.append(("more nodes", _nodes(planner, problem)))
-        groups.append(("looser promises", _promises(planner, problem)))
+        groups.append(("limits", limit_repairs(planner, problem)))
+        groups.append(("more nodes", node_repairs(planner, problem)))
+        groups.append(("looser promises", promise_repairs(planner, problem)))
     for name, repairs in groups:
         try:
             found.extend(repairs)
@@ -61,7 +63,8 @@ def _by_cost(repair: Repair) -> tuple[float, str, str]:
     return (usd, repair.kind, repair.text)
 
 
-def _strict(problem: Problem) -> Problem:
+def strict(problem: Problem) -> Problem:
+    """Return the problem that has no answer where not all demand can be met."""
     return problem.changed(settings=problem.settings.model_copy(update={"on_shortage": "fail"}))
 
 
@@ -97,7 +100,8 @@ def _bisect(attempt: Attempt, largest: int, plan: Plan) -> _Smallest:
 # Limits
 
 
-def _limits(planner: Planner, problem: Problem) -> Iterator[Repair]:
+def limit_repairs(planner: Planner, problem: Problem) -> Iterator[Repair]:
+    """Yield the smallest change of each limit that suffices; of all together where none does alone."""
     limits = problem.limits
 
     def ask(question: str, **changes: float | None) -> tuple[Plan, bool]:
@@ -183,8 +187,8 @@ def _limit(kind: RepairKind, where: str, before: float, after: float, best: _Sma
 # Nodes
 
 
-def _nodes(planner: Planner, problem: Problem) -> Iterator[Repair]:
-    """The cheapest mix of nodes, then each node type alone, from where it is cheapest."""
+def node_repairs(planner: Planner, problem: Problem) -> Iterator[Repair]:
+    """Yield the cheapest mix of nodes, then each node type alone, from where it is cheapest."""
     everything = [_rental(offer, _PLENTY) for offer in problem.offers]
     plan = planner.plan(with_more(problem, everything), "any number of nodes of every type")
     if not _met(plan):
@@ -283,7 +287,8 @@ def _promise_repair(
     )
 
 
-def _promises(planner: Planner, problem: Problem) -> Iterator[Repair]:
+def promise_repairs(planner: Planner, problem: Problem) -> Iterator[Repair]:
+    """Yield the tightest looser promise of each service that suffices alone."""
     for service in problem.services:
         if service.rate_per_s <= 0:
             continue
@@ -308,8 +313,10 @@ def _promises(planner: Planner, problem: Problem) -> Iterator[Repair]:
                 yield _promise_repair(service, kind, best.size, best.plan, best.sure)
 
 
-def _carriable(planner: Planner, problem: Problem, roles: list[RoleId]) -> Iterator[Repair]:
-    """The tightest promise under which a role without templates has one."""
+def carriable_promises(
+    planner: Planner, problem: Problem, roles: Sequence[RoleId]
+) -> Iterator[Repair]:
+    """Yield the tightest promise under which a role without templates has one."""
     for role in roles:
         service = problem.service_of(role)
         for kind, bound in _parts(service):

@@ -28,8 +28,10 @@ EXACT = 1e-6
 """Relative gap to which what-if plans are proven."""
 MOST_PLANS = 400
 MOST_SECONDS = 60.0
-_PLAN_SECONDS = 5.0
+_PLAN_SECONDS = 3.0
 _LINES = 16
+_NEARLY = 1e-4
+"""A plan proven to this is taken for the cheapest; a price read off it is good to the cent or so."""
 _FULLER = 1e-3
 """Shares of demand are proven to 1e-4; less than this is no gain."""
 
@@ -148,30 +150,39 @@ def with_more(problem: Problem, rentals: Iterable[Rental]) -> Problem:
     )
 
 
-def break_even(kind: str, base: Plan, problem: Problem, planner: Planner) -> float | None:
-    """Return the share of its prices below which a node type lowers the cost of the plan, None if never.
+@dataclass(frozen=True)
+class BreakEven:
+    """The share of today's prices from which on a node type is used; `exact` if every plan was proven."""
+
+    factor: float
+    exact: bool
+
+
+def break_even(kind: str, base: Plan, problem: Problem, planner: Planner) -> BreakEven | None:
+    """Return how far the prices of a node type must fall for it to make the plan cheaper, None if never.
 
     A plan that serves more counts as better, too: under a budget a cheaper node may do so.
     """
     mean = served_share(base, problem) <= 0.0
     served, cost = served_share(base, problem, mean=mean), base.objective or 0.0
     spare = max(1e-9, 4.0 * EXACT * cost)
-    factor = 0.0
+    factor, exact = 0.0, _proven(base)
     for step in range(_LINES):
         question = f"{kind} at {factor:.0%} of its price"
         found = planner.plan(_priced(problem, kind, factor), question)
+        exact = exact and _proven(found)
         objective = found.objective or 0.0
         slope = _cost_of(kind, found, problem)
         fuller = served_share(found, problem, mean=mean) > served + _FULLER
         if slope <= 0.0 or not (fuller or objective < cost - spare):
-            return factor if step else None
+            return BreakEven(factor, exact) if step else None
         if fuller:
             return _fuller(kind, served, mean, problem, planner)
         factor = min(1.0, factor + (cost - objective) / slope)
-    return factor
+    return BreakEven(factor, exact)
 
 
-def _fuller(kind: str, served: float, mean: bool, problem: Problem, planner: Planner) -> float:
+def _fuller(kind: str, served: float, mean: bool, problem: Problem, planner: Planner) -> BreakEven:
     """Bisect for the price below which more is served; the envelope argument is about cost only."""
     low, high = 0.0, 1.0
     while high - low > 0.01:
@@ -181,7 +192,11 @@ def _fuller(kind: str, served: float, mean: bool, problem: Problem, planner: Pla
             low = middle
         else:
             high = middle
-    return low
+    return BreakEven(low, exact=False)
+
+
+def _proven(plan: Plan) -> bool:
+    return plan.gap is not None and plan.gap <= _NEARLY
 
 
 def _priced(problem: Problem, kind: str, factor: float) -> Problem:

@@ -1,0 +1,312 @@
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from atoll.cli import main as cli
+from atoll.cli import planning
+from atoll.cli.layout_svg import colours, stage_widths
+from atoll.cli.plan_report import page
+from atoll.cli.plan_tables import drawn, rows, wrapped, written_gap
+from atoll.plan.comparison import Compared
+from atoll.plan.fleet import load_fleet
+from atoll.plan.plan import Plan
+from atoll.plan.problem import Problem
+from atoll.plan.validate import validate
+from tests.cli.fleets import FAILS, FLEET, SHORT
+
+Captured = pytest.CaptureFixture[str]
+Run = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Fleet files in the current folder, and a cache of templates of its own."""
+    monkeypatch.delenv("ATOLL_CATALOG", raising=False)
+    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("fleet", FLEET), ("short", SHORT), ("fails", FAILS)):
+        (tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def run(capsys: Captured) -> Run:
+    """Runs a command that must succeed and returns what it printed on stdout."""
+
+    def act(*args: str) -> str:
+        capsys.readouterr()
+        code = cli.run(list(args))
+        captured = capsys.readouterr()
+        assert code == 0, captured.err
+        return captured.out
+
+    return act
+
+
+def made(name: str) -> tuple[Problem, Plan]:
+    return load_fleet(f"{name}.yaml"), Plan.from_json(Path("plan.json").read_text("utf-8"))
+
+
+def test_a_plan_is_shown_and_written(run: Run) -> None:
+    out = run("plan", "fleet.yaml", "-o", "plan.json")
+    assert "[0, 21) A10G:1 | [21, 40) A10G:1" in out
+    assert "$8.89/h on 9 nodes, 9 GPUs. Proven: nothing within its settings costs less" in out
+    assert "What keeps it from being cheaper: availability of L40S:1 in east." in out
+    problem, plan = made("fleet")
+    assert validate(plan, problem) == []
+    assert plan.status == "optimal"
+
+
+def test_json_has_the_plan_its_cost_and_the_comparison(run: Run) -> None:
+    data = json.loads(run("plan", "fleet.yaml", "--json", "--compare", "-o", "plan.json"))
+    _, plan = made("fleet")
+    assert Plan.model_validate(data["plan"]) == plan
+    assert data["cost"]["usd_per_hour"] == plan.usd_per_hour
+    assert data["templates"]["chat/llm/prefill"]["templates"] > 1
+    others = {row["solver"]: row for row in data["compare"]}
+    assert {"homogeneous", "cauchy", "memory-proportional"} <= set(others)
+    for row in others.values():
+        assert row["ratio"] is None or row["ratio"] >= 1 - 1e-9
+
+
+def test_equal_input_gives_equal_plans(run: Run) -> None:
+    first, second = (json.loads(run("plan", "fleet.yaml", "--json"))["plan"] for _ in range(2))
+    for plan in (first, second):
+        del plan["seconds"], plan["cpu_seconds"]
+    assert first == second
+
+
+def test_the_cache_is_used_unless_told_otherwise(folder: Path, run: Run) -> None:
+    run("plan", "fleet.yaml", "--no-cache")
+    assert not (folder / "cache").exists()
+    run("plan", "fleet.yaml")
+    assert len(list((folder / "cache" / "templates").glob("*.npz"))) == 3
+
+
+def test_a_problem_file_is_as_good_as_a_fleet_file(folder: Path, run: Run) -> None:
+    problem = load_fleet("fleet.yaml")
+    (folder / "problem.json").write_text(problem.to_json(), encoding="utf-8")
+    run("plan", "problem.json", "-o", "plan.json")
+    assert made("fleet")[1].problem_hash == problem.content_hash()
+
+
+@pytest.mark.parametrize("solver", ["homogeneous", "cauchy", "memory-proportional"])
+def test_baselines_can_be_asked_for(run: Run, solver: str) -> None:
+    out = run("plan", "fleet.yaml", "--solver", solver)
+    assert f"Nothing is proven ({solver})." in out
+
+
+def test_what_runs_is_kept(run: Run) -> None:
+    run("plan", "fleet.yaml", "-o", "plan.json")
+    out = run("plan", "fleet.yaml", "--running", "plan.json", "-o", "plan.json")
+    assert "kept" in out
+    assert "new" not in out.replace("new instances", "")
+    assert all(instance.kept for instance in made("fleet")[1].instances)
+
+
+def test_a_partial_plan_is_marked(run: Run, capsys: Captured) -> None:
+    out = run("plan", "short.yaml", "--compare", "-o", "plan.json")
+    assert out.startswith("PARTIAL: serves 54.2% of the demand (chat/llm/decode 83.3%, ")
+    assert "What binds: availability of" in out
+    assert "on average" in out
+    assert made("short")[1].status == "partial"
+    Path("plan.json").unlink()
+    assert cli.run(["plan", "short.yaml", "--strict", "-o", "plan.json"]) == 5
+    assert one_line(capsys).startswith("error: only 54.2% of the demand can be met: availability")
+    assert not Path("plan.json").exists()
+
+
+def test_no_plan_is_code_5_and_a_line(capsys: Captured) -> None:
+    for more in ([], ["--json"], ["--solver", "homogeneous"]):
+        assert cli.run(["plan", "fails.yaml", "-o", "plan.json", *more]) == 5
+        line = one_line(capsys)
+        assert "demand" in line
+        assert "atoll explain" in line
+        assert not Path("plan.json").exists()
+
+
+def test_a_deadline_that_came_first_is_told(capsys: Captured) -> None:
+    # With next to no time the answer may be no plan or a partial one, whichever was found.
+    code = cli.run(["plan", "short.yaml", "--deadline", "1us"])
+    assert code in (0, 5)
+    assert "a longer --deadline may find a plan that serves more" in capsys.readouterr().err
+
+
+def one_line(capsys: Captured) -> str:
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (["nowhere.yaml"], 3, "nowhere.yaml"),
+        (["nowhere.json"], 3, "nowhere.json"),
+        (["fleet.yaml", "--solver", "optimus"], 4, "did you mean optimal?"),
+        (["fleet.yaml", "--gap", "much"], 3, "0.1%"),
+        (["fleet.yaml", "--gap", "200%"], 3, "0.1%"),
+        (["fleet.yaml", "--deadline", "30"], 3, "unit"),
+        (["fleet.yaml", "--deadline", "0s"], 2, "some time"),
+        (["fleet.yaml", "-o", "no/such/plan.json"], 2, "no folder"),
+        (["fleet.yaml", "-o", "."], 2, "is a folder"),
+        (["fleet.yaml", "--report", "report.pdf"], 2, ".html"),
+        (["fleet.yaml", "--running", "fleet.yaml"], 3, "fleet.yaml"),
+        (["problem.json", "--overlay", "fleet.yaml"], 2, "--overlay"),
+        (["broken.json"], 3, "broken.json"),
+    ],
+)
+def test_errors_are_one_line(capsys: Captured, args: list[str], code: int, said: str) -> None:
+    Path("problem.json").write_text(load_fleet("fleet.yaml").to_json(), encoding="utf-8")
+    Path("broken.json").write_text('{"services": 3}', encoding="utf-8")
+    assert cli.run(["plan", *args]) == code
+    assert said in one_line(capsys)
+
+
+def test_missing_packages_name_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr(planning, "find_spec", lambda name: None)
+    assert cli.run(["plan", "fleet.yaml"]) == 6
+    assert "pip install 'atoll[plan]'" in one_line(capsys)
+
+
+@pytest.mark.parametrize("verb", ["plan", "explain", "templates"])
+def test_help_loads_nothing_heavy(verb: str) -> None:
+    code = (
+        "import sys; from atoll.cli.main import run; run([sys.argv[1], '--help']);"
+        "print([m for m in ('numba', 'highspy', 'numpy', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, verb], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.endswith("[]\n")
+
+
+# Tables
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("name", ["fleet", "short"])
+def test_tables_fit_the_terminal(run: Run, name: str, width: int) -> None:
+    run("plan", f"{name}.yaml", "-o", "plan.json")
+    problem, plan = made(name)
+    compared = (
+        Compared(solver="homogeneous", usd_per_hour=9.5, nodes=9, served=1.0, ratio=1.07),
+        Compared(solver="cauchy", broken=("budget", "spot-share")),
+    )
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(drawn(plan, problem, compared, width))
+    text = stream.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    assert "x1.07" in text
+    assert "breaks budget, spot-share" in text
+
+
+@pytest.mark.parametrize(
+    ("gap", "text"), [(0.0, "0%"), (6.5e-6, "below 0.01%"), (0.0008, "0.08%"), (0.5, "50%")]
+)
+def test_gaps_are_written_short(gap: float, text: str) -> None:
+    assert written_gap(gap) == text
+
+
+def test_equal_instances_are_one_row(run: Run) -> None:
+    run("plan", "fleet.yaml", "-o", "plan.json")
+    _, plan = made("fleet")
+    twin = plan.instances[0].model_copy(update={"id": "twin"})
+    doubled = plan.model_copy(update={"instances": (*plan.instances, twin)})
+    (row,) = (row for row in rows(doubled) if row.number > 1)
+    assert row.number == 2
+    assert row.per_s == pytest.approx(2 * twin.throughput_per_s)
+    assert row.usd_per_hour == pytest.approx(2 * twin.usd_per_hour)
+    assert sum(row.usd_per_hour for row in rows(plan)) == pytest.approx(plan.usd_per_hour)
+
+
+def test_layouts_break_between_stages() -> None:
+    layout = "[0, 32) 2x L40S:1 | [32, 48) H100:1 | [48, 64) L4:1"
+    assert wrapped(layout, 200) == layout
+    assert wrapped(layout, 35).split("\n") == [
+        "[0, 32) 2x L40S:1 | [32, 48) H100:1",
+        "[48, 64) L4:1",
+    ]
+    assert wrapped(layout, 5).count("\n") == 2
+
+
+# Report
+
+
+def test_the_report_is_one_file_with_everything(run: Run) -> None:
+    run("plan", "fleet.yaml", "--compare", "--report", "report.html", "-o", "plan.json")
+    text = Path("report.html").read_text("utf-8")
+    assert not re.search(r"https?:|<script|<link|src=|@import|url\(", text)
+    problem, plan = made("fleet")
+    assert text.count("<svg") == len(rows(plan))
+    for part in ("$8.89/h", "Next to the baselines", "prefers-color-scheme: dark", "phi-4-14b"):
+        assert part in text
+    assert plan.problem_hash in text
+    again = plan.model_copy(update={"seconds": plan.seconds + 1, "cpu_seconds": 9.0})
+    assert page(again, problem) == page(plan, problem)
+
+
+def test_the_report_of_a_partial_plan_warns(run: Run) -> None:
+    run("plan", "short.yaml", "--report", "report.html")
+    assert '<p class="warn">PARTIAL: serves 54.2%' in Path("report.html").read_text("utf-8")
+
+
+def test_the_report_says_what_baselines_break(run: Run) -> None:
+    run("plan", "fleet.yaml", "-o", "plan.json")
+    problem, plan = made("fleet")
+    compared = [Compared(solver=name, broken=("budget",)) for name in ("one", "two")]
+    assert "Breaks budget: one, two." in page(plan, problem, compared)
+
+
+@given(
+    layers=st.lists(st.integers(1, 100), min_size=1, max_size=12),
+    room=st.floats(100.0, 2000.0),
+)
+def test_stages_share_the_width(layers: list[int], room: float) -> None:
+    widths = stage_widths(layers, room)
+    assert sum(widths) == pytest.approx(room)
+    assert min(widths) >= min(62.0, room / len(layers)) - 1e-6
+    for a, b in zip(layers, widths, strict=True):
+        for c, d in zip(layers, widths, strict=True):
+            assert not (a < c and b > d + 1e-6)
+
+
+def test_colours_do_not_depend_on_order() -> None:
+    assert colours(["L4", "H100", "L4"]) == colours(["H100", "L4"])
+    assert len(set(colours(["A", "B", "C"]).values())) == 3
+
+
+# Documentation
+
+
+def options(verb: str) -> set[str]:
+    """Every option of a verb, as its help names them."""
+    (found,) = (own for own in cli.VERBS if own.name == verb)
+    return {
+        name for param in cli.load(found).params for name in (*param.opts, *param.secondary_opts)
+    }
+
+
+def test_the_documentation_names_options_that_exist() -> None:
+    page_text = (Path(__file__).resolve().parents[2] / "docs/planner.md").read_text("utf-8")
+    for verb in ("plan", "explain", "templates"):
+        section = page_text.split(f"## `atoll {verb}`")[1].split("\n## ")[0]
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", section))
+        assert named <= options(verb), verb
+    table = page_text.split("| Option |")[1].split("\n\n")[0]
+    assert set(re.findall(r"`(--[a-z-]+)`", table)) == {
+        name for name in options("plan") if name.startswith("--") and name != "--help"
+    }
