@@ -206,7 +206,7 @@ class LimitsEntry(Frozen):
 class SettingsEntry(Frozen):
     """How to search for a plan."""
 
-    max_nodes_per_instance: Annotated[int, Field(strict=True, ge=1, le=16)] = Field(
+    max_nodes_per_instance: Annotated[int, Field(strict=True, ge=1, le=8)] = Field(
         default=6, description="Most nodes that carry one copy of a model."
     )
     memory_ratio: Annotated[float, Field(strict=True, gt=0, le=1e6)] = Field(

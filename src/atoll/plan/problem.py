@@ -172,7 +172,7 @@ class Settings(Frozen):
     fraction of every service's demand, or weigh services by priority.
     """
 
-    max_nodes_per_instance: int = Field(default=6, ge=1, le=16)
+    max_nodes_per_instance: int = Field(default=6, ge=1, le=8)
     memory_ratio: Positive = 12.0
     max_stages: int | None = Field(default=None, ge=1)
     init_penalty: NotNegative = 0.0

@@ -69,7 +69,7 @@ def test_library_holds_exactly_what_no_smaller_instances_match(role: RoleTables)
     types = len(role.node_types)
     library = generate(role, 4)
     kept = {
-        tuple(np.repeat(np.arange(types), counts)): round(rate * role.scale)
+        tuple(np.repeat(np.arange(types), counts).tolist()): round(rate * role.scale)
         for counts, rate in zip(library.counts, library.throughput, strict=True)
     }
     best: dict[tuple[int, ...], int] = {}
@@ -88,11 +88,14 @@ def test_library_holds_exactly_what_no_smaller_instances_match(role: RoleTables)
     assert library.multisets == multiset_count(types, 4)
 
 
-def test_memory_limit_leaves_large_multisets_out() -> None:
-    role = tables(3, 2, 4, limit=2.0)
+@pytest.mark.parametrize(("limit", "nodes"), [(2.0, 2), (0.5, 1)])
+def test_memory_limit_leaves_large_multisets_out_but_no_single_node(
+    limit: float, nodes: int
+) -> None:
+    role = tables(6, 2, 4, limit=limit)
     library = generate(role, 4)
-    assert library.multisets == multiset_count(2, 2)
-    assert library.counts.sum(axis=1).max() <= 2
+    assert library.multisets == multiset_count(2, nodes)
+    assert library.counts.sum(axis=1).max() <= nodes
 
 
 def test_order_of_node_types_changes_nothing() -> None:

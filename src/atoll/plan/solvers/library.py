@@ -8,11 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll.catalog.catalog import Catalog
+from atoll.core.errors import UsageError
 from atoll.core.ids import RoleId
 from atoll.plan.capacities import POSITIONS, hop_link, role_table
 from atoll.plan.problem import Problem
 from atoll.plan.solvers.template_cache import TemplateCache
-from atoll.plan.solvers.templates import RoleTables, TemplateLibrary, generate
+from atoll.plan.solvers.templates import RoleTables, TemplateLibrary, generate, multiset_count
+
+MOST_MULTISETS = 12_000_000
+"""More sets of nodes per role than this are not searched: minutes and gigabytes."""
 
 RoleProgress = Callable[[str, int, int], None]
 
@@ -69,6 +73,14 @@ def libraries(
     progress: RoleProgress | None = None,
 ) -> Libraries:
     """Return the template library of every role; `progress(role, done, total)` as they are computed."""
+    size = multiset_count(len(problem.node_types), problem.settings.max_nodes_per_instance)
+    if size > MOST_MULTISETS:
+        raise UsageError(
+            f"{len(problem.node_types)} node types give {size:,} sets of up to "
+            f"{problem.settings.max_nodes_per_instance} nodes, more than {MOST_MULTISETS:,}",
+            field="settings.max_nodes_per_instance",
+            hint="allow fewer nodes per instance, or offer fewer node types",
+        )
     assert [p.value for p in POSITIONS] == ["first", "middle", "last", "whole"]
     found: dict[str, TemplateLibrary] = {}
     for role in problem.roles:

@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _STEPS = np.arange(GRID + 1) / GRID
+_BELOW = np.maximum(0.0, np.arange(GRID + 1) - 1.0) / GRID
 _DEEPER = 2.0
 _WORK = 4_000_000
 
@@ -98,8 +99,9 @@ class MixPool:
             table = cover(
                 best, self._spread, nothing, nothing.astype(np.int32), np.zeros(0), nothing
             )
-        if len(items):
-            table = np.maximum(table, float((cost / items.share).min()) * _STEPS)
+        # Whatever the grid, a share of the demand costs at least that share at the best price per
+        # throughput; d steps are more than d - 1 of them.
+        table = np.maximum(table, float((cost / items.share).min()) * _BELOW)
         table[0, 0] = 0.0
         if np.isfinite(unserved):
             slope = unserved * _STEPS
@@ -113,7 +115,9 @@ class MixPool:
         cost, table = self.tables(cell, unserved)
         rate = float((cost / self.items.share).min())
         known = min(unserved, float(self.values(cell, unserved).min(initial=np.inf)))
-        least = min(float(table[-1, -1]), unserved)
+        least = min(max(float(table[-1, -1]), rate), unserved)
+        if np.isfinite(unserved):
+            least = min(float(table[-1, -1]), unserved)
         if not np.isfinite(least):
             return Priced(least, rate, cost, table, None)
         step = max(eps, 1e-3 * abs(least))

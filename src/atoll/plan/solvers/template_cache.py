@@ -20,7 +20,7 @@ from atoll.core.files import atomic_write
 from atoll.core.paths import cache_dir
 from atoll.plan.solvers.templates import Progress, RoleTables, TemplateLibrary, generate
 
-_VERSION = 1
+_VERSION = 2
 _MOST_BYTES = 2 * 2**30
 
 

@@ -373,6 +373,8 @@ def solve_all(
 ) -> None:
     """Fill `out` with the throughput of every multiset of `size` nodes, by rank; -1 where too large.
 
+    A single node is never too large.
+
     `smaller` holds the same for one node less. Chunks are independent.
     """
     types = tables.shape[2]
@@ -389,7 +391,7 @@ def solve_all(
             used = 0
             for i in range(size):
                 used += memory[nodes[i]]
-            if used > memory_limit:
+            if size > 1 and used > memory_limit:
                 out[rank] = -1
             else:
                 start = 0

@@ -1,9 +1,9 @@
 """Serving templates: for every small multiset of nodes the throughput-optimal layout of a role.
 
 The search is exact (see `template_kernel` for the argument) and returns, per role, the throughput of
-every node multiset with at most `max_nodes` nodes and `memory_limit` bytes, and which of them are worth
-offering to an allocator: a multiset is dropped if its nodes carry at least as much as several smaller
-instances, or with a node left idle. Both hold for any prices, availability and demand, since the
+every single node and of every multiset of at most `max_nodes` nodes and `memory_limit` bytes, and which of
+them are worth offering to an allocator: a multiset is dropped if its nodes carry at least as much as several
+smaller instances, or with a node left idle. Both hold for any prices, availability and demand, since the
 replacement uses no node that the original does not.
 
 Layouts are not stored: `TemplateLibrary.layout` finds the one of a given multiset again.
