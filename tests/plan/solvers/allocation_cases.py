@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,23 +53,32 @@ def supply_of(
     )
 
 
+SPOT: Literal["spot"] = "spot"
+
+
 def with_spot(supply: Supply, discount: float, available: Sequence[int]) -> Supply:
     """Add a spot offer for every offer there is."""
     return replace(
         supply,
         region=np.tile(supply.region, 2),
         type=np.tile(supply.type, 2),
-        market=(*supply.market, *(("spot",) * len(supply.market))),
+        market=(*supply.market, *(SPOT,) * len(supply.market)),
         usd=np.concatenate([supply.usd, supply.usd * discount]),
         available=np.concatenate([supply.available, np.array(available, np.int64)]),
     )
 
 
-def role(name: str, counts: Sequence[Sequence[int]], throughput: Sequence[float], demand: float,
-         **more: float) -> RoleDemand:  # fmt: skip
+def role(
+    name: str,
+    counts: Sequence[Sequence[int]],
+    throughput: Sequence[float],
+    demand: float,
+    *,
+    weight: float = 1.0,
+) -> RoleDemand:
     """A role from lists."""
     return RoleDemand(
-        name, np.array(counts, np.int8), np.array(throughput, np.float64), demand, **more
+        name, np.array(counts, np.int8), np.array(throughput, np.float64), demand, weight=weight
     )
 
 
@@ -214,7 +224,7 @@ def allowed(case: Case, rented: NDArray[np.int64]) -> bool:
     return limits.max_nodes is None or int(rented.sum()) <= limits.max_nodes
 
 
-def faults(case: Case, answer: Allocation) -> list[str]:
+def faults(case: Case, answer: Allocation) -> list[str]:  # noqa: C901 - one list of checks
     """Return what is wrong with an answer, apart from whether it is the cheapest."""
     supply, found = case.supply, []
     used = np.zeros((len(supply.regions), len(supply.node_types)), np.int64)
@@ -225,9 +235,11 @@ def faults(case: Case, answer: Allocation) -> list[str]:
         served[chosen.role] += chosen.number * chosen.throughput
         regions[chosen.role].add(chosen.region)
         asked = case.roles[chosen.role]
-        if chosen.template is not None:
-            if not np.array_equal(asked.counts[chosen.template], chosen.counts):
-                found.append("template and counts differ")
+        known = chosen.template is None or np.array_equal(
+            asked.counts[chosen.template], chosen.counts
+        )
+        if not known:
+            found.append("template and counts differ")
         if asked.allowed is not None and np.any((chosen.counts > 0) & ~asked.allowed):
             found.append("a node type that is not allowed")
         if not 0 <= chosen.kept <= chosen.number or chosen.number <= 0:

@@ -187,7 +187,7 @@ class Decomposition:
             own = root.priced[role]
             unserved = self._price_unserved(root.prices, role) if self._partial else np.inf
             mixes, exhaustive = pool.below(
-                own.cost, own.table, unserved, own.least + within, _LISTED, _LIST_WORK
+                own.cost, own.guide, unserved, own.least + within, _LISTED, _LIST_WORK
             )
             if not exhaustive:
                 return False
