@@ -33,7 +33,7 @@ def checks(*, full: bool, tests: bool) -> list[Check]:
     ]
     if tests:
         selection = () if full else ("-m", "not slow and not aic and not engine")
-        found.append(Check("pytest", ("pytest", "-q", "-rs", *selection), quiet=False))
+        found.append(Check("pytest", ("pytest", "-q", "-rs", "-n", "2", *selection), quiet=False))
     return found
 
 

@@ -12,7 +12,7 @@ b shows that nothing costs less than min(b, L + s). If s spans the gap to the in
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,8 +50,7 @@ class Decomposition:
     """One search over mixes, in steps: `converge` to a bound, `integer` for an answer, `close` the gap.
 
     `unserved[r]` is the price of leaving role r unserved: part of it too where `partial`, all or nothing
-    otherwise; with `serve_all` it is but a device of the relaxation. With `common` the goal is the
-    largest share left unserved, and prices must say what each role is worth.
+    otherwise; with `serve_all` it is but a device of the relaxation.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class Decomposition:
         *,
         rent: float = 1.0,
         partial: bool = False,
-        common: bool = False,
         serve_all: bool = True,
         seed: int = 0,
     ) -> None:
@@ -81,9 +79,7 @@ class Decomposition:
             )
             for pairs, kept in zip(model.pairs, model.kept, strict=True)
         ]
-        self._master = MixMaster(
-            model, unserved, rent=rent, partial=partial, common=common, seed=seed
-        )
+        self._master = MixMaster(model, unserved, rent=rent, partial=partial, seed=seed)
         self._root: Root | None = None
         self._chosen: tuple[list[Mix | None], Ints] | None = None
 
@@ -112,7 +108,7 @@ class Decomposition:
         value = offers_part(self.model.supply, self.model.limits, prices)
         priced = []
         for role, pool in enumerate(self._pools):
-            unserved = self._price_unserved(prices, role)
+            unserved = float(self.unserved[role])
             own = pool.price(prices.cell, unserved if self._partial else np.inf, eps)
             priced.append(own)
             value += own.least if self._serve_all else min(own.least, unserved)
@@ -122,9 +118,6 @@ class Decomposition:
             self._root = Root(prices, value, tuple(priced))
         self.standing.prove(value)
         return value
-
-    def _price_unserved(self, prices: Prices, role: int) -> float:
-        return float((self.unserved if prices.role is None else prices.role)[role])
 
     def converge(self, prices: Prices, enough: float = np.inf) -> None:
         """Improve the bound from these prices until it meets the relaxation over mixes, or is `enough`."""
@@ -139,7 +132,7 @@ class Decomposition:
             if self.root.value > enough or result.objective < enough < np.inf:
                 return
             known, before = self.mixes, self.root.value
-            there = replace(self._master.prices(result), role=self._master.role_prices(result))
+            there = self._master.prices(result)
             self.evaluate(blend(self.root.prices, there, smooth))
             if self.standing.done:
                 return
@@ -185,9 +178,9 @@ class Decomposition:
         """Add every mix within that much of its role's cheapest; return whether they could be listed."""
         for role, pool in enumerate(self._pools):
             own = root.priced[role]
-            unserved = self._price_unserved(root.prices, role) if self._partial else np.inf
+            unserved = float(self.unserved[role]) if self._partial else np.inf
             mixes, exhaustive = pool.below(
-                own.cost, own.guide, unserved, own.least + within, _LISTED, _LIST_WORK
+                own.cost, own.table, unserved, own.least + within, _LISTED, _LIST_WORK
             )
             if not exhaustive:
                 return False
@@ -203,7 +196,6 @@ def blend(a: Prices, b: Prices, weight: float) -> Prices:
         weight * a.spot + (1.0 - weight) * b.spot,
         weight * a.nodes + (1.0 - weight) * b.nodes,
         a.rent,
-        None if a.role is None or b.role is None else weight * a.role + (1.0 - weight) * b.role,
     )
 
 

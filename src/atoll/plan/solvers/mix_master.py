@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.plan.solvers.columns import Model
-from atoll.plan.solvers.lp import LpResult, Sparse
+from atoll.plan.solvers.lp import Sparse
 from atoll.plan.solvers.pool import Mix
 from atoll.plan.solvers.rental import Rental
 from atoll.plan.solvers.standing import Target
@@ -30,19 +30,11 @@ class MixAnswer:
 class MixMaster(Rental):
     """Columns beside those of `rental`: z_r of each role left unserved, and the mixes.
 
-    demand r: sum share_p lambda_p + z_r >= 1; with `partial` mixes also one mix per role at most. With
-    `common` all z_r are one column: the largest share left unserved.
+    demand r: sum share_p lambda_p + z_r >= 1; with `partial` mixes also one mix per role at most.
     """
 
     def __init__(
-        self,
-        model: Model,
-        unserved: Floats,
-        *,
-        rent: float,
-        partial: bool,
-        common: bool,
-        seed: int,
+        self, model: Model, unserved: Floats, *, rent: float, partial: bool, seed: int
     ) -> None:
         super().__init__(model, rent=rent, seed=seed)
         roles = len(model.pairs)
@@ -50,16 +42,12 @@ class MixMaster(Rental):
         self._demand_row = self.add_empty_rows(np.ones(roles))
         self._single_row = self.add_empty_rows(np.full(roles if partial else 0, -1.0))
         each = np.arange(roles)
-        owner = np.zeros(roles, np.int64) if common else each
-        number = 1 if common else roles
-        first = self.lp.add_columns(
-            np.ones(1) if common else unserved,
-            np.zeros(number),
-            np.ones(number),
-            Sparse.of(owner, self._demand_row + each, np.ones(roles), number),
+        self._unserved = self.lp.add_columns(
+            unserved,
+            np.zeros(roles),
+            np.ones(roles),
+            Sparse.of(each, self._demand_row + each, np.ones(roles), roles),
         )
-        self._unserved = first + owner
-        self._common = common
         self._first = self.lp.columns
         self._known: list[tuple[int, Mix]] = []
 
@@ -70,15 +58,7 @@ class MixMaster(Rental):
 
     def set_unserved(self, unserved: Floats) -> None:
         """Change the price of leaving roles unserved."""
-        self.lp.set_costs(self._unserved, unserved)
-
-    def role_prices(self, result: LpResult) -> Floats | None:
-        """Return what serving each role is worth to the largest share unserved; at most 1 in all."""
-        if not self._common:
-            return None
-        first = self._demand_row
-        worth = np.maximum(0.0, result.duals[first : first + len(self.model.pairs)])
-        return np.asarray(worth / max(1.0, float(worth.sum())))
+        self.lp.set_costs(self._unserved + np.arange(len(unserved)), unserved)
 
     def add(self, role: int, mixes: list[Mix]) -> None:
         """Add mixes of a role."""
@@ -116,7 +96,7 @@ class MixMaster(Rental):
     ) -> MixAnswer:
         """Choose whole mixes; `start` is a choice to improve on and the nodes it rents."""
         roles = len(self.model.pairs)
-        columns = self._unserved
+        columns = self._unserved + np.arange(roles)
         if serve_all:
             self.lp.set_bounds(columns, np.zeros(roles), np.zeros(roles))
         found = self.solve_integer(
@@ -141,10 +121,9 @@ class MixMaster(Rental):
 
     def _values(self, start: list[Mix | None], rented: Ints) -> Floats:
         values = np.zeros(self.lp.columns)
-        left = [
+        values[self._unserved : self._unserved + len(start)] = [
             1.0 if mix is None else (1.0 - mix.share if self._partial else 0.0) for mix in start
         ]
-        np.maximum.at(values, self._unserved, left)
         for i, (role, mix) in enumerate(self._known):
             if mix is start[role]:
                 values[self._first + i] = 1.0

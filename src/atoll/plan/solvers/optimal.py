@@ -23,6 +23,7 @@ DEADLINE_S = 30.0
 GAP = 1e-3
 _RESCUE_SHARES = (0.75, 0.5, 0.3, 0.15, 0.05)
 _RESCUE_S = 3.0
+_TIE = 1e-4
 
 Log = Callable[[float, float, float], None]
 
@@ -90,11 +91,12 @@ def _allocate(
     roles = [str(role) for role in problem.roles]
     running = running_columns(problem, catalog, roles, libraries.node_types)
     demands = role_demands(problem, libraries)
-    return allocate(
+    found = allocate(
         [replace(d, demand=d.demand * fraction) for d in demands],
         supply_of(problem, libraries.node_types),
         limits_of(problem),
-        init_penalty=problem.settings.init_penalty,
+        # A hair above nothing, so that of equal plans the one that starts less is taken.
+        init_penalty=max(problem.settings.init_penalty, _TIE if running else 0.0),
         running=[column for column, _ in running],
         deadline_s=deadline_s,
         gap=gap,
@@ -102,6 +104,10 @@ def _allocate(
         seed=problem.settings.seed,
         log=log,
     )
+    if running and problem.settings.init_penalty < _TIE:
+        # The hair is in the bound, too: no plan can have paid more of it than all its cost.
+        found = replace(found, bound=found.bound / (1.0 + _TIE))
+    return found
 
 
 def _rescue(

@@ -126,8 +126,6 @@ class PairSearch:
             last = most is None or limit >= needed
             for role, slack in enumerate(own):
                 self.master.add(role, np.flatnonzero(slack <= limit))
-            # What the incumbent uses stays in, for the solve starts from it.
-            self.master.admit([slack <= needed + standing.spare for slack in own])
             self.mips += 1
             answer = self.master.solve_pairs(
                 time_limit_s=standing.deadline.left,

@@ -28,7 +28,6 @@ Floats = NDArray[np.float64]
 Goal = Literal["cost", "common", "weighted"]
 
 _STEPS = np.arange(GRID + 1) / GRID
-_BELOW = np.maximum(0.0, np.arange(GRID + 1) - 1.0) / GRID
 _COARSE = 1024
 
 
@@ -36,8 +35,7 @@ _COARSE = 1024
 class Prices:
     """Multipliers: `cell[g * C + c]` of the node balance; budget, spot share and node limit.
 
-    `rent` is 1 where the goal is the cost and 0 where nodes cost nothing but what the limits make them;
-    `role[r]` is what serving role r is worth where the goal is the largest share left unserved.
+    `rent` is 1 where the goal is the cost and 0 where nodes cost nothing but what the limits make them.
     """
 
     cell: Floats
@@ -45,7 +43,6 @@ class Prices:
     spot: float = 0.0
     nodes: float = 0.0
     rent: float = 1.0
-    role: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class Covered:
     @property
     def value(self) -> float:
         """Cost of the cheapest cover of the whole demand, or what else is known to be its least."""
-        return max(self.floor, self.rate, float(self.table[-1, -1]))
+        return max(self.floor, float(self.table[-1, -1]))
 
 
 @dataclass(frozen=True)
@@ -91,21 +88,18 @@ def cover_role(
     kept_cost = kept.pairs.prices(cell)
     groups = regions if spread > 1 else 1
     best = cheapest_by_weight(cost, pairs.weight, pairs.region, groups, GRID + 1)
-    # Whatever the grid, a share of the demand costs at least that share at the best price per throughput;
-    # d steps may be hardly more than d - 1 of them.
+    # Whatever the grid, a share of the demand costs at least that share of the best price per throughput.
     new_rate = float((cost / pairs.share).min(initial=np.inf))
     additive, _, _ = closure(best.min(axis=0))
-    plain = additive
     if len(cost):
         additive = np.maximum(additive, new_rate * _STEPS)
     if spread == 1 and not len(kept.pairs):
-        table = np.maximum(plain, new_rate * _BELOW) if len(cost) else plain
-        return Covered(np.stack([table, table]), additive, new_rate, cost, kept_cost)
+        return Covered(np.stack([additive, additive]), additive, new_rate, cost, kept_cost)
     rate = min(new_rate, float((kept_cost / kept.pairs.share).min(initial=np.inf)))
     group = kept.pairs.region if groups > 1 else np.zeros(len(kept.pairs), np.int32)
     table = cover(best, spread, group.astype(np.int64), kept.pairs.weight, kept_cost, kept.number)
     if np.isfinite(rate):
-        table = np.maximum(table, rate * _BELOW)
+        table = np.maximum(table, rate * _STEPS)
     return Covered(table, additive, rate, cost, kept_cost)
 
 
