@@ -51,15 +51,26 @@ def run(
 
 
 def edge_margin(problem: Problem, plan: Plan, catalog: Catalog, library: Libraries) -> float:
-    """Return the smallest pool, in tenths of the cheapest plan's GPU memory, that serves all demand."""
+    """Return the smallest pool, in tenths of the cheapest plan's GPU memory, that serves all demand.
+
+    A larger pool never serves less, so the margin is doubled until all is served and then bisected.
+    """
     needed = gpu_memory(plan, catalog)
-    margin = 1.0
-    while True:
-        tight = scarce(problem, needed, margin)
-        found = optimal.solve(tight, catalog, library, gap=0.05, deadline_s=5.0)
-        if min(found.plan.served_fraction.values(), default=0.0) >= 1.0:
-            return margin
-        margin += 0.1
+
+    def serves_all(tenths: int) -> bool:
+        tight = scarce(problem, needed, tenths / 10)
+        # Only whether all demand can be met is asked: no time goes into what else could be served.
+        tight = tight.changed(settings=tight.settings.model_copy(update={"on_shortage": "fail"}))
+        found = optimal.solve(tight, catalog, library, gap=0.5, deadline_s=12.0)
+        return min(found.plan.served_fraction.values(), default=0.0) >= 1.0
+
+    low, high = 9, 10
+    while not serves_all(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if serves_all(middle) else (middle, high)
+    return high / 10
 
 
 def full_programme(problem: Problem, library: Libraries, seconds: float) -> tuple[float, float]:

@@ -43,22 +43,24 @@ def check_exact(case: Case) -> Allocation:
         assert answer.status == "optimal"
         assert answer.objective == pytest.approx(least, abs=1e-7)
         assert answer.bound <= least + 1e-7
+    elif answer.status == "infeasible":
+        assert answer.instances == ()
     else:
         assert answer.status == "partial"
     return answer
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(30))
 def test_equal_to_brute_force(seed: int) -> None:
     check_exact(random_case(seed))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_equal_to_brute_force_one_role(seed: int) -> None:
     check_exact(random_case(seed, roles=1, templates=5, most=4))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_equal_to_brute_force_with_spot_share(seed: int) -> None:
     case = random_case(seed, templates=3, types=2)
     rng = np.random.default_rng(seed)
@@ -67,7 +69,7 @@ def test_equal_to_brute_force_with_spot_share(seed: int) -> None:
     check_exact(replace(case, supply=spot, limits=limits))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_equal_to_brute_force_with_limits(seed: int) -> None:
     case = random_case(seed, templates=3)
     plain = solve(case)
@@ -80,7 +82,7 @@ def test_equal_to_brute_force_with_limits(seed: int) -> None:
         check_exact(replace(case, limits=limits))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_equal_to_brute_force_with_running_instances(seed: int) -> None:
     case = random_case(seed, templates=3)
     rng = np.random.default_rng(seed)
@@ -93,7 +95,7 @@ def test_equal_to_brute_force_with_running_instances(seed: int) -> None:
     check_exact(replace(case, running=tuple(running), init_penalty=float(rng.uniform(0.0, 0.5))))
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(10))
 def test_scarce_serves_the_largest_common_fraction(seed: int) -> None:
     case = random_case(seed, templates=3, most=2)
     case = replace(case, roles=tuple(replace(r, demand=r.demand * 2.5) for r in case.roles))
@@ -113,15 +115,16 @@ SMALL = Case(
         role("a", [[1, 0], [0, 1]], [10.0, 25.0], 30.0),
         role("b", [[2, 0], [1, 1]], [15.0, 30.0], 30.0),
     ),
-    supply_of([[10, 10], [10, 10]], [[1.0, 2.2], [1.1, 2.0]], [1, 2]),
+    supply_of([[4, 3], [3, 3]], [[1.0, 2.2], [1.1, 2.0]], [1, 2]),
 )
 
 
 def test_plenty_takes_the_cheapest_of_each_role() -> None:
-    answer = solve(SMALL)
+    answer = check_exact(SMALL)
     assert answer.status == "optimal"
     assert answer.binding == ()
     assert np.all(answer.node_usd == 0.0)
+    assert np.all(answer.demand_usd > 0.0)
 
 
 def test_no_demand_costs_nothing() -> None:
@@ -214,8 +217,8 @@ def test_equal_running_instances_are_kept() -> None:
         supply_of([[9, 9], [9, 9]], [[1.0, 1.0], [1.0, 1.0]], [1, 1]),
         running=(RunningColumn(0, 1, np.array([0, 1], np.int8), 2),),
     )
-    answer = solve(replace(twins, init_penalty=1e-4))
-    assert answer.objective == pytest.approx(3.0001)
+    answer = solve(twins)
+    assert answer.objective == pytest.approx(3.0)
     assert sum(c.kept for c in answer.instances) == 2
 
 
@@ -231,7 +234,7 @@ def test_a_running_multiset_without_a_template_can_be_kept() -> None:
 
 
 def test_a_running_instance_whose_nodes_are_gone_is_forgotten() -> None:
-    gone = RunningColumn(0, 0, np.array([11, 0], np.int8), 1, throughput=100.0)
+    gone = RunningColumn(0, 0, np.array([5, 0], np.int8), 1, throughput=100.0)
     assert solve(replace(SMALL, running=(gone,))).status == "optimal"
 
 
@@ -242,9 +245,10 @@ def test_one_more_scarce_node_saves_what_it_replaces() -> None:
     )
     answer = solve(dear)
     more = solve(replace(dear, supply=supply_of([[3, 9]], [[1.0, 3.0]], [1, 1])))
-    # Duals come from the relaxation that proved the bound; where none was needed they are 0.
-    assert ((answer.node_usd >= 0.0) & (answer.node_usd <= 2.0 + 1e-6)).all()
+    assert answer.node_usd[0].tolist() == pytest.approx([2.0, 0.0])
     assert answer.objective - more.objective == pytest.approx(2.0)
+    assert answer.demand_usd[0] == pytest.approx(0.3)
+    assert answer.binding == ("availability of t0 in r0",)
 
 
 def test_progress_is_told() -> None:

@@ -45,7 +45,11 @@ Ints = NDArray[np.int64]
 _KEEP = 1e-6
 """Share of a node's price that starting it is taken to cost at least, so that equal instances are kept."""
 _FULL = 1e-9
+_PATIENCE = 0.4
+"""Share of the time after which, nothing being found that meets all demand, less is looked for."""
 _BINDS = 1e-6
+_SCARCE = 0.7
+"""Share of the time left in which to find what can be served; the rest is for serving it cheaply."""
 
 
 def allocate(
@@ -119,12 +123,12 @@ class _Allocator:
 
     def run(self, on_shortage: Shortage) -> Allocation:
         if not self.hopeless:
-            standing = Standing(Target(self.gap), self.deadline, self.log)
+            standing = Standing(Target(self.gap), self.deadline, self.log, patience=_PATIENCE)
             outcome = minimise(self.model, standing, self.seed)
             if standing.solution is not None:
                 return self._answer(self.active, self.model, standing, outcome, None)
         served = self._most(on_shortage == "priority")
-        if not self.hopeless and served.achieved >= 1.0 - _FULL:
+        if not self.hopeless and served.fraction.min(initial=1.0) >= 1.0 - _FULL:
             return self._serve(self.active, self.model, served, None)
         if on_shortage == "fail" or served.solution is None:
             return self._nothing(served)
@@ -149,9 +153,11 @@ class _Allocator:
     def _most(self, priority: bool) -> Served:
         return most_served(
             self.model,
-            lambda fraction: self._model(self.active, np.full(len(self.roles), fraction)),
+            lambda some, fraction: self._model(
+                [self.active[i] for i in some], np.full(len(self.roles), fraction)
+            ),
             np.array([self.roles[r].weight for r in self.active]),
-            self.deadline.part(0.6),
+            self.deadline.part(_SCARCE),
             priority=priority,
             seed=self.seed,
         )
@@ -212,7 +218,10 @@ class _Allocator:
         asked = np.array([role.demand for role in self.roles])
         nobody = asked <= 0.0
         fraction = np.where(nobody, 1.0, np.minimum(1.0, rates / np.where(nobody, 1.0, asked)))
-        binding = self._binding(prices if served is None else served.prices)
+        dropped = [] if served is None else self._dropped(served)
+        binding = self._binding(prices if served is None else served.prices, dropped)
+        if served is not None and not binding:
+            binding = self._binding(prices, dropped)
         return Allocation(
             status=status,
             instances=chosen,
@@ -232,6 +241,12 @@ class _Allocator:
             statistics=statistics,
         )
 
+    def _dropped(self, served: Served) -> list[int]:
+        """Roles that others leave no node for, under shortage."""
+        if served.solution is None:
+            return []
+        return [r for r, f in zip(self.active, served.fraction, strict=True) if f <= _FULL]
+
     def _node_usd(self, prices: Prices) -> Floats:
         """What one more node would save: its worth in the relaxation less its cheapest rent."""
         cells = self.supply.region * len(self.supply.node_types) + self.supply.type
@@ -242,7 +257,7 @@ class _Allocator:
         )
         return np.maximum(0.0, saved).reshape(self.nodes.shape)
 
-    def _binding(self, prices: Prices) -> tuple[str, ...]:
+    def _binding(self, prices: Prices, dropped: list[int]) -> tuple[str, ...]:
         """Name what stands in the way of a cheaper (or fuller) answer, dearest first."""
         worth = self._node_usd(prices)
         scale = _BINDS * max(1.0, float(prices.cell.max(initial=0.0)))
@@ -264,6 +279,7 @@ class _Allocator:
         ]
         return (
             *(f"nothing on offer can serve {self.roles[r].name}" for r in self.hopeless),
+            *(f"no room for {self.roles[r].name} beside the others" for r in dropped),
             *names,
         )
 

@@ -110,10 +110,10 @@ class Allocation:
     """The answer. `bound` is proven over all templates and regions; `gap` = (objective - bound) / objective.
 
     `objective` = `usd_per_hour` + `init_usd`. With status "partial" cost and bound are for the fractions
-    served, and `fraction_bound` is the proven most that could be served (common fraction, or weighted mean
-    under "priority"). Duals are of the relaxation that proved the bound, 0 where it needed none:
-    `demand_usd[r]` USD/h per unit of demand rate, `node_usd[g, c]` USD/h that one more node on offer would
-    save, at the price of the cheapest offer there.
+    served, and `fraction_bound` is the proven most that could be served (common fraction of the roles that
+    are served at all, or weighted mean under "priority"). Duals are of the relaxation that proved the bound,
+    0 where it needed none: `demand_usd[r]` USD/h per unit of demand rate, `node_usd[g, c]` USD/h
+    that one more node on offer would save, at the price of the cheapest offer there.
     """
 
     status: Status

@@ -73,6 +73,38 @@ def closure(best: Floats) -> tuple[Floats, Ints, Floats]:
 
 
 @compiled
+def cheapest_cover(cost: Floats, weight: Weights, width: int) -> tuple[float, Ints]:
+    """Return K of the whole demand (`width` - 1 steps) and the items, repeated, that it is made of."""
+    least = np.full(width, np.inf)
+    which = np.full(width, -1, np.int64)
+    for i in range(len(cost)):
+        if cost[i] < least[weight[i]]:
+            least[weight[i]] = cost[i]
+            which[weight[i]] = i
+    value, item_w, item_c = closure(least)
+    picks = np.empty(width, np.int64)
+    number, d = 0, width - 1
+    while d > 0:
+        # Either one item covers all that is left, or one of the items K is made of leads to the rest.
+        take = -1
+        for w in range(d, width):
+            if least[w] <= value[d]:
+                take = w
+                break
+        if take < 0:
+            for i in range(len(item_w)):
+                if item_w[i] <= d and item_c[i] + value[d - item_w[i]] <= value[d]:
+                    take = item_w[i]
+                    break
+        if take < 0:
+            break
+        picks[number] = which[take]
+        number += 1
+        d = max(0, d - take)
+    return value[width - 1], picks[:number].copy()
+
+
+@compiled
 def _use_up_to(own: Floats, before: Floats, weight: int, cost: float, number: int) -> None:
     """Allow up to `number` uses of one item on top of `before` or `own`, in place."""
     width = len(own)

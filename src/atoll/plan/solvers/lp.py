@@ -178,6 +178,8 @@ class LinearProgram:
     ) -> MipResult:
         """Solve with integrality, from `start` if given, to a relative or absolute gap."""
         engine = self._engine
+        if time_limit_s <= 0.0:
+            return MipResult("stopped", INFINITY, -INFINITY, None, 0)
         options: list[tuple[str, float | int | bool]] = [
             ("solve_relaxation", False),
             ("time_limit", max(0.0, time_limit_s)),

@@ -15,6 +15,7 @@ largest over the roles (then all z_r are one column) or a weighted mean.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -153,6 +154,15 @@ class Master(Rental):
             taken = self.model.pairs[role].take(pairs)
             self._append(role, taken, np.full(len(pairs), np.inf), new=True)
         return len(pairs)
+
+    def admit(self, admitted: Sequence[NDArray[np.bool_]]) -> None:
+        """Let only these pairs of each role be used; the others stay in, unused."""
+        columns = self._first + np.arange(len(self._pair))
+        upper = np.zeros(len(columns))
+        for role, own in enumerate(admitted):
+            here = self._role == role
+            upper[here] = np.where(own[self._pair[here]], np.inf, 0.0)
+        self.lp.set_bounds(columns, np.zeros(len(columns)), upper)
 
     def add_cut(self, role: int, values: Floats) -> None:
         """Add the cut of a subadditive function over weights 0..GRID."""

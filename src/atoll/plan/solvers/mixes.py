@@ -4,8 +4,10 @@ A mix is a multiset of items (pairs, or running instances) whose shares add up t
 all be had at once. Items are ordered by falling share and picked in that order, so each mix that needs
 all its items is met exactly once. A partial mix of cost a that leaves d steps of demand uncovered can
 not be completed below a + K[d] (`cover`, which ignores availability): that bound keeps the search to
-a few hundred steps where a role takes a handful of instances. Where part of the demand may go unserved
-at a price, a mix may stop anywhere.
+a few hundred steps where a role takes a handful of instances. Where it does not, availability itself is
+priced: with a surcharge s >= 0 per node, what is spent and ahead at surcharged prices less s times all
+that can be had is still a lower bound. Where part of the demand may go unserved at a price, a mix may
+stop anywhere.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def _next(
     spent: float,
     regions: int,
     here: Ints,
-    cost: Floats,
+    guide: Floats,
     share: Floats,
     region: NDArray[np.int32],
     table: Floats,
@@ -65,10 +67,10 @@ def _next(
 ) -> int:
     """The first item from i on that may lead to a mix below `limit`."""
     spread, last = len(table) - 1, table.shape[1] - 1
-    while i < len(cost):
+    while i < len(guide):
         need = spread - regions - (1 if here[region[i]] == 0 else 0)
         ahead = table[max(0, need), _steps(rest - share[i], last, partial)]
-        if spent + cost[i] + ahead < limit:
+        if spent + guide[i] + ahead < limit:
             break
         i += 1
     return i
@@ -77,6 +79,8 @@ def _next(
 @compiled
 def search_mixes(
     cost: Floats,
+    guide: Floats,
+    surplus: float,
     share: Floats,
     region: NDArray[np.int32],
     cells: NDArray[np.int32],
@@ -90,14 +94,15 @@ def search_mixes(
     """Return (picks per mix, their lengths, whether the search was exhaustive).
 
     `most` = 1: a cheapest mix below `limit`; above: all mixes below it, up to `most`. `table[j, d]` bounds
-    what covers d and stands in j more regions; `unserved` is the price of leaving all demand unserved
+    what covers d and stands in j more regions at surcharged prices `guide`; `surplus` is the surcharge on
+    all that can be had; `unserved` is the price of leaving all demand unserved
     (inf: not allowed); `room` is what can be had per cell, the last for padding; `work` bounds the steps.
     """
     spread = len(table) - 1
     partial = unserved < np.inf
     left, here = room.copy(), np.zeros(region.max() + 1, np.int64)
     pick = np.zeros(DEEPEST, np.int64)
-    spent, served = np.zeros(DEEPEST + 1), np.zeros(DEEPEST + 1)
+    spent, served, guided = np.zeros(DEEPEST + 1), np.zeros(DEEPEST + 1), np.zeros(DEEPEST + 1)
     found, lengths = np.zeros((most, DEEPEST), np.int64), np.zeros(most, np.int64)
     count, depth, i = 0, 0, 0
     exhaustive = True
@@ -105,8 +110,8 @@ def search_mixes(
         work -= 1
         regions = int(np.count_nonzero(here))
         j = _next(
-            i, 1.0 - served[depth], spent[depth], regions, here, cost, share, region, table, limit,
-            partial,
+            i, 1.0 - served[depth], guided[depth], regions, here, guide, share, region, table,
+            limit + surplus, partial,
         )  # fmt: skip
         work -= (j - i) >> 3
         i = j
@@ -120,6 +125,7 @@ def search_mixes(
             pick[depth] = i
             depth += 1
             spent[depth] = spent[depth - 1] + cost[i]
+            guided[depth] = guided[depth - 1] + guide[i]
             served[depth] = served[depth - 1] + share[i]
             here[region[i]] += 1
             whole = served[depth] >= 1.0 - _WHOLE
@@ -182,6 +188,14 @@ class Items:
         full = np.zeros(len(self.room))
         full[: len(cell_price)] = cell_price
         return price_pairs(self.cells, full) + self.init
+
+    def surcharges(self, surcharge: Floats) -> Floats:
+        """Return the surcharge on each item; `surcharge` per place in `room`."""
+        return price_pairs(self.cells, surcharge)
+
+    def use(self, picks: Ints) -> Ints:
+        """Return what some items take of `room`, the padding apart."""
+        return np.bincount(self.cells[picks].ravel(), minlength=len(self.room))[:-1]
 
 
 def items_of(pairs: Pairs, kept: Kept, nodes: Ints, penalty: Floats) -> Items:

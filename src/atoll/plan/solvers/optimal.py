@@ -21,8 +21,6 @@ from atoll.plan.solvers.markets import Markets
 SOLVER = "optimal"
 DEADLINE_S = 30.0
 GAP = 1e-3
-_RESCUE_SHARES = (0.75, 0.5, 0.3, 0.15, 0.05)
-_RESCUE_S = 3.0
 _TIE = 1e-4
 
 Log = Callable[[float, float, float], None]
@@ -46,53 +44,22 @@ def solve(
     log: Log | None = None,
 ) -> Solved:
     """Return the cheapest plan, proven to `gap` or as far as `deadline_s` seconds allow."""
-    shortage = problem.settings.on_shortage
-    allocation = _allocate(problem, catalog, libraries, 1.0, deadline_s, gap, shortage, log)
-    if allocation.status == "infeasible" and shortage != "fail":
-        allocation = _rescue(problem, catalog, libraries, allocation, gap)
-    plan = _plan(problem, catalog, libraries, allocation)
-    if plan.status == "infeasible" and shortage != "fail":
-        plan = _what_can_be_served(problem, catalog, libraries, plan)
-    return Solved(plan, allocation)
-
-
-def _what_can_be_served(
-    problem: Problem, catalog: Catalog, libraries: Libraries, nothing: Plan
-) -> Plan:
-    """Return a plan that serves some models where not all can be: better than serving none."""
-    from atoll.plan.solvers.baselines import homogeneous
-
-    some = homogeneous(problem, catalog, libraries)
-    if not some.instances:
-        return nothing
-    missing = sorted(role for role, share in some.served_fraction.items() if share == 0.0)
-    reason = f"found no plan that serves every model; without {', '.join(missing) or 'none'}"
-    return some.model_copy(
-        update={
-            "solver": SOLVER,
-            "status": "partial",
-            "reasons": (reason, *nothing.reasons),
-            "seconds": nothing.seconds,
-            "cpu_seconds": nothing.cpu_seconds,
-        }
-    )
+    allocation = _allocate(problem, catalog, libraries, deadline_s, gap, log)
+    return Solved(_plan(problem, catalog, libraries, allocation), allocation)
 
 
 def _allocate(
     problem: Problem,
     catalog: Catalog,
     libraries: Libraries,
-    fraction: float,
     deadline_s: float,
     gap: float,
-    shortage: types.Shortage,
-    log: Log | None = None,
+    log: Log | None,
 ) -> types.Allocation:
     roles = [str(role) for role in problem.roles]
     running = running_columns(problem, catalog, roles, libraries.node_types)
-    demands = role_demands(problem, libraries)
     found = allocate(
-        [replace(d, demand=d.demand * fraction) for d in demands],
+        role_demands(problem, libraries),
         supply_of(problem, libraries.node_types),
         limits_of(problem),
         # A hair above nothing, so that of equal plans the one that starts less is taken.
@@ -100,7 +67,7 @@ def _allocate(
         running=[column for column, _ in running],
         deadline_s=deadline_s,
         gap=gap,
-        on_shortage=shortage,
+        on_shortage=problem.settings.on_shortage,
         seed=problem.settings.seed,
         log=log,
     )
@@ -108,24 +75,6 @@ def _allocate(
         # The hair is in the bound, too: no plan can have paid more of it than all its cost.
         found = replace(found, bound=found.bound / (1.0 + _TIE))
     return found
-
-
-def _rescue(
-    problem: Problem,
-    catalog: Catalog,
-    libraries: Libraries,
-    failed: types.Allocation,
-    gap: float,
-) -> types.Allocation:
-    """Return an answer where the deadline left none: the first of ever smaller shares that can be served.
-
-    Nothing is proven about it. What could not be found even so stays infeasible.
-    """
-    for share in _RESCUE_SHARES:
-        found = _allocate(problem, catalog, libraries, share, _RESCUE_S, max(gap, 0.05), "fail")
-        if found.status in ("optimal", "feasible"):
-            return replace(found, status="partial", bound=0.0, binding=failed.binding)
-    return failed
 
 
 def role_demands(problem: Problem, libraries: Libraries) -> list[types.RoleDemand]:

@@ -31,12 +31,15 @@ from atoll.plan.solvers.relaxation import (
 from atoll.plan.solvers.standing import Standing
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 _UNSERVED = 1e-7
 _CUT_ROUNDS = 12
 _STAGES = (400, 1500, 5000, 15000)
 _SEEDS = 20
 _HOPELESS = 1
+_PAIRS_PER_S = 2000
+"""Pairs for which an integer solve needs a second before it first looks at the time."""
 
 
 class PairSearch:
@@ -57,7 +60,7 @@ class PairSearch:
         rent = 1.0 if goal == "cost" else 0.0
         self.root = evaluate(model, goal, Prices(cheapest_rents(model), rent=rent), unserved)
         self._rate(self.root)
-        self._add_below(np.inf, _SEEDS * len(model.pairs))
+        self._add(_lowest(slacks(model, self.root), np.inf, _SEEDS * len(model.pairs))[0])
 
     def _rate(self, evaluation: Evaluation) -> None:
         self.evaluations += 1
@@ -65,15 +68,20 @@ class PairSearch:
             self.root = evaluation
         self.standing.prove(evaluation.value)
 
+    def relax(self) -> LpResult:
+        """Solve the linear relaxation; its duals are kept the first time, before any cut."""
+        result = self.master.generate(self.standing.left)
+        if self.relaxed is None and result.status == "optimal":
+            self.relaxed = self.master.prices(result), self.master.demand_duals(result)
+        return result
+
     def tighten(self) -> bool:
         """Solve the relaxation and cut it; return whether even that cannot serve all demand."""
         for _ in range(_CUT_ROUNDS):
-            result = self.master.generate(self.standing.deadline.left)
+            result = self.relax()
             if result.status != "optimal":
                 return False
             prices = self.master.prices(result)
-            if self.relaxed is None:
-                self.relaxed = prices, self.master.demand_duals(result)
             left = self.master.unserved(result).max(initial=0.0)
             if self.goal == "cost" and left > _UNSERVED:
                 return True
@@ -110,11 +118,9 @@ class PairSearch:
         limit = self.standing.wanted - self.root.value
         return sum(int(np.count_nonzero(own <= limit)) for own in slacks(self.model, self.root))
 
-    def _add_below(self, limit: float, most: int) -> None:
-        own = slacks(self.model, self.root)
-        limit = min(limit, _kth(own, most))
-        for role, slack in enumerate(own):
-            self.master.add(role, np.flatnonzero(slack <= limit))
+    def _add(self, chosen: list[Ints]) -> None:
+        for role, pairs in enumerate(chosen):
+            self.master.add(role, pairs)
 
     def close(self, stages: int = len(_STAGES) + 1) -> None:
         """Integer solves over more and more pairs until the target is proven, or stages or time run out."""
@@ -122,13 +128,16 @@ class PairSearch:
         own = slacks(self.model, self.root)
         for stage, most in enumerate((*_STAGES, None)[:stages]):
             needed = standing.wanted - self.root.value
-            limit = min(needed, np.inf if most is None else _kth(own, most))
-            last = most is None or limit >= needed
-            for role, slack in enumerate(own):
-                self.master.add(role, np.flatnonzero(slack <= limit))
+            chosen, limit = _lowest(own, needed, most)
+            last = limit >= needed
+            if sum(len(pairs) for pairs in chosen) > _PAIRS_PER_S * standing.left:
+                return
+            self._add(chosen)
+            # What the incumbent uses stays in, for the solve starts from it.
+            self.master.admit([slack <= needed + standing.spare for slack in own])
             self.mips += 1
             answer = self.master.solve_pairs(
-                time_limit_s=standing.deadline.left,
+                time_limit_s=standing.left,
                 gap=0.5 * standing.target.gap,
                 absolute_gap=0.5 * standing.target.absolute,
                 start=standing.solution,
@@ -143,9 +152,14 @@ class PairSearch:
                 return
 
 
-def _kth(own: list[Floats], most: int) -> float:
-    """The slack that `most` pairs do not exceed."""
-    joined = np.concatenate(own) if own else np.zeros(0)
-    if len(joined) <= most:
-        return np.inf
-    return float(np.partition(joined, most - 1)[most - 1])
+def _lowest(own: list[Floats], limit: float, most: int | None) -> tuple[list[Ints], float]:
+    """Return per role the pairs of slack at most `limit`, `most` of them, and what others have at least."""
+    joined = np.concatenate([np.zeros(0), *own])
+    role = np.repeat(np.arange(len(own)), [len(slack) for slack in own])
+    place = np.concatenate([np.zeros(0, np.int64), *(np.arange(len(slack)) for slack in own)])
+    chosen = np.flatnonzero(joined <= limit)
+    if most is not None and len(chosen) > most:
+        chosen = chosen[np.argsort(joined[chosen], kind="stable")]
+        limit = float(joined[chosen[most]])
+        chosen = np.sort(chosen[:most])
+    return [place[chosen[role[chosen] == r]] for r in range(len(own))], limit

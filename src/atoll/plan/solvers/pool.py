@@ -13,15 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.plan.solvers.columns import GRID
-from atoll.plan.solvers.cover import cheapest_by_weight, closure, cover
-from atoll.plan.solvers.mixes import Items, search_mixes
+from atoll.plan.solvers.cover import cheapest_by_weight, cheapest_cover, closure, cover
+from atoll.plan.solvers.mixes import DEEPEST, Items, search_mixes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _STEPS = np.arange(GRID + 1) / GRID
-_DEEPER = 2.0
-_WORK = 4_000_000
+_BELOW = np.maximum(0.0, np.arange(GRID + 1) - 1.0) / GRID
+_WIDEN = 2.0
+_ENDLESS = 1e12
+_EASY_WORK = 20_000
+_WORK = 400_000
+_LESSONS = 15
 
 
 @dataclass(frozen=True)
@@ -35,22 +39,33 @@ class Mix:
 
 
 @dataclass(frozen=True)
+class Guide:
+    """What the search for mixes is led by: item costs with a surcharge on nodes, and `cover` at those.
+
+    No mix costs less than `table[-1, -1]` less `surplus`, the surcharge on all that can be had.
+    """
+
+    cost: Floats
+    table: Floats
+    surplus: float
+
+
+@dataclass(frozen=True)
 class Priced:
     """A role at some prices: no mix costs less than `least`; `fresh` is a mix to add if one was found.
 
-    `rate` is what the demand costs at the best price per throughput; `cost` of the items and `table`
-    (see `cover`) are those the search used.
+    `rate` is what the demand costs at the best price per throughput, `cost` is that of the items.
     """
 
     least: float
     rate: float
     cost: Floats
-    table: Floats
+    guide: Guide
     fresh: Mix | None
 
 
 class MixPool:
-    """Mixes of one role; `unserved` is the price of leaving all of its demand unserved (inf: not allowed)."""
+    """Mixes of one role; leaving all its demand unserved costs `unserved` (inf: not allowed)."""
 
     def __init__(self, items: Items, cells: int, regions: int, spread: int) -> None:
         self.items = items
@@ -58,6 +73,7 @@ class MixPool:
         self._cells, self._regions, self._spread = cells, regions, spread
         self._place: dict[bytes, int] = {}
         self._arrays: tuple[Floats, Floats, Floats] | None = None
+        self._surcharge = np.zeros(len(items.room))
 
     def add(self, mix: Mix) -> bool:
         """Keep a mix unless one that uses the same nodes is as good; return whether it was kept."""
@@ -84,12 +100,64 @@ class MixPool:
             value = value + unserved * (1.0 - share)
         return np.asarray(value)
 
-    def tables(self, cell: Floats, unserved: float) -> tuple[Floats, Floats]:
-        """Return item costs and, for 0..spread more regions, the least cost of covering d steps."""
+    def price(self, cell: Floats, unserved: float, eps: float) -> Priced:
+        """Find the cheapest mix at these prices, or prove the known ones cheapest to within `eps`."""
         items = self.items
+        if not len(items):
+            nothing = Guide(np.zeros(0), np.zeros((2, GRID + 1)), 0.0)
+            return Priced(unserved, unserved, np.zeros(0), nothing, None)
         cost = items.prices(cell)
+        rate = float((cost / items.share).min())
+        known = min(unserved, float(self.values(cell, unserved).min(initial=np.inf)))
+        guide = self._guide(cost, unserved)
+        least = float(guide.table[-1, -1]) - guide.surplus
+        if np.isinf(unserved):
+            least = max(least, rate)
+        least = min(least, unserved)
+        if float(items.share[0]) * DEEPEST < 1.0:
+            return Priced(least, rate, cost, guide, None)
+        work = _EASY_WORK
+        step = max(eps, 1e-3 * abs(least))
+        while np.isfinite(least):
+            # Raise the limit step by step: the lower it is, the less there is to search.
+            limit = min(known - eps, least + step)
+            last = limit >= known - eps
+            found, exhaustive = self.below(cost, guide, unserved, limit, 1, work)
+            if found:
+                value = self._value(found[0], cell, unserved)
+                return Priced(value if exhaustive else least, rate, cost, guide, found[0])
+            if exhaustive:
+                least = max(least, limit)
+                if last:
+                    break
+                step *= _WIDEN
+                least = np.inf if step > _ENDLESS else least
+            elif work == _EASY_WORK:
+                work = _WORK
+                self._learn(cost, unserved, min(known, least + step))
+                guide = self._guide(cost, unserved)
+                least = max(least, min(unserved, float(guide.table[-1, -1]) - guide.surplus))
+            else:
+                return Priced(least, rate, cost, guide, self._some(cost, guide, unserved))
+        return Priced(least, rate, cost, guide, None)
+
+    def _value(self, mix: Mix, cell: Floats, unserved: float) -> float:
+        value = float(mix.use @ cell) + mix.init
+        return value + unserved * (1.0 - mix.share) if np.isfinite(unserved) else value
+
+    def _some(self, cost: Floats, guide: Guide, unserved: float) -> Mix | None:
+        """Any mix at all, where there is none yet."""
+        if self.mixes or np.isfinite(unserved):
+            return None
+        found, _ = self.below(cost, guide, unserved, _ENDLESS, 1, _WORK)
+        return found[0] if found else None
+
+    def _guide(self, cost: Floats, unserved: float) -> Guide:
+        items = self.items
+        surplus = float(self._surcharge @ items.room)
+        charged = cost + items.surcharges(self._surcharge) if surplus > 0.0 else cost
         groups = self._regions if self._spread > 1 else 1
-        best = cheapest_by_weight(cost, items.weight, items.region, groups, GRID + 1)
+        best = cheapest_by_weight(charged, items.weight, items.region, groups, GRID + 1)
         if self._spread == 1:
             value, _, _ = closure(best[0])
             table = np.stack([value, value])
@@ -98,65 +166,90 @@ class MixPool:
             table = cover(
                 best, self._spread, nothing, nothing.astype(np.int32), np.zeros(0), nothing
             )
-        if len(items):
-            table = np.maximum(table, float((cost / items.share).min()) * _STEPS)
+        # Whatever the grid, a share of the demand costs at least that share at the best price per
+        # throughput; d steps are more than d - 1 of them.
+        table = np.maximum(table, float((charged / items.share).min()) * _BELOW)
         table[0, 0] = 0.0
         if np.isfinite(unserved):
             slope = unserved * _STEPS
             table = np.minimum.accumulate(table - slope, axis=1) + slope
-        return cost, table
+        return Guide(charged, table, surplus)
 
-    def price(self, cell: Floats, unserved: float, eps: float) -> Priced:
-        """Find the cheapest mix at these prices, or prove the known ones cheapest to within `eps`."""
-        if not len(self.items):
-            return Priced(unserved, unserved, np.zeros(0), np.zeros((2, GRID + 1)), None)
-        cost, table = self.tables(cell, unserved)
-        rate = float((cost / self.items.share).min())
-        known = min(unserved, float(self.values(cell, unserved).min(initial=np.inf)))
-        least = min(float(table[-1, -1]), unserved)
-        if not np.isfinite(least):
-            return Priced(least, rate, cost, table, None)
-        step = max(eps, 1e-3 * abs(least))
-        while True:
-            # Raise the limit step by step: the lower it is, the less there is to search.
-            limit = min(known - eps, least + step)
-            last = limit >= known - eps
-            found, exhaustive = self.below(cost, table, unserved, limit, 1)
-            if found:
-                mix = found[0]
-                value = float(mix.use @ cell) + mix.init
-                if np.isfinite(unserved):
-                    value += unserved * (1.0 - mix.share)
-                return Priced(value if exhaustive else least, rate, cost, table, mix)
-            if not exhaustive:
-                return Priced(least, rate, cost, table, None)
-            least = max(least, limit)
-            if last or step > 1e12:
-                return Priced(least if last else np.inf, rate, cost, table, None)
-            step *= _DEEPER
+    def _learn(self, cost: Floats, unserved: float, aim: float) -> None:
+        """Surcharge nodes that the cheapest cover takes more of than there are (subgradient steps)."""
+        if np.isfinite(unserved):
+            return
+        items, room = self.items, self.items.room[:-1].astype(np.float64)
+        surcharge, best = self._surcharge, -np.inf
+        for lesson in range(_LESSONS):
+            charged = cost + items.surcharges(surcharge)
+            value, picks = cheapest_cover(charged, items.weight, GRID + 1)
+            value -= float(surcharge @ items.room)
+            if value > best:
+                best, self._surcharge = value, surcharge
+            over = items.use(picks) - room
+            over[(over < 0.0) & (surcharge[:-1] <= 0.0)] = 0.0
+            square = float(over @ over)
+            if square == 0.0:
+                return
+            stride = max(aim - value, 1e-3 * abs(value)) / square * 0.9**lesson
+            surcharge = np.append(np.maximum(0.0, surcharge[:-1] + stride * over), 0.0)
+
+    def near(self, guide: Guide, limit: float) -> Ints:
+        """Return the items that may be part of a mix below `limit`."""
+        ahead = guide.table[max(0, self._spread - 1), GRID - self.items.weight]
+        return np.flatnonzero(guide.cost + ahead < limit + guide.surplus)
+
+    def additive(self, cost: Floats) -> Floats:
+        """Return the subadditive function of `cover` at these item costs."""
+        items = self.items
+        best = cheapest_by_weight(cost, items.weight, items.region, 1, GRID + 1)
+        value, _, _ = closure(best[0])
+        return np.maximum(value, float((cost / items.share).min()) * _STEPS)
+
+    def fitting(self, cell: Floats, room: Ints, unserved: float, eps: float) -> Mix | None:
+        """Return a mix of what `room` has left per cell that is cheaper by `eps` than those known to fit."""
+        items = self.items
+        if not len(items) or float(items.share[0]) * DEEPEST < 1.0:
+            return None
+        values = self.values(cell, unserved)
+        fits = np.array([bool(np.all(mix.use <= room)) for mix in self.mixes], np.bool_)
+        limit = min(unserved, _ENDLESS, float(values[fits].min(initial=np.inf))) - eps
+        cost = items.prices(cell)
+        surcharge, self._surcharge = self._surcharge, np.zeros(len(items.room))
+        guide = self._guide(cost, unserved)
+        self._surcharge = surcharge
+        left = np.concatenate([room, items.room[len(room) :]])
+        found, _ = self.below(cost, guide, unserved, limit, 1, _EASY_WORK, left)
+        return found[0] if found else None
 
     def below(
         self,
         cost: Floats,
-        table: Floats,
+        guide: Guide,
         unserved: float,
         limit: float,
         most: int,
-        work: int = _WORK,
+        work: int,
+        room: Ints | None = None,
     ) -> tuple[list[Mix], bool]:
-        """Return mixes below `limit` (the cheapest, or up to `most`) and whether there are no others."""
-        ahead = table[max(0, self._spread - 1), GRID - self.items.weight]
-        near = np.flatnonzero(cost + ahead < limit)
+        """Return mixes below `limit` (the cheapest, or up to `most`) and whether there are no others.
+
+        `room` is what can be had (None: all there is).
+        """
+        near = self.near(guide, limit)
         if not len(near):
             return [], True
         some = self.items.take(near)
         picks, lengths, exhaustive = search_mixes(
             cost[near],
+            guide.cost[near],
+            guide.surplus,
             some.share,
             some.region,
             some.cells,
-            some.room,
-            table,
+            some.room if room is None else room,
+            guide.table,
             unserved,
             limit,
             most,
@@ -166,12 +259,18 @@ class MixPool:
             self._mix(near[pick[:length]]) for pick, length in zip(picks, lengths, strict=True)
         ], exhaustive
 
+    def mix_of(self, chosen: dict[int, int]) -> Mix:
+        """Return the mix of items given by source and number."""
+        place = {int(source): i for i, source in enumerate(self.items.source)}
+        return self._mix(
+            np.array([place[source] for source in chosen for _ in range(chosen[source])], np.int64)
+        )
+
     def _mix(self, picks: Ints) -> Mix:
         items = self.items
-        use = np.bincount(items.cells[picks].ravel(), minlength=len(items.room))[: self._cells]
         number = Counter(int(source) for source in items.source[picks])
         return Mix(
-            use.astype(np.int64),
+            items.use(picks)[: self._cells].astype(np.int64),
             float(items.init[picks].sum()),
             min(1.0, float(items.share[picks].sum())),
             tuple(sorted(number.items())),

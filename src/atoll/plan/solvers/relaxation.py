@@ -28,6 +28,7 @@ Floats = NDArray[np.float64]
 Goal = Literal["cost", "common", "weighted"]
 
 _STEPS = np.arange(GRID + 1) / GRID
+_BELOW = np.maximum(0.0, np.arange(GRID + 1) - 1.0) / GRID
 _COARSE = 1024
 
 
@@ -66,7 +67,7 @@ class Covered:
     @property
     def value(self) -> float:
         """Cost of the cheapest cover of the whole demand, or what else is known to be its least."""
-        return max(self.floor, float(self.table[-1, -1]))
+        return max(self.floor, self.rate, float(self.table[-1, -1]))
 
 
 @dataclass(frozen=True)
@@ -88,18 +89,21 @@ def cover_role(
     kept_cost = kept.pairs.prices(cell)
     groups = regions if spread > 1 else 1
     best = cheapest_by_weight(cost, pairs.weight, pairs.region, groups, GRID + 1)
-    # Whatever the grid, a share of the demand costs at least that share of the best price per throughput.
+    # Whatever the grid, a share of the demand costs at least that share at the best price per throughput;
+    # d steps may be hardly more than d - 1 of them.
     new_rate = float((cost / pairs.share).min(initial=np.inf))
     additive, _, _ = closure(best.min(axis=0))
+    plain = additive
     if len(cost):
         additive = np.maximum(additive, new_rate * _STEPS)
     if spread == 1 and not len(kept.pairs):
-        return Covered(np.stack([additive, additive]), additive, new_rate, cost, kept_cost)
+        table = np.maximum(plain, new_rate * _BELOW) if len(cost) else plain
+        return Covered(np.stack([table, table]), additive, new_rate, cost, kept_cost)
     rate = min(new_rate, float((kept_cost / kept.pairs.share).min(initial=np.inf)))
     group = kept.pairs.region if groups > 1 else np.zeros(len(kept.pairs), np.int32)
     table = cover(best, spread, group.astype(np.int64), kept.pairs.weight, kept_cost, kept.number)
     if np.isfinite(rate):
-        table = np.maximum(table, rate * _STEPS)
+        table = np.maximum(table, rate * _BELOW)
     return Covered(table, additive, rate, cost, kept_cost)
 
 
@@ -109,6 +113,15 @@ def cheapest_rents(model: Model) -> Floats:
     some = model.supply.available > 0
     np.minimum.at(rent, model.offer_cell[some], model.supply.usd[some])
     return np.where(np.isfinite(rent), rent, 0.0)
+
+
+def price_of_all(model: Model) -> float:
+    """Return what no allocation costs more than: all nodes there are, all of them started anew."""
+    supply, penalty = model.supply, model.penalty[model.offer_cell]
+    rent = float(supply.usd @ supply.available)
+    if model.limits.budget is not None:
+        rent = min(rent, model.limits.budget)
+    return rent + float(penalty @ supply.available)
 
 
 def rents(supply: Supply, limits: AllocationLimits, prices: Prices) -> Floats:

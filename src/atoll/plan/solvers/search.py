@@ -14,15 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.plan.solvers.allocation_types import Statistics
-from atoll.plan.solvers.columns import Model
+from atoll.plan.solvers.columns import Model, Solution
 from atoll.plan.solvers.decomposition import Decomposition
 from atoll.plan.solvers.pair_search import PairSearch
-from atoll.plan.solvers.relaxation import Prices, cheapest_rents
+from atoll.plan.solvers.relaxation import Prices, cheapest_rents, price_of_all
 from atoll.plan.solvers.standing import Standing
 
 Floats = NDArray[np.float64]
 
 _DEAR = 100.0
+_DEAR_MIX = 3.0
+_HAIR = 1e-9
 
 
 @dataclass(frozen=True)
@@ -40,21 +42,25 @@ class Outcome:
 
 def minimise(model: Model, standing: Standing, seed: int) -> Outcome:
     """Search for the cheapest allocation from where `standing` is, and report to it."""
+    standing.ceiling = price_of_all(model) * (1.0 + _HAIR)
     prices = Prices(cheapest_rents(model))
     mixes = Decomposition(model, np.zeros(len(model.pairs)), standing, seed=seed)
     mixes.evaluate(prices)
     if not standing.done:
         mixes.integer(20)
-    if standing.done:
+    if standing.done and (standing.solution is None or _roomy(model, standing.solution)):
         rates = np.array([p.rate for p in mixes.root.priced])
         return Outcome(standing.bound == np.inf, prices, rates, _statistics(model, mixes, None))
     dear = _DEAR * np.maximum(1.0, np.array([p.least for p in mixes.root.priced]))
-    mixes.set_unserved(dear)
+    mixes.set_unserved(_DEAR_MIX / _DEAR * dear)
     pairs = PairSearch(model, "cost", dear, standing, seed)
-    short = pairs.tighten()
+    if standing.done:
+        pairs.relax()
+    short = not standing.done and pairs.tighten()
     if not (short or standing.done):
         mixes.converge(pairs.root.prices)
         if not standing.done:
+            mixes.dive()
             mixes.integer(50)
         mixes.close()
     if not (short or standing.done):
@@ -62,6 +68,32 @@ def minimise(model: Model, standing: Standing, seed: int) -> Outcome:
         pairs.close()
     relaxed, demand = pairs.relaxed or (prices, np.zeros(len(model.pairs)))
     return Outcome(short, relaxed, demand, _statistics(model, mixes, pairs))
+
+
+def glance(model: Model, standing: Standing, prices: Prices, seed: int) -> Prices:
+    """Look quickly for any allocation, or for a proof that there is none; return the best prices.
+
+    `prices` are those to start from.
+    """
+    standing.ceiling = price_of_all(model) * (1.0 + _HAIR)
+    mixes = Decomposition(model, np.zeros(len(model.pairs)), standing, seed=seed)
+    mixes.evaluate(prices)
+    mixes.set_unserved(_DEAR_MIX * np.maximum(1.0, np.array([p.least for p in mixes.root.priced])))
+    if not standing.done:
+        mixes.converge(prices)
+    if not standing.done:
+        mixes.dive()
+    if not standing.done:
+        mixes.integer(100)
+    return mixes.root.prices
+
+
+def _roomy(model: Model, solution: Solution) -> bool:
+    """Whether more could be had of everything that is rented, so that prices are those of the market."""
+    full = (solution.rented > 0) & (solution.rented >= model.supply.available)
+    limits = model.limits
+    free = limits.budget is None and limits.spot_share is None and limits.max_nodes is None
+    return free and not bool(full.any())
 
 
 def _statistics(model: Model, mixes: Decomposition, pairs: PairSearch | None) -> Statistics:

@@ -42,18 +42,28 @@ class Target:
 
     def spare(self, objective: float) -> float:
         """Return how far below the objective a bound may stay."""
+        if np.isinf(objective):
+            return self.absolute
         return max(self.gap * abs(objective), self.absolute)
 
 
 class Standing:
-    """The best solution so far and the best bound; a bound of inf proves that there is no solution."""
+    """The best solution so far and the best bound; a bound of inf proves that there is no solution.
 
-    def __init__(self, target: Target, deadline: Deadline, log: Log | None = None) -> None:
+    `ceiling` is what no solution can cost more than: a bound above it is one of inf. Where nothing is
+    found after a share `patience` of the time, the search is over.
+    """
+
+    def __init__(
+        self, target: Target, deadline: Deadline, log: Log | None = None, patience: float = 1.0
+    ) -> None:
         self.target = target
         self.deadline = deadline
         self.solution: Solution | None = None
         self.objective = np.inf
         self.bound = -np.inf
+        self.ceiling = np.inf
+        self._patience = deadline.part(patience)
         self._log = log
 
     def offer(self, solution: Solution, objective: float) -> bool:
@@ -66,6 +76,8 @@ class Standing:
 
     def prove(self, bound: float) -> None:
         """Take a bound if it is better."""
+        if bound > self.ceiling:
+            bound = np.inf
         if bound > self.bound:
             self.bound = bound
             self._report()
@@ -81,9 +93,14 @@ class Standing:
         return self.objective - self.spare if np.isfinite(self.objective) else np.inf
 
     @property
+    def left(self) -> float:
+        """Seconds left, not below 0."""
+        return self._patience.left if self.solution is None else self.deadline.left
+
+    @property
     def done(self) -> bool:
         """Whether the target is reached, nothing can exist, or time is up."""
-        if self.deadline.left <= 0.0 or self.bound == np.inf:
+        if self.left <= 0.0 or self.bound == np.inf:
             return True
         return self.solution is not None and self.bound >= self.wanted
 
