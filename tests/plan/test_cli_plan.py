@@ -79,7 +79,7 @@ def test_init_where_nothing_can_be_written(folder: Path, capsys: Captured, path:
 
 def test_init_prints_the_schema(folder: Path, capsys: Captured) -> None:
     assert cli.run(["init", "--schema"]) == 0
-    assert json.loads(capsys.readouterr().out)["required"] == ["models", "pool"]
+    assert json.loads(capsys.readouterr().out)["required"] == ["models"]
 
 
 def test_validate_says_valid(folder: Path, capsys: Captured) -> None:

@@ -12,6 +12,7 @@ from atoll.core.errors import InputError
 from atoll.plan.fleet import parse_fleet
 from atoll.plan.fleet_schema import (
     CloudEntry,
+    ClusterEntry,
     FleetFile,
     LimitsEntry,
     PoolEntry,
@@ -46,7 +47,8 @@ def test_every_key_is_explained() -> None:
     keys |= set(PoolEntry.model_fields) - {"cloud"}
     keys |= {f"limits.{name}" for name in LimitsEntry.model_fields}
     keys |= {f"settings.{name}" for name in SettingsEntry.model_fields}
-    keys |= set(FleetFile.model_fields) - {"models", "pool", "limits", "settings"}
+    keys |= {f"cluster.{name}" for name in ClusterEntry.model_fields}
+    keys |= set(FleetFile.model_fields) - {"models", "pool", "cluster", "limits", "settings"}
     assert first_cells("Key") == keys
 
 

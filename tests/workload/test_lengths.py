@@ -98,7 +98,8 @@ def test_decode_context_is_what_a_busy_server_sees(kind: str) -> None:
 
 
 def test_built_in_names() -> None:
-    assert set(BUILT_IN) == {"azure-code", "azure-conv", "long-context", "reasoning"}
+    traces = {"azure-code", "azure-conv", "burstgpt", "multimodal", "reasoning"}
+    assert set(BUILT_IN) == {*traces, "long-context"}
     for name, mix in BUILT_IN.items():
         assert length_mix(name) is mix
     assert BUILT_IN["azure-code"].output_mean < 50 < BUILT_IN["azure-conv"].output_mean

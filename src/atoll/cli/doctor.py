@@ -48,12 +48,22 @@ class Extra:
 EXTRAS: tuple[Extra, ...] = (
     Extra(
         "engine",
-        ("torch", "transformers", "tokenizers", "safetensors", "gguf"),
+        (
+            "torch",
+            "transformers",
+            "tokenizers",
+            "safetensors",
+            "gguf",
+            "huggingface_hub",
+            "jinja2",
+            "llguidance",
+            "pyzmq",
+        ),
         "running models with Atoll's own engine",
     ),
     Extra("aic", ("aiconfigurator-core",), "comparing predictions with AIConfigurator's tables"),
     Extra("calibrate", ("scipy",), "fitting the performance model to measurements"),
-    Extra("plan", ("numba", "highspy"), "finding the cheapest plan"),
+    Extra("plan", ("numba", "highspy", "scipy"), "finding plans and simulating them"),
     Extra("plots", ("matplotlib",), "figures as image files"),
     Extra("reference", ("scipy", "ortools", "gurobipy"), "checking plans against other solvers"),
 )

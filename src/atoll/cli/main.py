@@ -46,8 +46,16 @@ VERBS: tuple[Verb, ...] = (
     Verb("templates", "atoll.cli.templates", "List the best layouts of a model over mixed nodes."),
     Verb("validate", "atoll.cli.validate", "Check that a plan keeps what it says."),
     Verb("diff", "atoll.cli.diff", "Show what changes from one plan to another."),
+    Verb("import", "atoll.cli.importing", "Turn other systems' cluster files into fleet files."),
     Verb("catalog", "atoll.cli.catalog", "Look up GPUs, nodes, models, prices and links."),
     Verb("perf", "atoll.cli.perf", "Predict how fast a model runs on a node."),
+    Verb("trace", "atoll.cli.trace", "Describe, generate and convert workloads."),
+    Verb("serve", "atoll.cli.serve", "Bring a plan up on this machine, behind one address."),
+    Verb("status", "atoll.cli.status", "Show what runs here: instances, nodes, load."),
+    Verb("profile", "atoll.cli.profiling", "Measure how fast this machine runs a model."),
+    Verb(
+        "demo", "atoll.cli.demo", "Plan, simulate, serve, kill a node: the whole story in a minute."
+    ),
     Verb("doctor", "atoll.cli.doctor", "Check what is installed and what is missing."),
 )
 

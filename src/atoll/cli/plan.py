@@ -39,23 +39,43 @@ def plan(
         Path | None, typer.Option("-o", "--out", help="Write the plan here, as JSON.")
     ] = None,
     solver: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--solver",
-            help="optimal, or a baseline: homogeneous, cauchy, memory-proportional, ...",
+            help="optimal (the default), homogeneous, cauchy, ...; on a fixed cluster flow.search, "
+            "flow.milp, swarm, petals, ...",
         ),
-    ] = "optimal",
+    ] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Also say what each baseline would cost.")
     ] = False,
     deadline: Annotated[
-        str, typer.Option("--deadline", help="Stop allocating after this long.")
+        str, typer.Option("--deadline", "--time", help="Stop searching after this long.")
     ] = "30s",
     gap: Annotated[
         str, typer.Option("--gap", help="Stop when the plan is proven this close to the cheapest.")
     ] = "0.1%",
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            "--objective", help="On a fixed cluster: sustained (the default) or max-flow."
+        ),
+    ] = None,
+    partial: Annotated[
+        bool,
+        typer.Option(
+            "--partial", help="On a fixed cluster, let nodes run only some of their layers."
+        ),
+    ] = False,
+    promise: Annotated[
+        bool,
+        typer.Option(
+            "--promise", help="On a fixed cluster, no pipeline slower than ttft and tpot."
+        ),
+    ] = False,
     report: Annotated[
-        Path | None, typer.Option("--report", help="Write a report as one .html file.")
+        Path | None,
+        typer.Option("--report", help="Write a report as one .html file; of a cluster also .svg."),
     ] = None,
     running: Annotated[
         Path | None,
@@ -75,25 +95,35 @@ def plan(
 ) -> None:
     """Find the cheapest nodes and layouts that keep every promise, and prove how good they are.
 
-    Ends with code 5 if there is no plan (or, with --strict, none that meets all demand).
+    On a fixed cluster: find the placement through which the most tokens flow, network and all. Ends with
+    code 5 if there is no plan (or, with --strict, none that meets all demand).
     """
     seconds = parse_duration(deadline, field="deadline")
     share = parse_share(gap, field="gap")
     if seconds <= 0:
         raise UsageError("--deadline is 0", hint="give it some time, as in 30s")
-    for path, endings in ((out, ()), (report, (".html",))):
+    for path, endings in ((out, ()), (report, (".html", ".svg"))):
         if path is not None:
             writable(path, endings)
     need_solvers()
     problem = read_problem(fleet, overlays=overlay, running=running)
     catalog = problem.catalog()
-    from atoll.plan.solvers.registry import NAMES
+    from atoll.plan.solvers.registry import default_for, fits
 
-    _known(solver, NAMES)
+    name = solver or default_for(problem)
+    fits(name, problem)
+    if problem.cluster is not None:
+        from atoll.cli.plan_flow import Wanted, plan_cluster
+
+        ways = (partial, promise, compare, strict)
+        wanted = Wanted(name, seconds, objective, *ways, out, report, as_json)
+        plan_cluster(problem, catalog, wanted)
+        return
+    _for_clusters({"--objective": objective, "--partial": partial, "--promise": promise}, report)
     # Baselines serve what they can; where the fleet says that is no answer, it is none.
     strict = strict or problem.settings.on_shortage == "fail"
     libraries = template_libraries(problem, catalog, cached=not no_cache)
-    made = _solve(solver, problem, catalog, libraries, seconds, share)
+    made = _solve(name, problem, catalog, libraries, seconds, share)
     compared = _baselines(made, problem, catalog, libraries) if compare else ()
     useful = made.status != "infeasible" and not (strict and made.status == "partial")
     if useful:
@@ -123,11 +153,13 @@ def plan(
     _finish(made, strict, late=late)
 
 
-def _known(solver: str, names: tuple[str, ...]) -> None:
-    from atoll.core.errors import UnknownNameError
-
-    if solver not in names:
-        raise UnknownNameError("solver", solver, names)
+def _for_clusters(given: dict[str, object], report: Path | None) -> None:
+    """Refuse what only a plan on a fixed cluster knows."""
+    for option, value in given.items():
+        if value:
+            raise UsageError(f"{option} is for fixed clusters", hint="leave it away")
+    if report is not None:
+        writable(report, (".html",))
 
 
 def _solve(

@@ -55,6 +55,10 @@ svg text { font: 12px system-ui, sans-serif; text-anchor: middle; }
 svg .node { fill: #fff; } svg .range { fill: var(--dim); font-size: 11px; }
 svg .arrow { stroke: var(--dim); stroke-width: 1.2; }
 svg .spot { stroke: var(--text); stroke-width: 1.5; stroke-dasharray: 4 3; }
+svg.flow { display: block; } svg .line { stroke: var(--dim); stroke-opacity: .55; fill: none; }
+svg .line.full, svg rect.full { stroke: var(--warn); stroke-opacity: 1; } svg rect.full { stroke-width: 2.5; }
+svg .end { fill: var(--soft); stroke: var(--line); } svg .rule { stroke: var(--line); }
+svg .small { font-size: 10px; }
 .legend { display: flex; flex-wrap: wrap; gap: .4rem 1.1rem; }
 .legend i { display: inline-block; width: 12px; height: 12px; border-radius: 3px; margin-right: .35rem; }
 code { font-size: .85rem; word-break: break-all; }
@@ -65,8 +69,8 @@ def page(plan: Plan, problem: Problem, compared: Sequence[Compared] = ()) -> str
     """Return the report of a plan as HTML text."""
     title = f"Plan of {plan.problem_name}"
     parts = [
-        f"<h1>{_text(title)}</h1>",
-        f'<p class="dim">{_text(headline(plan))}</p>',
+        f"<h1>{escaped(title)}</h1>",
+        f'<p class="dim">{escaped(headline(plan))}</p>',
         _warning(plan, problem),
         _cards(plan),
         _comparison(plan, compared),
@@ -74,26 +78,32 @@ def page(plan: Plan, problem: Problem, compared: Sequence[Compared] = ()) -> str
         _layouts(plan),
         _instances(plan, bool(problem.running)),
         _roles(plan, problem),
-        _services(problem),
+        service_table(problem),
         _offers(plan, problem),
         _search(plan, problem),
     ]
+    return document(title, parts)
+
+
+def document(title: str, parts: Iterable[str]) -> str:
+    """Return a page with the house style; empty parts are left out."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_text(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
+        f"<title>{escaped(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
         + "\n".join(part for part in parts if part)
         + "\n</body></html>\n"
     )
 
 
-def _text(value: object) -> str:
+def escaped(value: object) -> str:
+    """Return a value as text that is safe in HTML."""
     return html.escape(str(value))
 
 
 def _warning(plan: Plan, problem: Problem) -> str:
     said = shortage(plan, problem)
-    return "" if said is None else f'<p class="warn">{_text(said)}</p>'
+    return "" if said is None else f'<p class="warn">{escaped(said)}</p>'
 
 
 def _cards(plan: Plan) -> str:
@@ -107,24 +117,30 @@ def _cards(plan: Plan) -> str:
     facts += [("GPUs", f"{plan.gpus}")]
     if kept:
         facts.append(("instances kept", f"{kept}"))
-    cards = "".join(
-        f'<div class="card"><b>{_text(value)}</b><span>{_text(name)}</span></div>'
+    return cards(facts)
+
+
+def cards(facts: Iterable[tuple[str, str]]) -> str:
+    """Return facts, names and values, as cards beside each other."""
+    own = "".join(
+        f'<div class="card"><b>{escaped(value)}</b><span>{escaped(name)}</span></div>'
         for name, value in facts
     )
-    return f'<div class="cards">{cards}</div>'
+    return f'<div class="cards">{own}</div>'
 
 
-def _table(
+def html_table(
     columns: Sequence[str], lines: Iterable[Sequence[object]], numbers: Sequence[str] = ()
 ) -> str:
+    """Return a table; the columns in `numbers` are right-aligned."""
     right = [' class="n"' if name in numbers else "" for name in columns]
     head = "".join(
-        f"<th{kind}>{_text(name)}</th>" for kind, name in zip(right, columns, strict=True)
+        f"<th{kind}>{escaped(name)}</th>" for kind, name in zip(right, columns, strict=True)
     )
     body = "".join(
         "<tr>"
         + "".join(
-            f"<td{kind}>{'-' if value is None else _text(value)}</td>"
+            f"<td{kind}>{'-' if value is None else escaped(value)}</td>"
             for kind, value in zip(right, line, strict=True)
         )
         + "</tr>\n"
@@ -133,11 +149,11 @@ def _table(
     return f'<div class="wide"><table><tr>{head}</tr>\n{body}</table></div>'
 
 
-def _bars(lines: Sequence[tuple[str, float, str]]) -> str:
-    """Names, values and what is said of each, with bars as long as the values."""
+def bars(lines: Sequence[tuple[str, float, str]]) -> str:
+    """Return names, values and what is said of each, with bars as long as the values."""
     most = max((value for _, value, _ in lines), default=0.0) or 1.0
     body = "".join(
-        f'<tr><td>{_text(name)}</td><td class="n">{_text(said)}</td>'
+        f'<tr><td>{escaped(name)}</td><td class="n">{escaped(said)}</td>'
         f'<td class="bar"><i style="width:{100 * value / most:.1f}%"></i></td></tr>\n'
         for name, value, said in lines
     )
@@ -161,8 +177,8 @@ def _comparison(plan: Plan, compared: Sequence[Compared]) -> str:
             said += f" (serves {serves(other.served or 0.0, other.served_mean or 0.0)})"
         lines.append((other.solver, usd, said))
     notes = (f"Breaks {rules}: {', '.join(names)}." for rules, names in broken.items())
-    told = "".join(f'<p class="dim">{_text(note)}</p>' for note in notes)
-    return f'<h2>Next to the baselines</h2><div class="versus">{_bars(lines)}</div>{told}'
+    told = "".join(f'<p class="dim">{escaped(note)}</p>' for note in notes)
+    return f'<h2>Next to the baselines</h2><div class="versus">{bars(lines)}</div>{told}'
 
 
 def _costs(plan: Plan, problem: Problem) -> str:
@@ -181,9 +197,9 @@ def _costs(plan: Plan, problem: Problem) -> str:
         for line in cost_report(plan, problem).node_types
     ]
     return (
-        f"<h2>Cost per service</h2>{_bars(services)}"
-        f"<h2>Cost per region</h2>{_bars(places)}"
-        f"<h2>Cost per node type</h2>{_bars(kinds)}"
+        f"<h2>Cost per service</h2>{bars(services)}"
+        f"<h2>Cost per region</h2>{bars(places)}"
+        f"<h2>Cost per node type</h2>{bars(kinds)}"
     )
 
 
@@ -191,7 +207,7 @@ def _layouts(plan: Plan) -> str:
     gpus = [parse_node_type(n.node_type).gpu for i in plan.instances for n in i.nodes]
     colour = colours(gpus)
     legend = "".join(
-        f'<span><i style="background:{value}"></i>{_text(gpu)}</span>'
+        f'<span><i style="background:{value}"></i>{escaped(gpu)}</span>'
         for gpu, value in colour.items()
     )
     drawn = []
@@ -199,8 +215,8 @@ def _layouts(plan: Plan) -> str:
         number = f"{row.number}x " if row.number > 1 else ""
         state = ", kept" if row.kept else ""
         drawn.append(
-            f'<div class="instance"><p><b>{number}{_text(row.service)} {_text(row.phase)}</b> '
-            f'<span class="dim">in {_text(row.region)}: {rate(row.per_s)}, '
+            f'<div class="instance"><p><b>{number}{escaped(row.service)} {escaped(row.phase)}</b> '
+            f'<span class="dim">in {escaped(row.region)}: {rate(row.per_s)}, '
             f"{money(row.usd_per_hour)}{state}</span></p>{drawing(row.example, colour)}</div>\n"
         )
     note = (
@@ -228,7 +244,7 @@ def _instances(plan: Plan, state: bool) -> str:
         for row in rows(plan)
     ]
     shown = [*columns, "state"] if state else columns
-    return f"<h2>Instances</h2>{_table(shown, lines, ('', 'carries', '$/h'))}"
+    return f"<h2>Instances</h2>{html_table(shown, lines, ('', 'carries', '$/h'))}"
 
 
 def _roles(plan: Plan, problem: Problem) -> str:
@@ -249,13 +265,14 @@ def _roles(plan: Plan, problem: Problem) -> str:
         "Per second: prompt tokens for prefill, generated tokens for decode, requests where both run "
         "together. Headroom is part of the demand."
     )
-    return f'<h2>Demand and capacity</h2><p class="dim">{note}</p>{_table(columns, lines, columns[1:])}'
+    return f'<h2>Demand and capacity</h2><p class="dim">{note}</p>{html_table(columns, lines, columns[1:])}'
 
 
-def _services(problem: Problem) -> str:
+def service_table(problem: Problem) -> str:
+    """Return what was asked of every service as a table."""
     columns = ("service", "model", "TTFT", "TPOT", "rate", "prompt", "answer", "phases", "headroom")
     lines = [_service(service) for service in problem.services]
-    return f"<h2>What was asked</h2>{_table(columns, lines, columns[2:7])}"
+    return f"<h2>What was asked</h2>{html_table(columns, lines, columns[2:7])}"
 
 
 def _service(service: Service) -> tuple[object, ...]:
@@ -286,7 +303,7 @@ def _offers(plan: Plan, problem: Problem) -> str:
         )
         for offer in problem.offers
     ]
-    return f"<h2>Nodes on offer</h2>{_table(columns, lines, columns[3:])}"
+    return f"<h2>Nodes on offer</h2>{html_table(columns, lines, columns[3:])}"
 
 
 def _search(plan: Plan, problem: Problem) -> str:
@@ -306,6 +323,6 @@ def _search(plan: Plan, problem: Problem) -> str:
     }
     lines = [(name, value) for name, value in facts.items() if value is not None]
     return (
-        f"<h2>Limits and settings</h2>{_table(('', ''), lines)}"
-        f'<p class="dim">Problem <code>{_text(plan.problem_hash)}</code></p>'
+        f"<h2>Limits and settings</h2>{html_table(('', ''), lines)}"
+        f'<p class="dim">Problem <code>{escaped(plan.problem_hash)}</code></p>'
     )

@@ -2,6 +2,7 @@
 
     problem     services with promises and demand, offers of nodes, limits: what a planner is given
     plan        instances with layer ranges and flows, routes, cost, proven bound: what it returns
+    cluster     machines that are there and the network between them, instead of offers
     fleet       the YAML a person writes, turned into a problem
     capacities  what one node carries of a service, as solvers and the validator both count it
     result      from chosen layouts to a plan: flows, routes, cost

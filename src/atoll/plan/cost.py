@@ -79,7 +79,7 @@ def cost_report(plan: Plan, problem: Problem) -> CostReport:
         gpus=plan.gpus,
         usd_per_million_tokens=_per(plan.usd_per_hour, tokens, 1e6),
         services=services,
-        regions=_lines(plan, problem, lambda instance, _: instance.region),
+        regions=_lines(plan, problem, lambda instance, node: instance.region_of(node)),
         node_types=_lines(plan, problem, lambda _, node: node.node_type),
         markets=_lines(plan, problem, lambda _, node: node.market),
     )
@@ -134,7 +134,7 @@ def _lines(
     nodes: dict[str, list[Node]] = {}
     for instance in plan.instances:
         for node in instance.nodes:
-            offer = problem.offer(instance.region, node.node_type, node.market)
+            offer = problem.offer(instance.region_of(node), node.node_type, node.market)
             key = name(instance, node)
             usd[key] = usd.get(key, 0.0) + (0.0 if offer is None else offer.usd_per_hour)
             nodes.setdefault(key, []).append(node)

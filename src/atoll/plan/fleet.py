@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 from pydantic import JsonValue
 
@@ -17,6 +18,7 @@ from atoll.core.errors import InputError
 from atoll.core.files import YamlFile, load_yaml_file, parse_yaml, read_text_limited
 from atoll.core.ids import slug
 from atoll.perf.engines import engine as engine_profile
+from atoll.plan.cluster_file import cluster_of_file
 from atoll.plan.fleet_schema import FleetFile, LengthsEntry, ServiceEntry
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.pool import offers_of
@@ -49,7 +51,13 @@ def parse_fleet(text: str, *, path: str | os.PathLike[str] = "fleet.yaml") -> Pr
 def fleet_schema() -> dict[str, object]:
     """Return the JSON schema of fleet files, for editors."""
     schema = FleetFile.model_json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Fleet"}
+    nodes = [{"required": ["pool"]}, {"required": ["cluster"]}]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "oneOf": nodes,
+        "title": "Fleet",
+    }
 
 
 def _problem(
@@ -58,8 +66,9 @@ def _problem(
     document = SchemaDocument(file, FleetFile, "a fleet file")
     fleet = document.content
     catalog, facts = _facts(document, overlays, environ)
-    offers = offers_of(document, catalog)
-    node_types = {offer.node_type for offer in offers}
+    cluster, priced = cluster_of_file(document, catalog)
+    offers = priced if cluster is not None else offers_of(document, catalog)
+    node_types = {offer.node_type for offer in offers} | set(cluster.counts() if cluster else ())
     services = tuple(
         _service(document, catalog, name, entry, node_types) for name, entry in fleet.models.items()
     )
@@ -80,6 +89,7 @@ def _problem(
             "settings": Settings.parse(fleet.settings.model_dump()),
             "running": _running(document),
             "overlays": facts,
+            "cluster": cluster,
         },
         path=file.path,
     )
@@ -121,7 +131,7 @@ def _service(
         tpot_s=entry.tpot,
         rate_per_s=entry.rate,
         lengths=lengths,
-        phases=entry.phases,
+        phases=_phases(document, here, entry),
         headroom=entry.headroom,
         priority=entry.priority,
         only=only,
@@ -136,6 +146,19 @@ def _service(
             hint=f"the pool has {', '.join(sorted(node_types)[:8])}",
         )
     return service
+
+
+def _phases(
+    document: FleetDocument, here: tuple[str, ...], entry: ServiceEntry
+) -> Literal["apart", "together"]:
+    """Return whether phases run apart; on a fixed cluster they run together."""
+    if document.content.cluster is None:
+        return entry.phases
+    if entry.phases == "apart" and "phases" in entry.model_fields_set:
+        raise document.error(
+            "on a fixed cluster both phases run together", *here, "phases", hint="leave it out"
+        )
+    return "together"
 
 
 def _nodes(

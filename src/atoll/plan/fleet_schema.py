@@ -2,6 +2,7 @@
 
 models:   {NAME: {model: qwen3-32b, ttft: 1600ms, tpot: 100ms, rate: 10/s, lengths: azure-conv}}
 pool:     {cloud: {regions: [aws/us-east-2], gpus: [L40S, L4]}, owned: {basement: {"RTX3090:2": 4}}}
+cluster:  {nodes: {zurich: {"L4:1": 4, "T4:1": [t4-a]}}, links: [{between: ["*", "*"], bandwidth: 10Gbit/s}]}
 limits:   {budget: $100/h, spot_share: 50%, spread: 2}
 settings: {max_nodes_per_instance: 6, engine: vllm}
 catalog:  facts.yaml
@@ -23,7 +24,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from atoll.core.frozen import Frozen
-from atoll.core.quantities import Duration, Rate, UsdPerHour
+from atoll.core.quantities import Bandwidth, Duration, Rate, UsdPerHour
+from atoll.plan.cluster import KV_FILL, NodeProfile
 from atoll.plan.plan import Market
 from atoll.plan.problem import Shortage
 
@@ -36,6 +38,8 @@ Money = Annotated[UsdPerHour, Field(le=1e9)]
 Count = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
 Above = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Tokens = Annotated[float, Field(strict=True, ge=1, le=1e9)]
+Speed = Annotated[Bandwidth, Field(ge=1e3, le=1e15)]
+Latency = Annotated[Duration, Field(le=10)]
 Number = Annotated[float, Field(strict=True, ge=0, le=1e6)]
 
 
@@ -69,6 +73,10 @@ def _text_or_mapping(value: object) -> str:
 
 def _number_or_mapping(value: object) -> str:
     return "mapping" if isinstance(value, dict) else "number"
+
+
+def _number_names_or_mapping(value: object) -> str:
+    return "names" if isinstance(value, list) else _number_or_mapping(value)
 
 
 class LengthsEntry(Frozen):
@@ -192,6 +200,70 @@ class PoolEntry(Frozen):
     offers: list[OfferEntry] | None = Field(default=None, description="Nodes one by one.")
 
 
+class MachinesEntry(Frozen):
+    """Machines of one type at one site: how many or which, and what one costs if that should count."""
+
+    count: Above | None = Field(default=None, description="How many; they are named by number.")
+    names: list[StrictStr] | None = Field(
+        default=None, min_length=1, description="What each of them is called."
+    )
+    usd_per_hour: Price = Field(default=0.0, description="What one costs, power and all.")
+
+
+MachinesField = Annotated[
+    Annotated[Above, Tag("number")]
+    | Annotated[list[StrictStr], Field(min_length=1), Tag("names")]
+    | Annotated[MachinesEntry, Tag("mapping")],
+    Discriminator(_number_names_or_mapping),
+]
+
+
+class WireEntry(Frozen):
+    """What joins two ends; of several rules for a pair the most specific counts, then the last."""
+
+    between: Annotated[list[StrictStr], Field(min_length=2, max_length=2)] = Field(
+        description="Two ends: a machine, a site, source, sink, or * for anything."
+    )
+    bandwidth: Speed = Field(description="What it carries, such as 10Gbit/s.")
+    latency: Latency = Field(default=0.0, description="Until the first byte arrives, as 1ms.")
+    one_way: StrictBool = Field(default=False, description="From the first end to the second only.")
+
+
+ProfilesByModel = dict[StrictStr, dict[StrictStr, NodeProfile]]
+
+
+class ProfilesFile(Frozen):
+    """Measured profiles: service or model -> node type -> profile."""
+
+    profiles: ProfilesByModel
+
+
+class ClusterEntry(Frozen):
+    """The machines that are there, and no others, with the network between them."""
+
+    nodes: dict[StrictStr, dict[StrictStr, MachinesField]] = Field(
+        min_length=1,
+        description="Site -> node type -> how many machines, or a list of their names.",
+    )
+    links: list[WireEntry] = Field(
+        min_length=1, description="The network; where no rule speaks of a pair there is no link."
+    )
+    profiles: (
+        Annotated[
+            Annotated[StrictStr, Tag("text")] | Annotated[ProfilesByModel, Tag("mapping")],
+            Discriminator(_text_or_mapping),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="How fast the machines were measured to be: a file, or its content. Otherwise the "
+        "performance model says.",
+    )
+    kv_fill: Annotated[float, Field(strict=True, gt=0, le=1)] = Field(
+        default=KV_FILL, description="Share of the KV cache to fill before requests wait."
+    )
+
+
 class LimitsEntry(Frozen):
     """What a plan may not exceed."""
 
@@ -247,7 +319,10 @@ class FleetFile(Frozen):
     models: dict[StrictStr, ServiceEntry] = Field(
         min_length=1, description="The models to serve, each under a name of its own."
     )
-    pool: PoolEntry = Field(description="The nodes that can be had.")
+    pool: PoolEntry | None = Field(default=None, description="The nodes that can be had.")
+    cluster: ClusterEntry | None = Field(
+        default=None, description="Instead of a pool: a fixed cluster and its network."
+    )
     limits: LimitsEntry = Field(default=LimitsEntry(), description="What a plan may not exceed.")
     settings: SettingsEntry = Field(
         default=SettingsEntry(), description="How to search for a plan."

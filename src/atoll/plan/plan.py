@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field, field_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase, RoleId, parse_node_type, parse_role
@@ -23,18 +23,25 @@ SINK = "sink"
 Market = Literal["on-demand", "spot", "owned"]
 """How a node is had: rented at a fixed price, rented until someone pays more, or one's own."""
 Status = Literal["optimal", "feasible", "partial", "infeasible"]
-"""Proven cheapest; valid; valid but serves only a share of the demand; there is no plan."""
+"""Proven best; valid; valid but serves only a share of the demand; there is no plan."""
+Goal = Literal["cost", "max-flow", "sustained", "fair"]
+"""What a plan is best at: low cost, or tokens/s on a fixed cluster. The tokens/s of the largest flow; of the
+largest that the KV caches can hold in flight; or of the service that gets the least of its demand."""
 
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 NodeId = Annotated[str, Field(pattern=r"^n\d+$")]
 TemplateKey = tuple[str, tuple[tuple[str, int], ...]]
 RentalKey = tuple[str, str, tuple[tuple[str, Market, int], ...]]
-PlacementKey = tuple[str, str, tuple[tuple[str, Market, int, int, int], ...]]
+PlacementKey = tuple[str, str, tuple[tuple[str, Market, int, int, int, str], ...]]
 
 
 class Node(Frozen):
-    """One machine of an instance: it holds layers [start, end), split over groups of `tp` GPUs."""
+    """One machine of an instance: it holds layers [start, end), split over groups of `tp` GPUs.
+
+    `host` is the machine's name where it is one of a fixed cluster, and `region` where it stands if that is
+    not the region of its instance.
+    """
 
     id: NodeId
     node_type: NodeTypeName
@@ -42,6 +49,14 @@ class Node(Frozen):
     start: int = Field(ge=0)
     end: int = Field(ge=1)
     tp: int = Field(ge=1)
+    host: Name | None = None
+    region: Name | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out what is not known, so that problems without hosts keep their hash."""
+        fields: dict[str, object] = write(self)
+        return {name: value for name, value in fields.items() if value is not None}
 
     @property
     def layers(self) -> int:
@@ -121,8 +136,12 @@ class Instance(Frozen):
     @property
     def placement_key(self) -> PlacementKey:
         """The rental key with the layers of every node: a running instance is kept iff it is equal."""
-        held = ((n.node_type, n.market, n.start, n.end, n.tp) for n in self.nodes)
+        held = ((n.node_type, n.market, n.start, n.end, n.tp, n.host or "") for n in self.nodes)
         return (self.role, self.region, tuple(sorted(held)))
+
+    def region_of(self, node: Node) -> str:
+        """Return where a node of the instance stands."""
+        return node.region or self.region
 
     @property
     def gpus(self) -> int:
@@ -168,6 +187,8 @@ class Plan(Frozen):
     `usd_per_hour` is what the nodes cost while they run and `init_usd` the initialisation penalty of
     the newly started ones, per hour; `objective` is their sum and `bound` the proven lower bound on
     it (for a `partial` plan, at the share of demand served). `gap` = (objective - bound) / objective.
+    With a `goal` other than cost, objective and bound are tokens/s, prompt and generated ones alike, more
+    is better: bound >= objective and `gap` = (bound - objective) / bound, the share that may be missing.
     They are None where a solver proves nothing. `served_fraction` is the share of its demand that
     each role serves, 1 where demand is met.
     """
@@ -180,6 +201,7 @@ class Plan(Frozen):
     served_fraction: dict[str, Share] = Field(default_factory=dict)
     usd_per_hour: NotNegative
     init_usd: NotNegative = 0.0
+    goal: Goal = "cost"
     objective: float | None = None
     bound: float | None = None
     gap: NotNegative | None = None
@@ -222,7 +244,7 @@ class Plan(Frozen):
     def rented(self) -> Counter[tuple[str, str, Market]]:
         """Return how many nodes are used per (region, node type, market)."""
         return Counter(
-            (instance.region, node.node_type, node.market)
+            (instance.region_of(node), node.node_type, node.market)
             for instance in self.instances
             for node in instance.nodes
         )

@@ -19,6 +19,10 @@ _DEFAULT = "default"
 
 def offers_of(document: FleetDocument, catalog: Catalog) -> tuple[Offer, ...]:
     """Return every offer of the pool; a written-out one replaces what `cloud` says of its nodes."""
+    if document.content.pool is None:
+        raise document.error(
+            "there are no nodes", hint="add a 'pool' to rent from, or a 'cluster' that is there"
+        )
     found = {offer.key: offer for offer in _cloud(document, catalog)}
     found |= {offer.key: offer for offer in _owned(document, catalog)}
     written: dict[tuple[str, str, Market], int] = {}
@@ -42,7 +46,8 @@ def offers_of(document: FleetDocument, catalog: Catalog) -> tuple[Offer, ...]:
 
 
 def _cloud(document: FleetDocument, catalog: Catalog) -> Iterator[Offer]:
-    cloud = document.content.pool.cloud
+    pool = document.content.pool
+    cloud = None if pool is None else pool.cloud
     if cloud is None:
         return
     here = ("pool", "cloud")
@@ -168,7 +173,8 @@ class _Room:
 
 
 def _owned(document: FleetDocument, catalog: Catalog) -> Iterator[Offer]:
-    for region, machines in (document.content.pool.owned or {}).items():
+    pool = document.content.pool
+    for region, machines in ((pool and pool.owned) or {}).items():
         with document.at("pool", "owned", region):
             slug(region)
         seen: set[str] = set()
@@ -188,7 +194,8 @@ def _owned(document: FleetDocument, catalog: Catalog) -> Iterator[Offer]:
 
 
 def _written(document: FleetDocument, catalog: Catalog) -> Iterator[Offer]:
-    for index, entry in enumerate(document.content.pool.offers or ()):
+    pool = document.content.pool
+    for index, entry in enumerate((pool and pool.offers) or ()):
         here = ("pool", "offers", index)
         with document.at(*here, "region"):
             slug(entry.region)

@@ -7,14 +7,23 @@ running instances are kept in a canonical order: the order they were given in ch
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import (
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase, RoleId, parse_node_type, parse_role
+from atoll.plan.cluster import Cluster
 from atoll.plan.names import ModelName, Name, NodeTypeName, refuse
 from atoll.plan.plan import Instance, Market, NotNegative, Share
 from atoll.workload.lengths import LengthMix
@@ -191,17 +200,35 @@ class Problem(Frozen):
     """Everything a planner is given.
 
     `overlays` are catalog overlays as plain data, applied in order to the catalog that ships with
-    Atoll. `running` are the instances of an earlier plan that run now.
+    Atoll. `running` are the instances of an earlier plan that run now. With a `cluster` the nodes are
+    those and no others: one offer for each of its regions and node types, owned, at the price of the offer
+    given for it or for nothing.
     """
 
     schema_version: Literal[1] = 1
     name: Name
     services: tuple[Service, ...] = Field(min_length=1)
-    offers: tuple[Offer, ...]
+    offers: tuple[Offer, ...] = ()
     limits: Limits = Limits()
     settings: Settings = Settings()
     running: tuple[Instance, ...] = ()
     overlays: tuple[dict[str, JsonValue], ...] = ()
+    cluster: Cluster | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out a cluster that is not there, so that other problems keep their hash."""
+        fields: dict[str, object] = write(self)
+        if self.cluster is None:
+            fields.pop("cluster", None)
+        return fields
+
+    @model_validator(mode="after")
+    def _nodes_are_the_clusters(self) -> Self:
+        if self.cluster is not None:
+            # Not a copy: a validator must return the object it was given.
+            object.__setattr__(self, "offers", _cluster_offers(self.cluster, self.offers))
+        return self
 
     @field_validator("services")
     @classmethod
@@ -276,6 +303,22 @@ class Problem(Frozen):
         for overlay in self.overlays:
             catalog = catalog.with_overlay(overlay)
         return catalog
+
+
+def _cluster_offers(cluster: Cluster, given: tuple[Offer, ...]) -> tuple[Offer, ...]:
+    counts = Counter((node.region, node.node_type) for node in cluster.nodes)
+    prices = {(offer.region, offer.node_type): offer for offer in given}
+    for key, offer in prices.items():
+        if offer.market != "owned" or offer.available != counts[key]:
+            message = f"{offer.available} {' '.join(offer.key)}, the cluster owns {counts[key]}"
+            raise refuse(
+                InputError(f"an offer of {message}", hint="give nodes in the cluster only")
+            )
+    return tuple(
+        prices.get(key)
+        or Offer(region=key[0], node_type=key[1], market="owned", available=n, usd_per_hour=0.0)
+        for key, n in sorted(counts.items())
+    )
 
 
 def _all_different(what: str, names: Iterable[str]) -> None:

@@ -19,7 +19,7 @@ from atoll.core.ids import parse_role
 from atoll.perf.layers import default_tp
 from atoll.perf.memory import position_of
 from atoll.plan.capacities import node_capacity
-from atoll.plan.plan import SINK, SOURCE, Flow, Instance, Market, Node, Plan, Route, Status
+from atoll.plan.plan import SINK, SOURCE, Flow, Goal, Instance, Market, Node, Plan, Route, Status
 from atoll.plan.problem import Problem
 from atoll.plan.violation import exceeds
 
@@ -138,11 +138,14 @@ def assemble(
     seconds: float = 0.0,
     cpu_seconds: float = 0.0,
     reasons: Sequence[str] = (),
+    goal: Goal = "cost",
+    value: float | None = None,
 ) -> Plan:
     """Return a plan of ready instances: adds routes, served fractions, cost, objective and gap.
 
-    A bound a hair above the objective, as rounding leaves it, is lowered to the objective. The status
-    becomes "partial" where demand is not met and "infeasible" means an empty plan.
+    The objective is the cost, or `value` in tokens/s with another `goal`. A bound a hair on the wrong side
+    of the objective, as rounding leaves it, is moved to the objective. The status becomes "partial" where
+    demand is not met, and "infeasible" means an empty plan.
     """
     own = tuple(instances)
     served = {str(role): _served(problem, str(role), own) for role in problem.roles}
@@ -151,11 +154,12 @@ def assemble(
     usd = sum(instance.usd_per_hour for instance in own)
     fresh = sum(instance.usd_per_hour for instance in own if not instance.kept)
     init = problem.settings.init_penalty * fresh
-    objective = None if status == "infeasible" else usd + init
+    reached = usd + init if goal == "cost" else value
+    objective = None if status == "infeasible" else reached
     if objective is None:
         bound = None
     elif bound is not None:
-        bound = min(bound, objective)
+        bound = min(bound, objective) if goal == "cost" else max(bound, objective)
     return Plan(
         problem_hash=problem.content_hash(),
         problem_name=problem.name,
@@ -164,6 +168,7 @@ def assemble(
         served_fraction=served,
         usd_per_hour=usd,
         init_usd=init,
+        goal=goal,
         objective=objective,
         bound=bound,
         gap=relative_gap(objective, bound),
@@ -196,10 +201,14 @@ def infeasible(
 
 
 def relative_gap(objective: float | None, bound: float | None) -> float | None:
-    """Return (objective - bound) / objective, 0 where both are 0, None where either is unknown."""
+    """Return their difference over the larger, 0 where both are 0, None where either is unknown.
+
+    The larger is the objective where less is better (cost) and the bound where more is (tokens/s).
+    """
     if objective is None or bound is None:
         return None
-    return 0.0 if objective <= bound else (objective - bound) / objective
+    high = max(objective, bound)
+    return abs(objective - bound) / high if high > 0 else 0.0
 
 
 def build_instance(problem: Problem, catalog: Catalog, choice: Chosen, *, id: str) -> Instance:  # noqa: A002
@@ -214,7 +223,7 @@ def build_instance(problem: Problem, catalog: Catalog, choice: Chosen, *, id: st
         nodes=nodes,
         flows=(),
         throughput_per_s=0.0,
-        usd_per_hour=_price(problem, choice.region, nodes),
+        usd_per_hour=price(problem, choice.region, nodes),
     )
     return _with_flows(bare, node_capacities(problem, catalog, bare))
 
@@ -226,7 +235,7 @@ def keep(problem: Problem, catalog: Catalog, running: Instance) -> Instance:
     that is no stage layout are scaled down until every node can carry its own.
     """
     capacities = node_capacities(problem, catalog, running)
-    usd = _price(problem, running.region, running.nodes)
+    usd = price(problem, running.region, running.nodes)
     priced = running.model_copy(update={"usd_per_hour": usd, "kept": True})
     if is_stage_layout(running):
         return _with_flows(priced, capacities)
@@ -321,12 +330,14 @@ def _only_markets(problem: Problem, choice: Chosen) -> dict[tuple[str, Market], 
     return found
 
 
-def _price(problem: Problem, region: str, nodes: Sequence[Node]) -> float:
+def price(problem: Problem, region: str, nodes: Sequence[Node]) -> float:
+    """Return what the nodes of an instance in a region cost, in USD per hour."""
     total = 0.0
     for node in nodes:
-        offer = problem.offer(region, node.node_type, node.market)
+        place = node.region or region
+        offer = problem.offer(place, node.node_type, node.market)
         if offer is None:
-            raise InternalError(f"{node.node_type} ({node.market}) is not on offer in {region}")
+            raise InternalError(f"{node.node_type} ({node.market}) is not on offer in {place}")
         total += offer.usd_per_hour
     return total
 

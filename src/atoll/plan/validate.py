@@ -3,6 +3,7 @@
 Rules, per instance and then for the plan as a whole:
 
     name           services, roles, regions, node types, ids exist and are used once
+    host           on a fixed cluster, nodes are machines of it, as they are, each used once
     graph          flows run between nodes that exist, each pair once
     layers         every way from source to sink runs every layer once, in order
     hops           no way is longer than the stages the latency promise was split into
@@ -20,7 +21,7 @@ Rules, per instance and then for the plan as a whole:
     route          routes lead to instances of the role, sum to 1, overload none
     budget, spot-share, max-nodes, spread
                    the limits of the problem
-    cost           prices, initialisation and objective add up
+    cost           prices and initialisation add up, and so does the objective, in money or tokens/s
     bound          bound and gap agree with the objective
     problem        the plan was made for this problem
 
@@ -65,7 +66,7 @@ def validate(
     for instance in plan.instances:
         unknown = list(check_names(instance, problem, facts))
         found += unknown or check_node_limits(instance, problem, facts)
-    for rule in (_offers, _kept, _demand, _loads, _limits, _spread, _prices):
+    for rule in (_offers, _hosts, _kept, _demand, _loads, _limits, _spread, _prices, _goal):
         found += rule(plan, problem)
     return found
 
@@ -125,7 +126,7 @@ def _sums(plan: Plan) -> Iterator[Violation]:
         yield violation("cost", here, "there are instances, yet no objective")
         return
     total = plan.usd_per_hour + plan.init_usd
-    if differs(total, plan.objective):
+    if plan.goal == "cost" and differs(total, plan.objective):
         message = f"the objective is ${plan.objective:g}/h, cost and initialisation ${total:g}/h"
         yield violation("cost", here, message, abs(total - plan.objective))
     yield from _bound(plan, plan.objective)
@@ -139,10 +140,13 @@ def _bound(plan: Plan, objective: float) -> Iterator[Violation]:
         if plan.status == "optimal":
             yield violation("bound", here, "optimal without a proven bound")
         return
-    if exceeds(plan.bound, objective):
-        message = f"the bound ${plan.bound:g}/h is above the objective ${objective:g}/h"
-        yield violation("bound", here, message, plan.bound - objective)
-    gap = max(0.0, objective - plan.bound) / objective if objective > 0 else 0.0
+    # The larger of the two is the objective where less is better and the bound where more is.
+    low, high = (plan.bound, objective) if plan.goal == "cost" else (objective, plan.bound)
+    if exceeds(low, high):
+        side = "above" if plan.goal == "cost" else "below"
+        message = f"the bound {plan.bound:g} is {side} the objective {objective:g}"
+        yield violation("bound", here, message, low - high)
+    gap = max(0.0, high - low) / high if high > 0 else 0.0
     if plan.gap is None or abs(gap - plan.gap) > TOLERANCE:
         yield violation("bound", here, f"the gap is {gap:g}, {plan.gap} is stated")
 
@@ -156,6 +160,41 @@ def _offers(plan: Plan, problem: Problem) -> Iterator[Violation]:
         elif count > offer.available:
             message = f"{count} used, {offer.available} available"
             yield violation("availability", where, message, count - offer.available)
+
+
+def _hosts(plan: Plan, problem: Problem) -> Iterator[Violation]:
+    used = Counter(n.host for instance in plan.instances for n in instance.nodes if n.host)
+    for host, count in sorted(used.items()):
+        if count > 1 and problem.cluster is not None:
+            yield violation("host", host, f"used {count} times", count - 1)
+
+
+def _goal(plan: Plan, problem: Problem) -> Iterator[Violation]:
+    """With a goal in tokens/s, the objective must be what the flows of the instances carry."""
+    if plan.goal == "cost" or plan.objective is None or plan.status == "infeasible":
+        return
+    carried = goal_value(plan, problem)
+    if differs(carried, plan.objective):
+        message = f"its flows carry {carried:g} tokens/s, {plan.objective:g} are stated"
+        yield violation("cost", plan.problem_name, message, abs(carried - plan.objective))
+
+
+def goal_value(plan: Plan, problem: Problem) -> float:
+    """Return the tokens/s that the instances carry, prompt and generated ones.
+
+    With the goal "fair", what all services would carry together if each got the share of its demand that
+    the worst served one gets.
+    """
+    carried, asked = {}, {}
+    for service in problem.services:
+        tokens = service.lengths.input_mean + service.lengths.output_mean
+        own = [i.throughput_per_s for i in plan.instances if i.service == service.name]
+        carried[service.name] = tokens * sum(own)
+        asked[service.name] = tokens * service.rate_per_s * service.headroom
+    if plan.goal != "fair":
+        return sum(carried.values())
+    shares = [carried[name] / demand for name, demand in asked.items() if demand > 0]
+    return min(shares, default=0.0) * sum(asked.values())
 
 
 def _kept(plan: Plan, problem: Problem) -> Iterator[Violation]:
@@ -232,7 +271,7 @@ def _limits(plan: Plan, problem: Problem) -> Iterator[Violation]:
 def _spread(plan: Plan, problem: Problem) -> Iterator[Violation]:
     least = problem.limits.spread
     by_role = itertools.groupby(
-        sorted((instance.role, instance.region) for instance in plan.instances),
+        sorted((i.role, i.region_of(node)) for i in plan.instances for node in i.nodes),
         key=lambda pair: pair[0],
     )
     for role, pairs in by_role:
@@ -244,7 +283,9 @@ def _spread(plan: Plan, problem: Problem) -> Iterator[Violation]:
 
 def _prices(plan: Plan, problem: Problem) -> Iterator[Violation]:
     for instance in plan.instances:
-        offers = [problem.offer(instance.region, n.node_type, n.market) for n in instance.nodes]
+        offers = [
+            problem.offer(instance.region_of(n), n.node_type, n.market) for n in instance.nodes
+        ]
         if None in offers:
             continue  # its own rule says so
         usd = sum(offer.usd_per_hour for offer in offers if offer is not None)

@@ -11,6 +11,7 @@ from atoll.perf.memory import position_of
 from atoll.plan.capacities import hop_bytes_per_unit, kv_context, memory_model, node_capacity
 from atoll.plan.plan import SINK, SOURCE, Flow, Instance, Node
 from atoll.plan.problem import Problem
+from atoll.plan.validate_cluster import check_hosts, check_on_cluster
 from atoll.plan.violation import TOLERANCE, Violation, exceeds, violation
 
 
@@ -36,8 +37,10 @@ def check_names(instance: Instance, problem: Problem, catalog: Catalog) -> Itera
         return
     if instance.role_id not in service.roles:
         yield violation("name", here, f"{instance.role} is no role of {service.name}")
-    if instance.region not in problem.regions:
-        yield violation("name", here, f"nothing is on offer in {instance.region}")
+    for region in sorted({instance.region, *map(instance.region_of, instance.nodes)}):
+        if region not in problem.regions:
+            yield violation("name", here, f"nothing is on offer in {region}")
+    yield from check_hosts(instance, problem)
     for node in instance.nodes:
         try:
             catalog.node(node.node_type)
@@ -64,6 +67,9 @@ def check_node_limits(instance: Instance, problem: Problem, catalog: Catalog) ->
         if not service.allows(node.node_type):
             message = f"{service.name} may not stand on {node.node_type}"
             found.append(violation("pinning", f"{instance.id} {node.id}", message))
+    if problem.cluster is not None:
+        return found + list(check_on_cluster(instance, carried, problem, catalog))
+    for node in instance.nodes:
         found += _node(instance, node, carried[node.id], problem, catalog)
     found += _links(instance, problem, catalog)
     return found

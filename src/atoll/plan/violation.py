@@ -14,6 +14,7 @@ TOLERANCE = 1e-6
 Rule = Literal[
     "problem",
     "name",
+    "host",
     "graph",
     "layers",
     "hops",

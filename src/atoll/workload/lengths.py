@@ -100,11 +100,14 @@ def _lognormal_square(mean: float, median: float) -> float:
 
 
 # Moments computed from public traces: Azure LLM inference 2023 (code, conversation), Mooncake
-# conversation, and one hour generated from ServeGen's DeepSeek-R1 clients.
+# conversation, and one hour generated from ServeGen's image and DeepSeek-R1 clients. Of BurstGPT only
+# the mean of prompt and answer together is measured; the rest is assumed (docs/workloads.md).
 BUILT_IN: dict[str, LengthMix] = {
     "azure-code": LengthMix(2047.8, 27.88, 8.0894e6, 4360.5),
     "azure-conv": LengthMix(1154.7, 211.13, 2.5628e6, 7.11e4),
+    "burstgpt": LengthMix(607.9, 126.0, 9.9407e5, 3.8737e4),
     "long-context": LengthMix(12035.1, 342.6, 3.9449e8, 1.7984e5),
+    "multimodal": LengthMix(1360.1, 131.42, 3.47484e6, 3.9798e4),
     "reasoning": LengthMix(1092.0, 2963.2, 1.41346e7, 1.846e7),
 }
 

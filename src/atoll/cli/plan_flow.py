@@ -1,0 +1,148 @@
+"""`atoll plan` for a fixed cluster: the placement through which the most tokens flow."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from atoll.cli.planning import live_line
+from atoll.cli.render import console, emit
+from atoll.core.errors import InfeasibleError, MissingDependencyError, UnknownNameError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from atoll.catalog.catalog import Catalog
+    from atoll.cli.flow_tables import ComparedFlow
+    from atoll.plan.plan import Plan
+    from atoll.plan.problem import Problem
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the command line asks for."""
+
+    solver: str
+    seconds: float
+    objective: str | None
+    partial: bool
+    promise: bool
+    compare: bool
+    strict: bool
+    out: Path | None
+    report: Path | None
+    as_json: bool
+
+
+def plan_cluster(problem: Problem, catalog: Catalog, wanted: Wanted) -> None:
+    """Plan, print and write; fails with code 5 where nothing flows."""
+    if find_spec("scipy") is None:
+        raise MissingDependencyError("scipy", "plan", needed_for="planning fixed clusters")
+    made = _solve(wanted.solver, problem, catalog, wanted)
+    compared = _compared(made, problem, catalog, wanted) if wanted.compare else []
+    strict = wanted.strict or problem.settings.on_shortage == "fail"
+    useful = made.status != "infeasible" and not (strict and made.status == "partial")
+    if useful:
+        _write(made, problem, catalog, compared, wanted)
+    if wanted.as_json or made.status != "infeasible":
+        from atoll.cli.flow_tables import drawn_flow
+
+        data = {"plan": made.model_dump(mode="json"), "compare": compared}
+        emit(data, wanted.as_json, lambda: drawn_flow(made, problem, catalog, compared))
+    if useful:
+        for path in (wanted.out, wanted.report):
+            if path is not None:
+                console(stderr=True).print(f"wrote {path}", markup=False)
+    _finish(made, strict)
+
+
+def _solve(solver: str, problem: Problem, catalog: Catalog, wanted: Wanted) -> Plan:
+    """Plan, with what is found and proven so far on stderr. The plan has passed the validator."""
+    from atoll.plan.explain import share
+    from atoll.plan.solvers.flow.solver import OBJECTIVES
+    from atoll.plan.solvers.registry import Effort, solve
+
+    if wanted.objective is not None and wanted.objective not in OBJECTIVES:
+        raise UnknownNameError("objective", wanted.objective, OBJECTIVES)
+    with live_line("placing") as say:
+
+        def log(seconds: float, value: float, bound: float) -> None:
+            best = f"best {value:,.1f} tokens/s" if value > 0 else "no placement yet"
+            if math.isfinite(bound) and bound > 0:
+                best += f", gap {share(max(0.0, 1 - value / bound))}, proven {bound:,.1f}"
+            say(f"placing {seconds:.1f}s: {best}")
+
+        effort = Effort(
+            wanted.seconds,
+            log=log,
+            objective=wanted.objective,
+            partial=wanted.partial,
+            promise=wanted.promise,
+        )
+        return solve(solver, problem, catalog, None, effort)
+
+
+def _compared(made: Plan, problem: Problem, catalog: Catalog, wanted: Wanted) -> list[ComparedFlow]:
+    from atoll.cli.flow_tables import ComparedFlow
+    from atoll.plan.solvers.flow.solver import RULES
+
+    found = []
+    for name in RULES:
+        if name == made.solver:
+            continue
+        other = _solve(name, problem, catalog, wanted)
+        hops = max((instance.stages for instance in other.instances), default=0)
+        found.append(ComparedFlow(name, other.objective, other.nodes, hops))
+    return found
+
+
+def _write(
+    made: Plan,
+    problem: Problem,
+    catalog: Catalog,
+    compared: Sequence[ComparedFlow],
+    wanted: Wanted,
+) -> None:
+    from atoll.core.files import atomic_write
+
+    if wanted.out is not None:
+        atomic_write(wanted.out, made.to_json(indent=2) + "\n")
+    if wanted.report is None:
+        return
+    if wanted.report.suffix.lower() == ".svg":
+        atomic_write(wanted.report, _svg(made, problem, catalog))
+    else:
+        from atoll.cli.flow_report import flow_page
+
+        atomic_write(wanted.report, flow_page(made, problem, catalog, compared))
+
+
+def _svg(made: Plan, problem: Problem, catalog: Catalog) -> str:
+    from atoll.cli.flow_svg import svg_file
+    from atoll.cli.flow_tables import cuts
+    from atoll.plan.bottleneck import node_use
+
+    if len(made.instances) > 1:
+        raise UsageError("one .svg holds one model", hint="name an .html file for the report")
+    (own,) = cuts(made, problem, catalog)
+    return svg_file(own[0], node_use(own[0], problem, catalog), own[1])
+
+
+def _finish(made: Plan, strict: bool) -> None:
+    from atoll.plan.explain import share
+
+    why = "; ".join(made.reasons[:3])
+    if made.status == "infeasible":
+        raise InfeasibleError(
+            f"{made.problem_name} has no placement: {why}",
+            hint="add machines or links, or choose a smaller model or precision",
+        )
+    if made.status == "partial" and strict:
+        least = min(made.served_fraction.values())
+        raise InfeasibleError(
+            f"only {share(least)} of the demand can be met: {why}",
+            hint="accept that (no --strict, no 'on_shortage: fail'), or add machines",
+        )

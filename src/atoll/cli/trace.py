@@ -1,0 +1,234 @@
+"""`atoll trace`: look at workloads, draw them, and turn trace files into other formats."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoll.cli.render import emit, note, table
+
+if TYPE_CHECKING:
+    from atoll.workload.reading import RowReport
+    from atoll.workload.requests import Requests, Workload
+    from atoll.workload.stats import Summary
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Describe, generate and convert workloads: traces, built-ins, or drawn from words.",
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")]
+Spec = Annotated[
+    str,
+    typer.Argument(
+        help='A trace file, a built-in (azure-conv@10/s), or "poisson:10/s lengths=1024x128 for=10min".'
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="The same seed, the same requests.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Fail at the first bad row of a file.")]
+BadLimit = Annotated[
+    int, typer.Option("--bad-limit", min=0, help="Fail after this many bad rows of a file.")
+]
+Out = Annotated[
+    list[Path] | None,
+    typer.Option("-o", "--out", help="Also write a .png or .html; repeatable."),
+]
+_BAD_LIMIT = 1_000
+_LINES_SHOWN = 5
+
+
+@app.command("list")
+def list_(as_json: AsJson = False) -> None:
+    """List the built-in workloads."""
+    from atoll.workload.builtin import NAMES, built_in
+
+    rows = []
+    for name in NAMES:
+        own = built_in(name)
+        mix = own.lengths.mix()
+        rows.append(
+            {
+                "name": name,
+                "rate_per_s": own.rate_per_s,
+                "input_mean": mix.input_mean,
+                "output_mean": mix.output_mean,
+                "about": own.about,
+            }
+        )
+    columns = ("name", "requests/s", "prompt", "answer", "follows")
+    cells = [
+        (
+            row["name"],
+            f"{row['rate_per_s']:.3g}",
+            f"{row['input_mean']:,.0f}",
+            f"{row['output_mean']:,.0f}",
+            row["about"],
+        )
+        for row in rows
+    ]
+    emit(rows, as_json, lambda: table(columns, cells, right=columns[1:4]))
+
+
+@app.command()
+def describe(
+    spec: Spec,
+    seed: Seed = 0,
+    out: Out = None,
+    strict: Strict = False,
+    bad_limit: BadLimit = _BAD_LIMIT,
+    as_json: AsJson = False,
+) -> None:
+    """Show rate, burstiness and lengths of a workload, with pictures.
+
+    A built-in without an end is described over a million requests (burstgpt over 61 days), beside what
+    was measured.
+    """
+    from atoll.cli.trace_view import compared, drawn, facts_of, pictures_of
+    from atoll.workload.builtin import NAMES, built_in
+    from atoll.workload.spec import workload_of
+    from atoll.workload.stats import summarise
+
+    pure, asked = spec.strip() in NAMES, spec
+    if pure:
+        # What happens once a day needs more days than so many requests take.
+        asked += " n=1M" if built_in(spec.strip()).curve is None else " for=61d"
+    workload = workload_of(asked, strict=strict, bad_limit=bad_limit)
+    summary = summarise(workload.chunks(seed))
+    stats = summary.stats()
+    match = compared(spec.strip(), summary) if pure else ()
+    pictures = pictures_of(summary)
+    if out:
+        from atoll.cli.charts import save_all
+
+        save_all(out, pictures, title=workload.name, facts=facts_of(stats))
+    data = {
+        "workload": workload.name,
+        "stats": stats,
+        "match": match,
+        "files": _reports(workload),
+        "pictures": pictures,
+    }
+    emit(data, as_json, lambda: drawn(workload.name, stats, match, pictures))
+    _say_rows(workload)
+    for path in out or ():
+        note(f"wrote {path}")
+
+
+@app.command()
+def generate(
+    spec: Spec,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="A .csv or .jsonl file, or one with .gz after it."),
+    ] = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Write the requests of a workload to a file, or as CSV to standard output."""
+    from atoll.core.errors import UsageError
+    from atoll.workload.spec import workload_of
+
+    if out is None and as_json:
+        raise UsageError("--json describes the file that is written", hint="name it with -o FILE")
+    workload = workload_of(spec)
+    if out is None:
+        from atoll.workload.writing import csv_lines
+
+        for _, text in csv_lines(workload.chunks(seed)):
+            sys.stdout.write(text)
+        _say_rows(workload)
+        return
+    _write(workload, out, seed, as_json)
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(help="A trace: Azure, BurstGPT, Mooncake or plain.")],
+    target: Annotated[
+        Path, typer.Argument(help="A .csv or .jsonl file, or one with .gz after it.")
+    ],
+    kind: Annotated[
+        str | None, typer.Option("--format", help="azure, burstgpt, mooncake or plain.")
+    ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option("--rate", help="Replay at this rate (10/s), or x2 for twice as fast."),
+    ] = None,
+    keep: Annotated[
+        str, typer.Option("--keep", help="What stays at another rate: gaps or clock.")
+    ] = "gaps",
+    seed: Seed = 0,
+    strict: Strict = False,
+    bad_limit: BadLimit = _BAD_LIMIT,
+    as_json: AsJson = False,
+) -> None:
+    """Turn a trace file into another format, at its own rate or another."""
+    from atoll.workload.spec import replay_of
+
+    workload = replay_of(
+        str(source), rate, kind=kind, keep=keep, strict=strict, bad_limit=bad_limit
+    )
+    _write(workload, target, seed, as_json)
+
+
+def _write(workload: Workload, out: Path, seed: int, as_json: bool) -> None:
+    from atoll.cli.targets import check_target
+    from atoll.cli.trace_view import facts_of, facts_table
+    from atoll.workload.stats import Summary
+    from atoll.workload.writing import target_format, write_trace
+
+    kind = target_format(out)
+    check_target(out)
+    summary = Summary()
+    count = write_trace(out, _watched(workload.chunks(seed), summary))
+    stats = summary.stats() if count else None
+    data = {
+        "workload": workload.name,
+        "wrote": out,
+        "format": kind,
+        "requests": count,
+        "stats": stats,
+        "files": _reports(workload),
+    }
+    facts = {} if stats is None else facts_of(stats)
+    emit(data, as_json, lambda: facts_table(f"{workload.name} -> {out}", facts))
+    _say_rows(workload)
+    note(f"wrote {out}")
+
+
+def _watched(chunks: Iterator[Requests], summary: Summary) -> Iterator[Requests]:
+    for chunk in chunks:
+        summary.add(chunk)
+        yield chunk
+
+
+def _reports(workload: Workload) -> tuple[RowReport, ...]:
+    """What became of the rows of every file that a workload reads."""
+    from atoll.workload.synthetic import Mixed
+    from atoll.workload.traces import Replay
+
+    if isinstance(workload, Mixed):
+        return tuple(report for part in workload.parts for report in _reports(part))
+    return (workload.trace.report,) if isinstance(workload, Replay) else ()
+
+
+def _say_rows(workload: Workload) -> None:
+    for report in _reports(workload):
+        if report.bad:
+            for reason, count in report.reasons.items():
+                note(f"{report.path}: {count:,} of {report.rows:,} rows are bad: {reason}")
+            shown = "; ".join(
+                f"line {line}: {what}" for line, what in report.examples[:_LINES_SHOWN]
+            )
+            note(f"{report.path}: bad rows: {shown}{'; ...' if report.bad > _LINES_SHOWN else ''}")
+        for reason, count in report.left_out.items():
+            note(f"{report.path}: left out {count:,} of {report.rows:,} rows: {reason}")
+        if report.reordered:
+            note(f"{report.path}: {report.reordered:,} rows were out of order and are sorted")
+        if report.ignored_columns:
+            note(f"{report.path}: ignored columns: {', '.join(report.ignored_columns)}")

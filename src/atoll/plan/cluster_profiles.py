@@ -1,0 +1,255 @@
+"""What a node of a cluster carries: its measured profile, or one tabulated from the performance model.
+
+Where a profile says no tokens/s, they are worked out as Helix does. A request passes all L layers of the
+model, so a node that holds j of them sees it for the share
+
+    w(j) = (j / v) / ((L - j) m + j / v)
+
+of its time, with v the node's speed in layers (tokens/s times layers held) and m the mean time per layer over
+the cluster. With A tokens of KV cache at hand, A / (I + O) requests of I prompt and O generated tokens fit,
+w A / (I + O) of them wait at or run on the node at a time: the batch d of a decode step. One prompt
+comes with every O steps of a request, so r = d / O prompts come with each step. A node then carries
+
+    T(j) = k (p + d) / (j (prefill(k p) + k decode(d)) + k s),     p = r I,  k = 1 / r
+
+tokens/s: k decode steps for each whole prompt, and s seconds of host time a step; with r > 1 it is cut
+to one prompt and O sequences a step. T sets the speeds and the speeds set T: the two are iterated.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+import numpy as np
+
+from atoll.catalog.catalog import Catalog
+from atoll.catalog.nodes import NodeType
+from atoll.catalog.transformer import TransformerSpec
+from atoll.core.errors import UsageError
+from atoll.core.ids import Phase
+from atoll.perf.batch import Batch
+from atoll.perf.engines import engine as engine_profile
+from atoll.perf.layers import default_tp
+from atoll.perf.memory import MemoryModel
+from atoll.perf.operators import ACTIVATION_BYTES, Array
+from atoll.perf.step import Position, analytic, range_counts
+from atoll.plan.cluster import Cluster, NodeProfile
+from atoll.plan.problem import Problem, Service
+from atoll.workload.lengths import LengthMix
+
+_ITERATIONS = 10
+_TIGHT = 1.2
+"""Below this many times the model's layers, held at typical numbers, nodes hold all they can."""
+_TYPICAL = 2 / 3
+"""Share of its most layers that a node typically holds where nobody says."""
+
+Curve = tuple[tuple[float, float], ...]
+
+
+def cluster_of(problem: Problem) -> Cluster:
+    """Return the cluster of a problem that has one."""
+    if problem.cluster is None:
+        raise UsageError(
+            f"{problem.name} has no fixed cluster",
+            hint="add a 'cluster' section with nodes and links",
+        )
+    return problem.cluster
+
+
+def activation_bytes(catalog: Catalog, service: Service) -> float:
+    """Return the bytes that one token hands from node to node."""
+    return catalog.model(service.model).llm.hidden * ACTIVATION_BYTES
+
+
+def request_tokens(service: Service) -> float:
+    """Return the tokens of a mean request, prompt and answer."""
+    return service.lengths.input_mean + service.lengths.output_mean
+
+
+def service_profiles(
+    problem: Problem, catalog: Catalog, service: Service
+) -> dict[str, NodeProfile]:
+    """Return the profile of every node type of the cluster that can hold a layer of the service's model.
+
+    A profile given for the service counts before one for its model, and that before the performance model.
+    """
+    cluster = cluster_of(problem)
+    model = catalog.model(service.model)
+    given = {
+        **cluster.profiles.get(model.name, {}),
+        **cluster.profiles.get(service.model, {}),
+        **cluster.profiles.get(service.name, {}),
+    }
+    found: dict[str, NodeProfile] = {}
+    for kind in sorted(cluster.counts()):
+        own = given.get(kind) or tabulate(
+            model.llm, catalog.node(kind), problem.settings.engine, service.lengths.mix()
+        )
+        if own is not None and most_layers(own, cluster, service) > 0:
+            found[kind] = own
+    return found
+
+
+def most_layers(profile: NodeProfile, cluster: Cluster, service: Service) -> int:
+    """Return the most layers a node may hold: beside them one mean request's KV cache must fit."""
+    need = request_tokens(service)
+    fits = [j for j, tokens in enumerate(profile.kv_tokens, 1) if tokens * cluster.kv_fill >= need]
+    return max(fits, default=0)
+
+
+def service_rates(
+    problem: Problem, catalog: Catalog, service: Service
+) -> dict[str, tuple[float, ...]]:
+    """Return, per node type, the tokens/s a node carries with 1, 2, ... layers of the service's model."""
+    cluster = cluster_of(problem)
+    profiles = service_profiles(problem, catalog, service)
+    allowed = {kind: own for kind, own in profiles.items() if service.allows(kind)}
+    if not allowed:
+        return {}
+    return rates(
+        allowed,
+        cluster.counts(),
+        catalog.model(service.model).llm.layers,
+        input_mean=service.lengths.input_mean,
+        output_mean=service.lengths.output_mean,
+        fill=cluster.kv_fill,
+    )
+
+
+def rates(
+    profiles: Mapping[str, NodeProfile],
+    counts: Mapping[str, int],
+    layers: int,
+    *,
+    input_mean: float,
+    output_mean: float,
+    fill: float,
+) -> dict[str, tuple[float, ...]]:
+    """Return T(j) in tokens/s, j = 1, 2, ..., per node type of a cluster with so many of each.
+
+    Given rates are taken as they are; the others come from the iteration in this module's docstring.
+    """
+    normal, tight, speed = {}, {}, {}
+    for kind, own in profiles.items():
+        most = own.max_layers
+        normal[kind], tight[kind] = own.typical_layers or (max(1, round(most * _TYPICAL)), most)
+        speed[kind] = own.start_rate or _alone(own, input_mean, output_mean)
+    roomy = sum(counts[kind] * normal[kind] for kind in profiles) >= _TIGHT * layers
+    typical = normal if roomy else tight
+
+    def rate(kind: str, held: int) -> float:
+        total = sum(counts[kind] * typical[kind] for kind in profiles)
+        mean = sum(counts[u] * typical[u] / speed[u] for u in profiles) / total
+        own = held / speed[kind]
+        share = own / ((layers - held) * mean + own)
+        return _rate(profiles[kind], held, share, input_mean, output_mean, fill)
+
+    for _ in range(_ITERATIONS):
+        speed = {kind: typical[kind] * rate(kind, typical[kind]) for kind in profiles}
+    return {
+        kind: own.tokens_per_s or tuple(rate(kind, j) for j in range(1, own.max_layers + 1))
+        for kind, own in profiles.items()
+    }
+
+
+def _alone(profile: NodeProfile, input_mean: float, output_mean: float) -> float:
+    """Tokens/s of one layer with a request at a time: where speeds start."""
+    prefill = at(profile.prefill_s_per_layer, input_mean)
+    decode = output_mean * at(profile.decode_s_per_layer, 1.0)
+    return (input_mean + output_mean) / (prefill + decode)
+
+
+def _rate(
+    profile: NodeProfile,
+    held: int,
+    share: float,
+    input_mean: float,
+    output_mean: float,
+    fill: float,
+) -> float:
+    room = int(fill * profile.kv_tokens[held - 1])
+    sequences = room / (input_mean + output_mean) * share
+    prompts = sequences / output_mean
+    if prompts > 1:
+        steps, prompt, decoding = 1.0, input_mean, output_mean
+    else:
+        steps = 1 / prompts
+        prompt, decoding = float(round(prompts * input_mean)), float(round(sequences))
+        if not decoding:  # less than a sequence at a time: as it is, not rounded
+            prompt, decoding = prompts * input_mean, sequences
+    whole = prompt * steps if steps == 1.0 else float(int(prompt * steps))
+    prefill = at(profile.prefill_s_per_layer, whole)
+    decode = at(profile.decode_s_per_layer, decoding)
+    busy_s = held * (prefill + steps * decode) + steps * profile.step_s
+    return steps * (prompt + decoding) / busy_s
+
+
+def at(curve: Curve, x: float) -> float:
+    """Return a curve at x: linear between its points, constant before, on with the last slope after."""
+    if len(curve) == 1 or x <= curve[0][0]:
+        return curve[0][1]
+    upper = min(bisect_left(curve, x, key=lambda point: point[0]), len(curve) - 1)
+    (x0, y0), (x1, y1) = curve[upper - 1], curve[upper]
+    return y0 + (x - x0) * (y1 - y0) / (x1 - x0)
+
+
+# From the performance model
+
+
+@lru_cache(maxsize=512)
+def tabulate(
+    spec: TransformerSpec, node: NodeType, engine: str, lengths: LengthMix
+) -> NodeProfile | None:
+    """Return the profile of a node type by the performance model, None if not even one layer fits.
+
+    Seconds per layer are those of the mean layer, with embedding and output matrix spread over all
+    layers; prompts have their mean length and sequences the mean context. In memory, embedding and output
+    matrix count as if the node held whichever is larger, since any node may come first or last.
+    """
+    settings = engine_profile(engine)
+    tp = default_tp(spec, node)
+    groups = node.count // tp
+    context = lengths.input_mean + lengths.output_mean
+    memory = MemoryModel.of(spec, node, tp=tp, engine=settings, phase=Phase.BOTH)
+    some = [
+        memory.sequences_by_layers(context, position)
+        for position in (Position.FIRST, Position.MIDDLE, Position.LAST)
+    ]
+    room = np.min(some, axis=0)
+    room[-1] = memory.sequences_by_layers(context, Position.WHOLE)[-1]
+    most = int(np.max(np.flatnonzero(room >= 1.0)))
+    if most == 0:
+        return None
+    prompts = np.unique(np.round(np.geomspace(32, settings.max_tokens, 33)))
+    sequences = np.unique(np.round(np.geomspace(1, settings.max_sequences, 33)))
+    zero = np.zeros_like(prompts)
+    spread = lengths.input_mean_square / lengths.input_mean**2
+    prefill = Batch(prompts, prompts / lengths.input_mean, zero, zero, zero, spread)
+    zero = np.zeros_like(sequences)
+    decode = Batch(zero, zero, zero, sequences, zero + lengths.decode_context)
+    model = analytic(spec, node, tp=tp, engine=engine)
+    counts = range_counts(spec, model.kinds, 0, spec.layers)
+
+    def curve(batch: Batch[Array], x: Array) -> Curve:
+        parts = model.parts(batch)
+        total = parts.embedding + parts.head
+        for seconds, count in zip(parts.layers, counts, strict=True):
+            total = total + seconds * float(count)
+        per_layer = np.maximum.accumulate(total) / spec.layers
+        # Groups of GPUs share a step's batch.
+        pairs = zip((x * groups).tolist(), per_layer.tolist(), strict=True)
+        return ((0.0, 0.0), *pairs)
+
+    return NodeProfile(
+        max_layers=most,
+        kv_tokens=_whole(room[1 : most + 1] * context * groups),
+        prefill_s_per_layer=curve(prefill, prompts),
+        decode_s_per_layer=curve(decode, sequences),
+        step_s=settings.host_seconds(tp),
+    )
+
+
+def _whole(values: Iterable[float]) -> tuple[float, ...]:
+    return tuple(float(int(value)) for value in values)

@@ -1,0 +1,1 @@
+"""Placing models on the nodes of a fixed cluster so that the most flows through it, network and all."""

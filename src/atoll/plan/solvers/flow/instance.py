@@ -1,0 +1,108 @@
+"""A fixed cluster and one model as arrays: what every flow solver is given, and what it returns.
+
+Node i holds layers [start_i, end_i), at most `most[i]` of them, and then carries at most
+`rate[i, end_i - start_i]` tokens/s. Tokens flow from the source over nodes to the sink: into nodes that
+start at layer 0, out of nodes that end at the last layer, and from i to k where a link exists and
+end_i = start_k or, with partial inference, start_k <= end_i < end_k. The value of a placement is the
+largest flow, in tokens/s, prompt and generated tokens alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long steps take and what they keep in memory: what `sustained` throughput needs.
+
+    A step of node i on j layers with p prompt tokens and d decoding sequences takes
+    `step_s[i] + j * (prefill(p) + decode(d))` seconds, each piecewise linear in its grid: row i of
+    `prefill_tokens` / `prefill_s` and of `decode_sequences` / `decode_s` (seconds per layer; grids are padded
+    by repeating their last point, and go on with their last slope). `kv_tokens[i, j]` tokens of KV cache fit
+    beside j layers; `fill` is the share of them that may be used. Requests have `input_mean` prompt and
+    `output_mean` generated tokens; a token is `activation_bytes` between nodes and `token_bytes` to and from the
+    coordinator.
+    """
+
+    input_mean: float
+    output_mean: float
+    activation_bytes: float
+    token_bytes: float
+    kv_tokens: Floats
+    fill: float
+    prefill_tokens: Floats
+    prefill_s: Floats
+    decode_sequences: Floats
+    decode_s: Floats
+    step_s: Floats
+
+
+@dataclass(frozen=True)
+class FlowInstance:
+    """One model on the nodes of a cluster. Shapes: n nodes; K is the largest of `most`.
+
+    `kind[i]` is equal for nodes that can be exchanged: same type, same links to everything.
+    `link[i, k]`, `enter[i]`, `leave[i]` are tokens/s from node to node, from the source and to the sink, 0
+    where there is no link; `latency`, `enter_s`, `leave_s` the seconds a byte takes on them.
+    """
+
+    layers: int
+    names: tuple[str, ...]
+    node_types: tuple[str, ...]
+    regions: tuple[str, ...]
+    kind: Ints
+    most: Ints
+    rate: Floats
+    link: Floats
+    enter: Floats
+    leave: Floats
+    latency: Floats
+    enter_s: Floats
+    leave_s: Floats
+    partial: bool = False
+    timing: Timing | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of nodes."""
+        return len(self.names)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Layers [start, end) of every node; start = end = 0 for a node that is not used."""
+
+    start: Ints
+    end: Ints
+
+
+@dataclass(frozen=True)
+class Flows:
+    """A flow over a placement, in tokens/s: its value, and what each edge carries.
+
+    `edge[i, k]` from node i to node k, `enter[i]` from the source, `leave[i]` to the sink.
+    """
+
+    value: float
+    edge: Floats
+    enter: Floats
+    leave: Floats
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a solver found: the best placement, its value and the proven upper bound on any, tokens/s."""
+
+    placement: Placement
+    value: float
+    bound: float
+    evaluations: int
+    seconds: float
+    cpu_seconds: float

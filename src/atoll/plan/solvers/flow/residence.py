@@ -1,0 +1,247 @@
+"""How long a token takes once round its pipeline, at given request rates (numba).
+
+Notation. Requests have I prompt and O generated tokens on average; c = E[prompt^2] / I^2. Node i runs j
+layers for r requests/s. All that waits when a step ends joins the next (best-effort batching). A step
+without prompts takes d = step_s + j D(batch), a prompt adds p = j P(I).
+
+Steps. Prompts come at random, so step lengths form a chain tau' = d + p * Poisson(r tau), with
+E tau = d / (1 - rho) and M = E tau^2 / E tau = E tau + c p rho / (1 - rho^2), rho = r p. A token shares
+its step with those that came in the step it found, so its batch is 1 + r O M.
+
+Prompts in front. p is many times d. A token that finds a prompt at work waits for the rest of it, c p / 2 on
+average, and then follows it: the prompt leaves a step earlier, is still at work at the next node when
+the token arrives, and so on as long as both go the same way. Let s be the chance that a token leaves a
+node behind a prompt. Where the prompt takes the token's edge (its share w of what leaves) the token
+waits c p - lag at the next node, its lag being the time it comes after the prompt. Otherwise it meets a
+prompt from its own edge that left within p - lag before it, or one from other edges within p:
+
+    a  = s w                                            still behind the same prompt
+    nu = 1 - exp(-(r_own (p - lag)+ + r_other p))         meets a new one
+    h  = d + a (c p - lag)+ + (1 - a) (nu c p / 2 + (1 - nu) min(1, r O d) d / 2)
+    s' = a + (1 - a) nu
+
+On a lane without branches and prompts at random this is exact for equal prompts: a token's trip is the
+longer of its own and what is left of the newest prompt's (slow trucks on a road without passing). A link
+is a server too: d and p are the times to send a token and a prompt. Links that are much faster than
+steps add their latency and no waiting.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+BATCHES = 512
+"""Decode times are tabulated for batches up to this many tokens and go on with their last slope."""
+NEVER = 1e9
+"""Seconds that stand for: it never ends."""
+
+
+class Site(NamedTuple):
+    """A cluster and a model as the evaluators read it; n nodes.
+
+    `decode_s[i, b]` is seconds per layer for a batch of b tokens, `prompt_s[i]` per layer for a mean
+    prompt; `kv[i, j]` tokens that may be counted on node i beside j layers, of which a request counts
+    `held` for as long as it stays. `spread` is c.
+    """
+
+    layers: int
+    partial: bool
+    prompt: float
+    answer: float
+    spread: float
+    held: float
+    step_s: Floats
+    decode_s: Floats
+    prompt_s: Floats
+    kv: Floats
+    rate: Floats
+    link: Floats
+    latency: Floats
+    enter: Floats
+    enter_s: Floats
+    leave: Floats
+    leave_s: Floats
+
+
+class Arcs(NamedTuple):
+    """What carries flow over a placement, sorted by the layer that is reached (see `sustained_kernel`).
+
+    Arc a leads from `tail[a]` (-1: source) to `head[a]` (-2: sink) with `flow[a]` tokens/s. Arcs into a node
+    stand before arcs out of it.
+    """
+
+    tail: Ints
+    head: Ints
+    flow: Floats
+
+
+@njit(cache=True, nogil=True)
+def step_of(site: Site, node: int, layers: float, rate: float) -> tuple[float, float]:
+    """Return (d, M) of a node at `rate` requests/s; M = NEVER where it cannot keep up."""
+    p = layers * site.prompt_s[node]
+    rho = rate * p
+    tokens = rate * site.answer
+    d = site.step_s[node] + layers * site.decode_s[node, 1]
+    if rho >= 1.0:
+        return d, NEVER
+    met = d
+    for _ in range(60):
+        batch = 1.0 + tokens * met
+        if batch < BATCHES:
+            low = int(batch)
+            share = batch - low
+            each = site.decode_s[node, low] * (1.0 - share) + site.decode_s[node, low + 1] * share
+        else:
+            slope = site.decode_s[node, BATCHES] - site.decode_s[node, BATCHES - 1]
+            each = site.decode_s[node, BATCHES] + slope * (batch - BATCHES)
+        d = site.step_s[node] + layers * each
+        new = d / (1.0 - rho) + site.spread * p * rho / (1.0 - rho * rho)
+        if new > 1e4:
+            return d, NEVER
+        if abs(new - met) <= 1e-6 * met:
+            return d, new
+        met = new
+    return d, met
+
+
+@njit(cache=True, nogil=True)
+def link_of(
+    one: float, latency: float, rate: float, site: Site, behind: float, lag: float
+) -> tuple[float, float, float]:
+    """Return (seconds of a token over a link, chance to leave it behind a prompt, lag behind it).
+
+    `one` is the seconds a token takes to be sent; it comes behind a prompt with chance `behind`, then `lag`
+    seconds after it.
+    """
+    p = one * site.prompt
+    load = rate * (p + one * site.answer)
+    if load >= 1.0:
+        return NEVER, 1.0, one
+    gap = p - lag
+    if gap <= 0.0:
+        return latency + one, behind, one + lag - p
+    meets = (1.0 - behind) * (1.0 - np.exp(-rate * gap))
+    wait = behind * max(site.spread * p - lag, 0.0) + meets * site.spread * p / 2.0
+    return latency + one + wait, behind + meets, one
+
+
+@njit(cache=True, nogil=True)
+def round_trips(
+    site: Site,
+    arcs: Arcs,
+    scale: float,
+    run: Floats,
+    through: Floats,
+    arc_s: Floats,
+    hop_s: Floats,
+    behind: Floats,
+    trip: Floats,
+) -> float:
+    """Fill the round trips of tokens through each node at `scale` times the flow; return their mean.
+
+    `run[i]` is the layers node i runs on average, `through[i]` its flow in tokens/s. Filled: `arc_s[a]`
+    seconds over each arc, `hop_s[i]` at each node, `behind[i]` the chance to leave it behind a prompt,
+    `trip[i]` the seconds once round for a token that passes it. NEVER where something is overloaded.
+    """
+    size = len(through)
+    per_request = site.prompt + site.answer
+    step = np.zeros(size)
+    for i in range(size):
+        if through[i] > 0.0:
+            step[i], met = step_of(site, i, run[i], scale * through[i] / per_request)
+            if met >= NEVER:
+                return NEVER
+    total = 0.0
+    for a in range(len(arcs.tail)):
+        if arcs.tail[a] < 0:
+            total += arcs.flow[a]
+    if _forward(site, arcs, scale, run, through, step, arc_s, hop_s, behind) >= NEVER:
+        return NEVER
+    mean: float = _rounds(arcs, through, total, arc_s, hop_s, trip)
+    return mean
+
+
+@njit(cache=True, nogil=True)
+def _forward(
+    site: Site,
+    arcs: Arcs,
+    scale: float,
+    run: Floats,
+    through: Floats,
+    step: Floats,
+    arc_s: Floats,
+    hop_s: Floats,
+    behind: Floats,
+) -> float:
+    """One pass from source to sink: fill seconds and chances; return the seconds of the slowest arc."""
+    per_request = site.prompt + site.answer
+    hop_s[:] = 0.0
+    behind[:] = 0.0
+    worst = 0.0
+    for a in range(len(arcs.tail)):
+        i, k = arcs.tail[a], arcs.head[a]
+        own = scale * arcs.flow[a] / per_request
+        if i < 0:
+            comes, lag = 0.0, 0.0
+            one, latency = 1.0 / site.enter[k], site.enter_s[k]
+        else:
+            comes, lag = behind[i] * arcs.flow[a] / through[i], step[i]
+            if k < 0:
+                one, latency = 1.0 / site.leave[i], site.leave_s[i]
+            else:
+                one, latency = 1.0 / site.link[i, k], site.latency[i, k]
+        if k < 0:
+            # Only the new token goes to the sink, also after a prompt.
+            arc_s[a] = latency + one
+            continue
+        seconds, comes, lag = link_of(one, latency, own, site, comes, lag)
+        worst = max(worst, seconds)
+        arc_s[a] = seconds
+        p = run[k] * site.prompt_s[k]
+        rate = scale * through[k] / per_request
+        meets = 1.0 - np.exp(-(own * max(p - lag, 0.0) + (rate - own) * p))
+        works = min(1.0, rate * site.answer * step[k])
+        meets *= 1.0 - comes
+        wait = (
+            comes * max(site.spread * p - lag, 0.0)
+            + meets * site.spread * p / 2.0
+            + (1.0 - comes - meets) * works * step[k] / 2.0
+        )
+        share = arcs.flow[a] / through[k]
+        hop_s[k] += share * (step[k] + wait)
+        behind[k] += share * (comes + meets)
+    return worst
+
+
+@njit(cache=True, nogil=True)
+def _rounds(
+    arcs: Arcs, through: Floats, total: float, arc_s: Floats, hop_s: Floats, trip: Floats
+) -> float:
+    """Fill the mean seconds once round through each node: to it, at it, and on from it."""
+    size = len(through)
+    on = np.zeros(size)
+    trip[:] = 0.0
+    mean = 0.0
+    for a in range(len(arcs.tail)):
+        i, k = arcs.tail[a], arcs.head[a]
+        so_far = arc_s[a] + (trip[i] + hop_s[i] if i >= 0 else 0.0)
+        if k >= 0:
+            trip[k] += so_far * arcs.flow[a] / through[k]
+        else:
+            mean += so_far * arcs.flow[a] / total
+    for a in range(len(arcs.tail) - 1, -1, -1):
+        i, k = arcs.tail[a], arcs.head[a]
+        if i >= 0:
+            rest = arc_s[a] + (hop_s[k] + on[k] if k >= 0 else 0.0)
+            on[i] += rest * arcs.flow[a] / through[i]
+    for i in range(size):
+        if through[i] > 0.0:
+            trip[i] += hop_s[i] + on[i]
+    return mean

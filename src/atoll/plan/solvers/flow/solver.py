@@ -1,0 +1,327 @@
+"""Solvers for fixed clusters behind one call: a problem with a cluster in, a plan out.
+
+`flow.search` is the default; `flow.milp` proves optima of small clusters; the others are simple rules to
+compare with (`baselines`). What a plan is best at is its objective: `max-flow` is the largest flow, as
+published, and `sustained` what of it lasts once KV caches must hold all requests in flight; see
+`docs/flow.md`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from atoll.catalog.catalog import Catalog
+from atoll.core.errors import UnknownNameError, UsageError
+from atoll.plan.bottleneck import bottleneck
+from atoll.plan.cluster_profiles import cluster_of
+from atoll.plan.plan import Goal, Plan
+from atoll.plan.problem import Problem, Service
+from atoll.plan.result import infeasible
+from atoll.plan.solvers.flow.candidates import Score
+from atoll.plan.solvers.flow.from_problem import flow_instance
+from atoll.plan.solvers.flow.instance import FlowInstance, Flows, Placement
+from atoll.plan.solvers.flow.to_plan import Placed, plan_of
+
+SEARCH, MILP = "flow.search", "flow.milp"
+RULES = ("swarm", "petals", "separate", "separate-plus", "chain", "random")
+NAMES = (SEARCH, MILP, *RULES)
+OBJECTIVES: tuple[Goal, ...] = ("sustained", "max-flow")
+SECONDS = 60.0
+_LANES_S = 5.0
+
+Log = Callable[[float, float, float], None]
+"""Told seconds so far, the best value and the proven bound, both in tokens/s."""
+
+
+@dataclass(frozen=True)
+class FlowEffort:
+    """How to solve: for how long, what for, and with partial inference or without it.
+
+    With `promise`, no pipeline may be slower than the service promises (`latency`).
+    """
+
+    seconds: float = SECONDS
+    objective: Goal | None = None
+    partial: bool = False
+    promise: bool = False
+    workers: int = 1
+    log: Log | None = None
+
+    @property
+    def goal(self) -> Goal:
+        """The objective, by default the first of those that can be asked for."""
+        return self.objective or OBJECTIVES[0]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A placement of one service, the proven bound on any in tokens/s, and what limits it if not a cut."""
+
+    placed: Placed
+    bound: float | None
+    limit: str | None = None
+
+
+def solve(name: str, problem: Problem, catalog: Catalog, effort: FlowEffort | None = None) -> Plan:
+    """Return the plan of the flow solver called `name`; "infeasible", with reasons, where there is none."""
+    own = effort or FlowEffort()
+    if name not in NAMES:
+        raise UnknownNameError("solver", name, NAMES)
+    if own.goal not in OBJECTIVES:
+        raise UnknownNameError("objective", own.goal, OBJECTIVES)
+    if name == MILP:
+        own = _linear(own)
+    cluster_of(problem)
+    _refuse_limits(problem)
+    if len(problem.services) > 1:
+        from atoll.plan.solvers.flow.fairness import solve_fairly
+
+        return solve_fairly(name, problem, catalog, own)
+    began, cpu = time.perf_counter(), time.process_time()
+    (service,) = problem.services
+    lacking = shortage(problem, catalog, service)
+    if lacking:
+        return infeasible(problem, solver=name, reasons=(lacking,))
+    answer = place(name, problem, catalog, service, own)
+    spent = (time.perf_counter() - began, time.process_time() - cpu)
+    if answer is None:
+        why = _why_nothing(name)
+        return infeasible(
+            problem, solver=name, reasons=(why,), seconds=spent[0], cpu_seconds=spent[1]
+        )
+    plan = plan_of(
+        problem,
+        catalog,
+        (answer.placed,),
+        goal=own.goal,
+        bound=answer.bound,
+        solver=name,
+        seconds=spent[0],
+        cpu_seconds=spent[1],
+    )
+    limits = [] if answer.limit is None else [answer.limit]
+    said = (*limits, *reasons(plan, problem, catalog))
+    return plan.model_copy(update={"reasons": said})
+
+
+def place(
+    name: str,
+    problem: Problem,
+    catalog: Catalog,
+    service: Service,
+    effort: FlowEffort,
+    *,
+    nodes: Sequence[str] | None = None,
+) -> Answer | None:
+    """Place one service on the cluster, or on some nodes of it, by name; None if nothing flows."""
+    instance = flow_instance(problem, catalog, service, partial=effort.partial, nodes=nodes)
+    seed = problem.settings.seed
+    score = _score(service, effort)
+    bound: float | None = None
+    if name in RULES:
+        instance, placement = by_rule(name, instance, seed)
+    elif effort.goal == "max-flow" and not effort.promise:
+        placement, bound = _found(name, instance, effort, seed)
+    else:
+        placement, bound = _scored(instance, score, effort, seed)
+    if placement is None:
+        return None
+    flows = score(instance, placement)
+    if flows.value <= 0:
+        return None
+    return Answer(
+        Placed(service, instance, placement, flows), bound, _limit(instance, placement, effort)
+    )
+
+
+def _score(service: Service, effort: FlowEffort) -> Score:
+    """Return what makes the flow of a placement: the largest, the lasting one, or one in time."""
+    from atoll.plan.solvers.flow.evaluate import max_flow
+
+    def within(instance: FlowInstance, placement: Placement) -> Flows:
+        from atoll.plan.solvers.flow.latency import flow_within, scaled
+
+        flows = flow_within(instance, placement, service.ttft_s, service.tpot_s)
+        if effort.goal != "sustained" or flows.value <= 0:
+            return flows
+        from atoll.plan.solvers.flow.sustained import sustained
+
+        # With less flow every way is quicker, so what lasts keeps the promise as well.
+        lasting = sustained(instance, placement, flows).flows.value
+        return scaled(flows, min(1.0, lasting / flows.value))
+
+    def lasting(instance: FlowInstance, placement: Placement) -> Flows:
+        from atoll.plan.solvers.flow.sustained import best_flows
+
+        return within_rates(instance, placement, best_flows(instance, placement).flows)
+
+    if effort.promise:
+        return within
+    return lasting if effort.goal == "sustained" else max_flow
+
+
+def within_rates(instance: FlowInstance, placement: Placement, flows: Flows) -> Flows:
+    """Return a flow scaled down until no node carries more than its rate."""
+    from atoll.plan.solvers.flow.latency import scaled
+
+    held = placement.end - placement.start
+    rate = instance.rate[range(instance.size), held]
+    through = flows.enter + flows.edge.sum(axis=0)
+    used = through > 0
+    return scaled(flows, min(1.0, float((rate[used] / through[used]).min(initial=1.0))))
+
+
+def _scored(
+    instance: FlowInstance, score: Score, effort: FlowEffort, seed: int
+) -> tuple[Placement | None, float]:
+    from atoll.plan.solvers.flow.bounds import upper_bound
+    from atoll.plan.solvers.flow.candidates import best_candidate
+
+    bound = upper_bound(instance).value
+    quick = None
+    if effort.goal == "sustained" and not effort.promise:
+        from atoll.plan.solvers.flow.sustained import evaluator, site_of
+
+        quick = evaluator(site_of(instance))
+    best = best_candidate(
+        instance,
+        score,
+        starts(instance, seed, effort.seconds),
+        seconds=effort.seconds,
+        seed=seed,
+        workers=effort.workers,
+        bound=bound,
+        quick=quick,
+        log=effort.log,
+    )
+    return (None if best is None else best[0]), bound
+
+
+def _limit(instance: FlowInstance, placement: Placement, effort: FlowEffort) -> str | None:
+    """Say which node's KV cache is full first."""
+    if effort.goal != "sustained" or effort.promise:
+        return None
+    from atoll.plan.solvers.flow.sustained import best_flows
+
+    found = best_flows(instance, placement)
+    if found.limiting is None:
+        return None
+    name, kind = instance.names[found.limiting], instance.node_types[found.limiting]
+    held = int(placement.end[found.limiting] - placement.start[found.limiting])
+    return (
+        f"KV cache of {name} ({kind}, {held} layers) is full with {found.in_flight:,.0f} requests in "
+        f"flight for {found.residence_s:,.0f} s each"
+    )
+
+
+def by_rule(name: str, instance: FlowInstance, seed: int) -> tuple[FlowInstance, Placement | None]:
+    """Return the placement by a simple rule; Petals' needs partial inference, so the instance may change."""
+    from atoll.plan.solvers.flow import baselines
+
+    if name == "petals":
+        instance = replace(instance, partial=True)
+        return instance, baselines.petals(instance, seed)
+    if name == "random":
+        return instance, baselines.at_random(instance, seed)
+    rules = {
+        "swarm": baselines.swarm,
+        "separate": baselines.separate,
+        "separate-plus": baselines.separate_plus,
+        "chain": baselines.chain,
+    }
+    return instance, rules[name](instance)
+
+
+def starts(instance: FlowInstance, seed: int, seconds: float) -> list[Placement]:
+    """Return placements to search from: the simple rules, and one or two lanes of blocks (`lanes`)."""
+    from atoll.plan.solvers.flow.lanes import lanes
+
+    names = [name for name in RULES if name not in ("petals", "random")]
+    if instance.partial:
+        names.append("petals")
+    found = [by_rule(name, instance, seed)[1] for name in names]
+    found.append(lanes(instance, seconds=min(_LANES_S, seconds / 4)))
+    return [placement for placement in found if placement is not None]
+
+
+def _found(
+    name: str, instance: FlowInstance, effort: FlowEffort, seed: int
+) -> tuple[Placement | None, float | None]:
+    from atoll.plan.solvers.flow.search import search
+
+    given = starts(instance, seed, effort.seconds)
+    found = search(
+        instance,
+        seconds=effort.seconds if name == SEARCH else min(effort.seconds / 4, 10.0),
+        seed=seed,
+        workers=effort.workers,
+        start=given,
+        log=effort.log,
+    )
+    if name == MILP and found.value < found.bound:
+        from atoll.plan.solvers.flow.milp import solve_milp
+
+        proven = solve_milp(
+            instance,
+            seconds=max(0.0, effort.seconds - found.seconds),
+            start=[found.placement],
+            log=effort.log,
+        )
+        found = replace(
+            proven if proven.value >= found.value else found, bound=min(found.bound, proven.bound)
+        )
+    return found.placement, found.bound
+
+
+def reasons(plan: Plan, problem: Problem, catalog: Catalog) -> list[str]:
+    """Name the bottleneck of every instance of a plan."""
+    found = []
+    for instance in plan.instances:
+        cut = bottleneck(instance, problem, catalog)
+        if cut is not None:
+            own = f"{instance.service}: " if len(plan.instances) > 1 else ""
+            found.append(f"{own}bottleneck {cut}")
+    return found
+
+
+def shortage(
+    problem: Problem, catalog: Catalog, service: Service, nodes: Sequence[str] | None = None
+) -> str | None:
+    """Say how much is missing where nodes cannot hold all layers of a model together."""
+    from atoll.plan.solvers.flow.bounds import missing
+
+    spec = catalog.model(service.model).llm
+    per_layer = sum(spec.layer_weight_bytes(i) for i in range(spec.layers)) / spec.layers
+    found = missing(flow_instance(problem, catalog, service, nodes=nodes), per_layer)
+    return f"{service.model}: {found}" if found.layers else None
+
+
+def _linear(effort: FlowEffort) -> FlowEffort:
+    """An integer programme knows the largest flow only: take that as the goal, refuse any other."""
+    if effort.objective not in (None, "max-flow") or effort.promise:
+        asked = "a promise" if effort.promise else f"the objective {effort.objective}"
+        raise UsageError(f"{MILP} does not know {asked}", hint=f"use {SEARCH}", field="solver")
+    return replace(effort, objective="max-flow")
+
+
+def _refuse_limits(problem: Problem) -> None:
+    """A cluster is there and paid for: limits on what to rent have no meaning."""
+    limits = problem.limits
+    for name, given in (
+        ("budget", limits.budget_usd_per_hour),
+        ("spot_share", limits.spot_share),
+        ("max_nodes", limits.max_nodes),
+        ("spread", limits.spread if limits.spread > 1 else None),
+    ):
+        if given is not None:
+            raise UsageError(
+                f"limits.{name} does not apply to a fixed cluster", hint="leave it out", field=name
+            )
+
+
+def _why_nothing(name: str) -> str:
+    if name in RULES:
+        return f"the rule of {name} puts no whole model on these nodes"
+    return "no links lead from source over all layers to sink"

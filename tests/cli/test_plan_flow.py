@@ -1,0 +1,205 @@
+"""`atoll plan` on a fixed cluster, and `atoll import helix`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from atoll.cli import main as cli
+from atoll.cli.flow_report import flow_page
+from atoll.cli.flow_svg import placement_drawing
+from atoll.cli.flow_tables import ComparedFlow, headline, machine_rows, site_flows, unused
+from atoll.plan.bottleneck import bottleneck, node_use
+from atoll.plan.plan import Plan
+from tests.plan.clusters import HELIX, instance, plan, problem
+
+Captured = pytest.CaptureFixture[str]
+Run = Callable[..., str]
+
+FLEET = """\
+models:
+  chat: {model: llama-3.1-8b, ttft: 5s, tpot: 200ms, rate: 1/s, lengths: 512x128}
+cluster:
+  nodes:
+    zurich: {"A100-40:1": [big], "L4:1": 1}
+    lugano: {"T4:1": 2}
+  links:
+    - {between: ["*", "*"], bandwidth: 1Gbit/s, latency: 1ms}
+"""
+QUICK = ("--time", "1s")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("ATOLL_CATALOG", raising=False)
+    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lab.yaml").write_text(FLEET, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def run(capsys: Captured) -> Run:
+    """Runs a command that must succeed and returns what it printed on stdout."""
+
+    def act(*args: str) -> str:
+        capsys.readouterr()
+        code = cli.run(list(args))
+        captured = capsys.readouterr()
+        assert code == 0, captured.err
+        return captured.out
+
+    return act
+
+
+def failure(capsys: Captured, *args: str) -> tuple[int, str]:
+    capsys.readouterr()
+    code = cli.run(list(args))
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return code, error
+
+
+def test_a_cluster_is_planned(run: Run, folder: Path) -> None:
+    out = run("plan", "lab.yaml", *QUICK, "-o", "plan.json", "--report", "r.html", "--compare")
+    assert "big" in out
+    assert "What binds" in out or "Bottleneck" in out
+    for name in ("flow.search", "swarm", "petals", "chain"):
+        assert name in out
+    run("plan", "lab.yaml", "--solver", "chain", "--report", "r.svg")
+    assert ElementTree.parse(folder / "r.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    made = Plan.from_json((folder / "plan.json").read_text())
+    assert made.goal == "sustained"
+    assert "valid" in run("validate", "plan.json", "--fleet", "lab.yaml")
+    assert "<svg" in (folder / "r.html").read_text()
+
+
+def test_max_flow_as_json(run: Run) -> None:
+    out = run("plan", "lab.yaml", *QUICK, "--objective", "max-flow", "--json")
+    made = json.loads(out)["plan"]
+    assert made["goal"] == "max-flow"
+    assert made["bound"] >= made["objective"] > 0
+    hosts = [node["host"] for own in made["instances"] for node in own["nodes"]]
+    assert len(hosts) == len(set(hosts))
+
+
+def test_what_is_refused(capsys: Captured, folder: Path) -> None:
+    assert failure(capsys, "plan", "lab.yaml", "--objective", "speed")[0] == 4
+    code, error = failure(capsys, "plan", "lab.yaml", "--solver", "optimal")
+    assert code == 2
+    assert "flow.search" in error
+    (folder / "pool.yaml").write_text(
+        FLEET[: FLEET.index("cluster:")] + "pool: {owned: {here: {L4: 2}}}\n"
+    )
+    for option in ("--partial", "--promise"):
+        code, error = failure(capsys, "plan", "pool.yaml", option)
+        assert code == 2
+        assert f"{option} is for fixed clusters" in error
+
+
+def test_too_little_memory(capsys: Captured, folder: Path) -> None:
+    (folder / "big.yaml").write_text(FLEET.replace("llama-3.1-8b", "qwen3-235b-a22b"))
+    code, error = failure(capsys, "plan", "big.yaml", *QUICK)
+    assert code == 5
+    assert re.search(r"layers have no place, \d+ GB at [\d.]+ GB a layer", error)
+
+
+def test_demand_that_cannot_be_met(capsys: Captured, run: Run, folder: Path) -> None:
+    (folder / "busy.yaml").write_text(FLEET.replace("rate: 1/s", "rate: 1000/s"))
+    assert "PARTIAL: serves" in run("plan", "busy.yaml", *QUICK)
+    code, error = failure(
+        capsys, "plan", "busy.yaml", *QUICK, "--strict", "--json", "-o", "no.json"
+    )
+    assert code == 5
+    assert "of the demand can be met" in error
+    assert not (folder / "no.json").exists()
+
+
+# Tables and drawings of the plan made by hand
+
+
+def test_the_headline() -> None:
+    said = headline(plan(), problem())
+    assert said == (
+        "1,400.0 tokens/s (7 requests/s) on 4 of 4 nodes, at most 2 hops. "
+        "Proven: no placement carries more than 1,500.0 (gap 6.67%)."
+    )
+    assert "Nothing is proven" in headline(plan(bound=None), problem())
+
+
+def test_rows_are_machines_in_order() -> None:
+    asked = problem()
+    rows = machine_rows(plan(), asked, asked.catalog())
+    assert [row.machine for row in rows] == ["a", "b", "c", "d"]
+    assert [round(row.use, 3) for row in rows] == [0.933, 1.0, 0.9, 0.9]
+    assert site_flows(instance(), asked) == {("north", "south"): pytest.approx(900.0)}
+    assert unused(plan(), asked) is None
+    some = instance().model_copy(update={"nodes": instance().nodes[:3]})
+    assert unused(plan().model_copy(update={"instances": (some,)}), asked) == "Unused: 1x L4:1."
+
+
+def test_the_drawing_is_sound() -> None:
+    asked = problem()
+    own, catalog = instance(), asked.catalog()
+    drawn = placement_drawing(own, node_use(own, asked, catalog), bottleneck(own, asked, catalog))
+    root = ElementTree.fromstring(drawn)
+    titles = [element.text for element in root.iter("title")]
+    assert "a: L40S:1, layers [0, 8), 1,400 of 1,500 tokens/s (93%)" in titles
+    assert len(list(root.iter("path"))) == len(own.flows)
+    width = float(root.attrib["width"])
+    for box in root.iter("rect"):
+        assert 0 <= float(box.attrib["x"]) <= width
+        assert float(box.attrib["x"]) + float(box.attrib["width"]) <= width + 1e-6
+
+
+def test_the_report_is_the_same_each_time() -> None:
+    asked = problem()
+    compared = [ComparedFlow("swarm", 700.0, 4, 2), ComparedFlow("separate", None, 0, 0)]
+    pages = {flow_page(plan(), asked, asked.catalog(), compared) for _ in range(2)}
+    (page,) = pages
+    assert "no placement" in page
+    assert "http" not in page.replace("http-equiv", "")
+
+
+# Import
+
+
+@pytest.mark.skipif(not HELIX.is_dir(), reason="needs ../shared/data/helix beside the repository")
+@pytest.mark.parametrize("out", ["geo.yaml", "geo.json"])
+def test_a_helix_cluster_is_imported(run: Run, folder: Path, out: str) -> None:
+    run("import", "helix", str(HELIX / "clusters/3cluster24.ini"), "-o", out)
+    assert (folder / "geo.profiles.json").exists() == out.endswith("yaml")
+    solved = run("plan", out, "--solver", "swarm", "--objective", "max-flow", "--json")
+    assert json.loads(solved)["plan"]["objective"] == pytest.approx(616.5, abs=0.05)
+
+
+def test_what_cannot_be_imported(capsys: Captured, folder: Path) -> None:
+    assert "no node_profiles.json" in _refused(capsys, folder, "x.ini")
+    code, error = failure(capsys, "import", "helix", str(folder), "-o", "out.txt")
+    assert code == 2
+    assert ".yaml" in error
+    (folder / "a.ini").write_text("")
+    code, error = failure(capsys, "import", "helix", str(folder), "-o", "out.yaml")
+    assert code == 2
+    assert "has 2 .ini files: a.ini, x.ini" in error
+
+
+def _refused(capsys: Captured, folder: Path, name: str) -> str:
+    (folder / name).write_text(
+        "[NodeNames]\ntotal_compute_nodes=1\n[ComputeNode-0]\ntype=L4\n"
+        "[Link-source-0]\nbandwidth=1 * gbps\nlatency=1 * MilliSec\n"
+    )
+    code, error = failure(capsys, "import", "helix", name, "-o", "out.yaml")
+    assert code == 3
+    return error
+
+
+def test_explain_points_to_the_plan(capsys: Captured) -> None:
+    code, error = failure(capsys, "explain", "--fleet", "lab.yaml")
+    assert code == 2
+    assert "is a fixed cluster" in error

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from atoll.cli import main as cli
+from atoll.workload.builtin import NAMES
+
+BURSTGPT = (
+    "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "5,ChatGPT,472,18,490,Conversation log\n"
+    "45,GPT-4,1087,230,1317,API log\n"
+    "60,ChatGPT,30,0,30,Conversation log\n"
+    "61,ChatGPT,x,9,30,Conversation log\n"
+    "118,ChatGPT,417,276,693,Conversation log\n"
+)
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out, parse_constant=pytest.fail)
+
+
+class Atoll(Protocol):
+    def __call__(self, *args: str | Path) -> Done: ...
+
+
+@pytest.fixture
+def atoll(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Atoll:
+    """Runs the real entry point in a folder that holds one trace."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "b.csv").write_text(BURSTGPT)
+
+    def run(*args: str | Path) -> Done:
+        capsys.readouterr()
+        code = cli.run(["trace", *(str(arg) for arg in args)])
+        captured = capsys.readouterr()
+        return Done(code, captured.out, captured.err)
+
+    return run
+
+
+def refused(done: Done, code: int, *said: str) -> None:
+    assert (done.code, done.out) == (code, "")
+    assert done.err.startswith("error: ")
+    assert done.err.count("\n") == 1
+    for words in said:
+        assert words in done.err
+    assert "bug in Atoll" not in done.err
+
+
+def test_list(atoll: Atoll) -> None:
+    done = atoll("list")
+    assert (done.code, done.err) == (0, "")
+    rows = atoll("list", "--json").json
+    assert tuple(row["name"] for row in rows) == NAMES
+    for name in NAMES:
+        assert name in done.out
+
+
+def test_describe_draws_rate_and_lengths(atoll: Atoll) -> None:
+    done = atoll("describe", "poisson:20/s lengths=lognormal:500/1x50/1 for=5min")
+    assert (done.code, done.err) == (0, "")
+    for words in (
+        "rate over time",
+        "lengths: share of requests",
+        "CV 0.9",
+        "a prompts   b answers",
+    ):
+        assert words in done.out
+    assert "measured" not in done.out
+    assert "\x1b[" not in done.out
+
+
+def test_describe_shows_how_a_built_in_matches(atoll: Atoll) -> None:
+    done = atoll("describe", "azure-conv", "--json")
+    assert done.json["stats"]["requests"] == 1_000_000
+    match = {row["statistic"]: row for row in done.json["match"]}
+    assert match["input_mean"]["measured"] == 1154.7
+    for name, row in match.items():
+        assert row["drawn"] == pytest.approx(row["measured"], rel=0.25), name
+    assert "measured" in atoll("describe", "azure-conv").out
+
+
+def test_describe_as_json_is_whole(atoll: Atoll) -> None:
+    done = atoll("describe", "multimodal@50/s for=2min", "--seed", "3", "--json")
+    stats = done.json["stats"]
+    assert stats["requests"] == pytest.approx(6000, rel=0.1)
+    assert stats["classes"] == {"image": stats["requests"]}
+    assert done.json["match"] == []
+    rate, lengths = done.json["pictures"]
+    assert sum(rate["curves"][0]["y"]) > 0
+    for drawn in lengths["curves"]:
+        assert drawn["x"] == sorted(drawn["x"])
+        assert drawn["y"] == sorted(drawn["y"])
+        assert drawn["y"][-1] == pytest.approx(100.0)
+    assert atoll("describe", "multimodal@50/s for=2min", "--seed", "3", "--json").out == done.out
+    assert atoll("describe", "multimodal@50/s for=2min", "--json").out != done.out
+
+
+def test_describe_says_what_became_of_every_row(atoll: Atoll) -> None:
+    done = atoll("describe", "b.csv", "--json")
+    (report,) = done.json["files"]
+    assert (report["rows"], report["bad"]) == (5, 1)
+    assert report["left_out"] == {"failed requests (no answer)": 1}
+    assert done.json["stats"]["requests"] == 3
+    assert done.json["stats"]["models"] == {"ChatGPT": 2, "GPT-4": 1}
+    assert "b.csv: 1 of 5 rows are bad: Request tokens: is not a whole number" in done.err
+    assert "line 5: Request tokens: 'x' is not" in done.err
+    assert "b.csv: left out 1 of 5 rows: failed requests (no answer)" in done.err
+    assert atoll("describe", "b.csv").code == 0
+
+
+def test_describe_writes_pictures(atoll: Atoll, tmp_path: Path) -> None:
+    done = atoll("describe", "poisson:5/s n=500", "-o", "a.png", "--out", "a.html", "--json")
+    assert done.err == "wrote a.png\nwrote a.html\n"
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "<svg" in page
+    assert "500 in" in page
+
+
+def test_one_request_can_be_described(atoll: Atoll) -> None:
+    done = atoll("describe", "poisson:5/s n=1 lengths=7x7")
+    assert (done.code, done.err) == (0, "")
+
+
+def test_generate_to_standard_output(atoll: Atoll) -> None:
+    done = atoll("generate", "poisson:2/s lengths=10x5 n=3 models=a:1,b:1")
+    assert (done.code, done.err) == (0, "")
+    rows = list(csv.DictReader(done.out.splitlines()))
+    assert [row["input_tokens"] for row in rows] == ["10"] * 3
+    assert {row["model"] for row in rows} <= {"a", "b"}
+    assert atoll("generate", "poisson:2/s lengths=10x5 n=3 models=a:1,b:1").out == done.out
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.jsonl", "t.jsonl.gz"])
+def test_generate_to_a_file_that_reads_back(atoll: Atoll, tmp_path: Path, name: str) -> None:
+    done = atoll("generate", "azure-code@50/s n=500", "-o", name, "--seed", "4", "--json")
+    assert done.code == 0
+    assert done.err == f"wrote {name}\n"
+    assert done.json["requests"] == 500
+    assert (done.json["format"], done.json["wrote"]) == (
+        "plain" if "csv" in name else "mooncake",
+        name,
+    )
+    first = (tmp_path / name).read_bytes()
+    again = atoll("describe", name, "--json")
+    for side in ("input", "output"):
+        assert again.json["stats"][side] == done.json["stats"][side]
+    atoll("generate", "azure-code@50/s n=500", "-o", name, "--seed", "4")
+    assert (tmp_path / name).read_bytes() == first
+
+
+def test_convert(atoll: Atoll, tmp_path: Path) -> None:
+    done = atoll("convert", "b.csv", "out.csv.gz", "--json")
+    assert done.json["requests"] == 3
+    assert "bad" in done.err
+    text = gzip.decompress((tmp_path / "out.csv.gz").read_bytes()).decode()
+    assert text.splitlines() == [
+        "arrival_s,input_tokens,output_tokens,model",
+        "0.000000,472,18,ChatGPT",
+        "40.000000,1087,230,GPT-4",
+        "113.000000,417,276,ChatGPT",
+    ]
+
+
+def test_convert_at_another_rate(atoll: Atoll, tmp_path: Path) -> None:
+    assert atoll("convert", "b.csv", "fast.csv", "--rate", "x2").code == 0
+    rows = list(csv.DictReader((tmp_path / "fast.csv").read_text().splitlines()))
+    assert [float(row["arrival_s"]) for row in rows] == [0.0, 20.0, 56.5]
+    done = atoll("convert", "b.csv", "rated.csv", "--rate", "3/s", "--json")
+    assert done.json["stats"]["rate_per_s"] == pytest.approx(3.0, rel=1e-4)
+    assert atoll("convert", "b.csv", "more.csv", "--rate", "x2", "--keep", "clock").code == 0
+    assert len((tmp_path / "more.csv").read_text().splitlines()) == 7
+
+
+BAD = [
+    (("describe", "azure"), 4, ("unknown workload 'azure'", "azure-conv")),
+    (("describe", "absent.csv"), 3, ("absent.csv", "no such file")),
+    (("describe", "b.csv", "--strict"), 3, ("b.csv:5: Request tokens: 'x' is not",)),
+    (("describe", "b.csv", "--bad-limit", "0"), 3, ("more than 0 bad rows", "line 5")),
+    (("describe", "poisson:5/s", "-o", "a.pdf"), 2, ("a.pdf",)),
+    (("describe", "poisson:5/s", "--seed", "-1"), 2, ("--seed",)),
+    (("describe",), 2, ("Missing argument",)),
+    (("generate", "poisson:5/s", "--json"), 2, ("-o FILE",)),
+    (("generate", "poisson:5/s", "-o", "x.parquet"), 2, (".csv or .jsonl",)),
+    (("generate", "poisson:5/s", "-o", "no/x.csv"), 3, ("no such folder",)),
+    (("generate", "multimodal n=5", "-o", "x.jsonl"), 2, ("write a .csv",)),
+    (("convert", "absent.csv", "x.csv"), 3, ("absent.csv", "no such file")),
+    (("convert", "b.csv", "x.txt"), 2, (".csv or .jsonl",)),
+    (("convert", "b.csv", "x.csv", "--format", "azur"), 4, ("unknown trace format", "azure")),
+    (("convert", "b.csv", "x.csv", "--format", "azure"), 3, ("TIMESTAMP",)),
+    (("convert", "b.csv", "x.csv", "--rate", "7"), 3, ("no unit",)),
+    (("convert", "b.csv", "x.csv", "--keep", "all"), 4, ("gaps",)),
+    (("convert", "b.csv", "x.jsonl"), 2, ("one model",)),
+]
+
+
+@pytest.mark.parametrize(("args", "code", "said"), BAD, ids=lambda v: str(v)[:50])
+def test_refused(
+    atoll: Atoll, tmp_path: Path, args: tuple[str, ...], code: int, said: tuple[str, ...]
+) -> None:
+    refused(atoll(*args), code, *said)
+    assert {path.name for path in tmp_path.iterdir()} == {"b.csv"}

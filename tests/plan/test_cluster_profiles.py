@@ -1,0 +1,119 @@
+"""What nodes carry: Helix's published tables, curves, and profiles from the performance model."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.catalog.catalog import Catalog
+from atoll.perf.batch import Batch
+from atoll.perf.step import analytic, step_seconds
+from atoll.plan.cluster_profiles import (
+    at,
+    most_layers,
+    rates,
+    service_profiles,
+    service_rates,
+    tabulate,
+)
+from atoll.plan.helix_files import MODELS, NODE_TYPES, PROFILES, TABLES, HelixCluster, read_profiles
+from atoll.workload.lengths import LengthMix
+from tests.plan.clusters import HELIX, cluster, problem, profile, service
+
+CATALOG = Catalog.default()
+MIX = LengthMix.fixed(600.0, 200.0)
+
+
+@pytest.mark.skipif(not HELIX.is_dir(), reason="needs ../shared/data/helix beside the repository")
+@pytest.mark.parametrize("model", MODELS)
+def test_published_tables(model: str) -> None:
+    layers = CATALOG.model(MODELS[model]).llm.layers
+    compositions = json.loads((HELIX / TABLES).read_text())
+    for entry in compositions.values():
+        counts = Counter(entry["counts"])
+        own = HelixCluster("any", tuple(counts.elements()), {})
+        profiles, constants = read_profiles(HELIX / PROFILES, model, own)
+        found = rates(
+            profiles,
+            {NODE_TYPES[kind]: n for kind, n in counts.items()},
+            layers,
+            input_mean=constants["avg_input_len"],
+            output_mean=constants["avg_output_len"],
+            fill=constants["kv_cache_hwm"],
+        )
+        for kind, published in entry[model].items():
+            # The file has six decimals.
+            assert found[NODE_TYPES[kind]] == pytest.approx(published, rel=1e-9, abs=5.1e-7)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 10), st.floats(0, 5)), min_size=1, max_size=6), st.floats(0, 20)
+)
+def test_curves_are_linear_between_points(points: list[tuple[float, float]], x: float) -> None:
+    curve = tuple(sorted(dict(points).items()))
+    value = at(curve, x)
+    for px, py in curve:
+        assert at(curve, px) == pytest.approx(py)
+    inside = [(a, b) for a, b in pairwise(curve) if a[0] <= x <= b[0]]
+    for (_, y0), (_, y1) in inside:
+        assert min(y0, y1) - 1e-9 <= value <= max(y0, y1) + 1e-9
+
+
+def test_given_profiles_come_first() -> None:
+    asked = problem()
+    own = service()
+    found = service_profiles(asked, CATALOG, own)
+    assert found == cluster().profiles["llama-3.2-1b"]
+    mine = cluster(profiles={**cluster().profiles, "chat": {"L4:1": profile(4, 99.0)}})
+    assert service_rates(problem(cluster=mine), CATALOG, own)["L4:1"][0] == 99.0
+
+
+def test_what_a_service_may_not_stand_on_carries_nothing() -> None:
+    asked = problem(services=(service(avoid=("L4",)),))
+    assert set(service_rates(asked, CATALOG, asked.services[0])) == {"L40S:1"}
+
+
+def test_a_request_must_fit_beside_the_layers() -> None:
+    own = cluster()
+    small = profile(4, 100.0, kv_tokens=(900.0, 500.0, 223.0, 222.0))
+    assert most_layers(small, own, service()) == 3  # 90 % of 223 tokens are a request of 200
+    nothing = profile(1, 100.0, kv_tokens=(10.0,))
+    tight = cluster(profiles={"chat": {"L4:1": nothing, "L40S:1": profile(16, 100.0)}})
+    assert set(service_profiles(problem(cluster=tight), CATALOG, service())) == {"L40S:1"}
+
+
+def test_tabulated_times_add_up_to_the_model() -> None:
+    spec, node = CATALOG.model("qwen3-32b").llm, CATALOG.node("A100-80:1")
+    own = tabulate(spec, node, "vllm", MIX)
+    assert own is not None
+    model = analytic(spec, node, engine="vllm")
+    for sequences in (1.0, 512.0):
+        whole = step_seconds(model, Batch.decode(sequences, MIX.decode_context), 0, spec.layers)
+        tabled = own.step_s + spec.layers * at(own.decode_s_per_layer, sequences)
+        assert tabled == pytest.approx(whole, rel=1e-9)
+    prompts = step_seconds(model, Batch.prefill(8192.0, 8192.0 / 600.0), 0, spec.layers)
+    tabled = own.step_s + spec.layers * at(own.prefill_s_per_layer, 8192.0)
+    assert tabled == pytest.approx(prompts, rel=1e-9)
+
+
+def test_tabulated_memory() -> None:
+    spec = CATALOG.model("qwen3-32b").llm
+    own = tabulate(spec, CATALOG.node("L4:1"), "vllm", MIX)
+    assert own is not None
+    assert 0 < own.max_layers < spec.layers
+    assert list(own.kv_tokens) == sorted(own.kv_tokens, reverse=True)
+    assert own.kv_tokens[-1] >= 800
+    large = tabulate(CATALOG.model("qwen3-235b-a22b").llm, CATALOG.node("T4:1"), "vllm", MIX)
+    assert large is None or large.max_layers < 4
+
+
+def test_rates_of_the_performance_model_fall_with_layers() -> None:
+    asked = problem(cluster=cluster(profiles={}), services=(service(model="qwen3-32b"),))
+    for own in service_rates(asked, CATALOG, asked.services[0]).values():
+        assert list(own) == sorted(own, reverse=True)
+        assert own[-1] > 0
