@@ -66,6 +66,10 @@ def explain(
     seconds = parse_duration(deadline, field="deadline")
     need_solvers()
     problem = read_problem(fleet, overlays=overlay, running=running)
+    if problem.cluster is not None:
+        raise UsageError(
+            f"{problem.name} is a fixed cluster", hint="its plan says what binds: run `atoll plan`"
+        )
     catalog = problem.catalog()
     given = None if plan is None else read_plan(plan)
     kinds = None if node is None else _kinds(node, problem, catalog)

@@ -91,6 +91,7 @@ def _drawings(plan: Plan, problem: Problem, catalog: Catalog) -> str:
             parts.append(f"<h2>Between sites</h2>{bars(lines)}")
     if plan.reasons:
         parts.append(f"<p><b>What binds</b>: {escaped('; '.join(plan.reasons))}.</p>")
+    parts += [f"<p><b>Simulated</b>: {escaped(note)}.</p>" for note in plan.notes]
     idle = unused(plan, problem)
     if idle is not None:
         parts.append(f'<p class="dim">{escaped(idle)}</p>')

@@ -155,6 +155,7 @@ def drawn_flow(
     parts += [_machines(plan, problem, catalog), _services(plan, problem)]
     if plan.reasons:
         parts.append(Text(f"What binds: {'; '.join(plan.reasons)}."))
+    parts += [Text(f"Simulated: {note}.") for note in plan.notes]
     for instance in plan.instances:
         name = f" of {instance.service}" if len(plan.instances) > 1 else ""
         between = site_flows(instance, problem)

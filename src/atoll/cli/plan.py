@@ -73,6 +73,24 @@ def plan(
             "--promise", help="On a fixed cluster, no pipeline slower than ttft and tpot."
         ),
     ] = False,
+    rank: Annotated[
+        bool,
+        typer.Option(
+            "--rank-by-simulation/--no-rank-by-simulation",
+            help="On a fixed cluster, simulate the best few plans and take the one that generates most.",
+        ),
+    ] = True,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Simulate the plan, and plan with more headroom until the promises are kept.",
+        ),
+    ] = False,
+    attainment: Annotated[
+        str,
+        typer.Option("--attainment", help="Share of requests that must keep both promises."),
+    ] = "95%",
     report: Annotated[
         Path | None,
         typer.Option("--report", help="Write a report as one .html file; of a cluster also .svg."),
@@ -100,6 +118,7 @@ def plan(
     """
     seconds = parse_duration(deadline, field="deadline")
     share = parse_share(gap, field="gap")
+    kept = parse_share(attainment, field="attainment")
     if seconds <= 0:
         raise UsageError("--deadline is 0", hint="give it some time, as in 30s")
     for path, endings in ((out, ()), (report, (".html", ".svg"))):
@@ -115,15 +134,25 @@ def plan(
     if problem.cluster is not None:
         from atoll.cli.plan_flow import Wanted, plan_cluster
 
-        ways = (partial, promise, compare, strict)
+        ways = (partial, promise, compare, strict, rank)
         wanted = Wanted(name, seconds, objective, *ways, out, report, as_json)
-        plan_cluster(problem, catalog, wanted)
+        plan_cluster(problem, catalog, wanted, verify=verify)
         return
     _for_clusters({"--objective": objective, "--partial": partial, "--promise": promise}, report)
     # Baselines serve what they can; where the fleet says that is no answer, it is none.
     strict = strict or problem.settings.on_shortage == "fail"
     libraries = template_libraries(problem, catalog, cached=not no_cache)
     made = _solve(name, problem, catalog, libraries, seconds, share)
+    if verify:
+        from atoll.cli.verifying import verified
+
+        made = verified(
+            made,
+            problem,
+            catalog,
+            lambda raised: _solve(name, raised, catalog, libraries, seconds, share),
+            kept,
+        )
     compared = _baselines(made, problem, catalog, libraries) if compare else ()
     useful = made.status != "infeasible" and not (strict and made.status == "partial")
     if useful:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.cli.planning import live_line
+from atoll.cli.ranking import Simulated
 from atoll.cli.render import console, emit
 from atoll.core.errors import InfeasibleError, MissingDependencyError, UnknownNameError, UsageError
 
@@ -32,13 +33,18 @@ class Wanted:
     promise: bool
     compare: bool
     strict: bool
+    rank: bool
     out: Path | None
     report: Path | None
     as_json: bool
 
 
-def plan_cluster(problem: Problem, catalog: Catalog, wanted: Wanted) -> None:
+def plan_cluster(
+    problem: Problem, catalog: Catalog, wanted: Wanted, *, verify: bool = False
+) -> None:
     """Plan, print and write; fails with code 5 where nothing flows."""
+    if verify:
+        raise UsageError("--verify is for rented fleets", hint="run `atoll simulate` on the plan")
     if find_spec("scipy") is None:
         raise MissingDependencyError("scipy", "plan", needed_for="planning fixed clusters")
     made = _solve(wanted.solver, problem, catalog, wanted)
@@ -81,6 +87,7 @@ def _solve(solver: str, problem: Problem, catalog: Catalog, wanted: Wanted) -> P
             objective=wanted.objective,
             partial=wanted.partial,
             promise=wanted.promise,
+            rank=Simulated(problem, catalog, say) if wanted.rank else None,
         )
         return solve(solver, problem, catalog, None, effort)
 

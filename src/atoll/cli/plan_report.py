@@ -311,6 +311,7 @@ def _search(plan: Plan, problem: Problem) -> str:
     facts = {
         "solver": plan.solver,
         "what binds": "; ".join(plan.reasons) or None,
+        "simulated": "; ".join(plan.notes) or None,
         "budget": None if limits.budget_usd_per_hour is None else money(limits.budget_usd_per_hour),
         "largest spot share": None if limits.spot_share is None else share(limits.spot_share),
         "most nodes": limits.max_nodes,

@@ -102,7 +102,7 @@ def headline(plan: Plan) -> str:
     else:
         what = "nothing within its settings costs less than"
     proven = f"Proven: {what} {money(plan.bound)} (gap {written_gap(plan.gap)})."
-    if plan.status == "feasible":
+    if plan.status == "feasible" and not plan.notes:
         proven += " The deadline came before the gap asked for."
     return f"{cost}. {proven}"
 
@@ -137,6 +137,7 @@ def drawn(plan: Plan, problem: Problem, compared: Sequence[Compared], width: int
     parts.append(Text(f"{plan.problem_name}: {headline(plan)}", style="bold"))
     if plan.reasons and plan.bound is not None and plan.status != "partial":
         parts.append(Text(f"What keeps it from being cheaper: {'; '.join(plan.reasons)}."))
+    parts += [Text(f"Simulated: {note}.") for note in plan.notes]
     return Group(*parts)
 
 

@@ -40,7 +40,7 @@ def read_problem(
     from atoll.core.files import read_text_limited
     from atoll.plan.problem import Problem
 
-    data = _json_object(path)
+    data = json_object(path)
     if data is not None and SERVICES in data:
         if overlays:
             raise UsageError(f"{path} carries its own facts", hint="leave --overlay away")
@@ -62,8 +62,8 @@ def read_plan(path: Path) -> Plan:
     return Plan.from_json(read_text_limited(path), path=path)
 
 
-def _json_object(path: Path) -> dict[str, object] | None:
-    """The content of a .json file if it is an object; whatever is wrong with it is said elsewhere."""
+def json_object(path: Path) -> dict[str, object] | None:
+    """Return the content of a .json file if it is an object; whatever is wrong with it is said elsewhere."""
     if path.suffix.lower() != ".json":
         return None
     from atoll.core.files import read_text_limited

@@ -190,7 +190,7 @@ class Plan(Frozen):
     With a `goal` other than cost, objective and bound are tokens/s, prompt and generated ones alike, more
     is better: bound >= objective and `gap` = (bound - objective) / bound, the share that may be missing.
     They are None where a solver proves nothing. `served_fraction` is the share of its demand that
-    each role serves, 1 where demand is met.
+    each role serves, 1 where demand is met. `reasons` say what binds, `notes` what a simulation found.
     """
 
     schema_version: Literal[1] = 1
@@ -210,6 +210,7 @@ class Plan(Frozen):
     seconds: NotNegative = 0.0
     cpu_seconds: NotNegative = 0.0
     reasons: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @field_validator("instances")
     @classmethod

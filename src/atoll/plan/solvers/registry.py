@@ -31,7 +31,8 @@ NAMES = (*RENTING, *flow.NAMES)
 class Effort:
     """How long to try and how close to the optimum to come; baselines take what they take.
 
-    `objective`, `partial` (inference) and `promise` (no pipeline slower than it) are for fixed clusters only.
+    `objective`, `partial` (inference), `promise` (no pipeline slower than it) and `rank` (which of the best
+    plans to take) are for fixed clusters only.
     """
 
     deadline_s: float = optimal.DEADLINE_S
@@ -40,6 +41,7 @@ class Effort:
     objective: Goal | None = None
     partial: bool = False
     promise: bool = False
+    rank: flow.Rank | None = None
 
 
 def default_for(problem: Problem) -> str:
@@ -75,7 +77,9 @@ def solve(
             name,
             problem,
             catalog,
-            flow.FlowEffort(own.deadline_s, own.objective, own.partial, own.promise, log=own.log),
+            flow.FlowEffort(
+                own.deadline_s, own.objective, own.partial, own.promise, log=own.log, rank=own.rank
+            ),
         )
     elif libraries is None:
         raise UsageError(f"{name} needs the templates of the problem")

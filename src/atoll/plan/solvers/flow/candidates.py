@@ -40,7 +40,7 @@ def with_longer_ranges(instance: FlowInstance, least: int) -> FlowInstance:
     return replace(instance, rate=rate)
 
 
-def best_candidate(
+def best_candidates(
     instance: FlowInstance,
     score: Score,
     given: Sequence[Placement],
@@ -51,10 +51,12 @@ def best_candidate(
     bound: float,
     quick: Value | None = None,
     log: Log | None = None,
-) -> tuple[Placement, Flows] | None:
-    """Return the placement whose flow by `score` carries the most, None if none carries anything.
+    most: int = 1,
+) -> list[tuple[Placement, Flows]]:
+    """Return the placements whose flows by `score` carry the most, best first, at most `most` of them.
 
-    `quick` values (start, end) about as `score` does, in less time; without it `score` is used throughout.
+    None of them where nothing carries anything. `quick` values (start, end) about as `score` does, in less
+    time; without it `score` is used throughout.
     """
     from atoll.plan.solvers.flow.search import search_many
 
@@ -97,5 +99,8 @@ def best_candidate(
         random = stream(seed, "polish", str(number))
         share = remaining / (min(len(found), _POLISHED) - number)
         look(polish(instance, placement, quick or value, seconds=share, random=random)[0])
-    best = max(found, key=lambda own: own[0], default=None)
-    return None if best is None else best[1:]
+    found.sort(key=lambda own: -own[0])
+    kept: dict[bytes, tuple[Placement, Flows]] = {}
+    for _, placement, flows in found:
+        kept.setdefault(placement.start.tobytes() + placement.end.tobytes(), (placement, flows))
+    return list(kept.values())[:most]

@@ -27,8 +27,8 @@ class Timing:
     `prefill_tokens` / `prefill_s` and of `decode_sequences` / `decode_s` (seconds per layer; grids are padded
     by repeating their last point, and go on with their last slope). `kv_tokens[i, j]` tokens of KV cache fit
     beside j layers; `fill` is the share of them that may be used. Requests have `input_mean` prompt and
-    `output_mean` generated tokens; a token is `activation_bytes` between nodes and `token_bytes` to and from the
-    coordinator.
+    `output_mean` generated tokens; a token is `activation_bytes` between nodes and `token_bytes` to and from
+    the coordinator.
     """
 
     input_mean: float

@@ -302,9 +302,6 @@ def search_by(
     began, cpu = time.perf_counter(), time.process_time()
     pool = _Pool(instance, candidates, bound, bound, began, log)
     random = stream(seed, "flow", "any objective")
-    words = random.integers(1, 1 << 63, 1, np.uint64)
-    kind, most = instance.kind.astype(np.int64), np.minimum(instance.most, instance.layers)
-    change = np.zeros((instance.size + 2, 3), np.int64)
     starts = _starts(instance, start)
     scored = [(float(evaluate(own.start, own.end)), own) for own in starts]
     for value, own in scored:
@@ -318,40 +315,50 @@ def search_by(
 
     run = stuck = 0
     while scored and spent() < 1.0 and pool.best < bound and stuck < _STUCK:
-        value, own = max(scored, key=lambda pair: pair[0])
-        if run % 2:
-            value, own = scored[int(random.integers(len(scored)))]
-        now_start, now_end = own.start.copy(), own.end.copy()
-        first, hot = spent(), float(random.choice(_HEATS)) * max(pool.best, 1e-9) / len(kind)
-        top, kept = value, own
-        misses = 0
-        while (gone := (spent() - first) / _ONE_RUN) < 1.0 and spent() < 1.0:
-            rows = propose(
-                words, now_start, now_end, most, kind, instance.layers, _LEAVE_OUT, change
-            )
-            if rows == 0:
-                misses += 1
-                if misses > _MISSES * len(kind):
-                    break
-                continue
-            misses = 0
-            moved = change[:rows, 0]
-            old = now_start[moved], now_end[moved]
-            now_start[moved], now_end[moved] = change[:rows, 1], change[:rows, 2]
-            then = float(evaluate(now_start, now_end))
-            pool.count(1)
-            if then - value >= hot * _COOLED**gone * np.log(1.0 - random.random()):
-                value = then
-                if value > top:
-                    top, kept = value, Placement(now_start.copy(), now_end.copy())
-                    if value > pool.best:
-                        pool.offer(value, kept)
-            else:
-                now_start[moved], now_end[moved] = old
-        pool.offer(top, kept)
-        if misses:
-            stuck += 1
-        else:
-            scored.append((top, kept))
+        best = max(scored, key=lambda pair: pair[0])
+        begin = scored[int(random.integers(len(scored)))] if run % 2 else best
+        top, moved = _run_by(pool, evaluate, begin, random, spent)
+        pool.offer(*top)
+        scored.append(top)
+        stuck += not moved
         run += 1
     return _ranked(pool, bound, began, cpu)
+
+
+def _run_by(
+    pool: _Pool,
+    evaluate: Callable[[Ints, Ints], float],
+    begin: tuple[float, Placement],
+    random: np.random.Generator,
+    spent: Callable[[], float],
+) -> tuple[tuple[float, Placement], bool]:
+    """Anneal once by any objective; return the best of the run, and whether nodes could move to its end."""
+    instance = pool.instance
+    kind, most = instance.kind.astype(np.int64), np.minimum(instance.most, instance.layers)
+    words = random.integers(1, 1 << 63, 1, np.uint64)
+    change = np.zeros((instance.size + 2, 3), np.int64)
+    value, top = begin[0], begin
+    start, end = begin[1].start.copy(), begin[1].end.copy()
+    first, hot = spent(), float(random.choice(_HEATS)) * max(pool.best, 1e-9) / len(kind)
+    misses = 0
+    while (gone := (spent() - first) / _ONE_RUN) < 1.0 and spent() < 1.0:
+        rows = propose(words, start, end, most, kind, instance.layers, _LEAVE_OUT, change)
+        misses = 0 if rows else misses + 1
+        if misses > _MISSES * len(kind):
+            return top, False
+        if not rows:
+            continue
+        nodes = change[:rows, 0]
+        old = start[nodes], end[nodes]
+        start[nodes], end[nodes] = change[:rows, 1], change[:rows, 2]
+        then = float(evaluate(start, end))
+        pool.count(1)
+        if then - value < hot * _COOLED**gone * np.log(1.0 - random.random()):
+            start[nodes], end[nodes] = old
+            continue
+        value = then
+        if value > top[0]:
+            top = (value, Placement(start.copy(), end.copy()))
+            if value > pool.best:
+                pool.offer(*top)
+    return top, True

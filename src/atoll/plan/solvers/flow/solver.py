@@ -31,15 +31,21 @@ OBJECTIVES: tuple[Goal, ...] = ("sustained", "max-flow")
 SECONDS = 60.0
 _LANES_S = 5.0
 
+_RANKED = 6
+"""Plans that are ranked where a `Rank` is given."""
+
 Log = Callable[[float, float, float], None]
 """Told seconds so far, the best value and the proven bound, both in tokens/s."""
+Rank = Callable[[Sequence[Plan]], tuple[int, str]]
+"""Given plans for the same problem, the best by the goal first: which to take, and why."""
 
 
 @dataclass(frozen=True)
 class FlowEffort:
     """How to solve: for how long, what for, and with partial inference or without it.
 
-    With `promise`, no pipeline may be slower than the service promises (`latency`).
+    With `promise`, no pipeline may be slower than the service promises (`latency`). `rank` chooses among
+    the best few plans by `sustained` throughput (a simulation, say); without it the best is taken.
     """
 
     seconds: float = SECONDS
@@ -48,6 +54,7 @@ class FlowEffort:
     promise: bool = False
     workers: int = 1
     log: Log | None = None
+    rank: Rank | None = None
 
     @property
     def goal(self) -> Goal:
@@ -84,26 +91,28 @@ def solve(name: str, problem: Problem, catalog: Catalog, effort: FlowEffort | No
     lacking = shortage(problem, catalog, service)
     if lacking:
         return infeasible(problem, solver=name, reasons=(lacking,))
-    answer = place(name, problem, catalog, service, own)
-    spent = (time.perf_counter() - began, time.process_time() - cpu)
-    if answer is None:
-        why = _why_nothing(name)
-        return infeasible(
-            problem, solver=name, reasons=(why,), seconds=spent[0], cpu_seconds=spent[1]
+    ranked = own.rank is not None and own.goal == "sustained" and name == SEARCH
+    answers = places(name, problem, catalog, service, own, most=_RANKED if ranked else 1)
+    plans = [
+        plan_of(
+            problem,
+            catalog,
+            (answer.placed,),
+            goal=own.goal,
+            bound=answer.bound,
+            solver=name,
+            reasons=() if answer.limit is None else (answer.limit,),
         )
-    plan = plan_of(
-        problem,
-        catalog,
-        (answer.placed,),
-        goal=own.goal,
-        bound=answer.bound,
-        solver=name,
-        seconds=spent[0],
-        cpu_seconds=spent[1],
-    )
-    limits = [] if answer.limit is None else [answer.limit]
-    said = (*limits, *reasons(plan, problem, catalog))
-    return plan.model_copy(update={"reasons": said})
+        for answer in answers
+    ]
+    chosen, why = (0, "") if own.rank is None or len(plans) < 2 else own.rank(plans)
+    times = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
+    if not plans:
+        return infeasible(problem, solver=name, reasons=(_why_nothing(name),), **times)
+    plan = plans[chosen]
+    said = (*plan.reasons, *reasons(plan, problem, catalog))
+    notes = (why,) if why else ()
+    return plan.model_copy(update={"reasons": said, "notes": notes, **times})
 
 
 def place(
@@ -116,24 +125,42 @@ def place(
     nodes: Sequence[str] | None = None,
 ) -> Answer | None:
     """Place one service on the cluster, or on some nodes of it, by name; None if nothing flows."""
+    found = places(name, problem, catalog, service, effort, nodes=nodes)
+    return found[0] if found else None
+
+
+def places(
+    name: str,
+    problem: Problem,
+    catalog: Catalog,
+    service: Service,
+    effort: FlowEffort,
+    *,
+    nodes: Sequence[str] | None = None,
+    most: int = 1,
+) -> list[Answer]:
+    """Return the best placements of one service, best first; more than one for `sustained` searches only."""
     instance = flow_instance(problem, catalog, service, partial=effort.partial, nodes=nodes)
     seed = problem.settings.seed
     score = _score(service, effort)
     bound: float | None = None
+    placements: list[Placement | None]
     if name in RULES:
         instance, placement = by_rule(name, instance, seed)
+        placements = [placement]
     elif effort.goal == "max-flow" and not effort.promise:
         placement, bound = _found(name, instance, effort, seed)
+        placements = [placement]
     else:
-        placement, bound = _scored(instance, score, effort, seed)
-    if placement is None:
-        return None
-    flows = score(instance, placement)
-    if flows.value <= 0:
-        return None
-    return Answer(
-        Placed(service, instance, placement, flows), bound, _limit(instance, placement, effort)
-    )
+        placements, bound = _scored(instance, score, effort, seed, most)
+    found = []
+    for placement in placements:
+        flows = None if placement is None else score(instance, placement)
+        if placement is None or flows is None or flows.value <= 0:
+            continue
+        placed = Placed(service, instance, placement, flows)
+        found.append(Answer(placed, bound, _limit(instance, placement, effort)))
+    return found
 
 
 def _score(service: Service, effort: FlowEffort) -> Score:
@@ -174,10 +201,10 @@ def within_rates(instance: FlowInstance, placement: Placement, flows: Flows) -> 
 
 
 def _scored(
-    instance: FlowInstance, score: Score, effort: FlowEffort, seed: int
-) -> tuple[Placement | None, float]:
+    instance: FlowInstance, score: Score, effort: FlowEffort, seed: int, most: int
+) -> tuple[list[Placement | None], float]:
     from atoll.plan.solvers.flow.bounds import upper_bound
-    from atoll.plan.solvers.flow.candidates import best_candidate
+    from atoll.plan.solvers.flow.candidates import best_candidates
 
     bound = upper_bound(instance).value
     quick = None
@@ -185,7 +212,7 @@ def _scored(
         from atoll.plan.solvers.flow.sustained import evaluator, site_of
 
         quick = evaluator(site_of(instance))
-    best = best_candidate(
+    best = best_candidates(
         instance,
         score,
         starts(instance, seed, effort.seconds),
@@ -195,8 +222,9 @@ def _scored(
         bound=bound,
         quick=quick,
         log=effort.log,
+        most=most,
     )
-    return (None if best is None else best[0]), bound
+    return [placement for placement, _ in best], bound
 
 
 def _limit(instance: FlowInstance, placement: Placement, effort: FlowEffort) -> str | None:
