@@ -30,11 +30,11 @@ demo: $(VENV)/ready ## Plan three models on rented GPUs and see what it saves (n
 	@$(BIN)/atoll plan examples/quickstart.yaml --compare
 
 .PHONY: test
-test: $(VENV)/ready ## Lint, types, import rules and the fast tests
+test: $(VENV)/ready $(VENV)/engine ## Lint, types, import rules and the fast tests
 	@$(BIN)/python tools/check.py
 
 .PHONY: test-full
-test-full: $(VENV)/ready ## The same with the slow tests and those that need extras
+test-full: $(VENV)/ready $(VENV)/engine ## The same with the slow tests and those that need extras
 	@$(try_aic)
 	@$(try_reference)
 	@$(BIN)/python tools/check.py --full

@@ -32,7 +32,7 @@ def checks(*, full: bool, tests: bool) -> list[Check]:
         Check("imports", ("lint-imports", "--no-logo")),
     ]
     if tests:
-        selection = () if full else ("-m", "not slow and not aic and not engine")
+        selection = () if full else ("-m", "not slow and not aic")
         found.append(Check("pytest", ("pytest", "-q", "-rs", "-n", "2", *selection), quiet=False))
     return found
 

@@ -42,6 +42,7 @@ class Verb:
 VERBS: tuple[Verb, ...] = (
     Verb("init", "atoll.cli.init", "Write a fleet file to start from."),
     Verb("plan", "atoll.cli.plan", "Find the cheapest fleet that keeps every promise."),
+    Verb("simulate", "atoll.cli.simulate", "Run a plan under a workload: would it hold?"),
     Verb("explain", "atoll.cli.explain", "Say what binds a plan, and what would help."),
     Verb("templates", "atoll.cli.templates", "List the best layouts of a model over mixed nodes."),
     Verb("validate", "atoll.cli.validate", "Check that a plan keeps what it says."),

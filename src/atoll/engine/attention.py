@@ -1,0 +1,285 @@
+"""Attention over a paged KV cache, plugged into transformers' model classes.
+
+A batch is ragged: every sequence brings its own number of new positions (a prefill chunk or a
+single decode token) and they lie one after another without padding. `PagedBatch` says which rows
+are whose and where their keys and values live; the model classes hand it through to `attend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from atoll.engine.kv import BlockTable
+
+IMPLEMENTATION = "atoll_paged"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows `[row, row + count)` of a batch are positions `[position, position + count)` of one table."""
+
+    row: int
+    count: int
+    position: int
+    table: BlockTable
+
+
+class KvCache:
+    """Keys and values of a range of layers: per layer two tensors [slots, kv heads, head size]."""
+
+    def __init__(
+        self,
+        layers: Sequence[tuple[int, int, int]],
+        blocks: int,
+        block_size: int,
+        device: Any,
+        dtype: Any,
+    ) -> None:
+        """Allocate `blocks` blocks for each (layer index, kv heads, head size)."""
+        self.block_size = block_size
+        self.blocks = blocks
+        self.layers = tuple(index for index, _, _ in layers)
+        # One block more than is handed out: rows that pad a batch work there.
+        slots = (blocks + 1) * block_size
+        self.keys: dict[int, Any] = {}
+        self.values: dict[int, Any] = {}
+        for index, heads, size in layers:
+            self.keys[index] = torch.zeros(slots, heads, size, device=device, dtype=dtype)
+            self.values[index] = torch.zeros(slots, heads, size, device=device, dtype=dtype)
+
+    def read(self, layers: Sequence[int], table: BlockTable, start: int, end: int) -> Any:
+        """Copy positions [start, end) of some layers: [layers, 2, positions, kv heads, head size]."""
+        where = slots_of(table, start, end, self.block_size, self.keys[layers[0]].device)
+        return torch.stack(
+            [torch.stack((self.keys[i][where], self.values[i][where])) for i in layers]
+        )
+
+    def write(self, layers: Sequence[int], table: BlockTable, start: int, data: Any) -> None:
+        """Put back what `read` of another cache returned, from position `start` on."""
+        device = self.keys[layers[0]].device
+        where = slots_of(table, start, start + data.shape[2], self.block_size, device)
+        for number, index in enumerate(layers):
+            self.keys[index][where] = data[number, 0].to(device)
+            self.values[index][where] = data[number, 1].to(device)
+
+
+def slots_of(table: BlockTable, start: int, end: int, block_size: int, device: Any) -> Any:
+    """Return the cache slots of positions [start, end) as an int64 tensor."""
+    positions = torch.arange(start, end)
+    blocks = torch.tensor(table.blocks, dtype=torch.int64)
+    slots = blocks[positions // block_size] * block_size + positions % block_size
+    return slots.to(device)
+
+
+class PagedBatch:
+    """What attention needs to know about one ragged batch, worked out once for all layers."""
+
+    def __init__(self, spans: Sequence[Span], cache: KvCache, device: Any) -> None:
+        self.spans = tuple(spans)
+        self.cache = cache
+        self.rows = sum(span.count for span in spans)
+        size = cache.block_size
+        slots: list[int] = []
+        positions: list[int] = []
+        for span in spans:
+            blocks = span.table.blocks
+            for at in range(span.position, span.position + span.count):
+                positions.append(at)
+                slots.append(blocks[at // size] * size + at % size)
+        self.positions = torch.tensor([positions], dtype=torch.int64, device=device)
+        self.slots = torch.tensor(slots, dtype=torch.int64, device=device)
+        self._gather: dict[int, Any] = {}
+        self._masks: dict[tuple[int, int | None], Any] = {}
+        self._tables: tuple[Any, Any, Any, int] | None = None
+
+    def context(self, number: int, stored: Any, window: int | None) -> Any:
+        """Return [1, kv heads, positions, head size] of the span's keys or values.
+
+        With a window, only the positions the first row of the span can still see.
+        """
+        span = self.spans[number]
+        first = first_seen(span.position, window)
+        end = span.position + span.count
+        if span.table.contiguous:
+            at = span.table.blocks[0] * self.cache.block_size
+            part = stored[at + first : at + end]
+        else:
+            index = self._gather.get(number)
+            if index is None:
+                size = self.cache.block_size
+                index = slots_of(span.table, 0, end, size, stored.device)
+                self._gather[number] = index
+            part = stored.index_select(0, index[first:])
+        return part.transpose(0, 1).unsqueeze(0)
+
+    def mask(self, number: int, window: int | None, heads: int) -> Any:
+        """Return the additive mask of a span's rows, repeated for `heads` query heads of a group."""
+        key = (number, window)
+        if key not in self._masks:
+            span = self.spans[number]
+            first = first_seen(span.position, window)
+            device = self.positions.device
+            rows = torch.arange(span.position, span.position + span.count, device=device)
+            columns = torch.arange(first, span.position + span.count, device=device)
+            distance = rows[:, None] - columns[None, :]
+            seen = distance >= 0
+            if window is not None:
+                seen &= distance < window
+            self._masks[key] = seen.repeat(heads, 1)
+        return self._masks[key]
+
+    def attend(
+        self,
+        query: Any,
+        keys: Any,
+        values: Any,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Any = None,
+    ) -> Any:
+        """Attend with [rows, heads, size] queries over what the cache holds; same shape out."""
+        plain = softcap is None and sinks is None
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        spans = list(range(len(self.spans)))
+        if plain and query.is_cuda:
+            spans = self._decode_rows(query, keys, values, scaling, window, output)
+        kv_heads = keys.shape[1]
+        group = query.shape[1] // kv_heads
+        for number in spans:
+            span = self.spans[number]
+            k = self.context(number, keys, window)
+            v = self.context(number, values, window)
+            q = query[span.row : span.row + span.count]
+            if plain and span.position == 0 and window is None and span.count > 1:
+                out = torch.nn.functional.scaled_dot_product_attention(
+                    q.transpose(0, 1).unsqueeze(0),
+                    k,
+                    v,
+                    is_causal=True,
+                    scale=scaling,
+                    enable_gqa=group > 1,
+                )
+                output[span.row : span.row + span.count] = out[0].transpose(0, 1)
+                continue
+            # Query heads of one group stand beside each other as rows, so keys need no repeating.
+            q = q.transpose(0, 1).reshape(1, kv_heads, group * span.count, -1)
+            mask = None if span.count == 1 else self.mask(number, window, group)
+            if plain:
+                out = torch.nn.functional.scaled_dot_product_attention(
+                    q, k, v, attn_mask=mask, scale=scaling
+                )
+            else:
+                out = _eager(q, k, v, mask, scaling, softcap, sinks)
+            out = out.reshape(query.shape[1], span.count, -1)
+            output[span.row : span.row + span.count] = out.transpose(0, 1)
+        return output
+
+    def _decode_rows(
+        self, query: Any, keys: Any, values: Any, scaling: float, window: int | None, output: Any
+    ) -> list[int]:
+        """Run all single-row spans in one kernel and return the numbers of the others."""
+        from atoll.engine import triton_ops
+
+        single = [i for i, span in enumerate(self.spans) if span.count == 1]
+        if not single:
+            return list(range(len(self.spans)))
+        if self._tables is None:
+            self._tables = _block_tables([self.spans[i] for i in single], query.device)
+        rows, tables, lengths, longest = self._tables
+        everything = len(single) == len(self.spans)
+        processors = torch.cuda.get_device_properties(query.device).multi_processor_count
+        out = triton_ops.paged_decode(
+            query.contiguous() if everything else query[rows],
+            keys,
+            values,
+            tables,
+            lengths,
+            scaling,
+            self.cache.block_size,
+            window,
+            triton_ops.splits_for(len(single), keys.shape[1], longest, processors),
+        )
+        if everything:
+            output.copy_(out)
+        else:
+            output[rows] = out
+        return [i for i, span in enumerate(self.spans) if span.count > 1]
+
+
+def first_seen(position: int, window: int | None) -> int:
+    """Return the first position that the row at `position` can see."""
+    return 0 if window is None else max(0, position - window + 1)
+
+
+def attend(
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    *,
+    scaling: float,
+    paged: PagedBatch,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Any = None,
+    **_: Any,
+) -> tuple[Any, None]:
+    """Store this layer's new keys and values and attend over all of them.
+
+    query [1, heads, rows, size], key and value [1, kv heads, rows, size]; the result is
+    [1, rows, heads, size].
+    """
+    del attention_mask
+    cache = paged.cache
+    keys, values = cache.keys[module.layer_idx], cache.values[module.layer_idx]
+    keys.index_copy_(0, paged.slots, key[0].transpose(0, 1))
+    values.index_copy_(0, paged.slots, value[0].transpose(0, 1))
+    rows = query[0].transpose(0, 1)
+    output = paged.attend(rows, keys, values, scaling, sliding_window, softcap, s_aux)
+    return output.unsqueeze(0), None
+
+
+def _eager(
+    q: Any, k: Any, v: Any, mask: Any, scaling: float, softcap: float | None, sinks: Any
+) -> Any:
+    """Attention with capped scores (Gemma 2) or a learnt sink per head (GPT-OSS)."""
+    scores = (q @ k.transpose(2, 3)) * scaling
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    if sinks is None:
+        return torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype) @ v
+    kv_heads, rows = q.shape[1], q.shape[2]
+    column = sinks.view(kv_heads, -1, 1).expand(kv_heads, -1, rows // (sinks.numel() // kv_heads))
+    column = column.reshape(1, kv_heads, rows, 1).to(scores.dtype)
+    joined = torch.cat((scores, column), dim=-1)
+    joined = joined - joined.max(dim=-1, keepdim=True).values
+    weights = torch.softmax(joined, dim=-1, dtype=torch.float32)[..., :-1]
+    return weights.to(q.dtype) @ v
+
+
+def _block_tables(spans: Sequence[Span], device: Any) -> tuple[Any, Any, Any, int]:
+    """Return rows, block tables, context lengths and the longest of them, for single-row spans."""
+    longest = max(span.position for span in spans) + 1
+    width = max(len(span.table.blocks) for span in spans)
+    tables = [span.table.blocks + [0] * (width - len(span.table.blocks)) for span in spans]
+    return (
+        torch.tensor([span.row for span in spans], device=device),
+        torch.tensor(tables, dtype=torch.int32, device=device),
+        torch.tensor([s.position + 1 for s in spans], dtype=torch.int32, device=device),
+        longest,
+    )
+
+
+def register() -> None:
+    """Make the implementation known to transformers (idempotent)."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(IMPLEMENTATION, attend)

@@ -1,0 +1,115 @@
+"""Decoder layers of the Llama family with their small operations joined.
+
+transformers' layers are kept as they are for every model; where a layer has the plain shape (RMS
+norm, rotary attention, gated MLP with SiLU) its weights are laid together here, so that a layer is
+four matrix products and a handful of small steps instead of some forty.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from atoll.engine.packing import PackedLinear, can_pack
+
+# Layers of exactly the plain shape. Others differ in a norm, an extra norm or the MLP.
+PLAIN_LAYERS = frozenset(
+    {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
+)
+
+
+class FusedLayer:
+    """One decoder layer; takes and returns (hidden states, residual), both [rows, width]."""
+
+    def __init__(self, layer: Any, ops: Any) -> None:
+        self._ops = ops
+        attention, mlp = layer.self_attn, layer.mlp
+        self.index: int = attention.layer_idx
+        self._size: int = attention.head_dim
+        self._scale: float = attention.scaling
+        self._window = _window(attention)
+        self._heads = attention.q_proj.weight.shape[0] // self._size
+        self._qkv = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
+        self._out = _joined(attention.o_proj)
+        self._gate_up = _joined(mlp.gate_proj, mlp.up_proj)
+        self._down = _joined(mlp.down_proj)
+        self._norms = (layer.input_layernorm, layer.post_attention_layernorm)
+        self._head_norms = (
+            (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
+        )
+
+    def __call__(self, x: Any, residual: Any, rope: tuple[Any, Any], paged: Any) -> tuple[Any, Any]:
+        """Run the layer over a ragged batch."""
+        ops, cache = self._ops, paged.cache
+        before, after = self._norms
+        x, residual = ops.add_norm(x, residual, before.weight, before.variance_epsilon)
+        qkv = self._qkv(x)
+        keys, values = cache.keys[self.index], cache.values[self.index]
+        if self._head_norms is not None:
+            self._norm_heads(qkv, keys.shape[1])
+        q = ops.rope_store(qkv, rope[0], rope[1], paged.slots, keys, values, self._heads)
+        attended = paged.attend(q, keys, values, self._scale, self._window)
+        x = self._out(attended.reshape(attended.shape[0], -1))
+        x, residual = ops.add_norm(x, residual, after.weight, after.variance_epsilon)
+        return self._down(ops.silu_mul(self._gate_up(x))), residual
+
+    def _norm_heads(self, qkv: Any, kv_heads: int) -> None:
+        """Norm every query and key head in place (Qwen 3)."""
+        split = qkv.view(qkv.shape[0], -1, self._size)
+        ends = (self._heads, self._heads + kv_heads)
+        for norm, start, end in zip(self._head_norms or (), (0, ends[0]), ends, strict=True):
+            part = split[:, start:end]
+            part.copy_(torch.rms_norm(part, (self._size,), norm.weight, norm.variance_epsilon))
+
+
+def _window(attention: Any) -> int | None:
+    if hasattr(attention, "sliding_window"):
+        window = attention.sliding_window
+    else:
+        window = getattr(attention.config, "sliding_window", None)
+    return None if window is None else int(window)
+
+
+def _joined(*linears: Any) -> Any:
+    """Return one linear layer that gives the outputs of several, one after another."""
+    weight = torch.cat([linear.weight.data for linear in linears])
+    bias = None
+    if any(linear.bias is not None for linear in linears):
+        bias = torch.cat(
+            [
+                torch.zeros(linear.weight.shape[0], dtype=weight.dtype, device=weight.device)
+                if linear.bias is None
+                else linear.bias.data
+                for linear in linears
+            ]
+        )
+    if can_pack(weight.device, weight.dtype):
+        return PackedLinear(weight, bias)
+    return lambda rows: torch.nn.functional.linear(rows, weight, bias)
+
+
+def fuse(layers: dict[int, Any], device: Any) -> dict[int, FusedLayer] | None:
+    """Return fused layers where every layer has the plain shape, else None.
+
+    The layers' own weights are let go, so that they are not held twice.
+    """
+    if not all(_is_plain(layer) for layer in layers.values()):
+        return None
+    if device.type == "cuda":
+        from atoll.engine import triton_ops as ops
+    else:
+        from atoll.engine import torch_ops as ops  # type: ignore[no-redef]
+    fused = {}
+    for index, layer in layers.items():
+        fused[index] = FusedLayer(layer, ops)
+        for module in (layer.self_attn, layer.mlp):
+            for name, child in list(module.named_children()):
+                if isinstance(child, torch.nn.Linear):
+                    delattr(module, name)
+    return fused
+
+
+def _is_plain(layer: Any) -> bool:
+    activation = type(getattr(layer.mlp, "act_fn", None)).__name__
+    return type(layer).__name__ in PLAIN_LAYERS and activation in ("SiLU", "SiLUActivation")

@@ -1,0 +1,194 @@
+"""How messages get from one process to another: in memory for tests, ZeroMQ otherwise.
+
+Everyone has one inbox with an endpoint and sends to the endpoints of others. Messages from one
+sender to one receiver keep their order; nothing else is promised. A message to someone who is gone
+waits for a while and is then lost, which the scheduler's deadlines cover.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from atoll.core.errors import MissingDependencyError
+from atoll.engine.errors import FrameError
+from atoll.engine.frames import decode, encode
+from atoll.engine.messages import Message
+
+_LOG = logging.getLogger(__name__)
+_HIGH_WATER = 10_000
+_LINGER_MS = 200
+_RECONNECT_MS = 50
+_RECONNECT_MAX_MS = 500
+
+
+class Mailbox(Protocol):
+    """An inbox, and a way to send."""
+
+    endpoint: str
+
+    def send(self, to: str, message: Message) -> None:
+        """Send without waiting."""
+        ...
+
+    def receive(self, timeout_s: float) -> list[Message]:
+        """Return everything that has come, waiting at most `timeout_s` for the first."""
+        ...
+
+
+class MemoryHub:
+    """Mailboxes inside one process. Messages still become bytes on the way, as over a wire.
+
+    `lost` may drop messages by (from, to), which is how tests cut a link or kill a node.
+    """
+
+    def __init__(self, lost: Callable[[str, str], bool] | None = None) -> None:
+        self.queues: dict[tuple[str, str], deque[list[Any]]] = defaultdict(deque)
+        self.lost = lost or (lambda _from, _to: False)
+
+    def mailbox(self, endpoint: str) -> MemoryMailbox:
+        """Open the inbox called `endpoint`."""
+        return MemoryMailbox(self, endpoint)
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Return the (from, to) pairs that have messages under way, sorted."""
+        return sorted(pair for pair, queue in self.queues.items() if queue)
+
+
+class MemoryMailbox:
+    """One inbox of a hub."""
+
+    def __init__(self, hub: MemoryHub, endpoint: str) -> None:
+        self.hub = hub
+        self.endpoint = endpoint
+
+    def send(self, to: str, message: Message) -> None:
+        """Put the message into the other's queue."""
+        if not self.hub.lost(self.endpoint, to):
+            self.hub.queues[self.endpoint, to].append([bytes(part) for part in encode(message)])
+
+    def receive(self, timeout_s: float = 0.0, *, sender: str | None = None) -> list[Message]:
+        """Take what has come, from one sender if named; never waits."""
+        del timeout_s
+        messages = []
+        for (source, to), queue in list(self.hub.queues.items()):
+            if to == self.endpoint and sender in (None, source):
+                while queue:
+                    messages.append(decode(queue.popleft()))
+        return messages
+
+
+class ZmqMailbox:
+    """An inbox (ROUTER) and one DEALER per receiver, over TCP or IPC. Not for several threads."""
+
+    def __init__(self, bind: str = "tcp://127.0.0.1:*", context: Any = None) -> None:
+        zmq = import_zmq()
+        self._zmq = zmq
+        self._context = context or zmq.Context()
+        self._owns_context = context is None
+        self._inbox = self._context.socket(zmq.ROUTER)
+        self._inbox.setsockopt(zmq.LINGER, 0)
+        self._inbox.setsockopt(zmq.RCVHWM, 0)
+        self._inbox.bind(bind)
+        self.endpoint: str = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._outboxes: dict[str, Any] = {}
+        self._monitors: dict[str, Any] = {}
+
+    @property
+    def fileno(self) -> int:
+        """A file descriptor that becomes readable when something may have come."""
+        return int(self._inbox.getsockopt(self._zmq.FD))
+
+    def watch(self, to: str) -> None:
+        """Note when the connection to `to` breaks; see `broken`."""
+        if to not in self._monitors:
+            outbox = self._outbox(to)
+            self._monitors[to] = outbox.get_monitor_socket(self._zmq.EVENT_DISCONNECTED)
+
+    def broken(self) -> list[str]:
+        """Return the watched endpoints whose connection broke since last asked."""
+        gone = []
+        for to, monitor in self._monitors.items():
+            if monitor.poll(0):
+                gone.append(to)
+                with contextlib.suppress(self._zmq.Again):
+                    while True:
+                        monitor.recv_multipart(self._zmq.NOBLOCK)
+        return gone
+
+    def _outbox(self, to: str) -> Any:
+        if to not in self._outboxes:
+            self._outboxes[to] = dealer(self._context, to)
+        return self._outboxes[to]
+
+    def send(self, to: str, message: Message) -> None:
+        """Send without waiting; to someone gone too long the message is dropped."""
+        outbox = self._outbox(to)
+        try:
+            outbox.send_multipart(encode(message), self._zmq.NOBLOCK, copy=False)
+        except self._zmq.Again:
+            _LOG.warning("dropped a message to %s: its queue is full", to)
+
+    def receive(self, timeout_s: float) -> list[Message]:
+        """Return everything that has come, waiting at most `timeout_s` for the first."""
+        messages: list[Message] = []
+        if not self._inbox.poll(round(timeout_s * 1000)):
+            return messages
+        with contextlib.suppress(self._zmq.Again):
+            while True:
+                parts = self._inbox.recv_multipart(self._zmq.NOBLOCK, copy=False)
+                message = read_parts([part.buffer for part in parts[1:]])
+                if message is not None:
+                    messages.append(message)
+        return messages
+
+    def forget(self, to: str) -> None:
+        """Close the way to `to`; what was sent may still leave for a moment."""
+        outbox = self._outboxes.pop(to, None)
+        monitor = self._monitors.pop(to, None)
+        if monitor is not None:
+            outbox.disable_monitor()
+            monitor.close(0)
+        if outbox is not None:
+            outbox.close(_LINGER_MS)
+
+    def close(self) -> None:
+        """Close every socket; what was sent may still leave for a moment."""
+        for to in list(self._outboxes):
+            self.forget(to)
+        self._inbox.close(0)
+        if self._owns_context:
+            self._context.destroy(_LINGER_MS)
+
+
+def read_parts(parts: list[Any]) -> Message | None:
+    """Decode a message, or log why it is void and return None."""
+    try:
+        return decode(parts)
+    except FrameError as error:
+        _LOG.warning("dropped a message: %s", error)
+        return None
+
+
+def dealer(context: Any, to: str) -> Any:
+    """Connect a DEALER that reconnects soon and never blocks its owner."""
+    zmq = import_zmq()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.LINGER, _LINGER_MS)
+    socket.setsockopt(zmq.SNDHWM, _HIGH_WATER)
+    socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+    socket.connect(to)
+    return socket
+
+
+def import_zmq() -> Any:
+    """Return the zmq module, or say which extra brings it."""
+    try:
+        import zmq
+    except ImportError as error:
+        raise MissingDependencyError("pyzmq", "engine", needed_for="the stage engine") from error
+    return zmq

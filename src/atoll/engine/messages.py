@@ -1,0 +1,269 @@
+"""What nodes and schedulers say to each other, as types.
+
+Rare messages carry a JSON body checked by its type; the messages of every step carry plain integer
+tables, one row per sequence, so that a step costs the same for one sequence as for two hundred.
+A sequence is known by a random 63-bit number. Its `epoch` counts how often it was started anew;
+whatever arrives for an older epoch is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from atoll.core.frozen import Frozen
+
+Table = NDArray[np.int64]
+
+FINISH_CODES: tuple[str | None, ...] = (None, "stop", "length")
+
+
+class Hop(Frozen):
+    """One node of a route and the layers [start, end) the request runs there."""
+
+    node: str
+    endpoint: str
+    start: int = Field(ge=0)
+    end: int = Field(ge=1)
+
+
+class Route(Frozen):
+    """The nodes a request goes through; with `decode`, prompt and answer go through different ones."""
+
+    prefill: tuple[Hop, ...] = Field(min_length=1)
+    decode: tuple[Hop, ...] | None = None
+
+    @property
+    def hops(self) -> tuple[Hop, ...]:
+        """Every hop, those of the prompt first."""
+        return self.prefill + (self.decode or ())
+
+
+class Guide(Frozen):
+    """What the answer must look like: a JSON schema, a regular expression, or any JSON object."""
+
+    kind: Literal["json_schema", "regex", "json_object"]
+    text: str = ""
+
+
+class SamplingParams(Frozen):
+    """How the next token is chosen. The defaults are greedy and unbounded by anything but length.
+
+    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off; repetition_penalty 1 is off;
+    `logprobs` is how many alternatives to report beside the chosen token (None: none at all).
+    The same seed gives the same answer whatever else runs and whichever nodes are taken.
+    """
+
+    max_tokens: int = Field(default=128, ge=1)
+    temperature: float = Field(default=0.0, ge=0.0, le=100.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=0)
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    seed: int | None = Field(default=None, ge=0)
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    repetition_penalty: float = Field(default=1.0, gt=0.0)
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    guide: Guide | None = None
+
+
+class OpenBody(Frozen):
+    """Everything a node must know of a sequence before its rows come.
+
+    `hit` is how many leading positions every node so far holds already; with `agree` the first hop
+    waits to hear from the last how many that are in the end. `kv_to` names decode hops
+    that want this sequence's KV; `expects_kv` tells a decode hop to wait for it.
+    """
+
+    seq: int
+    epoch: int
+    hop: int = 0
+    route: tuple[Hop, ...] = Field(min_length=1)
+    prompt_length: int = Field(ge=1)
+    max_length: int = Field(ge=1)
+    arrival: int = 0
+    reply_to: str
+    sampling: SamplingParams = SamplingParams()
+    eos: tuple[int, ...] = ()
+    hit: int = 0
+    agree: bool = False
+    kv_to: tuple[Hop, ...] = ()
+    expects_kv: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Start a sequence on a node; `tokens` are the prompt and what was generated so far."""
+
+    kind: ClassVar[int] = 1
+    body: OpenBody
+    tokens: Table
+
+
+class Opened(Frozen):
+    """Every hop of the route is ready; all hold the first `hit` positions."""
+
+    kind: ClassVar[int] = 2
+    seq: int
+    epoch: int
+    hit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """Hidden states for the next hop; rows lie in the order of the table.
+
+    Columns: seq, epoch, hop, position, count, sample (0 or 1), token (of a single row, else -1).
+    """
+
+    kind: ClassVar[int] = 3
+    columns: ClassVar[int] = 7
+    table: Table
+    hidden: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Sampled tokens for the first hop. Columns: seq, epoch, position, token."""
+
+    kind: ClassVar[int] = 4
+    columns: ClassVar[int] = 4
+    table: Table
+
+
+Alternatives = dict[int, list[tuple[int, float]]]
+"""By row of a Sampled table: tokens and their natural log probabilities, likeliest first."""
+
+
+class SampledBody(Frozen):
+    """The alternatives of the rows that asked for them."""
+
+    top: dict[int, list[tuple[int, float]]] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Sampled tokens for the scheduler. Columns: seq, epoch, position, token, finish code.
+
+    `logprobs` holds the natural log probability of each token, NaN where nobody asked.
+    """
+
+    kind: ClassVar[int] = 5
+    columns: ClassVar[int] = 5
+    table: Table
+    logprobs: NDArray[np.float32]
+    body: SampledBody = field(default_factory=SampledBody)
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Forget sequences up to an epoch and free their blocks. Columns: seq, epoch."""
+
+    kind: ClassVar[int] = 6
+    columns: ClassVar[int] = 2
+    table: Table
+
+
+class Evicted(Frozen):
+    """The node `node` dropped a sequence because it needed the room."""
+
+    kind: ClassVar[int] = 7
+    seq: int
+    epoch: int
+    node: str
+
+
+class Failed(Frozen):
+    """A sequence cannot go on at all; `message` says why."""
+
+    kind: ClassVar[int] = 8
+    seq: int
+    epoch: int
+    node: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kv:
+    """KV of positions from `position` on, layers [first, last), for a hop of a decode route.
+
+    Columns of the one-row table: seq, epoch, hop, first, last, position. `data` is
+    [layers, 2, positions, kv heads, head size].
+    """
+
+    kind: ClassVar[int] = 9
+    columns: ClassVar[int] = 6
+    table: Table
+    data: Any
+
+
+class Hello(Frozen):
+    """A scheduler at `reply_to` wants to hear from this node."""
+
+    kind: ClassVar[int] = 10
+    reply_to: str
+
+
+class NodeStats(Frozen):
+    """How a node is doing. Counts are of blocks, sequences, tokens and steps since its start."""
+
+    name: str
+    endpoint: str
+    incarnation: int
+    start: int
+    end: int
+    block_size: int
+    blocks: int
+    blocks_used: int = 0
+    running: int = 0
+    waiting: int = 0
+    steps: int = 0
+    tokens: int = 0
+    preemptions: int = 0
+    prefix_hits: int = 0
+    prefix_lookups: int = 0
+    busy_s: float = 0.0
+
+
+class Beat(Frozen):
+    """A sign of life with figures."""
+
+    kind: ClassVar[int] = 11
+    stats: NodeStats
+
+
+class Stop(Frozen):
+    """End the node once nothing runs there (drain) or at once."""
+
+    kind: ClassVar[int] = 12
+    drain: bool = True
+
+
+Message = (
+    Open
+    | Opened
+    | Activations
+    | Tokens
+    | Sampled
+    | Release
+    | Evicted
+    | Failed
+    | Kv
+    | Hello
+    | Beat
+    | Stop
+)
+
+
+def table_of(rows: Sequence[tuple[int, ...]], columns: int) -> Table:
+    """Make an integer table of the rows, which may be none."""
+    return np.array(rows, dtype=np.int64).reshape(len(rows), columns)

@@ -1,0 +1,295 @@
+"""A node process: `python -m atoll.engine.node --config FILE` holds one layer range and serves it.
+
+It stops on SIGTERM once nothing runs any more, at once on a second one or on SIGINT, and with the
+process that started it. Any error it does not expect ends it: whoever supervises it starts it
+again, and schedulers carry on elsewhere in the meantime.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import logging
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from atoll.core.errors import AtollError, MissingDependencyError
+from atoll.core.files import atomic_write, read_text_limited
+from atoll.core.frozen import Frozen
+from atoll.engine.frames import encode
+from atoll.engine.mailbox import ZmqMailbox, dealer, import_zmq
+from atoll.engine.messages import Beat, Hello, Message, NodeStats, Stop
+
+_LOG = logging.getLogger("atoll.engine.node")
+_IDLE_POLL_S = 0.25
+_HELD_POLL_S = 0.005
+_LOOK_S = 0.1
+_FORGET_SCHEDULER_S = 30.0
+_PR_SET_PDEATHSIG = 1
+
+
+class NodeConfig(Frozen):
+    """What a node is to hold and how.
+
+    model: see `atoll.engine.weights.sources`. bind: the inbox; a port of `*` takes a free one.
+    ready_file: written once the node can serve (a `NodeReady`). threads and cpus: how many threads
+    a step may use and which cores (none: any). kv_blocks or kv_bytes: room for KV (neither: 512 MiB
+    on a CPU, most of what is left on a GPU). token_budget: rows in a batch; chunk: rows of one
+    prompt in a batch; max_in_flight: decode groups under way at a time, where 1 is the most
+    tokens per CPU-second and the number of stages keeps every GPU of a pipeline busy. drain_s: how
+    long a stopping node waits for what still runs.
+    """
+
+    name: str
+    model: str
+    start: int = Field(ge=0)
+    end: int = Field(ge=1)
+    bind: str = "tcp://127.0.0.1:*"
+    ready_file: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = "cpu"
+    threads: int = Field(default=1, ge=1)
+    cpus: tuple[int, ...] = ()
+    kv_blocks: int | None = Field(default=None, ge=1)
+    kv_bytes: int | None = Field(default=None, ge=1)
+    block_size: int = Field(default=16, ge=1)
+    token_budget: int = Field(default=512, ge=1)
+    chunk: int = Field(default=256, ge=1)
+    max_in_flight: int = Field(default=1, ge=1)
+    prefix_caching: bool = True
+    heartbeat_s: float = Field(default=0.25, gt=0.0)
+    orphan_s: float = Field(default=300.0, gt=0.0)
+    drain_s: float = Field(default=30.0, ge=0.0)
+    die_with_parent: bool = True
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+
+class NodeReady(Frozen):
+    """What a node says of itself once it can serve."""
+
+    name: str
+    endpoint: str
+    pid: int
+    start: int
+    end: int
+    layers: int
+    blocks: int
+    block_size: int
+
+
+class Heart(threading.Thread):
+    """Tells schedulers that the node lives, also while a long step runs."""
+
+    def __init__(self, every_s: float, stats: NodeStats) -> None:
+        super().__init__(name="heart", daemon=True)
+        self._every_s = every_s
+        self.stats = stats
+        self._hello_s: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stopped = False
+
+    def hello(self, endpoint: str) -> None:
+        """Note that a scheduler wants to hear from us; a new one hears at once."""
+        with self._lock:
+            is_new = endpoint not in self._hello_s
+            self._hello_s[endpoint] = time.monotonic()
+        if is_new:
+            self._wake.set()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped = True
+        self._wake.set()
+        self.join(timeout=2.0)
+
+    def run(self) -> None:
+        """Beat until stopped."""
+        zmq = import_zmq()
+        context = zmq.Context()
+        sockets: dict[str, Any] = {}
+        while not self._stopped:
+            self._wake.wait(self._every_s)
+            self._wake.clear()
+            parts = encode(Beat(stats=self.stats))
+            for endpoint in self._wanted():
+                if endpoint not in sockets:
+                    sockets[endpoint] = dealer(context, endpoint)
+                with contextlib.suppress(zmq.Again):
+                    sockets[endpoint].send_multipart(parts, zmq.NOBLOCK)
+        for socket in sockets.values():
+            socket.close(0)
+        context.term()
+
+    def _wanted(self) -> list[str]:
+        limit_s = time.monotonic() - _FORGET_SCHEDULER_S
+        with self._lock:
+            self._hello_s = {e: at_s for e, at_s in self._hello_s.items() if at_s > limit_s}
+            return list(self._hello_s)
+
+
+class NodeProcess:
+    """The loop of a node: messages in, a step, messages out."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        import torch
+
+        from atoll.engine.guidance import Guides
+        from atoll.engine.kv import BlockPool
+        from atoll.engine.node_core import CoreSettings, NodeCore
+        from atoll.engine.stage import StageModel
+        from atoll.engine.text import TextCodec
+        from atoll.engine.weights.sources import resolve
+
+        torch.set_num_threads(config.threads)
+        self.config = config
+        folder = resolve(config.model)
+        stage = StageModel(
+            folder,
+            config.start,
+            config.end,
+            blocks=config.kv_blocks,
+            kv_bytes=config.kv_bytes,
+            block_size=config.block_size,
+            device=config.device,
+            dtype=config.dtype,
+            progress=_progress,
+        )
+        guides = None
+        if config.end == stage.total and (folder / "tokenizer.json").is_file():
+            guides = Guides(folder, stage.vocabulary, TextCodec(folder).eos)
+        self.mailbox = ZmqMailbox(config.bind)
+        self.core = NodeCore(
+            config.name,
+            self.mailbox.endpoint,
+            stage,
+            BlockPool(stage.cache.blocks, config.block_size, prefix_caching=config.prefix_caching),
+            self.mailbox.send,
+            time.monotonic,
+            settings=CoreSettings(
+                token_budget=config.token_budget,
+                chunk=config.chunk,
+                max_in_flight=config.max_in_flight,
+                orphan_s=config.orphan_s,
+            ),
+            guides=guides,
+            incarnation=secrets.randbits(62),
+        )
+        self.heart = Heart(config.heartbeat_s, self.core.stats())
+        self._draining_s: float | None = None
+        self._stopping = False
+        self.ready = NodeReady(
+            name=config.name,
+            endpoint=self.mailbox.endpoint,
+            pid=os.getpid(),
+            start=config.start,
+            end=config.end,
+            layers=stage.total,
+            blocks=stage.cache.blocks,
+            block_size=config.block_size,
+        )
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Leave the loop when nothing runs any more, or after the current step."""
+        self._stopping = self._stopping or at_once or self._draining_s is not None
+        self._draining_s = time.monotonic()
+
+    @property
+    def _done(self) -> bool:
+        if self._stopping or self._draining_s is None:
+            return self._stopping
+        return self.core.idle or time.monotonic() - self._draining_s > self.config.drain_s
+
+    def run(self) -> None:
+        """Serve until told to stop."""
+        self.heart.start()
+        if self.config.ready_file is not None:
+            atomic_write(self.config.ready_file, self.ready.to_json())
+        _LOG.info(
+            "ready: layers [%d, %d) at %s, %d KV blocks",
+            *(self.ready.start, self.ready.end, self.ready.endpoint, self.ready.blocks),
+        )
+        worked, looked_s = False, time.monotonic()
+        try:
+            while not self._done:
+                wait_s = 0.0 if worked else _HELD_POLL_S if self.core.held_back else _IDLE_POLL_S
+                for message in self.mailbox.receive(wait_s):
+                    self._handle(message)
+                worked = self.core.step()
+                if time.monotonic() - looked_s > _LOOK_S:
+                    self.core.purge()
+                    self.heart.stats = self.core.stats()
+                    looked_s = time.monotonic()
+        finally:
+            self.heart.stop()
+            self.mailbox.close()
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case Hello(reply_to=endpoint):
+                self.heart.hello(endpoint)
+            case Stop(drain=drain):
+                self.stop(at_once=not drain)
+            case _:
+                self.core.handle(message)
+
+
+def _progress(done: int, total: int, name: str) -> None:
+    if done == total or done % max(1, total // 10) == 0:
+        _LOG.info("loading weights: %d of %d (%s)", done, total, name)
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent ends (Linux; elsewhere nothing)."""
+    if not sys.platform.startswith("linux"):
+        return
+    parent = os.getppid()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the parent has ended already")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Read the configuration, serve, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m atoll.engine.node", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="JSON file of a NodeConfig")
+    path: Path = parser.parse_args(arguments).config
+    try:
+        config = NodeConfig.from_json(read_text_limited(path), path=path)
+        logging.basicConfig(
+            level=config.log_level, format=f"%(asctime)s %(levelname)s {config.name}: %(message)s"
+        )
+        if config.die_with_parent:
+            _die_with_parent()
+        if config.cpus:
+            os.sched_setaffinity(0, config.cpus)
+        process = _start(config)
+        signal.signal(signal.SIGTERM, lambda *_: process.stop())
+        signal.signal(signal.SIGINT, lambda *_: process.stop(at_once=True))
+        process.run()
+    except AtollError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def _start(config: NodeConfig) -> NodeProcess:
+    try:
+        return NodeProcess(config)
+    except ModuleNotFoundError as error:
+        missing = error.name or "torch"
+        raise MissingDependencyError(missing, "engine", needed_for="a node") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,499 @@
+"""What a node does with messages: opens sequences, runs batches, passes results on. No sockets.
+
+The core is driven from outside (`handle` a message, `step` once) and speaks through a `send`
+function, so that the same code runs in a process of its own and inside a test.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from atoll.core.errors import AtollError
+from atoll.engine.batcher import Chunk, Flights, Resident, Unit, pick
+from atoll.engine.guidance import Guides
+from atoll.engine.kv import BlockPool, OutOfBlocks
+from atoll.engine.messages import (
+    Activations,
+    Evicted,
+    Failed,
+    Kv,
+    Message,
+    NodeStats,
+    Open,
+    OpenBody,
+    Opened,
+    Release,
+    Sampled,
+    SampledBody,
+    Table,
+    Tokens,
+    table_of,
+)
+from atoll.engine.sampling import Choice, Chooser, choose_batch
+from atoll.engine.stage import Rows, StageModel
+
+_LOG = logging.getLogger(__name__)
+
+Send = Callable[[str, Message], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSettings:
+    """Limits of a node: rows in a batch, rows of one prefill chunk, decode groups under way."""
+
+    token_budget: int = 512
+    chunk: int = 256
+    max_in_flight: int = 1
+    orphan_s: float = 300.0
+
+
+class NodeCore:
+    """The sequences of one node and the stage that runs them."""
+
+    def __init__(
+        self,
+        name: str,
+        endpoint: str,
+        stage: StageModel,
+        pool: BlockPool,
+        send: Send,
+        clock: Callable[[], float],
+        *,
+        settings: CoreSettings | None = None,
+        guides: Guides | None = None,
+        incarnation: int = 0,
+    ) -> None:
+        self.name, self.endpoint = name, endpoint
+        self.stage, self.pool = stage, pool
+        self.settings = settings or CoreSettings()
+        self._send, self._clock, self._guides = send, clock, guides
+        self._incarnation = incarnation
+        self._residents: dict[tuple[int, int], Resident] = {}
+        # Sequences released before their Open arrived over a slower path: seq -> epoch.
+        self._released: dict[int, int] = {}
+        self._flights = Flights(self.settings.max_in_flight)
+        self.steps = self.tokens = self.preemptions = 0
+        self.busy_s = 0.0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no sequence is here."""
+        return not self._residents
+
+    @property
+    def held_back(self) -> bool:
+        """Whether a decode is ready and waits for a group that is under way."""
+        return self._flights.count >= self._flights.limit and any(
+            r.is_first and r.left > 0 for r in self._residents.values()
+        )
+
+    def stats(self) -> NodeStats:
+        """Return figures about now."""
+        waiting = sum(r.waiting or r.kv_missing > 0 or r.fresh for r in self._residents.values())
+        return NodeStats(
+            name=self.name,
+            endpoint=self.endpoint,
+            incarnation=self._incarnation,
+            start=self.stage.start,
+            end=self.stage.end,
+            block_size=self.pool.block_size,
+            blocks=self.pool.count,
+            blocks_used=self.pool.used,
+            running=len(self._residents) - waiting,
+            waiting=waiting,
+            steps=self.steps,
+            tokens=self.tokens,
+            preemptions=self.preemptions,
+            prefix_hits=self.pool.hits,
+            prefix_lookups=self.pool.lookups,
+            busy_s=self.busy_s,
+        )
+
+    def handle(self, message: Message) -> None:
+        """Take one message; what concerns an unknown or older sequence is ignored."""
+        match message:
+            case Open():
+                self._open(message)
+            case Opened():
+                self._opened(message)
+            case Activations():
+                self._activations(message)
+            case Tokens():
+                self._tokens(message)
+            case Release():
+                for seq, epoch in message.table.tolist():
+                    self._release(seq, epoch)
+            case Kv():
+                self._kv(message)
+            case _:
+                _LOG.warning("%s: unexpected %s", self.name, type(message).__name__)
+
+    def purge(self) -> None:
+        """Drop sequences nobody has touched for long: whoever asked for them is gone."""
+        limit_s = self._clock() - self.settings.orphan_s
+        for resident in list(self._residents.values()):
+            if resident.active_s < limit_s:
+                self._drop(resident)
+        self._released = dict(list(self._released.items())[-10_000:])
+
+    def drop_all(self) -> None:
+        """Forget every sequence."""
+        for resident in list(self._residents.values()):
+            self._drop(resident)
+
+    # Opening and closing
+
+    def _open(self, message: Open) -> None:
+        body = message.body
+        if self._released.get(body.seq, -1) >= body.epoch:
+            return
+        for resident in [r for r in self._residents.values() if r.body.seq == body.seq]:
+            if resident.body.epoch > body.epoch:
+                return
+            if resident.body.epoch < body.epoch:
+                self._drop(resident)
+        problem = self._refusal(body, message.tokens)
+        if problem is not None:
+            self._fail(body, problem)
+            return
+        hop = body.route[body.hop]
+        tokens = [int(token) for token in message.tokens]
+        seed = f"{hop.start}-{hop.end}".encode()
+        known = [] if body.expects_kv else tokens
+        table = self.pool.open(known, seed, body.max_length)
+        resident = Resident(body, tokens, table, active_s=self._clock())
+        self._residents[resident.key] = resident
+        if resident.is_last:
+            try:
+                self._make_chooser(resident)
+            except AtollError as error:
+                self._drop(resident)
+                self._fail(body, str(error))
+                return
+        if body.expects_kv:
+            resident.kv_length = len(tokens)
+            resident.kv_missing = (hop.end - hop.start) * len(tokens)
+            if not self._make_room(resident, len(tokens), set()):
+                return
+        hit = table.length if resident.is_first else min(body.hit, table.length)
+        if not body.expects_kv:
+            self.pool.truncate(table, hit)
+        self._announce(resident, hit, message)
+
+    def _announce(self, resident: Resident, hit: int, message: Open) -> None:
+        """Pass the Open on, or answer it at the end of the route."""
+        body = resident.body
+        if not resident.is_last:
+            # With nothing to skip there is nothing to agree on.
+            resident.waiting = resident.is_first and hit > 0
+            agree = body.agree or resident.waiting
+            passed = body.model_copy(update={"hop": body.hop + 1, "hit": hit, "agree": agree})
+            self._post(body.route[body.hop + 1].endpoint, Open(passed, message.tokens))
+            return
+        opened = Opened(seq=body.seq, epoch=body.epoch, hit=hit)
+        if body.expects_kv:
+            self._send(body.reply_to, opened)
+        elif body.agree:
+            self._post(body.route[0].endpoint, opened)
+
+    def _refusal(self, body: OpenBody, tokens: Table) -> str | None:
+        known = len(tokens)
+        if body.hop >= len(body.route):
+            return f"hop {body.hop} of a route of {len(body.route)}"
+        hop = body.route[body.hop]
+        if not self.stage.start <= hop.start < hop.end <= self.stage.end:
+            return (
+                f"asked for layers [{hop.start}, {hop.end}), holds "
+                f"[{self.stage.start}, {self.stage.end})"
+            )
+        if body.hop == 0 and hop.start != 0:
+            return f"a route begins at layer {hop.start}"
+        if body.hop and body.route[body.hop - 1].end != hop.start:
+            return f"a route jumps from layer {body.route[body.hop - 1].end} to {hop.start}"
+        if body.hop == len(body.route) - 1 and hop.end != self.stage.total:
+            return f"a route ends at layer {hop.end} of {self.stage.total}"
+        if not 0 < body.prompt_length <= known:
+            return f"a prompt of {body.prompt_length} in {known} tokens"
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self.stage.vocabulary:
+            return f"a token is not in the vocabulary of {self.stage.vocabulary}"
+        if -(-(known + 1) // self.pool.block_size) > self.pool.count:
+            return (
+                f"{known} tokens need more than the {self.pool.count} KV blocks of "
+                f"{self.pool.block_size} positions there are"
+            )
+        return None
+
+    def _make_chooser(self, resident: Resident) -> None:
+        body = resident.body
+        resident.chooser = Chooser(
+            body.sampling, body.eos, resident.tokens, body.prompt_length, self._guides
+        )
+
+    def _opened(self, message: Opened) -> None:
+        resident = self._find(message.seq, message.epoch, 0)
+        if resident is not None:
+            self.pool.truncate(resident.table, message.hit)
+            resident.waiting = False
+
+    def _release(self, seq: int, epoch: int) -> None:
+        if self._released.get(seq, -1) < epoch:
+            self._released.pop(seq, None)
+            self._released[seq] = epoch
+        for resident in [r for r in self._residents.values() if r.body.seq == seq]:
+            if resident.body.epoch <= epoch:
+                self._drop(resident)
+
+    def _drop(self, resident: Resident) -> None:
+        if self._residents.pop(resident.key, None) is not None:
+            self._flights.land(resident, self._clock())
+            self.pool.close(resident.table)
+
+    def _find(self, seq: int, epoch: int, hop: int) -> Resident | None:
+        resident = self._residents.get((seq, hop))
+        if resident is None or resident.body.epoch != epoch:
+            return None
+        resident.active_s = self._clock()
+        return resident
+
+    def _fail(self, body: OpenBody, message: str) -> None:
+        failed = Failed(seq=body.seq, epoch=body.epoch, node=self.name, message=message)
+        self._send(body.reply_to, failed)
+
+    def _post(self, to: str, message: Message) -> None:
+        """Send, or hand over at once when it is for this very node."""
+        if to == self.endpoint:
+            self.handle(message)
+        else:
+            self._send(to, message)
+
+    # What comes in while a sequence runs
+
+    def _activations(self, message: Activations) -> None:
+        row = 0
+        for seq, epoch, hop, position, count, sample, token in message.table.tolist():
+            data = message.hidden[row : row + count]
+            row += count
+            resident = self._find(seq, epoch, hop)
+            if resident is None:
+                continue
+            ahead = (
+                resident.queue[-1].position + resident.queue[-1].count if resident.queue else None
+            )
+            ran = resident.kv_length if resident.kv_missing else resident.table.length
+            expected = ran if ahead is None else ahead
+            if position > expected or data.shape[1] != self.stage.width:
+                self._fail(resident.body, f"rows at {position} came where {expected} was due")
+                self._drop(resident)
+                continue
+            if position < expected and ahead is None and not resident.kv_length:
+                self.pool.truncate(resident.table, position)
+            if token >= 0:
+                resident.know(position, token)
+            resident.queue.append(Chunk(position, count, bool(sample), data))
+
+    def _tokens(self, message: Tokens) -> None:
+        for seq, epoch, position, token in message.table.tolist():
+            resident = self._find(seq, epoch, 0)
+            if resident is not None:
+                resident.know(position, token)
+                self._flights.land(resident, self._clock())
+
+    def _kv(self, message: Kv) -> None:
+        seq, epoch, hop, first, last, position = message.table[0].tolist()
+        resident = self._find(seq, epoch, hop)
+        if resident is None:
+            return
+        inside = resident.hop.start <= first < last <= resident.hop.end
+        inside = inside and message.data.shape[3:] == self.stage.cache.keys[first].shape[1:]
+        end = position + message.data.shape[2]
+        if (
+            not inside
+            or not 0 <= position < end <= len(resident.table.blocks) * self.pool.block_size
+        ):
+            self._fail(resident.body, f"KV of layers [{first}, {last}) came unasked")
+            self._drop(resident)
+            return
+        with torch.inference_mode():
+            layers = range(first, last)
+            self.stage.cache.write(layers, resident.table, position, message.data)
+        resident.kv_missing -= (last - first) * (end - position)
+        if resident.kv_missing == 0:
+            # The first token of the answer may have come before the last of the KV.
+            length = resident.kv_length
+            self.pool.commit(resident.table, length, resident.tokens[:length])
+
+    # Running
+
+    def step(self) -> bool:
+        """Run one batch and pass on what it gives; False if there was nothing to run."""
+        began_s = self._clock()
+        units = pick(
+            self._residents.values(),
+            self.settings.token_budget,
+            self.settings.chunk,
+            self._flights,
+            began_s,
+        )
+        units = self._with_room(units)
+        if not units:
+            return False
+        # Rows for the same receiver lie together, so they leave as one piece.
+        units.sort(key=lambda unit: (unit.resident.hop.start, self._next_endpoint(unit)))
+        output = self.stage.forward([self._rows(unit) for unit in units])
+        for unit in units:
+            self._ran(unit)
+        self._push_kv(units)
+        self._pass_on(list(zip(units, output.hidden, strict=True)))
+        self._sample([units[i] for i in output.sampled], output.logits)
+        for unit in units:
+            if unit.sample and unit.resident.body.kv_to:
+                # The prompt is done here; the answer goes on elsewhere.
+                self._drop(unit.resident)
+        self.steps += 1
+        self.tokens += sum(unit.count for unit in units)
+        self.busy_s += self._clock() - began_s
+        return True
+
+    def _next_endpoint(self, unit: Unit) -> str:
+        body = unit.resident.body
+        return "" if unit.resident.is_last else body.route[body.hop + 1].endpoint
+
+    def _rows(self, unit: Unit) -> Rows:
+        resident = unit.resident
+        data = unit.data
+        if resident.is_first:
+            data = torch.tensor(resident.tokens[unit.position : unit.end], dtype=torch.int64)
+        hop = resident.hop
+        return Rows(
+            hop.start, hop.end, unit.position, unit.count, resident.table, data, unit.sample
+        )
+
+    def _ran(self, unit: Unit) -> None:
+        resident = unit.resident
+        resident.fresh = False
+        resident.active_s = self._clock()
+        self.pool.commit(resident.table, unit.end, resident.tokens)
+        if not resident.is_first:
+            resident.queue.popleft()
+
+    def _with_room(self, units: list[Unit]) -> list[Unit]:
+        """Give every unit its blocks, dropping the youngest sequences where there are too few."""
+        chosen = {unit.resident.key for unit in units}
+        for unit in sorted(units, key=lambda u: u.resident.age):
+            if unit.resident.key in chosen:
+                self._make_room(unit.resident, unit.end, chosen)
+        return [unit for unit in units if unit.resident.key in chosen]
+
+    def _make_room(self, resident: Resident, positions: int, chosen: set[tuple[int, int]]) -> bool:
+        while True:
+            try:
+                self.pool.grow(resident.table, positions)
+            except OutOfBlocks:
+                holders = [r for r in self._residents.values() if r.table.blocks] or [resident]
+                victim = max((*holders, resident), key=lambda r: r.age)
+                if len(holders) == 1 and holders[0] is resident:
+                    self._fail(
+                        resident.body, f"{positions} positions do not fit this node's KV blocks"
+                    )
+                else:
+                    self._evicted(victim)
+                chosen.discard(victim.key)
+                self._drop(victim)
+                if victim is resident:
+                    return False
+            else:
+                return True
+
+    def _evicted(self, victim: Resident) -> None:
+        self.preemptions += 1
+        body = victim.body
+        self._send(body.reply_to, Evicted(seq=body.seq, epoch=body.epoch, node=self.name))
+
+    def _pass_on(self, results: list[tuple[Unit, Any]]) -> None:
+        rows: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+        hidden: dict[str, list[Any]] = defaultdict(list)
+        leaving = []
+        for unit, state in results:
+            if state is None:
+                continue
+            resident, body = unit.resident, unit.resident.body
+            to = body.route[body.hop + 1].endpoint
+            token = resident.tokens[unit.position] if unit.count == 1 else -1
+            row = (body.seq, body.epoch, body.hop + 1, unit.position, unit.count)
+            rows[to].append((*row, int(unit.sample), token))
+            hidden[to].append(state)
+            if resident.is_first and unit.sample:
+                leaving.append(resident)
+        self._flights.start(leaving, self._clock())
+        for to, table in rows.items():
+            states = hidden[to]
+            joined = states[0] if len(states) == 1 else torch.cat(states)
+            self._post(to, Activations(table_of(table, Activations.columns), joined))
+
+    def _push_kv(self, units: list[Unit]) -> None:
+        """Send what is newly written to the decode nodes that will want it."""
+        for unit in units:
+            resident, body = unit.resident, unit.resident.body
+            start, resident.kv_pushed = resident.kv_pushed, unit.end
+            for number, hop in enumerate(body.kv_to):
+                first, last = max(hop.start, resident.hop.start), min(hop.end, resident.hop.end)
+                if first >= last:
+                    continue
+                with torch.inference_mode():
+                    layers = range(first, last)
+                    data = self.stage.cache.read(layers, resident.table, start, unit.end)
+                row = (body.seq, body.epoch, number, first, last, start)
+                self._post(hop.endpoint, Kv(table_of([row], Kv.columns), data))
+
+    def _sample(self, units: list[Unit], logits: Any) -> None:
+        if not units:
+            return
+        with torch.inference_mode():
+            choices = choose_batch(logits, [unit.resident.chooser for unit in units])
+        chosen: list[tuple[Unit, Choice]] = []
+        for unit, choice in zip(units, choices, strict=True):
+            if isinstance(choice, Choice):
+                chosen.append((unit, choice))
+            else:
+                self._fail(unit.resident.body, str(choice))
+                self._drop(unit.resident)
+        self._return_tokens(chosen)
+
+    def _return_tokens(self, chosen: list[tuple[Unit, Choice]]) -> None:
+        """Tell the first hop, which can go on at once, and the scheduler, which streams."""
+        back: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+        reports: dict[str, list[tuple[Unit, Choice]]] = defaultdict(list)
+        for unit, choice in chosen:
+            body = unit.resident.body
+            reports[body.reply_to].append((unit, choice))
+            unit.resident.know(unit.end, choice.token)
+            if choice.finish:
+                self._drop(unit.resident)
+                continue
+            first = (body.kv_to or body.route)[0].endpoint
+            if body.kv_to or not unit.resident.is_first:
+                back[first].append((body.seq, body.epoch, unit.end, choice.token))
+        for to, rows in back.items():
+            self._post(to, Tokens(table_of(rows, Tokens.columns)))
+        for to, report in reports.items():
+            self._send(to, _sampled(report))
+
+
+def _sampled(report: list[tuple[Unit, Choice]]) -> Sampled:
+    import numpy as np
+
+    rows = [
+        (u.resident.body.seq, u.resident.body.epoch, u.end, choice.token, choice.finish)
+        for u, choice in report
+    ]
+    return Sampled(
+        table_of(rows, Sampled.columns),
+        np.array([choice.logprob for _, choice in report], dtype=np.float32),
+        SampledBody(top={i: list(c.top) for i, (_, c) in enumerate(report) if c.top}),
+    )

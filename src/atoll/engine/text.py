@@ -1,0 +1,221 @@
+"""Text in and out: tokenizer, chat template, text that grows token by token, stop strings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.core.errors import InputError, MissingDependencyError
+from atoll.engine.errors import EngineError
+
+_UNFINISHED = "\ufffd"
+# A character needs at most this many byte tokens; beyond it a replacement sign is really meant.
+_LONGEST_UNFINISHED = 8
+
+
+class TextCodec:
+    """The tokenizer and chat template of a model folder. Loads no torch."""
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise MissingDependencyError("tokenizers", "engine", needed_for="text") from error
+
+        self.folder = Path(folder)
+        path = self.folder / "tokenizer.json"
+        if not path.is_file():
+            raise InputError("there is no tokenizer.json", path=folder, hint="name a model folder")
+        self._tokenizer = Tokenizer.from_file(str(path))
+        self._settings = _read_json(self.folder / "tokenizer_config.json")
+        self._config = _read_json(self.folder / "config.json")
+        self.eos = self._ends()
+        self._template = self._chat_template()
+
+    @property
+    def max_length(self) -> int:
+        """How many positions the model was made for."""
+        return int(self._text_config().get("max_position_embeddings", 2048))
+
+    @property
+    def layers(self) -> int:
+        """How many layers the model has."""
+        return int(self._text_config()["num_hidden_layers"])
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the model's head knows."""
+        return int(self._text_config()["vocab_size"])
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Return the tokens of `text`; with `special`, as the tokenizer begins a text."""
+        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
+        return tokens
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
+        """Return the text of tokens."""
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special)
+        return text
+
+    def token_text(self, token: int) -> str:
+        """Return the text of one token on its own (for log probabilities)."""
+        return self.decode([token], skip_special=False)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        generate: bool = True,
+    ) -> list[int]:
+        """Return the tokens of a conversation in the model's own format."""
+        if self._template is None:
+            raise EngineError("this model has no chat template", hint="use /v1/completions")
+        import jinja2
+
+        try:
+            text = self._template.render(
+                messages=[dict(message) for message in messages],
+                tools=list(tools) if tools else None,
+                add_generation_prompt=generate,
+                bos_token=self._named("bos_token"),
+                eos_token=self._named("eos_token"),
+            )
+        except (jinja2.TemplateError, TypeError, KeyError, AttributeError) as error:
+            raise EngineError(f"the chat template refuses these messages: {error}") from error
+        return self.encode(text, special=False)
+
+    def stream(self, stop: Sequence[str] = ()) -> TextStream:
+        """Start a text that grows token by token."""
+        return TextStream(self, stop)
+
+    def _text_config(self) -> Mapping[str, Any]:
+        return self._config.get("text_config") or self._config
+
+    def _named(self, name: str) -> str:
+        value = self._settings.get(name)
+        return str(value.get("content", "")) if isinstance(value, Mapping) else str(value or "")
+
+    def _ends(self) -> tuple[int, ...]:
+        generation = _read_json(self.folder / "generation_config.json")
+        found: list[int] = []
+        for source in (generation, self._text_config()):
+            value = source.get("eos_token_id")
+            values = value if isinstance(value, list) else [] if value is None else [value]
+            found += [int(token) for token in values]
+        named = self._named("eos_token")
+        if named and (token := self._tokenizer.token_to_id(named)) is not None:
+            found.append(int(token))
+        return tuple(dict.fromkeys(found))
+
+    def _chat_template(self) -> Any:
+        path = self.folder / "chat_template.jinja"
+        source = path.read_text() if path.is_file() else self._settings.get("chat_template")
+        if isinstance(source, list):
+            named = {entry["name"]: entry["template"] for entry in source}
+            source = named.get("default")
+        if not source:
+            return None
+        try:
+            from jinja2.ext import loopcontrols
+            from jinja2.sandbox import ImmutableSandboxedEnvironment
+        except ImportError as error:
+            raise MissingDependencyError("jinja2", "engine", needed_for="chat") from error
+
+        # Templates come with the weights, from strangers: they run in a sandbox.
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        )
+        environment.filters["tojson"] = lambda value, **options: json.dumps(
+            value, ensure_ascii=False, **options
+        )
+        environment.globals["raise_exception"] = _refuse
+        return environment.from_string(source)
+
+
+@dataclass(frozen=True, slots=True)
+class TextStep:
+    """New text, and whether a stop string has ended it."""
+
+    text: str
+    stopped: bool = False
+
+
+class TextStream:
+    """Turns tokens into text as they come.
+
+    Bytes of an unfinished character are held back, and so is text that may be the beginning of a
+    stop string; a stop string itself is never shown. All pieces together equal the decoded whole.
+    """
+
+    def __init__(self, codec: TextCodec, stop: Sequence[str] = ()) -> None:
+        self._codec = codec
+        self._stop = tuple(text for text in stop if text)
+        self._tokens: list[int] = []
+        self._start = 0
+        self._read = 0
+        self._held = ""
+
+    def push(self, token: int) -> TextStep:
+        """Take a token and return what it adds."""
+        self._tokens.append(token)
+        before = self._codec.decode(self._tokens[self._start : self._read])
+        after = self._codec.decode(self._tokens[self._start :])
+        unfinished = after.endswith(_UNFINISHED)
+        if unfinished and len(self._tokens) - self._read < _LONGEST_UNFINISHED:
+            return TextStep("")
+        self._start, self._read = self._read, len(self._tokens)
+        return self._show(after[len(before) :])
+
+    def finish(self) -> str:
+        """Return what was held back."""
+        before = self._codec.decode(self._tokens[self._start : self._read])
+        after = self._codec.decode(self._tokens[self._start :])
+        rest, self._held = self._held + after[len(before) :], ""
+        for text in self._stop:
+            at = rest.find(text)
+            if at >= 0:
+                rest = rest[:at]
+        return rest
+
+    def _show(self, new: str) -> TextStep:
+        text = self._held + new
+        hits = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
+        if hits:
+            self._held = ""
+            return TextStep(text[: min(hits)], stopped=True)
+        keep = _longest_beginning(text, self._stop)
+        self._held = text[len(text) - keep :]
+        return TextStep(text[: len(text) - keep])
+
+
+def _longest_beginning(text: str, stops: Sequence[str]) -> int:
+    """Return the length of the longest end of `text` that begins one of `stops`."""
+    longest = 0
+    for stop in stops:
+        for length in range(min(len(stop) - 1, len(text)), longest, -1):
+            if text.endswith(stop[:length]):
+                longest = length
+                break
+    return longest
+
+
+def _refuse(message: str) -> None:
+    import jinja2
+
+    raise jinja2.TemplateError(message)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"not valid JSON: {error}", path=path) from error
+    if not isinstance(content, dict):
+        raise InputError("not a JSON object", path=path)
+    return content

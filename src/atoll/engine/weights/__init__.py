@@ -1,0 +1,1 @@
+"""Where weights come from and how a stage reads its share of them."""

