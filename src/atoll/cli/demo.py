@@ -1,0 +1,223 @@
+"""`atoll demo`: plan, simulate, serve, kill a node in the middle of an answer, and see it go on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.cli.planning import read_plan
+from atoll.cli.render import console
+from atoll.cli.serving import fetch_models, local_fleet, need_engine, need_serving
+from atoll.core.errors import AtollError, UsageError
+
+if TYPE_CHECKING:
+    from atoll.runtime.local.build import Model
+    from atoll.runtime.local.fleet import LocalFleet
+
+app = typer.Typer(add_completion=False)
+_QUESTION = "Write a short story about a lighthouse keeper."
+_TOKENS = 72
+_KILL_AFTER = 24
+
+
+class DemoError(AtollError):
+    """The demonstration did not show what it should have."""
+
+
+@app.command()
+def demo(
+    examples: Annotated[
+        Path | None, typer.Option("--examples", help="Folder with the example fleets.")
+    ] = None,
+    question: Annotated[str, typer.Option("--question", help="What to ask.")] = _QUESTION,
+) -> None:
+    """Show the whole story on this machine: no GPU and no account needed.
+
+    Plans three models on rented GPUs and simulates the plan; then cuts a small model over four processes,
+    asks it a question, kills one of them in the middle of the answer, and compares.
+    """
+    need_serving()
+    need_engine()
+    from atoll.engine.weights.sources import DEFAULT_MODEL, DEFAULT_NAME
+    from atoll.runtime.instance.loop import run
+
+    begun_s = time.monotonic()
+    folder = _examples(examples)
+    _say(f"0. Weights: {DEFAULT_NAME}, fetched and converted once")
+    models = fetch_models({"smollm2": DEFAULT_MODEL})
+    run(_show(folder, models, question, begun_s))
+
+
+def _examples(given: Path | None) -> Path:
+    own = Path(__file__).resolve().parents[3] / "examples"
+    for folder in (given,) if given is not None else (Path("examples"), own):
+        if (folder / "demo-plan.json").is_file():
+            return folder
+    raise UsageError("no folder with the example fleets", hint="run it in a clone of Atoll")
+
+
+def _say(text: str) -> None:
+    console().print(text, soft_wrap=True)
+    sys.stdout.flush()
+
+
+async def _show(folder: Path, models: dict[str, Model], question: str, begun_s: float) -> None:
+    from atoll.runtime.local.build import LocalOptions
+    from atoll.runtime.supervise_process import Nursery
+
+    # Loading torch takes a while; it does so while the plans are made.
+    loading = asyncio.create_task(Nursery.start([str(m.folder) for m in models.values()]))
+    try:
+        await _plan_and_simulate(folder / "quickstart.yaml")
+        _say("\n3. A plan for one small model on four small machines (of examples/demo-local.yaml)")
+        plan = read_plan(folder / "demo-plan.json")
+        for instance in plan.instances:
+            _say(f"   {instance.id}: {instance.describe()}")
+        nursery = await loading
+    except BaseException:
+        loading.cancel()
+        with contextlib.suppress(asyncio.CancelledError, AtollError):
+            await (await loading).close()
+        raise
+    with local_fleet(
+        plan,
+        models,
+        LocalOptions(),
+        host="127.0.0.1",
+        port=0,
+        log=None,
+        on_progress=lambda _name, _state, _reason: None,
+    ) as fleet:
+        fleet.agent.nursery = nursery
+        _say("\n4. Serve: every machine a process that holds only its layers, a gateway in front")
+        await fleet.start()
+        try:
+            await _ask_and_kill(fleet, question)
+        finally:
+            await fleet.stop(5.0)
+    _say(f"\nAll of it took {time.monotonic() - begun_s:.0f} s. Next: `atoll serve PLAN`.")
+
+
+async def _plan_and_simulate(fleet: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        plan = str(Path(folder) / "plan.json")
+        _say("\n1. Plan: three models on rented GPUs, as cheap as the promises allow")
+        lines = await _atoll("plan", str(fleet), "-o", plan)
+        _say(f"   {lines[-1]}")
+        _say("\n2. Simulate: how the promises fare under a minute of random arrivals")
+        for line in await _atoll("simulate", plan, "--fleet", str(fleet), "--for", "1min"):
+            if line.strip().startswith("instance "):
+                break  # the nodes one by one
+            _say(f"   {line}")
+
+
+async def _atoll(*arguments: str) -> list[str]:
+    """Run a command of Atoll in a process of its own and return its lines."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "atoll", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    if process.returncode:
+        raise DemoError(f"atoll {arguments[0]} failed: {err.decode(errors='replace')[-300:]}")
+    return [line.rstrip() for line in out.decode().splitlines() if line.strip()]
+
+
+async def _ask_and_kill(fleet: LocalFleet, question: str) -> None:
+    endpoint = fleet.endpoints[0].endpoint
+    for process, _, start, end in endpoint.held:
+        _say(
+            f"   process {fleet.agent.keepers[process].pid}: layers {start} to {end - 1} ({process})"
+        )
+    _say(f"   {fleet.url}/v1 answers")
+    _say(f"\n5. Ask, undisturbed: {question}")
+    expected = "".join([text async for text in _stream(fleet.url, question)])
+    _say(_indented(expected))
+    _say("\n6. Ask again, and kill a process in the middle of the answer (SIGKILL)")
+    shown, count, killed = "", 0, ""
+    sys.stdout.write("   ")
+    async for text in _stream(fleet.url, question):
+        count += 1
+        shown += text
+        sys.stdout.write(text.replace("\n", "\n   "))
+        sys.stdout.flush()
+        if count == _KILL_AFTER:
+            killed = await _busy_sibling(fleet)
+            pid = fleet.agent.keepers[killed].pid
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+            sys.stdout.write(f"\n   >>> killed process {pid} ({killed}) <<<\n   ")
+    sys.stdout.write("\n")
+    if shown != expected:
+        raise DemoError("the answer differs from the undisturbed one")
+    if not killed:
+        raise DemoError("the answer was too short to kill anything", hint="ask another question")
+    _say(
+        "\n   The answer went on over the other machine of that stage, which rebuilt what it needed:"
+        "\n   letter by letter the same as undisturbed."
+    )
+    await fleet.agent.ready([killed])
+    _say(f"   {killed} runs again, as process {fleet.agent.keepers[killed].pid}.")
+
+
+async def _busy_sibling(fleet: LocalFleet) -> str:
+    """Return a node that works on a request and has a sibling with the same layers."""
+    from atoll.runtime.adapters.probes import fetch
+
+    endpoint = fleet.endpoints[0].endpoint
+    _, body = await fetch(f"{endpoint.backend.url}/atoll/v1/status")
+    nodes: list[dict[str, Any]] = json.loads(body)["nodes"]
+    ranges = [(node["start"], node["end"]) for node in nodes]
+    twins = [n for n in nodes if ranges.count((n["start"], n["end"])) > 1]
+    if not twins:
+        raise DemoError("no two machines hold the same layers", hint="use examples/demo-plan.json")
+    return str(max(twins, key=lambda n: (n["stats"] or {}).get("running", 0))["name"])
+
+
+async def _stream(url: str, question: str) -> AsyncGenerator[str, None]:
+    """Yield the pieces of an answer as they come."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    asked = {
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": _TOKENS,
+        "temperature": 0,
+        "stream": True,
+    }
+    body = json.dumps(asked).encode()
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}"
+        writer.write(f"{head}\r\n\r\n".encode() + body)
+        while line := await reader.readline():
+            text = line.decode().strip()
+            if text == "data: [DONE]":
+                return
+            if text.startswith("data: "):
+                event = json.loads(text.removeprefix("data: "))
+                if "error" in event:
+                    raise DemoError(f"the stream broke: {event['error']['message']}")
+                for choice in event["choices"]:
+                    if content := choice["delta"].get("content"):
+                        yield content
+        raise DemoError("the stream ended early")
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+def _indented(text: str) -> str:
+    return "   " + text.replace("\n", "\n   ")

@@ -1,0 +1,183 @@
+"""What `serve` and `demo` share: reading the plan, fetching models, showing progress."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from atoll.cli.planning import (
+    SERVICES,
+    live_line,
+    need_solvers,
+    read_plan,
+    read_problem,
+    template_libraries,
+)
+from atoll.cli.render import note
+from atoll.core.errors import InfeasibleError, MissingDependencyError, UnknownNameError, UsageError
+
+if TYPE_CHECKING:
+    from atoll.plan.plan import Plan
+    from atoll.runtime.local.build import LocalOptions, Model
+    from atoll.runtime.local.fleet import LocalFleet
+    from atoll.telemetry.usage import OnUsage
+
+INSTANCES = "instances"
+"""The key that tells a plan.json from a fleet file written as JSON."""
+
+
+def need_serving() -> None:
+    """Say which extra to install where the packages that serve are missing."""
+    for package, extra in (("httptools", "serve"), ("msgspec", "serve")):
+        if find_spec(package) is None:
+            raise MissingDependencyError(package, extra, needed_for="serving")
+
+
+def need_engine() -> None:
+    """Say which extra to install where the packages of the stage engine are missing."""
+    for package in ("torch", "transformers", "zmq", "tokenizers"):
+        if find_spec(package) is None:
+            raise MissingDependencyError(package, "engine", needed_for="the stage engine")
+
+
+def plan_to_serve(path: Path, seconds: float) -> Plan:
+    """Read a plan, or make one of a fleet file in so many seconds."""
+    if _is_plan(path):
+        return read_plan(path)
+    need_solvers()
+    problem = read_problem(path)
+    catalog = problem.catalog()
+    from atoll.plan.solvers.registry import Effort, default_for, solve
+
+    libraries = None if problem.cluster is not None else template_libraries(problem, catalog)
+    with live_line(f"planning {problem.name}"):
+        made = solve(default_for(problem), problem, catalog, libraries, Effort(seconds))
+    if made.status == "infeasible":
+        raise InfeasibleError(
+            f"no plan meets the demand of {made.problem_name}",
+            hint=f"`atoll plan {path}` says why",
+        )
+    return made
+
+
+def _is_plan(path: Path) -> bool:
+    if path.suffix.lower() != ".json":
+        return False
+    from atoll.cli.planning import json_object
+
+    data = json_object(path)
+    return data is not None and SERVICES not in data and INSTANCES in data
+
+
+def sources(given: Sequence[str], services: Sequence[str], default: str) -> dict[str, str]:
+    """Return the model source of each service from `SERVICE=SOURCE` or plain `SOURCE` options."""
+    found = dict.fromkeys(services, default)
+    for text in given:
+        name, sign, source = text.partition("=")
+        if sign and "/" not in name and ":" not in name:
+            if name not in found:
+                raise UnknownNameError("model", name, found, field="--model")
+            found[name] = source
+        else:
+            found = dict.fromkeys(services, text)
+    return found
+
+
+def fetch_models(wanted: dict[str, str]) -> dict[str, Model]:
+    """Fetch and convert models where needed, with progress on stderr."""
+    from atoll.engine.weights.sources import resolve
+    from atoll.runtime.local.build import Model
+
+    folders: dict[str, Path] = {}
+    for source in dict.fromkeys(wanted.values()):
+        with live_line(f"fetching {source}") as say:
+
+            def progress(
+                done: int, total: int, name: str, say: Callable[[str], None] = say
+            ) -> None:
+                say(f"converting weights: {done} of {total} ({name})")
+
+            folders[source] = resolve(source, progress)
+    return {service: Model(source, folders[source]) for service, source in wanted.items()}
+
+
+def services_of(plan: Plan, only: Sequence[str]) -> list[str]:
+    """Return the services of a plan, or those asked for."""
+    known = list(dict.fromkeys(instance.service for instance in plan.instances))
+    if not known:
+        raise UsageError("the plan has no instances", hint="serve another plan")
+    for name in only:
+        if name not in known:
+            raise UnknownNameError("model", name, known, field="--only")
+    return [name for name in known if not only or name in only]
+
+
+@dataclass
+class Started:
+    """How far the processes of a fleet are, for one line on stderr."""
+
+    say: Callable[[str], None]
+    states: dict[str, str] = field(default_factory=dict)
+    is_up: bool = False
+
+    def __call__(self, name: str, state: object, reason: str) -> None:
+        """Take a change."""
+        before = self.states.get(name)
+        self.states[name] = str(state)
+        if self.is_up:
+            why = f": {reason}" if reason and str(state) != "ready" else ""
+            if (before, str(state)) != ("ready", "stopping") and str(state) != "stopped":
+                note(f"{name} {state}{why}")
+            return
+        ready = sum(value == "ready" for value in self.states.values())
+        waiting = [n for n, value in self.states.items() if value != "ready"]
+        self.say(f"starting: {ready} of {len(self.states)} ready; waiting for {', '.join(waiting)}")
+
+
+@contextlib.contextmanager
+def local_fleet(
+    plan: Plan,
+    models: dict[str, Model],
+    options: LocalOptions,
+    *,
+    host: str,
+    port: int,
+    log: Path | None,
+    on_progress: Callable[[str, object, str], None],
+    on_usage: OnUsage | None = None,
+) -> Iterator[LocalFleet]:
+    """Return a fleet that is not started yet; its folder goes when it is left."""
+    import os
+
+    from atoll.runtime.adapters.base import Home
+    from atoll.runtime.gateway import GatewaySettings
+    from atoll.runtime.local.build import build
+    from atoll.runtime.local.fleet import Hearing, LocalFleet
+    from atoll.runtime.state import new_home, remove_home
+    from atoll.telemetry.logs import JsonLog
+
+    home = Home(new_home())
+    hearing = Hearing()
+    target = log or home.folder / "gateway.log"
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        named = build(plan, models, home, hearing, options)
+        warm = [str(m.folder) for m in models.values()] if options.engine == "atoll" else []
+        yield LocalFleet(
+            plan.problem_name,
+            named,
+            home,
+            GatewaySettings(host=host, port=port),
+            hearing,
+            warm=tuple(dict.fromkeys(warm)),
+            on_progress=on_progress,
+            on_usage=on_usage,
+            log=JsonLog(descriptor),
+        )
+    finally:
+        os.close(descriptor)
+        remove_home(home.folder)

@@ -1,0 +1,276 @@
+"""`atoll simulate`: would a plan hold under a workload?"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoll.cli.planning import bar, need_solvers, parse_share, read_plan, read_problem, writable
+from atoll.cli.render import console, emit
+from atoll.core.errors import InfeasibleError, InputError, UsageError
+from atoll.core.units import parse_duration
+
+if TYPE_CHECKING:
+    from atoll.catalog.catalog import Catalog
+    from atoll.plan.plan import Plan
+    from atoll.plan.problem import Problem
+    from atoll.sim.options import Epoch, Failure, SimOptions
+    from atoll.sim.result import SimResult
+    from atoll.workload.requests import Requests
+
+app = typer.Typer(add_completion=False)
+
+_SEEN_S = "30s"
+
+
+@app.command()
+def simulate(
+    target: Annotated[
+        Path, typer.Argument(help="A plan.json, or a fleet file or problem.json to plan first.")
+    ],
+    fleet: Annotated[
+        Path | None, typer.Option("--fleet", help="The fleet file that a plan.json answers.")
+    ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            "--trace",
+            help='The workload: a file, or "azure-conv@10/s for=10min"; unless given, the demand '
+            "of the plan.",
+        ),
+    ] = None,
+    duration: Annotated[
+        str, typer.Option("--for", help="How long the plan's own demand lasts.")
+    ] = "10min",
+    policy: Annotated[
+        str,
+        typer.Option(
+            "--policy",
+            help="iwrr, swarm, random, shortest-queue, least-load or two-choices.",
+        ),
+    ] = "iwrr",
+    batching: Annotated[
+        str, typer.Option("--batching", help="engine (chunked prefill) or best-effort.")
+    ] = "engine",
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of workload and policy.")] = 0,
+    failures: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fail",
+            help='"60s HOST" or "60s INSTANCE/NODE": it dies then; "60s-300s ..." and comes back. '
+            "May be repeated.",
+        ),
+    ] = None,
+    then: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--then", help='"10min PLAN.json": that plan counts from then on; repeatable.'
+        ),
+    ] = None,
+    startup: Annotated[
+        str, typer.Option("--startup", help="From renting an instance to its first request.")
+    ] = "2min",
+    warm_up: Annotated[
+        str, typer.Option("--warm-up", help="Leave the first so long out of the figures.")
+    ] = "0s",
+    until: Annotated[
+        str | None, typer.Option("--until", help="Stop the clock; else all requests finish.")
+    ] = None,
+    attain: Annotated[
+        str | None,
+        typer.Option("--attain", help="Fail (code 5) if a smaller share keeps its promises."),
+    ] = None,
+    requests_out: Annotated[
+        Path | None, typer.Option("--requests", help="Write every request: .csv or .parquet.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", help="Write a report as one .html file.")
+    ] = None,
+    overlay: Annotated[
+        list[Path] | None,
+        typer.Option("--overlay", help="A YAML file that adds or changes facts; may be repeated."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")] = False,
+) -> None:
+    """Run a plan under a workload, event by event, and show how its promises fare.
+
+    The first run on a machine compiles the simulator, which takes about a minute.
+    """
+    least = None if attain is None else parse_share(attain, field="attain")
+    for path, endings in ((requests_out, (".csv", ".parquet")), (report, (".html",))):
+        if path is not None:
+            writable(path, endings)
+    need_solvers()
+    plan, problem = _planned(target, fleet, overlay)
+    catalog = problem.catalog()
+    options = _options(
+        problem, policy, batching, seed, failures or [], then or [], startup, warm_up, until
+    )
+    work = _workload(trace, problem, parse_duration(duration, field="for"), seed)
+    found = _run(plan, problem, catalog, work, options)
+    _write(found, problem, requests_out, report)
+    from atoll.cli.simulate_tables import drawn, summary
+
+    emit(summary(found), as_json, lambda: drawn(found, problem))
+    for path in (requests_out, report):
+        if path is not None:
+            console(stderr=True).print(f"wrote {path}", markup=False)
+    _judge(found, least)
+
+
+def _planned(target: Path, fleet: Path | None, overlay: list[Path] | None) -> tuple[Plan, Problem]:
+    """The plan of a plan.json with its fleet file, or of a fleet file planned now."""
+    if fleet is not None:
+        return read_plan(target), read_problem(fleet, overlays=overlay)
+    if _is_plan(target):
+        raise UsageError(
+            f"{target} does not say what was promised", hint="add --fleet with its fleet file"
+        )
+    problem = read_problem(target, overlays=overlay)
+    from atoll.cli.planning import template_libraries
+    from atoll.plan.solvers.registry import Effort, default_for, solve
+
+    catalog = problem.catalog()
+    libraries = None if problem.cluster is not None else template_libraries(problem, catalog)
+    seconds = parse_duration(_SEEN_S, field="deadline")
+    plan = solve(default_for(problem), problem, catalog, libraries, Effort(seconds))
+    if not plan.instances:
+        why = "; ".join(plan.reasons[:2])
+        raise InfeasibleError(
+            f"there is no plan for {problem.name}" + (f": {why}" if why else ""),
+            hint="`atoll explain --fleet FLEET` finds what would help",
+        )
+    return plan, problem
+
+
+def _is_plan(path: Path) -> bool:
+    import json
+
+    from atoll.core.files import read_text_limited
+
+    if path.suffix.lower() != ".json":
+        return False
+    try:
+        data = json.loads(read_text_limited(path))
+    except ValueError:
+        return False
+    return isinstance(data, dict) and "problem_hash" in data
+
+
+def _options(
+    problem: Problem,
+    policy: str,
+    batching: str,
+    seed: int,
+    failures: list[str],
+    then: list[str],
+    startup: str,
+    warm_up: str,
+    until: str | None,
+) -> SimOptions:
+    from atoll.core.errors import UnknownNameError
+    from atoll.routing.policies import policy_code
+    from atoll.sim.options import SimOptions
+
+    policy_code(policy)
+    if batching not in ("engine", "best-effort"):
+        raise UnknownNameError("batching", batching, ("engine", "best-effort"))
+    hosts = {node.name for node in problem.cluster.nodes} if problem.cluster is not None else set()
+    return SimOptions(
+        seed=seed,
+        policy=policy,
+        batching="engine" if batching == "engine" else "best-effort",
+        failures=tuple(_failure(text, hosts) for text in failures),
+        epochs=tuple(_epoch(text) for text in then),
+        startup_s=parse_duration(startup, field="startup"),
+        from_s=parse_duration(warm_up, field="warm-up"),
+        until_s=math.inf if until is None else parse_duration(until, field="until"),
+    )
+
+
+def _failure(text: str, hosts: set[str]) -> Failure:
+    """Read "60s HOST", "60s INSTANCE", "60s-300s INSTANCE/NODE"."""
+    from atoll.sim.options import Failure
+
+    when, _, name = text.strip().partition(" ")
+    start, dash, end = when.partition("-")
+    if not name.strip():
+        raise InputError(
+            f"cannot read {text!r}", field="fail", hint='write "60s INSTANCE/NODE" or "60s HOST"'
+        )
+    time_s = parse_duration(start, field="fail")
+    back_s = parse_duration(end, field="fail") if dash else None
+    own = name.strip()
+    if own in hosts:
+        return Failure(time_s, host=own, back_s=back_s)
+    instance, slash, node = own.rpartition("/")
+    if not slash:
+        instance, node = own, ""
+    return Failure(time_s, instance=instance, node=node or None, back_s=back_s)
+
+
+def _epoch(text: str) -> Epoch:
+    """Read "10min PLAN.json"."""
+    from atoll.sim.options import Epoch
+
+    when, _, path = text.strip().partition(" ")
+    if not path.strip():
+        raise InputError(f"cannot read {text!r}", field="then", hint='write "10min PLAN.json"')
+    return Epoch(parse_duration(when, field="then"), read_plan(Path(path.strip())))
+
+
+def _workload(trace: str | None, problem: Problem, duration_s: float, seed: int) -> Requests:
+    from atoll.sim.demand import demand_of
+    from atoll.workload.requests import collect
+
+    if trace is None:
+        return collect(demand_of(problem, duration_s), seed)
+    from atoll.workload.spec import workload_of
+
+    return collect(workload_of(trace), seed)
+
+
+def _run(
+    plan: Plan, problem: Problem, catalog: Catalog, work: Requests, options: SimOptions
+) -> SimResult:
+    from atoll.sim.api import simulate as run
+
+    with bar("simulating", float(len(work))) as step:
+        return run(
+            plan,
+            problem,
+            catalog,
+            work,
+            options,
+            progress=lambda done, total, clock: step(
+                done, f"{done:,} of {total:,}, {clock:,.0f} s"
+            ),
+        )
+
+
+def _write(
+    found: SimResult, problem: Problem, requests_out: Path | None, report: Path | None
+) -> None:
+    if requests_out is not None:
+        from atoll.sim.files import write_requests
+
+        write_requests(found, requests_out)
+    if report is not None:
+        from atoll.cli.simulate_report import page
+        from atoll.core.files import atomic_write
+
+        atomic_write(report, page(found, problem))
+
+
+def _judge(found: SimResult, least: float | None) -> None:
+    if least is None:
+        return
+    kept = found.attainment
+    if kept is None or kept < least:
+        said = "no request was judged" if kept is None else f"{kept:.1%} kept their promises"
+        raise InfeasibleError(
+            f"{said}, {least:.1%} asked for", hint="plan with more headroom, or for more demand"
+        )

@@ -1,0 +1,135 @@
+"""`atoll status`: what runs on this machine: instances, nodes, layer ranges, load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.cli.render import console, emit, table
+from atoll.core.units import format_duration
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from atoll.runtime.state import EndpointState, FleetState
+
+app = typer.Typer(add_completion=False)
+Live = dict[str, Any]
+"""What the gateway (under "gateway") and each instance (by id) say of themselves."""
+
+
+@app.command()
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")] = False,
+) -> None:
+    """Show every fleet that `atoll serve` runs here: instances, nodes, layer ranges and load."""
+    from atoll.runtime.state import running_fleets
+
+    fleets = running_fleets()
+    lives = asyncio.run(_ask_all(fleets))
+    if as_json:
+        emit([{"fleet": f, "live": v} for f, v in zip(fleets, lives, strict=True)], True)
+        return
+    for fleet, live in zip(fleets, lives, strict=True):
+        emit(None, False, drawn_fleet(fleet, live))
+    if not fleets:
+        console().print("nothing runs here (`atoll serve PLAN` starts something)")
+
+
+async def _ask_all(fleets: tuple[FleetState, ...]) -> list[Live]:
+    return list(await asyncio.gather(*(_ask(fleet) for fleet in fleets)))
+
+
+async def _ask(fleet: FleetState) -> Live:
+    """Ask the gateway and the instances of a fleet; who does not answer is left out."""
+    asked = {"gateway": fleet.url}
+    asked |= {e.id: e.url for e in fleet.endpoints if e.kind == "atoll"}
+    answers = await asyncio.gather(*(_get(url) for url in asked.values()))
+    return {name: answer for name, answer in zip(asked, answers, strict=True) if answer is not None}
+
+
+async def _get(url: str) -> Any:
+    from atoll.runtime.adapters.probes import FetchError, fetch
+
+    try:
+        code, body = await fetch(f"{url}/atoll/v1/status", timeout_s=2.0)
+        return json.loads(body) if code == 200 else None
+    except (FetchError, ValueError):
+        return None
+
+
+def drawn_fleet(fleet: FleetState, live: Live | None) -> Group:
+    """Return a fleet as tables; without `live`, only what never changes."""
+    from rich.console import Group
+
+    known = live or {}
+    backends = {b["id"]: b for b in known.get("gateway", {}).get("backends", ())}
+    rows = []
+    for endpoint in fleet.endpoints:
+        backend = backends.get(endpoint.id)
+        rows.append(
+            (
+                endpoint.service,
+                endpoint.id,
+                endpoint.kind,
+                endpoint.url,
+                len(endpoint.nodes),
+                *(
+                    ()
+                    if live is None
+                    else (
+                        backend["state"] if backend else "no answer",
+                        backend["inflight"] if backend else None,
+                        backend["requests"] if backend else None,
+                    )
+                ),
+            )
+        )
+    more = () if live is None else ("state", "running", "requests")
+    up = "" if live is None else f", up {format_duration(time.time() - fleet.started_s)}"
+    instances = table(
+        ("model", "instance", "engine", "address", "nodes", *more),
+        rows,
+        title=f"{fleet.name} at {fleet.url} (process {fleet.pid}{up})",
+        right=("nodes", "running", "requests"),
+    )
+    node_rows = [row for e in fleet.endpoints for row in _node_rows(e, known.get(e.id), live)]
+    shown: tuple[str, ...] = ("node", "type", "layers")
+    if live is not None:
+        shown = (*shown, "state", "running", "waiting", "KV used", "tokens", "busy")
+    return Group(
+        instances,
+        table(
+            shown, node_rows, right=("layers", "running", "waiting", "KV used", "tokens", "busy")
+        ),
+    )
+
+
+def _node_rows(
+    endpoint: EndpointState, said: Live | None, live: Live | None
+) -> list[tuple[object, ...]]:
+    known = {node["name"]: node for node in (said or {}).get("nodes", ())}
+    rows: list[tuple[object, ...]] = []
+    for node in endpoint.nodes:
+        row: tuple[object, ...] = (node.process, node.node_type, f"[{node.start}, {node.end})")
+        if live is not None:
+            found = known.get(node.process)
+            stats = (found or {}).get("stats") or {}
+            state = "-" if endpoint.kind != "atoll" else "no answer"
+            if found is not None:
+                state = "up" if found["alive"] else "silent"
+            used = stats.get("blocks_used", 0) / max(1, stats.get("blocks", 1))
+            row += (
+                state,
+                stats.get("running"),
+                stats.get("waiting"),
+                f"{used:.0%}" if stats else None,
+                stats.get("tokens"),
+                format_duration(stats["busy_s"]) if stats else None,
+            )
+        rows.append(row)
+    return rows

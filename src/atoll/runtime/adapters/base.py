@@ -1,0 +1,95 @@
+"""What an adapter returns, and where processes keep their files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from atoll.core.errors import InputError
+from atoll.core.files import atomic_write
+from atoll.core.frozen import Frozen
+from atoll.plan.plan import Instance
+from atoll.runtime.agent import Managed
+from atoll.runtime.backends import Backend
+
+_LONGEST_SOCKET = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """A folder for one running fleet: configurations, sockets, logs."""
+
+    folder: Path
+
+    def file(self, name: str, ending: str) -> Path:
+        """Return the path of a file that belongs to the process `name`."""
+        return self.folder / f"{name.replace('/', '.')}{ending}"
+
+    def write(self, name: str, config: Frozen) -> Path:
+        """Write a configuration and return its path."""
+        path = self.file(name, ".json")
+        atomic_write(path, config.to_json(indent=2) + "\n")
+        return path
+
+    def log(self, name: str) -> Path:
+        """Return the path of a process' log."""
+        return self.file(name, ".log")
+
+    def inbox(self, name: str) -> str:
+        """Return a local socket that stays the same over restarts."""
+        path = str(self.file(name, ".ipc"))
+        if len(path.encode()) > _LONGEST_SOCKET:
+            raise InputError(
+                "too long for a socket", path=path, hint="choose a folder with a short path"
+            )
+        return f"ipc://{path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What is served: the source of the weights and the names requests ask for."""
+
+    source: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An instance made ready to start: node processes first, then the one that listens.
+
+    `held` says what each node process holds: (process, node id, start, end).
+    """
+
+    backend: Backend
+    instances: tuple[str, ...]
+    nodes: tuple[Managed, ...] = ()
+    server: Managed | None = None
+    held: tuple[tuple[str, str, int, int], ...] = ()
+
+    @property
+    def processes(self) -> tuple[Managed, ...]:
+        """Every process, in the order of starting."""
+        return self.nodes if self.server is None else (*self.nodes, self.server)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of this machine that processes get: cores by process, and memory for KV per node."""
+
+    cpus: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    kv_bytes: int | None = None
+    dtype: str = "float32"
+
+    def threads(self, name: str) -> int:
+        """Return how many threads a process may use."""
+        return max(1, len(self.cpus.get(name, ())))
+
+
+def single_node(instance: Instance, engine: str) -> None:
+    """Refuse an instance of several nodes."""
+    if len(instance.nodes) > 1:
+        raise InputError(
+            f"{instance.id} has {len(instance.nodes)} nodes, and {engine} runs on one",
+            field="engine",
+            hint="use the engine 'atoll'",
+        )

@@ -1,0 +1,44 @@
+"""SGLang: an instance of one node."""
+
+from __future__ import annotations
+
+import sys
+
+from atoll.plan.plan import Instance
+from atoll.runtime.adapters.base import Endpoint, Home, Served, Share, single_node
+from atoll.runtime.adapters.probes import TokenProbe
+from atoll.runtime.agent import Managed
+from atoll.runtime.backends import Backend
+from atoll.runtime.supervise import Limits
+from atoll.runtime.supervise_process import Command
+
+_LIMITS = Limits(ready_s=1800.0, unwell=3, term_s=30.0)
+
+
+def sglang_endpoint(
+    instance: Instance, served: Served, port: int, home: Home, share: Share, *, weight: float = 1.0
+) -> Endpoint:
+    """Return the process of an instance under SGLang."""
+    del share  # SGLang takes the GPUs it sees
+    single_node(instance, "SGLang")
+    node = instance.nodes[0]
+    url = f"http://127.0.0.1:{port}"
+    arguments = (
+        *(sys.executable, "-m", "sglang.launch_server"),
+        *("--model-path", served.source.removeprefix("hf://")),
+        *("--served-model-name", served.names[0]),
+        *("--host", "127.0.0.1", "--port", str(port), "--tp", str(node.tp)),
+    )
+    server = Managed(
+        instance.id,
+        Command(arguments, home.log(instance.id)),
+        TokenProbe(url, served.names[0]),
+        _LIMITS,
+    )
+    return Endpoint(
+        # SGLang serves one name.
+        Backend(id=instance.id, url=url, models=served.names[:1], weight=weight, kind="sglang"),
+        (instance.id,),
+        server=server,
+        held=((instance.id, node.id, node.start, node.end),),
+    )

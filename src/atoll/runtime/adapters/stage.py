@@ -1,0 +1,108 @@
+"""Atoll's own stage engine: a process per node, and one in front that listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from atoll.engine.node import NodeConfig
+from atoll.plan.plan import Instance
+from atoll.runtime.adapters.base import Endpoint, Home, Served, Share
+from atoll.runtime.adapters.probes import InstanceProbe, NodeProbe
+from atoll.runtime.agent import Managed
+from atoll.runtime.backends import Backend
+from atoll.runtime.instance.config import NODES_MISSING, InstanceConfig, Part, engine_name
+from atoll.runtime.supervise import Limits
+from atoll.runtime.supervise_process import Command
+
+_LIMITS = Limits(ready_s=300.0, unwell=1, term_s=12.0)
+_NODE_DRAIN_S = 8.0
+
+
+def stage_endpoint(
+    name: str,
+    instances: Sequence[tuple[Instance, float]],
+    served: Served,
+    port: int,
+    home: Home,
+    share: Share,
+    silent: Callable[[str], float],
+    *,
+    weight: float = 1.0,
+    policy: str = "iwrr",
+    dead_after_s: float = 2.0,
+    silent_s: float = 8.0,
+) -> Endpoint:
+    """Return the processes of an endpoint over instances of the plan, each with its weight.
+
+    One instance for both phases, or those of prefill and those of decode. Layer ranges must be those
+    of the model that is served. A node silent for `dead_after_s` is given up by the instance; a process
+    silent for `silent_s` is started anew.
+    """
+    nodes: list[Managed] = []
+    held: list[tuple[str, str, int, int]] = []
+    parts: list[Part] = []
+    for instance, portion in instances:
+        inboxes = {}
+        for node in instance.nodes:
+            process = engine_name(instance.id, node.id)
+            inboxes[node.id] = home.inbox(process)
+            config = NodeConfig(
+                name=process,
+                model=served.source,
+                start=node.start,
+                end=node.end,
+                bind=inboxes[node.id],
+                ready_file=str(home.file(process, ".ready")),
+                dtype=share.dtype,
+                threads=share.threads(process),
+                cpus=share.cpus.get(process, ()),
+                kv_bytes=share.kv_bytes,
+                drain_s=_NODE_DRAIN_S,
+            )
+            nodes.append(
+                Managed(
+                    process,
+                    _python(
+                        home, process, share, "atoll.engine.node", str(home.write(process, config))
+                    ),
+                    NodeProbe(home.file(process, ".ready"), process, silent, silent_s),
+                    _LIMITS,
+                )
+            )
+            held.append((process, node.id, node.start, node.end))
+        parts.append(Part(instance=instance, inboxes=inboxes, weight=portion))
+    config_of_server = InstanceConfig(
+        name=name,
+        model=served.source,
+        models=served.names,
+        parts=tuple(parts),
+        port=port,
+        scheduler=home.inbox(f"{name}.scheduler"),
+        policy=policy,
+        dead_after_s=dead_after_s,
+    )
+    url = f"http://127.0.0.1:{port}"
+    path = home.write(name, config_of_server)
+    server = Managed(
+        name,
+        _python(home, name, share, "atoll.runtime.instance.process", str(path)),
+        InstanceProbe(url, NODES_MISSING, silent_s),
+        _LIMITS,
+    )
+    return Endpoint(
+        Backend(id=name, url=url, models=served.names, weight=weight, kind="atoll"),
+        tuple(instance.id for instance, _ in instances),
+        tuple(nodes),
+        server,
+        tuple(held),
+    )
+
+
+def _python(home: Home, name: str, share: Share, module: str, config: str) -> Command:
+    return Command.of_module(
+        module,
+        ("--config", config),
+        home.log(name),
+        cpus=share.cpus.get(name, ()),
+        threads=share.threads(name),
+    )

@@ -1,0 +1,74 @@
+"""`vllm serve`: an instance of one node, or of equal nodes in a row that may hold uneven layer ranges."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from atoll.core.errors import InputError
+from atoll.plan.plan import Instance
+from atoll.runtime.adapters.base import Endpoint, Home, Served, Share
+from atoll.runtime.adapters.probes import TokenProbe
+from atoll.runtime.agent import Managed
+from atoll.runtime.backends import Backend
+from atoll.runtime.supervise import Limits
+from atoll.runtime.supervise_process import Command
+
+_LIMITS = Limits(ready_s=1800.0, unwell=3, term_s=30.0)
+
+
+def vllm_layout(instance: Instance) -> tuple[int, tuple[int, ...]]:
+    """Return the tensor-parallel size and the layers of each stage; what vLLM cannot do is refused."""
+    stages = instance.layout()
+    why = None
+    if instance.partial:
+        why = "has nodes that run only a part of their layers"
+    elif any(len(stage.nodes) > 1 for stage in stages):
+        why = "has several nodes in a stage"
+    elif len({(node.node_type, node.tp) for node in instance.nodes}) > 1:
+        why = "mixes node types"
+    elif any(a.end != b.start for a, b in pairwise(stages)):
+        why = "has layer ranges that overlap"
+    if why is not None:
+        raise InputError(
+            f"{instance.id} {why}, which vLLM cannot run",
+            field="engine",
+            hint="use the engine 'atoll'",
+        )
+    return instance.nodes[0].tp, tuple(stage.end - stage.start for stage in stages)
+
+
+def vllm_command(instance: Instance, served: Served, port: int, log: Home) -> Command:
+    """Return the command that serves an instance."""
+    tp, layers = vllm_layout(instance)
+    arguments = [
+        *("vllm", "serve", served.source.removeprefix("hf://")),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--served-model-name", *served.names),
+        *("--tensor-parallel-size", str(tp)),
+        "--enable-prefix-caching",
+    ]
+    environment = {}
+    if len(layers) > 1:
+        arguments += ["--pipeline-parallel-size", str(len(layers))]
+        environment["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, layers))
+    return Command(tuple(arguments), log.log(instance.id), environment)
+
+
+def vllm_endpoint(
+    instance: Instance, served: Served, port: int, home: Home, share: Share, *, weight: float = 1.0
+) -> Endpoint:
+    """Return the process of an instance under vLLM."""
+    del share  # vLLM takes the GPUs it sees
+    url = f"http://127.0.0.1:{port}"
+    server = Managed(
+        instance.id,
+        vllm_command(instance, served, port, home),
+        TokenProbe(url, served.names[0]),
+        _LIMITS,
+    )
+    return Endpoint(
+        Backend(id=instance.id, url=url, models=served.names, weight=weight, kind="vllm"),
+        (instance.id,),
+        server=server,
+        held=tuple((instance.id, node.id, node.start, node.end) for node in instance.nodes),
+    )

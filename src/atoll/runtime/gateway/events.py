@@ -1,0 +1,211 @@
+"""Server-sent events of a stream of chunks, and the journal of those a client has received.
+
+On the way to the client events are bytes; they are read here only at the end of a stream, in a stream
+that was moved, and when a stream has to move.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+DONE = b"data: [DONE]\n\n"
+_FOLD_BYTES = 512 * 2**10
+
+Chunk = dict[str, Any]
+"""A chunk as plain data; what engines add to it is kept."""
+
+
+def split(data: bytes) -> tuple[list[bytes], bytes]:
+    """Return the complete events in `data`, each with the blank line that ends it, and the rest."""
+    if b"\r" in data:
+        data = _unix(data)
+    end = data.rfind(b"\n\n")
+    if end < 0:
+        return [], data
+    whole, rest = data[: end + 2], data[end + 2 :]
+    events = [part + b"\n\n" for part in whole.split(b"\n\n") if part.strip(b"\n")]
+    return events, rest
+
+
+def _unix(data: bytes) -> bytes:
+    # A lone CR at the end may be half of a CR LF: it waits for the next bytes.
+    tail = b"\r" if data.endswith(b"\r") else b""
+    kept = data[: len(data) - len(tail)]
+    return kept.replace(b"\r\n", b"\n").replace(b"\r", b"\n") + tail
+
+
+def payload(event: bytes) -> bytes | None:
+    """Return what the `data:` lines of an event say; None for a comment or an event without data."""
+    if event.startswith(b"data: ") and event.count(b"\n") == 2:
+        return event[6:-2]
+    found: list[bytes] = []
+    for line in event.split(b"\n"):
+        if line.startswith(b"data:"):
+            value = line[5:]
+            found.append(value[1:] if value.startswith(b" ") else value)
+    return b"\n".join(found) if found else None
+
+
+def read_chunk(data: bytes) -> Chunk | None:
+    """Return a chunk from the payload of an event, or None where it is no JSON object."""
+    try:
+        chunk = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return chunk if isinstance(chunk, dict) else None
+
+
+def event_of(chunk: Chunk) -> bytes:
+    """Return the event that carries a chunk."""
+    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+
+
+def choices_of(chunk: Chunk) -> list[Chunk]:
+    """Return the choices of a chunk that are well formed."""
+    choices = chunk.get("choices")
+    return [c for c in choices if isinstance(c, dict)] if isinstance(choices, list) else []
+
+
+def finishes(chunk: Chunk) -> bool:
+    """Return whether a chunk ends one of its choices."""
+    return any(choice.get("finish_reason") is not None for choice in choices_of(chunk))
+
+
+def index_of(choice: Chunk) -> int:
+    """Return which of the answers a choice belongs to."""
+    index = choice.get("index", 0)
+    return index if isinstance(index, int) else 0
+
+
+def strings_of(choice: Chunk) -> list[tuple[tuple[str, ...], str]]:
+    """Return the pieces of text in a choice by where they belong.
+
+    A place is ("text",) or ("content",), ("refusal",), ("reasoning_content",) and the like, or
+    ("tool", index, "name" | "arguments"). Roles and ids of tool calls are no text.
+    """
+    found: list[tuple[tuple[str, ...], str]] = []
+    if isinstance(choice.get("text"), str):
+        found.append((("text",), choice["text"]))
+    delta = choice.get("delta")
+    if not isinstance(delta, dict):
+        return found
+    for key, value in delta.items():
+        if isinstance(value, str) and key != "role":
+            found.append(((key,), value))
+    calls = delta.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            found += [
+                (("tool", str(call.get("index", 0)), key), function[key])
+                for key in ("name", "arguments")
+                if isinstance(function.get(key), str)
+            ]
+    return found
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer (choice) as far as the client has it."""
+
+    strings: dict[tuple[str, ...], str] = field(default_factory=dict)
+    tokens: int = 0
+    """Tokens: those named by the engine, else those with log-probabilities, else chunks with text."""
+    token_ids: list[int] | None = field(default_factory=list)
+    """None once a piece of text came without the ids of its tokens."""
+    finished: bool = False
+
+    @property
+    def text(self) -> str:
+        """The text of the answer itself, without reasoning or tool calls."""
+        return self.strings.get(("content",), "") + self.strings.get(("text",), "")
+
+    @property
+    def only_text(self) -> bool:
+        """Whether nothing but the text of the answer was sent."""
+        return all(not s or p in (("content",), ("text",)) for p, s in self.strings.items())
+
+    def add(self, choice: Chunk) -> None:
+        """Take in a choice of one more chunk."""
+        some = False
+        for place, piece in strings_of(choice):
+            self.strings[place] = self.strings.get(place, "") + piece
+            some = some or bool(piece)
+        ids = choice.get("token_ids")
+        if isinstance(ids, list):
+            self.tokens += len(ids)
+            if self.token_ids is not None:
+                self.token_ids += ids
+        elif some:
+            self.token_ids = None
+            self.tokens += _logprobs(choice) or 1
+        if choice.get("finish_reason") is not None:
+            self.finished = True
+
+
+def _logprobs(choice: Chunk) -> int:
+    logprobs = choice.get("logprobs")
+    if not isinstance(logprobs, dict):
+        return 0
+    listed = logprobs.get("content") or logprobs.get("tokens")
+    return len(listed) if isinstance(listed, list) else 0
+
+
+@dataclass(slots=True)
+class Delivered:
+    """All that a client has received of a stream."""
+
+    head: Chunk | None = None
+    """The first chunk: its id, time and model are those of the whole stream."""
+    answers: dict[int, Answer] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens over all answers."""
+        return sum(answer.tokens for answer in self.answers.values())
+
+    def add(self, chunk: Chunk) -> None:
+        """Take in one more chunk."""
+        if self.head is None:
+            self.head = chunk
+        for choice in choices_of(chunk):
+            self.answers.setdefault(index_of(choice), Answer()).add(choice)
+
+
+class Journal:
+    """The events a client has received: bytes until someone asks what they say."""
+
+    __slots__ = ("_delivered", "_raw", "_size")
+
+    def __init__(self) -> None:
+        self._raw: list[bytes] = []
+        self._size = 0
+        self._delivered = Delivered()
+
+    def append(self, data: bytes) -> None:
+        """Keep events that were sent; they are whole."""
+        self._raw.append(data)
+        self._size += len(data)
+        # Long streams are read now and then, so that what is kept is their text and no more.
+        if self._size > _FOLD_BYTES:
+            self.delivered()
+
+    @property
+    def short(self) -> bool:
+        """Whether no more than one piece was kept."""
+        return len(self._raw) < 2 and self._delivered.head is None
+
+    def delivered(self) -> Delivered:
+        """Return what all the events kept so far say."""
+        data = b"".join(self._raw)
+        self._raw.clear()
+        self._size = 0
+        for event in split(data)[0]:
+            said = payload(event)
+            chunk = read_chunk(said) if said is not None else None
+            if chunk is not None:
+                self._delivered.add(chunk)
+        return self._delivered

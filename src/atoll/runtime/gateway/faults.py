@@ -1,0 +1,49 @@
+"""What a client is told when no backend could answer it."""
+
+from __future__ import annotations
+
+from atoll.runtime.openai import ApiError
+
+_LONGEST_RETRY_S = 3600
+
+
+def busy(model: str) -> ApiError:
+    """Every backend is full or down."""
+    return _server(503, f"all backends of {model} are busy or down", "overloaded", 1)
+
+
+def unreachable(model: str) -> ApiError:
+    """No backend could be connected to."""
+    return _server(503, f"no backend of {model} can be reached", "overloaded", 1)
+
+
+def failed(reason: str, *, late: bool) -> ApiError:
+    """The last attempt failed, or ran into its deadline."""
+    return _server(504 if late else 502, f"no backend answered: {reason}", "upstream_error")
+
+
+def interrupted(reason: str) -> ApiError:
+    """A stream broke off and cannot go on."""
+    return _server(502, f"the stream broke off: {reason}", "stream_interrupted")
+
+
+def too_long() -> ApiError:
+    """The time for all attempts together is up."""
+    return _server(504, "the request took too long", "timeout")
+
+
+def refused(status: int, retry_after: bytes) -> ApiError:
+    """A backend answered with a status that is worth another attempt, and none was left."""
+    message = f"the backend answered with status {status}"
+    retry_s = min(int(retry_after), _LONGEST_RETRY_S) if retry_after.isdigit() else 1
+    if status == 429:
+        return ApiError(
+            429, message, kind="rate_limit_error", code="overloaded", retry_after_s=retry_s
+        )
+    if status == 503:
+        return _server(503, message, "overloaded" if retry_after else "upstream_error", retry_s)
+    return _server(502, message, "upstream_error")
+
+
+def _server(status: int, message: str, code: str, retry_s: int | None = None) -> ApiError:
+    return ApiError(status, message, kind="server_error", code=code, retry_after_s=retry_s)

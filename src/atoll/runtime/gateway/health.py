@@ -1,0 +1,117 @@
+"""Watching backends: a cheap question often, and a real token before a dead one is trusted again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from atoll.runtime.backends import Member
+from atoll.runtime.gateway.upstream import Link
+
+if TYPE_CHECKING:
+    from atoll.runtime.gateway.app import Gateway
+
+_TOKEN_TIMEOUT_S = 60.0
+
+
+class _Reply:
+    """Waits for one answer."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.status: asyncio.Future[int] = loop.create_future()
+        self._status = 0
+        self.answered = False
+
+    def on_head(self, status: int, content_type: bytes, retry_after: bytes) -> None:
+        del content_type, retry_after
+        self._status = status
+
+    def on_body(self, data: bytes) -> None:
+        pass
+
+    def on_end(self) -> None:
+        self.answered = True
+        if not self.status.done():
+            self.status.set_result(self._status)
+
+    def on_lost(self, reason: str, *, unused: bool) -> None:
+        del unused
+        if not self.status.done():
+            self.status.set_exception(ConnectionError(reason))
+
+
+class Watch:
+    """Checks the backends of a gateway for as long as it runs."""
+
+    def __init__(self, app: Gateway) -> None:
+        self._app = app
+        self._failures: dict[str, int] = {}
+
+    async def run(self) -> None:
+        """Check all backends every `interval_s`, each on its own."""
+        pending: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                settings = self._app.settings.health
+                if settings.enabled:
+                    for name, member in list(self._app.pool.members.items()):
+                        task = pending.get(name)
+                        if task is None or task.done():
+                            pending[name] = asyncio.ensure_future(self._check(member))
+                for name in [n for n in pending if n not in self._app.pool.members]:
+                    pending.pop(name).cancel()
+                    self._failures.pop(name, None)
+                await asyncio.sleep(settings.interval_s)
+        finally:
+            for task in pending.values():
+                task.cancel()
+            await asyncio.gather(*pending.values(), return_exceptions=True)
+
+    async def _check(self, member: Member) -> None:
+        settings = self._app.settings.health
+        name = member.backend.id
+        try:
+            path = settings.path if member.backend.kind != "openai" else "/v1/models"
+            status = await self._ask(member, b"GET", path, b"", settings.timeout_s)
+            fine, reason = status < 500, f"{path} answered with status {status}"
+            if fine and not member.up:
+                fine, reason = await self._token(member)
+        except (OSError, TimeoutError) as error:
+            fine, reason = False, str(error) or f"no answer in {settings.timeout_s:g} s"
+        if member.removed:
+            return
+        if fine:
+            self._failures[name] = 0
+            if not member.up:
+                self._app.pool.set_health(name, up=True)
+            return
+        self._failures[name] = self._failures.get(name, 0) + 1
+        if member.up and self._failures[name] >= settings.failures:
+            self._app.pool.set_health(name, up=False, reason=reason)
+
+    async def _token(self, member: Member) -> tuple[bool, str]:
+        """Return whether a backend makes a token: some are well only until they are used."""
+        model = member.backend.models[0]
+        body = msgspec.json.encode({"model": model, "prompt": "Hi", "max_tokens": 1})
+        status = await self._ask(member, b"POST", "/v1/completions", body, _TOKEN_TIMEOUT_S)
+        # A model that completes nothing (embeddings) says so with a 4xx, which is an answer too.
+        return status < 500, f"a request for one token was answered with status {status}"
+
+    async def _ask(
+        self, member: Member, method: bytes, path: str, body: bytes, timeout_s: float
+    ) -> int:
+        links = self._app.links(member)
+        link: Link | None = None
+        reply = _Reply(self._app.loop)
+        try:
+            async with asyncio.timeout(timeout_s):
+                # A new connection: a kept one says nothing about who listens now.
+                link = await links.connect()
+                link.send(reply, links.request(path.encode(), body, b"", method))
+                return await reply.status
+        finally:
+            # Once answered, the connection is kept and may serve another already.
+            if link is not None and not reply.answered:
+                link.close()

@@ -1,0 +1,110 @@
+"""The gateway's description of itself. Requests are described by the types that check them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from atoll import __version__
+from atoll.runtime.openai import REQUESTS
+
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "integer", "null"]},
+            },
+        }
+    },
+}
+_SUMMARIES = {
+    "/v1/chat/completions": "Answer a conversation",
+    "/v1/completions": "Complete a text",
+    "/v1/embeddings": "Turn texts into vectors",
+}
+_FAILURES = {
+    "400": "the request is malformed",
+    "404": "there is no such model",
+    "408": "the request took too long to arrive",
+    "413": "the body is too large",
+    "429": "every backend refuses more requests",
+    "431": "the headers are too large",
+    "502": "every attempt failed",
+    "503": "full, or no backend is up",
+    "504": "no backend answered in time",
+}
+
+
+@cache
+def document() -> dict[str, Any]:
+    """Return the OpenAPI document."""
+    _, schemas = msgspec.json.schema_components(
+        tuple(REQUESTS.values()), ref_template="#/components/schemas/{name}"
+    )
+    schemas["Error"] = _ERROR
+    paths: dict[str, Any] = {path: {"post": _post(path)} for path in REQUESTS}
+    paths["/v1/models"] = {"get": _get("List the models", "application/json")}
+    paths["/v1/models/{model}"] = {
+        "get": _get("Describe a model", "application/json", "404")
+        | {
+            "parameters": [
+                {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+            ]
+        }
+    }
+    paths["/health"] = {"get": _get("Whether any backend is up", "application/json", "503")}
+    paths["/metrics"] = {"get": _get("Prometheus metrics", "text/plain")}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Atoll gateway", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+
+
+def _post(path: str) -> dict[str, Any]:
+    name = REQUESTS[path].__name__
+    streams = path != "/v1/embeddings"
+    content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+    if streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    return {
+        "summary": _SUMMARIES[path],
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}},
+        },
+        "responses": {"200": {"description": "the answer", "content": content}}
+        | {status: _failure(text) for status, text in _FAILURES.items()},
+    }
+
+
+def _get(summary: str, content_type: str, *failures: str) -> dict[str, Any]:
+    schema = {"type": "string" if content_type == "text/plain" else "object"}
+    return {
+        "summary": summary,
+        "responses": {"200": {"description": "fine", "content": {content_type: {"schema": schema}}}}
+        | {
+            status: {
+                "description": "not fine",
+                "content": {"application/json": {"schema": {"type": "object"}}},
+            }
+            for status in failures
+        },
+    }
+
+
+def _failure(text: str) -> dict[str, Any]:
+    return {
+        "description": text,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+    }

@@ -1,0 +1,292 @@
+"""How a stream that broke off goes on elsewhere: what to ask the next backend, what to send of its answer.
+
+There are two ways. *Continue*: the next backend is given the text so far and goes on from there; backends
+do this each in their own way. *Replay*: the next backend answers the same request from the start, and
+what the client has already is left out; that needs an engine that gives the same answer again (greedy or
+seeded), and is checked while it happens. Continuing costs one prefill, so it comes first; replay serves
+where text alone does not hold the state of the answer: several answers at once, tool calls, reasoning,
+forced forms, penalties over what was generated.
+
+Either way the client sees one stream: one id, one time, one role, usage once. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from atoll.runtime.backends import Kind
+from atoll.runtime.gateway.events import Answer, Chunk, Delivered, choices_of, index_of
+from atoll.runtime.openai import ChatRequest, CompletionRequest, Generation
+
+_COMPLETION_TOKENS = 16
+"""What vLLM and SGLang generate for /v1/completions without `max_tokens`, as OpenAI does."""
+
+_KEPT = ("id", "created", "model", "system_fingerprint", "object")
+
+
+class DivergedError(Exception):
+    """A replayed answer differs from what the client has."""
+
+
+class Continuation:
+    """Rewrites the chunks of a backend that goes on from the text so far.
+
+    `before` are the tokens the client has. `whole` says that the backend counts them itself, as part of
+    the answer; else they are part of its prompt. `mute` lets no more text through: the answer is as long
+    as it may be, and only the count of the prompt is still wanted.
+    """
+
+    def __init__(self, delivered: Delivered, *, whole: bool, mute: bool = False) -> None:
+        self._head = delivered.head
+        self._before = delivered.tokens
+        self._whole = whole
+        self._mute = mute
+
+    def chunk(self, chunk: Chunk) -> Chunk | None:
+        """Return the chunk as the client should see it, or None: nothing of it is news."""
+        _same_stream(chunk, self._head)
+        usage = chunk.get("usage")
+        if isinstance(usage, dict) and not self._whole:
+            _moved(usage, self._before, mute=self._mute)
+        kept = []
+        for choice in choices_of(chunk):
+            if self._mute:
+                _silence(choice)
+            _without_role(choice)
+            if _says_something(choice):
+                kept.append(choice)
+        if not kept and not isinstance(usage, dict):
+            return None
+        chunk["choices"] = kept
+        return chunk
+
+
+class Replay:
+    """Leaves out of a repeated answer what the client has already."""
+
+    def __init__(self, delivered: Delivered) -> None:
+        self._head = delivered.head
+        self._left = {
+            (index, place): text
+            for index, answer in delivered.answers.items()
+            for place, text in answer.strings.items()
+        }
+        self._begun = set(self._left)
+        self._finished = {index for index, a in delivered.answers.items() if a.finished}
+
+    def chunk(self, chunk: Chunk) -> Chunk | None:
+        """Return the chunk as the client should see it, or None: nothing of it is news."""
+        _same_stream(chunk, self._head)
+        kept = []
+        for choice in choices_of(chunk):
+            index = index_of(choice)
+            if index in self._finished:
+                continue
+            if choice.get("finish_reason") is not None and self._open(index):
+                raise DivergedError("the repeated answer is shorter")
+            said = self._cut(index, choice)
+            _without_role(choice)
+            if said or _says_something(choice):
+                kept.append(choice)
+        if not kept and not isinstance(chunk.get("usage"), dict):
+            return None
+        chunk["choices"] = kept
+        return chunk
+
+    def _open(self, index: int) -> bool:
+        return any(text for (i, _), text in self._left.items() if i == index)
+
+    def _cut(self, index: int, choice: Chunk) -> bool:
+        """Take the known part off every text of a choice; return whether anything new is left."""
+        if isinstance(choice.get("text"), str):
+            choice["text"] = self._new(index, ("text",), choice["text"])
+        delta = choice.get("delta")
+        if isinstance(delta, dict):
+            for key, value in delta.items():
+                if isinstance(value, str) and key != "role":
+                    delta[key] = self._new(index, (key,), value)
+            calls = delta.get("tool_calls")
+            if isinstance(calls, list):
+                delta["tool_calls"] = [c for c in calls if self._cut_call(index, c)]
+                if not delta["tool_calls"]:
+                    del delta["tool_calls"]
+        return _says_something(choice)
+
+    def _cut_call(self, index: int, call: Any) -> bool:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            return True
+        number = str(call.get("index", 0))
+        known = any(i == index and p[:2] == ("tool", number) for i, p in self._begun)
+        said = not known
+        for key in ("name", "arguments"):
+            if isinstance(function.get(key), str):
+                new = self._new(index, ("tool", number, key), function[key])
+                said = said or bool(new)
+                function[key] = new
+                if key == "name" and not new:
+                    del function[key]
+        if known:
+            # The client knows the call by the id it got first.
+            call.pop("id", None)
+            call.pop("type", None)
+        return said
+
+    def _new(self, index: int, place: tuple[str, ...], piece: str) -> str:
+        left = self._left.get((index, place), "")
+        if not left:
+            return piece
+        shared = min(len(left), len(piece))
+        if left[:shared] != piece[:shared]:
+            raise DivergedError("the repeated answer differs")
+        self._left[index, place] = left[shared:]
+        return piece[shared:]
+
+
+Rewriter = Continuation | Replay
+
+
+def _same_stream(chunk: Chunk, head: Chunk | None) -> None:
+    if head is None:
+        return
+    for key in _KEPT:
+        if key in head:
+            chunk[key] = head[key]
+        elif key == "system_fingerprint":
+            chunk.pop(key, None)
+
+
+def _moved(usage: Chunk, tokens: int, *, mute: bool) -> None:
+    """Count tokens that a backend took as prompt as what they are: part of the answer."""
+    prompt, completion = usage.get("prompt_tokens"), 0 if mute else usage.get("completion_tokens")
+    if isinstance(prompt, int):
+        usage["prompt_tokens"] = max(0, prompt - tokens)
+    usage["completion_tokens"] = (completion if isinstance(completion, int) else 0) + tokens
+    usage["total_tokens"] = usage.get("prompt_tokens", 0) + usage["completion_tokens"]
+
+
+def _without_role(choice: Chunk) -> None:
+    delta = choice.get("delta")
+    if isinstance(delta, dict):
+        delta.pop("role", None)
+
+
+def _silence(choice: Chunk) -> None:
+    if isinstance(choice.get("text"), str):
+        choice["text"] = ""
+    if "delta" in choice:
+        choice["delta"] = {}
+    for key in ("logprobs", "token_ids"):
+        if key in choice:
+            choice[key] = None
+    if choice.get("finish_reason") is not None:
+        choice["finish_reason"] = "length"
+
+
+def _says_something(choice: Chunk) -> bool:
+    if choice.get("finish_reason") is not None or choice.get("text"):
+        return True
+    if choice.get("token_ids"):
+        return True
+    delta = choice.get("delta")
+    return isinstance(delta, dict) and any(bool(value) for value in delta.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """What to send to a backend, and how to read its answer."""
+
+    body: bytes
+    rewriter: Rewriter
+
+
+def resume(request: Generation, body: bytes, delivered: Delivered, kind: Kind) -> Resumption | None:
+    """Return how a stream goes on at a backend of a kind, or None: it cannot.
+
+    `body` is the body of the request as it was sent at first.
+    """
+    if not any(a.tokens or any(a.strings.values()) for a in delivered.answers.values()):
+        # Nothing said yet: the same request, less its greeting.
+        return Resumption(body, Replay(delivered))
+    answer = delivered.answers.get(0)
+    if answer is not None and _continues(request, delivered, kind):
+        data: Chunk = msgspec.json.decode(body)
+        if kind == "atoll":
+            return _by_atoll(data, answer, delivered)
+        return _by_text(request, data, answer, delivered, kind)
+    if request.temperature == 0.0 or request.seed is not None:
+        return Resumption(body, Replay(delivered))
+    return None
+
+
+def _continues(request: Generation, delivered: Delivered, kind: Kind) -> bool:
+    """Return whether the text so far is all that the next backend needs to know."""
+    single = (request.n or 1) == 1 and len(delivered.answers) == 1
+    if kind == "openai" or not single or not delivered.answers[0].only_text:
+        return False
+    if isinstance(request, CompletionRequest):
+        if request.echo or request.suffix or (request.best_of or 1) > 1:
+            return False
+        # Several prompts in one request are several answers.
+        if not isinstance(request.prompt, str) and any(
+            not isinstance(part, int) for part in request.prompt
+        ):
+            return False
+        if kind != "atoll" and not isinstance(request.prompt, str):
+            return False
+    if kind == "atoll":
+        return True
+    penalised = bool(request.presence_penalty or request.frequency_penalty)
+    formed = request.response_format is not None and request.response_format.type != "text"
+    forced = isinstance(request, ChatRequest) and request.tool_choice not in (None, "auto", "none")
+    exact = request.temperature == 0.0 or request.seed is not None
+    # Penalties over a shorter answer are not quite the same; better than no answer if it cannot be
+    # repeated.
+    return not formed and not forced and not (penalised and exact)
+
+
+def _by_atoll(data: Chunk, answer: Answer, delivered: Delivered) -> Resumption:
+    state: Chunk = {"text": answer.text, "tokens": answer.tokens}
+    if answer.token_ids:
+        state["token_ids"] = answer.token_ids
+    extension = data.get("atoll")
+    data["atoll"] = (extension if isinstance(extension, dict) else {}) | {"resume": state}
+    return Resumption(msgspec.json.encode(data), Continuation(delivered, whole=True))
+
+
+def _by_text(
+    request: Generation, data: Chunk, answer: Answer, delivered: Delivered, kind: Kind
+) -> Resumption:
+    if isinstance(request, CompletionRequest):
+        data["prompt"] = f"{data['prompt']}{answer.text}"
+    else:
+        messages: list[Chunk] = list(data["messages"])
+        last = messages[-1]
+        if last.get("role") == "assistant" and isinstance(last.get("content"), str):
+            # The client began the answer itself.
+            messages[-1] = last | {"content": last["content"] + answer.text}
+        else:
+            messages.append({"role": "assistant", "content": answer.text})
+        data["messages"] = messages
+        if kind != "llamacpp":  # llama.cpp goes on from a last message of the assistant by itself
+            data["add_generation_prompt"] = False
+            data["continue_final_message"] = True
+    mute = _shorten(request, data, answer.tokens, kind)
+    return Resumption(msgspec.json.encode(data), Continuation(delivered, whole=False, mute=mute))
+
+
+def _shorten(request: Generation, data: Chunk, tokens: int, kind: Kind) -> bool:
+    """Take the tokens the client has off the limits; return whether none are left."""
+    if isinstance(data.get("min_tokens"), int):
+        data["min_tokens"] = max(0, data["min_tokens"] - tokens)
+    keys = [k for k in ("max_tokens", "max_completion_tokens") if isinstance(data.get(k), int)]
+    if not keys and isinstance(request, CompletionRequest) and kind != "llamacpp":
+        keys = ["max_tokens"]
+        data["max_tokens"] = _COMPLETION_TOKENS
+    mute = any(data[key] <= tokens for key in keys)
+    for key in keys:
+        data[key] = 1 if mute else data[key] - tokens
+    return mute

@@ -1,0 +1,102 @@
+"""What can be set in a gateway: limits, deadlines, health checks, who listens where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field
+
+from atoll.core.frozen import Frozen
+from atoll.runtime.backends import Backend
+from atoll.runtime.outliers import OutlierSettings
+
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+# Plain dataclasses, because they are looked at several times a request; checked where they are part of
+# `GatewaySettings`.
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of everything is accepted."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    body_bytes: Count = 32 * 2**20
+    """Of one request; more is answered with 413."""
+    header_bytes: Count = 32 * 2**10
+    """Of the first line and headers of a request together; more is answered with 431."""
+    headers: Count = 100
+    connections: Count = 10_000
+    requests: Count = 4096
+    """Running at the same time; more are answered with 503 and Retry-After."""
+    buffered_bytes: Count = 2**30
+    """Bodies of requests held in memory at the same time; more are answered with 503."""
+    answer_bytes: Count = 256 * 2**20
+    """Of an answer that is not a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long anything may take, in seconds. No hop is without one."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    header_s: Seconds = 10.0
+    """From the first byte of a connection or request to the end of its headers."""
+    body_s: Seconds = 60.0
+    """From the headers of a request to the end of its body."""
+    idle_s: Seconds = 75.0
+    """Between two requests of a connection."""
+    client_s: Seconds = 60.0
+    """For a client that has stopped reading its answer."""
+    connect_s: Seconds = 2.0
+    first_token_s: Seconds = 60.0
+    """From sending a streaming request to a backend to the first token (queue and prefill)."""
+    between_tokens_s: Seconds = 15.0
+    answer_s: Seconds = 600.0
+    """For the answer to a request that does not stream."""
+    request_s: Seconds = 3600.0
+    """For a request over all its attempts."""
+    retry_s: Seconds = 5.0
+    """How long a request that failed before its first token looks for another backend."""
+    resume_s: Seconds = 30.0
+    """How long a stream that broke off looks for another backend."""
+
+
+class HealthSettings(Frozen):
+    """How backends are watched."""
+
+    interval_s: float = Field(5.0, gt=0)
+    timeout_s: float = Field(2.0, gt=0)
+    failures: int = Field(2, ge=1)
+    """Failed checks in a row until a backend counts as down."""
+    path: str = "/health"
+    enabled: bool = True
+
+
+class GatewaySettings(Frozen):
+    """All settings of a gateway but its backends."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8080, ge=0, le=65535)
+    """0: any free port."""
+    attempts: int = Field(3, ge=1)
+    """Backends a request is sent to, at most, without a token in between."""
+    limits: Limits = Limits()
+    deadlines: Deadlines = Deadlines()
+    health: HealthSettings = HealthSettings()
+    outliers: OutlierSettings = OutlierSettings()
+    policy: str = "iwrr"
+    admin_token: str | None = Field(None, min_length=1)
+    """Bearer token for /atoll/v1; without one only this machine is answered there."""
+    access_log: bool = True
+
+
+class GatewayFile(GatewaySettings):
+    """A configuration file: the settings and the backends."""
+
+    backends: tuple[Backend, ...] = ()

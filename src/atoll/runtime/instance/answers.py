@@ -1,0 +1,198 @@
+"""The engine's tokens, as OpenAI's answers: whole, or chunk by chunk.
+
+Every chunk carries the ids of its tokens (`token_ids`, as vLLM names it), so that an answer that breaks off
+can be resumed elsewhere exactly where it was.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from atoll.engine.scheduler_core import TokenEvent
+from atoll.engine.text import TextCodec
+from atoll.runtime.instance.requests import Asked, Work
+
+Logprob = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Piece:
+    """What is new in the answer of one choice."""
+
+    index: int
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    finish: str | None = None
+
+
+class Choice:
+    """Turns the tokens of one choice into pieces of text; stop strings end it."""
+
+    def __init__(self, index: int, work: Work, codec: TextCodec) -> None:
+        self.index = index
+        self.completion_tokens = len(work.generated)
+        self.finish: str | None = None
+        self._codec = codec
+        self._stream = codec.stream(work.stop)
+        self._pending: list[int] = []
+        self._logprobs: list[Logprob] = []
+        said = [self._stream.push(token) for token in work.generated]
+        text = "".join(step.text for step in said)
+        self.owed = text[len(work.shown) :]
+        """Text of the tokens generated elsewhere that the client has not seen yet."""
+        if any(step.stopped for step in said) or (
+            work.generated and self._is_end(work.generated[-1], work)
+        ):
+            self.finish = "stop"
+        elif len(work.generated) >= work.sampling.max_tokens:
+            self.owed += self._stream.finish()
+            self.finish = "length"
+
+    def _is_end(self, token: int, work: Work) -> bool:
+        ends = () if work.sampling.ignore_eos else self._codec.eos
+        return token in ends or token in work.sampling.stop_token_ids
+
+    def add(self, event: TokenEvent) -> Piece | None:
+        """Take an event; returns what there is to say, None if that has to wait."""
+        text, finish, stopped = "", event.finish_reason, False
+        if event.token is not None:
+            self.completion_tokens += 1
+            self._pending.append(event.token)
+            if event.logprob is not None:
+                self._logprobs.append(self._logprob(event))
+            step = self._stream.push(event.token)
+            text, stopped = step.text, step.stopped
+            if stopped:
+                finish = "stop"
+        if finish is not None:
+            self.finish = finish
+            if not stopped:
+                text += self._stream.finish()
+        if not text and finish is None and not self._logprobs:
+            return None
+        piece = Piece(self.index, self.owed + text, self._pending, self._logprobs, finish)
+        self.owed, self._pending, self._logprobs = "", [], []
+        return piece
+
+    def _logprob(self, event: TokenEvent) -> Logprob:
+        assert event.token is not None
+        return self._entry(event.token, event.logprob or 0.0) | {
+            "top_logprobs": [self._entry(token, p) for token, p in event.top]
+        }
+
+    def _entry(self, token: int, logprob: float) -> Logprob:
+        text = self._codec.token_text(token)
+        value = logprob if math.isfinite(logprob) else -9999.0
+        return {"token": text, "logprob": value, "bytes": list(text.encode())}
+
+
+class Writer:
+    """Writes the answer to one request."""
+
+    def __init__(self, asked: Asked, prompt_tokens: int) -> None:
+        self._asked = asked
+        self._prompt_tokens = prompt_tokens
+        kind = "chat.completion" if asked.is_chat else "text_completion"
+        self._object = f"{kind}.chunk" if asked.is_chat and asked.stream else kind
+        prefix = "chatcmpl" if asked.is_chat else "cmpl"
+        self._head = {
+            "id": f"{prefix}-{secrets.token_hex(12)}",
+            "object": self._object,
+            "created": int(time.time()),
+            "model": asked.model,
+        }
+        self._offsets: dict[int, int] = {}
+
+    def usage(self, completion_tokens: int) -> dict[str, int]:
+        """Return what the request used."""
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": self._prompt_tokens + completion_tokens,
+        }
+
+    def roles(self) -> bytes:
+        """Return the first chunk of each choice of a chat."""
+        if not self._asked.is_chat:
+            return b""
+        return b"".join(
+            self._event(
+                [
+                    {
+                        "index": index,
+                        "delta": {"role": "assistant", "content": ""},
+                        "logprobs": None,
+                        "finish_reason": None,
+                    }
+                ]
+            )
+            for index in range(len(self._asked.works))
+        )
+
+    def chunk(self, piece: Piece) -> bytes:
+        """Return a piece as an event."""
+        choice: dict[str, Any] = {"index": piece.index}
+        if self._asked.is_chat:
+            choice["delta"] = {"content": piece.text} if piece.text or not piece.finish else {}
+        else:
+            choice["text"] = piece.text
+        choice["logprobs"] = self._logprobs(piece.index, piece.logprobs)
+        choice["finish_reason"] = piece.finish
+        choice["token_ids"] = piece.tokens
+        return self._event([choice])
+
+    def end(self, completion_tokens: int) -> bytes:
+        """Return the last events: the usage, if asked for, and the end."""
+        usage = b""
+        if self._asked.include_usage:
+            usage = self._event([], usage=self.usage(completion_tokens))
+        return usage + b"data: [DONE]\n\n"
+
+    def whole(self, choices: list[list[Piece]], completion_tokens: int) -> bytes:
+        """Return the answer in one piece."""
+        written = []
+        for index, pieces in enumerate(choices):
+            text = "".join(piece.text for piece in pieces)
+            choice: dict[str, Any] = {"index": index}
+            if self._asked.is_chat:
+                choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+            else:
+                choice["text"] = text
+            logprobs = [entry for piece in pieces for entry in piece.logprobs]
+            choice["logprobs"] = self._logprobs(index, logprobs)
+            choice["finish_reason"] = pieces[-1].finish
+            choice["token_ids"] = [token for piece in pieces for token in piece.tokens]
+            written.append(choice)
+        body = self._head | {"choices": written, "usage": self.usage(completion_tokens)}
+        return msgspec.json.encode(body)
+
+    def _event(self, choices: list[dict[str, Any]], **more: object) -> bytes:
+        data = msgspec.json.encode(self._head | {"choices": choices} | more)
+        return b"data: " + data + b"\n\n"
+
+    def _logprobs(self, index: int, entries: list[Logprob]) -> dict[str, Any] | None:
+        if not self._asked.logprobs:
+            return None
+        if self._asked.is_chat:
+            return {"content": entries, "refusal": None}
+        offsets = []
+        at = self._offsets.get(index, 0)
+        for entry in entries:
+            offsets.append(at)
+            at += len(entry["token"])
+        self._offsets[index] = at
+        return {
+            "tokens": [entry["token"] for entry in entries],
+            "token_logprobs": [entry["logprob"] for entry in entries],
+            "top_logprobs": [
+                {top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in entries
+            ],
+            "text_offset": offsets,
+        }

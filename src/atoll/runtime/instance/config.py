@@ -1,0 +1,87 @@
+"""What an instance process is told: its nodes, the flows between them, and where to listen."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from atoll.core.errors import InputError
+from atoll.core.frozen import Frozen
+from atoll.core.ids import Phase
+from atoll.plan.names import refuse
+from atoll.plan.plan import Instance
+
+NODES_MISSING = "nodes_missing"
+"""Code of the error with which /health says that nodes are silent."""
+
+
+class Part(Frozen):
+    """An instance of the plan and the inboxes of its nodes, by node id.
+
+    Where prompts and answers have instances of their own, an endpoint has several parts; `weight` is
+    the share of its phase's requests that one gets.
+    """
+
+    instance: Instance
+    inboxes: dict[str, str]
+    weight: float = Field(1.0, ge=0)
+
+    @model_validator(mode="after")
+    def _every_node_has_one(self) -> Self:
+        for node in self.instance.nodes:
+            if node.id not in self.inboxes:
+                message = f"no inbox for node {node.id} of {self.instance.id}"
+                raise refuse(InputError(message, hint="give one for every node"))
+        return self
+
+    def node_name(self, node: str) -> str:
+        """Return what the engine calls a node of this part."""
+        return engine_name(self.instance.id, node)
+
+
+class InstanceConfig(Frozen):
+    """One endpoint of the stage engine.
+
+    model: the source of the weights, for tokenizer and chat template (see `atoll.engine.weights`).
+    models: the names requests may ask for. scheduler: the inbox nodes answer to. policy: see
+    `atoll.routing.policies`. max_waiting: requests that may wait before more are answered with 503.
+    request_s: the longest a request may take. dead_after_s: silence after which a node is given up.
+    """
+
+    name: str = Field(min_length=1)
+    model: str
+    models: tuple[str, ...] = Field(min_length=1)
+    parts: tuple[Part, ...] = Field(min_length=1)
+    host: str = "127.0.0.1"
+    port: int = Field(ge=0, le=65535)
+    scheduler: str = "tcp://127.0.0.1:*"
+    policy: str = "iwrr"
+    max_waiting: int = Field(256, ge=1)
+    request_s: float = Field(600.0, gt=0)
+    dead_after_s: float = Field(2.0, gt=0)
+    no_route_s: float = Field(60.0, gt=0)
+    seed: int = 0
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+    @model_validator(mode="after")
+    def _phases_fit(self) -> Self:
+        phases = {part.instance.phase for part in self.parts}
+        if phases not in ({Phase.BOTH}, {Phase.PREFILL, Phase.DECODE}):
+            found = ", ".join(sorted(phases))
+            raise refuse(
+                InputError(
+                    f"parts for {found}",
+                    hint="give parts for both phases together, or for prefill and for decode",
+                )
+            )
+        return self
+
+    def of_phase(self, phase: Phase) -> tuple[Part, ...]:
+        """Return the parts of a phase."""
+        return tuple(part for part in self.parts if part.instance.phase == phase)
+
+
+def engine_name(instance: str, node: str) -> str:
+    """Return what the engine calls a node of an instance."""
+    return f"{instance}/{node}"

@@ -1,0 +1,266 @@
+"""OpenAI's requests, as what the engine is asked.
+
+Beside OpenAI's fields, those of vLLM that the engine knows are read (`top_k`, `min_p`,
+`repetition_penalty`, `ignore_eos`, `stop_token_ids`, `guided_regex`), and `atoll.resume`: the part of an
+answer that was given elsewhere, as tokens or, failing that, as text.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from atoll.core.errors import AtollError
+from atoll.engine.messages import Guide, SamplingParams
+from atoll.engine.text import TextCodec
+from atoll.runtime.openai import ApiError, ChatRequest, CompletionRequest, NonNegative, read_request
+
+MOST_CHOICES = 16
+COMPLETION_TOKENS = 16
+"""What /v1/completions generates without `max_tokens`, as OpenAI has it."""
+
+
+class ResumeField(Struct):
+    """The answer so far; `token_ids` are exact, `text` is taken where they are missing."""
+
+    text: str = ""
+    tokens: NonNegative = 0
+    token_ids: list[NonNegative] | None = None
+
+
+class AtollField(Struct):
+    """What gateways of Atoll add to a request."""
+
+    resume: ResumeField | None = None
+
+
+class _Extras(Struct):
+    """What is read beside the fields of OpenAI's requests."""
+
+    min_tokens: NonNegative | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[NonNegative] | None = None
+    guided_regex: str | None = None
+    response_format: dict[str, Any] | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    atoll: AtollField | None = None
+
+
+_EXTRAS = msgspec.json.Decoder(_Extras)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the engine has to do for one choice, and how much of it is done."""
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    stop: tuple[str, ...]
+    generated: tuple[int, ...] = ()
+    shown: str = ""
+    """Text of the generated tokens that the client has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, understood: the work of each choice, and how to answer."""
+
+    model: str
+    is_chat: bool
+    stream: bool
+    include_usage: bool
+    logprobs: bool
+    works: tuple[Work, ...]
+
+
+def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> Asked:
+    """Read a request to /v1/chat/completions or /v1/completions; what is wrong is an ApiError."""
+    request = read_request(path, body)
+    assert isinstance(request, ChatRequest | CompletionRequest)
+    try:
+        extras = _EXTRAS.decode(body)
+    except msgspec.ValidationError as error:
+        raise ApiError(400, str(error)) from None
+    is_chat = isinstance(request, ChatRequest)
+    prompts = _chat_prompt(extras, codec) if is_chat else _prompts(request, codec)
+    _refuse_unknown(request)
+    works = [
+        _work(request, extras, prompt, codec, max_length, choice)
+        for prompt in prompts
+        for choice in range(request.n or 1)
+    ]
+    if len(works) > MOST_CHOICES:
+        raise ApiError(400, f"at most {MOST_CHOICES} answers a request", param="n")
+    if extras.atoll is not None and extras.atoll.resume is not None:
+        if len(works) != 1:
+            raise ApiError(400, "only a single answer can be resumed", param="atoll.resume")
+        works = [_resumed(works[0], extras.atoll.resume, codec)]
+    options = request.stream_options
+    return Asked(
+        model=request.model,
+        is_chat=is_chat,
+        stream=bool(request.stream),
+        include_usage=bool(getattr(options, "include_usage", False)),
+        logprobs=works[0].sampling.logprobs is not None,
+        works=tuple(works),
+    )
+
+
+def _refuse_unknown(request: ChatRequest | CompletionRequest) -> None:
+    """Refuse what would silently be done otherwise than asked."""
+    if isinstance(request, ChatRequest):
+        if request.tools and request.tool_choice != "none":
+            raise ApiError(400, "this engine cannot call tools", param="tools")
+        return
+    if request.echo:
+        raise ApiError(400, "the prompt cannot be echoed", param="echo")
+    if request.suffix:
+        raise ApiError(400, "text cannot be filled in before a suffix", param="suffix")
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise ApiError(400, "best_of must equal n", param="best_of")
+
+
+def _chat_prompt(extras: _Extras, codec: TextCodec) -> list[tuple[int, ...]]:
+    messages = [_plain(message) for message in extras.messages or ()]
+    try:
+        return [tuple(codec.chat(messages, generate=extras.add_generation_prompt is not False))]
+    except AtollError as error:
+        raise ApiError(400, str(error), param="messages") from error
+
+
+def _plain(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its text in one piece; anything but text is refused."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    texts = []
+    for part in content:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ApiError(400, "this model reads text only", param="messages.content")
+        texts.append(part["text"])
+    return message | {"content": "".join(texts)}
+
+
+def _prompts(request: ChatRequest | CompletionRequest, codec: TextCodec) -> list[tuple[int, ...]]:
+    assert isinstance(request, CompletionRequest)
+    given = request.prompt
+    if isinstance(given, str):
+        return [tuple(codec.encode(given))]
+    if given and all(isinstance(part, int) for part in given):
+        return [_checked([part for part in given if isinstance(part, int)], codec)]
+    found: list[tuple[int, ...]] = []
+    for part in given:
+        if isinstance(part, str):
+            found.append(tuple(codec.encode(part)))
+        elif isinstance(part, list):
+            found.append(_checked(part, codec))
+        else:
+            raise ApiError(400, "tokens and texts are mixed", param="prompt")
+    if not found:
+        raise ApiError(400, "the prompt is empty", param="prompt")
+    return found
+
+
+def _checked(tokens: list[int], codec: TextCodec) -> tuple[int, ...]:
+    if any(token >= codec.vocabulary for token in tokens):
+        raise ApiError(400, f"tokens are below {codec.vocabulary}", param="prompt")
+    return tuple(tokens)
+
+
+def _work(
+    request: ChatRequest | CompletionRequest,
+    extras: _Extras,
+    prompt: tuple[int, ...],
+    codec: TextCodec,
+    max_length: int,
+    choice: int,
+) -> Work:
+    room = max_length - len(prompt)
+    if not prompt:
+        raise ApiError(400, "the prompt is empty", param="prompt")
+    if room < 1:
+        raise ApiError(
+            400,
+            f"the prompt has {len(prompt)} tokens and the model takes {max_length}",
+            param="messages" if isinstance(request, ChatRequest) else "prompt",
+            code="context_length_exceeded",
+        )
+    most = request.max_tokens
+    if isinstance(request, ChatRequest):
+        most = request.max_completion_tokens or most
+        logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    else:
+        most = COMPLETION_TOKENS if most is None else most
+        logprobs = request.logprobs
+    if most == 0:
+        raise ApiError(400, "at least one token must be generated", param="max_tokens")
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    seed = None if request.seed is None else (request.seed + choice) % 2**63
+    sampling = SamplingParams(
+        max_tokens=min(most or room, room),
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_p=request.top_p or 1.0,
+        top_k=max(0, extras.top_k or 0),
+        min_p=extras.min_p or 0.0,
+        seed=seed,
+        stop_token_ids=tuple(extras.stop_token_ids or ()),
+        ignore_eos=bool(extras.ignore_eos),
+        repetition_penalty=extras.repetition_penalty or 1.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        logit_bias=_bias(request.logit_bias, codec),
+        logprobs=logprobs,
+        guide=_guide(extras),
+    )
+    return Work(prompt, sampling, tuple(text for text in stop if text))
+
+
+def _bias(given: dict[str, float] | None, codec: TextCodec) -> tuple[tuple[int, float], ...]:
+    found = []
+    for name, value in (given or {}).items():
+        if not name.isdecimal() or int(name) >= codec.vocabulary:
+            raise ApiError(400, f"{name[:40]!r} is no token", param="logit_bias")
+        if not -100 <= value <= 100:
+            raise ApiError(400, "a bias lies between -100 and 100", param="logit_bias")
+        found.append((int(name), float(value)))
+    return tuple(found)
+
+
+def _guide(extras: _Extras) -> Guide | None:
+    if extras.guided_regex:
+        return Guide(kind="regex", text=extras.guided_regex)
+    form = extras.response_format or {}
+    kind = form.get("type", "text")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Guide(kind="json_object")
+    if kind == "json_schema":
+        schema = (form.get("json_schema") or {}).get("schema")
+        if isinstance(schema, dict):
+            return Guide(kind="json_schema", text=json.dumps(schema))
+        raise ApiError(400, "there is no schema", param="response_format.json_schema.schema")
+    raise ApiError(400, f"unknown form {str(kind)[:40]!r}", param="response_format.type")
+
+
+def _resumed(work: Work, resume: ResumeField, codec: TextCodec) -> Work:
+    """Return the work with the answer so far as its beginning."""
+    if resume.token_ids is not None:
+        generated = _checked(resume.token_ids, codec)
+    else:
+        generated = tuple(codec.encode(resume.text, special=False))
+    return Work(
+        work.prompt,
+        work.sampling,
+        work.stop,
+        generated=generated[: work.sampling.max_tokens],
+        shown=resume.text,
+    )

@@ -1,0 +1,342 @@
+"""The endpoints of an instance of the stage engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator
+
+import msgspec
+
+from atoll.core.errors import AtollError
+from atoll.engine.messages import SamplingParams
+from atoll.engine.routes import NodeSpec
+from atoll.engine.scheduler import GenerateRequest, Scheduler, SchedulerSettings, TokenEvent
+from atoll.engine.text import TextCodec
+from atoll.runtime.instance import requests
+from atoll.runtime.instance.answers import Choice, Piece, Writer
+from atoll.runtime.instance.config import NODES_MISSING, InstanceConfig
+from atoll.runtime.instance.http import Request, Response, Server, Stream
+from atoll.runtime.instance.metrics import InstanceMetrics
+from atoll.runtime.instance.requests import Asked, Work
+from atoll.runtime.instance.routes import PlanRouter
+from atoll.runtime.openai import ApiError, error_body
+
+_LOG = logging.getLogger(__name__)
+_FRESH_S = 2.0
+"""A token this young proves as much as a request made to see one."""
+_PROBE_S = 10.0
+_GROW_EVERY = 16
+_SMOOTHING = 0.05
+_FIRST_GUESS = 128.0
+
+
+class GenerationError(Exception):
+    """The engine gave a request up; the text says why."""
+
+
+class InstanceServer:
+    """An OpenAI endpoint over the nodes of an instance."""
+
+    def __init__(self, config: InstanceConfig, codec: TextCodec) -> None:
+        self.config = config
+        self.codec = codec
+        self.router = PlanRouter(config)
+        nodes = [
+            NodeSpec(
+                name=part.node_name(node.id),
+                endpoint=part.inboxes[node.id],
+                start=node.start,
+                end=node.end,
+            )
+            for part in config.parts
+            for node in part.instance.nodes
+        ]
+        self._nodes = nodes
+        self.scheduler = Scheduler(
+            nodes,
+            self.router,
+            eos=codec.eos,
+            max_length=codec.max_length,
+            settings=SchedulerSettings(
+                dead_after_s=config.dead_after_s, no_route_s=config.no_route_s
+            ),
+            bind=config.scheduler,
+        )
+        self.metrics = InstanceMetrics(config.models[0])
+        self._http = Server(self.handle)
+        self._created = int(time.time())
+        self._token_s = float("-inf")
+        self._typical = _FIRST_GUESS
+        self._draining = False
+        self._probe: asyncio.Task[None] | None = None
+
+    async def start(self) -> tuple[str, int]:
+        """Listen; the nodes need not be there yet."""
+        await self.scheduler.start()
+        return await self._http.start(self.config.host, self.config.port)
+
+    async def close(self, drain_s: float) -> None:
+        """Take nothing new, finish what runs, and stop."""
+        self._draining = True
+        await self._http.close(drain_s)
+        await self.scheduler.close()
+
+    async def handle(self, request: Request) -> Response | Stream:
+        """Answer one request."""
+        path, method = request.path, request.method
+        if path in ("/v1/chat/completions", "/v1/completions"):
+            if method != "POST":
+                raise ApiError(405, f"{path} takes POST")
+            return await self._generate(path, request.body)
+        if method not in ("GET", "HEAD"):
+            raise ApiError(404 if path not in _GETS else 405, f"no {method} {path[:100]}")
+        if path == "/v1/models":
+            return Response(msgspec.json.encode(self._models()))
+        if path in ("/health", "/ping"):
+            await self._prove()
+            return Response(b"{}")
+        if path == "/metrics":
+            text = self.metrics.text(
+                self.scheduler.running,
+                self.scheduler.queued,
+                self.scheduler.stats(),
+                self.scheduler.alive(),
+            )
+            return Response(text.encode(), content_type="text/plain; version=0.0.4")
+        if path == "/atoll/v1/status":
+            return Response(msgspec.json.encode(self.status()))
+        raise ApiError(404, f"there is no {path[:100]}", code="not_found")
+
+    def status(self) -> dict[str, object]:
+        """Return how the instance and its nodes are, for people and supervisors."""
+        stats, alive = self.scheduler.stats(), self.scheduler.alive()
+        return {
+            "name": self.config.name,
+            "models": self.config.models,
+            "running": self.scheduler.running,
+            "waiting": self.scheduler.queued,
+            "prompt_tokens": self.metrics.prompt_tokens,
+            "generation_tokens": self.metrics.generation_tokens,
+            "restarts": self.metrics.restarts,
+            "draining": self._draining,
+            "nodes": [
+                {
+                    "name": node.name,
+                    "start": node.start,
+                    "end": node.end,
+                    "alive": node.name in alive,
+                    "stats": stats[node.name].model_dump() if node.name in stats else None,
+                }
+                for node in self._nodes
+            ],
+        }
+
+    def _models(self) -> dict[str, object]:
+        return {
+            "object": "list",
+            "data": [
+                {
+                    "id": name,
+                    "object": "model",
+                    "created": self._created,
+                    "owned_by": "atoll",
+                    "max_model_len": self.codec.max_length,
+                }
+                for name in self.config.models
+            ],
+        }
+
+    async def _prove(self) -> None:
+        """Return if the instance gave a token just now or gives one when asked, else raise 503."""
+        if self._draining:
+            raise ApiError(503, "stopping", kind="server_error", retry_after_s=1)
+        if time.monotonic() - self._token_s < _FRESH_S:
+            return
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.create_task(self._one_token())
+        try:
+            await asyncio.wait_for(asyncio.shield(self._probe), _PROBE_S)
+        except (TimeoutError, GenerationError) as error:
+            missing = sorted({node.name for node in self._nodes} - self.scheduler.alive())
+            raise ApiError(
+                503,
+                f"silent: {', '.join(missing)}" if missing else f"no token: {error}",
+                kind="server_error",
+                code=NODES_MISSING if missing else None,
+            ) from error
+
+    async def _one_token(self) -> None:
+        # A single known token: the cheapest question that goes through every stage.
+        work = Work((self.codec.eos[0] if self.codec.eos else 0,), _ONE, ())
+        async for _ in self.events(work):
+            pass
+
+    async def _generate(self, path: str, body: bytes) -> Response | Stream:
+        started_s = time.monotonic()
+        asked = requests.read(path, body, self.codec, self.codec.max_length)
+        if asked.model not in self.config.models:
+            raise ApiError(
+                404,
+                f"there is no model {asked.model[:100]!r} here",
+                param="model",
+                code="model_not_found",
+            )
+        if self._draining or self.scheduler.queued >= self.config.max_waiting:
+            why = "stopping" if self._draining else "too many requests are waiting"
+            raise ApiError(503, why, kind="server_error", code="overloaded", retry_after_s=1)
+        prompt_tokens = len(asked.works[0].prompt)
+        prompt_tokens += sum(
+            len(work.prompt)
+            for before, work in zip(asked.works, asked.works[1:], strict=False)
+            if work.prompt != before.prompt
+        )
+        self.metrics.prompt_tokens += prompt_tokens
+        writer = Writer(asked, prompt_tokens)
+        answer = _Answer(self, asked, started_s)
+        if asked.stream:
+            return Stream(_stream(answer, writer))
+        pieces: list[list[Piece]] = [[] for _ in asked.works]
+        try:
+            async with contextlib.aclosing(answer.pieces()) as found:
+                async for piece in found:
+                    pieces[piece.index].append(piece)
+        except GenerationError as error:
+            raise ApiError(500, str(error), kind="server_error") from error
+        return Response(writer.whole(pieces, answer.completion_tokens))
+
+    async def events(self, work: Work) -> AsyncGenerator[TokenEvent, None]:
+        """Yield the engine's events for one choice, keeping the router's books."""
+        name = secrets.token_hex(12)
+        most = work.sampling.max_tokens
+        self.router.expect(name, min(most, self._typical))
+        count = 0
+        request = GenerateRequest(
+            prompt=work.prompt,
+            sampling=work.sampling,
+            id=name,
+            deadline_s=self.config.request_s,
+            generated=work.generated,
+        )
+        events = self.scheduler.generate(request)
+        try:
+            async with contextlib.aclosing(events):  # type: ignore[type-var]
+                async for event in events:
+                    if event.error is not None:
+                        raise GenerationError(event.error)
+                    if event.token is not None:
+                        self._token_s = time.monotonic()
+                        count += 1
+                        if count % _GROW_EVERY == 0:
+                            self.router.grow(name, len(work.generated) + count)
+                    if event.finish_reason is not None:
+                        self.metrics.restarts += event.restarts
+                    yield event
+        except AtollError as error:
+            raise GenerationError(str(error)) from error
+        finally:
+            self.router.finish(name)
+        if work.sampling is not _ONE:
+            self._typical += _SMOOTHING * (len(work.generated) + count - self._typical)
+
+
+_ONE = SamplingParams(max_tokens=1)
+_GETS = frozenset({"/v1/models", "/health", "/ping", "/metrics", "/atoll/v1/status"})
+
+
+class _Answer:
+    """The pieces of all choices of a request as they come."""
+
+    def __init__(self, server: InstanceServer, asked: Asked, started_s: float) -> None:
+        self._server = server
+        self._asked = asked
+        self._started_s = started_s
+        self._choices = [
+            Choice(index, work, server.codec) for index, work in enumerate(asked.works)
+        ]
+        self._queue: asyncio.Queue[Piece | Exception] = asyncio.Queue()
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all choices, those generated elsewhere included."""
+        return sum(choice.completion_tokens for choice in self._choices)
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """Yield pieces until every choice has ended; GenerationError if one cannot."""
+        if len(self._choices) == 1:
+            async with contextlib.aclosing(self._of(self._choices[0], self._asked.works[0])) as one:
+                async for piece in one:
+                    yield piece
+            return
+        tasks = [
+            asyncio.create_task(self._collect(choice, work))
+            for choice, work in zip(self._choices, self._asked.works, strict=True)
+        ]
+        left = len(tasks)
+        try:
+            while left:
+                item = await self._queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                left -= item.finish is not None
+                yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _collect(self, choice: Choice, work: Work) -> None:
+        try:
+            async with contextlib.aclosing(self._of(choice, work)) as pieces:
+                async for piece in pieces:
+                    self._queue.put_nowait(piece)
+        except GenerationError as error:
+            self._queue.put_nowait(error)
+
+    async def _of(self, choice: Choice, work: Work) -> AsyncGenerator[Piece, None]:
+        metrics = self._server.metrics
+        if choice.finish is not None:
+            yield Piece(choice.index, choice.owed, finish=choice.finish)
+            return
+        last_s: float | None = None
+        ended = "abort"
+        try:
+            async with contextlib.aclosing(self._server.events(work)) as events:
+                async for event in events:
+                    now_s = time.monotonic()
+                    if event.token is not None:
+                        metrics.generation_tokens += 1
+                        if last_s is None:
+                            metrics.first_token.observe(now_s - self._started_s)
+                        else:
+                            metrics.per_token.observe(now_s - last_s)
+                        last_s = now_s
+                    piece = choice.add(event)
+                    if piece is None:
+                        continue
+                    yield piece
+                    if piece.finish is not None:
+                        ended = piece.finish
+                        break
+        except GenerationError:
+            ended = "error"
+            raise
+        finally:
+            metrics.finished[ended] += 1
+            metrics.whole.observe(time.monotonic() - self._started_s)
+
+
+async def _stream(answer: _Answer, writer: Writer) -> AsyncGenerator[bytes, None]:
+    first = writer.roles()
+    try:
+        async with contextlib.aclosing(answer.pieces()) as pieces:
+            async for piece in pieces:
+                yield first + writer.chunk(piece)
+                first = b""
+    except GenerationError as error:
+        yield first + b"data: " + error_body(str(error), "server_error") + b"\n\n"
+        return
+    yield first + writer.end(answer.completion_tokens)

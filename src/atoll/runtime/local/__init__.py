@@ -1,0 +1,6 @@
+"""A plan on this machine: its nodes as processes, its instances as endpoints, a gateway in front.
+
+placing  which endpoints, with which layer ranges of the model that is served here
+cores    which cores each process gets
+fleet    starting, watching and stopping all of it
+"""

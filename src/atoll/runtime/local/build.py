@@ -1,0 +1,169 @@
+"""From a plan to endpoints that can be started here."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from atoll.core.errors import InputError
+from atoll.plan.plan import Instance, Plan
+from atoll.runtime.adapters.base import Endpoint, Home, Served, Share
+from atoll.runtime.adapters.llamacpp import llamacpp_endpoint
+from atoll.runtime.adapters.sglang import sglang_endpoint
+from atoll.runtime.adapters.stage import stage_endpoint
+from atoll.runtime.adapters.vllm import vllm_endpoint
+from atoll.runtime.instance.config import engine_name
+from atoll.runtime.local.cores import assigned, usable_cores
+from atoll.runtime.local.fleet import Hearing, Named
+from atoll.runtime.local.placing import Standing, standings
+
+Engine = Literal["atoll", "llamacpp", "vllm", "sglang"]
+ENGINES: tuple[Engine, ...] = ("atoll", "llamacpp", "vllm", "sglang")
+_NODE_BYTES = 450 * 2**20
+"""What a node process of a small model takes at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What serves a service here: where the weights came from, and where they lie."""
+
+    source: str
+    folder: Path
+
+    @property
+    def layers(self) -> int:
+        """How many layers the model has."""
+        config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+        return int((config.get("text_config") or config)["num_hidden_layers"])
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """How to stand here: the engine, KV memory per node, number format, routing policy.
+
+    `dead_after_s` is the silence after which an instance gives a node up, `silent_s` that after which a
+    process is started anew.
+    """
+
+    engine: Engine = "atoll"
+    kv_bytes: int = 128 * 2**20
+    dtype: str = "float32"
+    policy: str = "iwrr"
+    dead_after_s: float = 2.0
+    silent_s: float = 8.0
+    cores: tuple[int, ...] = field(default_factory=usable_cores)
+
+
+def build(
+    plan: Plan,
+    models: Mapping[str, Model],
+    home: Home,
+    hearing: Hearing,
+    options: LocalOptions | None = None,
+) -> tuple[Named, ...]:
+    """Return the endpoints of the services in `models`, with configurations written to `home`."""
+    chosen = options or LocalOptions()
+    found = standings(plan, {service: model.layers for service, model in models.items()})
+    _check_memory(found)
+    share = Share(_cores(found, chosen), chosen.kv_bytes, chosen.dtype)
+    ports = free_ports(len(found))
+    named = []
+    for standing, port in zip(found, ports, strict=True):
+        model = models[standing.service]
+        endpoint = _endpoint(standing, model, port, home, share, hearing, chosen)
+        kinds = {
+            engine_name(instance.id, node.id): node.node_type
+            for instance, _ in standing.instances
+            for node in instance.nodes
+        }
+        named.append(Named(endpoint, standing.service, kinds))
+    return tuple(named)
+
+
+def _endpoint(
+    standing: Standing,
+    model: Model,
+    port: int,
+    home: Home,
+    share: Share,
+    hearing: Hearing,
+    options: LocalOptions,
+) -> Endpoint:
+    if options.engine == "atoll":
+        served = Served(str(model.folder), (standing.service,))
+        return stage_endpoint(
+            *(standing.name, standing.instances, served, port, home, share, hearing.silent_s),
+            weight=standing.weight,
+            policy=options.policy,
+            dead_after_s=options.dead_after_s,
+            silent_s=options.silent_s,
+        )
+    served = Served(model.source, (standing.service,))
+    make = {
+        "llamacpp": llamacpp_endpoint,
+        "vllm": vllm_endpoint,
+        "sglang": sglang_endpoint,
+    }[options.engine]
+    return make(_only_one(standing), served, port, home, share, weight=standing.weight)
+
+
+def _only_one(standing: Standing) -> Instance:
+    if len(standing.instances) > 1:
+        raise InputError(
+            f"{standing.service} runs prompts and answers on instances of their own",
+            field="engine",
+            hint="use the engine 'atoll', or plan with 'phases: together'",
+        )
+    return standing.instances[0][0]
+
+
+def _cores(found: tuple[Standing, ...], options: LocalOptions) -> dict[str, tuple[int, ...]]:
+    """Share the cores out over node processes by the layers they hold."""
+    work: dict[str, float] = {}
+    for standing in found:
+        for instance, _ in standing.instances:
+            if options.engine == "atoll":
+                for node in instance.nodes:
+                    work[engine_name(instance.id, node.id)] = node.layers
+            else:
+                work[instance.id] = sum(node.layers for node in instance.nodes)
+    return assigned(work, options.cores)
+
+
+def _check_memory(found: tuple[Standing, ...]) -> None:
+    nodes = sum(standing.nodes for standing in found)
+    free = _available_bytes()
+    if free is not None and nodes * _NODE_BYTES > free:
+        raise InputError(
+            f"{nodes} node processes need about {nodes * _NODE_BYTES / 2**30:.0f} GiB of memory,"
+            f" and {free / 2**30:.0f} are free",
+            field="instances",
+            hint="serve one of the models with --only, or a smaller plan",
+        )
+
+
+def _available_bytes() -> int | None:
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return None
+    for line in text.splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

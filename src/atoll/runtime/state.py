@@ -1,0 +1,108 @@
+"""What runs on this machine: a small file per running fleet, for `atoll status`.
+
+Files and sockets of running fleets lie in $XDG_RUNTIME_DIR/atoll, else in a folder of the user's own
+under the system's temporary folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+from atoll.core.errors import AtollError, InputError
+from atoll.core.files import atomic_write, read_text_limited
+from atoll.core.frozen import Frozen
+
+_FILE = "fleet.json"
+
+
+class NodeState(Frozen):
+    """A node process: what it holds of which instance."""
+
+    process: str
+    instance: str
+    node: str
+    node_type: str
+    start: int
+    end: int
+    log: str
+
+
+class EndpointState(Frozen):
+    """An instance: where it listens and what is behind it."""
+
+    id: str
+    service: str
+    url: str
+    kind: str
+    weight: float
+    nodes: tuple[NodeState, ...] = ()
+
+
+class FleetState(Frozen):
+    """A running fleet."""
+
+    name: str
+    pid: int
+    url: str
+    started_s: float
+    folder: str
+    endpoints: tuple[EndpointState, ...] = ()
+
+
+def runtime_dir() -> Path:
+    """Return the folder for running fleets, made if needed; it belongs to this user alone."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base and os.access(base, os.W_OK):
+        folder = Path(base) / "atoll"
+    else:
+        folder = Path(tempfile.gettempdir()) / f"atoll-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise InputError(
+            "this folder must belong to you alone", path=folder, hint="remove it, or chmod 700"
+        )
+    return folder
+
+
+def new_home() -> Path:
+    """Make the folder of a new fleet."""
+    return Path(tempfile.mkdtemp(prefix="run-", dir=runtime_dir()))
+
+
+def write_state(state: FleetState) -> None:
+    """Let others know of a running fleet."""
+    atomic_write(Path(state.folder) / _FILE, state.to_json(indent=2) + "\n")
+
+
+def remove_home(folder: Path) -> None:
+    """Forget a fleet, with its logs and sockets."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def running_fleets() -> tuple[FleetState, ...]:
+    """Return the fleets that run, oldest first; what is left of dead ones is removed."""
+    found = []
+    for path in runtime_dir().glob(f"run-*/{_FILE}"):
+        with contextlib.suppress(AtollError, OSError):
+            state = FleetState.from_json(read_text_limited(path), path=path)
+            if _is_alive(state.pid):
+                found.append(state)
+            else:
+                remove_home(path.parent)
+    return tuple(sorted(found, key=lambda state: state.started_s))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,154 @@
+"""When a process is started, given up, stopped: decisions only, time is a parameter.
+
+    WAITING --start--> STARTING --ready--> READY --stop--> STOPPING --exit--> STOPPED
+       ^                   |                 |
+       +----- backoff -----+------ exit -----+          FAILED: not started again
+
+A process that is not ready by its deadline, or not well several times in a row, is killed and counts as one
+that ended. One that ended is started again after a pause that doubles each time and begins anew after a
+calm while. It is given up when it ends with a code that says starting again is no use, or never gets
+ready several times in a row.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from atoll.core.frozen import Frozen
+
+
+class State(StrEnum):
+    """Where a process stands."""
+
+    WAITING = "waiting"
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class Action(StrEnum):
+    """What is to be done now."""
+
+    START = "start"
+    TERM = "term"
+    KILL = "kill"
+
+
+class Limits(Frozen):
+    """How patient to be, in seconds unless it is a number of times.
+
+    fatal_codes: exit codes after which starting again is no use; by default those of errors in what
+    the process was told (see `atoll.core.errors`) and of a command that is not there.
+    """
+
+    ready_s: float = Field(120.0, gt=0)
+    backoff_s: float = Field(0.25, ge=0)
+    backoff_most_s: float = Field(30.0, ge=0)
+    calm_s: float = Field(60.0, ge=0)
+    tries: int = Field(4, ge=1)
+    unwell: int = Field(3, ge=1)
+    term_s: float = Field(10.0, ge=0)
+    fatal_codes: tuple[int, ...] = (2, 3, 4, 6, 126, 127)
+
+
+class Supervision:
+    """What is known of one process, and what to do about it. Starts as soon as it is asked."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.state = State.WAITING
+        self.reason = ""
+        self.restarts = 0
+        self._start_at_s = float("-inf")
+        self._since_s = 0.0
+        self._in_a_row = 0
+        self._never_ready = 0
+        self._unwell = 0
+        self._killed = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the process has ended and will not be started again."""
+        return self.state in (State.STOPPED, State.FAILED)
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is a process."""
+        return self.state in (State.STARTING, State.READY, State.STOPPING)
+
+    def tick(self, now_s: float) -> Action | None:
+        """Return what is to be done now, if anything."""
+        if self.state is State.WAITING and now_s >= self._start_at_s:
+            self._enter(State.STARTING, now_s)
+            return Action.START
+        if self._killed:
+            return None
+        if self.state is State.STARTING and now_s - self._since_s > self.limits.ready_s:
+            return self._kill(f"not ready within {self.limits.ready_s:g} s")
+        if self.state is State.STOPPING and now_s - self._since_s > self.limits.term_s:
+            return self._kill(f"did not end within {self.limits.term_s:g} s")
+        return None
+
+    def ready(self, now_s: float) -> None:
+        """Note that the process can do its work."""
+        if self.state is State.STARTING and not self._killed:
+            self._enter(State.READY, now_s)
+            self.reason = ""
+            self._never_ready = 0
+
+    def probed(self, problem: str | None) -> Action | None:
+        """Take the result of a look at a ready process; None is well."""
+        if self.state is not State.READY or self._killed:
+            return None
+        self._unwell = 0 if problem is None else self._unwell + 1
+        if problem is not None and self._unwell >= self.limits.unwell:
+            return self._kill(problem)
+        return None
+
+    def exited(self, code: int, now_s: float) -> None:
+        """Note that the process has ended."""
+        was, since_s = self.state, self._since_s
+        killed, self._killed = self._killed, False
+        if not self.runs:
+            return
+        if was is State.STOPPING:
+            self._enter(State.STOPPED, now_s)
+            return
+        if not killed:
+            self.reason = (
+                f"ended by signal {code - 128}" if code > 128 else f"ended with code {code}"
+            )
+        if was is State.STARTING:
+            self._never_ready += 1
+        elif now_s - since_s >= self.limits.calm_s:
+            self._in_a_row = 0
+        if code in self.limits.fatal_codes or self._never_ready >= self.limits.tries:
+            self._enter(State.FAILED, now_s)
+            return
+        pause_s = min(self.limits.backoff_s * 2**self._in_a_row, self.limits.backoff_most_s)
+        self._in_a_row += 1
+        self.restarts += 1
+        self._start_at_s = now_s + pause_s
+        self._enter(State.WAITING, now_s)
+
+    def stop(self, now_s: float) -> Action | None:
+        """End the process, or do not start it again."""
+        if self.over or self.state is State.STOPPING:
+            return None
+        if self.state is State.WAITING:
+            self._enter(State.STOPPED, now_s)
+            return None
+        self._enter(State.STOPPING, now_s)
+        return Action.TERM
+
+    def _kill(self, reason: str) -> Action:
+        self.reason = reason
+        self._killed = True
+        return Action.KILL
+
+    def _enter(self, state: State, now_s: float) -> None:
+        self.state, self._since_s, self._unwell = state, now_s, 0

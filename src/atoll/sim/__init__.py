@@ -1,0 +1,1 @@
+"""Discrete-event simulator: would a plan hold under a workload?"""

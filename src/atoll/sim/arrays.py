@@ -1,0 +1,188 @@
+"""Everything the event loop reads and writes: one array of records for each noun.
+
+A *unit* is one group of `tp` GPUs of a node: what runs steps. A *graph* has vertices (0 source, then its
+members, last the sink) as in `routing.tables`: first one for every instance, over its units; then one for
+every service, source -> (prefill) instance -> (decode instance) -> sink. Graphs lie one after the other:
+vertex v of graph g is `graph[g].vertex + v`, its edges start at `graph[g].edge`. A *site* is an end of
+links: a node, or the coordinator of a region. Times are seconds, sizes tokens or bytes; KV cache counts in
+tokens of all the layers that a unit holds. Requests are linked into lists by `request.after`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Singles = NDArray[np.float32]
+Longs = NDArray[np.int64]
+# Typed by their fields, which mypy does not know.
+Records = Any
+
+# States of a request.
+NEW, WAITING, PREFILL, MOVING, DECODE, DONE, DROPPED, COMPONENT = range(8)
+# Kinds of event.
+STEP, DELIVER, KV_HERE, ARRIVE, LIFE, SAMPLE, POOL = range(7)
+# Kinds of life-cycle event.
+FAIL, REVIVE, READY, DRAIN, WEIGHTS = range(5)
+# Where a unit's step times come from.
+OPERATORS, CURVES = range(2)
+# How requests are fed.
+OPEN, CLOSED, WATERMARK = range(3)
+# What has to be looked at after an event.
+CLEAN, FREED, CHANGED = range(3)
+# Rows of `Sim.unit_bin` and `Sim.service_bin`.
+BUSY_S, QUEUED, FILLED = range(3)
+ARRIVED, ENDED, TOKENS, WAITED, FLYING = range(5)
+# Rows of `Sim.step`, the step being composed: per prompt its tokens, those cached and the layer it comes in
+# at; per layer the sequences that come in and what they attend to.
+LENGTH, CACHED, ENTRY, SEQUENCES, CONTEXT = range(5)
+# Rows of `Sim.todo`: edges with a message to send, units to wake.
+TOUCHED, KICKED = range(2)
+# Rows of `Sim.curve`.
+PROMPT_X, PROMPT_S, DECODE_X, DECODE_S = range(4)
+# The layout of `Sim.coefficient` (see `times.py`).
+DENSE_MOST = 8
+LAYER_WIDTH = 4 + 5 * DENSE_MOST + 6 + 6 + 9 + 4
+
+
+def _dtype(*, i8: str = "", f8: str = "", flag: str = "") -> np.dtype[Any]:
+    """A record type with these fields, by the kind of number. One width of each keeps compiled code small."""
+    kinds = [(i8, "i8"), (f8, "f8"), (flag, "?")]
+    fields = [(name, kind) for names, kind in kinds for name in names.split()]
+    return np.dtype(fields, align=True)
+
+
+RUN = _dtype(
+    # Settings, see `options.SimOptions`; `path` is the longest pipeline and one, `services` the first
+    # service's graph, `waits` the first list of requests that wait for a route, `endings` that of those
+    # that ended.
+    i8="policy after_prompt feed path services waits endings bins"
+    # Events so far and in the heap, requests that came, were fed, may be fed; what to do after an event.
+    " sequence heaped next fed feeds dirty kicks touched"
+    # Totals.
+    " finished lost rejected retries",
+    f8="high_water smoothing feed_delay_s feed_mark until_s from_s bin_s startup_s clock_s",
+    flag="actual single paired",
+)
+UNIT = _dtype(
+    # Fixed. `most_*` and `budget` bound a step; where requests start, a `stages`-th of them goes at a time.
+    i8="instance node site vertex start end kind row kinds most_sequences most_prompts budget stages"
+    # The step under way (a list of requests), sequences that run and what they attend to.
+    " batch joining steps running context owned gaps cached_rows"
+    # Totals.
+    " step_count prompt_tokens decode_tokens",
+    f8="step_s token_s back_s room step_end last_end used peak cached_s busy_s batch_sum",
+    flag="solo chunked alive busy",
+)
+REQUEST = _dtype(
+    # `target` is what the prompt pass computes, `context` the tokens a unit holds after this pass, `before`
+    # ahead of it; `charged` hops of the pass are counted. `join` is the step at which a solo unit took it in.
+    f8="arrival_s start_s first_s last_s end_s sent_s gap_s",
+    i8="prompt answer target context before computed made after join instance"
+    " service klass items hop charged retries level pending state part",
+    flag="marked",
+)
+LEG = _dtype(f8="need", i8="hops")
+LIST = _dtype(i8="head tail")
+ENDING = _dtype(i8="step request")
+GAP = _dtype(i8="step", f8="gap_s")
+EDGE = _dtype(
+    # `reach` is the unit or instance it leads to (-1: sink); then the message being put together.
+    i8="target order reach link head tail",
+    f8="weight credit delay latency_s bytes_per_s token_bytes size",
+)
+VERTEX = _dtype(i8="sweep item part", f8="queue load booked room speed", flag="dead masked closed")
+GRAPH = _dtype(i8="vertex edge")
+INSTANCE = _dtype(i8="vertex holds tokens after", f8="ready_s gone_s", flag="ready draining")
+SERVICE = _dtype(i8="layers prompts tokens", f8="estimate kv_bytes gap_sum", flag="apart")
+LINK = _dtype(f8="free_s busy_s bytes")
+EVENT = _dtype(f8="time", i8="order value")
+SITE = _dtype(f8="bytes_per_s latency_s")
+POOL_TYPE = _dtype(i8="server batch head tail", f8="fixed_s item_s")
+SERVER = _dtype(i8="pool entry items", f8="busy_s", flag="busy")
+LEVEL = _dtype(i8="step pool")
+LIFE_TYPE = _dtype(i8="kind target change")
+CHANGE = _dtype(i8="edge", f8="weight")
+
+
+class Sim(NamedTuple):
+    """A run: what does not change and what does, by noun."""
+
+    run: Records
+    unit: Records
+    request: Records
+    way: Longs
+    leg: Records
+    list: Records
+    ending: Records
+    gap: Records
+    edge: Records
+    vertex: Records
+    first: Longs
+    graph: Records
+    instance: Records
+    service: Records
+    link: Records
+    heap: Records
+    random: Longs
+    coefficient: Floats
+    prefix: Longs
+    curve: Floats
+    site: Records
+    pool: Records
+    server: Records
+    task: Longs
+    level: Records
+    klass: Longs
+    life: Records
+    change: Records
+    step: Floats
+    todo: Longs
+    unit_bin: Singles
+    service_bin: Longs
+    gap_count: Longs
+
+
+_LONG, _FLOAT, _SINGLE = np.dtype("i8"), np.dtype("f8"), np.dtype("f4")
+
+LAYOUT: dict[str, tuple[np.dtype[Any], int]] = {
+    "run": (RUN, 1),
+    "unit": (UNIT, 1),
+    "request": (REQUEST, 1),
+    "way": (_LONG, 2),
+    "leg": (LEG, 2),
+    "list": (LIST, 1),
+    "ending": (ENDING, 2),
+    "gap": (GAP, 2),
+    "edge": (EDGE, 1),
+    "vertex": (VERTEX, 1),
+    "first": (_LONG, 1),
+    "graph": (GRAPH, 1),
+    "instance": (INSTANCE, 1),
+    "service": (SERVICE, 1),
+    "link": (LINK, 1),
+    "heap": (EVENT, 1),
+    "random": (_LONG, 1),
+    "coefficient": (_FLOAT, 3),
+    "prefix": (_LONG, 3),
+    "curve": (_FLOAT, 3),
+    "site": (SITE, 2),
+    "pool": (POOL_TYPE, 1),
+    "server": (SERVER, 1),
+    "task": (_LONG, 1),
+    "level": (LEVEL, 1),
+    "klass": (_LONG, 1),
+    "life": (LIFE_TYPE, 1),
+    "change": (CHANGE, 1),
+    "step": (_FLOAT, 2),
+    "todo": (_LONG, 2),
+    "unit_bin": (_SINGLE, 3),
+    "service_bin": (_LONG, 3),
+    "gap_count": (_LONG, 2),
+}
+"""Type and dimensions of every array of a `Sim`."""
+WORDS = 4
+"""Numbers that tell where an array is: its address and up to three sizes."""

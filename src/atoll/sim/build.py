@@ -1,0 +1,344 @@
+"""From plan, problem, workload and options to the arrays of the event loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from atoll.catalog.catalog import Catalog
+from atoll.core.errors import InputError, UnknownNameError
+from atoll.core.rng import stream
+from atoll.plan.plan import Instance, Plan
+from atoll.plan.problem import Problem
+from atoll.routing.pipelines import SMOOTHING
+from atoll.routing.policies import policy_code
+from atoll.sim import arrays as a
+from atoll.sim.fleet import FleetHistory, fleet_history
+from atoll.sim.graphs import Lower, Sites, Upper, lower_graph, site_name, sites_of, upper_graph
+from atoll.sim.heap import KINDS
+from atoll.sim.life import life_records
+from atoll.sim.lifetime import GAP_BINS
+from atoll.sim.options import LLM, SimOptions
+from atoll.sim.units import PROMPTS_IN_STEP, UnitMaker, UnitRow
+from atoll.workload.requests import Requests
+
+_GAPS = 512
+_FEEDS = {"open": a.OPEN, "closed": a.CLOSED, "watermark": a.WATERMARK}
+
+
+@dataclass(frozen=True)
+class Built:
+    """A run that is ready to start, and what its numbers mean."""
+
+    sim: a.Sim
+    history: FleetHistory
+    lower: Lower
+    sites: Sites
+
+
+def build(
+    plan: Plan, problem: Problem, catalog: Catalog, requests: Requests, options: SimOptions
+) -> Built:
+    """Return a run of a plan (and those that follow it) under a workload."""
+    if not len(requests):
+        raise InputError("the workload has no requests", field="trace")
+    history = fleet_history(plan, options)
+    instances = [one.instance for one in history.standing]
+    if not instances:
+        raise InputError("the plan has no instances", field="plan", hint="plan again")
+    sites = sites_of(problem, catalog, instances, options.coordinator_s)
+    maker = UnitMaker(problem, catalog, options)
+    groups = [[maker.groups(one, k) for k in range(len(one.nodes))] for one in instances]
+    lower = lower_graph(problem, catalog, instances, sites, groups, spare=bool(options.failures))
+    upper = upper_graph(problem, history)
+    rows = [maker.row(instances[unit.instance], unit.index) for unit in lower.units]
+    times = maker.times.build()
+    life, change, starts = life_records(history, lower, upper)
+    ordered = _in_order(requests)
+    unit = _units(lower, instances, rows, sites, problem, options)
+    for name in ("kinds", "step_s", "token_s"):
+        unit[name] = times.fixed[name][unit["kind"], unit["row"]]
+    run = _run(options, ordered, sites, lower, len(unit), len(problem.services))
+    pool, server, level, klass = _components(ordered, options)
+    request = _requests(ordered, problem, options)
+    services, bins = len(problem.services), options.bins
+    nodes = 1 + int(unit["node"].max())
+    width = int(run[0]["path"]) * (2 if any(s.phases == "apart" for s in problem.services) else 1)
+    sim = a.Sim(
+        run=run,
+        unit=unit,
+        request=request,
+        way=np.zeros((len(request), width), np.int64),
+        leg=np.zeros((len(request), 2), a.LEG),
+        list=_lists(2 * (len(unit) + services) + 1),
+        ending=np.zeros((len(unit), _most_running(unit)), a.ENDING),
+        gap=np.zeros((len(unit), _GAPS if unit["solo"].any() else 1), a.GAP),
+        edge=np.concatenate([lower.edges, upper.edges]),
+        vertex=_vertices(lower, upper, unit),
+        first=np.concatenate([table.first for table in chain(lower.tables, upper.tables)]),
+        graph=_graphs(lower, upper),
+        instance=_instances(history, life, lower, upper),
+        service=_services(problem, catalog, options),
+        link=np.zeros(len(sites.names) ** 2 if sites.paired else nodes + len(sites.names), a.LINK),
+        heap=np.zeros(len(request) + len(unit) + len(server) + 2 * len(life) + 16, a.EVENT),
+        random=stream(options.seed, "sim").integers(1, 2147483398, size=2, dtype=np.int64),
+        coefficient=times.coefficient,
+        prefix=times.prefix,
+        curve=times.curve,
+        site=_site_records(sites),
+        pool=pool,
+        server=server,
+        task=np.zeros(max(1, _tasks(pool, level, klass, request)), np.int64),
+        level=level,
+        klass=klass,
+        life=life,
+        change=change,
+        step=np.zeros((5, max(PROMPTS_IN_STEP, int(unit["end"].max()) + 1))),
+        todo=np.zeros((2, max(len(lower.edges), 4 * len(unit)) + 64), np.int64),
+        unit_bin=np.zeros((3, bins, len(unit)), np.float32),
+        service_bin=np.zeros((5, bins, services), np.int64),
+        gap_count=np.zeros((services, GAP_BINS), np.int64),
+    )
+    _first_events(sim, starts, options)
+    return Built(sim, history, lower, sites)
+
+
+def _in_order(requests: Requests) -> Requests:
+    if np.any(np.diff(requests.arrival_s) < 0.0):
+        return requests.take(np.argsort(requests.arrival_s, kind="stable"))
+    return requests
+
+
+def _run(
+    options: SimOptions,
+    requests: Requests,
+    sites: Sites,
+    lower: Lower,
+    units: int,
+    services: int,
+) -> a.Records:
+    horizon = options.until_s
+    if not math.isfinite(horizon):
+        horizon = max(1.0, float(requests.arrival_s[-1]))
+    values = {
+        "policy": policy_code(options.policy),
+        "after_prompt": int(options.first_token),
+        "feed": _FEEDS[options.feed],
+        "path": lower.longest + 1,
+        "services": len(lower.tables),
+        "waits": 2 * units,
+        "endings": 2 * (units + services),
+        "bins": options.bins,
+        "high_water": options.high_water,
+        "smoothing": SMOOTHING,
+        "feed_delay_s": options.feed_delay_s,
+        "feed_mark": options.feed_mark,
+        "until_s": options.until_s,
+        "from_s": options.from_s,
+        "bin_s": horizon / options.bins,
+        "startup_s": options.startup_s,
+        "actual": options.known_outputs,
+        "single": options.single_messages,
+        "paired": sites.paired,
+    }
+    run = np.zeros(1, a.RUN)
+    for name, value in values.items():
+        run[name] = value
+    return run
+
+
+def _units(
+    lower: Lower,
+    instances: Sequence[Instance],
+    rows: Sequence[UnitRow],
+    sites: Sites,
+    problem: Problem,
+    options: SimOptions,
+) -> a.Records:
+    made = np.zeros(len(rows), a.UNIT)
+    made["vertex"] = np.flatnonzero(lower.vertices["item"] >= 0)
+    for name in ("kind", "row", "room", "most_sequences", "most_prompts", "budget", "chunked"):
+        made[name] = [getattr(row, name) for row in rows]
+    made["instance"] = [unit.instance for unit in lower.units]
+    made["node"] = [unit.node for unit in lower.units]
+    made["site"] = [
+        sites.number(site_name(problem, instances[unit.instance], unit.index))
+        for unit in lower.units
+    ]
+    held = [(table.start[1:-1], table.end[1:-1]) for table in lower.tables]
+    made["start"] = np.concatenate([start for start, _ in held])
+    made["end"] = np.concatenate([end for _, end in held])
+    last = np.array([int(lower.tables[unit.instance].end[-1]) for unit in lower.units])
+    made["solo"] = (made["start"] == 0) & (made["end"] == last)
+    stages = [
+        longest if problem.cluster is not None else instances[unit.instance].stages
+        for unit in lower.units
+        for longest in [lower.longest]
+    ]
+    first = (made["start"] == 0) & (options.batching == "engine")
+    made["stages"] = np.where(first, stages, 1)
+    made["alive"] = True
+    made["step_end"] = -1.0
+    for name in ("batch", "joining", "cached_rows"):
+        made[name] = -1
+    leaving = lower.edges["reach"] < 0
+    tails = lower.vertices["item"][_tails(lower)[leaving]]
+    made["back_s"][tails] = lower.edges["latency_s"][leaving]
+    return made
+
+
+def _tails(lower: Lower) -> a.Longs:
+    """The vertex, numbered through, that each edge of the instances' graphs leaves."""
+    base = np.cumsum([0, *(table.vertices for table in lower.tables)])
+    return np.concatenate(
+        [base[i] + table.source_of for i, table in enumerate(lower.tables)]
+    ).astype(np.int64)
+
+
+def _most_running(unit: a.Records) -> int:
+    return int(unit["most_sequences"].max()) + 1 if unit["solo"].any() else 1
+
+
+def _vertices(lower: Lower, upper: Upper, unit: a.Records) -> a.Records:
+    made = np.concatenate([lower.vertices, upper.vertices])
+    made["room"][unit["vertex"]] = unit["room"]
+    return made
+
+
+def _graphs(lower: Lower, upper: Upper) -> a.Records:
+    tables = [*lower.tables, *upper.tables]
+    made = np.zeros(len(tables) + 1, a.GRAPH)
+    made["vertex"][1:] = np.cumsum([table.vertices for table in tables])
+    made["edge"][1:] = np.cumsum([table.edges for table in tables])
+    return made
+
+
+def _lists(count: int) -> a.Records:
+    made = np.zeros(count, a.LIST)
+    made["head"] = made["tail"] = -1
+    return made
+
+
+def _instances(history: FleetHistory, life: a.Records, lower: Lower, upper: Upper) -> a.Records:
+    made = np.zeros(len(history.standing), a.INSTANCE)
+    inner = np.flatnonzero(upper.vertices["item"] >= 0)
+    made["vertex"][upper.vertices["item"][inner]] = len(lower.vertices) + inner
+    made["ready"] = [one.ready for one in history.standing]
+    made["ready_s"] = [0.0 if one.ready else np.nan for one in history.standing]
+    made["gone_s"] = np.nan
+    made["after"] = -1
+    for one in history.standing:
+        if one.waits_for is not None:
+            comes = (life["kind"] == a.READY) & (life["target"] == one.number)
+            made["after"][one.waits_for] = int(np.flatnonzero(comes)[0])
+    return made
+
+
+def _services(problem: Problem, catalog: Catalog, options: SimOptions) -> a.Records:
+    made = np.zeros(len(problem.services), a.SERVICE)
+    for at, service in enumerate(problem.services):
+        spec = catalog.model(service.model).llm
+        made[at]["layers"] = spec.layers
+        made[at]["apart"] = service.phases == "apart"
+        made[at]["estimate"] = service.lengths.output_mean * options.output_ratio
+        made[at]["kv_bytes"] = spec.kv_bytes_per_token_layer
+    return made
+
+
+def _site_records(sites: Sites) -> a.Records:
+    made = np.zeros(sites.bytes_per_s.shape, a.SITE)
+    made["bytes_per_s"], made["latency_s"] = sites.bytes_per_s, sites.latency_s
+    return made
+
+
+def _requests(requests: Requests, problem: Problem, options: SimOptions) -> a.Records:
+    made = np.zeros(len(requests), a.REQUEST)
+    made["arrival_s"] = requests.arrival_s if options.feed == "open" else np.nan
+    for name in ("start_s", "first_s", "last_s", "end_s"):
+        made[name] = np.nan
+    made["prompt"] = made["target"] = np.maximum(requests.input, 1)
+    made["answer"] = np.maximum(requests.output, 1)
+    made["after"] = made["join"] = made["instance"] = -1
+    made["service"] = _service_of(requests, problem)
+    made["klass"] = requests.klass
+    made["items"] = 1 if requests.items is None else np.maximum(requests.items, 0)
+    return made
+
+
+def _service_of(requests: Requests, problem: Problem) -> a.Longs:
+    """The service of each request: by its name, by its model's, or the only one there is."""
+    names = [service.name for service in problem.services]
+    models = [service.model for service in problem.services]
+    used = np.bincount(requests.model, minlength=len(requests.models))
+    place: list[int] = []
+    for count, name in zip(used, requests.models, strict=True):
+        if name in names:
+            place.append(names.index(name))
+        elif name in models:
+            place.append(models.index(name))
+        elif len(names) == 1 or count == 0:
+            place.append(0)
+        else:
+            raise UnknownNameError("model of the workload", name, names)
+    return np.array(place, np.int64)[requests.model]
+
+
+def _components(
+    requests: Requests, options: SimOptions
+) -> tuple[a.Records, a.Records, a.Records, a.Longs]:
+    """Pools, their servers, what each class of request goes through, and where its levels start."""
+    parts = options.components
+    pool = np.zeros(len(parts) + 1, a.POOL_TYPE)
+    pool["server"][1:] = np.cumsum([part.servers for part in parts])
+    for at, part in enumerate(parts):
+        pool[at]["batch"] = part.batch
+        pool[at]["fixed_s"], pool[at]["item_s"] = part.fixed_s, part.item_s
+    server = np.zeros(int(pool["server"][-1]), a.SERVER)
+    server["pool"] = np.repeat(np.arange(len(parts)), [part.servers for part in parts])
+    by_name = {part.name: at for at, part in enumerate(parts)}
+    levels: list[tuple[int, int]] = []
+    klass = [0]
+    for name in requests.classes:
+        for step, group in enumerate(options.classes.get(name, ((LLM,),))):
+            if LLM in group and len(group) > 1:
+                raise InputError("the llm runs alone in its step", field=f"classes.{name}")
+            for member in group:
+                if member != LLM and member not in by_name:
+                    raise UnknownNameError("component", member, [LLM, *by_name])
+                levels.append((step, by_name.get(member, -1)))
+        klass.append(len(levels))
+    level = np.array(levels, a.LEVEL)
+    return pool, server, level, np.array(klass, np.int64)
+
+
+def _tasks(pool: a.Records, level: a.Records, klass: a.Longs, request: a.Records) -> int:
+    """Count the items that will come to each pool, and set where its queue lies; return all of them."""
+    items = np.bincount(request["klass"], weights=request["items"], minlength=len(klass) - 1)
+    begin = 0
+    for p in range(len(pool) - 1):
+        pool[p]["head"] = pool[p]["tail"] = begin
+        for c in range(len(klass) - 1):
+            uses = int(np.count_nonzero(level["pool"][klass[c] : klass[c + 1]] == p))
+            begin += uses * int(items[c])
+    return begin
+
+
+def _first_events(sim: a.Sim, starts: Sequence[tuple[float, int]], options: SimOptions) -> None:
+    """Fill the heap: sorted events are one."""
+    events = [(float(sim.run[0]["bin_s"]), a.SAMPLE, 0)]
+    events += [(time_s, a.LIFE, at) for time_s, at in starts]
+    if options.feed != "open":
+        begin = min(options.concurrency, len(sim.request))
+        times = np.arange(begin) * options.feed_delay_s
+        sim.request["arrival_s"][:begin] = times
+        events += [(float(time_s), a.ARRIVE, r) for r, time_s in enumerate(times)]
+        sim.run["fed"] = begin
+    for at, (time_s, kind, payload) in enumerate(sorted(events, key=lambda event: event[0])):
+        sim.heap[at]["time"] = time_s
+        sim.heap[at]["order"] = at
+        sim.heap[at]["value"] = payload * KINDS + kind
+    sim.run["heaped"] = sim.run["sequence"] = len(events)

@@ -1,0 +1,30 @@
+"""The demand that a problem states, as a workload."""
+
+from __future__ import annotations
+
+from atoll.core.errors import InputError
+from atoll.plan.problem import Problem
+from atoll.workload.builtin import lengths_like
+from atoll.workload.rates import Clock
+from atoll.workload.requests import Workload
+from atoll.workload.synthetic import Mixed, Synthetic
+
+
+def demand_of(problem: Problem, duration_s: float) -> Workload:
+    """Return Poisson arrivals at the rate of each service, with lengths that have its moments."""
+    parts = tuple(
+        Synthetic(
+            service.name,
+            Clock(service.rate_per_s),
+            lengths_like(service.lengths.mix()),
+            duration_s=duration_s,
+            models=(service.name,),
+        )
+        for service in problem.services
+        if service.rate_per_s > 0.0
+    )
+    if not parts:
+        raise InputError(
+            f"nothing is asked of {problem.name}", field="rate", hint="give a workload: --trace"
+        )
+    return parts[0] if len(parts) == 1 else Mixed(problem.name, parts)

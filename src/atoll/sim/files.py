@@ -1,0 +1,73 @@
+"""A simulation's requests as CSV or Parquet."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from atoll.core.errors import MissingDependencyError, UsageError
+from atoll.core.files import atomic_write
+from atoll.sim.result import OUTCOMES
+
+if TYPE_CHECKING:
+    from atoll.sim.result import SimResult
+
+ENDINGS = (".csv", ".parquet")
+
+
+def columns(result: SimResult) -> dict[str, np.ndarray]:
+    """Return the requests of a run, a column an array; times in seconds."""
+    q = result.requests
+    names = np.array([service.name for service in result.services])
+    return {
+        "service": names[q.service],
+        "arrival_s": q.arrival_s,
+        "input": q.input,
+        "output": q.output,
+        "ttft_s": q.ttft_s,
+        "tpot_s": q.tpot_s,
+        "largest_gap_s": q.largest_gap_s,
+        "e2e_s": q.e2e_s,
+        "retries": q.retries,
+        "outcome": np.array(OUTCOMES)[q.outcome],
+        "slo_met": q.met_ttft & q.met_tpot,
+    }
+
+
+def write_requests(result: SimResult, path: Path) -> None:
+    """Write the requests of a run, in the format its ending names."""
+    kind = path.suffix.lower()
+    if kind not in ENDINGS:
+        raise UsageError(f"cannot write {path.name}", hint=f"name a {' or '.join(ENDINGS)} file")
+    atomic_write(path, _parquet(result) if kind == ".parquet" else _csv(result))
+
+
+def _csv(result: SimResult) -> str:
+    table = columns(result)
+    out = io.StringIO()
+    out.write(",".join(table) + "\n")
+    written = [_written(column) for column in table.values()]
+    out.writelines(",".join(row) + "\n" for row in zip(*written, strict=True))
+    return out.getvalue()
+
+
+def _written(column: np.ndarray) -> list[str]:
+    if column.dtype.kind == "f":
+        return ["" if value != value else f"{value:.6f}" for value in column.tolist()]
+    if column.dtype.kind == "b":
+        return [str(int(value)) for value in column.tolist()]
+    return [str(value) for value in column.tolist()]
+
+
+def _parquet(result: SimResult) -> bytes:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise MissingDependencyError("pyarrow", "plots", needed_for="Parquet files") from error
+    out = io.BytesIO()
+    pq.write_table(pa.table(columns(result)), out)
+    return out.getvalue()

@@ -1,0 +1,80 @@
+"""Life-cycle events in arrays, with the routing weights that change at each."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from atoll.routing.reweight import reweight
+from atoll.sim import arrays as a
+from atoll.sim.fleet import FleetHistory, LifeEvent
+from atoll.sim.graphs import Lower, Upper
+
+
+def life_records(
+    history: FleetHistory, lower: Lower, upper: Upper
+) -> tuple[a.Records, a.Records, list[tuple[float, int]]]:
+    """Return events, changes of edge weights, and when each event comes (those that wait have no time).
+
+    The changes of event i are `life[i].change .. life[i + 1].change`.
+    """
+    rows: list[tuple[int, int, int]] = []
+    changes: list[tuple[int, float]] = []
+    starts: list[tuple[float, int]] = []
+    dead: set[int] = set()
+    plan = 0
+    for event in sorted(history.events, key=_when):
+        hit = _targets(history, lower, event)
+        if event.kind == a.FAIL:
+            dead |= set(hit)
+        elif event.kind == a.REVIVE:
+            dead -= set(hit)
+        if event.plan is not None:
+            plan = event.plan
+        for number, target in enumerate(hit):
+            if event.time_s is not None:
+                starts.append((event.time_s, len(rows)))
+            rows.append((event.kind, target, len(changes)))
+            if number == 0 and event.kind in (a.FAIL, a.REVIVE, a.WEIGHTS):
+                changes += _weights(lower, upper, dead, plan)
+    rows.append((0, 0, len(changes)))
+    return np.array(rows, a.LIFE_TYPE), np.array(changes, a.CHANGE), starts
+
+
+def _when(event: LifeEvent) -> float:
+    return math.inf if event.time_s is None else event.time_s
+
+
+def _targets(history: FleetHistory, lower: Lower, event: LifeEvent) -> list[int]:
+    """The units of a node, or the instance."""
+    if event.kind not in (a.FAIL, a.REVIVE):
+        return [event.instance]
+    names = [node.id for node in history.standing[event.instance].instance.nodes]
+    return [
+        at
+        for at, unit in enumerate(lower.units)
+        if unit.instance == event.instance and names[unit.index] == event.node
+    ]
+
+
+def _weights(lower: Lower, upper: Upper, dead: set[int], plan: int) -> list[tuple[int, float]]:
+    """All weights, on both levels, under a plan when these units are dead."""
+    found: list[float] = []
+    gone: set[int] = set()
+    base = 0
+    for number, table in enumerate(lower.tables):
+        size = table.vertices - 2
+        flags = np.zeros(table.vertices, np.bool_)
+        flags[[1 + at - base for at in dead if base <= at < base + size]] = True
+        weight = reweight(table, flags).weight if flags.any() else table.weight
+        if not weight[int(table.first[0]) : int(table.first[1])].any():
+            gone.add(number)
+        found += weight.tolist()
+        base += size
+    for at, table in enumerate(upper.tables):
+        own = table.with_weight(upper.weights[plan][at])
+        flags = np.array([False, *(n in gone for n in upper.numbers[at]), False])
+        weight = reweight(own, flags).weight if flags.any() else own.weight
+        found += weight.tolist()
+    return list(enumerate(found))

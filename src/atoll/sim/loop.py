@@ -1,0 +1,436 @@
+"""The event loop."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from numba import njit
+
+from atoll.routing import decisions
+from atoll.sim import arrays, heap, lifetime, solo, stage, stepping, traffic
+from atoll.sim import kernel as kernel_module
+from atoll.sim.arrays import (
+    ARRIVE,
+    ARRIVED,
+    BUSY_S,
+    CHANGED,
+    CLEAN,
+    DECODE,
+    DELIVER,
+    DONE,
+    DRAIN,
+    DROPPED,
+    FAIL,
+    FILLED,
+    FLYING,
+    KICKED,
+    KV_HERE,
+    LIFE,
+    MOVING,
+    OPEN,
+    PREFILL,
+    QUEUED,
+    READY,
+    REVIVE,
+    SAMPLE,
+    STEP,
+    WAITED,
+    WATERMARK,
+    Longs,
+    Sim,
+)
+from atoll.sim.heap import KINDS, append, pop, prompt_list, push, take, token_list
+from atoll.sim.kernel import kernel, sim_at
+from atoll.sim.lifetime import (
+    begin_part,
+    bin_of,
+    decode_apart,
+    end,
+    ended,
+    feed,
+    next_level,
+    next_pass,
+    note_tokens,
+    prompt_done,
+    release,
+    start_over,
+    wake_pool,
+)
+from atoll.sim.solo import solo_end, solo_fail, solo_start
+from atoll.sim.stage import stage_end, stage_start
+from atoll.sim.traffic import flush, instance_open, route, share_at
+
+
+@kernel
+def wake(z: Sim, u: int, now: float) -> None:
+    """Start a step on an idle unit."""
+    if z.unit[u].busy or not z.unit[u].alive:
+        return
+    if z.unit[u].solo:
+        solo_start(z, u, now)
+    else:
+        stage_start(z, u, now)
+
+
+@kernel
+def wait_at(z: Sim, u: int, at: int, r: int) -> None:
+    """Let a request wait at a unit."""
+    append(z, at, r)
+    z.vertex[z.unit[u].vertex].queue += 1.0
+
+
+@kernel
+def token_out(z: Sim, r: int, now: float) -> None:
+    """Take in what came out of a request's pipeline and send it round again, or end it."""
+    c = z.request[r]
+    if c.state == PREFILL:
+        prompt_done(z, r, now, now)
+        if c.made >= c.answer:
+            end(z, r, now, DONE)
+        elif z.service[c.service].apart:
+            decode_apart(z, r)
+        else:
+            c.state = DECODE
+            z.unit[z.edge[z.way[r, 0]].reach].owned += 1
+            next_pass(z, r, now)
+        return
+    gap = now - c.last_s
+    c.gap_s = max(c.gap_s, gap)
+    c.last_s = now
+    c.made += 1
+    z.instance[c.instance].tokens += 1
+    note_tokens(z, c.service, now, 1, gap)
+    if c.made >= c.answer:
+        end(z, r, now, DONE)
+    else:
+        next_pass(z, r, now)
+
+
+@kernel
+def delivered(z: Sim, head: int, now: float) -> None:
+    """Hand the requests of a message to where it went."""
+    first = z.request[head]
+    u = z.edge[z.way[head, first.part * z.run[0].path + first.hop]].reach
+    r = head
+    while r >= 0:
+        c = z.request[r]
+        following = c.after
+        c.after = -1
+        if c.marked or (u >= 0 and not z.unit[u].alive):
+            start_over(z, r)
+        elif u < 0:
+            token_out(z, r, now)
+        else:
+            wait_at(z, u, prompt_list(u) if c.state == PREFILL else token_list(u), r)
+        r = following
+    if u >= 0:
+        wake(z, u, now)
+    else:
+        flush(z, now)
+
+
+@kernel
+def hold_everywhere(z: Sim, r: int) -> bool:
+    """Put the KV cache of a prompt on all units that decode it; False, and nothing, where one is full."""
+    begin = z.run[0].path
+    hops = z.leg[r, 1].hops
+    size = z.request[r].target
+    for place in (False, True):
+        reached = 0
+        for k in range(hops):
+            u = z.edge[z.way[r, begin + k]].reach
+            unit = z.unit[u]
+            share = share_at(z, u, reached)
+            reached = unit.end
+            if place:
+                unit.used += size * share
+                unit.peak = max(unit.peak, unit.used)
+            elif unit.used + size * share > unit.room:
+                return False
+    return True
+
+
+@kernel
+def cache_here(z: Sim, r: int, now: float) -> None:
+    """Let a request decode where its KV cache has arrived; the prefill side is free of it."""
+    c = z.request[r]
+    if c.marked:
+        start_over(z, r)
+        return
+    release(z, r, 0)
+    u = z.edge[z.way[r, z.run[0].path]].reach
+    c.part = 1
+    c.hop = 0
+    c.charged = 0
+    if z.unit[u].solo:
+        c.context = 0
+        wait_at(z, u, token_list(u), r)
+        wake(z, u, now)
+        return
+    if not hold_everywhere(z, r):
+        start_over(z, r)
+        return
+    c.state = DECODE
+    c.context = c.target
+    z.unit[u].owned += 1
+    next_pass(z, r, now)
+    flush(z, now)
+
+
+@kernel
+def fail(z: Sim, u: int, now: float) -> None:
+    """Kill a unit: requests with KV cache on it start over, those elsewhere when they are next seen."""
+    unit = z.unit[u]
+    if not unit.alive:
+        return
+    unit.alive = False
+    z.vertex[unit.vertex].dead = True
+    for r in range(z.run[0].next):
+        state = z.request[r].state
+        if state != PREFILL and state != DECODE and state != MOVING:
+            continue
+        for part in range(2):
+            for k in range(z.leg[r, part].hops):
+                if z.edge[z.way[r, part * z.run[0].path + k]].reach == u:
+                    z.request[r].marked = True
+    if unit.solo:
+        solo_fail(z, u)
+    if unit.busy:
+        unit.busy_s -= unit.step_end - now
+    unit.busy = False
+    unit.joining = -1
+    while unit.batch >= 0:
+        r = unit.batch
+        unit.batch = z.request[r].after
+        start_over(z, r)
+    for at in (prompt_list(u), token_list(u)):
+        while z.list[at].head >= 0:
+            start_over(z, take(z, at))
+    z.vertex[unit.vertex].queue = 0.0
+
+
+@kernel
+def life(z: Sim, at: int, now: float) -> None:
+    """Apply a life-cycle event and the routing weights that come with it."""
+    event = z.life[at]
+    for i in range(event.change, z.life[at + 1].change):
+        z.edge[z.change[i].edge].weight = z.change[i].weight
+    if event.kind == FAIL:
+        fail(z, event.target, now)
+    elif event.kind == REVIVE:
+        z.unit[event.target].alive = True
+        z.vertex[z.unit[event.target].vertex].dead = False
+    elif event.kind == READY:
+        z.instance[event.target].ready = True
+        z.instance[event.target].ready_s = now
+    elif event.kind == DRAIN:
+        z.instance[event.target].draining = True
+    z.run[0].dirty = CHANGED
+
+
+@kernel
+def close_drained(z: Sim, now: float) -> None:
+    """Give back instances that drain and hold nothing; start those that wait for their nodes."""
+    for i in range(len(z.instance)):
+        one = z.instance[i]
+        if one.draining and one.holds == 0 and math.isnan(one.gone_s):
+            one.gone_s = now
+            one.ready = False
+            if one.after >= 0:
+                push(z, now + z.run[0].startup_s, LIFE, one.after)
+
+
+@kernel
+def hopeless(z: Sim, g: int, part: int) -> bool:
+    """Return whether a request that found no way never will: instances are there, and all are empty."""
+    some = False
+    for v in range(z.graph[g].vertex + 1, z.graph[g + 1].vertex - 1):
+        vertex = z.vertex[v]
+        one = z.instance[vertex.item]
+        if vertex.part != part or not one.ready or one.draining:
+            continue
+        if instance_open(z, vertex.item, 0.0):
+            if one.holds > 0:
+                return False
+            some = True
+    return some
+
+
+@kernel
+def retry(z: Sim, at: int, part: int, now: float) -> None:
+    """Route requests that wait, in order, until one has to wait on."""
+    while z.list[at].head >= 0:
+        r = z.list[at].head
+        if z.request[r].marked:
+            start_over(z, take(z, at))
+        elif route(z, r, part):
+            take(z, at)
+            begin_part(z, r, part, now)
+        elif part == 0 and z.run[0].feed == WATERMARK:
+            take(z, at)
+            z.request[r].state = DROPPED
+            z.request[r].end_s = now
+            z.run[0].rejected += 1
+        elif hopeless(z, z.run[0].services + z.request[r].service, part):
+            end(z, take(z, at), now, DROPPED)
+        else:
+            return
+
+
+@kernel
+def settle(z: Sim, now: float) -> None:
+    """After an event: wake units whose KV cache came free, go on with requests that ended, route others."""
+    run = z.run[0]
+    while run.kicks > 0 or run.dirty > CLEAN:
+        while run.kicks > 0:
+            run.kicks -= 1
+            wake(z, z.todo[KICKED, run.kicks], now)
+        if run.dirty == CHANGED:
+            close_drained(z, now)
+        if run.dirty == CLEAN:
+            return
+        run.dirty = CLEAN
+        while z.list[run.endings].head >= 0:
+            ended(z, take(z, run.endings))
+        while run.feeds > 0:
+            run.feeds -= 1
+            feed(z, now)
+        for service in range(len(z.service)):
+            for part in (1, 0):
+                retry(z, run.waits + 2 * service + part, part, now)
+        flush(z, now)
+
+
+@kernel
+def sample(z: Sim, at: int, now: float) -> None:
+    """Note how busy, how full and how crowded every unit is at the end of a bin."""
+    for u in range(len(z.unit)):
+        unit = z.unit[u]
+        ahead = max(0.0, unit.step_end - now) if unit.busy else 0.0
+        z.unit_bin[BUSY_S, at, u] = unit.busy_s - ahead
+        z.unit_bin[QUEUED, at, u] = z.vertex[unit.vertex].queue
+        z.unit_bin[FILLED, at, u] = unit.used / unit.room
+    for i in range(z.run[0].waits, z.run[0].endings):
+        r = z.list[i].head
+        while r >= 0:
+            z.service_bin[WAITED, at, 0] += 1
+            r = z.request[r].after
+    for i in range(len(z.instance)):
+        z.service_bin[FLYING, at, 0] += z.instance[i].holds
+    if at + 1 < z.run[0].bins:
+        push(z, (at + 2) * z.run[0].bin_s, SAMPLE, at + 1)
+
+
+@kernel
+def pool_done(z: Sim, i: int, now: float) -> None:
+    """End the work of a server; requests whose items are all done go on."""
+    server = z.server[i]
+    server.busy = False
+    for k in range(server.items):
+        r = z.task[server.entry + k]
+        z.request[r].pending -= 1
+        if z.request[r].pending == 0:
+            next_level(z, r, now)
+    flush(z, now)
+    wake_pool(z, server.pool, now)
+
+
+@kernel
+def arrive(z: Sim, r: int, now: float) -> None:
+    """Take in a new request."""
+    z.service_bin[ARRIVED, bin_of(z, now), z.request[r].service] += 1
+    z.run[0].next = max(z.run[0].next, r + 1)
+    next_level(z, r, now)
+    flush(z, now)
+
+
+@kernel
+def step_ended(z: Sim, u: int, now: float) -> None:
+    """End the step of a unit, unless it died meanwhile."""
+    unit = z.unit[u]
+    if not unit.busy or unit.step_end != now:
+        return
+    if unit.solo:
+        solo_end(z, u, now)
+    else:
+        stage_end(z, u, now)
+
+
+@kernel
+def handle(z: Sim, kind: int, payload: int, now: float) -> None:
+    """Apply one event."""
+    if kind == STEP:
+        step_ended(z, payload, now)
+    elif kind == DELIVER:
+        delivered(z, payload, now)
+    elif kind == KV_HERE:
+        cache_here(z, payload, now)
+    elif kind == ARRIVE:
+        arrive(z, payload, now)
+    elif kind == LIFE:
+        life(z, payload, now)
+    elif kind == SAMPLE:
+        sample(z, payload, now)
+    else:
+        pool_done(z, payload, now)
+
+
+@kernel
+def advance(z: Sim, most: int) -> bool:
+    """Work through up to `most` events; say whether all is done."""
+    run = z.run[0]
+    total = len(z.request)
+    for _ in range(most):
+        arrival = math.inf
+        if run.feed == OPEN and run.next < total:
+            arrival = z.request[run.next].arrival_s
+        event = z.heap[0].time if run.heaped > 0 else math.inf
+        now = min(arrival, event)
+        if now > run.until_s or now == math.inf:
+            return True
+        if arrival <= event:
+            run.clock_s = now
+            arrive(z, run.next, now)
+        else:
+            value = pop(z)
+            if value % KINDS != SAMPLE:
+                run.clock_s = now
+            handle(z, value % KINDS, value // KINDS, now)
+        settle(z, now)
+    return False
+
+
+def _entry(sources: int) -> Callable[[Longs, int], bool]:
+    """Compile the loop; `sources` stands for the text of all its modules, so that a change is noticed."""
+
+    def run(table: Longs, most: int) -> bool:
+        """Work through up to `most` events of the run of a table; say whether all is done."""
+        return advance(sim_at(table), most) and sources != 0
+
+    entry: Callable[[Longs, int], bool] = njit(cache=True, nogil=True, error_model="numpy")(run)
+    return entry
+
+
+def _sources() -> int:
+    """Return a number that stands for all that the compiled loop is made of."""
+    text = hashlib.sha256()
+    for module in (
+        arrays,
+        heap,
+        kernel_module,
+        lifetime,
+        solo,
+        stage,
+        stepping,
+        traffic,
+        decisions,
+    ):
+        text.update(Path(str(module.__file__)).read_bytes())
+    text.update(Path(__file__).read_bytes())
+    return 1 + int.from_bytes(text.digest()[:6], "little")
+
+
+run = _entry(_sources())

@@ -1,0 +1,126 @@
+"""Settings of a simulation; everything that is not in the plan, the problem or the workload."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from atoll.core.errors import InputError
+from atoll.plan.plan import Plan
+
+Batching = Literal["engine", "best-effort"]
+Feed = Literal["open", "closed", "watermark"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A machine is gone at `time_s`, for good or until `back_s`.
+
+    Named by `host` (a node of a cluster), or by `instance` and the id of a `node` in it (None: all).
+    """
+
+    time_s: float
+    instance: str | None = None
+    node: str | None = None
+    host: str | None = None
+    back_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.host is None) == (self.instance is None):
+            raise InputError("a failure names a host or an instance", field="failures")
+        if not 0.0 <= self.time_s < math.inf:
+            raise InputError(f"{self.time_s!r} is not a time in seconds", field="failures")
+        if self.back_s is not None and self.back_s <= self.time_s:
+            raise InputError("a machine comes back after it failed", field="failures")
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """From `time_s` on another plan counts; what both plans have goes on (`plan.diff`)."""
+
+    time_s: float
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """Servers of an encoder or generator: `servers` of them, each takes up to `batch` items at a time.
+
+    A batch of n items takes fixed_s + n * item_s seconds.
+    """
+
+    name: str
+    servers: int
+    item_s: float
+    fixed_s: float = 0.0
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        if self.servers < 1 or self.batch < 1:
+            raise InputError("servers and batch are at least 1", field=f"components.{self.name}")
+        if self.item_s < 0.0 or self.fixed_s < 0.0 or self.item_s + self.fixed_s <= 0.0:
+            raise InputError("an item takes some time", field=f"components.{self.name}")
+
+
+Step = tuple[str, ...]
+"""Components that work on a request side by side; LLM stands for the llm."""
+LLM = "llm"
+
+
+@dataclass(frozen=True, slots=True)
+class SimOptions:
+    """How to simulate.
+
+    `policy` chooses instances and pipelines (see `routing.policies`). With `batching` "engine" a step takes
+    all running sequences and prompts up to `token_budget` tokens (None: 2,048, or the engine's own limit
+    where only prompts run), cut to fit; "best-effort" takes whole prompts and all that waits, as Helix
+    does. `high_water` is the share of KV cache that may be booked, a request counting with its prompt and
+    `output_ratio` times the mean answer, or, with `known_outputs`, its own. `single_messages`: tokens of a
+    step travel one by one, not together. `first_token`: the prompt pass yields a token. `handover_s` is
+    the time a unit needs to take in a token's activations (curves only).
+
+    `feed`: "open" follows the arrival times; "closed" keeps `concurrency` requests in flight; "watermark"
+    starts with `concurrency` and lets a request in whenever a prompt or a request ends and at most
+    `feed_mark` of the fullest layer's KV cache is booked; one that finds no way is turned away. Both feed
+    `feed_delay_s` later.
+
+    `until_s` stops the clock, `from_s` is where measuring windows start. `startup_s` is the time from
+    renting an instance to its first request. `coordinator_s` is the way from the coordinator to a node, and
+    back, where no cluster says it (None: the link inside a region). `components` and `classes` describe
+    what requests need beside the llm: per class its steps in order.
+    """
+
+    seed: int = 0
+    policy: str = "iwrr"
+    batching: Batching = "engine"
+    token_budget: int | None = None
+    high_water: float = 0.95
+    output_ratio: float = 1.0
+    known_outputs: bool = False
+    single_messages: bool = False
+    first_token: bool = True
+    handover_s: float = 0.0
+    feed: Feed = "open"
+    concurrency: int = 20
+    feed_delay_s: float = 0.1
+    feed_mark: float = 0.8
+    until_s: float = math.inf
+    from_s: float = 0.0
+    startup_s: float = 0.0
+    coordinator_s: float | None = None
+    bins: int = 200
+    failures: tuple[Failure, ...] = ()
+    epochs: tuple[Epoch, ...] = ()
+    components: tuple[Component, ...] = ()
+    classes: dict[str, tuple[Step, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.high_water <= 1.0:
+            raise InputError(f"{self.high_water!r} is no share of 0 to 1", field="high_water")
+        if self.token_budget is not None and self.token_budget < 1:
+            raise InputError("a step has at least one token", field="token_budget")
+        if self.bins < 1 or self.concurrency < 1:
+            raise InputError("bins and concurrency are at least 1", field="bins")
+        if not self.until_s > 0.0:
+            raise InputError("the simulation ends before it begins", field="until_s")

@@ -1,0 +1,420 @@
+"""What a simulation found: per request, service, node and instance, over time, and what it cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.plan.problem import Problem, Service
+from atoll.sim import arrays as a
+from atoll.sim.lifetime import GAP_LEAST_S, GAP_PER_DECADE
+from atoll.sim.options import SimOptions
+
+if TYPE_CHECKING:
+    from atoll.sim.build import Built
+
+PERCENTILES = (50, 90, 95, 99)
+OUTCOMES = ("finished", "dropped", "unfinished")
+
+
+class Spread(NamedTuple):
+    """A latency in seconds: mean and percentiles; None where there is nothing to look at."""
+
+    mean: float | None
+    p50: float | None
+    p90: float | None
+    p95: float | None
+    p99: float | None
+
+    @classmethod
+    def of(cls, values: a.Floats) -> Spread:
+        """Return the spread of values, those that are not known left out."""
+        known = values[np.isfinite(values)]
+        if not len(known):
+            return cls(None, None, None, None, None)
+        marks = np.percentile(known, PERCENTILES)
+        return cls(float(known.mean()), *(float(mark) for mark in marks))
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSummary:
+    """One service over the measuring window.
+
+    `attainment` is the share of requests that kept both promises, `attainment_ttft` and `attainment_tpot`
+    each of them; goodput counts requests and generated tokens per second of those that kept both.
+    `token_gap_s` is the spread of gaps between tokens, to 5 %.
+    """
+
+    name: str
+    requests: int
+    finished: int
+    dropped: int
+    unfinished: int
+    retries: int
+    requests_per_s: float
+    tokens_per_s: float
+    goodput_requests_per_s: float
+    goodput_tokens_per_s: float
+    attainment: float | None
+    attainment_ttft: float | None
+    attainment_tpot: float | None
+    ttft_s: Spread
+    tpot_s: Spread
+    e2e_s: Spread
+    largest_gap_s: Spread
+    token_gap_s: Spread
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSummary:
+    """One unit (a group of `tp` GPUs of a node) over the whole run."""
+
+    instance: str
+    node: str
+    group: int
+    node_type: str
+    service: str
+    phase: str
+    layers: tuple[int, int]
+    utilisation: float
+    steps: int
+    mean_sequences: float
+    prompt_tokens: int
+    decode_tokens: int
+    kv_tokens: float
+    kv_mean: float
+    kv_peak: float
+    queue_mean: float
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSummary:
+    """One instance: when it was there and what it cost and made."""
+
+    instance: str
+    service: str
+    phase: str
+    region: str
+    rented_s: float
+    ready_s: float | None
+    gone_s: float | None
+    tokens: int
+    usd: float
+
+
+@dataclass(frozen=True)
+class RequestColumns:
+    """Per request, in order of arrival: seconds, counts and outcome (`OUTCOMES`); not known is NaN."""
+
+    service: NDArray[np.int16]
+    arrival_s: a.Floats
+    input: NDArray[np.int32]
+    output: NDArray[np.int32]
+    ttft_s: a.Floats
+    tpot_s: a.Floats
+    largest_gap_s: a.Floats
+    e2e_s: a.Floats
+    retries: NDArray[np.int16]
+    outcome: NDArray[np.int8]
+    met_ttft: NDArray[np.bool_]
+    met_tpot: NDArray[np.bool_]
+    judged: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class TimeSeries:
+    """By bin of time: requests and tokens per service, and how busy, full and crowded each unit was.
+
+    `busy`, `kv` are shares of 0 to 1 and `queue` requests, (bins, units); `arrived`, `finished`, `tokens` are
+    (bins, services); `waiting` counts requests without a route and `flying` those on instances.
+    """
+
+    bin_s: float
+    busy: a.Singles
+    queue: a.Singles
+    kv: a.Singles
+    arrived: a.Longs
+    finished: a.Longs
+    tokens: a.Longs
+    waiting: a.Longs
+    flying: a.Longs
+
+
+@dataclass(frozen=True)
+class SimResult:
+    """Everything a run found. The same inputs give the same result, `cpu_s` apart."""
+
+    plan_name: str
+    services: tuple[ServiceSummary, ...]
+    nodes: tuple[NodeSummary, ...]
+    instances: tuple[InstanceSummary, ...]
+    requests: RequestColumns
+    series: TimeSeries
+    link_busy: Mapping[str, float]
+    component_busy: Mapping[str, float]
+    clock_s: float
+    window_s: float
+    finished: int
+    dropped: int
+    rejected: int
+    retries: int
+    usd: float
+    usd_per_million_tokens: float | None
+    cpu_s: float
+
+    @cached_property
+    def attainment(self) -> float | None:
+        """The share of all judged requests in the window that kept both promises."""
+        judged = self.requests.judged
+        if not judged.any():
+            return None
+        return float((self.requests.met_ttft & self.requests.met_tpot)[judged].mean())
+
+    @property
+    def usd_per_hour(self) -> float:
+        """What the run cost per hour of its clock."""
+        return self.usd / self.clock_s * 3600.0 if self.clock_s > 0.0 else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated tokens per second in the window, all services."""
+        return sum(service.tokens_per_s for service in self.services)
+
+    @classmethod
+    def of(cls, built: Built, problem: Problem, options: SimOptions, cpu_s: float) -> SimResult:
+        """Read the result off a finished run."""
+        sim = built.sim
+        run = sim.run[0]
+        clock = float(run["clock_s"])
+        going = np.isin(
+            sim.request["state"], (a.WAITING, a.PREFILL, a.MOVING, a.DECODE, a.COMPONENT)
+        )
+        if math.isfinite(options.until_s) and going.any():
+            clock = float(options.until_s)
+        window = max(clock - options.from_s, 1e-9)
+        columns = _columns(sim, problem, options, clock)
+        services = tuple(
+            _service(at, service, sim, columns, options, window)
+            for at, service in enumerate(problem.services)
+        )
+        instances = tuple(_instances(built, clock))
+        usd = sum(one.usd for one in instances)
+        tokens = int(sim.service_bin[a.TOKENS].sum())
+        return cls(
+            plan_name=built.history.plans[0].problem_name,
+            services=services,
+            nodes=tuple(_nodes(built, clock)),
+            instances=instances,
+            requests=columns,
+            series=_series(sim, clock),
+            link_busy=_links(built, clock),
+            component_busy=_busy_components(sim, options, clock),
+            clock_s=clock,
+            window_s=window,
+            finished=int(run["finished"]),
+            dropped=int(run["lost"]),
+            rejected=int(run["rejected"]),
+            retries=int(run["retries"]),
+            usd=usd,
+            usd_per_million_tokens=usd / tokens * 1e6 if tokens else None,
+            cpu_s=cpu_s,
+        )
+
+
+def _columns(sim: a.Sim, problem: Problem, options: SimOptions, clock_s: float) -> RequestColumns:
+    q = sim.request
+    came = q["arrival_s"] <= clock_s
+    q = q[came]
+    service = q["service"]
+    promised = np.array([(one.ttft_s, one.tpot_s) for one in problem.services])
+    ttft = q["first_s"] - q["arrival_s"]
+    llm_done = np.where(np.isin(q["state"], (a.DONE, a.COMPONENT)), q["last_s"], np.nan)
+    gaps = q["answer"] - (1 if options.first_token else 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tpot = np.where(gaps > 0, (llm_done - q["first_s"]) / gaps, 0.0)
+    tpot[np.isnan(llm_done)] = np.nan
+    outcome = np.full(len(q), OUTCOMES.index("unfinished"), np.int8)
+    outcome[q["state"] == a.DONE] = OUTCOMES.index("finished")
+    outcome[q["state"] == a.DROPPED] = OUTCOMES.index("dropped")
+    late = np.isnan(q["first_s"]) & (clock_s - q["arrival_s"] > promised[service, 0])
+    decided = (outcome != OUTCOMES.index("unfinished")) | late
+    return RequestColumns(
+        service=service.astype(np.int16),
+        arrival_s=q["arrival_s"].copy(),
+        input=q["prompt"].astype(np.int32),
+        output=q["answer"].astype(np.int32),
+        ttft_s=ttft,
+        tpot_s=tpot,
+        largest_gap_s=np.where(np.isnan(llm_done), np.nan, q["gap_s"]),
+        e2e_s=np.where(outcome == 0, q["end_s"] - q["arrival_s"], np.nan),
+        retries=q["retries"].astype(np.int16),
+        outcome=outcome,
+        met_ttft=(outcome == 0) & (ttft <= promised[service, 0]),
+        met_tpot=(outcome == 0) & (tpot <= promised[service, 1]),
+        judged=decided & (q["arrival_s"] >= options.from_s),
+    )
+
+
+def _service(
+    at: int,
+    service: Service,
+    sim: a.Sim,
+    columns: RequestColumns,
+    options: SimOptions,
+    window_s: float,
+) -> ServiceSummary:
+    own = (columns.service == at) & (columns.arrival_s >= options.from_s)
+    judged = own & columns.judged
+    met = columns.met_ttft & columns.met_tpot & judged
+    outcomes = np.bincount(columns.outcome[own], minlength=len(OUTCOMES))
+
+    def share(kept: NDArray[np.bool_]) -> float | None:
+        return float(kept[judged].mean()) if judged.any() else None
+
+    return ServiceSummary(
+        name=service.name,
+        requests=int(own.sum()),
+        finished=int(outcomes[0]),
+        dropped=int(outcomes[1]),
+        unfinished=int(outcomes[2]),
+        retries=int(columns.retries[own].sum()),
+        requests_per_s=int(outcomes[0]) / window_s,
+        tokens_per_s=int(sim.service[at]["tokens"]) / window_s,
+        goodput_requests_per_s=int(met.sum()) / window_s,
+        goodput_tokens_per_s=int(columns.output[met].sum()) / window_s,
+        attainment=share(met),
+        attainment_ttft=share(columns.met_ttft),
+        attainment_tpot=share(columns.met_tpot),
+        ttft_s=Spread.of(columns.ttft_s[own]),
+        tpot_s=Spread.of(columns.tpot_s[own]),
+        e2e_s=Spread.of(columns.e2e_s[own]),
+        largest_gap_s=Spread.of(columns.largest_gap_s[own]),
+        token_gap_s=_gap_spread(sim, at),
+    )
+
+
+def _gap_spread(sim: a.Sim, at: int) -> Spread:
+    """The spread of gaps between tokens, from log bins: each is read at its geometric middle."""
+    counts = sim.gap_count[at]
+    total = int(counts.sum())
+    if not total:
+        return Spread(None, None, None, None, None)
+    reached = np.cumsum(counts)
+    marks = [int(np.searchsorted(reached, total * p / 100.0)) for p in PERCENTILES]
+    middle = [GAP_LEAST_S * 10.0 ** ((mark - 0.5) / GAP_PER_DECADE) for mark in marks]
+    return Spread(float(sim.service[at]["gap_sum"]) / total, *middle)
+
+
+def _nodes(built: Built, clock_s: float) -> list[NodeSummary]:
+    sim = built.sim
+    found: list[NodeSummary] = []
+    seen: dict[tuple[int, int], int] = {}
+    for at, unit in enumerate(built.lower.units):
+        one = built.history.standing[unit.instance].instance
+        node = one.nodes[unit.index]
+        row = sim.unit[at]
+        group = seen.get((unit.instance, unit.index), 0)
+        seen[unit.instance, unit.index] = group + 1
+        ahead = max(0.0, float(row["step_end"]) - clock_s) if row["busy"] else 0.0
+        found.append(
+            NodeSummary(
+                instance=one.id,
+                node=node.host or node.id,
+                group=group,
+                node_type=node.node_type,
+                service=one.service,
+                phase=str(one.phase),
+                layers=(node.start, node.end),
+                utilisation=(float(row["busy_s"]) - ahead) / clock_s if clock_s > 0 else 0.0,
+                steps=int(row["step_count"]),
+                mean_sequences=float(row["batch_sum"]) / max(1, int(row["step_count"])),
+                prompt_tokens=int(row["prompt_tokens"]),
+                decode_tokens=int(row["decode_tokens"]),
+                kv_tokens=float(row["room"]),
+                kv_mean=float(sim.unit_bin[a.FILLED, :, at].mean()),
+                kv_peak=float(row["peak"] / row["room"]),
+                queue_mean=float(sim.unit_bin[a.QUEUED, :, at].mean()),
+            )
+        )
+    return found
+
+
+def _instances(built: Built, clock_s: float) -> list[InstanceSummary]:
+    found: list[InstanceSummary] = []
+    for one in built.history.standing:
+        row = built.sim.instance[one.number]
+        gone = float(row["gone_s"])
+        until = clock_s if math.isnan(gone) else min(gone, clock_s)
+        ready = float(row["ready_s"])
+        # The nodes of one that waits for another are paid for by that one.
+        since = ready if one.waits_for is not None else one.rented_s
+        paid = 0.0 if math.isnan(since) else max(0.0, until - since)
+        found.append(
+            InstanceSummary(
+                instance=one.instance.id,
+                service=one.instance.service,
+                phase=str(one.instance.phase),
+                region=one.instance.region,
+                rented_s=one.rented_s,
+                ready_s=None if math.isnan(ready) else ready,
+                gone_s=None if math.isnan(gone) else gone,
+                tokens=int(row["tokens"]),
+                usd=one.instance.usd_per_hour * paid / 3600.0,
+            )
+        )
+    return found
+
+
+def _series(sim: a.Sim, clock_s: float) -> TimeSeries:
+    bin_s = float(sim.run[0]["bin_s"])
+    bins = min(int(sim.run[0]["bins"]), max(1, math.ceil(clock_s / bin_s - 1e-9)))
+    total = sim.unit_bin[a.BUSY_S, :bins].astype(np.float64)
+    busy = np.clip(np.diff(total, axis=0, prepend=0.0) / bin_s, 0.0, 1.0)
+    return TimeSeries(
+        bin_s=bin_s,
+        busy=busy.astype(np.float32),
+        queue=sim.unit_bin[a.QUEUED, :bins].copy(),
+        kv=sim.unit_bin[a.FILLED, :bins].copy(),
+        arrived=sim.service_bin[a.ARRIVED, :bins].copy(),
+        finished=sim.service_bin[a.ENDED, :bins].copy(),
+        tokens=sim.service_bin[a.TOKENS, :bins].copy(),
+        waiting=sim.service_bin[a.WAITED, :bins, 0].copy(),
+        flying=sim.service_bin[a.FLYING, :bins, 0].copy(),
+    )
+
+
+def _links(built: Built, clock_s: float, most: int = 20) -> dict[str, float]:
+    """The busiest links and the share of time they send."""
+    busy = built.sim.link["busy_s"] / max(clock_s, 1e-9)
+    names = built.sites.names
+    found: dict[str, float] = {}
+    for at in np.argsort(-busy, kind="stable")[:most]:
+        if busy[at] <= 0.0:
+            break
+        found[_link_name(built, int(at), names)] = float(busy[at])
+    return found
+
+
+def _link_name(built: Built, at: int, names: tuple[str, ...]) -> str:
+    if built.sites.paired:
+        return f"{names[at // len(names)]} -> {names[at % len(names)]}"
+    for unit in built.lower.units:
+        if unit.node == at:
+            one = built.history.standing[unit.instance].instance
+            return f"{one.id}/{one.nodes[unit.index].id}"
+    nodes = 1 + max(unit.node for unit in built.lower.units)
+    return names[at - nodes]
+
+
+def _busy_components(sim: a.Sim, options: SimOptions, clock_s: float) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for at, component in enumerate(options.components):
+        own = sim.server["busy_s"][sim.server["pool"] == at]
+        found[component.name] = float(own.sum()) / (component.servers * max(clock_s, 1e-9))
+    return found

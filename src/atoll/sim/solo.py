@@ -1,0 +1,276 @@
+"""Units that hold the whole model: continuous batching without an event for every token.
+
+All running sequences are in every step, so each step adds one token to all of them: counters and sums
+tell the batch, a heap of endings who leaves. Work is done per step and per request, never per token.
+"""
+
+from __future__ import annotations
+
+from atoll.sim.arrays import CACHED, DECODE, DONE, DROPPED, LENGTH, STEP, Sim
+from atoll.sim.heap import (
+    end_push,
+    end_remove,
+    gap_push,
+    gap_since,
+    prompt_list,
+    push,
+    take,
+    token_list,
+)
+from atoll.sim.kernel import kernel
+from atoll.sim.lifetime import decode_apart, end, note_tokens, prompt_done, start_over
+from atoll.sim.stepping import whole_seconds
+
+
+@kernel
+def next_waiting(z: Sim, at: int, u: int) -> int:
+    """Take the first request off a list of a unit."""
+    z.vertex[z.unit[u].vertex].queue -= 1.0
+    return take(z, at)
+
+
+@kernel
+def begin_step(z: Sim, u: int, now: float, took: float, sequences: int) -> None:
+    """Start a step that takes so long."""
+    unit = z.unit[u]
+    unit.peak = max(unit.peak, unit.used)
+    unit.busy = True
+    unit.step_end = now + took
+    unit.busy_s += took
+    unit.step_count += 1
+    unit.batch_sum += sequences
+    push(z, now + took, STEP, u)
+
+
+@kernel
+def join(z: Sim, u: int, r: int) -> None:
+    """Let a request whose prompt is in the cache decode from the next step on."""
+    unit, c = z.unit[u], z.request[r]
+    c.state = DECODE
+    c.join = unit.steps
+    end_push(z, u, unit.running, unit.steps + c.answer - c.made, r)
+    unit.owned += 1
+    unit.running += 1
+    unit.context += c.target + 1
+    c.after = unit.joining
+    unit.joining = r
+
+
+@kernel
+def leave(z: Sim, u: int, at: int) -> int:
+    """Take entry `at` off the running sequences of a unit between steps and return its request."""
+    unit = z.unit[u]
+    r = end_remove(z, u, unit.running, at)
+    unit.running -= 1
+    # What it would attend to next is in `context` already.
+    unit.context -= z.request[r].target + unit.steps - z.request[r].join + 1
+    previous = -1
+    one = unit.joining
+    while one >= 0:
+        if one == r:
+            if previous < 0:
+                unit.joining = z.request[r].after
+            else:
+                z.request[previous].after = z.request[r].after
+            break
+        previous = one
+        one = z.request[one].after
+    return r
+
+
+@kernel
+def cut_short(z: Sim, u: int, r: int) -> None:
+    """Note how far a sequence came that leaves before its end."""
+    unit, c = z.unit[u], z.request[r]
+    c.made += unit.steps - c.join
+    if unit.steps > c.join:
+        c.last_s = unit.last_end + unit.back_s
+        c.gap_s = max(c.gap_s, gap_since(z, u, c.join + 2))
+
+
+@kernel
+def make_room(z: Sim, u: int, now: float) -> None:
+    """Send sequences back, the youngest first, until each of the others can grow by a token."""
+    unit = z.unit[u]
+    while unit.running > 0 and unit.used + unit.running > unit.room:
+        youngest = 0
+        for i in range(1, unit.running):
+            if z.ending[u, i].request > z.ending[u, youngest].request:
+                youngest = i
+        r = leave(z, u, youngest)
+        own = z.request[r].target + unit.steps - z.request[r].join
+        cut_short(z, u, r)
+        if unit.used - own < 1.0:
+            # Alone, and still too long.
+            end(z, r, now, DROPPED)
+        else:
+            start_over(z, r)
+
+
+@kernel
+def fits(z: Sim, u: int, r: int) -> bool:
+    """Return whether the KV cache of a prompt and its first token fits beside what runs."""
+    unit = z.unit[u]
+    return unit.used + unit.running + z.request[r].target + 1 <= unit.room
+
+
+@kernel
+def take_ready(z: Sim, u: int, now: float) -> None:
+    """Take in requests whose KV cache came from elsewhere."""
+    unit = z.unit[u]
+    at = token_list(u)
+    while z.list[at].head >= 0 and unit.running < unit.most_sequences:
+        r = z.list[at].head
+        c = z.request[r]
+        if c.marked:
+            start_over(z, next_waiting(z, at, u))
+        elif fits(z, u, r):
+            next_waiting(z, at, u)
+            unit.used += c.target
+            c.context = c.target
+            join(z, u, r)
+        elif unit.used > 0.0:
+            return
+        else:
+            end(z, next_waiting(z, at, u), now, DROPPED)
+
+
+@kernel
+def take_prompts(z: Sim, u: int, now: float) -> int:
+    """Take prompts, or the next piece of one, into the step; return how many are in it.
+
+    Requests whose prompt ends with this step go to the unit's batch list.
+    """
+    unit = z.unit[u]
+    at = prompt_list(u)
+    budget = unit.budget - unit.running
+    n = 0
+    while z.list[at].head >= 0 and budget > 0 and n < unit.most_prompts:
+        r = z.list[at].head
+        c = z.request[r]
+        if c.marked:
+            start_over(z, next_waiting(z, at, u))
+            continue
+        piece = c.target - c.computed
+        if unit.chunked:
+            piece = min(piece, budget)
+        if unit.running + n >= unit.most_sequences or (n > 0 and piece > budget):
+            break
+        if c.computed == 0:
+            if not fits(z, u, r):
+                if unit.used > 0.0:
+                    break
+                end(z, next_waiting(z, at, u), now, DROPPED)
+                continue
+            unit.used += c.target
+            c.context = c.target
+            if c.start_s != c.start_s:
+                c.start_s = now
+        z.step[LENGTH, n] = piece
+        z.step[CACHED, n] = c.computed
+        n += 1
+        budget -= piece
+        unit.prompt_tokens += piece
+        c.computed += piece
+        if c.computed == c.target:
+            next_waiting(z, at, u)
+            c.after = unit.batch
+            unit.batch = r
+    return n
+
+
+@kernel
+def solo_start(z: Sim, u: int, now: float) -> None:
+    """Begin the next step of a unit, or let it rest."""
+    unit = z.unit[u]
+    make_room(z, u, now)
+    take_ready(z, u, now)
+    n = take_prompts(z, u, now)
+    running = unit.running
+    if n == 0 and running == 0:
+        unit.busy = False
+        return
+    took = whole_seconds(z, u, unit.end, n, running, float(unit.context))
+    unit.used += running
+    begin_step(z, u, now, took, running)
+
+
+@kernel
+def tokens_made(z: Sim, u: int, now: float) -> None:
+    """Give every running sequence its token; those that have all of theirs end."""
+    unit = z.unit[u]
+    n = unit.running
+    unit.steps += 1
+    service = z.request[z.ending[u, 0].request].service
+    fresh = 0
+    r = unit.joining
+    while r >= 0:
+        c = z.request[r]
+        gap = now + unit.back_s - c.last_s
+        c.gap_s = max(c.gap_s, gap)
+        note_tokens(z, service, now, 1, gap)
+        fresh += 1
+        following = c.after
+        c.after = -1
+        r = following
+    unit.joining = -1
+    if n > fresh:
+        gap = now - unit.last_end
+        gap_push(z, u, unit.steps, gap)
+        note_tokens(z, service, now, n - fresh, gap)
+    unit.decode_tokens += n
+    z.instance[unit.instance].tokens += n
+    # From here on `context` is what the next step attends to, as `leave` expects.
+    unit.context += n
+    while unit.running > 0 and z.ending[u, 0].step <= unit.steps:
+        r = leave(z, u, 0)
+        c = z.request[r]
+        c.gap_s = max(c.gap_s, gap_since(z, u, c.join + 2))
+        c.made = c.answer
+        end(z, r, now + unit.back_s, DONE)
+
+
+@kernel
+def solo_end(z: Sim, u: int, now: float) -> None:
+    """End a step: a token for every running sequence, and the first one of prompts that are done."""
+    unit = z.unit[u]
+    if unit.running > 0:
+        tokens_made(z, u, now)
+    unit.last_end = now
+    r = unit.batch
+    unit.batch = -1
+    while r >= 0:
+        following = z.request[r].after
+        z.request[r].after = -1
+        prompt_ended(z, u, r, now)
+        r = following
+    solo_start(z, u, now)
+
+
+@kernel
+def prompt_ended(z: Sim, u: int, r: int, now: float) -> None:
+    """Go on with a request whose prompt has been computed on a solo unit."""
+    c = z.request[r]
+    if c.marked:
+        start_over(z, r)
+        return
+    seen = now + z.unit[u].back_s
+    prompt_done(z, r, now, seen)
+    if c.made >= c.answer:
+        end(z, r, seen, DONE)
+    elif z.service[c.service].apart:
+        decode_apart(z, r)
+    else:
+        join(z, u, r)
+
+
+@kernel
+def solo_fail(z: Sim, u: int) -> None:
+    """Send back every sequence of a unit that died."""
+    unit = z.unit[u]
+    if unit.busy:
+        unit.used -= unit.running
+    while unit.running > 0:
+        r = leave(z, u, unit.running - 1)
+        cut_short(z, u, r)
+        start_over(z, r)

@@ -1,0 +1,245 @@
+"""Links and routes: messages between units, and the way each request takes (decisions from `routing`)."""
+
+from __future__ import annotations
+
+from atoll.routing import compiled
+from atoll.sim.arrays import DELIVER, KV_HERE, TOUCHED, Sim
+from atoll.sim.heap import push
+from atoll.sim.kernel import kernel
+
+
+@kernel
+def carried(z: Sim, link: int, now: float, size: float, bytes_per_s: float) -> float:
+    """Put bytes on a link and return when the last has left; a link sends one message after the other."""
+    one = z.link[link]
+    took = size / bytes_per_s
+    left = max(now, one.free_s) + took
+    one.free_s = left
+    one.busy_s += took
+    one.bytes += size
+    return left
+
+
+@kernel
+def send(z: Sim, now: float, e: int, head: int, tokens: float) -> None:
+    """Send the requests of the list at `head` over an edge as one message of so many tokens."""
+    edge = z.edge[e]
+    left = carried(z, edge.link, now, tokens * edge.token_bytes, edge.bytes_per_s)
+    push(z, left + edge.latency_s, DELIVER, head)
+
+
+@kernel
+def post(z: Sim, now: float, e: int, r: int, tokens: int) -> None:
+    """Send a request over an edge, together with others of this moment unless each goes alone."""
+    z.request[r].after = -1
+    z.request[r].sent_s = now
+    if z.run[0].single:
+        send(z, now, e, r, float(tokens))
+        return
+    edge = z.edge[e]
+    if edge.head < 0:
+        edge.head = r
+        edge.size = 0.0
+        z.todo[TOUCHED, z.run[0].touched] = e
+        z.run[0].touched += 1
+    else:
+        z.request[edge.tail].after = r
+    edge.tail = r
+    edge.size += tokens
+
+
+@kernel
+def flush(z: Sim, now: float) -> None:
+    """Send what was posted."""
+    for i in range(z.run[0].touched):
+        e = z.todo[TOUCHED, i]
+        send(z, now, e, z.edge[e].head, z.edge[e].size)
+        z.edge[e].head = -1
+    z.run[0].touched = 0
+
+
+@kernel
+def close(z: Sim, g: int) -> bool:
+    """Close vertices of graph g that are masked or lead nowhere; say if any way is left."""
+    low, high = z.graph[g].vertex, z.graph[g + 1].vertex
+    edge, stop = z.graph[g].edge, z.graph[g + 1].edge
+    return compiled.close(
+        z.first[low + g : high + g + 1],
+        z.edge["target"][edge:stop],
+        z.edge["weight"][edge:stop],
+        z.vertex["sweep"][low:high],
+        z.vertex["masked"][low:high],
+        z.vertex["closed"][low:high],
+    )
+
+
+@kernel
+def hop(z: Sim, g: int, vertex: int) -> int:
+    """Return the edge that the policy takes from a vertex of graph g, -1: wait."""
+    low, high = z.graph[g].vertex, z.graph[g + 1].vertex
+    edge, stop = z.graph[g].edge, z.graph[g + 1].edge
+    found = compiled.next_hop(
+        z.run[0].policy,
+        z.first[low + g : high + g + 1],
+        z.edge["target"][edge:stop],
+        z.edge["weight"][edge:stop],
+        z.edge["order"][edge:stop],
+        z.edge["credit"][edge:stop],
+        z.edge["delay"][edge:stop],
+        z.vertex["queue"][low:high],
+        z.vertex["load"][low:high],
+        z.random,
+        vertex,
+        z.vertex["closed"][low:high],
+    )
+    return edge + found if found >= 0 else -1
+
+
+@kernel
+def instance_open(z: Sim, i: int, need: float) -> bool:
+    """Return whether some pipeline of instance i can take `need` more tokens; closes what cannot."""
+    low, high = z.graph[i].vertex, z.graph[i + 1].vertex
+    if high - low == 3:
+        # One unit: the same, without looking at a graph.
+        only = z.vertex[low + 1]
+        limit = only.room * z.run[0].high_water if only.booked > 0.0 else only.room
+        shut = only.dead or only.booked + need > limit
+        only.closed = shut
+        z.vertex[low].closed = shut
+        return not shut
+    compiled.mask_full(
+        z.vertex["booked"][low:high],
+        z.vertex["room"][low:high],
+        z.run[0].high_water,
+        need,
+        z.vertex["masked"][low:high],
+    )
+    for v in range(low, high):
+        if z.vertex[v].dead:
+            z.vertex[v].masked = True
+    return close(z, i)
+
+
+@kernel
+def service_open(z: Sim, g: int, part: int, need: float) -> bool:
+    """Close the instances of a service's graph that cannot take a request; say if any way is left."""
+    for v in range(z.graph[g].vertex + 1, z.graph[g + 1].vertex - 1):
+        vertex = z.vertex[v]
+        one = z.instance[vertex.item]
+        shut = not one.ready or one.draining
+        if not shut:
+            shut = not instance_open(z, vertex.item, need if vertex.part == part else 0.0)
+        vertex.masked = shut
+    return close(z, g)
+
+
+@kernel
+def tokens_needed(z: Sim, r: int, part: int) -> float:
+    """Return the KV tokens a request is counted with on the units of a part (0 first, 1 decode apart)."""
+    c = z.request[r]
+    service = z.service[c.service]
+    if part == 0 and service.apart:
+        return float(c.target)
+    estimate = float(c.answer) if z.run[0].actual else service.estimate
+    return compiled.reservation(float(c.prompt), float(c.made), estimate)
+
+
+@kernel
+def share_at(z: Sim, u: int, reached: int) -> float:
+    """Return the share of its layers that a unit runs for a request that has done `reached`."""
+    return compiled.share_run(z.unit[u].start, z.unit[u].end, reached)
+
+
+@kernel
+def route(z: Sim, r: int, part: int) -> bool:
+    """Choose instance and pipeline of a request for its first part or, apart, for decode.
+
+    Books KV cache on every unit of the pipeline. False: every way is full or dead; nothing changes.
+    """
+    c = z.request[r]
+    need = tokens_needed(z, r, part)
+    g = z.run[0].services + c.service
+    some = service_open(z, g, part, need)
+    vertex = 0
+    if part == 1:
+        vertex = z.instance[c.instance].vertex - z.graph[g].vertex
+    elif not some:
+        return False
+    e = hop(z, g, vertex)
+    if e < 0:
+        return False
+    i = z.edge[e].reach
+    low = z.graph[i].vertex
+    sink = z.graph[i + 1].vertex - low - 1
+    begin = part * z.run[0].path
+    vertex, hops, reached = 0, 0, 0
+    while True:
+        e = hop(z, i, vertex)
+        z.way[r, begin + hops] = e
+        vertex = z.edge[e].target
+        if vertex == sink:
+            break
+        u = z.edge[e].reach
+        z.vertex[low + vertex].booked += need * share_at(z, u, reached)
+        reached = z.unit[u].end
+        hops += 1
+    c.instance = i
+    z.leg[r, part].hops = hops
+    z.leg[r, part].need = need
+    z.instance[i].holds += 1
+    count(z, r, part, 1.0)
+    return True
+
+
+@kernel
+def count(z: Sim, r: int, part: int, step: float) -> None:
+    """Add a request to (or take it off) the loads that policies look at."""
+    begin = part * z.run[0].path
+    for k in range(z.leg[r, part].hops):
+        vertex = z.vertex[z.unit[z.edge[z.way[r, begin + k]].reach].vertex]
+        vertex.load += step / vertex.speed
+    vertex = z.vertex[z.instance[z.unit[z.edge[z.way[r, begin]].reach].instance].vertex]
+    vertex.queue += step
+    vertex.load += step / vertex.speed
+
+
+@kernel
+def unbook(z: Sim, r: int, part: int) -> None:
+    """Take a request off the books of the units of a part."""
+    count(z, r, part, -1.0)
+    begin = part * z.run[0].path
+    reached = 0
+    for k in range(z.leg[r, part].hops):
+        u = z.edge[z.way[r, begin + k]].reach
+        vertex = z.vertex[z.unit[u].vertex]
+        vertex.booked -= z.leg[r, part].need * share_at(z, u, reached)
+        reached = z.unit[u].end
+        if vertex.booked < 1e-6:
+            vertex.booked = 0.0
+    z.instance[z.unit[z.edge[z.way[r, begin]].reach].instance].holds -= 1
+
+
+@kernel
+def move_cache(z: Sim, r: int, now: float) -> None:
+    """Send the KV cache of a request from its prefill units to its decode units, layers to layers."""
+    c = z.request[r]
+    size = float(c.target) * z.service[c.service].kv_bytes
+    path = z.run[0].path
+    there = now
+    reached = 0
+    for k in range(z.leg[r, 0].hops):
+        a = z.unit[z.edge[z.way[r, k]].reach]
+        low = max(reached, a.start)
+        reached = a.end
+        past = 0
+        for j in range(z.leg[r, 1].hops):
+            b = z.unit[z.edge[z.way[r, path + j]].reach]
+            layers = min(reached, b.end) - max(low, past, b.start)
+            past = b.end
+            if layers <= 0:
+                continue
+            site = z.site[a.site, b.site]
+            link = a.site * z.site.shape[1] + b.site if z.run[0].paired else a.node
+            left = carried(z, link, now, size * layers, site.bytes_per_s)
+            there = max(there, left + site.latency_s)
+    push(z, there, KV_HERE, r)

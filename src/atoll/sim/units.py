@@ -1,0 +1,137 @@
+"""What a unit can do: its step times, its room for KV cache, and the limits of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.catalog.catalog import Catalog
+from atoll.core.errors import InputError
+from atoll.core.ids import Phase
+from atoll.perf.engines import engine as engine_profile
+from atoll.perf.step import analytic
+from atoll.plan.capacities import kv_context, memory_model
+from atoll.plan.cluster import NodeProfile
+from atoll.plan.cluster_profiles import service_profiles
+from atoll.plan.plan import Instance
+from atoll.plan.problem import Problem
+from atoll.sim.options import SimOptions
+from atoll.sim.times import TimesBuilder
+
+MIXED_BUDGET = 2048
+"""Tokens in a step where prompts and decoding share it, unless asked otherwise."""
+PROMPTS_IN_STEP = 1024
+NO_LIMIT = 1 << 40
+
+
+@dataclass(frozen=True)
+class UnitRow:
+    """Where the step times of a unit are, its KV room in tokens, and the limits of a step."""
+
+    kind: int
+    row: int
+    room: float
+    most_sequences: int
+    most_prompts: int
+    budget: int
+    chunked: bool
+
+
+class UnitMaker:
+    """Works out what units can do; equal ones once."""
+
+    def __init__(self, problem: Problem, catalog: Catalog, options: SimOptions) -> None:
+        self._problem, self._catalog, self._options = problem, catalog, options
+        self._engine = engine_profile(problem.settings.engine)
+        self._profiles: dict[str, dict[str, NodeProfile]] = {}
+        self._made: dict[tuple[object, ...], UnitRow] = {}
+        self.times = TimesBuilder()
+
+    def _profile(self, instance: Instance, index: int) -> NodeProfile | None:
+        """The measured profile of a node of a cluster; None where the performance model speaks."""
+        cluster = self._problem.cluster
+        if cluster is None or not cluster.profiles:
+            return None
+        service = self._problem.service(instance.service)
+        if service.name not in self._profiles:
+            self._profiles[service.name] = service_profiles(self._problem, self._catalog, service)
+        return self._profiles[service.name].get(instance.nodes[index].node_type)
+
+    def groups(self, instance: Instance, index: int) -> int:
+        """Return how many units a node is; a measured profile is of the whole node."""
+        node = instance.nodes[index]
+        return 1 if self._profile(instance, index) is not None else node.gpus // node.tp
+
+    def row(self, instance: Instance, index: int) -> UnitRow:
+        """Return what each unit of a node can do."""
+        node = instance.nodes[index]
+        key = (instance.role, node.node_type, node.tp, node.start, node.end)
+        if key not in self._made:
+            profile = self._profile(instance, index)
+            if profile is None:
+                self._made[key] = self._modelled(instance, index)
+            else:
+                self._made[key] = self._measured(instance, index, profile)
+        return self._made[key]
+
+    def _modelled(self, instance: Instance, index: int) -> UnitRow:
+        problem, node, phase = self._problem, instance.nodes[index], instance.phase
+        service = problem.service(instance.service)
+        kind = self._catalog.node(node.node_type)
+        spec = self._catalog.model(service.model).llm
+        model = analytic(spec, kind, tp=node.tp, engine=problem.settings.engine)
+        memory = memory_model(problem, self._catalog, service, phase, kind, node.tp)
+        room = float(memory.kv_tokens(node.start, node.end, kv_context(service, phase)))
+        if room < 1.0:
+            raise InputError(
+                f"{instance.id}/{node.id}: no KV cache fits beside its layers",
+                field="plan",
+                hint="plan again, or give the node fewer layers",
+            )
+        return self._limited(*self.times.operators(model), room, phase)
+
+    def _measured(self, instance: Instance, index: int, profile: NodeProfile) -> UnitRow:
+        node = instance.nodes[index]
+        held = node.layers
+        if held > profile.max_layers:
+            raise InputError(
+                f"{instance.id}/{node.id} holds {held} layers, at most {profile.max_layers} fit",
+                field="plan",
+                hint="plan again",
+            )
+        kind, row = self.times.curves(profile, self._options.handover_s)
+        sequences, prompts = profile.decode_sequences, profile.prefill_requests
+        return self._limited(
+            kind,
+            row,
+            profile.kv_tokens[held - 1],
+            instance.phase,
+            sequences=None if sequences is None else sequences[held - 1],
+            prompts=None if prompts is None else prompts[held - 1],
+        )
+
+    def _limited(
+        self,
+        kind: int,
+        row: int,
+        room: float,
+        phase: Phase,
+        *,
+        sequences: int | None = None,
+        prompts: int | None = None,
+    ) -> UnitRow:
+        engine = self._options.batching == "engine"
+        budget = self._options.token_budget
+        if not engine:
+            budget = NO_LIMIT
+        elif budget is None:
+            most = self._engine.max_tokens
+            budget = most if phase is Phase.PREFILL else min(most, MIXED_BUDGET)
+        return UnitRow(
+            kind=kind,
+            row=row,
+            room=room,
+            most_sequences=self._engine.max_sequences if sequences is None else sequences,
+            most_prompts=PROMPTS_IN_STEP if prompts is None else min(prompts, PROMPTS_IN_STEP),
+            budget=budget,
+            chunked=engine,
+        )

@@ -1,0 +1,407 @@
+"""An engine for tests: greedy, deterministic, and as unreliable as it is told to be.
+
+The next token depends on all text before it and on nothing else, so that an answer continued from its text
+is the answer that would have come anyway. Faults are taken from a list, one a request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+WORDS = [
+    " alpha",
+    " beta",
+    " \u00e9t\u00e9",
+    " \u6c34",
+    "\n\n",
+    ' "error"',
+    ' finish_reason":"',
+    " [DONE]",
+    " \U0001f30a",
+    "!",
+]
+_TOKEN = re.compile("|".join(map(re.escape, WORDS)) + "|.", re.DOTALL)
+READERS: WeakKeyDictionary[asyncio.StreamWriter, asyncio.StreamReader] = WeakKeyDictionary()
+Json = dict[str, Any]
+
+
+def tokens_of(text: str) -> int:
+    return len(_TOKEN.findall(text))
+
+
+def next_word(text: str) -> int | None:
+    """The id of the word after a text; None: it ends."""
+    drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
+    return None if drawn % 50 == 0 else drawn % len(WORDS)
+
+
+def template(messages: list[Json]) -> str:
+    return "".join(f"<{m['role']}>{m.get('content')}" for m in messages) + "<assistant>"
+
+
+@dataclass
+class Fault:
+    """What goes wrong with a request: `what`, after so many tokens."""
+
+    what: str
+    after: int = 0
+
+
+@dataclass
+class Seen:
+    """A request as it came."""
+
+    path: str
+    headers: dict[str, str]
+    body: Json
+
+
+@dataclass
+class ScriptedEngine:
+    kind: str = "vllm"
+    model: str = "m"
+    faults: list[Fault] = field(default_factory=list)
+    step_s: float = 0.0
+    seen: list[Seen] = field(default_factory=list)
+    cancelled: int = 0
+    running: int = 0
+    batch: int = 1
+    """Tokens a chunk."""
+    name: str = "engine"
+    url: str = ""
+    _server: asyncio.Server | None = None
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    async def start(self, port: int = 0) -> str:
+        self._server = await asyncio.start_server(self._connection, "127.0.0.1", port)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self.url
+
+    async def stop(self) -> None:
+        """Die: the port closes and so do all connections."""
+        if self._server is not None:
+            self._server.close()
+        for writer in list(self._writers):
+            writer.transport.abort()
+        await asyncio.sleep(0)
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        READERS[writer] = reader
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+                first, *lines = head.strip().split("\r\n")
+                headers = {k.lower(): v.strip() for k, _, v in (x.partition(":") for x in lines)}
+                raw = await reader.readexactly(int(headers.get("content-length", "0")))
+                path = first.split()[1]
+                if path in ("/health", "/v1/models"):
+                    _write(writer, 200, {"status": "ok"})
+                    continue
+                body = json.loads(raw)
+                self.seen.append(Seen(path, headers, body))
+                fault = self.faults.pop(0) if self.faults else Fault("none")
+                self.running += 1
+                try:
+                    await self._answer(writer, path, body, fault)
+                finally:
+                    self.running -= 1
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self._writers.discard(writer)
+            with contextlib.suppress(OSError, RuntimeError):
+                writer.close()
+
+    async def _answer(
+        self, writer: asyncio.StreamWriter, path: str, body: Json, fault: Fault
+    ) -> None:
+        what = fault.what
+        if what.isdigit():
+            extra = "retry-after: 7\r\n" if what in ("429", "503") else ""
+            _write(writer, int(what), {"error": {"message": "scripted", "type": "x"}}, extra)
+            return
+        if what == "bad_request":
+            _write(writer, 400, {"object": "error", "message": "scripted refusal"})
+            return
+        if what == "die_before_head":
+            await _die(writer)
+        if what == "stall_before":
+            await _stall(writer)
+        if what == "garbage":
+            writer.write(b"this is not HTTP at all\r\n\r\n")
+            return
+        if path == "/v1/embeddings":
+            _write(writer, 200, {"data": [{"embedding": [0.5]}], "usage": {"prompt_tokens": 3}})
+        elif body.get("stream"):
+            await self._stream(writer, path, body, fault)
+        else:
+            await self._whole(writer, path, body, fault)
+
+    def _prompt(self, path: str, body: Json) -> tuple[str, str]:
+        """The text to go on from, and the part of it that was said before."""
+        if path == "/v1/completions":
+            prompt = str(body["prompt"])
+        elif body.get("continue_final_message"):
+            assert body["add_generation_prompt"] is False
+            prompt = template(body["messages"][:-1]) + body["messages"][-1]["content"]
+        elif self.kind == "llamacpp" and body["messages"][-1]["role"] == "assistant":
+            prompt = template(body["messages"][:-1]) + body["messages"][-1]["content"]
+        else:
+            prompt = template(body["messages"])
+        state = body.get("atoll", {}).get("resume")
+        return prompt, state["text"] if state else ""
+
+    async def _generate(self, path: str, body: Json) -> AsyncIterator[tuple[int | None, str]]:
+        """Word ids, and at the end None with the reason."""
+        prompt, said = self._prompt(path, body)
+        text = prompt + said
+        usual = 16 if path == "/v1/completions" else 1000
+        most = body.get("max_completion_tokens") or body.get("max_tokens") or usual
+        left = most - (tokens_of(said) if said else 0)
+        while True:
+            if left <= 0:
+                yield None, "length"
+                return
+            word = next_word(text)
+            if word is None:
+                yield None, "stop"
+                return
+            text += WORDS[word]
+            left -= 1
+            await asyncio.sleep(self.step_s)
+            yield word, ""
+
+    def _usage(self, path: str, body: Json, made: int) -> Json:
+        prompt, said = self._prompt(path, body)
+        before = tokens_of(said) if said else 0
+        counts = {"prompt_tokens": tokens_of(prompt), "completion_tokens": before + made}
+        return counts | {"total_tokens": sum(counts.values())}
+
+    async def _whole(
+        self, writer: asyncio.StreamWriter, path: str, body: Json, fault: Fault
+    ) -> None:
+        words, reason = [], ""
+        async for word, why in self._generate(path, body):
+            if word is None:
+                reason = why
+            else:
+                words.append(word)
+        text = "".join(WORDS[w] for w in words)
+        choice: Json = {"index": 0, "finish_reason": reason, "logprobs": None}
+        choice |= (
+            {"text": text}
+            if path == "/v1/completions"
+            else {"message": {"role": "assistant", "content": text}}
+        )
+        if body.get("logprobs"):
+            choice["logprobs"] = {"content": [_logprob(w) for w in words]}
+        data = {
+            "id": f"{self.name}-1",
+            "object": "chat.completion",
+            "created": 1,
+            "model": self.model,
+            "choices": [choice],
+            "usage": self._usage(path, body, len(words)),
+        }
+        if fault.what == "die_in_body":
+            raw = json.dumps(data).encode()
+            writer.write(
+                b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+                % len(raw)
+            )
+            writer.write(raw[: len(raw) // 2])
+            await _die(writer)
+        _write(writer, 200, data)
+
+    async def _stream(
+        self, writer: asyncio.StreamWriter, path: str, body: Json, fault: Fault
+    ) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
+        writer.write(b"Transfer-Encoding: chunked\r\n\r\n")
+        if fault.what == "die_after_head":
+            await _die(writer)
+        chunks = _Chunks(self, writer, path, body)
+        if path == "/v1/chat/completions":
+            await chunks.send(chunks.event([chunks.choice(None, [], role=True)]))
+        made, pending, reason = 0, list[int](), "stop"
+        if fault.what == "diverge":
+            pending.append(0)
+        async for word, why in self._generate(path, body):
+            if word is None:
+                reason = why
+                break
+            if fault.after == made:
+                event = chunks.event([chunks.choice(None, [word])])
+                await _misbehave(writer, fault.what, event, chunks)
+                if fault.what == "end_early":
+                    return
+            pending.append(word)
+            made += 1
+            if len(pending) >= self.batch:
+                await chunks.send(chunks.event([chunks.choice(None, pending)]))
+                pending = []
+        if pending:
+            await chunks.send(chunks.event([chunks.choice(None, pending)]))
+        await chunks.send(chunks.event([chunks.choice(reason, [])]))
+        await self._end(writer, chunks, fault.what, self._usage(path, body, made))
+
+    async def _end(
+        self, writer: asyncio.StreamWriter, chunks: _Chunks, what: str, usage: Json
+    ) -> None:
+        if what == "die_before_usage":
+            await _die(writer)
+        if chunks.body.get("stream_options", {}).get("include_usage"):
+            await chunks.send(chunks.event([], usage=usage))
+        if what == "die_before_done":
+            await _die(writer)
+        if what != "no_done":
+            await chunks.send(b"data: [DONE]\n\n")
+        writer.write(b"0\r\n\r\n")
+
+
+class _Chunks:
+    """Writes the chunks of one stream."""
+
+    def __init__(
+        self, engine: ScriptedEngine, writer: asyncio.StreamWriter, path: str, body: Json
+    ) -> None:
+        self.engine = engine
+        self.writer = writer
+        self.body = body
+        self.chat = path != "/v1/completions"
+
+    def event(self, choices: list[Json], **more: Any) -> bytes:
+        engine = self.engine
+        data = {
+            "id": f"{engine.name}-{len(engine.seen)}",
+            "object": "chat.completion.chunk" if self.chat else "text_completion",
+            "created": len(engine.seen),
+            "model": engine.model,
+            "choices": choices,
+        }
+        return f"data: {json.dumps(data | more)}\n\n".encode()
+
+    def choice(self, reason: str | None, words: list[int], role: bool = False) -> Json:
+        text = "".join(WORDS[w] for w in words)
+        found: Json = {"index": 0, "finish_reason": reason}
+        if not self.chat:
+            found["text"] = text
+        elif role:
+            found["delta"] = {"role": "assistant", "content": ""}
+        else:
+            found["delta"] = {"content": text} if words else {}
+        if self.engine.kind == "atoll" and words:
+            found["token_ids"] = words
+        if self.body.get("logprobs") and words:
+            found["logprobs"] = {"content": [_logprob(w) for w in words]}
+        return found
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+        try:
+            await self.writer.drain()
+        except ConnectionError:
+            self.engine.cancelled += 1
+            raise
+        if _left(self.writer):
+            self.engine.cancelled += 1
+            raise ConnectionError("the client left")
+
+
+async def _misbehave(
+    writer: asyncio.StreamWriter, what: str, event: bytes, chunks: _Chunks
+) -> None:
+    send = chunks.send
+    if what == "die":
+        await _die(writer)
+    elif what == "die_in_event":
+        await send(event[: len(event) // 2])
+        await _die(writer)
+    elif what == "split":
+        await send(event[:20])
+        await asyncio.sleep(0.01)
+        await _die(writer)
+    elif what == "stall":
+        await _stall(writer)
+    elif what == "stall_in_event":
+        await send(event[: len(event) // 2])
+        await _stall(writer)
+    elif what == "error_event":
+        await send(b'data: {"error": {"message": "CUDA error", "code": 500}}\n\n')
+        await _die(writer)
+    elif what == "bad_json":
+        await send(b'data: {"choices": [\n\ndata: "error"\n\n')
+    elif what == "end_early":
+        writer.write(b"0\r\n\r\n")
+
+
+def _left(writer: asyncio.StreamWriter) -> bool:
+    return writer.transport.is_closing() or READERS[writer].at_eof()
+
+
+async def _stall(writer: asyncio.StreamWriter) -> None:
+    while not _left(writer):
+        await asyncio.sleep(0.01)
+    raise ConnectionError("the client left")
+
+
+async def _die(writer: asyncio.StreamWriter) -> None:
+    await writer.drain()
+    # What was written should arrive before the end does.
+    await asyncio.sleep(0.005)
+    writer.transport.abort()
+    raise ConnectionError("scripted death")
+
+
+def _logprob(word: int) -> Json:
+    return {"token": WORDS[word], "logprob": -0.5, "bytes": None, "top_logprobs": []}
+
+
+def _write(writer: asyncio.StreamWriter, status: int, data: Json, extra: str = "") -> None:
+    body = json.dumps(data).encode()
+    head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n{extra}"
+    writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """What a client receives when nothing goes wrong."""
+
+    text: str
+    usage: Json
+    reason: str
+
+
+def expected(path: str, body: Json) -> Undisturbed:
+    async def run() -> Undisturbed:
+        engine = ScriptedEngine()
+        made = [pair async for pair in engine._generate(path, body)]
+        text = "".join(WORDS[w] for w, _ in made if w is not None)
+        return Undisturbed(text, engine._usage(path, body, len(made) - 1), made[-1][1])
+
+    return asyncio.run(run())
+
+
+async def _main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kind", default="vllm")
+    parser.add_argument("--step-ms", type=float, default=5.0)
+    options = parser.parse_args()
+    engine = ScriptedEngine(kind=options.kind, step_s=options.step_ms / 1e3)
+    print(await engine.start(), flush=True)  # noqa: T201
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())

@@ -1,0 +1,163 @@
+"""A gateway over scripted engines in one loop, and a client that sees every byte."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.runtime.backends import Backend, Pool
+from atoll.runtime.gateway.app import Gateway
+from atoll.runtime.gateway.settings import Deadlines, GatewaySettings, HealthSettings, Limits
+from atoll.telemetry.usage import UsageRecord
+from tests.runtime.gateway.engine import ScriptedEngine
+
+Json = dict[str, Any]
+QUICK = Deadlines(
+    header_s=0.3,
+    body_s=0.4,
+    connect_s=0.5,
+    first_token_s=0.4,
+    between_tokens_s=0.3,
+    answer_s=0.6,
+    retry_s=1.0,
+    resume_s=2.0,
+)
+
+
+@dataclass
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[str]:
+        """What the events say; there is nothing but events."""
+        parts = self.body.decode().split("\n\n")
+        assert parts[-1] == ""
+        assert all(part.startswith("data: ") for part in parts[:-1]), parts
+        return [part.removeprefix("data: ") for part in parts[:-1]]
+
+    @property
+    def chunks(self) -> list[Json]:
+        assert self.events[-1] == "[DONE]", self.events[-3:]
+        return [json.loads(event) for event in self.events[:-1]]
+
+    @property
+    def text(self) -> str:
+        return "".join(
+            choice.get("text") or choice.get("delta", {}).get("content") or ""
+            for chunk in self.chunks
+            for choice in chunk["choices"]
+        )
+
+
+@dataclass
+class Bench:
+    """A running gateway."""
+
+    gateway: Gateway
+    engines: list[ScriptedEngine]
+    port: int
+    records: list[UsageRecord] = field(default_factory=list)
+
+    async def post(self, path: str, body: object, headers: str = "") -> Reply:
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await self.ask(
+            f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{headers}content-length: {len(raw)}\r\n\r\n".encode()
+            + raw
+        )
+
+    async def get(self, path: str, headers: str = "", method: str = "GET") -> Reply:
+        return await self.ask(
+            f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n".encode()
+        )
+
+    async def ask(self, raw: bytes) -> Reply:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(raw)
+            return await asyncio.wait_for(read_reply(reader), 20)
+        finally:
+            writer.close()
+
+    async def settled(self) -> None:
+        """Wait until nothing runs any more."""
+        async with asyncio.timeout(5):
+            while self.gateway.relays or any(e.running for e in self.engines):
+                await asyncio.sleep(0.01)
+
+
+async def read_reply(reader: asyncio.StreamReader) -> Reply:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    first, *lines = head.strip().split("\r\n")
+    headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+    if "content-length" in headers:
+        body = await reader.readexactly(int(headers["content-length"]))
+    elif headers.get("transfer-encoding") == "chunked":
+        parts = []
+        while size := int((await reader.readline()).strip(), 16):
+            parts.append(await reader.readexactly(size))
+            assert await reader.readexactly(2) == b"\r\n"
+        assert await reader.readexactly(2) == b"\r\n"
+        body = b"".join(parts)
+    else:
+        body = await reader.read()
+    return Reply(int(first.split()[1]), headers, body)
+
+
+@asynccontextmanager
+async def running(
+    engines: Sequence[ScriptedEngine],
+    *,
+    deadlines: Deadlines = QUICK,
+    limits: Limits | None = None,
+    health: HealthSettings | None = None,
+    max_inflight: int | None = None,
+    **more: Any,
+) -> AsyncIterator[Bench]:
+    pool = Pool()
+    for number, engine in enumerate(engines):
+        engine.name = f"e{number}"
+        pool.add(
+            Backend(
+                id=engine.name,
+                url=engine.url or await engine.start(),
+                models=(engine.model,),
+                kind=engine.kind,
+                max_inflight=max_inflight,
+            )
+        )
+    settings = GatewaySettings(
+        port=0,
+        deadlines=deadlines,
+        limits=limits or Limits(),
+        health=health or HealthSettings(enabled=False),
+        **more,
+    )
+    records: list[UsageRecord] = []
+    gateway = Gateway(pool, settings, on_usage=records.append)
+    _, port = await gateway.start()
+    try:
+        yield Bench(gateway, list(engines), port, records)
+    finally:
+        await gateway.close()
+        for engine in engines:
+            await engine.stop()
+        await asyncio.sleep(0.01)
+
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+
+def chat(text: str = "hello", **more: Any) -> Json:
+    return {"model": "m", "messages": [{"role": "user", "content": text}], "temperature": 0} | more

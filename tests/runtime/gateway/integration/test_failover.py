@@ -1,0 +1,389 @@
+"""Whatever a backend does, the client receives the answer of an undisturbed run, once."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from atoll.runtime.gateway.health import Watch
+from atoll.runtime.gateway.settings import HealthSettings
+from atoll.runtime.gateway.upstream import Link
+from tests.runtime.gateway.engine import Fault, ScriptedEngine, expected
+from tests.runtime.gateway.harness import (
+    CHAT,
+    COMPLETIONS,
+    QUICK,
+    Bench,
+    Json,
+    Reply,
+    chat,
+    running,
+)
+
+KINDS = ("atoll", "vllm", "sglang", "llamacpp", "openai")
+IN_STREAM = (
+    "die",
+    "die_in_event",
+    "split",
+    "stall",
+    "stall_in_event",
+    "error_event",
+    "bad_json",
+    "end_early",
+    "die_before_usage",
+)
+BEFORE = ("die_before_head", "die_after_head", "stall_before", "garbage", "500", "503", "429")
+
+
+def streamed(**more: Any) -> Json:
+    return chat(stream=True, stream_options={"include_usage": True}, **more)
+
+
+def run(
+    body: Json,
+    *faults: list[Fault],
+    kind: str = "vllm",
+    path: str = CHAT,
+    spare: int = 1,
+    batch: int = 1,
+) -> tuple[Reply, Bench]:
+    """Ask over engines with these faults, the first first, and `spare` good ones."""
+
+    async def go() -> tuple[Reply, Bench]:
+        engines = [ScriptedEngine(kind=kind, faults=list(f), batch=batch) for f in faults]
+        engines += [ScriptedEngine(kind=kind, batch=batch) for _ in range(spare)]
+        async with running(engines) as bench:
+            reply = await bench.post(path, body)
+            await bench.settled()
+            return reply, bench
+
+    return asyncio.run(go())
+
+
+def check_stream(reply: Reply, bench: Bench, path: str, body: Json) -> None:
+    """One stream, the text and the usage of an undisturbed run, counted once."""
+    answer = expected(path, body)
+    usage = answer.usage
+    assert reply.status == 200
+    assert reply.text == answer.text
+    assert len({(c["id"], c["created"], c["model"], c["object"]) for c in reply.chunks}) == 1
+    choices = [choice for chunk in reply.chunks for choice in chunk["choices"]]
+    assert [c["finish_reason"] for c in choices if c["finish_reason"]] == [answer.reason]
+    assert choices[-1]["finish_reason"] == answer.reason
+    if path == CHAT:
+        assert [i for i, c in enumerate(choices) if "role" in c["delta"]] == [0]
+    assert [c["usage"] for c in reply.chunks if c.get("usage")] == [usage]
+    assert len(bench.records) == 1
+    record = bench.records[0]
+    assert (record.prompt_tokens, record.completion_tokens) == (
+        usage["prompt_tokens"],
+        usage["completion_tokens"],
+    )
+    assert (record.status, record.outcome, record.estimated) == (200, "ok", False)
+    assert all(m.inflight == 0 for m in bench.gateway.pool.members.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("what", IN_STREAM)
+def test_stream_goes_on_elsewhere(what: str, kind: str) -> None:
+    body = streamed()
+    reply, bench = run(body, [Fault(what, 7)], kind=kind)
+    check_stream(reply, bench, CHAT, body)
+    assert bench.records[0].backends == ("e0", "e1")
+
+
+@pytest.mark.parametrize("what", BEFORE)
+@pytest.mark.parametrize("stream", [True, False])
+def test_failure_before_the_first_token_is_retried(what: str, stream: bool) -> None:
+    body = streamed() if stream else chat()
+    reply, bench = run(body, [Fault(what)])
+    if stream:
+        check_stream(reply, bench, CHAT, body)
+    else:
+        answer = expected(CHAT, body)
+        assert reply.json["choices"][0]["message"]["content"] == answer.text
+        assert reply.json["usage"] == answer.usage
+        assert bench.records[0].completion_tokens == answer.usage["completion_tokens"]
+    assert len(bench.records) == 1
+
+
+def test_broken_answer_is_asked_for_again() -> None:
+    reply, bench = run(chat(), [Fault("die_in_body")])
+    assert reply.json["choices"][0]["message"]["content"] == expected(CHAT, chat()).text
+    assert len(bench.records) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("after", [0, 1, 11])
+def test_stream_survives_several_deaths(kind: str, path: str, after: int) -> None:
+    body = streamed(max_tokens=30)
+    if path == COMPLETIONS:
+        body = {k: v for k, v in body.items() if k != "messages"} | {"prompt": "Once upon"}
+    faults = [Fault("die", after), Fault("die_in_event", 3), Fault("error_event", 2)]
+    reply, bench = run(
+        body, faults, [Fault("die", 4)], [Fault("die", 1), Fault("die", 2)], kind=kind, path=path
+    )
+    check_stream(reply, bench, path, body)
+
+
+@pytest.mark.parametrize("kind", ["atoll", "vllm"])
+@pytest.mark.parametrize("what", ["die_before_usage", "die"])
+def test_stream_at_its_limit_ends_with_the_limit(kind: str, what: str) -> None:
+    """All tokens are there, the end is not: not one token more is sent."""
+    body = streamed(max_tokens=9)
+    reply, bench = run(body, [Fault(what, 8 if what == "die" else 0)], kind=kind)
+    check_stream(reply, bench, CHAT, body)
+    assert reply.chunks[-2]["choices"][0]["finish_reason"] == "length"
+
+
+def test_end_mark_alone_is_not_missed() -> None:
+    for what in ("die_before_done", "no_done"):
+        body = streamed()
+        reply, bench = run(body, [Fault(what)])
+        check_stream(reply, bench, CHAT, body)
+        assert bench.records[0].backends == ("e0",)
+
+
+def test_usage_is_counted_but_not_shown_unless_asked_for() -> None:
+    for options in ({}, {"stream_options": None}, {"stream_options": {"include_usage": False}}):
+        body = chat(stream=True, **options)
+        reply, bench = run(body, [Fault("die", 5)])
+        answer = expected(CHAT, body)
+        assert reply.text == answer.text
+        assert all(not c.get("usage") and c["choices"] for c in reply.chunks)
+        assert bench.records[0].completion_tokens == answer.usage["completion_tokens"]
+        assert bench.records[0].prompt_tokens == answer.usage["prompt_tokens"]
+
+
+def test_log_probabilities_count_tokens_of_bigger_chunks() -> None:
+    body = streamed(logprobs=True, max_tokens=20)
+    reply, bench = run(body, [Fault("die", 9)], batch=3)
+    check_stream(reply, bench, CHAT, body)
+
+
+def test_client_that_began_the_answer_itself() -> None:
+    body = streamed(add_generation_prompt=False, continue_final_message=True)
+    body["messages"] = [*body["messages"], {"role": "assistant", "content": "Well,"}]
+    reply, bench = run(body, [Fault("die", 6)])
+    check_stream(reply, bench, CHAT, body)
+
+
+def test_sampled_stream_continues_but_is_not_replayed() -> None:
+    body = streamed(temperature=1.0)
+    reply, _ = run(body, [Fault("die", 6)], kind="vllm")
+    assert reply.events[-1] == "[DONE]"
+    reply, bench = run(body, [Fault("die", 6)], kind="openai")
+    assert '"stream_interrupted"' in reply.events[-1]
+    assert bench.records[0].outcome == "truncated"
+    assert bench.records[0].completion_tokens == 6
+    assert bench.records[0].estimated
+
+
+def test_replay_that_differs_is_an_error_not_nonsense() -> None:
+    async def go() -> Reply:
+        engines = [
+            ScriptedEngine(kind="openai", faults=[Fault("die", 6)]),
+            ScriptedEngine(kind="openai", faults=[Fault("diverge")], batch=2),
+        ]
+        async with running(engines) as bench:
+            return await bench.post(CHAT, streamed())
+
+    reply = asyncio.run(go())
+    assert "differs" in reply.events[-1]
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "code"),
+    [
+        ("500", 502, "upstream_error"),
+        ("503", 503, "overloaded"),
+        ("429", 429, "overloaded"),
+        ("die_before_head", 502, "upstream_error"),
+        ("stall_before", 504, "upstream_error"),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_when_all_fail_the_client_is_told(what: str, status: int, code: str, stream: bool) -> None:
+    reply, bench = run(chat(stream=stream), *[[Fault(what)] * 9] * 3, spare=0)
+    assert reply.status == status
+    assert reply.json["error"]["code"] == code
+    assert ("retry-after" in reply.headers) == (status in (429, 503))
+    assert sum(len(e.seen) for e in bench.engines) == 3
+    assert len(bench.records) == 1
+    assert bench.records[0].outcome == "error"
+
+
+def test_engine_that_refuses_a_request_is_believed() -> None:
+    reply, bench = run(chat(), [Fault("bad_request")])
+    assert reply.status == 400
+    assert reply.json["error"]["message"] == "scripted refusal"
+    assert len(bench.engines[1].seen) == 0
+
+
+def test_closed_port_costs_no_attempt() -> None:
+    async def go() -> tuple[Reply, Bench]:
+        engines = [ScriptedEngine() for _ in range(5)]
+        for engine in engines:
+            await engine.start()
+        for engine in engines[:4]:
+            await engine.stop()
+        async with running(engines) as bench:
+            return await bench.post(CHAT, streamed()), bench
+
+    reply, bench = asyncio.run(go())
+    check_stream(reply, bench, CHAT, streamed())
+
+
+def test_nobody_there_is_said_within_the_deadline() -> None:
+    async def go() -> tuple[Reply, float]:
+        engines = [ScriptedEngine(), ScriptedEngine()]
+        for engine in engines:
+            await engine.start()
+            await engine.stop()
+        async with running(engines) as bench:
+            begin = asyncio.get_running_loop().time()
+            reply = await bench.post(CHAT, streamed())
+            return reply, asyncio.get_running_loop().time() - begin
+
+    reply, seconds = asyncio.run(go())
+    assert reply.status in (502, 503)
+    assert seconds < QUICK.retry_s + 2
+
+
+def test_stream_waits_for_the_only_backend_to_come_back() -> None:
+    async def go() -> tuple[Reply, Bench]:
+        engine = ScriptedEngine(step_s=0.01)
+        async with running([engine]) as bench:
+            asking = asyncio.create_task(bench.post(CHAT, streamed()))
+            await asyncio.sleep(0.15)
+            port = int(engine.url.rsplit(":", 1)[1])
+            await engine.stop()
+            await asyncio.sleep(0.3)
+            await engine.start(port)
+            return await asking, bench
+
+    reply, bench = asyncio.run(go())
+    check_stream(reply, bench, CHAT, streamed())
+    assert len(bench.records[0].backends) > 1
+
+
+def test_stream_leaves_a_backend_known_to_be_dead_at_once() -> None:
+    async def go() -> tuple[Reply, Bench, float]:
+        engines = [ScriptedEngine(faults=[Fault("stall", 5)]), ScriptedEngine()]
+        slow = replace(QUICK, first_token_s=30.0, between_tokens_s=30.0)
+        async with running(engines, deadlines=slow) as bench:
+            asking = asyncio.create_task(bench.post(CHAT, streamed()))
+            await asyncio.sleep(0.2)
+            begin = asyncio.get_running_loop().time()
+            bench.gateway.pool.set_health("e0", up=False, reason="killed")
+            reply = await asking
+            return reply, bench, asyncio.get_running_loop().time() - begin
+
+    reply, bench, seconds = asyncio.run(go())
+    check_stream(reply, bench, CHAT, streamed())
+    assert seconds < 2.0
+
+
+def test_health_checks_find_the_dead_and_trust_them_again_after_a_token() -> None:
+    async def go() -> None:
+        engine = ScriptedEngine()
+        health = HealthSettings(interval_s=0.05, timeout_s=0.5, failures=2)
+        async with running([engine], health=health) as bench:
+            member = bench.gateway.pool.members["e0"]
+            port = int(engine.url.rsplit(":", 1)[1])
+
+            async def until(up: bool) -> None:
+                async with asyncio.timeout(5):
+                    while member.up != up:
+                        await asyncio.sleep(0.02)
+
+            await engine.stop()
+            await until(up=False)
+            assert (await bench.post(CHAT, chat())).status == 503
+            assert (await bench.get("/health")).status == 503
+            engine.faults = [Fault("500")]
+            await engine.start(port)
+            await until(up=True)
+            # The first token failed, so it was asked for twice.
+            assert [s.body["max_tokens"] for s in engine.seen] == [1, 1]
+            assert (await bench.post(CHAT, chat())).status == 200
+
+    asyncio.run(go())
+
+
+def test_health_check_lets_go_of_its_connection() -> None:
+    """Once answered, the connection is kept, and whoever takes it next must not lose it."""
+
+    async def go() -> None:
+        async with running([ScriptedEngine()]) as bench:
+            member = bench.gateway.pool.members["e0"]
+            links = bench.gateway.links(member)
+            taken: list[Link | None] = []
+            keep = links.keep
+
+            def keep_and_take(link: Link) -> None:
+                keep(link)
+                taken.append(links.take())
+
+            links.keep = keep_and_take  # type: ignore[method-assign]
+            assert await Watch(bench.gateway)._ask(member, b"GET", "/health", b"", 2.0) == 200
+            (link,) = taken
+            assert link is not None
+            assert not link.transport.is_closing()
+            link.close()
+
+    asyncio.run(go())
+
+
+def test_client_that_leaves_cancels_the_work() -> None:
+    async def go() -> tuple[Bench, int]:
+        engine = ScriptedEngine(step_s=0.02)
+        async with running([engine]) as bench:
+            reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
+            body = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}],"max_tokens":1000}'
+            writer.write(
+                b"POST %b HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b"
+                % (CHAT.encode(), len(body), body)
+            )
+            got = b""
+            while got.count(b"data:") < 4:
+                got += await reader.read(4096)
+            writer.close()
+            await bench.settled()
+            return bench, engine.cancelled
+
+    bench, cancelled = asyncio.run(go())
+    assert cancelled == 1
+    (record,) = bench.records
+    assert (record.status, record.outcome, record.estimated) == (499, "cancelled", True)
+    assert record.completion_tokens >= 3
+
+
+def test_slow_reader_does_not_fill_the_memory() -> None:
+    async def go() -> tuple[int, bytes]:
+        engine = ScriptedEngine(batch=40)
+        async with running([engine]) as bench:
+            reader, writer = await asyncio.open_connection("127.0.0.1", bench.port, limit=1024)
+            body = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}],"max_tokens":40}'
+            # Many requests on one connection, none of whose answers is read.
+            request = b"POST %b HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (
+                CHAT.encode(),
+                len(body),
+                body,
+            )
+            writer.write(request * 3)
+            await asyncio.sleep(0.3)
+            running_now = len(bench.gateway.relays)
+            got = b""
+            while got.count(b"[DONE]\n\n\r\n0\r\n") < 3:
+                got += await reader.read(65536)
+            writer.close()
+            return running_now, got
+
+    running_now, got = asyncio.run(go())
+    assert running_now <= 1
+    assert got.count(b"HTTP/1.1 200") == 3

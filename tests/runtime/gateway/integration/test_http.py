@@ -1,0 +1,361 @@
+"""What clients can do wrong, slowly or too much of: always an answer in OpenAI's shape, never a 5xx."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.runtime.gateway.settings import Limits
+from tests.runtime.gateway.engine import Fault, ScriptedEngine
+from tests.runtime.gateway.harness import CHAT, COMPLETIONS, Bench, Reply, chat, read_reply, running
+
+EMBEDDINGS = "/v1/embeddings"
+
+
+def with_bench(test: Callable[[Bench], Awaitable[Any]], **options: Any) -> Any:
+    async def go() -> Any:
+        async with running([ScriptedEngine()], **options) as bench:
+            return await test(bench)
+
+    return asyncio.run(go())
+
+
+def assert_error(reply: Reply, status: int) -> None:
+    assert reply.status == status, reply.body
+    assert reply.headers["content-type"] == "application/json"
+    error = reply.json["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str)
+    assert error["message"]
+
+
+BAD_BODIES: list[tuple[str, bytes, int]] = [
+    (CHAT, b"", 400),
+    (CHAT, b"{", 400),
+    (CHAT, b"null", 400),
+    (CHAT, b"[]", 400),
+    (CHAT, b"{}", 400),
+    (CHAT, b"\xff\xfe", 400),
+    (CHAT, b"[" * 200_000, 400),
+    (CHAT, b'{"x":' * 100_000, 400),
+    (CHAT, b'{"model":"m","messages":[{"role":"user","content":"\xff"}]}', 400),
+    (CHAT, b'{"model":"m","unread":"\xff","messages":[{"role":"user","content":"x"}]}', 400),
+    (CHAT, b'{"model":"m","messages":[{"role":"user","content":"\\ud800"}]}', 400),
+    (CHAT, json.dumps(chat(n=-1)).encode(), 400),
+    (CHAT, json.dumps(chat(n=0)).encode(), 400),
+    (CHAT, json.dumps(chat(max_tokens=-5)).encode(), 400),
+    (CHAT, json.dumps(chat(max_tokens=10**30)).encode(), 400),
+    (CHAT, json.dumps(chat(max_tokens=1.5)).encode(), 400),
+    (CHAT, json.dumps(chat(temperature=-1)).encode(), 400),
+    (CHAT, json.dumps(chat(temperature="hot")).encode(), 400),
+    (CHAT, b'{"model":"m","messages":[{"role":"user"}],"temperature":NaN}', 400),
+    (CHAT, b'{"model":"m","messages":[{"role":"user"}],"temperature":1e999}', 400),
+    (CHAT, json.dumps(chat(top_p=1.1)).encode(), 400),
+    (CHAT, json.dumps(chat(stream="yes")).encode(), 400),
+    (CHAT, json.dumps(chat(stop=[1])).encode(), 400),
+    (CHAT, json.dumps(chat(messages=[])).encode(), 400),
+    (CHAT, json.dumps(chat(messages="hi")).encode(), 400),
+    (CHAT, json.dumps(chat(messages=[{"content": "no role"}])).encode(), 400),
+    (CHAT, json.dumps(chat(model="nope")).encode(), 404),
+    (CHAT, json.dumps(chat(model="")).encode(), 400),
+    (CHAT, json.dumps(chat(model=7)).encode(), 400),
+    (COMPLETIONS, b'{"model":"m"}', 400),
+    (COMPLETIONS, b'{"model":"m","prompt":{"a":1}}', 400),
+    (EMBEDDINGS, b'{"model":"m","input":[]}', 400),
+    (EMBEDDINGS, b'{"model":"m","input":[-1]}', 400),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status"), BAD_BODIES)
+def test_bad_bodies(path: str, body: bytes, status: int) -> None:
+    async def go(bench: Bench) -> None:
+        reply = await bench.post(path, body)
+        assert_error(reply, status)
+        assert bench.engines[0].seen == []
+        assert bench.records == []
+        if status == 404:
+            assert reply.json["error"]["code"] == "model_not_found"
+
+    with_bench(go)
+
+
+def test_error_names_the_field() -> None:
+    async def go(bench: Bench) -> None:
+        reply = await bench.post(CHAT, chat(max_tokens=-5))
+        assert reply.json["error"]["param"] == "max_tokens"
+
+    with_bench(go)
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nbroken\r\n\r\n", 400),
+        (
+            b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
+            400,
+        ),
+        (b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: -1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n" + b"x: " + b"a" * 40_000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\n" + b"x: " + b"a" * 40_000, 431),
+        (b"GET / HTTP/1.1\r\n" + b"".join(b"x%d: a\r\n" % i for i in range(200)) + b"\r\n", 431),
+        (b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\n\r\n", 431),
+        (b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 99999999999\r\n\r\n", 413),
+        (b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 2000\r\n\r\n" + b"a" * 2000, 413),
+        (
+            b"POST /v1/chat/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n7d0\r\n"
+            + b"a" * 2000
+            + b"\r\n0\r\n\r\n",
+            413,
+        ),
+        (b"GET /nowhere HTTP/1.1\r\n\r\n", 404),
+        (b"GET /\xff HTTP/1.1\r\n\r\n", 400),
+        (b"GET /v1/chat/completions HTTP/1.1\r\n\r\n", 405),
+        (b"POST /v1/models HTTP/1.1\r\ncontent-length: 0\r\n\r\n", 405),
+        (b"DELETE /metrics HTTP/1.1\r\n\r\n", 405),
+    ],
+)
+def test_bad_requests(raw: bytes, status: int) -> None:
+    async def go(bench: Bench) -> None:
+        reply = await bench.ask(raw)
+        assert_error(reply, status)
+        assert ("allow" in reply.headers) == (status == 405)
+
+    with_bench(go, limits=Limits(body_bytes=1000))
+
+
+def test_large_body_in_pieces_is_refused_while_it_comes() -> None:
+    async def go(bench: Bench) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n")
+        for _ in range(60):
+            writer.write(b"400\r\n" + b"a" * 1024 + b"\r\n")
+            await asyncio.sleep(0.001)
+        assert_error(await read_reply(reader), 413)
+        assert bench.gateway.buffered == 0
+        writer.close()
+
+    with_bench(go, limits=Limits(body_bytes=1000))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [b"GET /hea", b"POST /v1/completions HTTP/1.1\r\ncontent-length: 50\r\n\r\n{"],
+    ids=["headers", "body"],
+)
+def test_slow_request_is_cut_off(part: bytes) -> None:
+    """A byte now and then keeps nothing alive."""
+
+    async def go(bench: Bench) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
+        writer.write(part)
+
+        async def drip() -> None:
+            while True:
+                await asyncio.sleep(0.05)
+                writer.write(b"a")
+
+        dripping = asyncio.create_task(drip())
+        assert_error(await asyncio.wait_for(read_reply(reader), 3), 408)
+        dripping.cancel()
+        writer.close()
+        async with asyncio.timeout(4):
+            while bench.gateway.connections:
+                await asyncio.sleep(0.05)
+
+    with_bench(go)
+
+
+def test_silent_connection_is_closed() -> None:
+    async def go(bench: Bench) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
+        assert await asyncio.wait_for(reader.read(), 3) == b""
+        writer.close()
+
+    with_bench(go)
+
+
+def test_full_gateway_says_when_to_come_back() -> None:
+    async def go(bench: Bench) -> None:
+        bench.engines[0].faults = [Fault("stall_before")]
+        first = asyncio.create_task(bench.post(CHAT, chat()))
+        await asyncio.sleep(0.1)
+        reply = await bench.post(CHAT, chat())
+        assert_error(reply, 503)
+        assert int(reply.headers["retry-after"]) >= 1
+        # The first ran into its deadline; its place is free again.
+        await first
+        assert (await bench.post(CHAT, chat())).status == 200
+
+    with_bench(go, limits=Limits(requests=1), attempts=1)
+    with_bench(go, max_inflight=1, attempts=1)
+
+
+def test_too_many_connections() -> None:
+    async def go(bench: Bench) -> None:
+        one = await asyncio.open_connection("127.0.0.1", bench.port)
+        await asyncio.sleep(0.05)
+        reply = await bench.get("/health")
+        assert reply.status == 503
+        one[1].close()
+        await asyncio.sleep(0.05)
+        assert (await bench.get("/health")).status == 200
+
+    with_bench(go, limits=Limits(connections=1))
+
+
+def test_requests_may_follow_each_other_without_waiting() -> None:
+    async def go(bench: Bench) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
+        body = json.dumps(chat("one")).encode()
+        asked = b"POST %b HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (
+            CHAT.encode(),
+            len(body),
+            body,
+        )
+        writer.write(
+            asked + b"GET /health HTTP/1.1\r\n\r\n" + asked + b"GET /nowhere HTTP/1.1\r\n\r\n"
+        )
+        assert [(await read_reply(reader)).status for _ in range(4)] == [200, 200, 200, 404]
+        writer.write(asked + b"garbage\r\n\r\n")
+        assert (await read_reply(reader)).status == 200
+        assert await reader.read() == b""
+        writer.close()
+
+    with_bench(go)
+
+
+def test_body_may_come_byte_by_byte_and_be_announced() -> None:
+    async def go(bench: Bench) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
+        body = json.dumps(chat()).encode()
+        writer.write(b"POST %b HTTP/1.1\r\nexpect: 100-continue\r\n" % CHAT.encode())
+        writer.write(b"content-length: %d\r\n\r\n" % len(body))
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        for byte in body:
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0)
+        assert (await read_reply(reader)).status == 200
+        writer.close()
+        assert bench.gateway.buffered == 0
+
+    with_bench(go)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_http_1_0(stream: bool) -> None:
+    async def go(bench: Bench) -> None:
+        body = json.dumps(chat(stream=stream)).encode()
+        raw = b"POST %b HTTP/1.0\r\ncontent-length: %d\r\n\r\n%b" % (CHAT.encode(), len(body), body)
+        reply = await bench.ask(raw)
+        assert reply.status == 200
+        assert "transfer-encoding" not in reply.headers
+        assert reply.text if stream else reply.json["choices"]
+
+    with_bench(go)
+
+
+def test_ids_and_traces_travel() -> None:
+    async def go(bench: Bench) -> None:
+        trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        given = f"X-Request-Id: abc-1\r\nTraceparent: {trace}\r\nTraceState: a=b\r\n"
+        given += "Authorization: Bearer secret\r\n"
+        reply = await bench.post(CHAT, chat(), given)
+        assert reply.headers["x-request-id"] == "abc-1"
+        (seen,) = bench.engines[0].seen
+        assert seen.headers["x-request-id"] == "abc-1"
+        assert seen.headers["tracestate"] == "a=b"
+        version, found, span, flags = seen.headers["traceparent"].split("-")
+        assert (version, found, flags) == ("00", trace[3:35], "01")
+        assert span != trace[36:52]
+        # A client's key is for the gateway, not for engines.
+        assert "authorization" not in seen.headers
+        assert bench.records[0].request_id == "abc-1"
+        for bad in (
+            "X-Request-Id: a b\r\n",
+            "X-Request-Id: " + "a" * 200 + "\r\n",
+            "Traceparent: 00-0-0-0\r\n",
+        ):
+            reply = await bench.post(CHAT, chat(), bad)
+            assert reply.headers["x-request-id"].startswith("req-")
+            assert len(bench.engines[0].seen[-1].headers["traceparent"]) == 55
+
+    with_bench(go)
+
+
+def test_drain_lets_requests_end_and_takes_no_more() -> None:
+    async def go(bench: Bench) -> None:
+        bench.engines[0].step_s = 0.01
+        asking = asyncio.create_task(bench.post(CHAT, chat(stream=True)))
+        await asyncio.sleep(0.1)
+        assert await bench.gateway.drain(5)
+        assert (await asking).events[-1] == "[DONE]"
+        with pytest.raises(ConnectionError):
+            await bench.get("/health")
+
+    with_bench(go)
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["m", "user"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+FIELDS = [
+    "model",
+    "messages",
+    "prompt",
+    "input",
+    "stream",
+    "n",
+    "max_tokens",
+    "temperature",
+    "stop",
+    "stream_options",
+    "logit_bias",
+    "response_format",
+    "tools",
+    "seed",
+    "echo",
+]
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([CHAT, COMPLETIONS, EMBEDDINGS]),
+            st.dictionaries(st.sampled_from(FIELDS), values),
+            st.binary(max_size=4),
+        ),
+        min_size=20,
+        max_size=20,
+    )
+)
+def test_no_body_is_answered_with_a_5xx(cases: list[tuple[str, dict[str, Any], bytes]]) -> None:
+    async def go(bench: Bench) -> None:
+        for path, fields, noise in cases:
+            good = chat(prompt="x", input="x", max_tokens=3) | fields
+            raw = json.dumps(good).encode()
+            for body in (raw, raw[: len(raw) // 2] + noise + raw[len(raw) // 2 :]):
+                reply = await bench.post(path, body)
+                assert reply.status < 500, (body, reply.body)
+                if reply.status >= 400:
+                    assert_error(reply, reply.status)
+
+    with_bench(go)

@@ -1,0 +1,180 @@
+"""Who gets the next request, and who is left alone for a while."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.core.errors import AtollError, InputError, UnknownNameError
+from atoll.runtime.backends import Backend, Member, Pool
+from atoll.runtime.outliers import OutlierSettings
+
+
+def backend(name: str, weight: float = 1.0, **more: object) -> Backend:
+    fields = {"id": name, "url": "http://127.0.0.1:1", "models": ("m",), "weight": weight}
+    return Backend.parse(fields | more)
+
+
+def pool(*weights: float, **more: object) -> Pool:
+    return Pool([backend(f"b{i}", w) for i, w in enumerate(weights)], **more)  # type: ignore[arg-type]
+
+
+def picked(pool: Pool, *, squeeze: bool = False) -> str | None:
+    found = pool.pick("m", squeeze=squeeze)
+    return None if found is None else found.backend.id
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5))
+def test_shares_are_those_of_the_plan_and_smooth(weights: list[int]) -> None:
+    them = pool(*map(float, weights))
+    total = sum(weights)
+    counts: Counter[str | None] = Counter()
+    for number in range(1, 3 * total + 1):
+        counts[picked(them)] += 1
+        for i, weight in enumerate(weights):
+            assert abs(counts[f"b{i}"] - number * weight / total) < 1.0 + 1e-6
+
+
+def test_busy_and_slow_ones_are_passed_over() -> None:
+    them = pool(1.0, 1.0)
+    them.members["b0"].inflight = 40
+    assert {picked(them) for _ in range(10)} == {"b1"}
+    them.members["b1"].inflight = 30
+    assert {picked(them) for _ in range(10)} == {"b0", "b1"}
+
+
+def test_full_down_and_avoided() -> None:
+    them = Pool([backend("b0", max_inflight=2), backend("b1", max_inflight=1)])
+    them.members["b0"].inflight = 2
+    assert picked(them) == "b1"
+    them.members["b1"].inflight = 1
+    assert picked(them) is None
+    assert picked(them, squeeze=True) in ("b0", "b1")
+    them.set_health("b0", up=False, reason="gone")
+    assert picked(them, squeeze=True) == "b1"
+    only = them.pick("m", {"b1"}, squeeze=True)
+    assert only is not None
+    assert only.backend.id == "b1"
+    assert them.pick("m", {"b1"}) is None
+    them.set_health("b1", up=False)
+    assert picked(them, squeeze=True) is None
+    assert them.pick("unknown") is None
+
+
+def test_weight_zero_is_the_last_resort() -> None:
+    them = pool(1.0, 0.0)
+    assert {picked(them) for _ in range(5)} == {"b0"}
+    them.set_health("b0", up=False)
+    assert picked(them) == "b1"
+    assert {picked(pool(0.0, 0.0)) for _ in range(1)} <= {"b0", "b1"}
+
+
+@pytest.mark.parametrize(
+    "policy", ["iwrr", "random", "least-load", "shortest-queue", "two-choices", "swarm"]
+)
+def test_every_policy_picks_among_the_well(policy: str) -> None:
+    them = pool(1.0, 2.0, 3.0, policy=policy)
+    them.set_health("b1", up=False)
+    assert {picked(them) for _ in range(60)} <= {"b0", "b2"}
+    with pytest.raises(UnknownNameError):
+        Pool(policy="nonsense")
+
+
+def test_backends_come_go_and_change() -> None:
+    them = pool(1.0)
+    told: list[tuple[str, str]] = []
+    them.listeners.append(lambda event, member: told.append((event, member.backend.id)))
+    them.add(backend("x", models=("other",)))
+    with pytest.raises(InputError):
+        them.add(backend("x"))
+    with pytest.raises(UnknownNameError):
+        them.remove("nobody")
+    assert them.models == ["m", "other"]
+    them.update(backend("x", models=("m",)))
+    them.update(backend("x", models=("m",)))
+    assert not them.serves("other")
+    them.replace([backend("x", models=("m",)), backend("y")])
+    assert list(them.members) == ["x", "y"]
+    assert told == [("added", "x"), ("changed", "x"), ("removed", "b0"), ("added", "y")]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "x",
+        "ftp://h",
+        "http://",
+        "http://h:0",
+        "http://h:99999",
+        "http://u@h",
+        "http://h/?q",
+        "http://h h",
+    ],
+)
+def test_bad_urls(url: str) -> None:
+    with pytest.raises(AtollError, match="url"):
+        backend("b", url=url)
+
+
+def test_url_may_end_in_the_version() -> None:
+    assert backend("b", url="https://api.example/v1/").url == "https://api.example"
+
+
+def fail(them: Pool, member: Member, times: int, now_s: float) -> None:
+    for _ in range(times):
+        them.failed(member, now_s, "scripted")
+
+
+def test_five_failures_in_a_row_eject_for_longer_each_time() -> None:
+    them = pool(1.0, 1.0)
+    bad = them.members["b0"]
+    fail(them, bad, 4, 0.0)
+    them.succeeded(bad, 0.1)
+    fail(them, bad, 4, 0.0)
+    assert bad.state == "up"
+    fail(them, bad, 1, 0.0)
+    assert bad.state == "ejected"
+    assert {picked(them) for _ in range(5)} == {"b1"}
+    them.tick(29.9)
+    assert bad.state == "ejected"
+    them.tick(30.0)
+    assert bad.state == "up"
+    fail(them, bad, 5, 30.0)
+    them.tick(89.0)
+    assert bad.state == "ejected"
+    them.tick(90.0)
+    assert bad.state == "up"
+
+
+def test_most_backends_stay_and_the_ejected_are_better_than_none() -> None:
+    them = pool(1.0, 1.0)
+    for member in them.members.values():
+        fail(them, member, 50, 0.0)
+    assert [m.state for m in them.members.values()] == ["ejected", "up"]
+    them.set_health("b1", up=False)
+    assert picked(them) == "b0"
+
+
+def test_success_rate_far_below_the_others_ejects() -> None:
+    them = pool(*[1.0] * 10, outliers=OutlierSettings(consecutive_5xx=1000))
+    them.tick(0.0)
+    for name, member in them.members.items():
+        for number in range(200):
+            if name == "b3" and number % 2:
+                them.failed(member, 1.0, "scripted")
+            else:
+                them.succeeded(member, 0.1)
+    told: list[str] = []
+    them.listeners.append(lambda event, member: told.append(f"{event} {member.backend.id}"))
+    them.tick(10.0)
+    assert told == ["ejected b3"]
+
+
+def test_snapshot_hides_secrets() -> None:
+    them = Pool([backend("b", metadata={"api_key": "s3cret", "region": "here"})])
+    assert "s3cret" not in str(them.snapshot())
+    assert "here" in str(them.snapshot())

@@ -1,0 +1,83 @@
+"""Events: cut anywhere, they are the same events; the journal says what the client has."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.runtime.gateway.events import Journal, event_of, payload, read_chunk, split
+
+EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+
+
+@given(st.lists(st.text(max_size=6), max_size=6), st.lists(st.integers(0, 400), max_size=8))
+def test_events_cut_anywhere_are_the_same(texts: list[str], cuts: list[int]) -> None:
+    events = [f"data: {json.dumps({'t': t})}\n\n".encode() for t in texts]
+    whole = b"".join(events)
+    places = sorted({min(c, len(whole)) for c in cuts} | {0, len(whole)})
+    found: list[bytes] = []
+    carry = b""
+    for begin, end in pairwise(places):
+        more, carry = split(carry + whole[begin:end])
+        found += more
+    assert found == events
+    assert carry == b""
+
+
+@given(st.integers(0, 40))
+def test_carriage_returns_cut_anywhere(cut: int) -> None:
+    whole = b": ping\r\n\r\ndata: 1\r\ndata: 2\r\n\r\ndata: 3\r\n\r\n"
+    one, carry = split(whole[:cut])
+    two, carry = split(carry + whole[cut:])
+    said = [payload(event) for event in one + two]
+    assert [s for s in said if s is not None] == [b"1\n2", b"3"]
+    assert carry == b""
+
+
+def test_payload() -> None:
+    assert payload(b"data: x\n\n") == b"x"
+    assert payload(b"data:x\n\n") == b"x"
+    assert payload(b": comment\n\n") is None
+    assert payload(b"event: e\nid: 1\ndata: a\ndata: b\n\n") == b"a\nb"
+    assert read_chunk(b"[1]") is None
+    assert read_chunk(b"{") is None
+    assert read_chunk(b"[" * 100_000) is None
+
+
+def test_journal_of_a_long_stream_keeps_text_not_bytes() -> None:
+    journal = Journal()
+    for _ in range(20_000):
+        journal.append(EVENT)
+    assert sum(map(len, journal._raw)) <= 600_000
+    answer = journal.delivered().answers[0]
+    assert answer.text == "a" * 20_000
+    assert answer.tokens == 20_000
+
+
+def test_tokens_are_counted_by_the_best_that_is_known() -> None:
+    def tokens(**choice: object) -> tuple[int, list[int] | None]:
+        journal = Journal()
+        journal.append(event_of({"choices": [{"index": 0, "delta": {"content": "ab"}} | choice]}))
+        answer = journal.delivered().answers[0]
+        return answer.tokens, answer.token_ids
+
+    assert tokens() == (1, None)
+    assert tokens(token_ids=[5, 6]) == (2, [5, 6])
+    assert tokens(logprobs={"content": [{}, {}, {}]}) == (3, None)
+    assert tokens(logprobs={"tokens": ["a", "b"]}) == (2, None)
+    assert tokens(delta={"content": ""}) == (0, [])
+
+
+def test_malformed_chunks_do_no_harm() -> None:
+    journal = Journal()
+    for raw in (
+        b"data: 5\n\n",
+        b'data: {"choices":5}\n\n',
+        b'data: {"choices":[5,{"index":"x","delta":7}]}\n\n',
+        b"data: {\n\n",
+    ):
+        journal.append(raw)
+    assert journal.delivered().tokens == 0

@@ -1,0 +1,192 @@
+"""What the next backend is asked, and what the client sees of its answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.runtime.backends import Kind
+from atoll.runtime.gateway.events import Delivered, choices_of
+from atoll.runtime.gateway.resume import Continuation, DivergedError, Replay, Resumption, resume
+from atoll.runtime.openai import Generation, read_request
+
+CHAT = "/v1/chat/completions"
+Json = dict[str, Any]
+
+
+def chunk(index: int = 0, *, finish: str | None = None, **delta: Any) -> Json:
+    return {
+        "id": "b",
+        "created": 2,
+        "model": "m",
+        "choices": [{"index": index, "delta": delta, "finish_reason": finish}],
+    }
+
+
+def delivered(*chunks: Json) -> Delivered:
+    found = Delivered()
+    for one in chunks:
+        found.add(one | {"id": "a", "created": 1})
+    return found
+
+
+SAID = delivered(chunk(role="assistant", content=""), chunk(content="Hel"), chunk(content="lo"))
+
+
+def plan(kind: Kind, said: Delivered = SAID, path: str = CHAT, **fields: Any) -> Resumption | None:
+    body: Json = {"model": "m", "stream": True, "temperature": 0}
+    if path == CHAT:
+        body["messages"] = [{"role": "user", "content": "x"}]
+    raw = json.dumps(body | fields).encode()
+    request = read_request(path, raw)
+    assert isinstance(request, Generation)
+    return resume(request, raw, said, kind)
+
+
+def asked(kind: Kind, **fields: Any) -> Json:
+    found = plan(kind, **fields)
+    assert found is not None
+    assert isinstance(found.rewriter, Continuation)
+    body: Json = json.loads(found.body)
+    return body
+
+
+def replays(kind: Kind, said: Delivered = SAID, **fields: Any) -> bool:
+    found = plan(kind, said, **fields)
+    return found is not None and isinstance(found.rewriter, Replay)
+
+
+def test_atoll_gets_the_state_and_the_limits_as_they_were() -> None:
+    body = asked("atoll", max_tokens=10)
+    assert body["atoll"] == {"resume": {"text": "Hello", "tokens": 2}}
+    assert body["max_tokens"] == 10
+    assert [m["role"] for m in body["messages"]] == ["user"]
+
+
+def test_atoll_gets_token_ids_where_all_are_known() -> None:
+    said = delivered(chunk(content="a"))
+    said.answers[0].token_ids = [7]
+    found = plan("atoll", said, atoll={"x": 1})
+    assert found is not None
+    assert json.loads(found.body)["atoll"] == {
+        "x": 1,
+        "resume": {"text": "a", "tokens": 1, "token_ids": [7]},
+    }
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "llamacpp"])
+def test_others_get_the_text_as_the_begun_answer(kind: Kind) -> None:
+    body = asked(kind, max_tokens=10, min_tokens=1)
+    assert body["messages"][-1] == {"role": "assistant", "content": "Hello"}
+    assert (body["max_tokens"], body["min_tokens"]) == (8, 0)
+    assert ("continue_final_message" in body) == (kind != "llamacpp")
+
+
+def test_completions_get_a_longer_prompt() -> None:
+    said = delivered({"choices": [{"index": 0, "text": " upon", "finish_reason": None}]})
+    body = asked("vllm", said=said, path="/v1/completions", prompt="Once")
+    assert body["prompt"] == "Once upon"
+    assert body["max_tokens"] == 15
+    assert "max_tokens" not in asked("llamacpp", said=said, path="/v1/completions", prompt="Once")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 2},
+        {"presence_penalty": 1.0},
+        {"response_format": {"type": "json_object"}},
+        {"tool_choice": "required"},
+    ],
+)
+def test_what_text_does_not_tell_is_replayed_or_not_at_all(fields: Json) -> None:
+    assert replays("vllm", **fields)
+    assert replays("vllm", **fields, temperature=1.0, seed=3)
+    if "presence_penalty" not in fields:
+        assert plan("vllm", **fields, temperature=1.0) is None
+
+
+def test_reasoning_and_tool_calls_are_replayed() -> None:
+    call = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{"}}
+    for said in (delivered(chunk(reasoning_content="hm")), delivered(chunk(tool_calls=[call]))):
+        assert replays("vllm", said)
+        assert replays("atoll", said)
+
+
+def test_remote_endpoints_are_replayed() -> None:
+    assert replays("openai")
+    assert plan("openai", temperature=0.7) is None
+    greeted = delivered(chunk(role="assistant", content=""))
+    assert replays("openai", greeted, temperature=0.7)
+
+
+def test_chunks_of_the_next_backend_belong_to_the_same_stream() -> None:
+    rewriter = Continuation(SAID, whole=False)
+    assert rewriter.chunk(chunk(role="assistant", content="")) is None
+    new = rewriter.chunk(chunk(role="assistant", content=" you") | {"system_fingerprint": "z"})
+    assert new == chunk(content=" you") | {"id": "a", "created": 1}
+    usage = {"prompt_tokens": 12, "completion_tokens": 5, "total_tokens": 17}
+    last = rewriter.chunk({"id": "b", "choices": [], "usage": usage})
+    assert last is not None
+    assert last["usage"] == {"prompt_tokens": 10, "completion_tokens": 7, "total_tokens": 17}
+
+
+pieces = st.lists(st.text("ab\u00e9", min_size=1, max_size=3), max_size=8)
+
+
+@given(st.text("ab\u00e9", max_size=12), st.integers(0, 12), st.data())
+def test_replay_sends_exactly_what_is_missing(text: str, known: int, data: st.DataObject) -> None:
+    """However both backends cut the text into chunks."""
+    known = min(known, len(text))
+    rewriter = Replay(delivered(*([chunk(content=text[:known])] if known else [])))
+    sent, at = "", 0
+    while at < len(text):
+        size = data.draw(st.integers(1, len(text) - at))
+        new = rewriter.chunk(chunk(content=text[at : at + size]))
+        sent += "".join(c["delta"].get("content", "") for c in choices_of(new or {}))
+        at += size
+    assert sent == text[known:]
+    last = rewriter.chunk(chunk(finish="stop"))
+    assert last is not None
+    assert last["choices"][0]["finish_reason"] == "stop"
+
+
+def test_replay_notices_another_answer() -> None:
+    with pytest.raises(DivergedError):
+        Replay(SAID).chunk(chunk(content="Help"))
+    shorter = Replay(SAID)
+    shorter.chunk(chunk(content="Hel"))
+    with pytest.raises(DivergedError):
+        shorter.chunk(chunk(finish="stop"))
+
+
+def test_replay_of_tool_calls_keeps_the_first_id() -> None:
+    def call(arguments: str, **more: Any) -> Json:
+        function = {"arguments": arguments} | ({"name": "f"} if more else {})
+        return chunk(tool_calls=[{"index": 0, "function": function} | more])
+
+    rewriter = Replay(delivered(call("", id="one", type="function"), call('{"a":')))
+    assert rewriter.chunk(call("", id="two", type="function")) is None
+    new = rewriter.chunk(call('{"a":1}'))
+    assert new is not None
+    (sent,) = new["choices"][0]["delta"]["tool_calls"]
+    assert sent == {"index": 0, "function": {"arguments": "1}"}}
+    another = rewriter.chunk(
+        chunk(tool_calls=[{"index": 1, "id": "x", "function": {"name": "g", "arguments": ""}}])
+    )
+    assert another is not None
+    assert another["choices"][0]["delta"]["tool_calls"][0]["id"] == "x"
+
+
+def test_replay_of_several_answers() -> None:
+    rewriter = Replay(
+        delivered(chunk(0, content="aa"), chunk(1, content="b"), chunk(1, finish="stop"))
+    )
+    assert rewriter.chunk(chunk(1, content="bcd")) is None
+    new = rewriter.chunk(chunk(0, content="aaa"))
+    assert new is not None
+    assert new["choices"][0]["delta"] == {"content": "a"}

@@ -1,0 +1,56 @@
+"""Kills under load, and a fleet whose own process is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.chaos import chaos, tiny_plan
+from tests.runtime.serving.test_agent import gone_within
+
+pytestmark = pytest.mark.engine
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_twenty_kills_are_not_seen(tiny_folder: Path) -> None:
+    seen = asyncio.run(chaos(20, 3, tiny_folder))
+    assert seen.kills == 20
+    found = (seen.errors, seen.truncated, seen.token_mismatch, seen.hung, seen.orphans)
+    assert found == (0, 0, 0, 0, 0), seen.notes
+    assert seen.ledger_diff == 0
+    assert seen.requests > 20
+
+
+def test_kill_9_of_serve_leaves_nothing(tiny_folder: Path, tmp_path: Path) -> None:
+    from atoll.runtime.supervise_guard import descendants
+
+    plan = tmp_path / "plan.json"
+    plan.write_text(tiny_plan().to_json())
+    serve = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "atoll", "serve", str(plan), "--json", "--port", "0"),
+            *("--model", str(tiny_folder)),
+        ],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)},
+    )
+    assert serve.stdout is not None
+    with serve.stdout:
+        state = json.loads(serve.stdout.readline())
+        assert len(state["endpoints"]) == 2
+        pids = descendants(serve.pid)
+        # A nursery, and a guard and a process each for six nodes and two instances.
+        assert len(pids) == 1 + 2 * 8
+        serve.kill()
+        serve.wait()
+    begun_s = time.monotonic()
+    assert gone_within(pids, 5.0)
+    assert time.monotonic() - begun_s < 5.0

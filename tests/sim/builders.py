@@ -1,0 +1,183 @@
+"""Small problems, plans and workloads for the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from atoll.catalog import Catalog
+from atoll.plan.cluster import Cluster, ClusterLink, ClusterNode, NodeProfile
+from atoll.plan.plan import Flow, Instance, Node, Plan, Route
+from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
+from atoll.plan.result import Chosen, PlainLayout, PlainStage, plan_from_layouts
+from atoll.workload.lengths import LengthMix
+from atoll.workload.requests import Requests
+
+CATALOG = Catalog.default()
+REGION = "here"
+LAYERS = 80
+"""Layers of the model that clusters run."""
+
+
+def service(name: str = "m", model: str = "llama-3.1-8b", *, apart: bool = False) -> Service:
+    """Return a service with generous promises and mean lengths of 512 and 64 tokens."""
+    return Service(
+        name=name,
+        model=model,
+        ttft_s=5.0,
+        tpot_s=0.2,
+        rate_per_s=1.0,
+        lengths=Lengths.of(LengthMix.fixed(512.0, 64.0)),
+        phases="apart" if apart else "together",
+    )
+
+
+def problem(
+    *services: Service, nodes: Sequence[str] = ("A100-80:1",), engine: str = "vllm"
+) -> Problem:
+    """Return a problem with plenty of some node types in one region."""
+    return Problem(
+        name="test",
+        services=services or (service(),),
+        offers=tuple(
+            Offer(region=REGION, node_type=kind, available=64, usd_per_hour=2.0) for kind in nodes
+        ),
+        settings=Settings(engine=engine),
+    )
+
+
+def laid_out(own: Problem, *stages: tuple[int, int, tuple[str, ...]], copies: int = 1) -> Plan:
+    """Return a plan with instances of one layout for every role."""
+    layout = PlainLayout(tuple(PlainStage(*stage) for stage in stages))
+    chosen = [
+        Chosen(role=str(role), region=REGION, layout=layout)
+        for role in own.roles
+        for _ in range(copies)
+    ]
+    return plan_from_layouts(own, CATALOG, chosen, status="feasible", solver="test")
+
+
+def whole(own: Problem, copies: int = 1, node: str = "A100-80:1") -> Plan:
+    """Return a plan with the whole model on each of some nodes."""
+    layers = CATALOG.model(own.services[0].model).llm.layers
+    return laid_out(own, (0, layers, (node,)), copies=copies)
+
+
+def requests(
+    arrival_s: Sequence[float], prompt: int | Sequence[int], answer: int | Sequence[int]
+) -> Requests:
+    """Return requests at these times."""
+    count = len(arrival_s)
+    return Requests.of(
+        np.array(arrival_s, np.float64),
+        np.broadcast_to(np.array(prompt, np.int32), count).copy(),
+        np.broadcast_to(np.array(answer, np.int32), count).copy(),
+    )
+
+
+def poisson(
+    count: int, rate: float, seed: int = 0, prompt: int = 512, answer: int = 64
+) -> Requests:
+    """Return requests with gaps and lengths drawn around means."""
+    random = np.random.default_rng(seed)
+    arrival = np.cumsum(random.exponential(1.0 / rate, count))
+    lengths = [
+        np.maximum(1, random.geometric(1.0 / mean, count)).astype(np.int32)
+        for mean in (prompt, answer)
+    ]
+    return Requests.of(arrival, *lengths)
+
+
+def linear_profile(second_per_token_layer: float, layers: int, kv_tokens: float) -> NodeProfile:
+    """Return a node whose steps take a fixed time per token and layer, whatever the batch."""
+    line = ((0.0, 0.0), (1.0, second_per_token_layer), (1e6, 1e6 * second_per_token_layer))
+    return NodeProfile(
+        max_layers=layers,
+        kv_tokens=(kv_tokens,) * layers,
+        prefill_s_per_layer=line,
+        decode_s_per_layer=line,
+        tokens_per_s=tuple(1.0 / (second_per_token_layer * j) for j in range(1, layers + 1)),
+        prefill_requests=(1,) * layers,
+        decode_sequences=(256,) * layers,
+    )
+
+
+def cluster_problem(
+    speeds: Sequence[float],
+    *,
+    kv_tokens: float = 1e6,
+    bytes_per_s: float = 1e9,
+    latency_s: float = 1e-3,
+    mean: tuple[float, float] = (64.0, 16.0),
+) -> Problem:
+    """Return a cluster with a node of each speed (token-layers per second) for an 80-layer model.
+
+    There are as many node types with profiles as speeds, so at most eight.
+    """
+    kinds = ("A100-80:1", "A100-40:1", "L4:1", "T4:1", "L40S:1", "A10G:1", "H100:1", "V100-16:1")
+    nodes = tuple(
+        ClusterNode(name=f"host-{i}", node_type=kinds[i], region=REGION) for i in range(len(speeds))
+    )
+    profiles = {
+        kinds[i]: linear_profile(1.0 / speed, LAYERS, kv_tokens) for i, speed in enumerate(speeds)
+    }
+    own = service(model="llama-2-70b").model_copy(
+        update={"lengths": Lengths.of(LengthMix.fixed(*mean))}
+    )
+    return Problem(
+        name="cluster",
+        services=(own,),
+        settings=Settings(engine="none"),
+        cluster=Cluster(
+            nodes=nodes,
+            links=(ClusterLink(src="*", dst="*", bytes_per_s=bytes_per_s, latency_s=latency_s),),
+            profiles={"m": profiles},
+            kv_fill=1.0,
+        ),
+    )
+
+
+def cluster_plan(
+    own: Problem,
+    ranges: Sequence[tuple[int, int]],
+    flows: Sequence[tuple[str, str, float]],
+    *,
+    partial: bool = False,
+) -> Plan:
+    """Return a plan with layers [start, end) on each host and flows in requests/s between n0, n1, ..."""
+    assert own.cluster is not None
+    nodes = tuple(
+        Node(
+            id=f"n{i}",
+            node_type=host.node_type,
+            market="owned",
+            start=start,
+            end=end,
+            tp=1,
+            host=host.name,
+        )
+        for i, (host, (start, end)) in enumerate(zip(own.cluster.nodes, ranges, strict=True))
+    )
+    rate = sum(flow for src, _, flow in flows if src == "source")
+    instance = Instance(
+        id="m-both-0",
+        service="m",
+        role="m/llm/both",
+        region=REGION,
+        stages=len(nodes),
+        nodes=nodes,
+        flows=tuple(Flow(src=a, dst=b, per_s=f) for a, b, f in flows),
+        throughput_per_s=rate,
+        usd_per_hour=0.0,
+        partial=partial,
+    )
+    return Plan(
+        problem_hash=own.content_hash(),
+        problem_name=own.name,
+        instances=(instance,),
+        routes=(Route(service="m", phase=instance.phase, weights={"m-both-0": 1.0}),),
+        usd_per_hour=0.0,
+        status="feasible",
+        solver="test",
+    )
