@@ -26,8 +26,8 @@ help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(VENV)/ready ## Plan three models on rented GPUs and see what it saves (no GPU needed)
-	@$(BIN)/atoll plan examples/quickstart.yaml --compare
+demo: $(VENV)/ready $(VENV)/engine ## Plan, simulate, then serve a small real model and kill a node mid-answer (no GPU needed)
+	@$(BIN)/atoll demo
 
 .PHONY: test
 test: $(VENV)/ready $(VENV)/engine ## Lint, types, import rules and the fast tests
@@ -40,10 +40,11 @@ test-full: $(VENV)/ready $(VENV)/engine ## The same with the slow tests and thos
 	@$(BIN)/python tools/check.py --full
 
 .PHONY: bench
-bench: $(VENV)/ready ## All benchmarks, in full (about half an hour)
+bench: $(VENV)/ready $(VENV)/engine ## All benchmarks, in full (about two hours)
 	@$(try_aic)
 	@$(try_reference)
-	@for name in perf_accuracy perf_speed h200_fidelity templates template_sensitivity allocation coral_costs; do \
+	@for name in perf_accuracy perf_speed h200_fidelity templates template_sensitivity allocation coral_costs \
+		flow workload_speed sim_speed helix_figures sustained gateway engine_cpu chaos sim_vs_real; do \
 		echo; echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
 
 .PHONY: lint

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -110,16 +109,14 @@ async def _show(folder: Path, models: dict[str, Model], question: str, begun_s: 
 
 
 async def _plan_and_simulate(fleet: Path) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        plan = str(Path(folder) / "plan.json")
-        _say("\n1. Plan: three models on rented GPUs, as cheap as the promises allow")
-        lines = await _atoll("plan", str(fleet), "-o", plan)
-        _say(f"   {lines[-1]}")
-        _say("\n2. Simulate: how the promises fare under a minute of random arrivals")
-        for line in await _atoll("simulate", plan, "--fleet", str(fleet), "--for", "1min"):
-            if line.strip().startswith("instance "):
-                break  # the nodes one by one
-            _say(f"   {line}")
+    _say("\n1. Plan: three models on rented GPUs, as cheap as capacity for the demand can be")
+    for line in await _atoll("plan", str(fleet), "--compare"):
+        _say(f"   {line}")
+    _say("\n2. Simulate random arrivals, and plan with more headroom until 90 % keep their promises")
+    lines = await _atoll("plan", str(fleet), "--verify", "--attainment", "90%")
+    first = next(at for at, line in enumerate(lines) if line.startswith(f"{fleet.stem}:"))
+    for line in lines[first:]:
+        _say(f"   {line}")
 
 
 async def _atoll(*arguments: str) -> list[str]:

@@ -64,6 +64,8 @@ EXTRAS: tuple[Extra, ...] = (
     Extra("aic", ("aiconfigurator-core",), "comparing predictions with AIConfigurator's tables"),
     Extra("calibrate", ("scipy",), "fitting the performance model to measurements"),
     Extra("plan", ("numba", "highspy", "scipy"), "finding plans and simulating them"),
+    Extra("serve", ("httptools", "msgspec", "uvloop"), "the gateway and instances"),
+    Extra("llamacpp", ("xllamacpp",), "running GGUF models with llama.cpp"),
     Extra("plots", ("matplotlib",), "figures as image files"),
     Extra("reference", ("scipy", "ortools", "gurobipy"), "checking plans against other solvers"),
 )

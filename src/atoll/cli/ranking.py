@@ -6,23 +6,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem, Service
-    from atoll.workload.requests import Requests
+    from atoll.plan.solvers.flow.refine import Measured
+    from atoll.workload.requests import Ints, Requests
 
 _WARM_S = 60.0
-_WINDOW_S = 300.0
+_WINDOW_S = 240.0
 _HIGH_WATER = 0.85
 """Share of a node's KV cache that may be booked, as in Helix's offline runs."""
 _COPY_S_PER_BYTE = 1 / 4e9 + 1 / 5e9
 """Activations are gathered on the host and copied to the GPU, so fast."""
-_PLENTY = 8.0
+_PLENTY = 4.0
 """Requests that wait, as a multiple of what a plan is said to serve in the time simulated."""
 _LEAST = 2_000
 _USUAL = "azure-conv"
-"""Where requests are said to have one length, theirs vary as in this workload."""
+_LONGEST = (2047, 1000)
+"""Where requests are said to have one length, theirs vary as in this workload without its longest prompts and
+answers, which is what Helix runs."""
 
 
 @dataclass
@@ -39,8 +44,9 @@ class Simulated:
     _runs: int = field(default=0, init=False)
     _best: float = field(default=0.0, init=False)
 
-    def __call__(self, plan: Plan) -> float:
-        """Return the tokens/s that a plan generates when there is always another request."""
+    def __call__(self, plan: Plan) -> Measured:
+        """Return what a plan generates when there is always another request, and how long prompts take."""
+        from atoll.plan.solvers.flow.refine import Measured
         from atoll.sim.api import simulate
         from atoll.sim.options import SimOptions
 
@@ -61,7 +67,7 @@ class Simulated:
         self._best = max(self._best, found.tokens_per_s)
         if self.say is not None:
             self.say(f"simulated {self._runs} plans: best {self._best:,.1f} generated tokens/s")
-        return found.tokens_per_s
+        return Measured(found.tokens_per_s, found.services[0].ttft_s.p50 or 0.0)
 
     def _measured(self) -> dict[str, Any]:
         """Measured curves are of Helix's engine: it takes all that waits and sends tokens one by one."""
@@ -81,21 +87,29 @@ class Simulated:
 
         (service,) = self.problem.services
         prompts, answers = _lengths(service, count, self.problem.settings.seed)
-        return Requests.of([0.0] * count, prompts, answers)
+        return Requests.of(np.zeros(count), prompts, answers)
 
 
-def _lengths(service: Service, count: int, seed: int) -> tuple[list[int], list[int]]:
+def _lengths(service: Service, count: int, seed: int) -> tuple[Ints, Ints]:
+    """Return prompt and answer tokens of requests, drawn in blocks so that more of them begin alike."""
     from atoll.core.rng import stream
     from atoll.workload.builtin import built_in, lengths_like
 
     own = service.lengths
     varied = own.input_mean_square > own.input_mean**2 * (1 + 1e-9)
     drawn = lengths_like(own.mix()) if varied else built_in(_USUAL).lengths
-    mix = drawn.mix()
-    scale = (own.input_mean / mix.input_mean, own.output_mean / mix.output_mean)
     random = stream(seed, "ranking")
-    found: tuple[list[int], list[int]] = ([], [])
-    while len(found[0]) < count:
-        for column, lengths, by in zip(found, drawn.draw(random, _LEAST), scale, strict=True):
-            column += [max(1, round(float(tokens) * by)) for tokens in lengths]
-    return found[0][:count], found[1][:count]
+    blocks: list[tuple[Ints, Ints]] = []
+    while sum(len(prompts) for prompts, _ in blocks) < count:
+        prompts, answers = drawn.draw(random, _LEAST)
+        kept = varied | ((prompts <= _LONGEST[0]) & (answers <= _LONGEST[1]))
+        blocks.append((prompts[kept], answers[kept]))
+    columns = [np.concatenate(column)[:count] for column in zip(*blocks, strict=True)]
+    if varied:
+        return columns[0], columns[1]
+    means = (own.input_mean, own.output_mean)
+    scaled = [
+        np.maximum(1, np.rint(column * (mean / column[:_LEAST].mean()))).astype(np.int32)
+        for column, mean in zip(columns, means, strict=True)
+    ]
+    return scaled[0], scaled[1]

@@ -7,7 +7,6 @@
     sglang    SGLang: one node
     llamacpp  llama.cpp's server from the wheel `xllamacpp`: one node, any CPU
     remote    anything that speaks OpenAI's API already
-    choose    the simplest engine that can carry an instance
 
 Nothing here starts a process; the agent does.
 """

@@ -2,5 +2,6 @@
 
 placing  which endpoints, with which layer ranges of the model that is served here
 cores    which cores each process gets
+build    configurations and endpoints, through the adapters
 fleet    starting, watching and stopping all of it
 """

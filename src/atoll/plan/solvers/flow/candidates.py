@@ -21,9 +21,11 @@ _SHARES = (0.25, 0.5, 0.75, 1.0)
 _EACH = 8
 """Candidates of each search."""
 
-_SEARCHING = 0.3
+_SEARCHING = 0.2
 """Share of the time for finding candidates; the rest is for polishing the best."""
 _POLISHED = 3
+_FIRST = 0.5
+"""Share of the time left in which the best few are polished in turn; in the rest, the best of them."""
 
 Log = Callable[[float, float, float], None]
 Score = Callable[[FlowInstance, Placement], Flows]
@@ -92,12 +94,14 @@ def best_candidates(
         for one in many:
             look(one.placement)
     found.sort(key=lambda own: -own[0])
-    for number, (_, placement, _) in enumerate(found[:_POLISHED]):
-        remaining = seconds - (time.perf_counter() - began)
-        if remaining <= 0:
-            break
+    remaining = max(0.0, seconds - (time.perf_counter() - began))
+    first = found[:_POLISHED]
+    for number in range(len(first) + 1 if remaining > 0 and found else 0):
+        # In turn, then once more from the best of all.
+        again = number == len(first)
+        _, placement, _ = max(found, key=lambda own: own[0]) if again else first[number]
+        share = remaining * (1.0 - _FIRST if again else _FIRST / len(first))
         random = stream(seed, "polish", str(number))
-        share = remaining / (min(len(found), _POLISHED) - number)
         look(polish(instance, placement, quick or value, seconds=share, random=random)[0])
     found.sort(key=lambda own: -own[0])
     kept: dict[bytes, tuple[Placement, Flows]] = {}

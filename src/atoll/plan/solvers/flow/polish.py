@@ -46,8 +46,8 @@ def polish(
         stale += 1
         if stale > _AGAIN * instance.size:
             at, here, stale = kept, best, 0
-        tried = _step(instance, *at, random)
-        if tried is None or not _covered(*tried, instance.layers):
+        tried = change(instance, *at, random)
+        if tried is None:
             continue
         new = value(*tried)
         heat = max(best, 1e-12) * _HOT * (_COLD / _HOT) ** spent
@@ -56,6 +56,14 @@ def polish(
             if new > best * (1 + 1e-12):
                 best, kept, stale = new, tried, 0
     return Placement(*kept), best
+
+
+def change(
+    instance: FlowInstance, start: Ints, end: Ints, random: np.random.Generator
+) -> tuple[Ints, Ints] | None:
+    """Return a placement with one step taken, None where the one drawn is impossible or bares a layer."""
+    tried = _step(instance, start, end, random)
+    return tried if tried is not None and _covered(*tried, instance.layers) else None
 
 
 def _covered(start: Ints, end: Ints, layers: int) -> bool:

@@ -105,7 +105,7 @@ def step_of(site: Site, node: int, layers: float, rate: float) -> tuple[float, f
         new = d / (1.0 - rho) + site.spread * p * rho / (1.0 - rho * rho)
         if new > 1e4:
             return d, NEVER
-        if abs(new - met) <= 1e-6 * met:
+        if abs(new - met) <= 1e-5 * met:
             return d, new
         met = new
     return d, met

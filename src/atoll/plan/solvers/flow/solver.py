@@ -22,6 +22,7 @@ from atoll.plan.result import infeasible
 from atoll.plan.solvers.flow.candidates import Score
 from atoll.plan.solvers.flow.from_problem import flow_instance
 from atoll.plan.solvers.flow.instance import FlowInstance, Flows, Placement
+from atoll.plan.solvers.flow.refine import Measured
 from atoll.plan.solvers.flow.to_plan import Placed, plan_of
 
 SEARCH, MILP = "flow.search", "flow.milp"
@@ -31,21 +32,24 @@ OBJECTIVES: tuple[Goal, ...] = ("sustained", "max-flow")
 SECONDS = 60.0
 _LANES_S = 5.0
 
-_RANKED = 6
-"""Plans that are ranked where a `Rank` is given."""
+_RANKED = 8
+"""Placements that are ranked where a `Rank` is given, before the best is changed further."""
+_SEARCHING = 0.6
+"""Share of the time for the search by the analytic value where a `Rank` is given."""
 
 Log = Callable[[float, float, float], None]
 """Told seconds so far, the best value and the proven bound, both in tokens/s."""
-Rank = Callable[[Sequence[Plan]], tuple[int, str]]
-"""Given plans for the same problem, the best by the goal first: which to take, and why."""
+Rank = Callable[[Plan], Measured]
+"""What a plan generates and how soon, by simulation, say."""
 
 
 @dataclass(frozen=True)
 class FlowEffort:
     """How to solve: for how long, what for, and with partial inference or without it.
 
-    With `promise`, no pipeline may be slower than the service promises (`latency`). `rank` chooses among
-    the best few plans by `sustained` throughput (a simulation, say); without it the best is taken.
+    With `promise`, no pipeline may be slower than the service promises (`latency`). `rank` values plans
+    (a simulation, say): the best few by `sustained` throughput are ranked by it and the best changed
+    further (`refine`); without it the best by `sustained` is taken.
     """
 
     seconds: float = SECONDS
@@ -91,28 +95,73 @@ def solve(name: str, problem: Problem, catalog: Catalog, effort: FlowEffort | No
     lacking = shortage(problem, catalog, service)
     if lacking:
         return infeasible(problem, solver=name, reasons=(lacking,))
-    ranked = own.rank is not None and own.goal == "sustained" and name == SEARCH
-    answers = places(name, problem, catalog, service, own, most=_RANKED if ranked else 1)
-    plans = [
-        plan_of(
-            problem,
-            catalog,
-            (answer.placed,),
-            goal=own.goal,
-            bound=answer.bound,
-            solver=name,
-            reasons=() if answer.limit is None else (answer.limit,),
-        )
-        for answer in answers
-    ]
-    chosen, why = (0, "") if own.rank is None or len(plans) < 2 else own.rank(plans)
+    notes: tuple[str, ...] = ()
+    if own.rank is not None and own.goal == "sustained" and name == SEARCH and not own.promise:
+        shorter = replace(own, seconds=own.seconds * _SEARCHING)
+        answers = places(name, problem, catalog, service, shorter, most=_RANKED)
+        if answers:
+            left = own.seconds - (time.perf_counter() - began)
+            answers, notes = _ranked(problem, catalog, answers, own.rank, left)
+    else:
+        answers = places(name, problem, catalog, service, own)
     times = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
-    if not plans:
+    if not answers:
         return infeasible(problem, solver=name, reasons=(_why_nothing(name),), **times)
-    plan = plans[chosen]
+    limit = answers[0].limit
+    plan = plan_of(
+        problem,
+        catalog,
+        (answers[0].placed,),
+        goal=own.goal,
+        bound=answers[0].bound,
+        solver=name,
+        reasons=() if limit is None else (limit,),
+    )
     said = (*plan.reasons, *reasons(plan, problem, catalog))
-    notes = (why,) if why else ()
     return plan.model_copy(update={"reasons": said, "notes": notes, **times})
+
+
+def _ranked(
+    problem: Problem, catalog: Catalog, answers: Sequence[Answer], rank: Rank, seconds: float
+) -> tuple[list[Answer], tuple[str, ...]]:
+    """Return the best placement by `rank`, and how it was found."""
+    from atoll.core.rng import stream
+    from atoll.plan.solvers.flow.evaluate import max_flow
+    from atoll.plan.solvers.flow.refine import refine
+    from atoll.plan.solvers.flow.sustained import best_flows, evaluator, site_of, sustained
+
+    service, instance = answers[0].placed.service, answers[0].placed.instance
+    site = site_of(instance)
+
+    def lasting(own: FlowInstance, placement: Placement) -> Flows:
+        return within_rates(own, placement, best_flows(own, placement, site).flows)
+
+    def largest(own: FlowInstance, placement: Placement) -> Flows:
+        flows = sustained(own, placement, max_flow(own, placement), site).flows
+        return within_rates(own, placement, flows)
+
+    def measure(placement: Placement, flows: Flows) -> Measured:
+        placed = Placed(service, instance, placement, flows)
+        goal: Goal = "sustained"
+        return rank(plan_of(problem, catalog, (placed,), goal=goal, bound=None, solver=SEARCH))
+
+    found = refine(
+        instance,
+        [answer.placed.placement for answer in answers],
+        (lasting, largest),
+        measure,
+        quick=evaluator(site),
+        seconds=seconds,
+        random=stream(problem.settings.seed, "refine"),
+    )
+    limit = _limit(instance, found.placement, found.flows)
+    placed = Placed(service, instance, found.placement, found.flows)
+    note = (
+        f"generates {found.value.tokens_per_s:,.1f} tokens/s under full load, prompts take "
+        f"{found.value.prompt_s:.2f} s: the best of {found.runs:,} simulated plans (the best by its "
+        f"analytic value: {found.first.tokens_per_s:,.1f}, {found.first.prompt_s:.2f} s)"
+    )
+    return [Answer(placed, answers[0].bound, limit)], (note,)
 
 
 def place(
@@ -159,7 +208,9 @@ def places(
         if placement is None or flows is None or flows.value <= 0:
             continue
         placed = Placed(service, instance, placement, flows)
-        found.append(Answer(placed, bound, _limit(instance, placement, effort)))
+        lasting = effort.goal == "sustained" and not effort.promise
+        limit = _limit(instance, placement, flows) if lasting else None
+        found.append(Answer(placed, bound, limit))
     return found
 
 
@@ -227,13 +278,11 @@ def _scored(
     return [placement for placement, _ in best], bound
 
 
-def _limit(instance: FlowInstance, placement: Placement, effort: FlowEffort) -> str | None:
+def _limit(instance: FlowInstance, placement: Placement, flows: Flows) -> str | None:
     """Say which node's KV cache is full first."""
-    if effort.goal != "sustained" or effort.promise:
-        return None
-    from atoll.plan.solvers.flow.sustained import best_flows
+    from atoll.plan.solvers.flow.sustained import sustained
 
-    found = best_flows(instance, placement)
+    found = sustained(instance, placement, flows)
     if found.limiting is None:
         return None
     name, kind = instance.names[found.limiting], instance.node_types[found.limiting]

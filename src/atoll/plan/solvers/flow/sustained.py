@@ -21,6 +21,10 @@ from atoll.plan.solvers.flow.sustained_kernel import arcs_of, place_value, susta
 
 TRIED = (np.inf, 3.0, 2.0, 1.5, 1.25)
 """How many times as slow as the fastest pipeline one may be; each is tried, the best flow is kept."""
+ADMITTED = 0.8
+"""Share of the KV cache that is booked where requests always wait (Helix's offline rule, and `sim`'s)."""
+SPREAD, TOGETHER = 1.34, 1.21
+"""E[prompt^2] / E[prompt]^2 and E[prompt answer] / (E[prompt] E[answer]) of the Azure conversation trace."""
 ROUNDS = 4
 """How often the flow is sought anew under what the last one showed (1 in the search)."""
 
@@ -50,15 +54,16 @@ class Sustained:
 def site_of(
     instance: FlowInstance,
     *,
-    fill: float | None = None,
+    fill: float = ADMITTED,
     input_square: float | None = None,
     held: float | None = None,
 ) -> Site:
     """Return the arrays the evaluators read.
 
-    `fill` is the share of KV cache that requests may be counted with (by default the instance's);
-    `input_square` the mean square of prompt lengths (by default that of equal prompts); `held` the tokens
-    a request counts with on average over the time it stays (by default its prompt and whole answer).
+    `fill` is the share of KV cache that requests may be counted with; `input_square` the mean square of
+    prompt lengths; `held` the tokens that a request counts with, averaged over requests in flight. By
+    default lengths vary as in the Azure conversation trace: long answers belong to long prompts, and a
+    request is in flight for as long as it answers, so the prompts in flight are longer than the mean.
     """
     timing = instance.timing
     if timing is None:
@@ -81,18 +86,18 @@ def site_of(
             for x, y in zip(timing.prefill_tokens, timing.prefill_s, strict=True)
         ]
     )
-    square = timing.input_mean**2 if input_square is None else input_square
+    square = SPREAD * timing.input_mean**2 if input_square is None else input_square
     return Site(
         layers=instance.layers,
         partial=instance.partial,
         prompt=timing.input_mean,
         answer=timing.output_mean,
         spread=max(1.0, square / timing.input_mean**2),
-        held=timing.input_mean + timing.output_mean if held is None else held,
+        held=TOGETHER * timing.input_mean + timing.output_mean if held is None else held,
         step_s=timing.step_s,
         decode_s=decode_s,
         prompt_s=prompt_s,
-        kv=timing.kv_tokens * (timing.fill if fill is None else fill),
+        kv=timing.kv_tokens * fill,
         rate=instance.rate,
         link=instance.link,
         latency=instance.latency,
