@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from atoll.plan.plan import Plan
 
 
 @dataclass
@@ -39,14 +42,14 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
-@pytest.fixture(scope="session")
-def running(tiny_folder: Path) -> Iterator[Running]:
+@contextlib.contextmanager
+def serving(plan: Plan, services: Sequence[str], folder: Path) -> Iterator[Running]:
+    """Serve services of a plan, all with the model in `folder`, behind a gateway."""
     from atoll.runtime.adapters.base import Home
     from atoll.runtime.gateway import GatewaySettings
     from atoll.runtime.local.build import LocalOptions, Model, build
     from atoll.runtime.local.fleet import Hearing, LocalFleet
     from atoll.runtime.state import new_home, remove_home
-    from benchmarks.chaos import SERVICE, tiny_plan
 
     home, hearing = Home(new_home()), Hearing()
     loop = asyncio.new_event_loop()
@@ -54,24 +57,30 @@ def running(tiny_folder: Path) -> Iterator[Running]:
     thread.start()
 
     async def start() -> LocalFleet:
-        named = build(
-            tiny_plan(),
-            {SERVICE: Model(str(tiny_folder), tiny_folder)},
-            home,
-            hearing,
-            LocalOptions(kv_bytes=8 * 2**20),
-        )
-        fleet = LocalFleet(
-            "test", named, home, GatewaySettings(port=0), hearing, warm=(str(tiny_folder),)
-        )
+        models = {service: Model(str(folder), folder) for service in services}
+        named = build(plan, models, home, hearing, LocalOptions(kv_bytes=8 * 2**20))
+        settings = GatewaySettings(port=0)
+        fleet = LocalFleet("test", named, home, settings, hearing, warm=(str(folder),))
         await fleet.start()
         return fleet
 
-    fleet = asyncio.run_coroutine_threadsafe(start(), loop).result(180)
-    found = Running(fleet, loop, tiny_folder)
-    yield found
-    found.wait(fleet.stop(5.0))
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(5)
-    loop.close()
-    remove_home(home.folder)
+    try:
+        fleet = asyncio.run_coroutine_threadsafe(start(), loop).result(180)
+        found = Running(fleet, loop, folder)
+        try:
+            yield found
+        finally:
+            found.wait(fleet.stop(5.0))
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(5)
+        loop.close()
+        remove_home(home.folder)
+
+
+@pytest.fixture(scope="session")
+def running(tiny_folder: Path) -> Iterator[Running]:
+    from benchmarks.chaos import SERVICE, tiny_plan
+
+    with serving(tiny_plan(), [SERVICE], tiny_folder) as found:
+        yield found

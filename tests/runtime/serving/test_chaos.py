@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +30,14 @@ def test_twenty_kills_are_not_seen(tiny_folder: Path) -> None:
     assert seen.requests > 20
 
 
-def test_kill_9_of_serve_leaves_nothing(tiny_folder: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def short() -> Iterator[str]:
+    """A folder with a path short enough for sockets in it."""
+    with tempfile.TemporaryDirectory(prefix="a") as folder:
+        yield folder
+
+
+def test_kill_9_of_serve_leaves_nothing(tiny_folder: Path, tmp_path: Path, short: str) -> None:
     from atoll.runtime.supervise_guard import descendants
 
     plan = tmp_path / "plan.json"
@@ -40,7 +49,7 @@ def test_kill_9_of_serve_leaves_nothing(tiny_folder: Path, tmp_path: Path) -> No
         ],
         stdout=subprocess.PIPE,
         cwd=ROOT,
-        env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)},
+        env=os.environ | {"XDG_RUNTIME_DIR": short},
     )
     assert serve.stdout is not None
     with serve.stdout:

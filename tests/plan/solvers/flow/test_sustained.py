@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from atoll.core.errors import InputError
 from atoll.plan.solvers.flow.instance import Floats, FlowInstance, Placement, Timing
 from atoll.plan.solvers.flow.residence import NEVER, Arcs, Site, round_trips, step_of
-from atoll.plan.solvers.flow.sustained import best_flows, evaluator, site_of, sustained
+from atoll.plan.solvers.flow.sustained import (
+    ADMITTED,
+    SPREAD,
+    TOGETHER,
+    best_flows,
+    evaluator,
+    site_of,
+    sustained,
+)
 
 few = settings(max_examples=max(15, settings().max_examples // 3))
 
@@ -61,6 +69,11 @@ def instance(
     )
 
 
+def equal_site(own: FlowInstance) -> Site:
+    """Requests of one length that may fill the whole KV cache."""
+    return site_of(own, fill=1.0, input_square=500.0**2, held=600.0)
+
+
 def lane(hops: int, held: int = 4) -> tuple[Placement, Arcs]:
     """One pipeline of equal hops with a flow of 1 token/s."""
     start = np.arange(hops) * held
@@ -78,7 +91,7 @@ def trip_of(site: Site, hops: int, held: int, requests_per_s: float) -> float:
 
 
 def test_an_idle_lane_takes_its_steps_and_its_links() -> None:
-    site = site_of(instance(5, 20))
+    site = equal_site(instance(5, 20))
     assert trip_of(site, 5, 4, 1e-9) == pytest.approx(5 * 4 * DECODE_S + 6 * 0.001, rel=1e-3)
 
 
@@ -88,7 +101,7 @@ def test_a_lane_of_equal_prompts_is_the_road_without_passing(hops: int, rate: fl
     # Without links, a token takes max(Td, Tp - age of the newest prompt); prompts come at random. The
     # model lets a token meet a prompt at the first node within p (there is no step before it) and adds
     # waiting for plain steps, which are bounded here.
-    site = site_of(instance(hops, 4 * hops, latency=0.0, speed=1e9))
+    site = equal_site(instance(hops, 4 * hops, latency=0.0, speed=1e9))
     d, p = 4 * DECODE_S, 4 * PROMPT_S
     behind = 1.0 - np.exp(-rate * (p + (p - d) * np.arange(hops)))
     fresh = np.diff(np.concatenate([[0.0], behind]))
@@ -103,7 +116,7 @@ def test_a_lane_of_equal_prompts_is_the_road_without_passing(hops: int, rate: fl
 
 
 def test_steps_grow_with_load_until_the_node_cannot_keep_up() -> None:
-    site = site_of(instance(1, 4))
+    site = equal_site(instance(1, 4))
     met = [step_of(site, 0, 4.0, r)[1] for r in (0.0, 2.0, 6.0, 12.0)]
     assert met == sorted(met)
     assert met[0] == pytest.approx(4 * DECODE_S)
@@ -113,7 +126,7 @@ def test_steps_grow_with_load_until_the_node_cannot_keep_up() -> None:
 
 def test_uneven_prompts_make_steps_longer() -> None:
     own = instance(6, 24)
-    even, uneven = site_of(own), site_of(own, input_square=2 * 500.0**2)
+    even, uneven = equal_site(own), site_of(own, input_square=2 * 500.0**2)
     assert step_of(uneven, 0, 4.0, 3.0)[1] > step_of(even, 0, 4.0, 3.0)[1]
     assert trip_of(uneven, 6, 4, 1.0) > trip_of(even, 6, 4, 1.0)
 
@@ -121,7 +134,7 @@ def test_uneven_prompts_make_steps_longer() -> None:
 def test_littles_law_holds_at_the_answer() -> None:
     own = instance(4, 16)
     place, _ = lane(4)
-    found = best_flows(own, place)
+    found = best_flows(own, place, equal_site(own))
     assert found.limiting is not None
     assert found.kv_use.max() == pytest.approx(1.0, abs=2e-3)
     per_s = found.tokens_per_s / 600.0
@@ -129,6 +142,18 @@ def test_littles_law_holds_at_the_answer() -> None:
     # Every node of a lane sees every request: what they hold is what may be held.
     assert found.in_flight * 600.0 == pytest.approx(40_000.0, rel=2e-3)
     assert found.decode_tokens_per_s == pytest.approx(found.tokens_per_s / 6)
+
+
+def test_by_default_long_answers_belong_to_long_prompts() -> None:
+    own = instance(4, 16)
+    usual = site_of(own)
+    assert usual.held == pytest.approx(TOGETHER * 500.0 + 100.0)
+    assert usual.spread == pytest.approx(SPREAD)
+    assert (usual.kv == ADMITTED * own.timing.kv_tokens).all() if own.timing else False
+    place, _ = lane(4)
+    found, most = best_flows(own, place), best_flows(own, place, equal_site(own))
+    assert found.tokens_per_s < most.tokens_per_s
+    assert found.in_flight * usual.held == pytest.approx(ADMITTED * 40_000.0, rel=2e-3)
 
 
 def random_placement(rng: np.random.Generator, nodes: int, layers: int) -> Placement:

@@ -1,0 +1,80 @@
+"""Prompts and answers on instances of their own that cut the model differently, with real processes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtime.serving.conftest import Running, serving
+from tests.runtime.serving.test_instance import get, post
+from tests.runtime.serving.test_placing import instance, plan
+
+pytestmark = pytest.mark.engine
+Json = dict[str, Any]
+APART, WHOLE = "apart", "whole"
+GENERATED = 24
+PROMPTS = [f"{number}: {'The quick brown fox. ' * (3 * number)}" for number in range(1, 5)]
+
+
+@pytest.fixture(scope="module")
+def both(tiny_folder: Path) -> Iterator[Running]:
+    """The model served twice: whole, and with its phases apart."""
+    made = plan(
+        instance([(0, 1), (1, 4)], "prefill-0", "prefill", APART),
+        instance([(0, 3), (3, 4)], "decode-0", "decode", APART),
+        instance([(0, 2), (2, 4)], "decode-1", "decode", APART),
+        instance([(0, 4)], "whole-0", "both", WHOLE),
+    )
+    with serving(made, [APART, WHOLE], tiny_folder) as found:
+        yield found
+
+
+def answer(url: str, model: str, prompt: str, **more: object) -> list[int]:
+    body = {"model": model, "prompt": prompt, "max_tokens": GENERATED, "ignore_eos": True}
+    status, found = post(url, body | {"temperature": 0} | more)
+    assert status == 200, found
+    tokens: list[int] = json.loads(found)["choices"][0]["token_ids"]
+    return tokens
+
+
+def processed(both: Running) -> dict[str, int]:
+    """Return how many tokens each node of the split service has worked on, once it is at rest."""
+    before: dict[str, int] = {}
+    while True:
+        nodes: list[Json] = json.loads(get(f"{both.instance_url}/atoll/v1/status")[1])["nodes"]
+        now = {n["name"]: n["stats"]["tokens"] for n in nodes if n["stats"]}
+        if now == before and len(now) == len(nodes):
+            return now
+        before = now
+        time.sleep(0.6)
+
+
+@pytest.mark.parametrize("more", [{}, {"temperature": 0.9, "seed": 3}])
+def test_split_phases_give_the_tokens_of_the_whole_model(both: Running, more: Json) -> None:
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        split = list(pool.map(lambda p: answer(both.fleet.url, APART, p, **more), PROMPTS))
+    assert split == [answer(both.fleet.url, WHOLE, p, **more) for p in PROMPTS]
+    assert all(len(tokens) == GENERATED for tokens in split)
+    assert len({tuple(tokens) for tokens in split}) == len(PROMPTS)
+
+
+def test_kv_moves_instead_of_being_computed_again(both: Running) -> None:
+    prompts = [f"{letter * 200}" for letter in "abcd"]
+    before = processed(both)
+    for prompt in prompts:
+        answer(both.fleet.url, APART, prompt)
+    after = processed(both)
+    done = {name: after[name] - before[name] for name in after}
+    asked = sum(map(len, prompts))
+    for node in ("prefill-0/n0", "prefill-0/n1"):
+        assert done[node] >= asked
+    for part in ("decode-0", "decode-1"):
+        # Health checks may add a token or two; computing one prompt again would add 200.
+        assert 0 < done[f"{part}/n0"] <= len(prompts) * GENERATED
+        assert 0 < done[f"{part}/n1"] <= len(prompts) * GENERATED
