@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.cli.ranking import Simulated
 from atoll.plan.solvers.flow.solver import FlowEffort, solve
 from benchmarks.helix_runs import (
     Part,
@@ -259,7 +260,9 @@ def _atoll(
 ) -> list[Figure]:
     """The placement that Atoll finds by default, with the same work and the same rules."""
     problem, _, _ = load(data, case.helix[0], case.model)
-    plan = solve("flow.search", problem, problem.catalog(), FlowEffort(seconds=seconds))
+    catalog = problem.catalog()
+    effort = FlowEffort(seconds=seconds, rank=Simulated(problem, catalog))
+    plan = solve("flow.search", problem, catalog, effort)
     found = offline(data, problem, plan, case.model)
     ratio = found.tokens_per_s / helix.tokens_per_s
     _line(case.name, "atoll offline", found)

@@ -112,7 +112,9 @@ async def _plan_and_simulate(fleet: Path) -> None:
     _say("\n1. Plan: three models on rented GPUs, as cheap as capacity for the demand can be")
     for line in await _atoll("plan", str(fleet), "--compare"):
         _say(f"   {line}")
-    _say("\n2. Simulate random arrivals, and plan with more headroom until 90 % keep their promises")
+    _say(
+        "\n2. Simulate random arrivals, and plan with more headroom until 90 % keep their promises"
+    )
     lines = await _atoll("plan", str(fleet), "--verify", "--attainment", "90%")
     first = next(at for at, line in enumerate(lines) if line.startswith(f"{fleet.stem}:"))
     for line in lines[first:]:

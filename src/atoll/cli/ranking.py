@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from atoll.workload.requests import Ints, Requests
 
 _WARM_S = 60.0
-_WINDOW_S = 240.0
+_WINDOW_S = 420.0
+"""Long enough for the first requests to end: until then few prompts come in, and all plans look better."""
 _HIGH_WATER = 0.85
 """Share of a node's KV cache that may be booked, as in Helix's offline runs."""
 _COPY_S_PER_BYTE = 1 / 4e9 + 1 / 5e9
@@ -109,7 +110,7 @@ def _lengths(service: Service, count: int, seed: int) -> tuple[Ints, Ints]:
         return columns[0], columns[1]
     means = (own.input_mean, own.output_mean)
     scaled = [
-        np.maximum(1, np.rint(column * (mean / column[:_LEAST].mean()))).astype(np.int32)
-        for column, mean in zip(columns, means, strict=True)
+        np.maximum(1, np.rint(column * (mean / first.mean()))).astype(np.int32)
+        for column, first, mean in zip(columns, blocks[0], means, strict=True)
     ]
     return scaled[0], scaled[1]

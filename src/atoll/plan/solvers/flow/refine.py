@@ -2,8 +2,8 @@
 
 A measure (a simulation, say) sees what the analytic value does not, and takes a tenth of a second or more.
 So candidates are measured, each with its lasting flow and the best few with the largest flow too. Then
-the best is changed step by step: of a few changes the one with the best analytic value is measured, and
-kept where it is better.
+the best of these are changed step by step: of a few changes the one with the best analytic value is measured,
+and kept where it is better.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ class Measured:
     @property
     def score(self) -> float:
         """How good that is; only ratios mean something."""
-        return self.tokens_per_s / max(self.prompt_s, 1e-3) ** _SOONER
+        return self.tokens_per_s / float(max(self.prompt_s, 1e-3) ** _SOONER)
 
 
 Measure = Callable[[Placement, Flows], Measured]
 Split = Callable[[FlowInstance, Placement], Flows]
 
-_OTHERWISE = 3
+_OTHERWISE = 4
 """How many of the best placements are measured with the other ways to split the flow."""
-_DRAWN = 6
+_DRAWN = 3
 """Changes that are drawn for each that is measured."""
-_PATIENCE = 40
+_CLIMBING = 3
+"""Placements, the best so far, that are changed in turn."""
+_PATIENCE = 100
 """Changes measured without a better one, after which the climb ends."""
 
 
@@ -97,16 +99,20 @@ def refine(
         for split in splits[1:]:
             if not over():
                 look(placement, split)
-    best = max(runs, key=lambda run: run[0].score)
+    runs.sort(key=lambda run: -run[0].score)
+    climbing = list({_key(run[1]): run for run in reversed(runs)}.values())
+    climbing = sorted(climbing, key=lambda run: -run[0].score)[:_CLIMBING]
     stale = 0
     while not over() and stale < _PATIENCE:
-        tried = _promising(instance, best[1], quick, seen, random)
-        if tried is None:
-            break
+        turn = stale % len(climbing)
+        tried = _promising(instance, climbing[turn][1], quick, seen, random)
         stale += 1
-        look(tried, best[3])
-        if runs[-1][0].score > best[0].score:
-            best, stale = runs[-1], 0
+        if tried is None:
+            continue
+        look(tried, climbing[turn][3])
+        if runs[-1][0].score > climbing[turn][0].score:
+            climbing[turn], stale = runs[-1], 0
+    best = max(climbing, key=lambda run: run[0].score)
     return Refined(best[1], best[2], best[0], first, len(runs))
 
 

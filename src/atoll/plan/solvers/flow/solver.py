@@ -32,9 +32,9 @@ OBJECTIVES: tuple[Goal, ...] = ("sustained", "max-flow")
 SECONDS = 60.0
 _LANES_S = 5.0
 
-_RANKED = 8
-"""Placements that are ranked where a `Rank` is given, before the best is changed further."""
-_SEARCHING = 0.6
+_RANKED = 6
+"""Placements that are ranked where a `Rank` is given, before the best are changed further."""
+_SEARCHING = 0.5
 """Share of the time for the search by the analytic value where a `Rank` is given."""
 
 Log = Callable[[float, float, float], None]

@@ -168,9 +168,9 @@ def sustain(  # noqa: C901 - one bisection over arrays it shares
     behind = np.empty(size)
     low = 0.0
     for turn in range(26):
-        middle = (low + high) / 2.0
-        if turn == 25:
-            middle = low
+        last = turn == 25 or high - low < 1e-4 * high
+        middle = low if last else (low + high) / 2.0
+        top = 0.0
         lasts = round_trips(site, arcs, middle, run, through, arc_s, hop_s, behind, trip) < NEVER
         if lasts:
             for i in range(size):
@@ -179,14 +179,16 @@ def sustain(  # noqa: C901 - one bisection over arrays it shares
                     tokens = middle * through[i] / per_request * (site.answer + 1.0) * trip[i]
                     tokens *= site.held * run[i] / (end[i] - start[i])
                     use[i] = tokens / site.kv[i, end[i] - start[i]]
-                    if use[i] > 1.0:
-                        lasts = False
-        if lasts:
-            low = middle
-        else:
+                    top = max(top, use[i])
+        if last:
+            break
+        # Trips grow with the rate, so KV use grows faster than it: full below middle / top, or above it.
+        if not lasts:
             high = middle
-        if high - low < 1e-4 * high and turn < 25:
-            high = low
+        elif top > 1.0:
+            high, low = middle, max(low, middle / top)
+        else:
+            low, high = middle, min(high, middle / max(top, 1e-12))
     return low
 
 

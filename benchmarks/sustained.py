@@ -1,0 +1,259 @@
+"""Sustained throughput in simulation: the default placement beside Helix's, and how well it is predicted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from atoll.cli.ranking import Simulated
+from atoll.plan.plan import SINK, SOURCE, Plan
+from atoll.plan.problem import Problem
+from atoll.plan.solvers.flow.instance import FlowInstance, Flows, Placement
+from atoll.plan.solvers.flow.solver import FlowEffort, solve
+from atoll.plan.solvers.flow.sustained import site_of, sustained
+from atoll.sim.api import simulate
+from benchmarks.helix_runs import (
+    Part,
+    flow_plan,
+    lengths,
+    load,
+    offline,
+    offline_work,
+    online,
+)
+from benchmarks.helix_runs import options as helix_options
+from benchmarks.report import ROOT, Figure, finish, options
+
+MODEL = "LLaMA-2-70B"
+MARK = 0.8
+"""Share of KV cache that Helix's offline rule books."""
+STEADY = (600.0, 1500.0)
+"""Seconds from and to which the steady state is measured."""
+ONLINE_SHARE = 0.65 * (763.1 + 232.4) / 232.4
+PICTURE = ROOT / "docs/img/sustained.svg"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A cluster, its published placements (Helix's first), arrivals online in tokens/s, and the aim."""
+
+    name: str
+    cluster: str
+    published: tuple[str, ...]
+    rate: float | None
+    aim: float
+
+
+CASES = (
+    Case(
+        "single24",
+        "single24",
+        ("single24/llama70b/ilp/ilp_sol.ini", "single24/llama70b/swarm/swarm_sol.ini"),
+        700.0,
+        1.2,
+    ),
+    Case(
+        "geo24",
+        "3cluster24",
+        (
+            "3cluster24/llama70b/ilp/ilp_sol.ini",
+            "3cluster24/llama70b/swarm/swarm_sol.ini",
+            "ablation/raw_24_ilp_sol.ini",
+            "ablation/no_prune_24_ilp_sol.ini",
+        ),
+        320.0,
+        1.3,
+    ),
+    Case(
+        "cluster42",
+        "cluster42",
+        (
+            "cluster42/llama70b/ilp/ilp_sol.ini",
+            "cluster42/llama70b/swarm/swarm_sol.ini",
+            "ablation/no_prune_42_ilp_sol.ini",
+        ),
+        None,
+        1.2,
+    ),
+)
+PETALS = "{}/llama70b/petals/petals_sol.ini"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A placement: predicted decode tokens/s, and simulated in Helix's window and in the steady state."""
+
+    cluster: str
+    name: str
+    predicted: float
+    window: float
+    steady: float
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, against the steady state."""
+        return self.predicted / self.steady - 1.0
+
+
+def main() -> None:
+    """Run all cases, draw the points and print the figures."""
+    arguments = options(__doc__ or "")
+    data: Path = arguments.data
+    if not (data / "helix").is_dir():
+        finish([Figure("error_median", None, note="no data of Helix here")])
+        return
+    began = time.process_time()
+    figures: list[Figure] = []
+    points: list[Point] = []
+    for case in CASES:
+        points += _published(case, data)
+        more, own = _found(case, data, seconds=20.0 if arguments.quick else 30.0)
+        points += more
+        figures += own
+    for point in points:
+        beside = point.predicted / point.window - 1.0
+        print(
+            f"  {point.cluster:10s} {point.name:16s} predicted {point.predicted:6.1f}   steady "
+            f"{point.steady:6.1f} ({point.error:+.0%})   60-660 s {point.window:6.1f} ({beside:+.0%})"
+        )
+    errors = [abs(point.error) for point in points]
+    windows = [abs(point.predicted / point.window - 1.0) for point in points]
+    figures += [
+        Figure("error_median", median(errors), note="steady state"),
+        Figure("error_max", max(errors), 0.15, note="steady state"),
+        Figure(
+            "error_within", sum(e <= 0.15 for e in errors) / len(errors), note="share at most 15 %"
+        ),
+        Figure("error_window_median", median(windows), note="Helix's 60 to 660 s"),
+        Figure("error_window_max", max(windows), note="Helix's 60 to 660 s"),
+        Figure("cpu_s", time.process_time() - began),
+    ]
+    if not arguments.quick:
+        _draw(points)
+    finish(figures)
+
+
+def _published(case: Case, data: Path) -> list[Point]:
+    found = []
+    for file in (*case.published, PETALS.format(case.cluster)):
+        partial = "petals" in file
+        problem, instance, placement = load(data, Part(case.cluster, file), MODEL, partial=partial)
+        plan = flow_plan(problem, instance, placement)
+        own = file.split("/")
+        name = own[-1].removesuffix("_ilp_sol.ini") if own[0] == "ablation" else own[2]
+        found.append(_point(case, name, data, problem, instance, plan))
+    return found
+
+
+def _found(case: Case, data: Path, *, seconds: float) -> tuple[list[Point], list[Figure]]:
+    """Compare the default placement with Helix's, and predict it and the best by its analytic value."""
+    problem, instance, placement = load(data, Part(case.cluster, case.published[0]), MODEL)
+    catalog = problem.catalog()
+    helix = flow_plan(problem, instance, placement)
+    plain = solve("flow.search", problem, catalog, FlowEffort(seconds=seconds / 2))
+    effort = FlowEffort(seconds=seconds, rank=Simulated(problem, catalog))
+    plan = solve("flow.search", problem, catalog, effort)
+    points = [
+        _point(case, "found, analytic", data, problem, instance, plain),
+        _point(case, "found, ranked", data, problem, instance, plan),
+    ]
+    base, best = (offline(data, problem, own, MODEL) for own in (helix, plan))
+    ratio = best.tokens_per_s / base.tokens_per_s
+    rate = case.rate or ONLINE_SHARE * base.tokens_per_s
+    before = online(data, problem, helix, MODEL, rate)
+    same = online(data, problem, plan, MODEL, rate)
+    more = online(data, problem, plan, MODEL, rate * max(1.0, ratio))
+    aim = f"aim {case.aim}"
+    return points, [
+        Figure(f"{case.name}_offline", ratio, note=aim),
+        Figure(f"{case.name}_online", more.tokens_per_s / before.tokens_per_s, note=aim),
+        Figure(f"{case.name}_prompt_s", same.prompt_s, before.prompt_s, note="at Helix's arrivals"),
+        Figure(f"{case.name}_analytic_only", points[0].window / base.tokens_per_s),
+    ]
+
+
+def _point(
+    case: Case, name: str, data: Path, problem: Problem, instance: FlowInstance, plan: Plan
+) -> Point:
+    table = lengths(data).astype(np.float64)
+    prompts, answers = table[:, 0], table[:, 1]
+    held = float((prompts * answers).mean() / answers.mean() + answers.mean())
+    site = site_of(instance, fill=MARK, input_square=float((prompts**2).mean()), held=held)
+    placement, flows = _flows(instance, plan)
+    predicted = sustained(instance, placement, flows, site).decode_tokens_per_s
+    own = helix_options(
+        MODEL, feed="watermark", high_water=0.85, until_s=STEADY[1], from_s=STEADY[0]
+    )
+    steady = simulate(plan, problem, problem.catalog(), offline_work(data), own).tokens_per_s
+    window = offline(data, problem, plan, MODEL).tokens_per_s
+    return Point(case.name, name, predicted, window, steady)
+
+
+def _flows(instance: FlowInstance, plan: Plan) -> tuple[Placement, Flows]:
+    """Return the placement and the flow of a plan, in requests/s: only their shares count."""
+    (own,) = plan.instances
+    at = {node.id: instance.names.index(node.host or "") for node in own.nodes}
+    start, end = (np.zeros(instance.size, np.int64) for _ in range(2))
+    for node in own.nodes:
+        start[at[node.id]], end[at[node.id]] = node.start, node.end
+    edge = np.zeros((instance.size, instance.size))
+    enter, leave = np.zeros(instance.size), np.zeros(instance.size)
+    for flow in own.flows:
+        if flow.src == SOURCE:
+            enter[at[flow.dst]] = flow.per_s
+        elif flow.dst == SINK:
+            leave[at[flow.src]] = flow.per_s
+        else:
+            edge[at[flow.src], at[flow.dst]] = flow.per_s
+    # What the weights at each node make of what comes in; small ways that were left out break the sums.
+    for i in sorted(at.values(), key=lambda k: int(end[k])):
+        into, out = enter[i] + edge[:, i].sum(), edge[i].sum() + leave[i]
+        share = into / out if out > 0 else 0.0
+        edge[i] *= share
+        leave[i] *= share
+    return Placement(start, end), Flows(float(enter.sum()), edge, enter, leave)
+
+
+def _draw(points: Sequence[Point]) -> None:
+    """Draw predicted against simulated tokens/s."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = "sustained"
+    figure, axes = plt.subplots(figsize=(5, 4.4))
+    low, high = 40.0, 1200.0
+    line = np.array([low, high])
+    axes.fill_between(line, line * 0.85, line * 1.15, color="0.9", label="within 15 %")
+    axes.plot(line, line, color="0.6", linewidth=1)
+    for case, marker in zip(CASES, "os^", strict=True):
+        for found, filled in ((False, "none"), (True, None)):
+            own = [
+                p for p in points if p.cluster == case.name and p.name.startswith("found") == found
+            ]
+            label = f"{case.name}, {'found' if found else 'published'}"
+            axes.plot(
+                [p.steady for p in own],
+                [p.predicted for p in own],
+                marker,
+                fillstyle="none" if filled else "full",
+                color=f"C{'os^'.index(marker)}",
+                label=label,
+            )
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
+    axes.set_xlabel("simulated decode tokens/s, steady state")
+    axes.set_ylabel("predicted decode tokens/s")
+    axes.legend(fontsize=7)
+    figure.tight_layout()
+    PICTURE.parent.mkdir(exist_ok=True)
+    figure.savefig(PICTURE, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
