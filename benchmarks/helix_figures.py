@@ -212,12 +212,14 @@ def _case(case: Case, data: Path, values: dict[str, float], *, quick: bool) -> l
             _petals(case, data)
         figures += _online(case, data, helix, swarm, values)
         figures += _atoll(case, data, helix, values, seconds=15.0 if quick else 60.0)
-    paper = dict(case.paper)
-    own = [
-        Figure(f"{case.name}_{key}", values[f"{case.name}_{key}"], note=f"paper {paper[key]}")
-        for key in paper
-    ]
-    return [*own, *figures]
+    for key, paper in dict(case.paper).items():
+        figures += _beside(f"{case.name}_{key}", values[f"{case.name}_{key}"], paper)
+    return figures
+
+
+def _beside(name: str, ratio: float, paper: float) -> list[Figure]:
+    """A ratio found here and the paper's."""
+    return [Figure(name, ratio), Figure(f"{name}_paper", paper)]
 
 
 def _petals(case: Case, data: Path) -> None:
@@ -300,11 +302,11 @@ def _scheduling(data: Path, values: dict[str, float]) -> list[Figure]:
             _line(case.name, f"its placement, {policy}, {FLYING}", few)
             ratio = helix / few.tokens_per_s
             if case is CASES[0]:
-                figures.append(Figure(f"{name}_vs_{policy}_180", ratio, note=f"paper {paper}"))
+                figures += _beside(f"{name}_vs_{policy}_180", ratio, paper)
                 most = kept_without_overflow(data, problem, plan, B70, policy)
                 _line(case.name, f"its placement, {policy}, most", most)
                 ratio = helix / most.tokens_per_s
-            figures.append(Figure(f"{name}_vs_{policy}", ratio, note=f"paper {paper}"))
+            figures += _beside(f"{name}_vs_{policy}", ratio, paper)
     return figures
 
 
