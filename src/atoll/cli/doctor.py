@@ -65,6 +65,23 @@ EXTRAS: tuple[Extra, ...] = (
     Extra("calibrate", ("scipy",), "fitting the performance model to measurements"),
     Extra("plan", ("numba", "highspy", "scipy"), "finding plans and simulating them"),
     Extra("serve", ("httptools", "msgspec", "uvloop"), "the gateway and instances"),
+    Extra(
+        "fabric",
+        ("eclipse-zenoh", "cryptography", "msgspec", "nvidia-ml-py"),
+        "joining nodes of several sites into one service",
+    ),
+    Extra(
+        "accounts",
+        ("sqlalchemy", "alembic", "aiosqlite", "msgspec"),
+        "API keys, limits and the usage ledger",
+    ),
+    Extra("postgres", ("psycopg",), "keeping accounts in PostgreSQL"),
+    Extra("parquet", ("pyarrow",), "exporting usage as Parquet"),
+    Extra(
+        "otel",
+        ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
+        "sending traces to OpenTelemetry",
+    ),
     Extra("llamacpp", ("xllamacpp",), "running GGUF models with llama.cpp"),
     Extra("plots", ("matplotlib",), "figures as image files"),
     Extra("reference", ("scipy", "ortools", "gurobipy"), "checking plans against other solvers"),

@@ -52,7 +52,15 @@ VERBS: tuple[Verb, ...] = (
     Verb("perf", "atoll.cli.perf", "Predict how fast a model runs on a node."),
     Verb("trace", "atoll.cli.trace", "Describe, generate and convert workloads."),
     Verb("serve", "atoll.cli.serve", "Bring a plan up on this machine, behind one address."),
+    Verb("fabric", "atoll.cli.fabric", "Make a fabric, let members in, put them out."),
+    Verb("hub", "atoll.cli.hub", "Run the meeting point of a fabric."),
+    Verb("gateway", "atoll.cli.gateway", "Serve every model of a fabric behind one address."),
+    Verb("join", "atoll.cli.join", "Offer this machine, or an engine on it, to a fabric."),
+    Verb("nodes", "atoll.cli.nodes", "Show who is in a fabric, and who has what."),
+    Verb("assign", "atoll.cli.assign", "Have a node that waits serve a model."),
     Verb("status", "atoll.cli.status", "Show what runs here: instances, nodes, load."),
+    Verb("keys", "atoll.cli.keys", "Make, list and revoke the API keys of a gateway."),
+    Verb("usage", "atoll.cli.usage", "Show what keys used, and what it cost."),
     Verb("profile", "atoll.cli.profiling", "Measure how fast this machine runs a model."),
     Verb(
         "demo", "atoll.cli.demo", "Plan, simulate, serve, kill a node: the whole story in a minute."

@@ -1,4 +1,4 @@
-"""Where Atoll keeps what it can make again."""
+"""Where Atoll keeps what it can make again, and what it cannot."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 CACHE_VARIABLE = "ATOLL_CACHE"
+STATE_VARIABLE = "ATOLL_STATE"
 
 
 def cache_dir() -> Path:
@@ -15,3 +16,12 @@ def cache_dir() -> Path:
         return Path(own)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "atoll"
+
+
+def state_dir() -> Path:
+    """Return the folder for what must not be lost: $ATOLL_STATE, else `atoll` in the user's state folder."""
+    own = os.environ.get(STATE_VARIABLE)
+    if own:
+        return Path(own)
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "atoll"

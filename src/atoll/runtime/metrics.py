@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from atoll.runtime.backends import Pool
@@ -70,6 +70,8 @@ class GatewayMetrics:
             "atoll_gateway_rejected_total", "Requests refused at the door.", Count, ("status",)
         )
         self._tallies: dict[tuple[str, str, int], Tally] = {}
+        self.more: Callable[[], Iterable[Family[Count] | Gauge]] = tuple
+        """What else stands on the page."""
 
     def tally(self, model: str, endpoint: str, status: int) -> Tally:
         """Return what counts requests of a kind."""
@@ -124,6 +126,7 @@ class GatewayMetrics:
                     ("backend", "state"),
                     self._states,
                 ),
+                *self.more(),
             )
         )
 

@@ -19,6 +19,7 @@ Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
+Fallbacks = Annotated[list[Name], Meta(max_length=64)] | None
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Stop = str | Annotated[list[str], Meta(max_length=64)] | None
 
@@ -87,6 +88,8 @@ class Generation(Struct, kw_only=True):
     """What requests that generate text share."""
 
     model: Name
+    models: Fallbacks = None
+    """Models that may serve instead, best first."""
     stream: bool | None = None
     stream_options: StreamOptions | UnsetType | None = UNSET
     n: Choices | None = None
@@ -127,6 +130,7 @@ class EmbeddingRequest(Struct, kw_only=True):
     """POST /v1/embeddings."""
 
     model: Name
+    models: Fallbacks = None
     input: str | Annotated[list[str | NonNegative | list[NonNegative]], Meta(min_length=1)]
     dimensions: Positive | None = None
     encoding_format: Literal["float", "base64"] | None = None
@@ -236,4 +240,12 @@ def with_usage(request: Generation, body: bytes) -> bytes:
     data["stream_options"] = (options if isinstance(options, dict) else {}) | {
         "include_usage": True
     }
+    return msgspec.json.encode(data)
+
+
+def with_model(body: bytes, model: str) -> bytes:
+    """Return the body of a request with another model in it, and no list of models."""
+    data: dict[str, object] = msgspec.json.decode(body)
+    data.pop("models", None)
+    data["model"] = model
     return msgspec.json.encode(data)

@@ -25,15 +25,15 @@ class Command:
     """What to run: arguments, changes to the environment, cores (none: any), and where its words go.
 
     Without cores of its own a process may use all of them; `threads` keeps libraries from starting as
-    many threads as the machine has cores. Where `module` is given, the command is that Python module,
-    and a nursery may fork it.
+    many threads as the machine has cores; None leaves that to the command. Where `module` is given, the
+    command is that Python module, and a nursery may fork it.
     """
 
     arguments: tuple[str, ...]
     log: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     cpus: tuple[int, ...] = ()
-    threads: int = 1
+    threads: int | None = 1
     log_bytes: int = 8 * 2**20
     log_keep: int = 3
     module: str | None = None
@@ -68,6 +68,8 @@ class Command:
 
     def surroundings(self) -> dict[str, str]:
         """Return what is set in the environment."""
+        if self.threads is None:
+            return {"PYTHONUNBUFFERED": "1", **self.environment}
         threads = str(self.threads)
         return {
             "OMP_NUM_THREADS": threads,

@@ -107,6 +107,8 @@ class Family(Generic[_Child]):
 class Gauge:
     """A metric read when it is asked for: label values and the number of each."""
 
+    kind = "gauge"
+
     def __init__(
         self,
         name: str,
@@ -121,12 +123,18 @@ class Gauge:
 
     def lines(self) -> list[str]:
         """Return the lines of the exposition."""
-        found = [f"# HELP {self.name} {self._help}", f"# TYPE {self.name} gauge"]
+        found = [f"# HELP {self.name} {self._help}", f"# TYPE {self.name} {self.kind}"]
         found += [
             f"{self.name}{_braced(_pairs(self._labels, values))} {_number(number)}"
             for values, number in self._read()
         ]
         return found
+
+
+class Total(Gauge):
+    """A number that grows and is kept elsewhere, read when it is asked for."""
+
+    kind = "counter"
 
 
 def exposition(families: Iterable[Family[Count] | Family[Histogram] | Gauge]) -> bytes:

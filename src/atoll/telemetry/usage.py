@@ -6,6 +6,23 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 
+class Attempt(NamedTuple):
+    """One backend's share of a request: what it delivered to the client, and at which price."""
+
+    backend: str
+    node: str | None = None
+    """Name of the node in the fabric; None for a backend without one."""
+    provider: str | None = None
+    tokens: int = 0
+    """Completion tokens of this backend that reached the client."""
+    seconds: float = 0.0
+    outcome: str = "ok"
+    """`ok`, `failed` (another went on), `error`, `cancelled`."""
+    usd_per_mtoken_in: float | None = None
+    """Announced price of a million prompt tokens when the attempt began; None if there is none."""
+    usd_per_mtoken_out: float | None = None
+
+
 class UsageRecord(NamedTuple):
     """The tokens of one request of a client, over all instances that worked on it.
 
@@ -30,6 +47,10 @@ class UsageRecord(NamedTuple):
     """From the request to the first byte of the answer."""
     outcome: str
     """`ok`, `error` (answered with an error), `truncated` (a stream that could not go on), `cancelled`."""
+    key_id: str | None = None
+    """The API key that asked; None without keys."""
+    attempts: tuple[Attempt, ...] = ()
+    """What each backend did, in the order of use; empty where nobody asks for it."""
 
 
 OnUsage = Callable[[UsageRecord], None]

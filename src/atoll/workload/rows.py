@@ -32,6 +32,8 @@ HELD = 4096
 Flags = NDArray[np.bool_]
 _MAX_ITEMS = 10_000
 _LONGEST_NAME = 200
+_MOONCAKE_TOKENS = 512
+"""Of a prefix block, where a trace does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,31 +250,37 @@ def _prefixes(ids: Sequence[Sequence[int]], block_tokens: int) -> PrefixBlocks:
 
 
 class _Mooncake:
-    """Reads JSON lines of `timestamp` (ms), `input_length`, `output_length` and `hash_ids`."""
+    """Reads JSON lines of `timestamp` (ms), `input_length`, `output_length` and `hash_ids`.
+
+    Recordings of a gateway also have `model` and `block_tokens` (512 where it is not given).
+    """
 
     def __init__(self, report: RowReport) -> None:
         self._report = report
+        self._models = Names()
+        self._block_tokens: int | None = None
 
     def __call__(self, lines: Sequence[str], numbered: Longs) -> Block | None:
-        kept: list[tuple[float, int, int, list[int], int]] = []
+        kept: list[tuple[float, int, int, list[int], str, int]] = []
         for line, number in zip(lines, numbered.tolist(), strict=True):
             read = self._row(line, number)
             if read is not None:
                 kept.append((*read, number))
         if not kept:
             return None
-        times, prompts, answers, ids, own_lines = zip(*kept, strict=True)
+        times, prompts, answers, ids, names, own_lines = zip(*kept, strict=True)
         requests = Requests.of(
             np.array(times) / 1000.0, np.array(prompts, np.int32), np.array(answers, np.int32)
         )
-        prefix = _prefixes(ids, 512) if any(ids) else None
+        prefix = _prefixes(ids, self._block_tokens or _MOONCAKE_TOKENS) if any(ids) else None
+        model = self._models.indices(names)
         whole = Requests(
-            requests.arrival_s, requests.model, requests.klass, requests.input, requests.output,
-            prefix=prefix,
+            requests.arrival_s, model, requests.klass, requests.input, requests.output,
+            self._models.all, prefix=prefix,
         )  # fmt: skip
         return Block(whole, np.array(own_lines, np.int64))
 
-    def _row(self, line: str, number: int) -> tuple[float, int, int, list[int]] | None:
+    def _row(self, line: str, number: int) -> tuple[float, int, int, list[int], str] | None:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
@@ -297,7 +305,23 @@ class _Mooncake:
         if ids is None:
             self._report.bad_row(number, "hash_ids", "is not a list of block ids", repr(blocks))
             return None
-        return float(time), lengths[0], lengths[1], ids
+        if ids and not self._same_blocks(row.get("block_tokens", _MOONCAKE_TOKENS), number):
+            return None
+        model = row.get("model", "")
+        if not isinstance(model, str):
+            self._report.bad_row(number, "model", "is not a name", repr(model))
+            return None
+        return float(time), lengths[0], lengths[1], ids, model.strip()[:_LONGEST_NAME]
+
+    def _same_blocks(self, tokens: object, number: int) -> bool:
+        """Whether blocks are as long as in the rows before."""
+        known = self._block_tokens
+        if known is None and type(tokens) is int and 1 <= tokens <= MAX_TOKENS:
+            self._block_tokens = known = tokens
+        if tokens != known:
+            what = "is not a number of tokens, the same in all rows"
+            self._report.bad_row(number, "block_tokens", what, repr(tokens))
+        return tokens == known
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

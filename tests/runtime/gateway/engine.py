@@ -98,14 +98,23 @@ class ScriptedEngine:
         self._writers.add(writer)
         READERS[writer] = reader
         try:
-            while True:
+            last = False
+            while not last:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
                 first, *lines = head.strip().split("\r\n")
                 headers = {k.lower(): v.strip() for k, _, v in (x.partition(":") for x in lines)}
+                last = headers.get("connection") == "close"
                 raw = await reader.readexactly(int(headers.get("content-length", "0")))
                 path = first.split()[1]
-                if path in ("/health", "/v1/models"):
+                if path == "/v1/models":
+                    listed = {"id": self.model, "object": "model", "owned_by": self.kind}
+                    _write(writer, 200, {"object": "list", "data": [listed]})
+                    continue
+                if path == "/health":
                     _write(writer, 200, {"status": "ok"})
+                    continue
+                if first.startswith("GET"):
+                    _write(writer, 404, {"error": {"message": "nothing here"}})
                     continue
                 body = json.loads(raw)
                 self.seen.append(Seen(path, headers, body))

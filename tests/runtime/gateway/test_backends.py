@@ -73,7 +73,8 @@ def test_weight_zero_is_the_last_resort() -> None:
 
 
 @pytest.mark.parametrize(
-    "policy", ["iwrr", "random", "least-load", "shortest-queue", "two-choices", "swarm"]
+    "policy",
+    ["iwrr", "random", "least-load", "shortest-queue", "two-choices", "p2c", "swarm", "learned"],
 )
 def test_every_policy_picks_among_the_well(policy: str) -> None:
     them = pool(1.0, 2.0, 3.0, policy=policy)
@@ -178,3 +179,105 @@ def test_snapshot_hides_secrets() -> None:
     them = Pool([backend("b", metadata={"api_key": "s3cret", "region": "here"})])
     assert "s3cret" not in str(them.snapshot())
     assert "here" in str(them.snapshot())
+
+
+def test_masked_ones_get_nothing_and_nothing_is_moved() -> None:
+    them = pool(1.0, 1.0)
+    told: list[str] = []
+    them.listeners.append(lambda event, member: told.append(f"{event} {member.name}"))
+    them.mask("b0", "away")
+    them.mask("b0", "away")
+    assert them.members["b0"].state == "down"
+    assert {picked(them) for _ in range(4)} == {"b1"}
+    them.set_health("b0", up=True)
+    assert picked(them) is not None
+    them.mask("b0", "away")
+    them.set_health("b0", up=False, reason="gone")
+    them.set_health("b0", up=False, reason="gone")
+    assert told == ["masked b0", "up b0", "masked b0", "down b0"]
+
+
+@pytest.mark.parametrize("policy", ["iwrr", "learned", "p2c"])
+def test_what_is_not_allowed_is_never_taken(policy: str) -> None:
+    them = pool(1.0, 1.0, 1.0, policy=policy)
+
+    def allow(member: Member) -> bool:
+        return member.name == "b1"
+
+    assert {them.pick("m", allow=allow) for _ in range(9)} == {them.members["b1"]}
+    assert them.pick("m", {"b1"}, allow=allow) is None
+    found = them.pick("m", {"b1"}, squeeze=True, allow=allow)
+    assert found is them.members["b1"]
+    them.set_health("b1", up=False)
+    assert them.pick("m", squeeze=True, allow=allow) is None
+    alone = pool(1.0, policy=policy)
+    assert alone.pick("m", squeeze=True, allow=lambda _member: False) is None
+
+
+def test_weights_count_where_all_were_given_else_speed() -> None:
+    given = Pool([backend("b0", 1.0), backend("b1", 3.0)], policy="learned")
+    counts = Counter(given.pick("m").name for _ in range(40))  # type: ignore[union-attr]
+    assert counts == {"b0": 10, "b1": 30}
+    assert given.decisions["weights"] == 40
+    fields = {"url": "http://127.0.0.1:1", "models": ("m",)}
+    learned = Pool([backend("b0", 1.0), Backend.parse(fields | {"id": "b1"})], policy="learned")
+    assert learned.learns
+    for name, seconds in (("b0", 1.0), ("b1", 10.0)):
+        for number in range(5):
+            learned.learn(learned.members[name], "m", 100.0, seconds, 0.0, float(number))
+    assert {learned.pick("m", now_s=5.0).name for _ in range(9)} == {"b0"}  # type: ignore[union-attr]
+    assert learned.decisions["learned"] == 9
+    # What others sent there counts too.
+    learned.members["b0"].elsewhere = 100
+    assert learned.pick("m", now_s=5.0).name == "b1"  # type: ignore[union-attr]
+    ring = learned.rings["m"]
+    assert ring.expected_s(learned.members["b1"], 100.0) == pytest.approx(10.0, rel=0.2)
+    # Speeds outlive a change of the pool; a member without any is taken for a slow one.
+    learned.add(Backend.parse(fields | {"id": "b2"}))
+    ring = learned.rings["m"]
+    assert ring.expected_s(learned.members["b2"], 100.0) == pytest.approx(10.0, rel=0.2)
+    assert Pool([backend("x")]).rings["m"].expected_s(learned.members["b0"], 1.0) is None
+
+
+def test_who_served_a_conversation_serves_it_again_unless_busy() -> None:
+    for policy in ("learned", "iwrr"):
+        fields = {"url": "http://127.0.0.1:1", "models": ("m",)}
+        them = Pool([Backend.parse(fields | {"id": f"b{i}"}) for i in range(3)], policy=policy)
+        for member in them.members.values():
+            for number in range(10):
+                them.learn(member, "m", 100.0, 1.0, 0.0, float(number))
+
+        def home(them: Pool = them) -> str:
+            return them.pick("m", prefer="b2", now_s=11.0).name  # type: ignore[union-attr]
+
+        assert {home() for _ in range(6)} == {"b2"}
+        them.members["b2"].inflight = 3
+        assert {home() for _ in range(6)} == {"b2"}
+        them.members["b2"].inflight = 40
+        assert "b2" not in {home() for _ in range(6)}
+        them.members["b2"].inflight = 0
+        them.mask("b2", "away")
+        assert "b2" not in {home() for _ in range(6)}
+
+
+def test_services_and_aliases() -> None:
+    them = Pool(
+        [
+            backend("a", models=(), services=("echo",)),
+            backend("b", models=("m",), aliases={"mini": "m"}),
+        ]
+    )
+    assert them.models == ["m"]
+    assert them.aliases == {"mini": ("m",)}
+    assert them.pick_service("echo", (), 0.0) is them.members["a"]
+    assert them.pick_service("other", (), 0.0) is None
+    assert them.pick("echo") is None
+    with pytest.raises(AtollError, match="models"):
+        backend("c", models=())
+
+
+def test_a_new_file_does_not_take_the_nodes_of_a_fabric() -> None:
+    them = pool(1.0)
+    them.add(backend("n", url="fabric://m001-0123456789abcdef"))
+    them.replace([backend("y")])
+    assert list(them.members) == ["n", "y"]

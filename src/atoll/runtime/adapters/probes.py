@@ -10,7 +10,7 @@ import contextlib
 import json
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -25,6 +25,15 @@ class FetchError(AtollError):
     """A server did not answer, or not in HTTP."""
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server answered; names of headers are in small letters."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
 async def fetch(
     url: str,
     *,
@@ -33,16 +42,33 @@ async def fetch(
     api_key: str | None = None,
 ) -> tuple[int, bytes]:
     """GET a URL, or POST a JSON body to it; returns status and body. FetchError if there is none."""
+    answer = await ask(url, body=body, timeout_s=timeout_s, api_key=api_key)
+    return answer.status, answer.body
+
+
+async def ask(
+    url: str,
+    *,
+    method: str | None = None,
+    body: object = None,
+    timeout_s: float = 5.0,
+    api_key: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    most_bytes: int = 64 * 2**20,
+) -> Answer:
+    """Send a request, by default as `fetch` does; FetchError if there is no answer."""
     parts = urlsplit(url)
     secure = parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
     data = b"" if body is None else json.dumps(body).encode()
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     lines = [
-        f"{'GET' if body is None else 'POST'} {parts.path or '/'} HTTP/1.1",
+        f"{method or ('GET' if body is None else 'POST')} {target} HTTP/1.1",
         f"host: {parts.netloc}",
         "connection: close",
         "accept: application/json",
         f"content-length: {len(data)}",
+        *(f"{name}: {value}" for name, value in (headers or {}).items()),
     ]
     if data:
         lines.append("content-type: application/json")
@@ -55,7 +81,7 @@ async def fetch(
             reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=context)
             try:
                 writer.write(head + data)
-                return _read(await reader.read())
+                return _read(await _read_all(reader, most_bytes))
             finally:
                 writer.close()
                 with contextlib.suppress(OSError):
@@ -66,18 +92,27 @@ async def fetch(
         raise FetchError(f"{url} did not answer: {error}") from error
 
 
-def _read(data: bytes) -> tuple[int, bytes]:
+async def _read_all(reader: asyncio.StreamReader, most_bytes: int) -> bytes:
+    found = bytearray()
+    while piece := await reader.read(2**16):
+        found += piece
+        if len(found) > most_bytes:
+            raise ValueError(f"more than {most_bytes} bytes")
+    return bytes(found)
+
+
+def _read(data: bytes) -> Answer:
     head, _, body = data.partition(b"\r\n\r\n")
-    first, *rest = head.split(b"\r\n")
+    first, *rest = head.decode("latin-1").split("\r\n")
     fields = first.split(None, 2)
-    if len(fields) < 2 or not first.startswith(b"HTTP/1"):
+    if len(fields) < 2 or not first.startswith("HTTP/1"):
         raise ValueError("no HTTP")
     headers = {
-        name.strip().lower(): value.strip() for name, _, value in (r.partition(b":") for r in rest)
+        name.strip().lower(): value.strip() for name, _, value in (r.partition(":") for r in rest)
     }
-    if headers.get(b"transfer-encoding", b"").lower() == b"chunked":
+    if headers.get("transfer-encoding", "").lower() == "chunked":
         body = _unchunked(body)
-    return int(fields[1]), body
+    return Answer(int(fields[1]), headers, body)
 
 
 def _unchunked(body: bytes) -> bytes:

@@ -6,6 +6,7 @@ import hmac
 import ipaddress
 import time
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import msgspec
 
@@ -44,9 +45,9 @@ class Pages:
             raise ApiError(404, f"there is nothing at {path[:200]}", code="not_found")
         if request.method not in (b"GET", b"HEAD"):
             raise _not_allowed(request, "GET, HEAD")
-        self._page(connection, path)
+        self._page(connection, request, path)
 
-    def _page(self, connection: Connection, path: str) -> None:
+    def _page(self, connection: Connection, request: Request, path: str) -> None:
         app = self._app
         if path == "/health":
             up = sum(m.state == "up" for m in app.pool.members.values())
@@ -58,16 +59,24 @@ class Pages:
             connection.respond(200, page, CONTENT_TYPE.encode())
         elif path == "/openapi.json":
             _answer(connection, 200, document())
-        elif path == "/v1/models":
-            data = [self._model(name) for name in app.pool.models]
-            _answer(connection, 200, {"object": "list", "data": data})
         else:
-            name = path.removeprefix("/v1/models/")
-            if not app.pool.serves(name):
-                raise ApiError(
-                    404, f"The model {name[:200]!r} does not exist", code="model_not_found"
-                )
-            _answer(connection, 200, self._model(name))
+            self._models(connection, request, path)
+
+    def _models(self, connection: Connection, request: Request, path: str) -> None:
+        """Answer what there is to ask for; with keys, what the caller's may use."""
+        app = self._app
+        names = app.chooser.names()
+        if app.accounts is not None:
+            grant = app.accounts.authenticate(request.headers.get(b"authorization"))
+            names = list(app.accounts.visible_models(grant, names))
+        if path == "/v1/models":
+            data = [self._model(name) for name in names]
+            _answer(connection, 200, {"object": "list", "data": data})
+            return
+        name = unquote(path.removeprefix("/v1/models/"))
+        if name not in names:
+            raise ApiError(404, f"The model {name[:200]!r} does not exist", code="model_not_found")
+        _answer(connection, 200, self._model(name))
 
     def _model(self, name: str) -> dict[str, object]:
         return {
@@ -87,6 +96,10 @@ class Pages:
             if method != "GET":
                 raise _not_allowed(request, "GET")
             _answer(connection, 200, self.status())
+        elif what == "fabric" and not name and self._app.federation is not None:
+            if method != "GET":
+                raise _not_allowed(request, "GET")
+            _answer(connection, 200, self._app.federation.snapshot())
         elif what == "backends":
             self._backends(connection, request, method, name)
         else:

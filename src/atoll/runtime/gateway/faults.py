@@ -12,6 +12,37 @@ def busy(model: str) -> ApiError:
     return _server(503, f"all backends of {model} are busy or down", "overloaded", 1)
 
 
+def unknown_model(name: str) -> ApiError:
+    """No backend serves this model."""
+    return ApiError(
+        404,
+        f"The model {name!r} does not exist or you do not have access to it.",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def gone(model: str) -> ApiError:
+    """The model was served a moment ago, and may be again."""
+    return _server(503, f"no node serves {model} now", "model_unavailable", 5)
+
+
+def forbidden(model: str, reasons: str) -> ApiError:
+    """The policy of the key is against every node there is."""
+    return ApiError(
+        403,
+        f"your key may use none of the nodes that serve {model}: {reasons}",
+        kind="permission_error",
+        code="policy_forbids",
+    )
+
+
+def not_allowed(model: str, reasons: str, *, trusted: bool) -> ApiError:
+    """No node meets the policy of the request."""
+    who = "no node of a trusted provider serves" if trusted else "no node that may be used serves"
+    return _server(503, f"{who} {model} now: {reasons}", "policy_unmet", 5)
+
+
 def unreachable(model: str) -> ApiError:
     """No backend could be connected to."""
     return _server(503, f"no backend of {model} can be reached", "overloaded", 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from atoll.runtime.backends import Member
-from atoll.runtime.gateway.upstream import Link
+from atoll.runtime.gateway.upstream import GET, JSON, Ask, Way
 
 if TYPE_CHECKING:
     from atoll.runtime.gateway.app import Gateway
@@ -57,6 +57,8 @@ class Watch:
                 settings = self._app.settings.health
                 if settings.enabled:
                     for name, member in list(self._app.pool.members.items()):
+                        if member.node:
+                            continue
                         task = pending.get(name)
                         if task is None or task.done():
                             pending[name] = asyncio.ensure_future(self._check(member))
@@ -74,7 +76,7 @@ class Watch:
         name = member.backend.id
         try:
             path = settings.path if member.backend.kind != "openai" else "/v1/models"
-            status = await self._ask(member, b"GET", path, b"", settings.timeout_s)
+            status = await self._ask(member, GET, path, b"", settings.timeout_s)
             fine, reason = status < 500, f"{path} answered with status {status}"
             if fine and not member.up:
                 fine, reason = await self._token(member)
@@ -95,21 +97,19 @@ class Watch:
         """Return whether a backend makes a token: some are well only until they are used."""
         model = member.backend.models[0]
         body = msgspec.json.encode({"model": model, "prompt": "Hi", "max_tokens": 1})
-        status = await self._ask(member, b"POST", "/v1/completions", body, _TOKEN_TIMEOUT_S)
+        status = await self._ask(member, JSON, "/v1/completions", body, _TOKEN_TIMEOUT_S)
         # A model that completes nothing (embeddings) says so with a 4xx, which is an answer too.
         return status < 500, f"a request for one token was answered with status {status}"
 
-    async def _ask(
-        self, member: Member, method: bytes, path: str, body: bytes, timeout_s: float
-    ) -> int:
+    async def _ask(self, member: Member, ask: Ask, path: str, body: bytes, timeout_s: float) -> int:
         links = self._app.links(member)
-        link: Link | None = None
+        link: Way | None = None
         reply = _Reply(self._app.loop)
         try:
             async with asyncio.timeout(timeout_s):
                 # A new connection: a kept one says nothing about who listens now.
                 link = await links.connect()
-                link.send(reply, links.request(path.encode(), body, b"", method))
+                link.ask(reply, path.encode(), body, b"", ask)
                 return await reply.status
         finally:
             # Once answered, the connection is kept and may serve another already.

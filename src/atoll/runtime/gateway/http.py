@@ -24,11 +24,14 @@ _HIGH_WATER = 256 * 2**10
 class Request:
     """One request of a client, complete."""
 
-    __slots__ = ("body", "headers", "id", "keep_alive", "method", "old", "path", "trace")
+    __slots__ = ("body", "headers", "id", "keep_alive", "method", "old", "path", "query", "trace")
 
-    def __init__(self, method: bytes, path: bytes, headers: dict[bytes, bytes]) -> None:
+    def __init__(
+        self, method: bytes, path: bytes, headers: dict[bytes, bytes], query: bytes = b""
+    ) -> None:
         self.method = method
         self.path = path
+        self.query = query
         self.headers = headers
         self.body = b""
         self.id = b""
@@ -250,12 +253,13 @@ class Connection(asyncio.Protocol):
             > limits.header_bytes
         ):
             raise _RefusedError(_headers_too_large())
-        # The query takes no part in anything; keys and the like do not belong in logs.
-        path = (url[0] if len(url) == 1 else b"".join(url)).partition(b"?")[0]
+        # The query is kept apart: keys and the like do not belong in logs.
+        path, _, query = (url[0] if len(url) == 1 else b"".join(url)).partition(b"?")
         url.clear()
         parser = self._parser
         names = map(bytes.lower, given)
-        request = Request(parser.get_method(), path, dict(zip(names, given.values(), strict=True)))
+        headers = dict(zip(names, given.values(), strict=True))
+        request = Request(parser.get_method(), path, headers, query)
         given.clear()
         request.old = parser.get_http_version() != "1.1"
         return request
@@ -305,10 +309,14 @@ class Connection(asyncio.Protocol):
         """Answer the request being served with an error."""
         self.respond(error.status, error.body(), extra=_extra(error))
 
-    def begin_stream(self) -> None:
-        """Begin a stream of events as the answer to the request being served."""
-        extra = b"cache-control: no-cache\r\nx-accel-buffering: no\r\n"
+    def begin_stream(self, said: bytes = b"") -> None:
+        """Begin a stream of events as the answer to the request being served; `said` are more headers."""
+        extra = b"cache-control: no-cache\r\nx-accel-buffering: no\r\n" + said
         self.transport.write(self.head(200, b"text/event-stream; charset=utf-8", extra))
+
+    def begin(self, status: int, content_type: bytes, extra: bytes) -> None:
+        """Begin an answer whose pieces follow."""
+        self.transport.write(self.head(status, content_type, extra))
 
     def send(self, data: bytes) -> None:
         """Send a piece of the stream."""
@@ -321,7 +329,10 @@ class Connection(asyncio.Protocol):
     def end_stream(self, data: bytes) -> None:
         """Send the last piece of the stream and end it."""
         serving = self._serving
-        if serving is not None and serving.old:
+        if not data:
+            if serving is None or not serving.old:
+                self.transport.write(b"0\r\n\r\n")
+        elif serving is not None and serving.old:
             self.transport.write(data)
         else:
             self.transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data))

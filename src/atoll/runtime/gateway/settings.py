@@ -91,6 +91,18 @@ class GatewaySettings(Frozen):
     health: HealthSettings = HealthSettings()
     outliers: OutlierSettings = OutlierSettings()
     policy: str = "iwrr"
+    affinity: bool = False
+    """Whether a conversation goes to the backend that served it before, unless that one is busy."""
+    aliases: dict[str, str] = Field(default_factory=dict)
+    """Other names of models."""
+    queue_s: float = Field(0.0, ge=0)
+    """How long a request may wait for a backend with room; only with keys, a fabric or affinity."""
+    handover_s: float = Field(10.0, ge=0)
+    """So long before a node ends, what runs there is moved."""
+    flap_s: float = Field(0.3, ge=0)
+    """A node of a fabric that is back after less than this keeps what runs there."""
+    direct: bool = True
+    """Whether nodes of a fabric that say an address are asked there, without the tunnel."""
     admin_token: str | None = Field(None, min_length=1)
     """Bearer token for /atoll/v1; without one only this machine is answered there."""
     access_log: bool = True

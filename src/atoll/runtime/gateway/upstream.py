@@ -1,12 +1,17 @@
-"""The side of the gateway that backends see: kept connections, one request at a time on each."""
+"""The side of the gateway that backends see: kept connections, one request at a time on each.
+
+`Way` and `Ways` are what a request needs of a backend; `Link` and `Links` are that over HTTP. Nodes of a
+fabric are reached by others (`atoll.runtime.federation.links`).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections import deque
 from functools import cache
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -36,6 +41,63 @@ class Receiver(Protocol):
 
     def on_lost(self, reason: str, *, unused: bool) -> None:
         """It will never be; `unused`: a kept connection that turned out to be closed already."""
+
+
+class Ask(NamedTuple):
+    """What requests to an endpoint have in common."""
+
+    method: bytes = b"POST"
+    content_type: bytes = b"application/json"
+
+
+JSON = Ask()
+GET = Ask(b"GET")
+
+
+class Way(Protocol):
+    """A way to a backend for one request."""
+
+    def ask(
+        self, receiver: Receiver, path: bytes, body: bytes, extra: bytes, ask: Ask = JSON
+    ) -> None:
+        """Send a request; `extra` are headers with their line ends, `receiver` hears of the answer."""
+
+    def leave(self) -> None:
+        """Listen no more; the answer is as good as over."""
+
+    def close(self) -> None:
+        """Listen no more; the backend takes that as the request being cancelled."""
+
+    def pause(self) -> None:
+        """Have the backend wait with its answer."""
+
+    def resume(self) -> None:
+        """Have it go on."""
+
+
+class Ways(Protocol):
+    """The ways to one backend."""
+
+    url: str
+    open: int
+
+    def aim(self, member: Member) -> None:
+        """Take the address of a backend, which may have changed."""
+
+    def take(self) -> Way | None:
+        """Return a way that is there already, or None."""
+
+    async def connect(self) -> Way:
+        """Make one."""
+
+    def drop_idle(self) -> None:
+        """Give up what is kept: the backend behind it is not the one it was opened to."""
+
+    def tick(self, now_s: float) -> None:
+        """Give up what takes too long."""
+
+    def close(self) -> None:
+        """Make no more."""
 
 
 class Link(asyncio.Protocol):
@@ -70,11 +132,20 @@ class Link(asyncio.Protocol):
         self._sized = self._touched = self._ended = False
 
     def send(self, receiver: Receiver, request: bytes) -> None:
-        """Send a request; `receiver` hears of the answer."""
+        """Send the bytes of a request; `receiver` hears of the answer."""
         self.receiver = receiver
         self._status = 0
         self._sized = self._touched = self._ended = False
         self.transport.write(request)
+
+    def ask(
+        self, receiver: Receiver, path: bytes, body: bytes, extra: bytes, ask: Ask = JSON
+    ) -> None:
+        """Send a request to the backend; `receiver` hears of the answer."""
+        self.receiver = receiver
+        self._status = 0
+        self._sized = self._touched = self._ended = False
+        self.transport.write(self._links.request(path, body, extra, ask))
 
     def leave(self) -> None:
         """Listen no more; the connection is kept if the answer ends before long."""
@@ -85,6 +156,15 @@ class Link(asyncio.Protocol):
         """Close; a backend takes that as the request being cancelled."""
         self.receiver = None
         self.transport.abort()
+
+    def pause(self) -> None:
+        """Read no more until `resume`."""
+        self.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        with contextlib.suppress(RuntimeError):
+            self.transport.resume_reading()
 
     # Transport
 
@@ -177,18 +257,25 @@ class Links:
         safe = key if key.isprintable() and key.isascii() else ""
         auth = f"authorization: Bearer {safe}\r\n" if safe else ""
         self._prefix = parts.path.encode()
-        self._heads: dict[tuple[bytes, bytes], bytes] = {}
+        self._heads: dict[bytes, bytes] = {}
         self._common = (
-            f" HTTP/1.1\r\nhost: {parts.netloc}\r\n{auth}user-agent: atoll\r\n"
-            "content-type: application/json\r\n"
+            f" HTTP/1.1\r\nhost: {parts.netloc}\r\n{auth}user-agent: atoll\r\ncontent-type: "
         ).encode()
 
-    def request(self, path: bytes, body: bytes, extra: bytes, method: bytes = b"POST") -> bytes:
+    def request(self, path: bytes, body: bytes, extra: bytes, ask: Ask = JSON) -> bytes:
         """Return a request; `extra` are headers with their line ends."""
-        head = self._heads.get((method, path))
+        head = self._heads.get(path) if ask is JSON else None
         if head is None:
-            # There are as many as there are endpoints.
-            head = self._heads[method, path] = method + b" " + self._prefix + path + self._common
+            head = b"%b %b%b%b%b\r\n" % (
+                ask.method,
+                self._prefix,
+                path,
+                self._common,
+                ask.content_type,
+            )
+            if ask is JSON:
+                # There are as many as there are endpoints.
+                self._heads[path] = head
         return b"%b%bcontent-length: %d\r\n\r\n%b" % (head, extra, len(body), body)
 
     def take(self) -> Link | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from atoll.core.errors import AtollError
 from atoll.core.files import load_yaml
@@ -33,31 +35,49 @@ async def run(path: Path, ready: asyncio.Future[tuple[str, int]] | None = None) 
     log = JsonLog()
     pool = Pool(config.backends, outliers=config.outliers, policy=config.policy)
     gateway = Gateway(pool, config, log=log)
-    loop = asyncio.get_running_loop()
-    stop, kill = asyncio.Event(), asyncio.Event()
-
-    def signalled() -> None:
-        (kill if stop.is_set() else stop).set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled)
+    signals = Signals()
     address = await gateway.start()
     if ready is not None:
         ready.set_result(address)
-    follow = loop.create_task(_follow(path, config, gateway))
-    await stop.wait()
-    follow.cancel()
-    drained = loop.create_task(gateway.drain(_DRAIN_S))
-    killed = loop.create_task(kill.wait())
-    await asyncio.wait({drained, killed}, return_when=asyncio.FIRST_COMPLETED)
-    killed.cancel()
-    drained.cancel()
-    await gateway.close()
+    following = asyncio.create_task(follow(path, config, gateway))
+    await signals.stop.wait()
+    following.cancel()
+    await signals.drain(gateway, _DRAIN_S)
     return 0
 
 
-async def _follow(path: Path, config: GatewayFile, gateway: Gateway) -> None:
-    """Take over what changes in the file; what cannot be read is logged and changes nothing."""
+class Signals:
+    """SIGTERM or SIGINT ask a process to stop, a second one to do so at once."""
+
+    def __init__(self) -> None:
+        self.stop, self.at_once = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._asked)
+
+    def _asked(self) -> None:
+        (self.at_once if self.stop.is_set() else self.stop).set()
+
+    async def drain(self, gateway: Gateway, seconds: float) -> None:
+        """Let a gateway finish what runs, unless asked to hurry, and close it."""
+        drained = asyncio.create_task(gateway.drain(seconds))
+        hurried = asyncio.create_task(self.at_once.wait())
+        await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        drained.cancel()
+        await gateway.close()
+
+
+async def follow(
+    path: Path,
+    config: GatewayFile,
+    gateway: Gateway,
+    overruled: Mapping[str, object] = MappingProxyType({}),
+) -> None:
+    """Take over what changes in the file; what cannot be read is logged and changes nothing.
+
+    `overruled` are settings that were given otherwise and stay.
+    """
     seen = _mark(path)
     while True:
         await asyncio.sleep(_LOOK_S)
@@ -66,7 +86,7 @@ async def _follow(path: Path, config: GatewayFile, gateway: Gateway) -> None:
             continue
         seen = now
         try:
-            new = read_config(path)
+            new = read_config(path).model_copy(update=overruled)
             gateway.pool.replace(new.backends)
         except AtollError as error:
             gateway.log.event("config.refused", path=str(path), error=str(error))

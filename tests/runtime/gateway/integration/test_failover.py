@@ -10,7 +10,7 @@ import pytest
 
 from atoll.runtime.gateway.health import Watch
 from atoll.runtime.gateway.settings import HealthSettings
-from atoll.runtime.gateway.upstream import Link
+from atoll.runtime.gateway.upstream import GET, Link
 from tests.runtime.gateway.engine import Fault, ScriptedEngine, expected
 from tests.runtime.gateway.harness import (
     CHAT,
@@ -330,7 +330,7 @@ def test_health_check_lets_go_of_its_connection() -> None:
                 taken.append(links.take())
 
             links.keep = keep_and_take  # type: ignore[method-assign]
-            assert await Watch(bench.gateway)._ask(member, b"GET", "/health", b"", 2.0) == 200
+            assert await Watch(bench.gateway)._ask(member, GET, "/health", b"", 2.0) == 200
             (link,) = taken
             assert link is not None
             assert not link.transport.is_closing()

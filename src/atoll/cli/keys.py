@@ -1,0 +1,249 @@
+"""`atoll keys`: make, list and revoke the API keys of a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from atoll.cli.render import console, emit, note, table
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from atoll.runtime.accounts.database import Database
+    from atoll.runtime.accounts.keys import Key
+    from atoll.runtime.policy import Policy
+
+T = TypeVar("T")
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+DB_HELP = "sqlite:///FILE, postgresql://..., or a file; else $ATOLL_DB, else the user's own."
+Db = Annotated[str | None, typer.Option("--db", envvar="ATOLL_DB", show_envvar=False, help=DB_HELP)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Which = Annotated[str, typer.Argument(metavar="ID", help="Id of a key, or its name.")]
+
+
+@app.callback()
+def root() -> None:
+    """Make, list and revoke the API keys of a gateway."""
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(help="What the key is for.")],
+    owner: Annotated[str, typer.Option("--owner", help="Whose it is.")] = "",
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="A model it may use, or a pattern (llama-*); repeatable."),
+    ] = None,
+    requests_per_min: Annotated[
+        str | None, typer.Option("--requests-per-min", help="Per gateway.")
+    ] = None,
+    tokens_per_min: Annotated[
+        str | None,
+        typer.Option("--tokens-per-min", help="Prompt and answer, per gateway; 10k, 1M."),
+    ] = None,
+    tokens_per_day: Annotated[
+        str | None, typer.Option("--tokens-per-day", help="Of all gateways; UTC.")
+    ] = None,
+    tokens_per_month: Annotated[str | None, typer.Option("--tokens-per-month")] = None,
+    tokens_total: Annotated[str | None, typer.Option("--tokens-total")] = None,
+    concurrent: Annotated[
+        int | None, typer.Option("--concurrent", help="Requests at the same time, per gateway.")
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option("--expires", help="After 30d, or on 2027-01-31 (UTC).")
+    ] = None,
+    provider: Annotated[
+        list[str] | None,
+        typer.Option("--provider", help="A provider it trusts; repeatable. Default: all."),
+    ] = None,
+    region: Annotated[list[str] | None, typer.Option("--region", help="Repeatable.")] = None,
+    gpu: Annotated[list[str] | None, typer.Option("--gpu", help="A GPU class; repeatable.")] = None,
+    min_precision: Annotated[
+        str | None, typer.Option("--min-precision", help="bf16, fp8, int4.")
+    ] = None,
+    stability: Annotated[
+        str | None, typer.Option("--stability", help="At least spot, batch, standard, reserved.")
+    ] = None,
+    track: Annotated[
+        bool,
+        typer.Option("--track/--no-track", help="Whether its requests are written down."),
+    ] = True,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key and print it, once: only a hash of it is kept."""
+    from atoll.core.units import parse_count
+    from atoll.runtime.accounts.keys import NewKey
+
+    def count(text: str | None, field: str) -> int | None:
+        return None if text is None else parse_count(text, field=f"--{field}")
+
+    spec = NewKey.parse(
+        {
+            "name": name,
+            "owner": owner,
+            "models": tuple(model or ()),
+            "requests_per_min": count(requests_per_min, "requests-per-min"),
+            "tokens_per_min": count(tokens_per_min, "tokens-per-min"),
+            "tokens_per_day": count(tokens_per_day, "tokens-per-day"),
+            "tokens_per_month": count(tokens_per_month, "tokens-per-month"),
+            "tokens_total": count(tokens_total, "tokens-total"),
+            "concurrent": concurrent,
+            "expires_s": None if expires is None else moment(expires, "--expires", ahead=True),
+            "policy": _policy(provider, region, gpu, min_precision, stability),
+            "track": track,
+        }
+    )
+    text, key = with_database(db, lambda database: database.create_key(spec))
+    if as_json:
+        emit({"key": text} | described(key), True)
+        return
+    console().print(text)
+    note(f"key {key.id} ({name}): shown this once; keep it safe")
+
+
+@app.command("list")
+def list_(
+    every: Annotated[bool, typer.Option("--all", help="Revoked and expired ones too.")] = False,
+    db: Db = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the keys; their secrets are not known."""
+    now_s = time.time()
+    keys = [
+        key
+        for key in with_database(db, lambda database: database.keys())
+        if every or key.state(now_s) == "active"
+    ]
+    columns = ("id", "name", "owner", "state", "models", "limits", "made", "expires")
+    rows = [
+        (
+            key.id,
+            key.spec.name,
+            key.spec.owner or None,
+            key.state(now_s),
+            ", ".join(key.spec.models) or "all",
+            _limits(key) or None,
+            _day(key.created_s),
+            None if key.spec.expires_s is None else _day(key.spec.expires_s),
+        )
+        for key in keys
+    ]
+    emit([described(key) for key in keys], as_json, lambda: table(columns, rows))
+
+
+@app.command()
+def show(which: Which, db: Db = None, as_json: AsJson = False) -> None:
+    """Show a key and what it has used so far."""
+    from atoll.runtime.accounts.limits import TOTAL, periods
+
+    async def look(database: Database) -> tuple[Key, dict[str, int]]:
+        key = await database.key(which)
+        now = periods(time.time())
+        named = {"today": now.day, "this_month": now.month, "total": TOTAL}
+        found = (await database.counters([key.id], tuple(named.values()))).get(key.id, {})
+        return key, {name: found.get(period, 0) for name, period in named.items()}
+
+    key, used = with_database(db, look)
+    emit(described(key) | {"tokens_used": used}, as_json)
+
+
+@app.command()
+def revoke(which: Which, db: Db = None, as_json: AsJson = False) -> None:
+    """Make a key useless for good; gateways know within two seconds."""
+
+    async def end(database: Database) -> Key:
+        return await database.revoke_key((await database.key(which)).id)
+
+    key = with_database(db, end)
+    if as_json:
+        emit(described(key), True)
+    else:
+        note(f"key {key.id} ({key.spec.name}) is revoked")
+
+
+def with_database(url: str | None, use: Callable[[Database], Awaitable[T]]) -> T:
+    """Open the database that a command means, use it and close it."""
+    from atoll.runtime.accounts.database import Database, default_url
+
+    async def run() -> T:
+        database = await Database.open(url or default_url())
+        try:
+            return await use(database)
+        finally:
+            await database.close()
+
+    return asyncio.run(run())
+
+
+def moment(text: str, field: str, *, ahead: bool) -> float:
+    """Read a moment: a date or time (UTC unless it says otherwise), or a span from now: 30d, 12h."""
+    from atoll.core.errors import InputError
+    from atoll.core.units import parse_duration
+
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        try:
+            span_s = parse_duration(text)
+        except InputError:
+            hint = "write it like 2026-11-30 or 30d"
+            raise InputError(f"{text!r} is no date or span", field=field, hint=hint) from None
+        return time.time() + (span_s if ahead else -span_s)
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+def described(key: Key) -> dict[str, Any]:
+    """Return all that may be said of a key."""
+    return {
+        "id": key.id,
+        "state": key.state(time.time()),
+        **key.spec.model_dump(mode="json"),
+        "created_s": key.created_s,
+        "revoked_s": key.revoked_s,
+    }
+
+
+def _policy(
+    providers: list[str] | None,
+    regions: list[str] | None,
+    gpus: list[str] | None,
+    min_precision: str | None,
+    stability: str | None,
+) -> Policy | None:
+    from atoll.runtime.policy import Policy
+
+    given: dict[str, object] = {
+        "providers": providers and tuple(providers),
+        "regions": regions and tuple(regions),
+        "gpus": gpus and tuple(gpus),
+        "min_precision": min_precision,
+        "stability": stability,
+    }
+    said = {name: value for name, value in given.items() if value}
+    return Policy.parse(said) if said else None
+
+
+def _limits(key: Key) -> str:
+    from atoll.core.units import format_count
+
+    spec = key.spec
+    said = (
+        (spec.requests_per_min, "requests/min"),
+        (spec.tokens_per_min, "tokens/min"),
+        (spec.tokens_per_day, "tokens/day"),
+        (spec.tokens_per_month, "tokens/month"),
+        (spec.tokens_total, "tokens"),
+        (spec.concurrent, "at once"),
+    )
+    return ", ".join(f"{format_count(most)} {what}" for most, what in said if most is not None)
+
+
+def _day(unix_s: float) -> str:
+    return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d}"

@@ -1,0 +1,293 @@
+"""`atoll nodes`: who is in the fabric, with what, and which of them has what one needs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.cli.render import console, emit, table, to_json
+from atoll.core.errors import MissingDependencyError, UsageError
+from atoll.core.units import format_bytes, format_duration, format_price, parse_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rich.console import Group
+
+    from atoll.fabric.fabric import Fabric
+    from atoll.fabric.load import Load
+    from atoll.fabric.peers import Peer
+    from atoll.fabric.queries import Query
+    from atoll.fabric.records import Gpu, Metadata, Service
+
+app = typer.Typer(add_completion=False)
+_LOAD_WAIT_S = 1.1
+_REDRAW_S = 0.5
+_SHOWN_MODELS = 3
+Names = list[str] | None
+
+
+def _several(flag: str, help_text: str) -> Any:
+    return typer.Option(flag, help=help_text, show_default=False)
+
+
+@app.command()
+def nodes(
+    name: Annotated[
+        Names, typer.Argument(help="Names or session ids; none: all.", show_default=False)
+    ] = None,
+    gpu: Annotated[Names, _several("--gpu", "GPU class: A100 also means A100-80G.")] = None,
+    min_vram: Annotated[
+        str, typer.Option("--min-vram", help="Memory of one GPU: 40GB.", show_default=False)
+    ] = "",
+    min_gpus: Annotated[
+        int, typer.Option("--min-gpus", min=0, help="GPUs of that kind together.")
+    ] = 0,
+    model: Annotated[Names, _several("--model", "Model or alias; * stands for anything.")] = None,
+    precision: Annotated[Names, _several("--precision", "Of what it serves: bf16, fp8.")] = None,
+    provider: Annotated[Names, _several("--provider", "Who runs it.")] = None,
+    region: Annotated[Names, _several("--region", "Region: eu also means eu-west-1.")] = None,
+    site: Annotated[Names, _several("--site", "Site.")] = None,
+    state: Annotated[Names, _several("--state", "join, serving, down or silent.")] = None,
+    engine: Annotated[Names, _several("--engine", "vllm, sglang, llamacpp, ...")] = None,
+    stability: Annotated[
+        str,
+        typer.Option(
+            "--stability",
+            help="At least this: spot, batch, standard or reserved.",
+            show_default=False,
+        ),
+    ] = "",
+    role: Annotated[Names, _several("--role", "hub, worker, gateway or operator.")] = None,
+    fabric: Annotated[
+        str | None,
+        typer.Option(
+            "--fabric",
+            envvar="ATOLL_FABRIC",
+            show_envvar=True,
+            help="A token, @FILE that holds it, its folder, or open://host:port.",
+        ),
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Stay, and redraw on change.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, in base units; with --watch a line each.")
+    ] = False,
+) -> None:
+    """Show the nodes of a fabric; options narrow, several values of one option mean any of them.
+
+    Reads along with any certificate of the fabric and leaves no trace in it.
+    """
+    need_fabric()
+    from atoll.fabric.queries import Query
+
+    query = Query(
+        names=tuple(name or ()),
+        gpus=tuple(gpu or ()),
+        min_vram_bytes=parse_bytes(min_vram, field="--min-vram") if min_vram else 0.0,
+        min_gpus=min_gpus,
+        models=tuple(model or ()),
+        precisions=tuple(precision or ()),
+        providers=tuple(provider or ()),
+        regions=tuple(region or ()),
+        sites=tuple(site or ()),
+        states=tuple(state or ()),
+        engines=tuple(engine or ()),
+        roles=tuple(role or ()),
+        min_stability=stability,
+    )
+    asyncio.run(_nodes(fabric, query, watch, as_json))
+
+
+def need_fabric() -> None:
+    """Say which extra to install where the packages of the fabric are missing."""
+    from importlib.util import find_spec
+
+    for package in ("zenoh", "cryptography", "msgspec"):
+        if find_spec(package) is None:
+            raise MissingDependencyError(package, "fabric", needed_for="a fabric")
+
+
+async def _nodes(token: str | None, query: Query, watch: bool, as_json: bool) -> None:
+    from atoll.fabric.access import Access
+    from atoll.fabric.fabric import Fabric
+    from atoll.fabric.records import Metadata
+
+    access = Access.open(token)
+    identity = access.identity
+    if identity.role == "hub":
+        raise UsageError(
+            "this token is a hub's", field="--fabric", hint="atoll fabric issue NAME for yourself"
+        )
+    metadata = Metadata(name="nodes", provider=identity.provider, role="worker")
+    fabric = await Fabric.connect(access, metadata, observe=True)
+    try:
+        await _first_loads(fabric)
+        if watch:
+            await _watch(fabric, query, as_json)
+        else:
+            found = chosen(fabric.peers(), query)
+            said = [describe(peer, fabric.loads.get(peer.sid)) for peer in found]
+            emit(
+                said, as_json, lambda: drawn(found, fabric.loads, time.time(), len(fabric.peers()))
+            )
+    finally:
+        await fabric.close()
+
+
+async def _first_loads(fabric: Fabric) -> None:
+    """Loads are not kept anywhere: wait a moment until every serving node has said its own."""
+    until_s = time.monotonic() + _LOAD_WAIT_S
+    while time.monotonic() < until_s:
+        serving = (peer for peer in fabric.peers() if peer.routable and peer.metadata.services)
+        if all(peer.sid in fabric.loads for peer in serving):
+            return
+        await asyncio.sleep(0.02)
+
+
+async def _watch(fabric: Fabric, query: Query, as_json: bool) -> None:
+    if as_json:
+        await _watch_lines(fabric, query)
+        return
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    def view() -> Group:
+        peers = fabric.peers()
+        sheet = drawn(chosen(peers, query), fabric.loads, time.time(), len(peers))
+        return sheet if fabric.connected else Group(sheet, Text("no hub answers this moment"))
+
+    with Live(view(), console=console(), auto_refresh=False) as live:
+        while True:
+            await asyncio.sleep(_REDRAW_S)
+            live.update(view(), refresh=True)
+
+
+async def _watch_lines(fabric: Fabric, query: Query) -> None:
+    """Print one JSON object a line: every node that is there, then every change."""
+    import json
+
+    happened: asyncio.Queue[tuple[str, Peer]] = asyncio.Queue()
+    fabric.listeners.append(lambda kind, peer: happened.put_nowait((kind, peer)))
+    for peer in chosen(fabric.peers(), query):
+        happened.put_nowait(("there", peer))
+    while True:
+        kind, peer = await happened.get()
+        if kind == "left" or query.lacks(peer) is None:
+            said = {"event": kind, **describe(peer, fabric.loads.get(peer.sid))}
+            typer.echo(json.dumps(json.loads(to_json(said)), ensure_ascii=False))
+
+
+def chosen(peers: Sequence[Peer], query: Query) -> list[Peer]:
+    """Return the nodes that have what is asked, hubs first, then by name."""
+    found = [peer for peer in peers if query.lacks(peer) is None]
+    return sorted(found, key=lambda peer: (peer.metadata.role != "hub", peer.name, peer.sid))
+
+
+def describe(peer: Peer, load: Load | None) -> dict[str, Any]:
+    """Return a node as plain data: what it says of itself and what is known of it here."""
+    from atoll.fabric.records import as_dict
+
+    said = as_dict(peer.metadata)
+    for private in ("seal", "revoked"):
+        del said[private]
+    known = {
+        "sid": peer.sid,
+        "state": peer.state.name.lower(),
+        "alive": peer.alive,
+        "routable": peer.routable,
+        "verified": peer.verified,
+        "since_s": peer.since_s,
+        "load": None
+        if load is None
+        else {field: getattr(load, field) for field in load.__struct_fields__},
+    }
+    return {"name": said.pop("name"), **known, **said}
+
+
+def drawn(peers: Sequence[Peer], loads: Mapping[str, Load], now_s: float, of: int) -> Group:
+    """Return the nodes as a table; `of` is how many the fabric has."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from atoll.fabric.queries import state_of
+
+    rows = [
+        (
+            peer.name,
+            f"{peer.provider} {'✓' if peer.verified else '(unverified)'}",
+            peer.metadata.role,
+            state_of(peer),
+            _place(peer.metadata),
+            _gpus(peer.metadata),
+            _models(peer.metadata.services),
+            f"{peer.metadata.engine} {peer.metadata.engine_version}".strip() or None,
+            _load(loads.get(peer.sid)),
+            _ends(peer.metadata, now_s),
+            _price(peer.metadata),
+        )
+        for peer in peers
+    ]
+    names = ("name", "provider", "role", "state", "place", "hardware", "serves", "engine", "load")
+    columns = (*names, "ends in", "price")
+    # What nobody says is not shown: terminals are narrow.
+    said = [i for i in range(len(columns)) if any(row[i] is not None for row in rows)]
+    sheet = table(
+        [columns[i] for i in said],
+        [[row[i] for i in said] for row in rows],
+        right=("ends in", "price"),
+    )
+    everybody = f"{of} node{'' if of == 1 else 's'}"
+    if not peers:
+        return Group(Text(f"none of {everybody}"))
+    return Group(sheet, Text(everybody if len(peers) == of else f"{len(peers)} of {everybody}"))
+
+
+def _place(said: Metadata) -> str | None:
+    return "/".join(filter(None, (said.region, said.site))) or None
+
+
+def _gpus(said: Metadata) -> str | None:
+    def one(gpu: Gpu) -> str:
+        return f"{gpu.count}x{gpu.type} {format_bytes(gpu.memory_bytes)}"
+
+    hardware = said.hardware
+    if hardware.gpus:
+        return ", ".join(one(gpu) for gpu in hardware.gpus)
+    return f"{hardware.cpus} CPUs {format_bytes(hardware.memory_bytes)}" if hardware.cpus else None
+
+
+def _models(services: tuple[Service, ...]) -> str | None:
+    def one(service: Service) -> str:
+        part = "" if service.layers is None else f"[{service.layers[0]}:{service.layers[1]}]"
+        known = "" if service.precision == "unknown" else f" {service.precision}"
+        return f"{service.model}{part}{known}"
+
+    shown = [one(service) for service in services[:_SHOWN_MODELS]]
+    more = len(services) - _SHOWN_MODELS
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "") or None
+
+
+def _load(load: Load | None) -> str | None:
+    if load is None:
+        return None
+    room = "" if load.capacity is None else f"/{load.capacity}"
+    waiting = f" +{load.waiting}" if load.waiting else ""
+    return f"{load.running}{room}{waiting}"
+
+
+def _ends(said: Metadata, now_s: float) -> str | None:
+    if said.ends_s is None:
+        return None
+    return format_duration(said.ends_s - now_s) if said.ends_s > now_s else "over"
+
+
+def _price(said: Metadata) -> str | None:
+    if said.price_usd_per_hour is not None:
+        return format_price(said.price_usd_per_hour)
+    if said.usd_per_mtoken_out is not None:
+        return f"${said.usd_per_mtoken_in or 0:g}/{said.usd_per_mtoken_out:g} per Mtoken"
+    return None

@@ -1,0 +1,123 @@
+"""`atoll usage`: what the keys of a gateway have used, and what it cost."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.cli.keys import Db, moment, with_database
+from atoll.cli.render import emit, note, table
+
+if TYPE_CHECKING:
+    from atoll.runtime.accounts.database import Database
+
+app = typer.Typer(add_completion=False)
+_SHOWN = 1000
+
+
+@app.command()
+def usage(
+    by: Annotated[
+        str,
+        typer.Option(
+            "--by",
+            help="Sum up by key, owner, model, outcome, day, provider or node; "
+            "or list every operation or attempt.",
+        ),
+    ] = "key",
+    since: Annotated[
+        str | None, typer.Option("--since", help="2026-11-01, or 30d ago (UTC).")
+    ] = None,
+    until: Annotated[str | None, typer.Option("--until", help="Before this date or time.")] = None,
+    key: Annotated[str | None, typer.Option("--key", help="Of one key: its id or name.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="Write a CSV file; - for standard output.")
+    ] = None,
+    parquet: Annotated[Path | None, typer.Option("--parquet", help="Write a Parquet file.")] = None,
+    db: Db = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show requests, tokens and cost (US dollars) by key, model, provider or day.
+
+    Tokens that a client received count once, whatever was retried or moved. Keys that are not tracked
+    do not appear.
+    """
+    from atoll.cli.targets import check_target
+    from atoll.core.errors import UnknownNameError, UsageError
+    from atoll.runtime.accounts.report import LISTS, SUMS
+
+    if by not in SUMS + LISTS:
+        raise UnknownNameError("grouping", by, SUMS + LISTS, field="--by")
+    if sum((csv is not None, parquet is not None, as_json)) > 1:
+        raise UsageError("--csv, --parquet and --json exclude each other", hint="name one of them")
+    for target in (csv, parquet):
+        if target is not None and str(target) != "-":
+            check_target(target)
+
+    async def look(database: Database) -> int:
+        return await _show(database, by, since, until, key, csv, parquet, as_json)
+
+    count = with_database(db, look)
+    target = parquet or csv
+    if target is not None and str(target) != "-":
+        note(f"wrote {count:,} rows to {target}")
+
+
+async def _show(
+    database: Database,
+    by: str,
+    since: str | None,
+    until: str | None,
+    key: str | None,
+    csv: Path | None,
+    parquet: Path | None,
+    as_json: bool,
+) -> int:
+    from atoll.runtime.accounts import report
+
+    span = report.Span(
+        None if since is None else moment(since, "--since", ahead=False),
+        None if until is None else moment(until, "--until", ahead=False),
+        None if key is None else (await database.key(key)).id,
+    )
+    rows = report.usage(database, by, span)
+    columns = report.columns_of(by)
+    if parquet is not None:
+        with report.Whole(parquet) as file:
+            return await report.export(rows, report.ParquetSink(file.temporary, columns))
+    if csv is not None and str(csv) == "-":
+        return await report.export(rows, report.CsvSink(sys.stdout, columns))
+    if csv is not None:
+        with report.Whole(csv) as file, file.temporary.open("w", newline="") as stream:
+            return await report.export(rows, report.CsvSink(stream, columns))
+    listed: list[dict[str, Any]] = []
+    async for row in rows:
+        listed.append(row)
+        if not as_json and len(listed) == _SHOWN:
+            note(f"only the first {_SHOWN:,} rows are shown; --csv writes all")
+            break
+    emit(listed, as_json, lambda: _drawn(columns, listed))
+    return len(listed)
+
+
+def _drawn(columns: tuple[str, ...], rows: list[dict[str, Any]]) -> Any:
+    numbers = [n for n in columns if n.endswith(("_tokens", "requests", "_usd"))]
+    cells = [
+        tuple(
+            f"{row[name]:,.6f}"
+            if name == "cost_usd"
+            else f"{row[name]:,}"
+            if name in numbers
+            else row[name]
+            for name in columns
+        )
+        for row in rows
+    ]
+    return table(
+        [name.replace("_", " ") for name in columns],
+        cells,
+        right=[n.replace("_", " ") for n in numbers],
+    )

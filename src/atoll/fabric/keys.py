@@ -1,0 +1,199 @@
+"""Who may say what: names of slots and sessions, the key space, and the rules hubs enforce.
+
+alive/<slot>/<sid>                    token of a session
+reg/<slot>/<sid>                      records as they change
+sync/<slot>/<sid>                     question: what do you know
+load/<slot>/<sid>                     load samples
+req/<slot>/<sid>                      question: please serve this
+assign/<slot>/<sid>                   question: please become this
+in/<slot>/<sid>/<sender slot>         to a worker: cancel, credit, resume
+out/<slot>/<sid>/<sender slot>/...    to an ingress: frames
+"""
+
+from __future__ import annotations
+
+import re
+
+PREFIX = "atoll"
+MAX_HUBS = 5
+MAX_SLOTS = 1000
+
+_SLOT = re.compile(r"m[0-9]{3}|h[0-4]")
+_SID = re.compile(r"(m[0-9]{3}|h[0-4])-[0-9a-f]{16}")
+
+
+def member_slot(number: int) -> str:
+    """Return the name of a member's slot: m000, m001, ..."""
+    return f"m{number:03d}"
+
+
+def hub_slot(number: int) -> str:
+    """Return the name of a hub's slot: h0 to h4."""
+    return f"h{number}"
+
+
+def is_slot(text: str) -> bool:
+    """Whether the text names a slot."""
+    return _SLOT.fullmatch(text) is not None
+
+
+def is_sid(text: str) -> bool:
+    """Whether the text is a well-formed session id."""
+    return _SID.fullmatch(text) is not None
+
+
+def is_hub(slot_or_sid: str) -> bool:
+    """Whether a slot or session belongs to a hub."""
+    return slot_or_sid.startswith("h")
+
+
+def slot_of(sid: str) -> str:
+    """Return the slot that owns a session."""
+    return sid.partition("-")[0]
+
+
+def new_sid(slot: str, random: bytes) -> str:
+    """Return a new session id of the slot, made of eight random bytes."""
+    return f"{slot}-{random[:8].hex()}"
+
+
+def alive(sid: str) -> str:
+    """Key of the session's liveliness token."""
+    return f"{PREFIX}/alive/{slot_of(sid)}/{sid}"
+
+
+def reg(sid: str) -> str:
+    """Key under which the owner of `sid` (or a hub, for what it wrote) pushes records."""
+    return f"{PREFIX}/reg/{slot_of(sid)}/{sid}"
+
+
+def sync(sid: str) -> str:
+    """Key of the session's registry question."""
+    return f"{PREFIX}/sync/{slot_of(sid)}/{sid}"
+
+
+def load(sid: str) -> str:
+    """Key of the session's load samples."""
+    return f"{PREFIX}/load/{slot_of(sid)}/{sid}"
+
+
+def req(sid: str) -> str:
+    """Key of the session's request question."""
+    return f"{PREFIX}/req/{slot_of(sid)}/{sid}"
+
+
+def assign(sid: str) -> str:
+    """Key of the session's assignment question."""
+    return f"{PREFIX}/assign/{slot_of(sid)}/{sid}"
+
+
+def inward(sid: str, sender_slot: str) -> str:
+    """Key of what a caller in `sender_slot` tells the worker `sid` after a request."""
+    return f"{PREFIX}/in/{slot_of(sid)}/{sid}/{sender_slot}"
+
+
+def inward_all(sid: str) -> str:
+    """Key expression of everything callers tell the worker `sid`."""
+    return f"{PREFIX}/in/{slot_of(sid)}/{sid}/*"
+
+
+def outward(sid: str, sender_slot: str, rest: str) -> str:
+    """Key of frames a worker in `sender_slot` sends to the ingress `sid`; `rest` names the stream."""
+    return f"{PREFIX}/out/{slot_of(sid)}/{sid}/{sender_slot}/{rest}"
+
+
+def outward_all(sid: str) -> str:
+    """Key expression of all frames sent to the ingress `sid`."""
+    return f"{PREFIX}/out/{slot_of(sid)}/{sid}/**"
+
+
+def sender_of(key: str) -> str:
+    """Return the slot that wrote a key: hubs let nobody else write it.
+
+    For `in` and `out` that is the sender, not the session addressed.
+    """
+    parts = key.split("/")
+    if parts[1] in ("in", "out"):
+        return parts[4] if len(parts) > 4 else ""
+    return parts[2]
+
+
+def sid_of(key: str) -> str:
+    """Return the session id in a key."""
+    return key.split("/", 4)[3]
+
+
+def hub_rules(slots: int, denied: frozenset[str] = frozenset()) -> dict[str, object]:
+    """Return the access control of a hub: every slot writes its own keys, and reads what is public.
+
+    Hubs may do everything: they pass on what others were allowed to say elsewhere. A slot in `denied`
+    may do nothing at all.
+    """
+    rules: list[dict[str, object]] = [
+        _rule("pass", ["egress"], _EVERYTHING, [f"{PREFIX}/**"]),
+        _rule("hub", ["ingress"], _EVERYTHING, [f"{PREFIX}/**"]),
+        _rule("read", ["ingress"], ["declare_subscriber"], _keys("reg/**", "load/**")),
+        _rule("ask", ["ingress"], ["query"], _keys("sync/**", "req/**", "assign/**")),
+        _rule(
+            "look",
+            ["ingress"],
+            ["liveliness_query", "declare_liveliness_subscriber"],
+            _keys("alive/**"),
+        ),
+    ]
+    names = [slot for slot in map(member_slot, range(slots)) if slot not in denied]
+    hubs = [slot for slot in map(hub_slot, range(MAX_HUBS)) if slot not in denied]
+    policies: list[dict[str, object]] = [{"rules": ["hub", "pass"], "subjects": ["hubs"]}]
+    subjects: list[dict[str, object]] = [{"id": "hubs", "cert_common_names": hubs}]
+    for slot in names:
+        puts = _keys(f"reg/{slot}/*", f"load/{slot}/*", f"in/*/*/{slot}", f"out/*/*/{slot}/**")
+        answers = _keys(f"sync/{slot}/*", f"req/{slot}/*", f"assign/{slot}/*")
+        own = [
+            _rule(f"put {slot}", ["ingress"], ["put"], puts),
+            _rule(f"answer {slot}", ["ingress"], ["declare_queryable", "reply"], answers),
+            _rule(f"live {slot}", ["ingress"], ["liveliness_token"], _keys(f"alive/{slot}/*")),
+            _rule(
+                f"hear {slot}",
+                ["ingress"],
+                ["declare_subscriber"],
+                _keys(f"in/{slot}/**", f"out/{slot}/**"),
+            ),
+        ]
+        rules += own
+        subjects.append({"id": slot, "cert_common_names": [slot]})
+        ids = ["pass", "read", "ask", "look", *(rule["id"] for rule in own)]
+        policies.append({"rules": ids, "subjects": [slot]})
+    return {
+        "enabled": True,
+        "default_permission": "deny",
+        "rules": rules,
+        "subjects": subjects,
+        "policies": policies,
+    }
+
+
+_EVERYTHING = [
+    "put",
+    "delete",
+    "declare_subscriber",
+    "query",
+    "reply",
+    "declare_queryable",
+    "liveliness_token",
+    "liveliness_query",
+    "declare_liveliness_subscriber",
+]
+
+
+def _keys(*names: str) -> list[str]:
+    return [f"{PREFIX}/{name}" for name in names]
+
+
+def _rule(name: str, flows: list[str], messages: list[str], key: list[str]) -> dict[str, object]:
+    return {
+        "id": name,
+        "permission": "allow",
+        "flows": flows,
+        "messages": messages,
+        "key_exprs": key,
+    }

@@ -1,0 +1,28 @@
+"""Times and sizes of a fabric; every field has a default that suits a federation of some hundred nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FabricSettings:
+    """How patient a member is. All times are seconds."""
+
+    lease_s: float = 2.0
+    """A silent link counts as lost after this long; keep-alives go out four times as often."""
+    connect_s: float = 10.0
+    """How long `Fabric.connect` waits for the first hub before it gives up."""
+    first_sync_s: float = 3.0
+    """How long `Fabric.connect` waits for an exchange with a peer; there is none in an empty fabric."""
+    retry_first_s: float = 0.1
+    """Pause before a lost hub is tried again, at first; it doubles up to `retry_most_s`."""
+    retry_most_s: float = 0.25
+    query_s: float = 1.5
+    """How long an answer of a peer to a registry question may take."""
+    flap_s: float = 0.3
+    """How long tokens may be gone, once a hub has, before their owners count as down."""
+    obituary_s: float = 60.0
+    """How long a hub waits for a token before it writes LEFT for a member."""
+    proxy: str | None = None
+    """HTTP proxy to reach hubs through, `http://[user:password@]host:port`; None: as the environment says."""

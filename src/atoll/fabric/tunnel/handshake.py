@@ -1,0 +1,188 @@
+"""How two members agree on the keys of a channel: one question, one answer.
+
+    caller   HELLO    who I am, whom I want, a fresh X25519 key; signed by my certificate
+    worker   WELCOME  who I am, a fresh X25519 key, the channel's number; signed over both messages
+
+Keys are drawn from the shared secret and the hash of both messages, so both sides have seen the same
+ones. A HELLO that somebody repeats opens a channel that nobody has the keys of, and is forgotten soon.
+In an open fabric certificates are self-made: traffic is sealed all the same, but names are only claims.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from atoll.fabric import keys
+from atoll.fabric.identity import Identity, Person, RefusedError, Verifier
+from atoll.fabric.tunnel.channel import Box
+from atoll.fabric.tunnel.frames import TunnelError
+
+HANDSHAKE_BYTES = 16 * 2**10
+_VERSION = 1
+_HELLO, _WELCOME = b"atoll tunnel 1 hello ", b"atoll tunnel 1 welcome "
+_SERVING, _CALLING = ("worker", "gateway"), ("gateway", "operator")
+
+T = TypeVar("T")
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True):
+    """What a caller says first."""
+
+    version: int
+    fabric: str
+    caller: str
+    """Its session."""
+    worker: str
+    """The session it wants."""
+    endpoint: str
+    """Where it listens: looks like a session id of its slot, and stays when the session is renewed."""
+    ephemeral: bytes
+    certificate: bytes
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker says to that; `refusal` if it will not."""
+
+    refusal: str
+    endpoint: str = ""
+    channel: int = 0
+    ephemeral: bytes = b""
+    certificate: bytes = b""
+
+
+class _Signed(msgspec.Struct, frozen=True, array_like=True):
+    body: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What both sides know after the handshake."""
+
+    person: Person
+    """The other side, as its certificate has it."""
+    session: str
+    """The other side's session at the time."""
+    endpoint: str
+    """Where the other side listens."""
+    channel: int
+    box: Box
+
+
+class Opening:
+    """The caller's half: `hello` goes out, `finish` takes the answer."""
+
+    def __init__(
+        self, identity: Identity, fabric: str, caller: str, worker: str, endpoint: str
+    ) -> None:
+        self._secret = X25519PrivateKey.generate()
+        self._worker = worker
+        public = self._secret.public_key().public_bytes_raw()
+        self._body = msgspec.msgpack.encode(
+            Hello(_VERSION, fabric, caller, worker, endpoint, public, identity.certificate)
+        )
+        self.hello = msgspec.msgpack.encode(_Signed(self._body, identity.sign(_HELLO + self._body)))
+
+    def finish(self, answer: bytes, verifier: Verifier) -> Agreed:
+        """Return what was agreed on; raises TunnelError if refused or not the worker that was asked."""
+        signed = _decoded(answer, _Signed)
+        welcome = _decoded(signed.body, Welcome)
+        if welcome.refusal:
+            raise TunnelError(f"refused: {welcome.refusal[:200]}")
+        person = _person(welcome.certificate, verifier)
+        if not person.check(_WELCOME + _framed(self._body, signed.body), signed.signature):
+            raise TunnelError("the worker's signature is wrong")
+        if person.slot != keys.slot_of(self._worker):
+            raise TunnelError("the answer is not of the worker that was asked")
+        _check_role(person, _SERVING, "serve")
+        _check_endpoint(welcome.endpoint, person)
+        out_key, in_key = _keys(self._secret, welcome.ephemeral, self._body, signed.body)
+        box = Box(out_key, in_key)
+        return Agreed(person, self._worker, welcome.endpoint, welcome.channel, box)
+
+
+def read_hello(question: bytes, verifier: Verifier, worker: str) -> tuple[Hello, Person, bytes]:
+    """Return a HELLO, who says it and its bytes; raises TunnelError unless all is as it should be."""
+    signed = _decoded(question, _Signed)
+    hello = _decoded(signed.body, Hello)
+    if hello.version != _VERSION:
+        raise TunnelError(f"tunnel version {hello.version}, not {_VERSION}")
+    if hello.fabric != verifier.fabric_id or hello.worker != worker:
+        raise TunnelError("meant for somebody else")
+    person = _person(hello.certificate, verifier)
+    if not person.check(_HELLO + signed.body, signed.signature):
+        raise TunnelError("the caller's signature is wrong")
+    if not keys.is_sid(hello.caller) or keys.slot_of(hello.caller) != person.slot:
+        raise TunnelError("the caller's session is not its own")
+    _check_role(person, _CALLING, "call")
+    _check_endpoint(hello.endpoint, person)
+    return hello, person, signed.body
+
+
+def welcome(
+    identity: Identity, hello: Hello, person: Person, said: bytes, endpoint: str, channel: int
+) -> tuple[bytes, Agreed]:
+    """Return the answer to a HELLO that was read, and what is agreed on by it."""
+    secret = X25519PrivateKey.generate()
+    public = secret.public_key().public_bytes_raw()
+    body = msgspec.msgpack.encode(Welcome("", endpoint, channel, public, identity.certificate))
+    in_key, out_key = _keys(secret, hello.ephemeral, said, body)
+    signature = identity.sign(_WELCOME + _framed(said, body))
+    answer = msgspec.msgpack.encode(_Signed(body, signature))
+    return answer, Agreed(person, hello.caller, hello.endpoint, channel, Box(out_key, in_key))
+
+
+def refusal(reason: str) -> bytes:
+    """Return the answer to a HELLO that leads nowhere."""
+    return msgspec.msgpack.encode(_Signed(msgspec.msgpack.encode(Welcome(reason)), b""))
+
+
+def _decoded(data: bytes, kind: type[T]) -> T:
+    if len(data) > HANDSHAKE_BYTES:
+        raise TunnelError("the handshake is too large")
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise TunnelError(f"not a handshake: {error}") from None
+
+
+def _person(certificate: bytes, verifier: Verifier) -> Person:
+    try:
+        return verifier.person(certificate)
+    except RefusedError as error:
+        raise TunnelError(error.message) from None
+
+
+def _check_role(person: Person, roles: tuple[str, ...], what: str) -> None:
+    # A role that nobody vouches for says nothing.
+    if person.verified and person.role not in roles:
+        raise TunnelError(f"a certificate for a {person.role} may not {what}")
+
+
+def _check_endpoint(endpoint: str, person: Person) -> None:
+    if not keys.is_sid(endpoint) or keys.slot_of(endpoint) != person.slot:
+        raise TunnelError("the address is not the sender's own")
+
+
+def _framed(first: bytes, second: bytes) -> bytes:
+    return len(first).to_bytes(8, "little") + first + second
+
+
+def _keys(
+    secret: X25519PrivateKey, public: bytes, hello: bytes, answer: bytes
+) -> tuple[bytes, bytes]:
+    """Return the keys from caller to worker and back."""
+    try:
+        shared = secret.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        raise TunnelError("not a key") from None
+    salt = hashlib.sha256(_framed(hello, answer)).digest()
+    drawn = HKDF(hashes.SHA256(), 64, salt, b"atoll tunnel 1 keys").derive(shared)
+    return drawn[:32], drawn[32:]

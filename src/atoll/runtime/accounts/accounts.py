@@ -1,0 +1,410 @@
+"""Keys, limits and usage as a gateway meets them: everything on the way of a request is in memory.
+
+All keys are held here and the database is asked once a second whether any changed, so a key that is
+revoked stops working, and a new one starts to, within that time. Finished requests go into the journal at
+once and from there into the database, once a second; as long as the database is away, keys stay as they
+were and the journal grows, up to a limit at which new requests are refused.
+
+Requests and tokens a minute, and requests at the same time, are counted by each gateway for itself.
+Quotas (a day, a month, ever) are of all gateways together; each knows of the others' use a second or two
+late, so a key may go over its quota by what is delivered meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from atoll.core.errors import InputError
+from atoll.runtime.accounts.database import AWAY, Database, is_refusal
+from atoll.runtime.accounts.held import ANYBODY, Grant, Held, no_room, unknown
+from atoll.runtime.accounts.journal import SLOTS, FullError, Journal, read_segment
+from atoll.runtime.accounts.keys import matches, presented
+from atoll.runtime.accounts.ledger import NO_PRICES, Price, Rows, rows_of
+from atoll.runtime.accounts.limits import TOTAL, day_of, periods
+from atoll.runtime.openai import ApiError
+from atoll.telemetry.logs import Log, SilentLog
+from atoll.telemetry.usage import UsageRecord
+
+__all__ = ["Accounts", "Grant", "Price"]
+
+_REFRESH_S = 1.0
+_ALL_S = 60.0
+"""How often quotas of keys that do not ask are read as well."""
+_ANSWER_S = 10.0
+"""How long the database may take for one answer."""
+_JOURNAL_BYTES = 256 * 2**20
+_UNWRITTEN = 64
+_TOKENS = 2**48
+"""More than any request can have: what claims more is cut."""
+
+
+class _Running:
+    """A request that has a slot."""
+
+    __slots__ = ("charged", "held")
+
+    def __init__(self, held: Held | None) -> None:
+        self.held = held
+        self.charged = 0
+
+
+class Accounts:
+    """Admits requests, and writes down what they used.
+
+    grant = accounts.admit(headers.get(b"authorization"), model)   # ApiError 401, 403, 429, 503
+    slot = accounts.opened(grant, request_id, model, endpoint)     # in the same turn of the loop
+    accounts.delivered(slot, tokens_so_far)                        # any number of times
+    accounts.closed(slot, grant, record)                           # exactly once
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        journal: Journal,
+        *,
+        required: bool = True,
+        prices: Mapping[str, Price] = NO_PRICES,
+        journal_bytes: int = _JOURNAL_BYTES,
+        log: Log | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.required = required
+        self.refused: dict[int, int] = {}
+        """Requests that were not admitted, by status."""
+        self._database = database
+        self._journal = journal
+        self._prices = prices
+        self._journal_bytes = journal_bytes
+        self._log = log or SilentLog()
+        self._clock = clock
+        self._wall = wall
+        self._keys: dict[str, Held] = {}
+        self._metered: dict[str, Held] = {}
+        """Those that have, or had, a quota."""
+        self._running: dict[int, _Running] = {}
+        self._version = 0
+        self._full = False
+        self._up = True
+        self._synced_s = self._all_s = clock()
+        found = journal.found
+        self._finished = found.finished + found.crashed
+        self._written = 0
+        self._gone: list[str] = []
+        self._syncing = asyncio.Lock()
+        self._periods = periods(wall())
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        *,
+        journal: Path,
+        required: bool = True,
+        prices: Mapping[str, Price] | None = None,
+        log: Log | None = None,
+        slots: int = SLOTS,
+        refresh_s: float = _REFRESH_S,
+        journal_bytes: int = _JOURNAL_BYTES,
+    ) -> Accounts:
+        """Open the database and the journal, and write down what dead gateways left there.
+
+        `journal` is a folder that gateways of this machine share. With `required` False a caller without
+        a key is let in, without limits; a key that is wrong is refused all the same. `prices` are those
+        of models whose nodes announce none.
+        """
+        database = await Database.open(url)
+        try:
+            accounts = cls(
+                database,
+                Journal.claim(journal, slots=slots),
+                required=required,
+                prices=prices or NO_PRICES,
+                journal_bytes=journal_bytes,
+                log=log,
+            )
+        except BaseException:
+            await database.close()
+            raise
+        await accounts._start(refresh_s)
+        return accounts
+
+    async def _start(self, refresh_s: float) -> None:
+        found = self._journal.found
+        if found.crashed or found.finished:
+            self._log.event("accounts.recovered", crashed=found.crashed, finished=found.finished)
+        if not await self.sync():
+            await self.close()
+            raise InputError(
+                "the database went away while its keys were read", hint="check that it runs"
+            )
+        self._task = asyncio.get_running_loop().create_task(self._run(refresh_s))
+
+    async def _run(self, refresh_s: float) -> None:
+        while True:
+            await asyncio.sleep(refresh_s)
+            try:
+                await self.sync()
+            except Exception as error:  # noqa: BLE001 - requests go on, and so must this
+                self._log.event("accounts.bug", error=repr(error)[:500])
+
+    async def close(self) -> None:
+        """Write what is finished into the database, if it is there, and let go."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        self._journal.rotate()
+        try:
+            await self.sync()
+        finally:
+            self._journal.release()
+            await self._database.close()
+
+    # On the way of a request
+
+    def authenticate(self, authorization: bytes | None) -> Grant:
+        """Return what a caller may do, or raise 401; costs nothing of its limits."""
+        held = self._held(authorization)
+        return ANYBODY if held is None else held.grant
+
+    def admit(self, authorization: bytes | None, model: str) -> Grant:
+        """Let one request of a caller in, or raise 401, 403, 429 or 503."""
+        held = self._held(authorization)
+        if self._full:
+            raise self._refuse(no_room("usage cannot be written down at the moment"))
+        if held is None:
+            return ANYBODY
+        now_s, unix_s = self._clock(), self._wall()
+        if unix_s >= self._periods.day_ends_s:
+            self._periods = periods(unix_s)
+        error = held.refusal(model, now_s, unix_s, self._periods)
+        if error is not None:
+            raise self._refuse(error)
+        if held.requests is not None:
+            held.requests.charge(now_s, 1)
+        return held.grant
+
+    def visible(self, grant: Grant, model: str) -> bool:
+        """Return whether a caller may use a model."""
+        held = self._keys.get(grant.key_id) if grant.key_id is not None else None
+        return held is None or held.models.allow(model)
+
+    def visible_models(self, grant: Grant, models: Iterable[str]) -> tuple[str, ...]:
+        """Return those of some models that a caller may use, in their order."""
+        return tuple(model for model in models if self.visible(grant, model))
+
+    def limit_headers(self, grant: Grant) -> tuple[tuple[bytes, bytes], ...]:
+        """Return OpenAI's `x-ratelimit-*` headers; none for a caller without limits per minute."""
+        held = self._keys.get(grant.key_id) if grant.key_id is not None else None
+        return () if held is None else held.limit_headers(self._clock())
+
+    def opened(self, grant: Grant, request_id: str, model: str, endpoint: str) -> int:
+        """Note that an admitted request begins; return its slot."""
+        held = self._keys.get(grant.key_id) if grant.key_id is not None else None
+        try:
+            if grant.track:
+                slot = self._journal.open(grant.key_id, request_id, model, endpoint, self._wall())
+            else:
+                counted = grant.key_id if held is not None and held.quotas else None
+                slot = self._journal.open(counted, "", "", "", self._wall(), track=False)
+        except FullError:
+            raise self._refuse(no_room("too many requests at once")) from None
+        if held is not None:
+            held.running += 1
+        self._running[slot] = _Running(held)
+        return slot
+
+    def delivered(self, slot: int, tokens: int) -> None:
+        """Note how many completion tokens the client has by now."""
+        self._journal.delivered(slot, tokens)
+
+    def closed(self, slot: int, grant: Grant, record: UsageRecord) -> None:
+        """Note that a request ended, however it did; its slot is free again."""
+        running = self._running.pop(slot)
+        prompt, completion = record.prompt_tokens, record.completion_tokens
+        if not (0 <= prompt <= _TOKENS and 0 <= completion <= _TOKENS):
+            prompt, completion = min(max(prompt, 0), _TOKENS), min(max(completion, 0), _TOKENS)
+            record = record._replace(prompt_tokens=prompt, completion_tokens=completion)
+        tokens = prompt + completion
+        finished_s = self._wall()
+        held = running.held
+        if held is not None:
+            held.ended(tokens, running.charged, day_of(finished_s), self._clock())
+        counts = held is not None and held.quotas
+        if grant.track or counts:
+            kept = record if grant.track else None
+            self._finished += 1
+            self._journal.close(slot, grant.key_id, tokens, finished_s, kept)
+        else:
+            self._journal.drop(slot)
+
+    def _held(self, authorization: bytes | None) -> Held | None:
+        """Return the key of a caller; None for a caller without one, where none is required."""
+        given = None if authorization is None else presented(authorization)
+        if given is None:
+            if not self.required:
+                return None
+            missing = authorization is None
+            raise self._refuse(
+                unknown(
+                    "No API key was given: send it as 'Authorization: Bearer KEY'."
+                    if missing
+                    else "This is not an API key of this service."
+                )
+            )
+        held = self._keys.get(given.id)
+        if not matches(None if held is None else held.key, given) or held is None:
+            raise self._refuse(unknown("This API key is not known."))
+        state = held.key.state(self._wall())
+        if state != "active":
+            raise self._refuse(unknown(f"This API key is {state}."))
+        return held
+
+    def _refuse(self, error: ApiError) -> ApiError:
+        self.refused[error.status] = self.refused.get(error.status, 0) + 1
+        return error
+
+    # Beside it
+
+    def stats(self) -> dict[str, object]:
+        """Return what metrics show.
+
+        keys, running, refused (by status), database_up, synced_s (seconds since the database was last in
+        step), written (requests since the start), unwritten (finished, and not in the database yet),
+        journal_bytes, journal_full.
+        """
+        return {
+            "keys": len(self._keys),
+            "running": self._journal.running,
+            "refused": dict(self.refused),
+            "database_up": self._up,
+            "synced_s": self._clock() - self._synced_s,
+            "written": self._written,
+            "unwritten": self._finished - self._written,
+            "journal_bytes": self._journal.bytes,
+            "journal_full": self._full,
+        }
+
+    async def sync(self) -> bool:
+        """Write what is finished, read what changed; return whether the database was there.
+
+        Runs once a second by itself.
+        """
+        async with self._syncing:
+            self._charge_running()
+            self._journal.retry()
+            try:
+                await self._exchange()
+            except AWAY as error:
+                self._away(error)
+            else:
+                if not self._up:
+                    self._log.event("accounts.database_back")
+                self._up = True
+                self._synced_s = self._clock()
+            self._check_room()
+            return self._up
+
+    def _charge_running(self) -> None:
+        """Charge what running requests have delivered since the last time."""
+        now_s = self._clock()
+        for slot, running in self._running.items():
+            held = running.held
+            if held is not None and (held.tokens is not None or held.quotas):
+                tokens = self._journal.tokens(slot)
+                more, running.charged = tokens - running.charged, tokens
+                held.grew(more, now_s)
+
+    async def _exchange(self) -> None:
+        if self._up:
+            # What was counted as pending goes with the segment that ends here.
+            self._journal.rotate()
+            for held in self._metered.values():
+                held.usage.send()
+        else:
+            self._journal.rotate_large()
+        for segment in self._journal.segments():
+            await self._write(segment)
+        if self._gone:
+            await asyncio.wait_for(self._database.forget(self._gone), _ANSWER_S)
+            self._gone.clear()
+        await self._read_keys()
+        await self._read_quotas()
+
+    async def _write(self, segment: Path) -> None:
+        count = 0
+        try:
+            rows, count = await asyncio.to_thread(_load, segment, self._prices)
+            await asyncio.wait_for(self._database.write(segment.stem, rows), _ANSWER_S)
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            # Rows that will never be taken must not hold up all others.
+            self._journal.forget(segment, keep_as=".refused")
+            self._finished -= count
+            self._log.event("accounts.refused", segment=segment.name, error=repr(error)[:500])
+            return
+        self._written += count
+        self._journal.forget(segment)
+        self._gone.append(segment.stem)
+
+    async def _read_keys(self) -> None:
+        changes = await asyncio.wait_for(self._database.key_changes(self._version), _ANSWER_S)
+        now_s = self._clock()
+        for key in changes.keys:
+            held = self._keys.get(key.id)
+            if held is None:
+                held = self._keys[key.id] = Held(key, now_s)
+            else:
+                held.change(key, now_s)
+            if held.quotas:
+                self._metered[key.id] = held
+        if changes.keys:
+            self._log.event("accounts.keys", changed=len(changes.keys), known=len(self._keys))
+        self._version = changes.version
+
+    async def _read_quotas(self) -> None:
+        """Learn what all gateways have counted: of keys in use, and now and then of all."""
+        now_s, now = self._clock(), periods(self._wall())
+        every = now_s - self._all_s >= _ALL_S
+        if every:
+            self._all_s = now_s
+        asked = [
+            key_id
+            for key_id, held in self._metered.items()
+            if every or held.usage.sent or now_s - held.touched_s < _ALL_S
+        ]
+        if not asked:
+            return
+        wanted = self._database.counters(asked, (now.day, now.month, TOTAL))
+        found = await asyncio.wait_for(wanted, _ANSWER_S)
+        for key_id in asked:
+            self._keys[key_id].usage.arrived(found.get(key_id, {}))
+
+    def _away(self, error: BaseException) -> None:
+        if self._up:
+            kind = type(getattr(error, "orig", None) or error).__name__
+            self._log.event("accounts.database_away", error=kind)
+        self._up = False
+
+    def _check_room(self) -> None:
+        journal = self._journal
+        full = journal.bytes >= self._journal_bytes or journal.unwritten >= _UNWRITTEN
+        if full != self._full:
+            self._log.event(
+                "accounts.journal_full" if full else "accounts.journal_free",
+                bytes=journal.bytes,
+                unwritten=journal.unwritten,
+            )
+        self._full = full
+
+
+def _load(segment: Path, prices: Mapping[str, Price]) -> tuple[Rows, int]:
+    finished = read_segment(segment)
+    return rows_of(finished, prices), len(finished)

@@ -1,0 +1,360 @@
+"""The database of keys and usage: SQLite by default, PostgreSQL by URL, the same tables in both."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atoll.core.errors import InputError, MissingDependencyError, UnknownNameError, UsageError
+from atoll.core.paths import state_dir
+from atoll.runtime.accounts.keys import Key, NewKey, make_key
+from atoll.runtime.accounts.ledger import Rows
+
+try:
+    import sqlalchemy as sa
+    from sqlalchemy.dialects import postgresql, sqlite
+    from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+    from atoll.runtime.accounts import schema
+except ModuleNotFoundError as missing:
+    raise MissingDependencyError(
+        missing.name or "sqlalchemy", "accounts", needed_for="a database of keys and usage"
+    ) from missing
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+
+_BATCH = 500
+_MIGRATING = 0x41544F4C4C
+"""The advisory lock of PostgreSQL under which tables are made."""
+_DRIVERS = {
+    "sqlite": "sqlite+aiosqlite",
+    "sqlite+aiosqlite": "sqlite+aiosqlite",
+    "postgres": "postgresql+psycopg",
+    "postgresql": "postgresql+psycopg",
+    "postgresql+psycopg": "postgresql+psycopg",
+}
+_FORMS = "write sqlite:///FILE, postgresql://USER@HOST/NAME, or the path of a file"
+
+
+def default_url() -> str:
+    """Return the URL of the user's own database."""
+    return f"sqlite:///{state_dir() / 'accounts.db'}"
+
+
+def read_url(text: str) -> sa.URL:
+    """Return the URL of a database with its driver; a path names a file of SQLite."""
+    if "://" not in text:
+        if not text:
+            raise UsageError("the database has no name", hint=_FORMS)
+        return sa.URL.create("sqlite+aiosqlite", database=text)
+    try:
+        url = sa.make_url(text)
+    except (ArgumentError, ValueError):
+        # The text may hold a password: it is not repeated.
+        raise UsageError("this is no URL of a database", hint=_FORMS) from None
+    if url.drivername not in _DRIVERS:
+        raise UsageError(f"databases of the kind {url.drivername!r} are not known", hint=_FORMS)
+    return url.set(drivername=_DRIVERS[url.drivername])
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Keys that were made or changed since a version."""
+
+    version: int
+    keys: tuple[Key, ...]
+
+
+class Database:
+    """A connection to the tables of keys and usage. Made by `Database.open`."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        insert: Any = postgresql.insert if engine.dialect.name == "postgresql" else sqlite.insert
+        self._insert = insert
+
+    @classmethod
+    async def open(cls, text: str) -> Database:
+        """Connect, and make or change the tables if needed; any number may do so at once."""
+        url = read_url(text)
+        shown = url.render_as_string(hide_password=True)
+        engine = _engine(url)
+        try:
+            async with _file_lock(url), engine.connect() as connection:
+                await _migrate(connection)
+        except (DBAPIError, OSError) as error:
+            await engine.dispose()
+            cause = getattr(error, "orig", None) or error
+            raise InputError(
+                f"cannot use the database {shown}: {type(cause).__name__}: {cause}",
+                hint="check its address, and that it runs and lets you in",
+            ) from None
+        except BaseException:
+            await engine.dispose()
+            raise
+        return cls(engine)
+
+    async def close(self) -> None:
+        """Let go of all connections."""
+        await self._engine.dispose()
+
+    @contextlib.asynccontextmanager
+    async def reading(self) -> AsyncIterator[AsyncConnection]:
+        """Give a connection to read with."""
+        async with self._engine.connect() as connection:
+            yield connection
+
+    # Keys
+
+    async def create_key(self, spec: NewKey) -> tuple[str, Key]:
+        """Make a key; return its text, which nobody can find out later, and the key."""
+        text, key_id, digest = make_key()
+        async with self._engine.begin() as connection:
+            version = await _next_version(connection)
+            key = Key(key_id, spec, time.time(), None, version, digest)
+            await connection.execute(
+                schema.keys.insert().values(
+                    id=key.id,
+                    digest=digest,
+                    name=spec.name,
+                    owner=spec.owner,
+                    spec=spec.to_json(),
+                    created_s=key.created_s,
+                    revoked_s=None,
+                    version=version,
+                )
+            )
+        return text, key
+
+    async def revoke_key(self, key_id: str) -> Key:
+        """Make a key useless for good; return it."""
+        table = schema.keys
+        async with self._engine.begin() as connection:
+            version = await _next_version(connection)
+            await connection.execute(
+                table.update()
+                .where(table.c.id == key_id, table.c.revoked_s.is_(None))
+                .values(revoked_s=time.time(), version=version)
+            )
+        return await self.key(key_id)
+
+    async def keys(self) -> tuple[Key, ...]:
+        """Return all keys, oldest first."""
+        table = schema.keys
+        async with self._engine.connect() as connection:
+            rows = await connection.execute(sa.select(table).order_by(table.c.created_s))
+            return tuple(_key(row._asdict()) for row in rows)
+
+    async def key(self, name: str) -> Key:
+        """Return the key with an id, or with a name that only one key has."""
+        known = await self.keys()
+        found = [key for key in known if key.id == name] or [
+            key for key in known if key.spec.name == name
+        ]
+        if len(found) > 1:
+            ids = ", ".join(key.id for key in found)
+            raise UsageError(f"{len(found)} keys are called {name!r}", hint=f"use an id: {ids}")
+        if not found:
+            raise UnknownNameError(
+                "key", name, [k.id for k in known] + [k.spec.name for k in known]
+            )
+        return found[0]
+
+    async def key_changes(self, since: int) -> Changes:
+        """Return the keys that changed after a version; one cheap query if none did."""
+        table = schema.keys
+        async with self._engine.connect() as connection:
+            version = await connection.scalar(sa.select(schema.versions.c.version))
+            if version is None or version <= since:
+                return Changes(since, ())
+            rows = await connection.execute(
+                sa.select(table).where(table.c.version > since).order_by(table.c.version)
+            )
+            keys = tuple(_key(row._asdict()) for row in rows)
+        return Changes(max((key.version for key in keys), default=since), keys)
+
+    async def counters(
+        self, keys: Sequence[str], periods: Collection[str]
+    ) -> dict[str, dict[str, int]]:
+        """Return the tokens of some keys in some periods: by key, then by period."""
+        table = schema.counters
+        found: dict[str, dict[str, int]] = {}
+        async with self._engine.connect() as connection:
+            for start in range(0, len(keys), _BATCH):
+                some = keys[start : start + _BATCH]
+                wanted = sa.select(table).where(
+                    table.c.key_id.in_(some), table.c.period.in_(periods)
+                )
+                for row in await connection.execute(wanted):
+                    found.setdefault(row.key_id, {})[row.period] = row.tokens
+        return found
+
+    # Usage
+
+    async def write(self, segment: str, rows: Rows) -> bool:
+        """Write a segment of a journal: all of it, once; return False if it was there already."""
+        table = schema.segments
+        async with self._engine.begin() as connection:
+            added = self._insert(table).values(name=segment).on_conflict_do_nothing()
+            if (await connection.execute(added.returning(table.c.name))).first() is None:
+                return False
+            for target, values in (
+                (schema.operations, rows.operations),
+                (schema.attempts, rows.attempts),
+            ):
+                statement = self._insert(target).on_conflict_do_nothing()
+                for start in range(0, len(values), _BATCH):
+                    await connection.execute(statement, values[start : start + _BATCH])
+            if rows.counters:
+                await self._count(connection, rows.counters)
+        return True
+
+    async def forget(self, segments: Sequence[str]) -> None:
+        """Forget segments whose files are gone: nobody will bring them again."""
+        table = schema.segments
+        async with self._engine.begin() as connection:
+            await connection.execute(table.delete().where(table.c.name.in_(segments)))
+
+    async def _count(
+        self, connection: AsyncConnection, counted: Mapping[tuple[str, str], int]
+    ) -> None:
+        table = schema.counters
+        statement = self._insert(table)
+        statement = statement.on_conflict_do_update(
+            index_elements=[table.c.key_id, table.c.period],
+            set_={"tokens": table.c.tokens + statement.excluded.tokens},
+        )
+        # In one order for all gateways: two of them cannot wait for each other.
+        values = [
+            {"key_id": key_id, "period": period, "tokens": tokens}
+            for (key_id, period), tokens in sorted(counted.items())
+        ]
+        await connection.execute(statement, values)
+
+
+AWAY = (SQLAlchemyError, OSError)
+"""What a database raises that cannot be used now."""
+
+
+def is_refusal(error: Exception) -> bool:
+    """Return whether a database will never take some rows, rather than not now."""
+    if isinstance(error, sa.exc.StatementError):
+        return not isinstance(error, DBAPIError) or isinstance(
+            error, sa.exc.DataError | sa.exc.IntegrityError
+        )
+    return isinstance(error, ValueError | OverflowError | TypeError)
+
+
+def _key(row: Mapping[str, Any]) -> Key:
+    revoked_s = row["revoked_s"]
+    try:
+        spec = NewKey.from_json(row["spec"])
+    except InputError:
+        # Made by a newer version: what it must not do is unknown here, so it may do nothing.
+        spec = NewKey.model_construct(name=row["name"], owner=row["owner"])
+        revoked_s = revoked_s or row["created_s"]
+    return Key(row["id"], spec, row["created_s"], revoked_s, row["version"], row["digest"])
+
+
+async def _next_version(connection: AsyncConnection) -> int:
+    """Raise the version of the keys; others who do so wait until this change is complete."""
+    table = schema.versions
+    raised = table.update().values(version=table.c.version + 1).returning(table.c.version)
+    return int((await connection.execute(raised)).scalar_one())
+
+
+def _engine(url: sa.URL) -> AsyncEngine:
+    try:
+        if url.get_backend_name() == "postgresql":
+            return create_async_engine(
+                url,
+                hide_parameters=True,
+                pool_size=2,
+                pool_pre_ping=True,
+                connect_args={"connect_timeout": 5, "options": "-c statement_timeout=30000"},
+            )
+        engine = create_async_engine(url, hide_parameters=True, connect_args={"timeout": 20.0})
+    except ModuleNotFoundError as error:
+        extra = "postgres" if error.name == "psycopg" else "accounts"
+        raise MissingDependencyError(error.name or "", extra) from error
+    if url.database and url.database != ":memory:":
+        _make_private(Path(url.database))
+
+    @sa.event.listens_for(engine.sync_engine, "connect")
+    def _configure(connection: Any, _record: object) -> None:
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        # A commit is on the disk before the journal forgets what is in it.
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.close()
+
+    return engine
+
+
+def _make_private(path: Path) -> None:
+    """Make the file of a database for its owner's eyes only."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        hint = "name a file in a folder you may write to"
+        raise InputError(f"cannot use the database: {reason}", path=path, hint=hint) from error
+
+
+@contextlib.asynccontextmanager
+async def _file_lock(url: sa.URL) -> AsyncIterator[None]:
+    """Let one process at a time change the tables of a SQLite file."""
+    if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
+        yield
+        return
+    path = f"{url.database}.lock"
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        # Not in this thread: whoever holds the lock may be another task of it.
+        await asyncio.to_thread(fcntl.flock, handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+async def _migrate(connection: AsyncConnection) -> None:
+    if connection.dialect.name == "postgresql":
+        await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATING)))
+    if await connection.run_sync(_revision) != schema.HEAD:
+        await connection.run_sync(_upgrade)
+        await connection.commit()
+
+
+def _revision(connection: Connection) -> str | None:
+    if not sa.inspect(connection).has_table("alembic_version"):
+        return None
+    found: str | None = connection.scalar(sa.text("SELECT version_num FROM alembic_version"))
+    return found
+
+
+def _upgrade(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+    from alembic.util import CommandError
+
+    config = Config()
+    folder = str(Path(__file__).parent / "migrations")
+    config.set_main_option("script_location", folder.replace("%", "%%"))
+    config.attributes["connection"] = connection
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        raise InputError(
+            f"the database was made by another version of Atoll ({error})",
+            hint="use that version or a newer one",
+        ) from None

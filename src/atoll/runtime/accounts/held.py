@@ -1,0 +1,156 @@
+"""A key at work: what it may do, what it is doing here, and why a request of it is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from atoll.runtime.accounts.keys import Key, Models
+from atoll.runtime.accounts.limits import TOTAL, Bucket, Periods, Usage, resized, whole_seconds
+from atoll.runtime.openai import ApiError
+
+if TYPE_CHECKING:
+    from atoll.runtime.policy import Policy
+
+
+class Grant(NamedTuple):
+    """What a caller may do; the same object for every request of a key until the key changes."""
+
+    key_id: str | None
+    """None: nobody asked for a key."""
+    owner: str
+    policy: Policy | None
+    track: bool
+    """Whether details may be written down (ledger, traces, spans)."""
+    models: tuple[str, ...]
+    """Names or patterns (`llama-*`); empty for all."""
+
+
+ANYBODY = Grant(None, "", None, True, ())
+
+
+class Held:
+    """A key and what it is doing here. Times are those of one monotonic clock, in seconds."""
+
+    __slots__ = (
+        "grant",
+        "key",
+        "models",
+        "quotas",
+        "requests",
+        "running",
+        "tokens",
+        "touched_s",
+        "usage",
+    )
+
+    def __init__(self, key: Key, now_s: float) -> None:
+        self.usage = Usage()
+        self.running = 0
+        """Requests."""
+        self.requests: Bucket | None = None
+        self.tokens: Bucket | None = None
+        self.change(key, now_s)
+
+    def change(self, key: Key, now_s: float) -> None:
+        """Take what the key may do now; what it has used stays used."""
+        spec = key.spec
+        self.key = key
+        self.touched_s = now_s
+        """When it last asked for something, or was changed."""
+        self.grant = Grant(key.id, spec.owner, spec.policy, spec.track, spec.models)
+        self.models = Models(spec.models)
+        self.requests = resized(self.requests, spec.requests_per_min, now_s)
+        self.tokens = resized(self.tokens, spec.tokens_per_min, now_s)
+        self.quotas = any((spec.tokens_per_day, spec.tokens_per_month, spec.tokens_total))
+
+    def refusal(self, model: str, now_s: float, unix_s: float, now: Periods) -> ApiError | None:
+        """Return why a request for a model is not let in: 403, 429, or None if it is."""
+        self.touched_s = now_s
+        if not self.models.allow(model):
+            return not_allowed(model)
+        most = self.key.spec.concurrent
+        if most is not None and self.running >= most:
+            return slower(f"{most} requests of this API key run already.", 1)
+        for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
+            wait_s = 0.0 if bucket is None else bucket.wait_s(now_s)
+            if bucket is not None and wait_s > 0.0:
+                said = f"Rate limit reached: {bucket.per_min} {what} a minute."
+                return slower(said, whole_seconds(wait_s))
+        return self._over_quota(unix_s, now) if self.quotas else None
+
+    def _over_quota(self, unix_s: float, now: Periods) -> ApiError | None:
+        spec = self.key.spec
+        for most, period, what, ends_s in (
+            (spec.tokens_total, TOTAL, "in all", None),
+            (spec.tokens_per_month, now.month, "this month", now.month_ends_s),
+            (spec.tokens_per_day, now.day, "today", now.day_ends_s),
+        ):
+            if most is not None and self.usage.used(period) >= most:
+                return ApiError(
+                    429,
+                    f"This API key has used its quota: {most} tokens {what}.",
+                    kind="insufficient_quota",
+                    code="insufficient_quota",
+                    retry_after_s=None if ends_s is None else whole_seconds(ends_s - unix_s),
+                )
+        return None
+
+    def grew(self, tokens: int, now_s: float) -> None:
+        """Charge tokens that a running request has delivered."""
+        self.usage.running += tokens
+        if self.tokens is not None:
+            self.tokens.charge(now_s, tokens)
+
+    def ended(self, tokens: int, charged: int, day: str, now_s: float) -> None:
+        """Charge a request that ended with so many tokens, some of which are charged already."""
+        self.running -= 1
+        self.usage.running -= charged
+        if self.tokens is not None:
+            self.tokens.charge(now_s, tokens - charged)
+        if self.quotas:
+            self.usage.add(day, tokens)
+
+    def limit_headers(self, now_s: float) -> tuple[tuple[bytes, bytes], ...]:
+        """Return OpenAI's `x-ratelimit-*` headers; none without limits per minute."""
+        found: list[tuple[bytes, bytes]] = []
+        for name, bucket in ((b"requests", self.requests), (b"tokens", self.tokens)):
+            if bucket is not None:
+                left = max(0, int(bucket.level(now_s)))
+                found += [
+                    (b"x-ratelimit-limit-" + name, b"%d" % bucket.per_min),
+                    (b"x-ratelimit-remaining-" + name, b"%d" % left),
+                    (b"x-ratelimit-reset-" + name, b"%.3fs" % bucket.full_s(now_s)),
+                ]
+        return tuple(found)
+
+
+def unknown(message: str) -> ApiError:
+    """Return the error for a caller without a key that works."""
+    return ApiError(401, message, kind="authentication_error", code="invalid_api_key")
+
+
+def not_allowed(model: str) -> ApiError:
+    """Return the error for a key that may not use a model."""
+    return ApiError(
+        403,
+        f"This API key may not use the model {model!r}.",
+        kind="permission_error",
+        param="model",
+        code="model_not_allowed",
+    )
+
+
+def slower(message: str, retry_after_s: int) -> ApiError:
+    """Return the error for a key that asks too much at a time."""
+    return ApiError(
+        429,
+        message,
+        kind="rate_limit_error",
+        code="rate_limit_exceeded",
+        retry_after_s=retry_after_s,
+    )
+
+
+def no_room(message: str) -> ApiError:
+    """Return the error for a gateway that cannot write down what a request would use."""
+    return ApiError(503, message, kind="server_error", code="overloaded", retry_after_s=5)

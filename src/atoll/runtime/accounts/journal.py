@@ -1,0 +1,418 @@
+"""The journal of a gateway: what runs and what is done, on disk before the database knows of it.
+
+A folder holds one file of fixed slots, mapped into memory, and segments of finished requests:
+
+    slots       header | tokens delivered, 8 bytes a slot | slots of 512 bytes: (length, crc), request
+    RUN-N.done  frames: length, crc, a finished request; appended to, then read into the database
+
+A request takes a slot when it begins; each delivery is one store of 8 bytes; when it ends its frame is
+appended first and the slot freed then. So whatever the moment at which the process dies, a request is in
+a segment, in a slot, or in both with the same id, and the next start finds it exactly once. What is
+written survives the process, not a power cut: nothing is forced to the disk on the way of a request.
+
+A lock on the folder says that a process uses it. Each gateway takes the first free folder under a common
+base, and on its start adopts those that dead gateways have left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import secrets
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from atoll.core.errors import AtollError, InputError
+from atoll.core.files import atomic_write
+from atoll.telemetry.usage import UsageRecord
+
+SLOTS = 8192
+_MAGIC = b"ATOLLJ01"
+_HEADER = 16
+_SLOT = 512
+_TEXT_BYTES = 120
+"""Of a name in a slot; longer ones are cut."""
+_FOLDERS = 64
+_SEGMENT_BYTES = 4 * 2**20
+_FRAME = struct.Struct("<II")
+_NAME = "*.done"
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True):
+    """A request that ended: all that the ledger will ever know of it."""
+
+    op: str
+    """Unique among all gateways; a client's request id need not be."""
+    key_id: str | None
+    tokens: int
+    """Of prompt and answer."""
+    finished_s: float
+    """Unix time."""
+    record: UsageRecord | None
+    """None for a key that is not tracked."""
+
+
+class _Open(msgspec.Struct, frozen=True, array_like=True):
+    op: str
+    key_id: str | None
+    track: bool
+    request_id: str
+    model: str
+    endpoint: str
+    started_s: float
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_done_decoder = msgspec.msgpack.Decoder(Done)
+_open_decoder = msgspec.msgpack.Decoder(_Open)
+
+
+class FullError(AtollError):
+    """More requests at once than there are slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a start found of gateways that did not end well."""
+
+    finished: int
+    """Requests that had ended and were not in the database yet."""
+    crashed: int
+    """Requests that ran when the gateway died."""
+
+
+class Folder:
+    """A folder of a journal, locked as long as this object is open."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path = path
+        self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise
+
+    def segments(self) -> list[Path]:
+        """Return the segments, oldest first as far as one run goes."""
+        return sorted(self.path.glob(_NAME))
+
+    def close(self) -> None:
+        """Let another have the folder."""
+        os.close(self._lock)
+
+
+class Journal:
+    """The journal of this process."""
+
+    def __init__(
+        self, folder: Folder, adopted: tuple[Folder, ...], found: Found, slots: int
+    ) -> None:
+        self.found = found
+        self._folder = folder
+        self._adopted = list(adopted)
+        self._run = secrets.token_hex(8)
+        self._operations = 0
+        self._ops: dict[int, str] = {}
+        self._free = list(range(slots - 1, -1, -1))
+        self._unwritten: list[tuple[int, bytes]] = []
+        # The current segment.
+        self._segment: Path | None = None
+        self._descriptor = -1
+        self._size = 0
+        self._number = 0
+        self._closed_bytes = sum(path.stat().st_size for path in self.segments())
+        path = folder.path / "slots"
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(handle, _HEADER + slots * (8 + _SLOT))
+            self._map = mmap.mmap(handle, 0)
+        finally:
+            os.close(handle)
+        self._map[:_HEADER] = _MAGIC + struct.pack("<Q", slots)
+        self._base = _HEADER + 8 * slots
+        self._words = memoryview(self._map).cast("Q")
+        self._tokens = self._words[_HEADER // 8 : self._base // 8]
+
+    @classmethod
+    def claim(cls, base: Path, *, slots: int = SLOTS) -> Journal:
+        """Take a free folder under `base`, and all that dead processes have left there."""
+        try:
+            return cls._claim(base, slots)
+        except OSError as error:
+            reason = (error.strerror or type(error).__name__).lower()
+            hint = "name a folder you may write to"
+            raise InputError(f"cannot keep a journal: {reason}", path=base, hint=hint) from error
+
+    @classmethod
+    def _claim(cls, base: Path, slots: int) -> Journal:
+        folders: list[Folder] = []
+        found = Found(0, 0)
+        for number in range(_FOLDERS):
+            path = base / str(number)
+            if folders and not path.exists():
+                continue
+            try:
+                folder = Folder(path)
+            except BlockingIOError:
+                continue
+            here = recover(path)
+            found = Found(found.finished + here.finished, found.crashed + here.crashed)
+            if folders and not folder.segments():
+                folder.close()
+            else:
+                folders.append(folder)
+        if not folders:
+            raise InputError(
+                f"{_FOLDERS} gateways use it already", path=base, hint="name another journal"
+            )
+        return cls(folders[0], tuple(folders[1:]), found, slots)
+
+    # On the way of a request
+
+    def open(
+        self,
+        key_id: str | None,
+        request_id: str,
+        model: str,
+        endpoint: str,
+        started_s: float,
+        *,
+        track: bool = True,
+    ) -> int:
+        """Note that a request begins; return its slot."""
+        if not self._free:
+            raise FullError("too many requests at once for the journal")
+        self._operations += 1
+        op = f"{self._run}{self._operations:016x}"
+        request = _Open(op, key_id, track, request_id, model, endpoint, started_s)
+        blob = _encode(request)
+        if len(blob) > _SLOT - 8:
+            cut = (_cut(request_id), _cut(model), _cut(endpoint))
+            blob = _encode(_Open(op, key_id, track, *cut, started_s))
+        slot = self._free.pop()
+        self._ops[slot] = op
+        start = self._base + slot * _SLOT
+        self._tokens[slot] = 0
+        self._map[start + 8 : start + 8 + len(blob)] = blob
+        # The last store makes it count.
+        self._words[start >> 3] = len(blob) | zlib.crc32(blob) << 32
+        return slot
+
+    def delivered(self, slot: int, tokens: int) -> None:
+        """Note how many tokens of the answer the client has."""
+        self._tokens[slot] = tokens
+
+    def tokens(self, slot: int) -> int:
+        """Return what `delivered` said last."""
+        return self._tokens[slot]
+
+    def close(
+        self,
+        slot: int,
+        key_id: str | None,
+        tokens: int,
+        finished_s: float,
+        record: UsageRecord | None,
+    ) -> None:
+        """Note that a request ended, and free its slot."""
+        data = _encode(Done(self._ops.pop(slot), key_id, tokens, finished_s, record))
+        frame = _FRAME.pack(len(data), zlib.crc32(data)) + data
+        if self._unwritten or not self._append(frame):
+            # The slot stays taken, so that what was delivered is not forgotten.
+            self._unwritten.append((slot, frame))
+        else:
+            self._release(slot)
+
+    def drop(self, slot: int) -> None:
+        """Free the slot of a request that is not to be written down."""
+        del self._ops[slot]
+        self._release(slot)
+
+    def _release(self, slot: int) -> None:
+        self._words[(self._base + slot * _SLOT) >> 3] = 0
+        self._free.append(slot)
+
+    def _append(self, frame: bytes) -> bool:
+        if self._descriptor < 0 and not self._begin():
+            return False
+        try:
+            if os.write(self._descriptor, frame) == len(frame):
+                self._size += len(frame)
+                return True
+        except OSError:
+            pass
+        # Half a frame would hide those after it.
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._descriptor, self._size)
+        return False
+
+    def _begin(self) -> bool:
+        self._number += 1
+        path = self._folder.path / f"{self._run}-{self._number:08d}.done"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        try:
+            self._descriptor = os.open(path, flags, 0o600)
+        except OSError:
+            return False
+        self._segment, self._size = path, 0
+        return True
+
+    # Beside it
+
+    @property
+    def bytes(self) -> int:
+        """Size of what is not in the database yet."""
+        return self._closed_bytes + self._size
+
+    @property
+    def running(self) -> int:
+        """Requests that have a slot and did not end."""
+        return len(self._ops)
+
+    @property
+    def unwritten(self) -> int:
+        """Finished requests that the disk did not take."""
+        return len(self._unwritten)
+
+    def retry(self) -> None:
+        """Write what the disk did not take before."""
+        while self._unwritten:
+            slot, frame = self._unwritten[0]
+            if not self._append(frame):
+                return
+            self._release(slot)
+            del self._unwritten[0]
+
+    def rotate(self, *, least_bytes: int = 1) -> None:
+        """End the current segment if it has as many bytes, so that it can be read into the database."""
+        if self._descriptor >= 0 and self._size >= least_bytes:
+            os.close(self._descriptor)
+            self._closed_bytes += self._size
+            self._segment, self._descriptor, self._size = None, -1, 0
+
+    def rotate_large(self) -> None:
+        """End the current segment if it is large."""
+        self.rotate(least_bytes=_SEGMENT_BYTES)
+
+    def segments(self) -> list[Path]:
+        """Return the segments that are complete, this process's own last."""
+        found = [path for folder in self._adopted for path in folder.segments()]
+        return found + [path for path in self._folder.segments() if path != self._segment]
+
+    def forget(self, segment: Path, *, keep_as: str | None = None) -> None:
+        """Remove a segment that is in the database, or keep it under another ending."""
+        size = segment.stat().st_size
+        if keep_as is None:
+            segment.unlink()
+        else:
+            segment.replace(segment.with_suffix(keep_as))
+        self._closed_bytes -= size
+        for folder in [f for f in self._adopted if not f.segments()]:
+            self._adopted.remove(folder)
+            folder.close()
+
+    def release(self) -> None:
+        """Let go of the folders; what is in them stays for the next start."""
+        self.rotate()
+        self._tokens.release()
+        self._words.release()
+        self._map.close()
+        for folder in (self._folder, *self._adopted):
+            folder.close()
+
+
+def _cut(text: str) -> str:
+    return text.encode(errors="replace")[:_TEXT_BYTES].decode(errors="ignore")
+
+
+def read_segment(path: Path) -> list[Done]:
+    """Return the requests in a segment, up to the first frame that is not whole."""
+    return list(_frames(path.read_bytes()))
+
+
+def _frames(data: bytes) -> Iterator[Done]:
+    at = 0
+    while at + _FRAME.size <= len(data):
+        length, crc = _FRAME.unpack_from(data, at)
+        at += _FRAME.size
+        body = data[at : at + length]
+        at += length
+        if len(body) < length or zlib.crc32(body) != crc:
+            return
+        try:
+            yield _done_decoder.decode(body)
+        except msgspec.DecodeError:
+            return
+
+
+def recover(folder: Path) -> Found:
+    """Turn the slots of a dead process into a segment; return what its folder holds.
+
+    May be cut short at any moment and run again.
+    """
+    for half in folder.glob(".*.tmp"):
+        half.unlink()
+    known = {done.op for path in folder.glob(_NAME) for done in read_segment(path)}
+    slots = folder / "slots"
+    left = [done for done in _left(slots) if done.op not in known] if slots.exists() else []
+    if left:
+        frames = []
+        for done in left:
+            data = _encode(done)
+            frames.append(_FRAME.pack(len(data), zlib.crc32(data)) + data)
+        atomic_write(folder / f"{secrets.token_hex(8)}-{0:08d}.done", b"".join(frames))
+    if slots.exists():
+        os.truncate(slots, 0)
+    return Found(finished=len(known), crashed=len(left))
+
+
+def _left(slots: Path) -> Iterator[Done]:
+    """Yield the requests that ran when the owner of a file of slots died, as far as it is whole."""
+    data = slots.read_bytes()
+    if len(data) < _HEADER or data[:8] != _MAGIC:
+        return
+    (count,) = struct.unpack_from("<Q", data, 8)
+    base = _HEADER + 8 * count
+    died_s = slots.stat().st_mtime
+    for slot in range(count):
+        start = base + slot * _SLOT
+        if start + _SLOT > len(data):
+            return
+        (word,) = struct.unpack_from("<Q", data, start)
+        length, crc = word & 0xFFFFFFFF, word >> 32
+        blob = data[start + 8 : start + 8 + length]
+        if not 0 < length <= _SLOT - 8 or zlib.crc32(blob) != crc:
+            continue
+        (tokens,) = struct.unpack_from("<Q", data, _HEADER + 8 * slot)
+        with contextlib.suppress(msgspec.DecodeError):
+            yield _crashed(_open_decoder.decode(blob), tokens, died_s)
+
+
+def _crashed(request: _Open, tokens: int, died_s: float) -> Done:
+    finished_s = max(died_s, request.started_s)
+    record = UsageRecord(
+        request_id=request.request_id,
+        model=request.model,
+        endpoint=request.endpoint,
+        stream=True,
+        status=0,
+        prompt_tokens=0,
+        completion_tokens=tokens,
+        estimated=True,
+        backends=(),
+        started_s=request.started_s,
+        seconds=finished_s - request.started_s,
+        first_token_s=None,
+        outcome="crashed",
+        key_id=request.key_id,
+    )
+    return Done(request.op, request.key_id, tokens, finished_s, record if request.track else None)

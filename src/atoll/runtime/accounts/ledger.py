@@ -1,0 +1,162 @@
+"""From a finished request to rows: which tokens count, for whom, and what they cost.
+
+Tokens are counted once: the attempts of a request share its completion tokens out among them, and its
+prompt belongs to one of them, however often it was sent. Money is whole nano-dollars (1e-9 US dollars): at
+0.15 dollars a million, a token costs 150 of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from atoll.runtime.accounts.journal import Done
+from atoll.runtime.accounts.limits import counted_in, day_of
+from atoll.telemetry.usage import Attempt, UsageRecord
+
+Row = dict[str, object]
+_LARGEST = 2**63 - 1
+_NAME = 512
+
+
+class Price(NamedTuple):
+    """US dollars for a million tokens."""
+
+    usd_per_mtoken_in: float
+    usd_per_mtoken_out: float
+
+
+NO_PRICES: Mapping[str, Price] = {}
+
+
+@dataclass(slots=True)
+class Rows:
+    """What goes into the database for some finished requests."""
+
+    operations: list[Row] = field(default_factory=list)
+    attempts: list[Row] = field(default_factory=list)
+    counters: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Tokens by key and period."""
+
+
+def rows_of(finished: Iterable[Done], prices: Mapping[str, Price] = NO_PRICES) -> Rows:
+    """Return the rows for finished requests; a request given twice counts once."""
+    rows = Rows()
+    seen: set[str] = set()
+    for done in finished:
+        if done.op in seen:
+            continue
+        seen.add(done.op)
+        day = day_of(done.finished_s)
+        if done.key_id is not None:
+            for period in counted_in(day):
+                at = (done.key_id, period)
+                rows.counters[at] = rows.counters.get(at, 0) + done.tokens
+        if done.record is not None:
+            parts = shares(done.record, prices)
+            rows.attempts += [_attempt_row(done.op, n, part) for n, part in enumerate(parts)]
+            cost = sum(part.cost_nusd for part in parts)
+            rows.operations.append(_operation_row(done, done.record, day, cost))
+    return rows
+
+
+class Share(NamedTuple):
+    """What of a request belongs to one of its attempts."""
+
+    attempt: Attempt
+    prompt_tokens: int
+    completion_tokens: int
+    cost_nusd: int
+
+
+def shares(record: UsageRecord, prices: Mapping[str, Price] = NO_PRICES) -> list[Share]:
+    """Share the tokens of a request out among its attempts; they add up to exactly its own.
+
+    What each attempt says it delivered is believed as far as the total goes; what is left over (the
+    engine's count is the finer one) belongs to the attempt that came last. The prompt belongs to the
+    first attempt that delivered anything, else to the last.
+    """
+    attempts = record.attempts or tuple(Attempt(name) for name in record.backends[-1:])
+    if not attempts:
+        attempts = (Attempt(""),) if record.prompt_tokens or record.completion_tokens else ()
+    left = record.completion_tokens
+    tokens = []
+    for attempt in attempts:
+        tokens.append(min(max(attempt.tokens, 0), left))
+        left -= tokens[-1]
+    if tokens:
+        tokens[-1] += left
+    first = next((i for i, count in enumerate(tokens) if count), len(tokens) - 1)
+    fallback = prices.get(record.model)
+    found = []
+    for i, (attempt, count) in enumerate(zip(attempts, tokens, strict=True)):
+        prompt = record.prompt_tokens if i == first else 0
+        cost = cost_nusd(attempt, prompt, count, fallback)
+        found.append(Share(attempt, prompt, count, cost))
+    return found
+
+
+def cost_nusd(
+    attempt: Attempt, prompt_tokens: int, completion_tokens: int, fallback: Price | None
+) -> int:
+    """Return what tokens cost at the price the node announced, or at a fallback price.
+
+    Exact for prices with up to six digits after the point, then rounded to whole nano-dollars.
+    """
+    price_in, price_out = attempt.usd_per_mtoken_in, attempt.usd_per_mtoken_out
+    if fallback is not None:
+        price_in = fallback.usd_per_mtoken_in if price_in is None else price_in
+        price_out = fallback.usd_per_mtoken_out if price_out is None else price_out
+    pico = prompt_tokens * _pico(price_in) + completion_tokens * _pico(price_out)
+    return min((pico + 500) // 1000, _LARGEST)
+
+
+def _pico(usd_per_mtoken: float | None) -> int:
+    """Return the price of a token in 1e-12 US dollars; what is no price is 0."""
+    if usd_per_mtoken is None or not 0.0 <= usd_per_mtoken < math.inf:
+        return 0
+    return round(usd_per_mtoken * 1e6)
+
+
+def _operation_row(done: Done, record: UsageRecord, day: str, cost: int) -> Row:
+    return {
+        "id": done.op,
+        "request_id": _text(record.request_id),
+        "key_id": done.key_id,
+        "model": _text(record.model),
+        "endpoint": _text(record.endpoint),
+        "stream": record.stream,
+        "status": record.status,
+        "outcome": record.outcome[:16],
+        "prompt_tokens": record.prompt_tokens,
+        "completion_tokens": record.completion_tokens,
+        "estimated": record.estimated,
+        "cost_nusd": min(cost, _LARGEST),
+        "started_s": record.started_s,
+        "seconds": record.seconds,
+        "first_token_s": record.first_token_s,
+        "day": day,
+    }
+
+
+def _attempt_row(op: str, number: int, share: Share) -> Row:
+    attempt = share.attempt
+    return {
+        "operation_id": op,
+        "number": number,
+        "backend": _text(attempt.backend),
+        "node": None if attempt.node is None else _text(attempt.node),
+        "provider": None if attempt.provider is None else _text(attempt.provider),
+        "prompt_tokens": share.prompt_tokens,
+        "completion_tokens": share.completion_tokens,
+        "seconds": attempt.seconds,
+        "outcome": attempt.outcome[:16],
+        "cost_nusd": share.cost_nusd,
+    }
+
+
+def _text(value: str) -> str:
+    # PostgreSQL knows no NUL in text.
+    return value[:_NAME].replace("\0", "")

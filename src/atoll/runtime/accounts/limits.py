@@ -1,0 +1,150 @@
+"""Limits of a key: so many requests and tokens a minute, tokens a day, month or ever, at the same time.
+
+Nothing here knows a clock or does I/O. Limits per minute are token buckets that hold a minute's worth;
+what an answer costs is known only as it grows, so the bucket for tokens goes into debt and nothing more
+is let in until it is paid off. Over time no key gets more than its rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+
+_MINUTE_S = 60.0
+
+
+class Bucket:
+    """A token bucket that holds a minute's worth and is full at first."""
+
+    __slots__ = ("_at_s", "_level", "per_min")
+
+    def __init__(self, per_min: int, now_s: float) -> None:
+        self.per_min = per_min
+        self._level = float(per_min)
+        self._at_s = now_s
+
+    def level(self, now_s: float) -> float:
+        """Return how much is in it now; below 0 it is in debt."""
+        if now_s > self._at_s:
+            grown = self._level + (now_s - self._at_s) * (self.per_min / _MINUTE_S)
+            self._level = min(float(self.per_min), grown)
+            self._at_s = now_s
+        return self._level
+
+    def wait_s(self, now_s: float) -> float:
+        """Return how long until one whole unit is in it; 0 if it is."""
+        missing = 1.0 - self.level(now_s)
+        return 0.0 if missing <= 0.0 else missing * _MINUTE_S / self.per_min
+
+    def charge(self, now_s: float, amount: float) -> None:
+        """Take out what was used, into debt if need be."""
+        self._level = self.level(now_s) - amount
+
+    def full_s(self, now_s: float) -> float:
+        """Return how long until it is full again."""
+        return (self.per_min - self.level(now_s)) * _MINUTE_S / self.per_min
+
+
+def resized(bucket: Bucket | None, per_min: int | None, now_s: float) -> Bucket | None:
+    """Return the bucket for a limit that may have changed; what was used stays used."""
+    if per_min is None:
+        return None
+    if bucket is None:
+        return Bucket(per_min, now_s)
+    if bucket.per_min == per_min:
+        return bucket
+    used = bucket.per_min - bucket.level(now_s)
+    changed = Bucket(per_min, now_s)
+    changed.charge(now_s, used)
+    return changed
+
+
+@dataclass(frozen=True, slots=True)
+class Periods:
+    """The names of the day and month (UTC) of a moment, as the ledger counts by them."""
+
+    day: str
+    month: str
+    day_ends_s: float
+    month_ends_s: float
+
+
+TOTAL = "total"
+
+
+def periods(unix_s: float) -> Periods:
+    """Return the day and month in which a moment lies, and when they end."""
+    now = datetime.fromtimestamp(unix_s, UTC)
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    next_month = (midnight.replace(day=1) + timedelta(days=32)).replace(day=1)
+    return Periods(
+        f"{now:%Y-%m-%d}",
+        f"{now:%Y-%m}",
+        (midnight + timedelta(days=1)).timestamp(),
+        next_month.timestamp(),
+    )
+
+
+def day_of(unix_s: float) -> str:
+    """Return the day (UTC) of a moment, `2026-11-15`."""
+    return _day(int(unix_s // 86_400))
+
+
+@lru_cache(maxsize=64)
+def _day(number: int) -> str:
+    return f"{datetime.fromtimestamp(number * 86_400, UTC):%Y-%m-%d}"
+
+
+def counted_in(day: str) -> Iterator[str]:
+    """Yield the periods in which tokens of a day count: the day, its month, and all time."""
+    yield day
+    yield day[:7]
+    yield TOTAL
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of a key: what the database had when it was last asked, and what it cannot know yet."""
+
+    counted: dict[str, int] = field(default_factory=dict)
+    """By period, as read from the database: all gateways together."""
+    pending: dict[str, int] = field(default_factory=dict)
+    """By day: finished here and not yet in `counted`."""
+    sent: dict[str, int] = field(default_factory=dict)
+    """By day: on the way into the database."""
+    running: int = 0
+    """Delivered by requests that still run here."""
+
+    def used(self, period: str) -> int:
+        """Return the tokens of a period (a day, a month or TOTAL), with those of running requests."""
+        prefix = "" if period == TOTAL else period
+        here = sum(
+            tokens
+            for held in (self.pending, self.sent)
+            for day, tokens in held.items()
+            if day.startswith(prefix)
+        )
+        return self.counted.get(period, 0) + here + self.running
+
+    def add(self, day: str, tokens: int) -> None:
+        """Count a request that ended."""
+        self.pending[day] = self.pending.get(day, 0) + tokens
+
+    def send(self) -> None:
+        """All that is pending goes into the database now."""
+        for day, tokens in self.pending.items():
+            self.sent[day] = self.sent.get(day, 0) + tokens
+        self.pending.clear()
+
+    def arrived(self, counted: dict[str, int]) -> None:
+        """All that was sent is in the database, which now says this."""
+        self.sent.clear()
+        self.counted = counted
+
+
+def whole_seconds(seconds: float) -> int:
+    """Return seconds for a Retry-After header: whole, rounded up, at least 1."""
+    return max(1, math.ceil(seconds))

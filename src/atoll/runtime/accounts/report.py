@@ -1,0 +1,229 @@
+"""What was used, summed up or row by row, and its way into a file."""
+
+from __future__ import annotations
+
+import csv
+import os
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self, TextIO
+
+import sqlalchemy as sa
+
+from atoll.core.errors import InputError, MissingDependencyError
+from atoll.runtime.accounts.database import Database
+from atoll.runtime.accounts.limits import day_of
+from atoll.runtime.accounts.schema import attempts, keys, operations
+
+SUMS = ("key", "owner", "model", "outcome", "day", "provider", "node")
+"""What usage can be summed up by."""
+LISTS = ("operation", "attempt")
+"""What it can be listed by."""
+_NUSD = 1e-9
+_CHUNK = 2000
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Which requests: begun at or after one moment and before another (Unix time), of one key."""
+
+    since_s: float | None = None
+    until_s: float | None = None
+    key_id: str | None = None
+
+    def conditions(self) -> list[sa.ColumnElement[bool]]:
+        """Return the condition in SQL."""
+        found: list[sa.ColumnElement[bool]] = []
+        if self.since_s is not None:
+            # The day is that of the end, which is never before; it has an index.
+            found.append(operations.c.day >= day_of(self.since_s))
+            found.append(operations.c.started_s >= self.since_s)
+        if self.until_s is not None:
+            found.append(operations.c.started_s < self.until_s)
+        if self.key_id is not None:
+            found.append(operations.c.key_id == self.key_id)
+        return found
+
+
+async def usage(database: Database, by: str, span: Span = Span()) -> AsyncIterator[Row]:  # noqa: B008
+    """Yield usage: a row a group for one of SUMS, a row each for one of LISTS.
+
+    Tokens of requests are in sums exactly once, and so is their cost, in US dollars. Sums by provider or
+    node are over attempts: a request that moved counts in each place with what was delivered there.
+    """
+    statement = _listing(by, span) if by in LISTS else _sum(by, span)
+    async with database.reading() as connection:
+        result = await connection.stream(statement.execution_options(yield_per=_CHUNK))
+        async for row in result:
+            yield _row(row._asdict())
+
+
+def _row(row: Row) -> Row:
+    cost = row.pop("cost_nusd")
+    plain = {
+        # PostgreSQL sums integers to decimals.
+        name: int(value) if name.endswith(("_tokens", "requests", "attempts")) else value
+        for name, value in row.items()
+    }
+    return plain | {"cost_usd": int(cost) * _NUSD}
+
+
+def _sum(by: str, span: Span) -> sa.Select[Any]:
+    if by in ("provider", "node"):
+        group = sa.func.coalesce(attempts.c[by], "").label(by)
+        count = sa.func.count(sa.distinct(attempts.c.operation_id)).label("requests")
+        table: sa.FromClause = attempts.join(operations, operations.c.id == attempts.c.operation_id)
+        counted = attempts
+    else:
+        table = operations.outerjoin(keys, keys.c.id == operations.c.key_id)
+        count = sa.func.count().label("requests")
+        counted = operations
+        group = {
+            "key": sa.func.coalesce(operations.c.key_id, ""),
+            "owner": sa.func.coalesce(keys.c.owner, ""),
+            "model": operations.c.model,
+            "outcome": operations.c.outcome,
+            "day": operations.c.day,
+        }[by].label(by)
+    columns: list[sa.ColumnElement[Any]] = [group]
+    grouped: list[sa.ColumnElement[Any]] = [group]
+    if by == "key":
+        name = sa.func.coalesce(keys.c.name, "").label("name")
+        columns.append(name)
+        grouped.append(name)
+    columns += [
+        count,
+        sa.func.sum(counted.c.prompt_tokens).label("prompt_tokens"),
+        sa.func.sum(counted.c.completion_tokens).label("completion_tokens"),
+        sa.func.sum(counted.c.cost_nusd).label("cost_nusd"),
+    ]
+    return (
+        sa.select(*columns)
+        .select_from(table)
+        .where(*span.conditions())
+        .group_by(*grouped)
+        .order_by(group)
+    )
+
+
+def _listing(by: str, span: Span) -> sa.Select[Any]:
+    if by == "operation":
+        return (
+            sa.select(operations)
+            .where(*span.conditions())
+            .order_by(operations.c.started_s, operations.c.id)
+        )
+    return (
+        sa.select(attempts, operations.c.started_s, operations.c.key_id, operations.c.model)
+        .join(operations, operations.c.id == attempts.c.operation_id)
+        .where(*span.conditions())
+        .order_by(operations.c.started_s, attempts.c.operation_id, attempts.c.number)
+    )
+
+
+def columns_of(by: str) -> tuple[str, ...]:
+    """Return the names of the columns of `usage`."""
+    statement = _listing(by, Span()) if by in LISTS else _sum(by, Span())
+    names = [column.name for column in statement.selected_columns]
+    return (*(name for name in names if name != "cost_nusd"), "cost_usd")
+
+
+class Sink(Protocol):
+    """Where rows go."""
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Take some rows."""
+        ...
+
+    def close(self) -> None:
+        """Take no more."""
+        ...
+
+
+class CsvSink:
+    """Rows as CSV with a header, on an open stream."""
+
+    def __init__(self, stream: TextIO, columns: Sequence[str]) -> None:
+        self._writer = csv.DictWriter(stream, columns, lineterminator="\n")
+        self._writer.writeheader()
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Write some rows."""
+        self._writer.writerows(rows)
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+class ParquetSink:
+    """Rows as a Parquet file."""
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ModuleNotFoundError as error:
+            raise MissingDependencyError("pyarrow", "parquet", needed_for="--parquet") from error
+        self._pa = pa
+        self._schema = pa.schema([(name, _arrow_type(pa, name)) for name in columns])
+        self._writer = pq.ParquetWriter(path, self._schema)
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Write some rows as a group."""
+        self._writer.write_table(self._pa.Table.from_pylist(list(rows), schema=self._schema))
+
+    def close(self) -> None:
+        """Write the end of the file."""
+        self._writer.close()
+
+
+def _arrow_type(pa: Any, name: str) -> Any:
+    if name.endswith(("_tokens", "requests")) or name in ("status", "number"):
+        return pa.int64()
+    if name in ("stream", "estimated"):
+        return pa.bool_()
+    if name.endswith(("_s", "_usd")) or name == "seconds":
+        return pa.float64()
+    return pa.string()
+
+
+async def export(rows: AsyncIterator[Row], sink: Sink) -> int:
+    """Write all rows; return how many there were."""
+    count = 0
+    held: list[Row] = []
+    async for row in rows:
+        held.append(row)
+        if len(held) >= _CHUNK:
+            sink.write(held)
+            count += len(held)
+            held.clear()
+    sink.write(held)
+    sink.close()
+    return count + len(held)
+
+
+class Whole:
+    """A file that appears under its name only when it is complete."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.temporary = path
+
+    def __enter__(self) -> Self:
+        try:
+            handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=".", suffix=".tmp")
+        except OSError as error:
+            reason = (error.strerror or type(error).__name__).lower()
+            raise InputError(f"cannot write: {reason}", path=self.path) from error
+        os.close(handle)
+        self.temporary = Path(name)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
+        if kind is None:
+            self.temporary.replace(self.path)
+        else:
+            self.temporary.unlink(missing_ok=True)

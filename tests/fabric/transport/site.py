@@ -1,0 +1,100 @@
+"""A fabric on loopback: real hubs and members in one event loop, with certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.fabric.access import Access
+from atoll.fabric.authority import Authority
+from atoll.fabric.fabric import Fabric
+from atoll.fabric.hub import Hub, hub_options
+from atoll.fabric.records import Metadata, State
+from atoll.fabric.settings import FabricSettings
+
+SETTINGS = FabricSettings(connect_s=3.0)
+
+
+class ListLog:
+    """Keeps events."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, object]]] = []
+
+    def event(self, name: str, /, **fields: object) -> None:
+        self.events.append((name, fields))
+
+    def flush(self) -> None:
+        pass
+
+    def reasons(self) -> set[object]:
+        return {fields["reason"] for name, fields in self.events if name == "fabric.refused"}
+
+
+class Site:
+    """A fabric's authority, its running hubs and members; closed together."""
+
+    def __init__(self, folder: Path, hubs: int) -> None:
+        self.ports = [free_port() for _ in range(hubs)]
+        addresses = [f"127.0.0.1:{port}" for port in self.ports]
+        self.authority = Authority.create(folder / "fabric", "test", addresses)
+        self.hubs: dict[int, Hub] = {}
+        self.members: list[Fabric] = []
+
+    async def hub(self, number: int = 0, **more: Any) -> Hub:
+        token = self.authority.folder / f"hub-h{number}.token"
+        options = hub_options(f"@{token}", listen=[f"127.0.0.1:{self.ports[number]}"], **more)
+        hub = await Hub.start(options, ListLog())
+        self.hubs[number] = hub
+        return hub
+
+    async def stop_hub(self, number: int) -> None:
+        await self.hubs.pop(number).close()
+
+    def issue(self, name: str, provider: str = "ethz", role: str = "worker") -> Access:
+        return self.authority.issue(name, provider, role)
+
+    async def join(self, access: Access, **more: Any) -> Fabric:
+        metadata = Metadata(name=more.pop("name", "x"), provider="", role="worker")
+        fabric = await Fabric.connect(
+            access, metadata, state=more.pop("state", State.SERVING), settings=SETTINGS, **more
+        )
+        self.members.append(fabric)
+        return fabric
+
+    async def join_with(self, access: Access, settings: FabricSettings) -> Fabric:
+        fabric = await Fabric.connect(
+            access, Metadata(name="x", provider="", role="worker"), settings=settings
+        )
+        self.members.append(fabric)
+        return fabric
+
+    async def close(self) -> None:
+        for member in self.members:
+            await member.close()
+        for hub in self.hubs.values():
+            await hub.close()
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+async def until(test: Callable[[], object], timeout_s: float = 10.0) -> None:
+    """Wait until something is true."""
+    async with asyncio.timeout(timeout_s):
+        while not test():
+            await asyncio.sleep(0.01)
+
+
+Scenario = Callable[[Callable[[Site], Awaitable[None]]], None]
+
+two_hubs = pytest.mark.parametrize("run", [2], indirect=True)

@@ -1,0 +1,246 @@
+"""Members of a real fabric on loopback: joining, talking, losing hubs, being put out."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from atoll.fabric import keys
+from atoll.fabric.access import Access
+from atoll.fabric.fabric import Fabric, Peer
+from atoll.fabric.hub import Hub, hub_options
+from atoll.fabric.link import UnreachableError
+from atoll.fabric.load import Load
+from atoll.fabric.records import Metadata, Service, State
+from tests.fabric.transport.site import SETTINGS, Scenario, Site, free_port, two_hubs, until
+
+
+def names(fabric: Fabric) -> dict[str, str]:
+    return {
+        peer.name: peer.state.name if peer.alive else "silent"
+        for peer in fabric.peers()
+        if peer.metadata.role != "hub"
+    }
+
+
+def test_members_see_each_other_come_change_and_go(run: Scenario) -> None:
+    async def scenario(site: Site) -> None:
+        seen: list[tuple[str, str]] = []
+        a = await site.join(site.issue("a"), name="n1")
+        a.listeners.append(lambda kind, peer: seen.append((kind, peer.name)))
+        b = await site.join(site.issue("b", "tum", "gateway"), name="", state=State.JOIN)
+        assert names(b) == {"a/n1": "SERVING"}  # complete when connect returns
+        await until(lambda: names(a) == {"b": "JOIN"})
+        peer = a.peer(b.sid)
+        assert peer is not None
+        assert (peer.provider, peer.metadata.role, peer.verified) == ("tum", "gateway", True)
+        assert not peer.routable
+        serving = msgspec.structs.replace(b.metadata, services=(Service(model="m"),))
+        await b.announce(State.SERVING, serving)
+        await until(lambda: names(a) == {"b": "SERVING"})
+        assert a.peer(b.sid).metadata.services[0].model == "m"  # type: ignore[union-attr]
+        await b.leave()
+        await until(lambda: names(a) == {})
+        assert [kind for kind, name in seen if name == "b"][:2] == ["joined", "changed"]
+        assert ("left", "b") in seen
+        assert a.peer(b.sid).state is State.LEFT  # type: ignore[union-attr]
+
+    run(scenario)
+
+
+def test_a_listener_that_fails_stops_nobody(run: Scenario) -> None:
+    async def scenario(site: Site) -> None:
+        def fails(kind: str, peer: Peer) -> None:
+            raise ValueError(kind)
+
+        a = await site.join(site.issue("a"))
+        a.listeners.append(fails)
+        await site.join(site.issue("b"))
+        await until(lambda: "b/x" in names(a))
+
+    run(scenario)
+
+
+def test_questions_messages_and_load(run: Scenario) -> None:
+    async def scenario(site: Site) -> None:
+        a, b = await site.join(site.issue("a")), await site.join(site.issue("b"))
+        declared = a.queryable(keys.req(a.sid), lambda query: query.reply(query.payload + b"!"))
+        assert await b.query(keys.req(a.sid), b"hello", 2.0) == b"hello!"
+        got: list[tuple[str, bytes]] = []
+        subscription = b.subscribe(keys.outward_all(b.sid), got.extend)
+        key = keys.outward(b.sid, a.identity.slot, "7")
+        a.put(key, b"first")
+        await until(lambda: got)
+        got.clear()
+        for number in range(3000):
+            a.put(key, b"%d" % number)
+        await until(lambda: len(got) == 3000)
+        assert got == [(key, b"%d" % number) for number in range(3000)]
+        a.say_load(Load(running=3))
+        await until(lambda: a.sid in b.loads)
+        assert b.loads[a.sid].running == 3
+        subscription.close()
+        declared.close()
+        with pytest.raises(TimeoutError):
+            await b.query(keys.req(a.sid), b"anybody?", 0.2)
+
+    run(scenario)
+
+
+def test_a_question_waits_for_its_answerer(run: Scenario) -> None:
+    async def scenario(site: Site) -> None:
+        a, b = await site.join(site.issue("a")), await site.join(site.issue("b"))
+        asking = asyncio.create_task(b.query(keys.req(a.sid), b"x", 5.0))
+        await asyncio.sleep(0.1)
+        a.queryable(keys.req(a.sid), lambda query: query.reply(b"late"))
+        assert await asking == b"late"
+
+    run(scenario)
+
+
+def test_a_new_session_replaces_the_old(run: Scenario) -> None:
+    async def scenario(site: Site) -> None:
+        a, b = await site.join(site.issue("a")), await site.join(site.issue("b"))
+        renewed: list[tuple[str, str]] = []
+        a.on_renewed.append(lambda old, new: renewed.append((old, new)))
+        old = a.sid
+        new = await a.renew()
+        assert renewed == [(old, new)]
+        await until(lambda: b.peer(new) is not None and b.peer(new).routable)  # type: ignore[union-attr]
+        await until(lambda: b.peer(old).state is State.LEFT)  # type: ignore[union-attr]
+        assert names(b) == {"a/x": "SERVING"}
+
+    run(scenario)
+
+
+@two_hubs
+def test_when_a_hub_dies_members_move_and_nobody_counts_as_down(run: Scenario) -> None:
+    async def scenario(site: Site) -> None:
+        members = [await site.join(site.issue(f"w{n}")) for n in range(4)]
+        downs: list[str] = []
+        for member in members:
+            member.listeners.append(
+                lambda kind, peer: downs.append(peer.name) if kind == "down" else None
+            )
+        await until(lambda: all(len(names(member)) == 3 for member in members))
+        await site.stop_hub(0)
+        await until(lambda: all(member.connected for member in members))
+        everybody = {"SERVING"}
+        await until(lambda: all(set(names(m).values()) == everybody for m in members))
+        a, b = members[:2]
+        a.queryable(keys.req(a.sid), lambda query: query.reply(b"here"))
+        assert await b.query(keys.req(a.sid), b"", 5.0) == b"here"
+        assert not downs
+
+    run(scenario)
+
+
+def test_what_is_said_without_a_hub_is_known_once_it_is_back(run: Scenario) -> None:
+    async def scenario(site: Site) -> None:
+        a, b = await site.join(site.issue("a")), await site.join(site.issue("b"))
+        await until(lambda: names(a) and names(b))
+        await site.stop_hub(0)
+        await until(lambda: names(a) == {"b/x": "silent"} and names(b) == {"a/x": "silent"})
+        assert not a.connected
+        await a.announce(metadata=msgspec.structs.replace(a.metadata, region="eu"))
+        await site.hub(0)
+        await until(lambda: names(b) == {"a/x": "SERVING"})
+        await until(lambda: b.peer(a.sid).metadata.region == "eu")  # type: ignore[union-attr]
+        assert (a.stats()["sessions_taken"], b.stats()["sessions_taken"]) == (1, 1)
+
+    run(scenario)
+
+
+def test_a_revoked_member_is_put_out_at_once(
+    run: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.fabric.hub._LOOK_S", 0.05)
+
+    async def scenario(site: Site) -> None:
+        a, b = await site.join(site.issue("a")), await site.join(site.issue("b"))
+        await until(lambda: names(a) == {"b/x": "SERVING"})
+        site.authority.revoke("b")
+        await until(lambda: names(a) == {})
+        await until(lambda: b.sid not in {peer.sid for peer in site.hubs[0].fabric.peers()})
+        await b.announce(metadata=msgspec.structs.replace(b.metadata, region="eu"))
+        await until(lambda: a.stats()["refused"].get("revoked", 0) >= 2)
+        assert names(a) == {}
+        # Slots of revoked members may say nothing at all at a hub that starts later.
+        await site.stop_hub(0)
+        await site.hub(0)
+        refused = a.stats()["refused"]["revoked"]
+        await until(lambda: a.connected and b.connected)
+        await b.announce(metadata=msgspec.structs.replace(b.metadata, region="us"))
+        await asyncio.sleep(0.3)
+        assert a.stats()["refused"]["revoked"] == refused
+
+    run(scenario)
+
+
+def test_a_hub_buries_the_silent() -> None:
+    async def scenario() -> None:
+        port = free_port()
+
+        settings = replace(SETTINGS, obituary_s=0.3)
+        hub = await Hub.start(hub_options(None, listen=[f"127.0.0.1:{port}"], settings=settings))
+        a, b = [
+            await Fabric.connect(
+                Access.open_loopback(port, name=name, provider="p"),
+                Metadata(name="", provider="", role="worker"),
+                state=State.SERVING,
+                settings=SETTINGS,
+            )
+            for name in ("a", "b")
+        ]
+        assert not b.peers()[0].verified
+        await until(lambda: names(a) == {"b": "SERVING"})
+        sid = b.sid
+        # Its process hangs: the link is there, the token is not, and it says nothing.
+        b._undeclare()
+        await until(lambda: names(a) == {"b": "silent"})
+        async with asyncio.timeout(15):
+            await until(lambda: hub.fabric.peer(sid).state is State.LEFT, 15)  # type: ignore[union-attr]
+            await until(lambda: b.sid != sid)  # it lives, so it takes a new session
+            await until(lambda: names(a) == {"b": "SERVING"})
+        for fabric in (a, b):
+            await fabric.close()
+        await hub.close()
+
+    asyncio.run(scenario())
+
+
+def test_no_hub_is_a_clear_error() -> None:
+    port = free_port()
+
+    async def scenario() -> None:
+
+        with pytest.raises(UnreachableError, match=f"no hub answers at 127.0.0.1:{port}"):
+            await Fabric.connect(
+                Access.open_loopback(port),
+                Metadata(name="x", provider="", role="worker"),
+                settings=replace(SETTINGS, connect_s=0.3),
+            )
+
+    asyncio.run(scenario())
+
+
+def test_one_dead_hub_of_two_does_not_delay_joining(run: Scenario) -> None:
+    async def scenario(site: Site) -> None:
+        alive = f"127.0.0.1:{site.ports[0]}"
+        for order in ((f"127.0.0.1:{free_port()}", alive), (alive, f"127.0.0.1:{free_port()}")):
+            access = replace(site.issue(f"a{order.index(alive)}"), hubs=order)
+            async with asyncio.timeout(2.0):
+                await site.join(access)
+
+    run(scenario)
+
+
+def test_a_taken_port_is_a_clear_error(run: Scenario) -> None:
+    async def scenario(site: Site) -> None:
+        with pytest.raises(UnreachableError, match="cannot listen"):
+            await site.hub(0)
+
+    run(scenario)

@@ -1,0 +1,176 @@
+"""A gateway with keys in front of engines that fail: who is let in, and what the ledger has."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from atoll.runtime.accounts import schema
+from atoll.runtime.accounts.accounts import Accounts
+from atoll.runtime.accounts.database import Database
+from atoll.runtime.accounts.keys import NewKey
+from atoll.runtime.backends import Backend, Pool
+from atoll.runtime.gateway.app import Gateway
+from atoll.runtime.gateway.settings import GatewaySettings, HealthSettings
+from atoll.telemetry.logs import JsonLog
+from tests.runtime.gateway.engine import Fault, ScriptedEngine
+from tests.runtime.gateway.harness import CHAT, QUICK, Bench, Reply, chat
+
+
+@dataclass
+class Place:
+    """A gateway with keys, its engines, its log and its database."""
+
+    bench: Bench
+    accounts: Accounts
+    database: Database
+    log: Path
+
+    async def key(self, **spec: object) -> str:
+        text, _ = await self.database.create_key(NewKey.parse({"name": "n", **spec}))
+        await self.accounts.sync()
+        return text
+
+    async def ask(self, key: str | None, **more: object) -> Reply:
+        header = "" if key is None else f"authorization: Bearer {key}\r\n"
+        return await self.bench.post(CHAT, chat(**more), header)  # type: ignore[arg-type]
+
+    async def rows(self, table: sa.Table) -> list[sa.Row[tuple[object, ...]]]:
+        await self.bench.settled()
+        await self.accounts.sync()
+        async with self.database.reading() as connection:
+            return list(await connection.execute(sa.select(table)))
+
+
+@asynccontextmanager
+async def place(folder: Path, *engines: ScriptedEngine) -> AsyncIterator[Place]:
+    url = f"sqlite:///{folder}/x.db"
+    accounts = await Accounts.open(url, journal=folder / "journal", refresh_s=60.0)
+    database = await Database.open(url)
+    pool = Pool()
+    for number, engine in enumerate(engines):
+        engine.name = f"e{number}"
+        address = await engine.start()
+        pool.add(Backend(id=engine.name, url=address, models=(engine.model,), kind=engine.kind))
+    settings = GatewaySettings(port=0, deadlines=QUICK, health=HealthSettings(enabled=False))
+    handle = os.open(folder / "log", os.O_WRONLY | os.O_CREAT)
+    gateway = Gateway(pool, settings, log=JsonLog(handle), accounts=accounts)
+    _, port = await gateway.start()
+    try:
+        yield Place(Bench(gateway, list(engines), port), accounts, database, folder / "log")
+    finally:
+        await gateway.close()
+        for engine in engines:
+            await engine.stop()
+        await accounts.close()
+        await database.close()
+        os.close(handle)
+
+
+def run(folder: Path, story: Callable[[Place], Awaitable[None]], *engines: ScriptedEngine) -> None:
+    async def main() -> None:
+        async with place(folder, *engines) as it:
+            await story(it)
+
+    asyncio.run(main())
+
+
+def test_who_is_let_in_and_who_is_not(tmp_path: Path) -> None:
+    async def story(it: Place) -> None:
+        key = await it.key(models=("m",), requests_per_min=2)
+        assert (await it.ask(None)).status == 401
+        assert (await it.ask("sk-other")).status == 401
+        forbidden = await it.ask(key, model="other")
+        assert forbidden.status == 403
+        assert forbidden.json["error"]["code"] == "model_not_allowed"
+        assert (await it.ask(key)).status == 200
+        assert (await it.ask(key, stream=True)).status == 200
+        slower = await it.ask(key)
+        assert slower.status == 429
+        assert int(slower.headers["retry-after"]) in (29, 30)
+        assert slower.json["error"]["code"] == "rate_limit_exceeded"
+
+    run(tmp_path, story, ScriptedEngine(), ScriptedEngine(model="other"))
+
+
+def test_models_are_those_of_the_key(tmp_path: Path) -> None:
+    async def story(it: Place) -> None:
+        key = await it.key(models=("oth*",))
+        shown = await it.bench.get("/v1/models", f"authorization: Bearer {key}\r\n")
+        assert [model["id"] for model in shown.json["data"]] == ["other"]
+        assert (await it.bench.get("/v1/models")).status == 401
+
+    run(tmp_path, story, ScriptedEngine(), ScriptedEngine(model="other"))
+
+
+def test_the_ledger_has_what_clients_received_through_failures(tmp_path: Path) -> None:
+    faults = [Fault("die", 5), Fault("500"), Fault("none"), Fault("end_early", 3)]
+
+    async def story(it: Place) -> None:
+        key = await it.key()
+        received = prompts = 0
+        for number in range(6):
+            asked = {"include_usage": True}
+            reply = await it.ask(key, text=f"hello {number}", stream=True, stream_options=asked)
+            assert reply.status == 200
+            usage = reply.chunks[-1]["usage"]
+            received += usage["completion_tokens"]
+            prompts += usage["prompt_tokens"]
+        rows = await it.rows(schema.operations)
+        parts = await it.rows(schema.attempts)
+        assert len(rows) == 6
+        assert {row.outcome for row in rows} == {"ok"}
+        assert sum(row.completion_tokens for row in rows) == received
+        assert sum(row.prompt_tokens for row in rows) == prompts
+        assert sum(part.completion_tokens for part in parts) == received
+        assert len(parts) > len(rows)
+        assert "failed" in {part.outcome for part in parts}
+
+    run(tmp_path, story, ScriptedEngine(faults=faults), ScriptedEngine())
+
+
+def test_a_client_that_leaves_is_counted_as_far_as_it_came(tmp_path: Path) -> None:
+    async def story(it: Place) -> None:
+        key = await it.key()
+        reader, writer = await asyncio.open_connection("127.0.0.1", it.bench.port)
+        body = b'{"model":"m","messages":[{"role":"user","content":"hello"}],"stream":true}'
+        writer.write(
+            b"POST %b HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"
+            % (CHAT.encode(), key.encode(), len(body), body)
+        )
+        for _ in range(3):
+            await reader.readuntil(b"\n\n")
+        writer.transport.abort()
+        (row,) = await it.rows(schema.operations)
+        assert row.outcome == "cancelled"
+        assert row.completion_tokens >= 1
+        assert row.estimated
+
+    run(tmp_path, story, ScriptedEngine(step_s=0.02))
+
+
+def test_keys_are_in_no_log_and_reach_no_engine(tmp_path: Path) -> None:
+    engine = ScriptedEngine(faults=[Fault("500")])
+
+    async def story(it: Place) -> None:
+        key = await it.key(requests_per_min=2)
+        secret = key.split("-")[2]
+        assert (await it.ask(key)).status == 200
+        assert (await it.ask(key[:-1])).status == 401
+        assert (await it.ask(key, temperature="no")).status == 400
+        assert (await it.bench.get("/v1/none", f"authorization: Bearer {key}\r\n")).status == 404
+        await it.rows(schema.operations)
+        it.bench.gateway.log.flush()
+        logged = it.log.read_text()
+        assert '"event":"request"' in logged
+        assert secret[:12] not in logged
+        assert engine.seen
+        assert not any(secret in str(seen) for seen in engine.seen)
+
+    run(tmp_path, story, engine, ScriptedEngine())

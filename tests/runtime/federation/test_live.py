@@ -1,0 +1,384 @@
+"""A gateway on a real fabric: policies, models, failover, deadlines, what the answer says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.fabric.records import Gpu, Hardware, Service, State
+from tests.runtime.federation.live import Site, Worker, shown, site, until
+from tests.runtime.gateway.engine import ScriptedEngine, expected
+from tests.runtime.gateway.harness import CHAT, chat
+
+
+def long_question() -> str:
+    """Something whose answer does not end before it must."""
+    return next(
+        text
+        for text in map(str, range(100))
+        if expected(CHAT, chat(text, max_tokens=80)).reason == "length"
+    )
+
+
+LONG = long_question()
+
+
+def text_of(**more: Any) -> str:
+    return expected(CHAT, chat(**more)).text
+
+
+TEXT, TEXT80 = text_of(), text_of(text=LONG, max_tokens=80)
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(main, 60))
+
+
+def test_any_node_serves_and_the_answer_says_which(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with site(tmp_path) as fabric:
+            assert (await fabric.chat()).status == 404
+            await fabric.worker(
+                "lab",
+                "ETH",
+                region="eu-west",
+                engine_version="0.9.1",
+                services=[Service("m", precision="bf16", context=8192)],
+            )
+            reply = await fabric.chat(stream=True)
+            assert reply.text == TEXT
+            said = {k: v for k, v in reply.headers.items() if k.startswith("x-atoll")}
+            sid = next(iter(fabric.gateway.pool.members))
+            assert said == {
+                "x-atoll-model": "m",
+                "x-atoll-node": "lab/n1",
+                "x-atoll-sid": sid,
+                "x-atoll-provider": "ETH",
+                "x-atoll-region": "eu-west",
+                "x-atoll-engine": "vllm/0.9.1",
+                "x-atoll-precision": "bf16",
+            }
+            plain = await fabric.chat()
+            assert plain.headers["x-atoll-provider"] == "ETH"
+            await fabric.bench.settled()
+            record = fabric.records[0]
+            (attempt,) = record.attempts
+            assert (attempt.node, attempt.provider, attempt.outcome) == ("lab/n1", "ETH", "ok")
+            assert attempt.tokens == record.completion_tokens > 0
+            models = shown(await fabric.bench.get("/v1/models"))["data"]
+            assert [m["id"] for m in models] == ["m"]
+
+    run(go())
+
+
+async def three(fabric: Site) -> dict[str, Worker]:
+    h100 = Hardware(gpus=(Gpu("H100-SXM", 1, 80 * 2**30),))
+    a100 = Hardware(gpus=(Gpu("NVIDIA A100-SXM4-80GB", 1, 80 * 2**30),))
+    return {
+        "eth": await fabric.worker(
+            "eth",
+            "ETH",
+            region="eu-west",
+            hardware=h100,
+            stability="reserved",
+            services=[Service("m", precision="bf16", context=32768)],
+        ),
+        "epfl": await fabric.worker(
+            "epfl",
+            "EPFL",
+            region="eu-west",
+            hardware=a100,
+            services=[Service("m", precision="fp8", context=8192)],
+        ),
+        "cloud": await fabric.worker(
+            "cloud",
+            "Acme",
+            region="us-east",
+            stability="spot",
+            services=[Service("m", precision="int4")],
+        ),
+    }
+
+
+def test_policies_of_requests(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with site(tmp_path, policy="iwrr", affinity=False) as fabric:
+            await three(fabric)
+            for headers, allowed in (
+                ("x-atoll-providers: ETH,EPFL\r\n", {"ETH", "EPFL"}),
+                ("x-atoll-regions: us\r\n", {"Acme"}),
+                ("x-atoll-min-precision: fp8\r\n", {"ETH", "EPFL"}),
+                ("x-atoll-min-context: 10000\r\n", {"ETH"}),
+                ("x-atoll-gpus: A100\r\n", {"EPFL"}),
+                ("x-atoll-stability: standard\r\n", {"ETH", "EPFL"}),
+                ("x-atoll-node: cloud\r\n", {"Acme"}),
+                ("x-atoll-regions: eu\r\nx-atoll-min-precision: bf16\r\n", {"ETH"}),
+            ):
+                replies = [await fabric.chat(headers) for _ in range(6)]
+                assert {r.headers["x-atoll-provider"] for r in replies} == allowed, headers
+            reply = await fabric.chat("x-atoll-providers: Nobody\r\n")
+            assert reply.status == 503
+            assert "retry-after" in reply.headers
+            assert shown(reply)["error"]["code"] == "policy_unmet"
+            assert shown(reply)["error"]["message"] == (
+                "no node of a trusted provider serves m now: 3 of a provider that is not trusted"
+            )
+            reply = await fabric.chat("x-atoll-regions: us\r\nx-atoll-min-precision: fp32\r\n")
+            assert shown(reply)["error"]["message"].endswith(
+                "2 in another region, 1 below the precision asked for"
+            )
+            for bad in (
+                "x-atoll-min-precision: best\r\n",
+                "x-atoll-min-context: many\r\n",
+                "x-atoll-stability: rock\r\n",
+                "x-atoll-providers: a,,b\r\n",
+                "x-atoll-regions:\r\n",
+            ):
+                reply = await fabric.chat(bad)
+                assert reply.status == 400, bad
+                assert shown(reply)["error"]["param"] == bad.partition(":")[0]
+            page = (await fabric.bench.get("/metrics")).body.decode()
+            assert 'atoll_policy_refusals_total{reason="provider"} 1' in page
+            assert 'atoll_fabric_members{state="serving"}' in page
+
+    run(go())
+
+
+def test_failover_obeys_the_policy(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with site(tmp_path) as fabric:
+            slow = ScriptedEngine(step_s=0.02)
+            first = await fabric.worker("a", "ETH", engine=slow)
+            second = await fabric.worker("b", "Acme")
+            third = await fabric.worker("c", "ETH", wait=False)
+            await until(lambda: third.fabric.sid in fabric.gateway.pool.members)
+            await third.announce(services=())
+            await until(lambda: third.fabric.sid not in fabric.gateway.pool.members)
+            running = asyncio.create_task(
+                fabric.chat("x-atoll-providers: ETH\r\n", stream=True, text=LONG, max_tokens=80)
+            )
+            await until(lambda: slow.running == 1)
+            await asyncio.sleep(0.2)
+            await third.announce(services=(Service("m"),))
+            await until(lambda: third.fabric.sid in fabric.gateway.pool.members)
+            await first.die()
+            reply = await running
+            assert reply.text == TEXT80
+            assert not second.engine.seen
+            await fabric.bench.settled()
+            (record,) = fabric.records
+            assert [a.node for a in record.attempts] == ["a/n1", "c/n1"]
+            assert [a.outcome for a in record.attempts] == ["failed", "ok"]
+            assert sum(a.tokens for a in record.attempts) == record.completion_tokens
+            assert record.attempts[0].tokens > 0
+
+    run(go())
+
+
+def test_exact_then_alias_then_fallback(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with site(tmp_path, aliases={"gpt-4o": "big"}) as fabric:
+            small = await fabric.worker(
+                "s", engine=ScriptedEngine(model="small"), services=[Service("small")]
+            )
+            big = await fabric.worker(
+                "b",
+                engine=ScriptedEngine(model="big"),
+                services=[Service("big", aliases=("large",))],
+            )
+            for name in ("gpt-4o", "large", "big"):
+                reply = await fabric.chat(model=name)
+                assert reply.headers["x-atoll-model"] == "big"
+                assert big.engine.seen[-1].body["model"] == "big"
+            assert (await fabric.chat(model="none")).status == 404
+            reply = await fabric.chat("x-atoll-fallback: nothing, small\r\n", model="none")
+            assert reply.headers["x-atoll-model"] == "small"
+            reply = await fabric.chat(model="none", models=["small"])
+            assert reply.headers["x-atoll-model"] == "small"
+            assert "models" not in small.engine.seen[-1].body
+            # A policy that nobody meets for the model itself may be met by one that stands in.
+            reply = await fabric.chat("x-atoll-fallback: small\r\nx-atoll-node: s\r\n", model="big")
+            assert reply.headers["x-atoll-model"] == "small"
+            reply = await fabric.chat("x-atoll-node: s\r\n", model="big")
+            assert reply.status == 503
+            names = [m["id"] for m in shown(await fabric.bench.get("/v1/models"))["data"]]
+            assert names == ["small", "big", "gpt-4o", "large"]
+
+    run(go())
+
+
+def test_known_model_without_nodes_is_unavailable_not_unknown(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with site(tmp_path) as fabric:
+            worker = await fabric.worker("a")
+            assert (await fabric.chat()).status == 200
+            await worker.announce(services=())
+            await until(lambda: not fabric.gateway.pool.members)
+            reply = await fabric.chat()
+            assert reply.status == 503
+            assert shown(reply)["error"]["code"] == "model_unavailable"
+
+    run(go())
+
+
+def test_requests_wait_for_a_node_that_is_back_in_a_moment(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with site(tmp_path) as fabric:
+            worker = await fabric.worker("a")
+            sid = worker.fabric.sid
+            fabric.gateway.pool.mask(sid, "its token is gone")
+            asked = asyncio.create_task(fabric.chat())
+            await asyncio.sleep(0.3)
+            assert not worker.engine.seen
+            fabric.gateway.pool.set_health(sid, up=True)
+            assert (await asked).status == 200
+
+    run(go())
+
+
+def test_node_that_ends_starts_nothing_long_and_hands_over(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with site(tmp_path, handover_s=1.0) as fabric:
+            slow = ScriptedEngine(step_s=0.02)
+            ending = await fabric.worker("a", engine=slow)
+            running = asyncio.create_task(fabric.chat(stream=True, text=LONG, max_tokens=80))
+            await until(lambda: slow.running == 1)
+            await asyncio.sleep(0.2)
+            other = await fabric.worker("b")
+            await ending.announce(ends_s=time.time() + 1.5)
+            await until(lambda: fabric.gateway.pool.ending)
+            for _ in range(4):
+                assert (await fabric.chat()).headers["x-atoll-node"] == "b/n1"
+            reply = await running
+            assert reply.text == TEXT80
+            await fabric.bench.settled()
+            assert [a.node for a in fabric.records[-1].attempts] == ["a/n1", "b/n1"]
+            assert slow.cancelled or not slow.running
+            await other.announce(ends_s=time.time() + 3600.0)
+            await ending.announce(State.DOWN)
+            await until(lambda: len(fabric.gateway.pool.members) == 1)
+            assert (await fabric.chat()).status == 200
+
+    run(go())
+
+
+def test_conversations_stay_where_they_began(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with site(tmp_path, policy="iwrr") as fabric:
+            workers = [await fabric.worker(f"w{i}") for i in range(3)]
+            for number in range(6):
+                messages = [{"role": "user", "content": f"question {number}"}]
+                homes = set()
+                for turn in range(4):
+                    reply = await fabric.chat(messages=messages, max_tokens=12)
+                    homes.add(reply.headers["x-atoll-node"])
+                    messages += [
+                        {"role": "assistant", "content": "an answer"},
+                        {"role": "user", "content": f"and {turn}?"},
+                    ]
+                assert len(homes) == 1
+            assert sum(bool(w.engine.seen) for w in workers) > 1
+            homes = set()
+            for number in range(6):
+                reply = await fabric.chat("x-atoll-session: abc\r\n", text=f"{number}")
+                homes.add(reply.headers["x-atoll-node"])
+            assert len(homes) == 1
+            assert fabric.gateway.pool.decisions["affinity"] >= 6 * 3 + 5
+
+    run(go())
+
+
+def test_nodes_that_do_not_take_our_requests_are_not_asked(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with site(tmp_path) as fabric:
+            closed = await fabric.worker("a", "Acme", accept="self", wait=False)
+            await fabric.worker("b", "Acme", accept="allow:front")
+            for _ in range(3):
+                assert (await fabric.chat()).headers["x-atoll-node"] == "b/n1"
+            told = shown(await fabric.bench.get("/atoll/v1/fabric"))
+            why = {n["sid"]: n["unused_because"] for n in told["nodes"]}
+            assert why[closed.fabric.sid] == "it does not take requests of ours"
+            assert len(told["hubs"]) == 1
+            assert told["connected"]
+            assert "revoked" not in told["hubs"][0]
+
+    run(go())
+
+
+def test_services_that_are_no_models(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with site(tmp_path) as fabric:
+            worker = await fabric.worker("a", services=[Service("echo", kind="generic")])
+            reply = await fabric.bench.post("/services/echo/v1/completions?x=1", chat())
+            assert reply.status == 200
+            assert worker.engine.seen[-1].path == "/v1/completions?x=1"
+            assert (await fabric.bench.get("/services/echo/health")).json == {"status": "ok"}
+            assert (await fabric.bench.get("/services/none/health")).status == 404
+            assert (await fabric.chat(model="echo")).status == 404
+            assert shown(await fabric.bench.get("/v1/models"))["data"] == []
+
+    run(go())
+
+
+def test_straight_where_the_address_answers_else_through_the_tunnel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def go() -> None:
+        async with site(tmp_path) as fabric:
+            engine = ScriptedEngine(model="other")
+            await engine.start()
+            worker = await fabric.worker("a", engine=engine, direct=engine.url)
+            member = fabric.gateway.pool.members[worker.fabric.sid]
+            links = fabric.gateway.links(member)
+            await asyncio.sleep(0.7)
+            # The address is of this machine, which a node elsewhere cannot mean.
+            assert links.direct is None  # type: ignore[attr-defined]
+            monkeypatch.setattr("atoll.runtime.federation.links._elsewhere", lambda address: True)
+            monkeypatch.setattr("atoll.runtime.federation.federation._PROBE_AGAIN_S", 0.0)
+            await asyncio.sleep(0.7)
+            # It answers, but not with the models of the node.
+            assert links.direct is None  # type: ignore[attr-defined]
+            engine.model = "m"
+            await until(lambda: links.direct is not None)  # type: ignore[attr-defined]
+            before = worker.bridge.requests
+            assert (await fabric.chat()).status == 200
+            assert worker.bridge.requests == before
+            links.direct._port = 1  # type: ignore[attr-defined]
+            links.drop_idle()
+            monkeypatch.setattr("atoll.runtime.federation.federation._PROBE_AGAIN_S", 60.0)
+            assert (await fabric.chat()).status == 200
+            assert worker.bridge.requests == before + 1
+
+    run(go())
+
+
+def test_requests_wait_in_order_while_every_node_is_full(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with site(tmp_path, queue_s=5.0, affinity=False) as fabric:
+            engine = ScriptedEngine(step_s=0.002)
+            await fabric.worker("a", engine=engine, max_inflight=2)
+            asked = [
+                asyncio.create_task(fabric.chat(text=f"{i}", stream=True, max_tokens=10))
+                for i in range(12)
+            ]
+            await until(lambda: fabric.gateway.waiting)
+            assert max(m.inflight for m in fabric.gateway.pool.members.values()) == 2
+            assert [r.status for r in await asyncio.gather(*asked)] == [200] * 12
+            assert not fabric.gateway.waiting
+        (tmp_path / "again").mkdir()
+        async with site(tmp_path / "again", queue_s=0.3, affinity=False) as fabric:
+            await fabric.worker("a", engine=ScriptedEngine(step_s=0.1), max_inflight=1)
+            first = asyncio.create_task(fabric.chat(stream=True, text=LONG, max_tokens=20))
+            await until(lambda: fabric.bench.engines[0].running)
+            reply = await fabric.chat()
+            assert reply.status == 503
+            assert "busy" in shown(reply)["error"]["message"]
+            assert (await first).status == 200
+            assert not fabric.gateway.waiting
+
+    run(go())
