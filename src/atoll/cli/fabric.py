@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.nodes import need_fabric
 from atoll.cli.render import console, emit, note, table
+from atoll.cli.serving import need_fabric
 from atoll.core.errors import UsageError
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ import typer
 
 from atoll.cli.keys import DB_HELP
 from atoll.cli.render import console, note
-from atoll.cli.serving import need_serving
+from atoll.cli.serving import need_fabric, need_serving
 from atoll.core.errors import MissingDependencyError, UsageError
 from atoll.core.units import parse_duration
 
@@ -28,7 +29,6 @@ app = typer.Typer(add_completion=False)
 _QUEUE_S = 30.0
 _RETRY_S = 15.0
 _ATTEMPTS = 6
-_LOOPBACK = ("127.", "localhost", "::1")
 
 
 @app.command()
@@ -137,13 +137,6 @@ def gateway(
     _run(options, as_json=as_json)
 
 
-def need_fabric() -> None:
-    """Say which extra to install where the packages of the fabric are missing."""
-    for package in ("zenoh", "cryptography"):
-        if find_spec(package) is None:
-            raise MissingDependencyError(package, "fabric", needed_for="a gateway on a fabric")
-
-
 def _file(path: Path | None) -> GatewayFile:
     from atoll.runtime.gateway.settings import GatewayFile
     from atoll.runtime.gateway.watch import read_config
@@ -170,7 +163,9 @@ def _aliases(given: list[str]) -> dict[str, str]:
 
 
 def _check_open(host: str, *, open_to_all: bool, insecure: bool) -> None:
-    if open_to_all and not insecure and not host.startswith(_LOOPBACK):
+    from atoll.fabric.access import is_loopback
+
+    if open_to_all and not insecure and not is_loopback(host):
         raise UsageError(
             f"without keys anybody who reaches {host} could use every node",
             field="--open",
@@ -222,5 +217,7 @@ def _ready(service: Service, *, as_json: bool) -> None:
         out = console()
         out.print(f"answers at {url}/v1 until Ctrl-C", soft_wrap=True)
         out.print(f"models now: {', '.join(models) or 'none yet'}", soft_wrap=True)
-        out.print(f"\n  curl -N {url}/v1/chat/completions{key} -d '{body}'\n", soft_wrap=True)
+        out.print(
+            f"\n  curl -N {url}/v1/chat/completions{key} -d {shlex.quote(body)}\n", soft_wrap=True
+        )
     sys.stdout.flush()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.nodes import need_fabric
 from atoll.cli.render import note
+from atoll.cli.serving import need_fabric
 from atoll.core.errors import UsageError
 
 if TYPE_CHECKING:

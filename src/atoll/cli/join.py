@@ -7,14 +7,14 @@ import contextlib
 import os
 import signal
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from atoll.cli.render import note
-from atoll.core.errors import InputError, MissingDependencyError
+from atoll.cli.serving import need_fabric, need_serving
+from atoll.core.errors import InputError
 
 if TYPE_CHECKING:
     from atoll.runtime.join.node import Node
@@ -22,15 +22,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 _OFFER, _WATCH, _END = "What is offered", "How the engine is watched", "How it ends"
-
-
-def need_fabric() -> None:
-    """Say which extra to install where the packages of the fabric are missing."""
-    for package in ("zenoh", "cryptography", "msgspec"):
-        if find_spec(package) is None:
-            raise MissingDependencyError(package, "fabric", needed_for="a fabric")
-    if find_spec("httptools") is None:
-        raise MissingDependencyError("httptools", "serve", needed_for="serving")
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -250,6 +241,7 @@ def join(
     SIGUSR1 says that the end is near (Slurm: --signal=B:USR1@120).
     """
     need_fabric()
+    need_serving()
     given: dict[str, Any] = {
         "fabric": fabric,
         "command": tuple(command) if command else None,

@@ -121,7 +121,7 @@ def list_(
         for key in with_database(db, lambda database: database.keys())
         if every or key.state(now_s) == "active"
     ]
-    columns = ("id", "name", "owner", "state", "models", "limits", "made", "expires")
+    columns = ("id", "name", "owner", "state", "models", "nodes", "limits", "made", "expires")
     rows = [
         (
             key.id,
@@ -129,6 +129,7 @@ def list_(
             key.spec.owner or None,
             key.state(now_s),
             ", ".join(key.spec.models) or "all",
+            _demands(key) or "any",
             _limits(key) or None,
             _day(key.created_s),
             None if key.spec.expires_s is None else _day(key.spec.expires_s),
@@ -151,7 +152,15 @@ def show(which: Which, db: Db = None, as_json: AsJson = False) -> None:
         return key, {name: found.get(period, 0) for name, period in named.items()}
 
     key, used = with_database(db, look)
-    emit(described(key) | {"tokens_used": used}, as_json)
+    shown = described(key) | {"tokens_used": used}
+    if not as_json:
+        times = {name: shown.pop(name) for name in ("created_s", "expires_s", "revoked_s")}
+        shown["policy"] = _demands(key) or None
+        shown |= {
+            name.removesuffix("_s"): None if at_s is None else _day(at_s)
+            for name, at_s in times.items()
+        }
+    emit(shown, as_json)
 
 
 @app.command()
@@ -243,6 +252,18 @@ def _limits(key: Key) -> str:
         (spec.concurrent, "at once"),
     )
     return ", ".join(f"{format_count(most)} {what}" for most, what in said if most is not None)
+
+
+def _demands(key: Key) -> str:
+    """Say what a key demands of nodes."""
+    policy = key.spec.policy
+    if policy is None:
+        return ""
+    demanded = policy.model_dump(mode="json", exclude_none=True).items()
+    return "; ".join(
+        f"{name.replace('_', ' ')} {', '.join(said) if isinstance(said, list) else said}"
+        for name, said in demanded
+    )
 
 
 def _day(unix_s: float) -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli.render import console, emit, table, to_json
-from atoll.core.errors import MissingDependencyError, UsageError
+from atoll.cli.serving import need_fabric
+from atoll.core.errors import UsageError
 from atoll.core.units import format_bytes, format_duration, format_price, parse_bytes
 
 if TYPE_CHECKING:
@@ -99,15 +100,6 @@ def nodes(
         min_stability=stability,
     )
     asyncio.run(_nodes(fabric, query, watch, as_json))
-
-
-def need_fabric() -> None:
-    """Say which extra to install where the packages of the fabric are missing."""
-    from importlib.util import find_spec
-
-    for package in ("zenoh", "cryptography", "msgspec"):
-        if find_spec(package) is None:
-            raise MissingDependencyError(package, "fabric", needed_for="a fabric")
 
 
 async def _nodes(token: str | None, query: Query, watch: bool, as_json: bool) -> None:

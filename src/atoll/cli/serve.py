@@ -19,16 +19,18 @@ from atoll.cli.serving import (
     fetch_models,
     local_fleet,
     need_engine,
+    need_fabric,
     need_serving,
     plan_to_serve,
     services_of,
     sources,
 )
-from atoll.core.errors import UnknownNameError
+from atoll.core.errors import AtollError, UnknownNameError
 from atoll.core.units import parse_bytes, parse_duration
 
 if TYPE_CHECKING:
     from atoll.runtime.agent import ProcessError
+    from atoll.runtime.join.node import Node
     from atoll.runtime.local.fleet import LocalFleet
     from atoll.runtime.state import FleetState
 
@@ -67,6 +69,13 @@ def serve(
     log: Annotated[
         Path | None, typer.Option("--log", help="Where the gateway logs requests, as JSON lines.")
     ] = None,
+    fabric: Annotated[
+        str | None,
+        typer.Option("--fabric", help="Offer it all to a fabric too: token, @file or open://..."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Its name there. Default: the machine's.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print what runs as JSON once it is ready.")
     ] = False,
@@ -74,9 +83,12 @@ def serve(
     """Start the nodes of a plan as processes on this machine and serve them behind one address.
 
     Layer ranges are those of the plan, stretched to the layers of the model that is served. Ctrl-C finishes
-    what runs and stops everything; a second one stops at once.
+    what runs and stops everything; a second one stops at once. With --fabric every gateway there can use it,
+    as one node.
     """
     need_serving()
+    if fabric is not None:
+        need_fabric()
     from atoll.engine.weights.sources import DEFAULT_MODEL
     from atoll.routing.policies import policy_code
     from atoll.runtime.instance.loop import run
@@ -101,11 +113,46 @@ def serve(
         with local_fleet(
             made, models, options, host=host, port=port, log=log, on_progress=started
         ) as fleet:
-            run(_until_stopped(fleet, started, drain_s, as_json))
+            offer = None if fabric is None else _Offer(fabric, name, fleet)
+            run(_until_stopped(fleet, started, drain_s, as_json, offer))
+
+
+class _Offer:
+    """A fleet as one node of a fabric."""
+
+    def __init__(self, fabric: str, name: str | None, fleet: LocalFleet) -> None:
+        from atoll.fabric.access import Access
+
+        self._access = Access.open(fabric)
+        self._name = name
+        self._fleet = fleet
+        self._node: Node | None = None
+
+    async def start(self) -> None:
+        """Join."""
+        import dataclasses
+
+        from atoll.runtime.join.hardware import host_name
+        from atoll.runtime.join.node import Node
+        from atoll.runtime.join.options import JoinOptions
+
+        access = self._access
+        if access.is_open:
+            access = dataclasses.replace(access, open_name=self._name or host_name())
+        options = JoinOptions(url=self._fleet.url, name=self._name)
+        self._node = Node(options, access, self._fleet.home, say=note)
+        await self._node.start()
+
+    async def stop(self) -> None:
+        """Finish what came from there, and leave."""
+        if self._node is not None:
+            with contextlib.suppress(AtollError):
+                await self._node.leave()
+            await self._node.close()
 
 
 async def _until_stopped(
-    fleet: LocalFleet, started: Started, drain_s: float, as_json: bool
+    fleet: LocalFleet, started: Started, drain_s: float, as_json: bool, offer: _Offer | None = None
 ) -> None:
     from atoll.runtime.agent import ProcessError
 
@@ -133,10 +180,12 @@ async def _until_stopped(
         raise
     started.is_up = True
     started.say("serving")
+    if offer is not None:
+        await offer.start()
     _announce(fleet.state(), as_json)
     await stopped
     started.say("finishing what runs (Ctrl-C again stops at once)")
-    stopping = asyncio.create_task(fleet.stop(drain_s))
+    stopping = asyncio.create_task(_stop(fleet, drain_s, offer))
     hurried = asyncio.create_task(at_once.wait())
     await asyncio.wait({stopping, hurried}, return_when=asyncio.FIRST_COMPLETED)
     if not stopping.done():
@@ -147,6 +196,12 @@ async def _until_stopped(
         await fleet.agent.close()
     hurried.cancel()
     note("stopped")
+
+
+async def _stop(fleet: LocalFleet, drain_s: float, offer: _Offer | None) -> None:
+    if offer is not None:
+        await offer.stop()
+    await fleet.stop(drain_s)
 
 
 def _last_words(error: ProcessError) -> None:

@@ -37,6 +37,13 @@ def need_serving() -> None:
             raise MissingDependencyError(package, extra, needed_for="serving")
 
 
+def need_fabric() -> None:
+    """Say which extra to install where the packages of the fabric are missing."""
+    for package in ("zenoh", "cryptography", "msgspec"):
+        if find_spec(package) is None:
+            raise MissingDependencyError(package, "fabric", needed_for="a fabric")
+
+
 def need_engine() -> None:
     """Say which extra to install where the packages of the stage engine are missing."""
     for package in ("torch", "transformers", "zmq", "tokenizers"):

@@ -37,7 +37,9 @@ def status(
     for fleet, live in zip(fleets, lives, strict=True):
         emit(None, False, drawn_fleet(fleet, live))
     if not fleets:
-        console().print("nothing runs here (`atoll serve PLAN` starts something)")
+        console().print(
+            "no plan is served here (`atoll serve PLAN` starts one; `atoll nodes` shows a fabric)"
+        )
 
 
 async def _ask_all(fleets: tuple[FleetState, ...]) -> list[Live]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,21 +104,31 @@ async def _show(
     return len(listed)
 
 
+_WIDE = ("endpoint", "operation_id", "status", "stream", "estimated", "day", "backend", "number")
+"""What only programs want to see."""
+
+
 def _drawn(columns: tuple[str, ...], rows: list[dict[str, Any]]) -> Any:
-    numbers = [n for n in columns if n.endswith(("_tokens", "requests", "_usd"))]
-    cells = [
-        tuple(
-            f"{row[name]:,.6f}"
-            if name == "cost_usd"
-            else f"{row[name]:,}"
-            if name in numbers
-            else row[name]
-            for name in columns
-        )
-        for row in rows
-    ]
+    listing = "started_s" in columns
+    shown = [name for name in columns if not (listing and (name in _WIDE or name == "id"))]
+    if listing:
+        shown.remove("started_s")
+        shown.insert(0, "started_s")
+    right = ("tokens", "requests", "usd", "seconds", "first token s")
+    titles = [name.replace("_", " ") for name in shown]
+    titles = ["started" if title == "started s" else title for title in titles]
     return table(
-        [name.replace("_", " ") for name in columns],
-        cells,
-        right=[n.replace("_", " ") for n in numbers],
+        titles,
+        [tuple(_cell(name, row[name]) for name in shown) for row in rows],
+        right=[title for title in titles if title.endswith(right)],
     )
+
+
+def _cell(name: str, value: Any) -> object:
+    if name == "started_s":
+        return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M:%S}"
+    if name == "cost_usd":
+        return f"{value:,.6f}"
+    if isinstance(value, float):
+        return f"{value:,.3f}"
+    return f"{value:,}" if isinstance(value, int) else value

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import ipaddress
 import os
 import secrets
 import zlib
@@ -30,8 +31,8 @@ TOKEN_FILE = "fabric.token"  # noqa: S105  a file's name
 DEFAULT_PORT = 7447
 
 _OPEN_SCHEME = "open://"
-_LOOPBACK = ("127.", "localhost", "::1", "[::1]")
 _MAX_TOKEN_BYTES = 64 * 1024
+_MAX_FILE_NAME = 255
 _HINT = "paste it whole, as 'atoll fabric issue' printed it"
 
 
@@ -73,6 +74,10 @@ class Access:
         if given.startswith(PREFIX):
             return cls.unpack(given)
         path = Path(given.removeprefix("@"))
+        if any(
+            len(part) > _MAX_FILE_NAME for part in path.parts
+        ):  # a damaged token, not to be shown
+            raise InputError("this is no fabric token, file or folder", field="fabric", hint=_HINT)
         if path.is_dir():
             path = path / TOKEN_FILE
         if not given.startswith("@") and not path.exists():
@@ -213,5 +218,15 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address is reached from this machine only."""
-    return address.startswith(_LOOPBACK)
+    """Whether an address (host, or host:port) is reached from this machine only."""
+    host = address
+    if address.startswith("["):
+        host = address[1:].partition("]")[0]
+    elif address.count(":") < 2:
+        host = address.partition(":")[0]
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, which may mean anything
+        return False

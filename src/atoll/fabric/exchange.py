@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from atoll.fabric import sync
+from atoll.fabric.keys import slot_of
 
 if TYPE_CHECKING:
     from atoll.fabric.effects import Effect
     from atoll.fabric.registry import Registry
 
 _ROUNDS_MOST = 64
+
+
+def one_of(sids: Sequence[str], rng: random.Random) -> str:
+    """Return a session to ask: of a random slot, so that who shows many tokens is not asked more often."""
+    slot = rng.choice(sorted({slot_of(sid) for sid in sids}))
+    return rng.choice([sid for sid in sids if slot_of(sid) == slot])
 
 
 class Exchange:

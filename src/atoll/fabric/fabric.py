@@ -38,6 +38,7 @@ from atoll.fabric.identity import Identity, Verifier
 from atoll.fabric.link import Closer, Link, Question
 from atoll.fabric.load import Load, decode_load, encode_load
 from atoll.fabric.peers import Peer
+from atoll.fabric.quota import Quota
 from atoll.fabric.records import Metadata, Record, State
 from atoll.fabric.registry import Registry
 from atoll.fabric.replica import Entry
@@ -51,7 +52,7 @@ __all__ = ["Fabric", "Peer", "QueryIn", "Subscription"]
 QueryIn = Question
 Subscription = Closer
 
-_PULLS_AT_ONCE = 3
+_PULLS_AT_ONCE = 2
 _SETTLE_S = 0.02
 """From a token's end to its counting: long enough to hear that it was a hub that went."""
 _LOGGED_REFUSALS = 20
@@ -93,9 +94,11 @@ class Fabric:
             rng=random.SystemRandom(),
             now_s=time.time(),
             state=state,
-            settings=RegistrySettings(obituary_s=settings.obituary_s, pull_risen_s=0.3),
+            settings=RegistrySettings(obituary_s=settings.obituary_s, pull_risen_s=0.2),
             observer=observe,
         )
+        self._pushes = Quota(settings.pushes_per_s, settings.pushes_at_once)
+        self._asks = Quota(settings.asks_per_s, settings.asks_at_once)
         self._view: dict[str, Peer] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
@@ -298,26 +301,43 @@ class Fabric:
         now_s = time.time()
         effects: list[Effect] = []
         for key, data in batch:
-            if keys.sid_of(key) != self.sid:
-                effects += self._registry.pushed(data, now_s)
+            sid = keys.own_sid(key)
+            if sid == self.sid:
+                continue
+            if sid is None or not self._pushes.take(keys.slot_of(sid), now_s, len(data)):
+                effects.append(
+                    self._registry.refusals.add("flood" if sid else "malformed", key[:80])
+                )
+                continue
+            effects += self._registry.pushed(data, now_s)
         self._do(effects)
 
     def _loaded(self, batch: list[tuple[str, bytes]]) -> None:
         for key, data in batch:
-            sid = keys.sid_of(key)
+            sid = keys.own_sid(key)
+            if sid is None or sid == self.sid or not self._registry.alive(sid):
+                continue
             load = decode_load(data)
-            if load is not None and sid != self.sid and self._registry.alive(sid):
+            if load is not None:
                 self.loads[sid] = load
 
     def _asked(self, question: Question) -> None:
-        answer, effects = self._registry.answer(question.payload, time.time())
+        now_s = time.time()
+        if not self._asks.take("", now_s, len(question.payload)):
+            return  # whoever is honest asks again, or another
+        answer, effects = self._registry.answer(question.payload, now_s)
         question.reply(answer)
         self._do(effects)
 
     def _tokens(self, batch: list[tuple[str, bool]]) -> None:
         now_s = time.time()
+        effects: list[Effect] = []
         for key, up in batch:
-            slot, sid = keys.sender_of(key), keys.sid_of(key)
+            slot, sid = keys.sender_of(key), keys.own_sid(key)
+            if sid is None:  # a hub lets each slot name any session after its own
+                if up:
+                    effects.append(self._registry.refusals.add("token of another", key[:80]))
+                continue
             if not up and (sid == self.sid or keys.is_hub(sid)):
                 self._shaken_s = self._loop.time()
             if sid == self.sid:
@@ -329,10 +349,11 @@ class Fabric:
                 self._held_back[sid] = self._loop.call_later(_SETTLE_S, self._token_gone, slot, sid)
             elif held is not None:  # it may have missed what was said meanwhile
                 self._registry.token_down(slot, sid, now_s)
-                effects = self._registry.token_up(slot, sid, now_s)
-                self._do([effect for effect in effects if not isinstance(effect, Event)])
+                up_again = self._registry.token_up(slot, sid, now_s)
+                effects += [effect for effect in up_again if not isinstance(effect, Event)]
             else:
-                self._do(self._registry.token_up(slot, sid, now_s))
+                effects += self._registry.token_up(slot, sid, now_s)
+        self._do(effects)
 
     def _token_gone(self, slot: str, sid: str) -> None:
         # When a hub goes, everybody behind it seems to, this member's own token too; most are back as

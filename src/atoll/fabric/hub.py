@@ -191,9 +191,8 @@ def _slots_of(path: Path | None, serials: Sequence[int]) -> frozenset[str]:
 async def serve(options: HubOptions, log: Log, ready: Callable[[Hub], None]) -> None:
     """Run a hub until SIGTERM or SIGINT; `ready` is called once it listens.
 
-    Connections that TLS refuses are written to stdout by the transport itself, as text.
+    After that, connections that TLS refuses are written to stdout by the transport itself, as text.
     """
-    zenoh.init_log_from_env_or(_TRANSPORT_LOG)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -202,6 +201,7 @@ async def serve(options: HubOptions, log: Log, ready: Callable[[Hub], None]) -> 
     log.event("hub.listening", addresses=options.listen, sid=hub.fabric.sid)
     log.flush()
     ready(hub)
+    zenoh.init_log_from_env_or(_TRANSPORT_LOG)
     try:
         while not stop.is_set():
             with contextlib.suppress(TimeoutError):

@@ -139,12 +139,15 @@ class Verifier:
             if len(self._known) >= _CACHE:
                 self._known.pop(next(iter(self._known)))
             self._known[certificate] = person
-        now = self._now()
-        if now > person.expires_s:
+        if self._now() > person.expires_s:
             raise RefusedError("expired", f"the certificate of {person.name} has expired")
         if person.serial in self.revoked:
             raise RefusedError("revoked", f"the certificate of {person.name} is revoked")
         return person
+
+    def believes(self, person: Person) -> bool:
+        """Whether the certificate of a person, once believed, still is."""
+        return self._now() <= person.expires_s and person.serial not in self.revoked
 
     def _checked(self, certificate: bytes) -> Person:
         person = _read(certificate, verified=not self.open)

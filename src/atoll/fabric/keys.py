@@ -123,6 +123,14 @@ def sid_of(key: str) -> str:
     return key.split("/", 4)[3]
 
 
+def own_sid(key: str) -> str | None:
+    """Return the session id in a key that its writer may speak for, None if it is another's."""
+    parts = key.split("/")
+    if len(parts) != 4 or not is_sid(parts[3]) or slot_of(parts[3]) != parts[2]:
+        return None
+    return parts[3]
+
+
 def hub_rules(slots: int, denied: frozenset[str] = frozenset()) -> dict[str, object]:
     """Return the access control of a hub: every slot writes its own keys, and reads what is public.
 
@@ -170,6 +178,32 @@ def hub_rules(slots: int, denied: frozenset[str] = frozenset()) -> dict[str, obj
         "subjects": subjects,
         "policies": policies,
     }
+
+
+_SIZES = {
+    "alive/**": 0,
+    "load/**": 1024,
+    "assign/**": 64 * 1024,
+    "req/**": 64 * 1024,
+    "in/**": 1024 * 1024,
+    "out/**": 1024 * 1024,
+    "reg/**": 2 * 1024 * 1024,
+}
+"""The largest payload that a hub passes on, in bytes: what goes to everybody is short."""
+
+
+def hub_sizes() -> list[dict[str, object]]:
+    """Return what hubs say to messages that are too large: they drop them."""
+    return [
+        {
+            "id": f"size {name.partition('/')[0]}",
+            "flows": ["ingress"],
+            "messages": ["put", "delete", "query", "reply"],
+            "key_exprs": _keys(name),
+            "size_limit": most,
+        }
+        for name, most in _SIZES.items()
+    ]
 
 
 _EVERYTHING = [

@@ -9,37 +9,39 @@ what is sent is lost.
 from __future__ import annotations
 
 import asyncio
-import base64
+import atexit
 import contextlib
-import json
 import queue
 import random
 import socket
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import zenoh
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
 
 from atoll.core.errors import AtollError
 from atoll.fabric import keys
 from atoll.fabric.access import Access, is_loopback, split_address
 from atoll.fabric.forward import Forwarder, proxy_for
 from atoll.fabric.settings import FabricSettings
+from atoll.fabric.wire import session_config
 
 _T = TypeVar("_T")
 _CHANNEL = 8192
 _BATCH = 512
-_MAX_MESSAGE_BYTES = 64 * 2**20
 _SWITCH_S = 0.0005
+_END_S = 2.0
 _RETRY_EMPTY_S = 0.02
 _RETRY_EMPTY_MOST_S = 0.5
 _BLOCK = zenoh.CongestionControl.BLOCK
+
+
+_links: weakref.WeakSet[Link] = weakref.WeakSet()
 
 
 class UnreachableError(AtollError):
@@ -59,8 +61,9 @@ class Link:
         self._open: set[Closer] = set()
         self._closed = False
         self.sent = 0
-        self._sender = threading.Thread(target=self._send, name="fabric-send", daemon=True)
-        self._sender.start()
+        self._threads: list[threading.Thread] = []
+        self._sender = self._start(self._send, "fabric-send")
+        _links.add(self)
 
     @classmethod
     async def open(
@@ -89,7 +92,7 @@ class Link:
                 endpoints.append(forwarder.address)
             else:
                 endpoints += await _resolved(hub)
-        config = _config(access, settings, endpoints, listen, denied)
+        config = session_config(access, settings, endpoints, listen, denied)
         patience_s = 0.0 if listen else settings.connect_s
         try:
             session = await _opened(config, patience_s, settings)
@@ -193,7 +196,7 @@ class Link:
                     return
                 self._call(deliver, [(str(one.key_expr), one.payload.to_bytes()) for one in batch])
 
-        threading.Thread(target=drain, name=f"fabric-{key}", daemon=True).start()
+        self._start(drain, f"fabric-{key}")
         return closer
 
     def hear(self, key: str, callback: Callable[[list[tuple[str, bytes]]], None]) -> Closer:
@@ -253,16 +256,27 @@ class Link:
             return
         self._closed = True
         self._outbox.put(None)
-        await asyncio.to_thread(self._sender.join, 2.0)
+        await asyncio.to_thread(self._sender.join, _END_S)
         for closer in tuple(self._open):
             closer.silence()
-        await asyncio.to_thread(self._end)
+        await asyncio.to_thread(self.end)
         for forwarder in self._forwarders:
             await forwarder.close()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Disconnect now, from any thread; what is queued is lost."""
+        self._closed = True
         with contextlib.suppress(zenoh.ZError):
             self._session.close()  # type: ignore[no-untyped-call]
+        self._outbox.put(None)
+        for thread in self._threads:
+            thread.join(_END_S)
+
+    def _start(self, target: Callable[[], None], name: str) -> threading.Thread:
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
+        thread.start()
+        return thread
 
     def _call(self, function: Callable[..., object], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -407,84 +421,8 @@ async def _resolved(hub: str) -> list[str]:
     return list(dict.fromkeys([*addresses, hub]))
 
 
-def _config(
-    access: Access,
-    settings: FabricSettings,
-    endpoints: Sequence[str],
-    listen: Sequence[str],
-    denied: frozenset[str],
-) -> zenoh.Config:
-    protocol = "tcp" if access.is_open else "tls"
-    transport: dict[str, Any] = {
-        "unicast": {"max_sessions": 4096, "accept_pending": 1000},
-        "link": {
-            "protocols": [protocol],
-            "tx": {"lease": round(settings.lease_s * 1000), "keep_alive": 4},
-            "rx": {"max_message_size": _MAX_MESSAGE_BYTES},
-        },
-        "shared_memory": {"enabled": False},
-    }
-    if not access.is_open:
-        transport["link"]["tls"] = _tls(access)
-    config: dict[str, Any] = {
-        "mode": "router" if listen else "client",
-        "scouting": {
-            "delay": 0,
-            "multicast": {"enabled": False},
-            "gossip": {"enabled": False},
-        },
-        "transport": transport,
-        "connect": {
-            "endpoints": [f"{protocol}/{endpoint}" for endpoint in endpoints],
-            "timeout_ms": 0,
-            "exit_on_failure": not listen,
-            "retry": {
-                "period_init_ms": round(settings.retry_first_s * 1000),
-                "period_max_ms": round(settings.retry_most_s * 1000),
-                "period_increase_factor": 2,
-            },
-        },
-    }
-    if listen:
-        config["listen"] = {
-            "endpoints": [f"{protocol}/{address}" for address in listen],
-            "exit_on_failure": True,
-            "timeout_ms": 0,
-        }
-        if not access.is_open:
-            config["access_control"] = keys.hub_rules(access.slots, denied)
-    return zenoh.Config.from_json5(json.dumps(config))
-
-
-def _tls(access: Access) -> dict[str, object]:
-    assert access.authority is not None
-    assert access.certificate is not None
-    assert access.key is not None
-    certificate, key = _pem(access.certificate), _key_pem(access.key)
-    return {
-        "root_ca_certificate_base64": _pem(access.authority),
-        "listen_certificate_base64": certificate,
-        "listen_private_key_base64": key,
-        "connect_certificate_base64": certificate,
-        "connect_private_key_base64": key,
-        "enable_mtls": True,
-        # A hub is whoever the authority let stand for a server, wherever it is reached: through a
-        # forwarder, under a new address. Members' certificates do not do for one.
-        "verify_name_on_connect": False,
-        "close_link_on_expiration": True,
-    }
-
-
-def _pem(certificate: bytes) -> str:
-    parsed = x509.load_der_x509_certificate(certificate)
-    return base64.b64encode(parsed.public_bytes(serialization.Encoding.PEM)).decode()
-
-
-def _key_pem(key: bytes) -> str:
-    parsed = serialization.load_der_private_key(key, None)
-    pem = parsed.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    return base64.b64encode(pem).decode()
+@atexit.register
+def _end_all() -> None:
+    """A process that ends without closing must not be torn down under zenoh's threads."""
+    for link in tuple(_links):
+        link.end()

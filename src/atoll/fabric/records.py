@@ -26,6 +26,7 @@ _PLAIN = r"\A[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*\Z"
 
 Text = Annotated[str, Meta(max_length=128, pattern=_PLAIN)]
 LongText = Annotated[str, Meta(max_length=2048, pattern=_PLAIN)]
+Serial = Annotated[str, Meta(pattern=r"\A[0-9a-f]{1,64}\Z")]
 Count = Annotated[int, Meta(ge=0, le=1_000_000)]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 60)]
 Money = Annotated[float, Meta(ge=0.0, le=1e9)]
@@ -107,7 +108,7 @@ class Metadata(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whose requests it takes: "any", "self", "allow:A,B" or "deny:A,B"; None is "any"."""
     seal: Annotated[bytes, Meta(max_length=256)] = b""
     """Public key for traffic sealed end to end."""
-    revoked: Annotated[tuple[Text, ...], Meta(max_length=1024)] = ()
+    revoked: Annotated[tuple[Serial, ...], Meta(max_length=1024)] = ()
     """Serials of revoked certificates, as lower-case hex; heeded in records of hubs only."""
     labels: Annotated[
         dict[

@@ -10,6 +10,9 @@ from atoll.fabric.sync import Version
 
 _SHUN_S = 60.0
 _MOST = 1024
+_FORGED = frozenset(
+    {"signature", "foreign", "certificate", "session of another", "forged provider"}
+)
 
 
 class Refusals:
@@ -18,11 +21,14 @@ class Refusals:
     def __init__(self) -> None:
         """Start with none."""
         self.counts: Counter[str] = Counter()
+        self.forged = 0
+        """Those that nobody honest sends, nor passes on."""
         self._until_s: dict[bytes, float] = {}
 
     def add(self, reason: str, sid: str) -> Refused:
         """Count a refusal and return it."""
         self.counts[reason] += 1
+        self.forged += reason in _FORGED
         return Refused(reason, sid)
 
     def shun(self, tag: bytes, now_s: float) -> None:

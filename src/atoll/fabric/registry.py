@@ -46,15 +46,16 @@ from atoll.fabric.effects import (
     Sign,
     Verify,
 )
-from atoll.fabric.exchange import Exchange
+from atoll.fabric.exchange import Exchange, one_of
 from atoll.fabric.keys import is_hub, is_sid, slot_of
 from atoll.fabric.records import Metadata, Record, State, decode_metadata, encode_metadata, farewell
 from atoll.fabric.refusals import Refusals
-from atoll.fabric.replica import Entry, Replica, entry_of
+from atoll.fabric.replica import Entry, Replica, entry_of, foreign
 
 _COUNTS = ("merged", "known", "exchanges", "exchanges_failed", "sessions_taken", "obituaries")
 _NEVER = float("inf")
-_STRANGE_MOST = 3
+_STRANGE_MOST, _FORGED_MOST = 3, 8
+_CROWD = 45
 _FORGET_EVERY_S = 60.0
 
 
@@ -87,7 +88,7 @@ class Registry:
         self.synced = False
         """Whether an exchange with some peer was completed."""
         self.counts: Counter[str] = Counter()
-        self._refusals = Refusals()
+        self.refusals = Refusals()
         self.last_sync_s: float | None = None
         self.spread_s: float | None = None
         """How old the last pushed record was when it arrived here, by both clocks."""
@@ -95,18 +96,16 @@ class Registry:
         self._map = Replica()
         self._entries = self._map.entries
         self._tokens: dict[str, float] = {}
-        self._silent: dict[str, float] = {}
+        self._shown: Counter[str] = Counter()  # tokens of a slot
+        self._silent: dict[str, float] = {}  # since when it was missed
         self._risen: dict[str, bool] = {}  # whether it was here before
         self._strange: Counter[str] = Counter()
+        self._failed = 0
         self._revoked: frozenset[str] = frozenset()
-        self._patience_s = self.settings.obituary_s + rng.uniform(
-            0.0, self.settings.obituary_spread_s
-        )
-        self._ticked_s = now_s
-        self._written_s = now_s
-        self._publish_s = now_s
-        self._resign_s = _NEVER
-        self._risen_s = _NEVER
+        patience = self.settings
+        self._patience_s = patience.obituary_s + rng.uniform(0.0, patience.obituary_spread_s)
+        self._ticked_s = self._written_s = self._publish_s = now_s
+        self._resign_s = self._risen_s = _NEVER
         self._pull_s = now_s + self._about(self.settings.pull_every_s)
         self._forget_s = now_s + _FORGET_EVERY_S
         self._begin(state, metadata, now_s)
@@ -131,21 +130,14 @@ class Registry:
         """Whether the session's token is up here; this member itself is always alive."""
         return sid == self.sid or sid in self._tokens
 
-    def silent_since(self, sid: str) -> float | None:
-        """When the token went, or was first missed, Unix time; None while it is up."""
-        return self._silent.get(sid)
-
     def entries(self) -> dict[str, Entry]:
         """Return every session known, LEFT ones and (of a member) its own too."""
         return dict(self._entries)
 
     def peers(self) -> dict[str, Entry]:
         """Return every other session that has not left."""
-        return {
-            sid: entry
-            for sid, entry in self._entries.items()
-            if sid != self.sid and entry.record.state < State.LEFT
-        }
+        known = self._entries.items()
+        return {s: e for s, e in known if s != self.sid and e.record.state < State.LEFT}
 
     def stats(self) -> dict[str, object]:
         """Return figures for metrics."""
@@ -153,7 +145,7 @@ class Registry:
         return {
             "sessions": {state.name.lower(): states[state.name.lower()] for state in State},
             "alive": len(self._tokens) + 1,
-            "refused": dict(self._refusals.counts),
+            "refused": dict(self.refusals.counts),
             **{name: self.counts[name] for name in _COUNTS},
             "last_sync_s": self.last_sync_s,
             "spread_s": self.spread_s,
@@ -205,8 +197,11 @@ class Registry:
     def merge(self, records: Iterable[Record], now_s: float) -> list[Effect]:
         """Take in records, however they came: pushed, pulled, twice, late or out of order."""
         effects: list[Effect] = []
-        for record in records:
+        forged = self.refusals.forged
+        for record in sync.latest(records):
             effects += self._merge(record, now_s)
+            if self.refusals.forged - forged >= _FORGED_MOST:
+                break  # of a liar nothing more is worth verifying
         return effects
 
     def pushed(self, data: bytes, now_s: float) -> list[Effect]:
@@ -214,7 +209,7 @@ class Registry:
         try:
             records = sync.decode_records(data)
         except InputError:
-            return [self._refusals.add("malformed", "")]
+            return [self.refusals.add("malformed", "")]
         before = self.counts["merged"]
         effects = self.merge(records, now_s)
         if self.counts["merged"] > before:
@@ -224,22 +219,24 @@ class Registry:
     def token_up(self, slot: str, sid: str, now_s: float) -> list[Effect]:
         """A token of `sid` appeared, written by `slot`."""
         if not is_sid(sid) or slot_of(sid) != slot:
-            return [self._refusals.add("token of another", sid[:60])]
+            return [self.refusals.add("token of another", sid[:60])]
         if sid == self.sid or sid in self._tokens:
             return []
+        if self._shown[slot] >= self.settings.max_slot_records:
+            return [self.refusals.add("too many tokens", sid)]
+        self._shown[slot] += 1
         first = not self._tokens
         self._tokens[sid] = now_s
         silent_s = self._silent.pop(sid, None)
-        wait_s = self.settings.pull_first_s if first else self.settings.pull_risen_s
+        crowd = max(1.0, (len(self._tokens) / _CROWD) ** 2)  # where all return, and ask, at once
+        wait_s = self.settings.pull_first_s if first else self.settings.pull_risen_s * crowd
         self._risen[sid] = silent_s is not None or sid in self._entries
         self._risen_s = min(self._risen_s, now_s + self._rng.uniform(0.0, wait_s))
         # What was pushed while it was away, or while this member was, it may not have heard.
-        # When many come back one by one, those in between share one push too.
-        if first:
-            soon_s = now_s + self._rng.uniform(0.0, self.settings.pull_first_s)
-            self._publish_s = min(self._publish_s, soon_s)
-        elif silent_s is not None and self._written_s >= silent_s - self.settings.doubt_s:
-            soon_s = now_s + self._rng.uniform(0.5, 1.0) * self.settings.pull_risen_s
+        since_s = now_s if silent_s is None else silent_s
+        doubtful = self._written_s >= since_s - self.settings.doubt_s
+        if doubtful and (first or silent_s is not None):  # many that come back share one push
+            soon_s = now_s + self._rng.uniform(0.0 if first else wait_s / 2, wait_s)
             self._publish_s = min(self._publish_s, soon_s)
         return self._of_peer("up", sid)
 
@@ -247,6 +244,7 @@ class Registry:
         """A token of `sid` disappeared."""
         if slot_of(sid) != slot or self._tokens.pop(sid, None) is None:
             return []
+        self._shown[slot] -= 1
         self._strange.pop(sid, None)
         self._watch(sid, now_s)
         return self._of_peer("down", sid)
@@ -260,8 +258,8 @@ class Registry:
         for sid, entry in self.peers().items():
             reason = self._verify(entry.record)
             if reason is not None:
-                effects += [self._refusals.add(reason, sid), *self._drop(sid)]
-                self._refusals.shun(entry.version.tag, now_s)
+                effects += [self.refusals.add(reason, sid), *self._drop(sid)]
+                self.refusals.shun(entry.version.tag, now_s)
         return effects
 
     # Exchanges
@@ -276,7 +274,7 @@ class Registry:
             ask = sync.decode_ask(data)
         except InputError:
             return sync.encode_message(sync.Answer(self._map.hash)), [
-                self._refusals.add("malformed", "")
+                self.refusals.add("malformed", "")
             ]
         effects = self.merge(ask.give, now_s)
         if ask.first:
@@ -289,7 +287,7 @@ class Registry:
     def lacking(self, theirs: dict[str, sync.Version], now_s: float) -> sync.Ask | None:
         """What to send to a peer that holds `theirs`; None if there is nothing to swap."""
         want, give = sync.compare(self._map.versions(), theirs)
-        want = self._refusals.wanted(want, theirs, now_s)
+        want = self.refusals.wanted(want, theirs, now_s)
         records, _ = sync.batched(self._entries[sid].record for sid in give)
         if not want and not records:
             return None
@@ -300,18 +298,20 @@ class Registry:
         self.synced = True
         self.last_sync_s = now_s
         self.counts["exchanges"] += 1
+        self._failed = 0
         # A token without a record: whoever answered did not know it yet, so ask its owner.
         for sid in self._tokens:
             if sid not in self._entries and self._strange[sid] < _STRANGE_MOST:
                 self._strange[sid] += 1
                 self._risen[sid] = False
-                soon_s = now_s + self._rng.uniform(0.5, 1.0) * self.settings.pull_risen_s
-                self._risen_s = min(self._risen_s, soon_s)
+                self._risen_s = min(self._risen_s, now_s + self.settings.pull_risen_s)
 
     def pull_failed(self, now_s: float) -> None:
         """An exchange got no answer, or a wrong one: try somebody else soon."""
         self.counts["exchanges_failed"] += 1
-        self._pull_s = min(self._pull_s, now_s + self._about(self.settings.pull_again_s))
+        self._failed = min(self._failed + 1, 3)
+        again_s = self.settings.pull_again_s * 2.0 ** (self._failed - 1)
+        self._pull_s = min(self._pull_s, now_s + self._about(again_s))
 
     # Time
 
@@ -356,20 +356,16 @@ class Registry:
 
     def _pull(self, now_s: float) -> list[Effect]:
         # A newcomer whose record has arrived is no reason to ask: it asks by itself.
-        risen = [
-            sid
-            for sid, before in self._risen.items()
-            if sid in self._tokens and (before or sid not in self._entries)
-        ]
-        self._risen.clear()
-        self._risen_s = _NEVER
+        risen = [sid for sid, before in self._risen.items() if before or sid not in self._entries]
+        risen = [sid for sid in risen if sid in self._tokens]
+        self._risen, self._risen_s = {}, _NEVER
         if self.synced and not risen and now_s < self._pull_s:
             return []
         among = risen or list(self._tokens)
         if not self.synced:  # a hub knows more than somebody who has just joined as well
             among = [sid for sid in self._tokens if is_hub(sid)] or among
         self._pull_s = now_s + self._about(self.settings.pull_every_s)
-        return [Pull(self._rng.choice(among))] if among else []
+        return [Pull(one_of(among, self._rng))] if among else []
 
     def _bury(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -407,11 +403,11 @@ class Registry:
         except InputError:
             reason, metadata = "malformed", None
         if reason is not None or metadata is None:
-            self._refusals.shun(sync.tag(record), now_s)
-            return [self._refusals.add(reason or "malformed", record.sid)]
+            self.refusals.shun(sync.tag(record), now_s)
+            return [self.refusals.add(reason or "malformed", record.sid)]
         self.counts["merged"] += 1
         effects = self._store(record, metadata, now_s)
-        if record.sid == self.sid and held is not None and _foreign(record, held.record):
+        if record.sid == self.sid and held is not None and foreign(record, held.record):
             # Never written by this process: buried while alive, or a copy of it runs elsewhere.
             cause = "left" if record.state is State.LEFT else "cloned"
             effects += self._restart(cause, held.record.state, held.metadata, now_s)
@@ -502,8 +498,3 @@ class Registry:
 
     def _about(self, seconds: float) -> float:
         return seconds * self._rng.uniform(0.5, 1.5)
-
-
-def _foreign(record: Record, own: Record) -> bool:
-    """Whether a greater record of my session, which I have not left, says what I never said."""
-    return own.state < State.LEFT and record.content != own.content

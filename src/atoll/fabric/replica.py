@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from atoll.fabric import sync
-from atoll.fabric.records import Metadata, Record
+from atoll.fabric.records import Metadata, Record, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +63,8 @@ class Replica:
     def versions(self) -> dict[str, sync.Version]:
         """Return which record of each session is held."""
         return {sid: entry.version for sid, entry in self.entries.items()}
+
+
+def foreign(record: Record, own: Record) -> bool:
+    """Whether a greater record of one's session, which one has not left, says what one never said."""
+    return own.state < State.LEFT and record.content != own.content

@@ -24,5 +24,12 @@ class FabricSettings:
     """How long tokens may be gone, once a hub has, before their owners count as down."""
     obituary_s: float = 60.0
     """How long a hub waits for a token before it writes LEFT for a member."""
+    pushes_per_s: float = 200.0
+    """News of one slot a second; what is beyond is learned by asking, if it is true."""
+    pushes_at_once: float = 4000.0
+    """News of one slot at once, as when the nodes of a batch job start together."""
+    asks_per_s: float = 1000.0
+    """Questions about the registry a second, of whomever, and at once."""
+    asks_at_once: float = 20_000.0
     proxy: str | None = None
     """HTTP proxy to reach hubs through, `http://[user:password@]host:port`; None: as the environment says."""

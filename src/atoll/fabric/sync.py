@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from atoll.core.errors import InputError
-from atoll.fabric.records import Record, State, checked, encode
+from atoll.fabric.records import Record, State, checked, encode, merge
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 BATCH_BYTES = 1024 * 1024
@@ -110,6 +110,15 @@ def batched(records: Iterable[Record]) -> tuple[tuple[Record, ...], tuple[str, .
         else:
             fitting.append(record)
     return tuple(fitting), tuple(rest)
+
+
+def latest(records: Iterable[Record]) -> Iterable[Record]:
+    """Return the greatest record of each session: nobody honest sends two, and each costs to verify."""
+    found: dict[str, Record] = {}
+    for record in records:
+        held = found.get(record.sid)
+        found[record.sid] = record if held is None else merge(held, record)
+    return found.values()
 
 
 T = TypeVar("T")

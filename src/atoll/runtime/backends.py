@@ -325,10 +325,12 @@ class Pool:
             return only
         return self._pick(ring, avoid, squeeze, allow, prefer, now_s)
 
-    def pick_service(self, name: str, avoid: Collection[str], now_s: float) -> Member | None:
+    def pick_service(
+        self, name: str, avoid: Collection[str], now_s: float, allow: Allow | None = None
+    ) -> Member | None:
         """Return the backend for the next request to a service that is no model."""
         ring = self.services.get(name)
-        return None if ring is None else self._pick(ring, avoid, True, None, None, now_s)
+        return None if ring is None else self._pick(ring, avoid, True, allow, None, now_s)
 
     def _pick(
         self,

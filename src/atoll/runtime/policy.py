@@ -15,6 +15,7 @@ from pydantic import Field, field_validator
 
 from atoll.core.errors import AtollError
 from atoll.core.frozen import Frozen
+from atoll.fabric.queries import is_gpu
 from atoll.runtime.openai import ApiError
 
 Stability = Literal["spot", "batch", "standard", "reserved"]
@@ -99,9 +100,9 @@ class Policy(Frozen):
             regions=_narrower(self.regions, other.regions, _within),
             min_precision=_higher(self.min_precision, other.min_precision),
             min_context=max(self.min_context or 0, other.min_context or 0) or None,
-            gpus=_narrower(self.gpus, other.gpus, _is_gpu),
+            gpus=_narrower(self.gpus, other.gpus, is_gpu),
             stability=_steadier(self.stability, other.stability),
-            nodes=_narrower(self.nodes, other.nodes, _within),
+            nodes=_narrower(self.nodes, other.nodes, _of_site),
             allow_fallback=False
             if False in (self.allow_fallback, other.allow_fallback)
             else self.allow_fallback or other.allow_fallback,
@@ -110,7 +111,7 @@ class Policy(Frozen):
     def refusal(self, offer: Offer) -> str | None:
         """Return what an offer lacks ("provider", "region", ...), or None: it may serve."""
         if self.nodes is not None and not (
-            offer.sid in self.nodes or any(_within(offer.node, n) for n in self.nodes)
+            offer.sid in self.nodes or any(_of_site(offer.node, n) for n in self.nodes)
         ):
             return "node"
         if self.providers is not None and not (offer.verified and offer.provider in self.providers):
@@ -123,7 +124,7 @@ class Policy(Frozen):
             return "precision"
         if self.min_context is not None and (offer.context or 0) < self.min_context:
             return "context"
-        if self.gpus is not None and not any(_is_gpu(g, c) for g in offer.gpus for c in self.gpus):
+        if self.gpus is not None and not any(is_gpu(g, c) for g in offer.gpus for c in self.gpus):
             return "gpu"
         if self.stability is not None and _rank(offer.stability) < _rank(self.stability):
             return "stability"
@@ -200,17 +201,13 @@ def _narrower(
 
 
 def _within(place: str, wanted: str) -> bool:
-    """Whether a place is the wanted one or lies in it: "eu" holds "eu-west-1", "lab" holds "lab/gpu1"."""
+    """Whether a place is the wanted one or lies in it: "eu" holds "eu-west-1" and "eu/zurich"."""
     return place == wanted or place.startswith((f"{wanted}-", f"{wanted}/"))
 
 
-def _is_gpu(gpu: str, wanted: str) -> bool:
-    """Whether a GPU is of a class: "A100" holds "A100-80G" and "NVIDIA A100-SXM4-80GB"."""
-    return f"-{_plain(wanted)}-" in f"-{_plain(gpu)}-"
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[\s_/]+", "-", name.strip().lower())
+def _of_site(node: str, wanted: str) -> bool:
+    """Whether a node is the wanted one or of that site: "lab" holds "lab/gpu1", but not "lab-2/gpu1"."""
+    return node == wanted or node.startswith(f"{wanted}/")
 
 
 def _higher(one: str | None, two: str | None) -> str | None:

@@ -71,7 +71,7 @@ def test_a_wrong_order_is_caught(
     ("where", "name", "wrong"),
     [
         (rules.Registry, "_bury", lambda self, now_s: []),
-        (rules, "_foreign", lambda record, own: False),
+        (rules, "foreign", lambda record, own: False),
     ],
     ids=["no obituaries", "no new session"],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from dataclasses import replace
 
 import msgspec
@@ -242,5 +244,40 @@ def test_a_taken_port_is_a_clear_error(run: Scenario) -> None:
     async def scenario(site: Site) -> None:
         with pytest.raises(UnreachableError, match="cannot listen"):
             await site.hub(0)
+
+    run(scenario)
+
+
+def test_a_hub_is_found_by_any_of_its_names_addresses(
+    run: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(site: Site) -> None:
+        port = site.ports[0]
+
+        async def getaddrinfo(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+            assert host == "hubs.example"
+            # The first of them is nobody's.
+            return [
+                (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))
+                for address in ("127.0.0.3", "127.0.0.1")
+            ]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+        access = replace(site.issue("a"), hubs=(f"hubs.example:{port}",))
+        fabric = await site.join(access)
+        assert fabric.connected
+
+    run(scenario)
+
+
+def test_a_closed_subscription_leaves_no_thread(run: Scenario) -> None:
+    async def scenario(site: Site) -> None:
+        a = await site.join(site.issue("a"))
+        before = threading.active_count()
+        subscriptions = [a.subscribe(keys.outward_all(a.sid), lambda _: None) for _ in range(5)]
+        assert threading.active_count() == before + 5
+        for subscription in subscriptions:
+            subscription.close()
+        await until(lambda: threading.active_count() == before)
 
     run(scenario)

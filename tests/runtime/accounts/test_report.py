@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
+import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +119,12 @@ def test_files_hold_what_is_shown(
             read = list(csv.DictReader(stream))
         assert [row["cost_usd"] for row in read] == [str(row["cost_usd"]) for row in shown]
         assert run(["usage", "--by", by, "--db", url]) == 0
-        assert "cost usd" in capsys.readouterr().out
+        drawn = capsys.readouterr().out
+        assert "cost usd" in drawn
+        if by in LISTS:
+            # People read a time of day, and figures without nine decimals.
+            assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", drawn)
+            assert not re.search(r"\d\.\d{7}", drawn)
     assert not list(tmp_path.glob(".*.tmp"))
 
 
@@ -143,6 +150,11 @@ def test_commands_make_show_and_revoke_keys(
     shown = json.loads(capsys.readouterr().out)
     assert shown["tokens_used"] == {"today": 0, "this_month": 0, "total": 0}
     assert text.split("-")[2] not in json.dumps(shown)
+    for shows in (["keys", "list"], ["keys", "show", "lab"]):
+        assert run([*shows, *db]) == 0
+        drawn = capsys.readouterr().out
+        assert "providers ethz" in drawn
+        assert f"{datetime.fromtimestamp(key['expires_s'], UTC):%Y-%m-%d}" in drawn
     assert run(["keys", "revoke", "lab", *db]) == 0
     assert run(["keys", "list", "--json", *db]) == 0
     assert json.loads(capsys.readouterr().out) == []

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from atoll.fabric.load import Load
 from atoll.fabric.records import Gpu, Hardware, Service, State
 from tests.runtime.federation.live import Site, Worker, shown, site, until
-from tests.runtime.gateway.engine import ScriptedEngine, expected
+from tests.runtime.gateway.engine import Fault, ScriptedEngine, expected
 from tests.runtime.gateway.harness import CHAT, chat
 
 
@@ -241,6 +242,32 @@ def test_requests_wait_for_a_node_that_is_back_in_a_moment(tmp_path: Path) -> No
     run(go())
 
 
+def test_nodes_that_vanish_before_a_token_cost_no_attempt(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with site(tmp_path, attempts=1) as fabric:
+            doomed = [
+                await fabric.worker(f"d{i}", engine=ScriptedEngine(faults=[Fault("stall")]))
+                for i in range(3)
+            ]
+            # Their status is there at once, a token never: chats would begin with an event of their own.
+            body = {"model": "m", "prompt": "Hi", "stream": True, "max_tokens": 8}
+            asked = asyncio.create_task(fabric.bench.post("/v1/completions", body))
+            while doomed:
+                await until(lambda: any(w.engine.seen for w in doomed))
+                victim = next(w for w in doomed if w.engine.seen)
+                doomed.remove(victim)
+                if not doomed:
+                    await fabric.worker("well")
+                await asyncio.sleep(0.1)
+                await victim.die()
+            reply = await asked
+            assert reply.status == 200
+            assert b"[DONE]" in reply.body
+            assert len(fabric.records[-1].backends) == 4
+
+    run(go())
+
+
 def test_node_that_ends_starts_nothing_long_and_hands_over(tmp_path: Path) -> None:
     async def go() -> None:
         async with site(tmp_path, handover_s=1.0) as fabric:
@@ -263,6 +290,25 @@ def test_node_that_ends_starts_nothing_long_and_hands_over(tmp_path: Path) -> No
             await ending.announce(State.DOWN)
             await until(lambda: len(fabric.gateway.pool.members) == 1)
             assert (await fabric.chat()).status == 200
+
+    run(go())
+
+
+def test_what_cannot_go_on_elsewhere_stays_on_a_node_that_ends(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with site(tmp_path, handover_s=5.0) as fabric:
+            slow = ScriptedEngine(kind="openai", step_s=0.01)
+            ending = await fabric.worker("a", engine=slow)
+            asked = fabric.chat(stream=True, text=LONG, max_tokens=80, temperature=1.0)
+            running = asyncio.create_task(asked)
+            await until(lambda: slow.running == 1)
+            await asyncio.sleep(0.1)
+            await fabric.worker("b", engine=ScriptedEngine(kind="openai"))
+            await ending.announce(ends_s=time.time() + 4.0)
+            await until(lambda: fabric.gateway.pool.ending)
+            assert (await running).text == TEXT80
+            await fabric.bench.settled()
+            assert [a.node for a in fabric.records[0].attempts] == ["a/n1"]
 
     run(go())
 
@@ -338,7 +384,7 @@ def test_straight_where_the_address_answers_else_through_the_tunnel(
             await asyncio.sleep(0.7)
             # The address is of this machine, which a node elsewhere cannot mean.
             assert links.direct is None  # type: ignore[attr-defined]
-            monkeypatch.setattr("atoll.runtime.federation.links._elsewhere", lambda address: True)
+            monkeypatch.setattr("atoll.runtime.federation.links._elsewhere", lambda *_: True)
             monkeypatch.setattr("atoll.runtime.federation.federation._PROBE_AGAIN_S", 0.0)
             await asyncio.sleep(0.7)
             # It answers, but not with the models of the node.
@@ -380,5 +426,97 @@ def test_requests_wait_in_order_while_every_node_is_full(tmp_path: Path) -> None
             assert "busy" in shown(reply)["error"]["message"]
             assert (await first).status == 200
             assert not fabric.gateway.waiting
+
+    run(go())
+
+
+def test_what_runs_straight_leaves_a_node_whose_token_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.runtime.federation.links._elsewhere", lambda *_: True)
+
+    async def go() -> None:
+        async with site(tmp_path, flap_s=0.1, policy="iwrr", affinity=False) as fabric:
+            slow = ScriptedEngine(step_s=0.03)
+            await slow.start()
+            silent = await fabric.worker("a", engine=slow, direct=slow.url)
+            links = fabric.gateway.links(fabric.gateway.pool.members[silent.fabric.sid])
+            await until(lambda: links.direct is not None)  # type: ignore[attr-defined]
+            running = asyncio.create_task(fabric.chat(stream=True, text=LONG, max_tokens=80))
+            await until(lambda: slow.running == 1)
+            await asyncio.sleep(0.2)
+            assert silent.bridge.requests == 0
+            await fabric.worker("b")
+            # The machine goes silent, though its engine would still answer.
+            await silent.fabric._link.close()
+            reply = await running
+            assert reply.text == TEXT80
+            await fabric.bench.settled()
+            assert [a.node for a in fabric.records[0].attempts] == ["a/n1", "b/n1"]
+
+    run(go())
+
+
+def test_load_that_others_cause_counts(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with site(tmp_path, affinity=False) as fabric:
+            workers = [
+                await fabric.worker(f"w{i}", engine=ScriptedEngine(step_s=0.01)) for i in range(2)
+            ]
+            for _ in range(6):
+                await fabric.chat(max_tokens=20)
+            workers[0].fabric.say_load(Load(running=40, waiting=10))
+            member = fabric.gateway.pool.members[workers[0].fabric.sid]
+            await until(lambda: member.elsewhere == 50)
+            nodes = {(await fabric.chat()).headers["x-atoll-node"] for _ in range(4)}
+            assert nodes == {"w1/n1"}
+
+    run(go())
+
+
+def test_spans_traces_and_opting_out(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with site(tmp_path) as fabric:
+            await fabric.worker("a")
+            spans, recorder = Spy(), Spy()
+            fabric.gateway.spans = spans  # type: ignore[assignment]
+            fabric.gateway.recorder = recorder  # type: ignore[assignment]
+            given = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+            await fabric.chat(f"traceparent: {given}\r\n")
+            await fabric.chat()
+            await fabric.bench.settled()
+            (first, second) = [call for name, call in spans.calls if name == "request"]
+            assert first[0].attempts[0].node == "a/n1"
+            assert first[1][3:35] == "a" * 32
+            assert first[2] == given
+            assert second[2] is None
+            assert [c[1] for name, c in recorder.calls if name == "record"] == ["m", "m"]
+
+    run(go())
+
+
+class Spy:
+    """Remembers what was said to it."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+
+    def sampled(self, trace: str) -> str:
+        return trace
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: self.calls.append((name, given))
+
+
+def test_parts_of_models_and_unknown_engines(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with site(tmp_path) as fabric:
+            part = await fabric.worker("a", services=[Service("m", layers=(0, 8))], wait=False)
+            await until(lambda: fabric.federation.fabric.peer(part.fabric.sid))
+            await asyncio.sleep(0.1)
+            assert not fabric.gateway.pool.members
+            await fabric.worker("b", engine_name="something/1")
+            (member,) = fabric.gateway.pool.members.values()
+            assert member.backend.kind == "openai"
 
     run(go())

@@ -8,7 +8,14 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.runtime.gateway.events import Journal, event_of, payload, read_chunk, split
+from atoll.runtime.gateway.events import (
+    Journal,
+    event_of,
+    payload,
+    read_chunk,
+    split,
+    tokens_in,
+)
 
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 
@@ -81,3 +88,36 @@ def test_malformed_chunks_do_no_harm() -> None:
     ):
         journal.append(raw)
     assert journal.delivered().tokens == 0
+
+
+CHOICES = st.fixed_dictionaries(
+    {},
+    optional={
+        "index": st.integers(0, 2),
+        "text": st.sampled_from(["", "a", "\n\n"]),
+        "delta": st.fixed_dictionaries(
+            {},
+            optional={
+                "role": st.just("assistant"),
+                "content": st.sampled_from(["", "a", None, "data: x"]),
+                "reasoning_content": st.sampled_from(["", "b"]),
+            },
+        ),
+        "token_ids": st.lists(st.integers(0, 9), max_size=3),
+        "logprobs": st.none() | st.just({"content": [{}, {}]}),
+        "finish_reason": st.none() | st.just("stop"),
+    },
+)
+
+
+@given(st.lists(st.lists(st.lists(CHOICES, max_size=2), max_size=3), max_size=4))
+def test_tokens_counted_piece_by_piece_are_those_of_the_journal(
+    pieces: list[list[list[dict[str, object]]]],
+) -> None:
+    journal, counted = Journal(), 0
+    for piece in pieces:
+        data = b"".join(event_of({"choices": choices}) for choices in piece)
+        journal.append(data)
+        counted += tokens_in(data)
+    assert counted == journal.delivered().tokens
+    assert tokens_in(b": a comment\n\ndata: [DONE]\n\ndata: nonsense\n\n") == 0

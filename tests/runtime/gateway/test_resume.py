@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from atoll.runtime.backends import Kind
 from atoll.runtime.gateway.events import Delivered, choices_of
 from atoll.runtime.gateway.resume import Continuation, DivergedError, Replay, Resumption, resume
-from atoll.runtime.openai import Generation, read_request
+from atoll.runtime.openai import ChatRequest, Generation, Message, read_request
 
 CHAT = "/v1/chat/completions"
 Json = dict[str, Any]
@@ -190,3 +190,26 @@ def test_replay_of_several_answers() -> None:
     new = rewriter.chunk(chunk(0, content="aaa"))
     assert new is not None
     assert new["choices"][0]["delta"] == {"content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("before", "state"),
+    [
+        ({"text": "Oh. ", "tokens": 2, "token_ids": [1, 2]}, ("Oh. Hello", 4)),
+        ({"text": "Oh. ", "tokens": 2}, ("Oh. Hello", 4)),
+        ({"text": 5, "tokens": "x", "token_ids": 3}, ("Hello", 2)),
+        ("nonsense", ("Hello", 2)),
+    ],
+)
+def test_a_stream_that_another_gateway_moved_here_moves_on(
+    before: object, state: tuple[str, int]
+) -> None:
+    body = json.dumps({"model": "m", "messages": [], "atoll": {"resume": before, "x": 1}}).encode()
+    said = delivered(chunk(content="Hel"), chunk(content="lo"))
+    request = ChatRequest(model="m", messages=[Message("user", "a")])
+    found = resume(request, body, said, "atoll")
+    assert found is not None
+    extension = json.loads(found.body)["atoll"]
+    assert extension["x"] == 1
+    assert (extension["resume"]["text"], extension["resume"]["tokens"]) == state
+    assert "token_ids" not in extension["resume"]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from atoll.cli.join import read_options
 from atoll.core.errors import AtollError, InputError
+from atoll.engine.weights.sources import DEFAULT_MODEL
 from atoll.fabric.identity import Identity, RefusedError, Verifier
 from atoll.fabric.records import Gpu, Hardware, Service, State, encode_metadata
 from atoll.runtime.adapters.base import Home
@@ -192,6 +193,8 @@ def test_a_foreign_operator_is_refused(operator: Identity) -> None:
         Assignment(model="../secrets"),
         Assignment(model="/etc/passwd", name="x"),
         Assignment(model="https://evil.example/m"),
+        Assignment(engine="llamacpp", model="pypi://wheel==1.0/x.gguf"),
+        Assignment(engine="llamacpp", model=f"pypi://wheel==1.0/../x.gguf#{'0' * 64}"),
         Assignment(model="org/m", name="-x"),
         Assignment(model="org/m", settings={"trust-remote-code": "true"}),
         Assignment(model="org/m", settings={"max-model-len": "4096 --api-key x"}),
@@ -203,6 +206,10 @@ def test_a_foreign_operator_is_refused(operator: Identity) -> None:
 def test_only_known_models_and_settings_pass(bad: Assignment) -> None:
     with pytest.raises(AtollError):
         check(bad)
+
+
+def test_a_file_in_a_wheel_may_be_assigned_by_its_hash() -> None:
+    check(Assignment(engine="llamacpp", model=DEFAULT_MODEL, name="small"))
 
 
 def test_weights_below_the_nodes_folder_may_be_assigned(tmp_path: Path) -> None:

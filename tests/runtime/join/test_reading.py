@@ -204,6 +204,12 @@ def test_every_engine_is_known_by_its_answers(
     assert (service.context, service.precision) == (context, precision)
 
 
+def test_a_version_that_says_it_is_unknown_is_none() -> None:
+    pages = SHAPES["llamacpp"]("org/m")
+    props = {**pages["/props"], "build_info": "b0-unknown"}
+    assert look(Shaped({**pages, "/props": props})).version == ""
+
+
 def test_what_the_user_says_wins() -> None:
     offer = look(
         Shaped(SHAPES["llamacpp"]("m")),

@@ -158,3 +158,22 @@ def test_an_operator_assigns_weights_to_atolls_own_engine(tmp_path: Path) -> Non
         for path in home.iterdir():
             path.unlink()
         home.rmdir()
+
+
+def test_a_node_whose_token_was_revoked_ends_and_says_why(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with trusted(tmp_path) as (authority, operator):
+            access = authority.issue("cluster", "Uni", "worker")
+            node = Node(JoinOptions(name="n"), access, Home(tmp_path))
+            await node.start()
+            try:
+                await until(lambda: len(operator.peers()) == 2)
+                serial = next(m.serial for m in authority.members if m.name == "cluster")
+                node.fabric.verifier.revoke([int(serial, 16)])
+                async with asyncio.timeout(10):
+                    with pytest.raises(UsageError, match="revoked"):
+                        await node.ended()
+            finally:
+                await node.close()
+
+    asyncio.run(run())

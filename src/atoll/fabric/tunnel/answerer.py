@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,7 @@ class Answerer:
         self._links: dict[int, CallerLink] = {}
         self._counts = Tally(_COUNTED)
         self._handshakes = 0
+        self._handshakes_of: Counter[str] = Counter()
         self._closed = False
         self._endpoint = keys.new_sid(fabric.identity.slot, secrets.token_bytes(8))
         self._inward = fabric.subscribe(keys.inward_all(self._endpoint), self._receive)
@@ -104,6 +106,10 @@ class Answerer:
     def _open(self, question: bytes) -> bytes:
         fabric, settings = self._fabric, self._settings
         hello, person, said = read_hello(question, fabric.verifier, fabric.sid)
+        # Counted by whom it is of: nobody uses up what others may ask for.
+        self._handshakes_of[person.slot] += 1
+        if self._handshakes_of[person.slot] > settings.slot_handshakes_per_s:
+            raise TunnelError("busy")
         self._check_accept(person)
         self._make_room(person.slot)
         number = secrets.randbits(64)
@@ -220,8 +226,9 @@ class Answerer:
             or sum(len(k.streams) for k in own) >= most.slot_streams
         ):
             return "too many requests of this caller"
-        if head.body_bytes > self._settings.packet_bytes:
-            held = sum(s.missing for k in own for s in k.streams.values() if not s.handed)
+        if head.body_bytes > most.packet_bytes:
+            # Also those that are complete: they are kept until they are answered.
+            held = sum(s.size for k in own for s in k.streams.values())
             if held + head.body_bytes > most.bodies_bytes:
                 return "too many large requests of this caller"
         return ""
@@ -283,7 +290,7 @@ class Answerer:
     # Time
 
     def _tick(self) -> None:
-        settings = self._settings
+        settings, fabric = self._settings, self._fabric
         now_s = self._loop.time()
         late_s = now_s - self._ticked_s - settings.keep_alive_s
         self._ticked_s = now_s
@@ -295,8 +302,12 @@ class Answerer:
         if slow:
             self._checked_s = now_s
             self._handshakes = 0
+            self._handshakes_of.clear()
         for number, link in list(self._links.items()):
             channel = link.line.channel
+            if slow and not fabric.verifier.believes(link.person):
+                self._lose(number, "the caller's certificate was revoked or has expired")
+                continue
             busy = bool(link.streams)
             if busy or not channel.settled:
                 heard_s = max(channel.heard_s, self._excused_s)

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from typing import Protocol
 
+from atoll.fabric.identity import Person
 from atoll.fabric.tunnel.frames import (
     ACCEPT,
     AMOUNT,
@@ -189,6 +190,8 @@ class WorkerLink:
     def __init__(self, sid: str) -> None:
         self.sid = sid
         self.line: Line | None = None
+        self.person: Person | None = None
+        """The worker, once there is a line."""
         self.calls: dict[int, Call] = {}
         self.waiting: dict[Call, None] = {}
         """Calls made before there is a line."""

@@ -50,7 +50,7 @@ class Caller:
         self._endpoint = keys.new_sid(slot, secrets.token_bytes(8))
         self._subscription = fabric.subscribe(keys.outward_all(self._endpoint), self._receive)
         fabric.listeners.append(self._heard_of)
-        self._ticked_s = self._loop.time()
+        self._ticked_s = self._checked_s = self._loop.time()
         self._excused_s = -math.inf
         """When last nothing could be heard here, whoever said what."""
         self._timer = self._loop.call_later(self._settings.keep_alive_s, self._tick)
@@ -117,6 +117,7 @@ class Caller:
         link.opening = None
         now_s = self._loop.time()
         channel = Channel(agreed.channel, agreed.box, settings, now_s)
+        link.person = agreed.person
         key = keys.inward(agreed.endpoint, fabric.identity.slot)
         line = Line(
             channel, key, fabric.put, self._loop, settings, lambda why: self._lose(link, why)
@@ -240,9 +241,16 @@ class Caller:
         if late_s > settings.keep_alive_s:
             # This process was stopped for a while: what others said meanwhile is still to be read.
             self._excused_s = now_s
+        slow = now_s - self._checked_s >= 1.0
+        if slow:
+            self._checked_s = now_s
+        verifier = self._fabric.verifier
         for link in list(self._lines.values()):
             line = link.line
             if line is None or not line.open:
+                continue
+            if slow and link.person is not None and not verifier.believes(link.person):
+                self._lose(link, "the worker's certificate was revoked or has expired")
                 continue
             channel = line.channel
             busy = bool(link.calls)

@@ -31,6 +31,8 @@ from atoll.fabric.tunnel.settings import TunnelSettings
 _RESUME_S, _RESEND_S = 0.1, 0.5
 """How often to ask for what is missing, and how often to send the same again."""
 _ACK_PACKETS = 256
+_LEAST = 256
+"""What a packet that waits takes at least, in bytes."""
 
 
 class ForgedError(TunnelError):
@@ -235,7 +237,7 @@ class Channel:
             if waited is None:
                 self._gap(now_s)
                 break
-            self._early_bytes -= len(waited)
+            self._early_bytes -= max(len(waited), _LEAST)
             frames += split(waited)
             self._took(len(waited))
         return frames
@@ -253,7 +255,7 @@ class Channel:
         """Keep a packet that came early, as long as that is not too much; it is sent again anyway."""
         if number not in self._early and self._early_bytes < self._settings.channel_window:
             self._early[number] = content
-            self._early_bytes += len(content)
+            self._early_bytes += max(len(content), _LEAST)
 
     def _take_control(self, kind: int, number: int, ack: int, content: bytes, now_s: float) -> None:
         if number < self._control_in:

@@ -10,6 +10,7 @@ themselves, so that no nonce is used twice. `ack` is the number of the DATA pack
 
 from __future__ import annotations
 
+import re
 from struct import Struct, error
 
 import msgspec
@@ -63,6 +64,7 @@ class AnswerHead(msgspec.Struct, frozen=True, array_like=True):
     retry_after: bytes
 
 
+_LINE = re.compile(rb"[\t -~]{0,256}")
 encode = msgspec.msgpack.Encoder().encode
 _submit_head = msgspec.msgpack.Decoder(SubmitHead).decode
 _answer_head = msgspec.msgpack.Decoder(AnswerHead).decode
@@ -96,6 +98,9 @@ def decode_answer(payload: bytes) -> AnswerHead:
         raise TunnelError(f"not the head of an answer: {problem}") from None
     if not 200 <= head.status <= 599:
         raise TunnelError(f"status {head.status}")
+    # They become headers of an answer: a line end in them would begin another one.
+    if not all(map(_LINE.fullmatch, (head.content_type, head.retry_after))):
+        raise TunnelError("a header that is not one short line")
     return head
 
 

@@ -103,6 +103,8 @@ class Opening:
             raise TunnelError("the answer is not of the worker that was asked")
         _check_role(person, _SERVING, "serve")
         _check_endpoint(welcome.endpoint, person)
+        if not 0 <= welcome.channel < 2**64:
+            raise TunnelError("not a channel")
         out_key, in_key = _keys(self._secret, welcome.ephemeral, self._body, signed.body)
         box = Box(out_key, in_key)
         return Agreed(person, self._worker, welcome.endpoint, welcome.channel, box)

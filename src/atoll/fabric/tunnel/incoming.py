@@ -43,6 +43,7 @@ class Incoming:
         "on_writable",
         "path",
         "quiet_s",
+        "size",
     )
 
     def __init__(
@@ -60,6 +61,8 @@ class Incoming:
         self.path = head.path
         self.headers = head.headers
         self.body = b""
+        self.size = head.body_bytes
+        """Bytes of the body, here or not."""
         self.missing = head.body_bytes
         """Bytes of the body that are not here yet."""
         self.handed = False

@@ -44,8 +44,8 @@ class TunnelSettings:
     """A handler that sends on while its stream is not writable is stopped here."""
     body_bytes: int = 32 * 2**20
     """The largest request."""
-    bodies_bytes: int = 128 * 2**20
-    """Incomplete requests of one slot together."""
+    bodies_bytes: int = 512 * 2**20
+    """Open requests of one slot together."""
     head_bytes: int = 64 * 2**10
     """Method, path and headers of a request, or the head of an answer."""
     channel_streams: int = 1024
@@ -54,5 +54,7 @@ class TunnelSettings:
     """Open streams of all the channels of one slot, at a worker."""
     slot_channels: int = 64
     """Channels of one slot, at a worker."""
-    handshakes_per_s: int = 200
-    """More than that, from whomever, are not answered."""
+    handshakes_per_s: int = 2000
+    """More than that, from whomever, are not looked at."""
+    slot_handshakes_per_s: int = 200
+    """More than that, of one slot, are not answered."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -94,11 +95,25 @@ async def ask(
 
 async def _read_all(reader: asyncio.StreamReader, most_bytes: int) -> bytes:
     found = bytearray()
-    while piece := await reader.read(2**16):
+    # Not every server closes the connection when it is asked to.
+    while not _complete(found) and (piece := await reader.read(2**16)):
         found += piece
         if len(found) > most_bytes:
             raise ValueError(f"more than {most_bytes} bytes")
     return bytes(found)
+
+
+def _complete(data: bytearray) -> bool:
+    """Whether an answer is all there, as far as it says how long it is."""
+    end = data.find(b"\r\n\r\n")
+    if end < 0:
+        return False
+    head = bytes(data[:end]).lower()
+    length = re.search(rb"\r\ncontent-length:\s*(\d+)", head)
+    if length is not None:
+        return len(data) >= end + 4 + int(length[1])
+    chunked = re.search(rb"\r\ntransfer-encoding:\s*chunked", head) is not None
+    return chunked and data.endswith(b"\r\n0\r\n\r\n", end + 2)
 
 
 def _read(data: bytes) -> Answer:

@@ -68,6 +68,11 @@ class Federation:
         links = self._ways[member.name] = NodeLinks(member, self.caller, self._loop)
         return links
 
+    def has(self, member: Member) -> bool:
+        """Whether the node of a member is there as far as is known here, this very moment."""
+        peer = self.fabric.peer(member.name)
+        return peer is not None and peer.alive
+
     # News
 
     def _heard(self, event: str, peer: Peer) -> None:

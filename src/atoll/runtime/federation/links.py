@@ -148,13 +148,10 @@ async def probe(
         backend = Backend(id="direct", url=url, models=models or ("-",))
         if urlsplit(backend.url).scheme not in ("http", "https"):
             return None
-        links = Links(Member(backend, Outliers()), loop)
+        kind = Links if own_machine else FarLinks
+        links = kind(Member(backend, Outliers()), loop)
         async with asyncio.timeout(_PROBE_S):
             link = await links.connect()
-            peer = link.transport.get_extra_info("peername")
-            if not own_machine and not _elsewhere(str(peer[0]) if peer else ""):
-                link.close()
-                return None
             served = await _models(link, loop)
     except (AtollError, ValueError, OSError):
         return None
@@ -164,7 +161,23 @@ async def probe(
     return links
 
 
-def _elsewhere(address: str) -> bool:
+class FarLinks(Links):
+    """Connections that never lead to this machine or its link, whatever a name means by now."""
+
+    async def connect(self) -> Link:
+        """Open a connection."""
+        link = await super().connect()
+        there, here = (link.transport.get_extra_info(n) for n in ("peername", "sockname"))
+        if not there or not here or not _elsewhere(str(there[0]), str(here[0])):
+            link.close()
+            raise ConnectionRefusedError("the address is not another machine's")
+        return link
+
+
+def _elsewhere(address: str, own: str) -> bool:
+    """Whether an address is another machine's; `own` is this one's on the way there."""
+    if address == own:
+        return False
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -47,7 +47,8 @@ class Members:
             self.drop(sid)
             return
         try:
-            backend, facts = backend_of(peer), facts_of(peer)
+            backend = backend_of(peer, weighs=peer.provider == self._provider)
+            facts = facts_of(peer)
         except AtollError as error:
             self.drop(sid)
             self._refuse(peer, str(error))
@@ -94,8 +95,11 @@ def whole(service: Service) -> bool:
     return service.layers is None
 
 
-def backend_of(peer: Peer) -> Backend:
-    """Return a node as a backend; what does not fit is an InputError."""
+def backend_of(peer: Peer, *, weighs: bool = True) -> Backend:
+    """Return a node as a backend; what does not fit is an InputError.
+
+    `weighs`: its weight counts. Strangers get what they turn out to be worth, not what they ask for.
+    """
     metadata = peer.metadata
     services = [s for s in metadata.services if whole(s)]
     models = [s for s in services if s.kind != "generic"]
@@ -120,7 +124,7 @@ def backend_of(peer: Peer) -> Backend:
             if value
         },
     }
-    if metadata.weight is not None:
+    if weighs and metadata.weight is not None:
         fields["weight"] = metadata.weight
     return Backend.parse(fields)
 

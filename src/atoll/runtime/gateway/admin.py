@@ -79,11 +79,14 @@ class Pages:
         _answer(connection, 200, self._model(name))
 
     def _model(self, name: str) -> dict[str, object]:
+        ring = self._app.pool.rings.get(name)
+        # Who stands before this gateway may move streams as Atoll's instances do, if all behind it are.
+        own = ring is not None and all(m.backend.kind == "atoll" for m in ring.members)
         return {
             "id": name,
             "object": "model",
             "created": int(self._app.started_s),
-            "owned_by": "atoll",
+            "owned_by": "atoll" if own else "atoll-gateway",
         }
 
     # Administration

@@ -203,6 +203,9 @@ class Gateway:
             )
 
     def _relay(self, connection: Connection, request: Request, endpoint: str) -> None:
+        if self.accounts is not None:
+            # Before anything is read that a stranger sent.
+            self.accounts.authenticate(request.headers.get(b"authorization"))
         parsed = read_request(endpoint, request.body)
         if len(self.relays) >= self.limits.requests or self.draining:
             raise self._full()
@@ -237,11 +240,12 @@ class Gateway:
         if len(self.passages) >= self.limits.requests or self.draining:
             raise self._full()
         name = Passage.service_of(request.path)
+        grant: Grant | None = None
         if self.accounts is not None:
-            self.accounts.authenticate(request.headers.get(b"authorization"))
+            grant = self.accounts.admit(request.headers.get(b"authorization"), name)
         if name not in self.pool.services:
             raise ApiError(404, f"there is no service {name[:200]!r}", code="not_found")
-        passage = Passage(self, connection, request, name)
+        passage = Passage(self, connection, request, name, grant)
         connection.exchange = passage
         self.passages.add(passage)
         passage.attempt()
@@ -281,6 +285,10 @@ class Gateway:
         """Write down how many tokens the client of a request is about to have."""
         if self.accounts is not None:
             self.accounts.delivered(slot, tokens)
+
+    def is_there(self, member: Member) -> bool:
+        """Whether a node is still in the fabric; of other backends nobody knows."""
+        return self.federation is None or not member.node or self.federation.has(member)
 
     def failed_over(self, relay: Attempts, member: Member, reason: str, *, begun: bool) -> None:
         """Note that a request leaves a backend that failed it."""

@@ -30,6 +30,8 @@ from atoll.telemetry.usage import Attempt
 if TYPE_CHECKING:
     from atoll.runtime.gateway.app import Gateway
 
+_MOST_DIED = 8
+"""Nodes that may vanish under one request between two tokens: it might be what kills them."""
 _BACKOFF_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 
 
@@ -61,6 +63,8 @@ class Attempts:
     _deadline_s: float | None = None
     _tries = 0
     _missed = 0
+    _died = 0
+    """Nodes that vanished under the request since its last token."""
     _counted = 0
     """Tokens of attempts that are over."""
     _area = 0.0
@@ -244,11 +248,15 @@ class Attempts:
         reason: str,
         *,
         tried: bool = True,
+        died: bool = False,
         blame: bool = True,
         late: bool = False,
         error: ApiError | None = None,
     ) -> None:
-        """Give this backend up and go on with another, as long as that is allowed."""
+        """Give this backend up and go on with another, as long as that is allowed.
+
+        One that `died` (its node is gone from the fabric) has not failed the request: that is no try.
+        """
         if self._done:
             return
         app = self._app
@@ -260,9 +268,13 @@ class Attempts:
         self._drop()
         if member is not None:
             if progress:
-                self._tries = self._missed = 0
+                self._tries = self._missed = self._died = 0
                 self._search_until_s = None
                 self._avoid = frozenset()
+            elif died and self._died < _MOST_DIED:
+                self._died += 1
+                self._tries -= 1
+                tried = False
             self._avoid |= {member.name}
             if blame:
                 app.pool.failed(member, now_s, reason)
@@ -324,7 +336,7 @@ class Attempts:
         self._failed(reason, blame=False)
 
     def can_move(self, now_s: float) -> bool:
-        """Whether another backend than the one it is at could take it now."""
+        """Whether another backend than the one it is at could take it now and go on with it."""
         member = self._member
         if member is None:
             return False
@@ -333,7 +345,10 @@ class Attempts:
             other = self._choose(now_s, squeeze=False)
         finally:
             self._avoid = avoid
-        return other is not None
+        if other is None or not self.begun or not isinstance(self.request, Generation):
+            return other is not None
+        said = self.journal.delivered()
+        return resume(self.request, self._body, said, other.backend.kind) is not None
 
 
 async def _connect(ways: Ways) -> Way:

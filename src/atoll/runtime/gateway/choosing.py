@@ -90,7 +90,8 @@ class Chooser:
         other = self._app.settings.aliases.get(name)
         if other is not None and other in pool.rings:
             found.append(Candidate(other, "alias"))
-        found += [Candidate(m, "alias") for m in pool.aliases.get(name, ()) if m in pool.rings]
+        given = pool.aliases.get(name, ())
+        found += [Candidate(m, "alias", name) for m in given if m in pool.rings]
         return found
 
     def names(self) -> list[str]:
@@ -129,14 +130,14 @@ class Chooser:
         candidates: Sequence[Candidate] = wish.candidates
         if relay.begun:
             # What began as one model does not go on as another.
-            candidates = [Candidate(relay.model, "exact")]
+            candidates = [c for c in wish.candidates if c.model == relay.model]
         prefer = self._affinity.find(wish.keys) if wish.keys and not avoid else None
-        for model, how in candidates:
+        for model, how, alias in candidates:
             member = self._pool.pick(
                 model,
                 avoid,
                 squeeze=squeeze,
-                allow=self._allow(wish, model),
+                allow=self._allow(wish, model, alias),
                 prefer=prefer,
                 now_s=now_s,
             )
@@ -150,12 +151,14 @@ class Chooser:
             return member
         return None
 
-    def _allow(self, wish: Wish, model: str) -> Allow | None:
+    def _allow(self, wish: Wish, model: str, alias: str) -> Allow | None:
         policies, ending = wish.policies, self._pool.ending
-        if not policies and not ending:
+        if not policies and not ending and not alias:
             return None
 
         def allow(member: Member) -> bool:
+            if alias and member.backend.aliases.get(alias) != model:
+                return False
             if policies:
                 offer = member.offer(model)
                 for policy in policies:
@@ -186,9 +189,11 @@ class Chooser:
         why: Counter[str] = Counter()
         by_key = nodes = 0
         waits = False
-        for model, _ in wish.candidates:
+        for model, _, alias in wish.candidates:
             ring = self._pool.rings.get(model)
             for member in () if ring is None else ring.members:
+                if alias and member.backend.aliases.get(alias) != model:
+                    continue
                 nodes += 1
                 offer = member.offer(model)
                 reasons = [policy.refusal(offer) for policy in wish.policies]

@@ -146,6 +146,23 @@ class Answer:
             self.finished = True
 
 
+def tokens_in(data: bytes) -> int:
+    """Return the tokens that whole events bring, counted as `Answer` counts them."""
+    if data.startswith(b"data: ") and data.find(b"\n\n") == len(data) - 2:
+        found = [data[6:-2]]
+    else:
+        found = [said for event in split(data)[0] if (said := payload(event)) is not None]
+    total = 0
+    for said in found:
+        for choice in choices_of(read_chunk(said) or {}):
+            ids = choice.get("token_ids")
+            if isinstance(ids, list):
+                total += len(ids)
+            elif any(piece for _, piece in strings_of(choice)):
+                total += _logprobs(choice) or 1
+    return total
+
+
 def _logprobs(choice: Chunk) -> int:
     logprobs = choice.get("logprobs")
     if not isinstance(logprobs, dict):

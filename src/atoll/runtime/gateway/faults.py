@@ -66,7 +66,7 @@ def too_long() -> ApiError:
 def refused(status: int, retry_after: bytes) -> ApiError:
     """A backend answered with a status that is worth another attempt, and none was left."""
     message = f"the backend answered with status {status}"
-    retry_s = min(int(retry_after), _LONGEST_RETRY_S) if retry_after.isdigit() else 1
+    retry_s = min(int(retry_after[:9]), _LONGEST_RETRY_S) if retry_after.isdigit() else 1
     if status == 429:
         return ApiError(
             429, message, kind="rate_limit_error", code="overloaded", retry_after_s=retry_s

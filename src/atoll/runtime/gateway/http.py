@@ -185,7 +185,8 @@ class Connection(asyncio.Protocol):
                 self._expect_body()
             except _RefusedError as refused:
                 self._refuse(refused.error)
-        elif self._received > limits.body_bytes + limits.header_bytes:
+                return
+        if self._received > limits.body_bytes + limits.header_bytes:
             self._refuse(_too_large(limits.body_bytes))
         elif app.buffered > limits.buffered_bytes:
             self._refuse(ApiError(503, "the gateway is full", kind="server_error", retry_after_s=1))
@@ -282,7 +283,7 @@ class Connection(asyncio.Protocol):
         if not request.keep_alive or self._app.draining:
             framing += b"connection: close\r\n"
         return b"%bdate: %b\r\nx-request-id: %b\r\ncontent-type: %b\r\n%b%b\r\n" % (
-            _STATUS[status],
+            _STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status,
             self._app.date,
             request.id,
             content_type,

@@ -33,6 +33,8 @@ _SUMMARIES = {
 }
 _FAILURES = {
     "400": "the request is malformed",
+    "401": "a valid key is needed",
+    "403": "the key may not use this model, or no node that serves it",
     "404": "there is no such model",
     "408": "the request took too long to arrive",
     "413": "the body is too large",

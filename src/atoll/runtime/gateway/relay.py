@@ -18,6 +18,7 @@ from atoll.runtime.gateway.events import (
     payload,
     read_chunk,
     split,
+    tokens_in,
 )
 from atoll.runtime.gateway.resume import DivergedError
 from atoll.runtime.openai import (
@@ -51,6 +52,8 @@ class Relay(Attempts):
     _held: tuple[bytes, ...] = ()
     """The end of the answer, as far as it is there."""
     _finished = False
+    _sent = 0
+    """Tokens that were written down."""
     _size = 0
     _note = b""
     """Content type of an answer, Retry-After of an error."""
@@ -97,7 +100,7 @@ class Relay(Attempts):
                 self._begin()
             self.journal.append(data)
             if self.slot is not None:
-                self._count()
+                self._count(data)
             self.client.send(data)
             return
         self._read(data)
@@ -147,8 +150,9 @@ class Relay(Attempts):
             # All but the end mark is there.
             self._end_stream()
         elif member is not None and member.node:
-            # A node that never answered was not tried; one that is known to be away is not to blame.
-            self._failed(reason, tried=self._status != 0, blame=member.up)
+            # A node that never answered was not tried; one that is gone is not to blame.
+            gone = not self._app.is_there(member)
+            self._failed(reason, tried=self._status != 0, died=gone, blame=not gone)
         else:
             self._failed(reason)
 
@@ -177,10 +181,12 @@ class Relay(Attempts):
             return b""
         return self._app.chooser.heads(self.wish, self._member, self.model)
 
-    def _count(self) -> None:
+    def _count(self, events: bytes) -> None:
         """Write down what the client is about to have."""
-        if self.slot is not None:
-            self._app.delivered(self.slot, self.journal.delivered().tokens)
+        new = tokens_in(events)
+        if new and self.slot is not None:
+            self._sent += new
+            self._app.delivered(self.slot, self._sent)
 
     def _deliver(self, event: bytes) -> None:
         if not self.begun:
@@ -188,7 +194,7 @@ class Relay(Attempts):
         self._missed = 0
         self.journal.append(event)
         if self.slot is not None:
-            self._count()
+            self._count(event)
         self.client.send(event)
 
     def _read(self, data: bytes) -> None:
@@ -254,7 +260,7 @@ class Relay(Attempts):
         self.journal.append(last)
         self._succeeded()
         if self.slot is not None:
-            self._count()
+            self._count(last)
         self.client.end_stream(last + DONE)
         self._finish(200, "ok")
 

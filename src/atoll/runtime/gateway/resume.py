@@ -249,11 +249,20 @@ def _continues(request: Generation, delivered: Delivered, kind: Kind) -> bool:
 
 
 def _by_atoll(data: Chunk, answer: Answer, delivered: Delivered) -> Resumption:
+    given = data.get("atoll")
+    extension: Chunk = given if isinstance(given, dict) else {}
     state: Chunk = {"text": answer.text, "tokens": answer.tokens}
-    if answer.token_ids:
-        state["token_ids"] = answer.token_ids
-    extension = data.get("atoll")
-    data["atoll"] = (extension if isinstance(extension, dict) else {}) | {"resume": state}
+    ids = answer.token_ids
+    before = extension.get("resume")
+    if isinstance(before, dict):
+        # Another gateway moved the stream here already.
+        text, tokens, first = (before.get(key) for key in ("text", "tokens", "token_ids"))
+        state["text"] = (text if isinstance(text, str) else "") + answer.text
+        state["tokens"] += tokens if isinstance(tokens, int) else 0
+        ids = [*first, *ids] if isinstance(first, list) and ids is not None else None
+    if ids:
+        state["token_ids"] = ids
+    data["atoll"] = extension | {"resume": state}
     return Resumption(msgspec.json.encode(data), Continuation(delivered, whole=True))
 
 

@@ -14,9 +14,11 @@ from atoll.runtime.backends import Member
 from atoll.runtime.gateway import faults
 from atoll.runtime.gateway.http import Connection, Request
 from atoll.runtime.gateway.upstream import Ask, Way
+from atoll.runtime.gateway.wishes import policies_of
 from atoll.runtime.openai import ApiError
 
 if TYPE_CHECKING:
+    from atoll.runtime.accounts.accounts import Grant
     from atoll.runtime.gateway.app import Gateway
 
 _PREFIX = b"/services/"
@@ -29,17 +31,28 @@ _PASSED = (b"accept", b"accept-language", b"range", b"if-none-match", b"tracesta
 class Passage:
     """One request to a service."""
 
-    def __init__(self, app: Gateway, client: Connection, sent: Request, service: str) -> None:
+    def __init__(
+        self,
+        app: Gateway,
+        client: Connection,
+        sent: Request,
+        service: str,
+        grant: Grant | None = None,
+    ) -> None:
         if sent.method not in _METHODS:
             raise ApiError(405, "this method is not passed on", allow="GET, POST, PUT, DELETE")
         self._app = app
         self._client = client
         self._sent = sent
         self._service = service
+        self._grant = grant
+        self._policies = policies_of(grant, sent.headers)
         rest = sent.path[len(_PREFIX) :].partition(b"/")[2]
         self._path = b"/" + rest + (b"?" + sent.query if sent.query else b"")
         headers = sent.headers
-        self._ask = Ask(sent.method, headers.get(b"content-type", b"application/octet-stream"))
+        # The answer to HEAD looks as if a body came: it is asked for, and left out.
+        method = b"GET" if sent.method == b"HEAD" else sent.method
+        self._ask = Ask(method, headers.get(b"content-type", b"application/octet-stream"))
         self._extra = b"x-request-id: %b\r\ntraceparent: %b\r\n" % (sent.id, sent.trace.encode())
         for name in _PASSED:
             if name in headers:
@@ -50,7 +63,7 @@ class Passage:
         self._connecting: asyncio.Task[Way] | None = None
         self._begun = self._paused = self._done = False
         self._status = 0
-        self._heard_s = app.loop.time()
+        self._began_s = self._heard_s = app.loop.time()
 
     @staticmethod
     def service_of(path: bytes) -> str:
@@ -62,9 +75,11 @@ class Passage:
         """Send the request to the next node."""
         app = self._app
         self._heard_s = app.loop.time()
-        member = app.pool.pick_service(self._service, self._avoid, self._heard_s)
+        member = app.pool.pick_service(
+            self._service, self._avoid, self._heard_s, self._allow if self._policies else None
+        )
         if member is None or member.name in self._avoid:
-            self._fail(faults.unreachable(self._service))
+            self._fail(self._nobody())
             return
         self._member = member
         member.inflight += 1
@@ -77,6 +92,22 @@ class Passage:
         task = asyncio.ensure_future(ways.connect())
         self._connecting = task
         task.add_done_callback(self._connected)
+
+    def _allow(self, member: Member) -> bool:
+        offer = member.offer(self._service)
+        return all(policy.refusal(offer) is None for policy in self._policies)
+
+    def _nobody(self) -> ApiError:
+        """Return why no node serves the request."""
+        ring = self._app.pool.services.get(self._service)
+        members = [] if ring is None else ring.members
+        if not members or any(map(self._allow, members)):
+            return faults.unreachable(self._service)
+        key = None if self._grant is None else self._grant.policy
+        refusals = [None if key is None else key.refusal(m.offer(self._service)) for m in members]
+        if None not in refusals:
+            return faults.forbidden(self._service, ", ".join(sorted(set(filter(None, refusals)))))
+        return faults.not_allowed(self._service, "the policy asks for others", trusted=False)
 
     def _connected(self, task: asyncio.Task[Way]) -> None:
         if self._connecting is not task:
@@ -156,7 +187,7 @@ class Passage:
         self._way = None
         member = self._member
         if member is not None:
-            self._app.pool.succeeded(member, 0.0)
+            self._app.pool.succeeded(member, self._app.loop.time() - self._began_s)
         self._drop()
         self._end()
         if self._begun:

@@ -23,6 +23,8 @@ class Candidate(NamedTuple):
     model: str
     how: str
     """`exact`, `alias` or `fallback`."""
+    alias: str = ""
+    """A name that nodes must give the model themselves: what one node says binds no other."""
 
 
 class Wish:
@@ -63,14 +65,18 @@ def candidates_of(
     `known` gives the models behind a name. Others than the one asked for only if the client named them and
     no policy is against it.
     """
-    found = {c.model: c for c in reversed(known(request.model))}
-    found = dict(reversed(found.items()))
+    found: dict[str, Candidate] = {}
+    for candidate in known(request.model):
+        found.setdefault(candidate.model, candidate)
     if all(policy.allow_fallback is not False for policy in policies):
         for name in (*fallbacks(headers), *(request.models or ())):
             if name == request.model or not visible(name):
                 continue
             for candidate in known(name):
-                found.setdefault(candidate.model, Candidate(candidate.model, "fallback"))
+                model, alias = candidate.model, candidate.alias
+                held = found.setdefault(model, Candidate(model, "fallback", alias))
+                if held.alias and not alias:
+                    found[model] = held._replace(alias="")
     return list(found.values())
 
 

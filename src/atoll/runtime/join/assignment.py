@@ -174,7 +174,7 @@ SETTINGS: Mapping[Engine, Mapping[str, Check]] = {
 }
 """Settings an order may carry; each is checked before it becomes an argument."""
 _HUB = re.compile(r"(?:hf://)?[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*)?")
-_WHEEL = re.compile(r"pypi://[A-Za-z0-9][A-Za-z0-9._=@#/+-]*")
+_WHEEL = re.compile(r"pypi://[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+/[A-Za-z0-9._@/+-]+#[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
 
 
@@ -193,7 +193,8 @@ def check(assignment: Assignment, *, models: str | None = None) -> None:
         raise InputError(
             f"a model cannot be called {model[:80]!r} here",
             field="--model",
-            hint="org/name, pypi://..., or a path below the folder given to 'atoll join --models'",
+            hint="org/name, pypi://package==version/file#sha256-of-the-wheel, or a path below the folder "
+            "given to 'atoll join --models'",
         )
     if not _NAME.fullmatch(assignment.served) and not model.startswith("/"):
         raise InputError(f"a model cannot be served as {assignment.served[:80]!r}", field="--name")

@@ -304,7 +304,9 @@ def reachable(method: bytes, path: bytes, *, generic: bool) -> bool:
         return method in _METHODS
     if plain in _READ:
         return method == b"GET"
-    return method in (b"GET", b"POST") and plain.startswith(b"/v1/") and plain not in _KEPT
+    # Escapes would be undone by the engine, after this check.
+    named = plain.startswith(b"/v1/") and b"%" not in plain and plain.rstrip(b"/") not in _KEPT
+    return named and method in (b"GET", b"POST")
 
 
 def _refuse(incoming: Incoming, status: int, message: str) -> None:

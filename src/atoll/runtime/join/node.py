@@ -45,6 +45,7 @@ from atoll.telemetry.logs import Log, SilentLog
 _DOOR_S = 0.3
 """How long requests are still taken after the word that none should come."""
 _FLUSH_S = 0.1
+_TRUST_S = 2.0
 
 
 @dataclass(slots=True)
@@ -128,6 +129,7 @@ class Node:
         self._event("node.joined", sid=self.fabric.sid)
         self._spawn(self._announcing())
         self._spawn(self._watching_the_clock())
+        self._spawn(self._watching_trust())
         if options.spot is not None:
             self._spawn(self._noticing(SpotNotices(options.spot, options.spot_url or "")))
         if options.waits or options.accept_assignments:
@@ -317,6 +319,20 @@ class Node:
         await self.deadline.watch(self._environment, self._dirty.set)
         self._say("this node's time is up")
         self._end(None)
+
+    async def _watching_trust(self) -> None:
+        """End the node when others believe its certificate no more."""
+        certificate = self._access.identity.certificate
+        while True:
+            try:
+                self.fabric.verifier.person(certificate)
+            except RefusedError as error:
+                raise UsageError(
+                    f"{error}, so nobody takes this node's word",
+                    field="--fabric",
+                    hint="ask whoever runs the fabric for another token ('atoll fabric issue')",
+                ) from error
+            await asyncio.sleep(_TRUST_S)
 
     async def _noticing(self, notices: SpotNotices) -> None:
         self.deadline.notice(await notices.wait())

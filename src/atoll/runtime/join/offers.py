@@ -291,6 +291,7 @@ def _version(facts: Mapping[str, Mapping[str, Any]]) -> str:
         ("props", "build_info"),
     ):
         found = facts.get(name, {}).get(key)
-        if isinstance(found, str) and found.isprintable():
+        # llama.cpp built outside of its repository says "b0-unknown".
+        if isinstance(found, str) and found.isprintable() and "unknown" not in found:
             return found[:64]
     return ""

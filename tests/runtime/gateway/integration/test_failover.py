@@ -10,7 +10,7 @@ import pytest
 
 from atoll.runtime.gateway.health import Watch
 from atoll.runtime.gateway.settings import HealthSettings
-from atoll.runtime.gateway.upstream import GET, Link
+from atoll.runtime.gateway.upstream import GET, Link, Links
 from tests.runtime.gateway.engine import Fault, ScriptedEngine, expected
 from tests.runtime.gateway.harness import (
     CHAT,
@@ -322,6 +322,7 @@ def test_health_check_lets_go_of_its_connection() -> None:
         async with running([ScriptedEngine()]) as bench:
             member = bench.gateway.pool.members["e0"]
             links = bench.gateway.links(member)
+            assert isinstance(links, Links)
             taken: list[Link | None] = []
             keep = links.keep
 
