@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Make and run a fabric.")
 _DEFAULT_FOLDER = Path("fabric")
+_NEXT = {"worker": "atoll join", "gateway": "atoll gateway", "operator": "atoll nodes"}
 _DAY_S = 86_400.0
 
 Folder = Annotated[Path, typer.Option("--folder", help="Folder of the fabric's authority.")]
@@ -104,7 +105,7 @@ def issue(
         typer.echo(token)
     else:
         write_secret(out, token + "\n")
-        note(f"{name}'s token is in {out}: atoll join --fabric @{out} ...")
+        note(f"{name}'s token is in {out}: {_NEXT[role]} --fabric @{out} ...")
 
 
 @app.command()

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Answerer", "Incoming"]
 
+_LOGGED_PER_S = 20
 _COUNTED = ("requests", "channels", "cancelled", "refused", "strays", "forged", "violations")
 
 
@@ -100,7 +101,8 @@ class Answerer:
             question.reply(self._open(question.payload))
         except TunnelError as error:
             self._counts.add("refused")
-            self._say("tunnel.refused", reason=str(error))
+            if self._handshakes <= _LOGGED_PER_S:  # counted all, logged a few
+                self._say("tunnel.refused", reason=str(error))
             question.reply(refusal(str(error)))
 
     def _open(self, question: bytes) -> bytes:

@@ -78,9 +78,11 @@ def shares(record: UsageRecord, prices: Mapping[str, Price] = NO_PRICES) -> list
     engine's count is the finer one) belongs to the attempt that came last. The prompt belongs to the
     first attempt that delivered anything, else to the last.
     """
-    attempts = record.attempts or tuple(Attempt(name) for name in record.backends[-1:])
-    if not attempts:
-        attempts = (Attempt(""),) if record.prompt_tokens or record.completion_tokens else ()
+    attempts = record.attempts or tuple(
+        Attempt(name, outcome=record.outcome) for name in record.backends[-1:]
+    )
+    if not attempts and (record.prompt_tokens or record.completion_tokens):
+        attempts = (Attempt("", outcome=record.outcome),)
     left = record.completion_tokens
     tokens = []
     for attempt in attempts:
