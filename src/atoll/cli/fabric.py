@@ -109,6 +109,44 @@ def issue(
 
 
 @app.command()
+def renew(
+    name: Annotated[str, typer.Argument(help="Name of the member.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Write the token there; the member's old one may be replaced."),
+    ] = None,
+    folder: Folder = _DEFAULT_FOLDER,
+    days: Annotated[int, typer.Option("--days", min=1, help="How long it is valid.")] = 365,
+) -> None:
+    """Give a member another token, with the hubs of today; its old one goes on until it expires."""
+    need_fabric()
+    from atoll.fabric.authority import Authority, write_secret
+
+    if out is not None and not out.parent.is_dir():
+        raise UsageError(f"there is no folder {out.parent}", field="--out")
+    token = Authority(folder).renew(name, days=days).pack()
+    if out is None:
+        typer.echo(token)
+    else:
+        write_secret(out, token + "\n")
+        note(f"{name}'s new token is in {out}; restart what uses it, one after the other")
+
+
+@app.command("add-hub")
+def add_hub(
+    address: Annotated[str, typer.Argument(help="Address host:port where members reach it.")],
+    folder: Folder = _DEFAULT_FOLDER,
+) -> None:
+    """Have one more hub; those that run need not be told, members hear of it with their next token."""
+    need_fabric()
+    from atoll.fabric.authority import Authority
+
+    path = Authority(folder).add_hub(address)
+    note(f"on its machine (copy the token there): atoll hub @{path}")
+    note("then give members new tokens: atoll fabric renew NAME --out FILE")
+
+
+@app.command()
 def revoke(
     name: Annotated[str, typer.Argument(help="Name of the member.")],
     folder: Folder = _DEFAULT_FOLDER,

@@ -50,6 +50,13 @@ class Member(msgspec.Struct, frozen=True):
     issued_s: float
     expires_s: float
     revoked_s: float | None = None
+    earlier: tuple[str, ...] = ()
+    """Serials of certificates that this one renewed; each is valid until it expires."""
+
+    @property
+    def serials(self) -> tuple[str, ...]:
+        """Every certificate the member was ever given."""
+        return (*self.earlier, self.serial)
 
 
 class _Book(msgspec.Struct, frozen=True):
@@ -141,7 +148,7 @@ class Authority:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Every certificate issued, hubs' first."""
+        """Everybody who was let in, in that order."""
         return self._book.members
 
     def issue(self, name: str, provider: str, role: str, *, days: int = DEFAULT_DAYS) -> Access:
@@ -169,20 +176,69 @@ class Authority:
                 )
             return self._issue(slot, name, provider, role, days=days)
 
-    def revoke(self, name: str) -> Member:
-        """Take a member's certificate back; its slot is never used again."""
+    def renew(self, name: str, *, days: int = DEFAULT_DAYS) -> Access:
+        """Give a member another certificate for the slot it has, and return its access.
+
+        The one it had goes on until it expires, so that nodes can change over one after the other.
+        """
         with self._locked():
             self._book = self._load()
-            alive = {m.name: m for m in self.members if m.revoked_s is None}
-            if name not in alive:
-                raise UnknownNameError("member", name, alive, field="NAME")
-            gone = msgspec.structs.replace(alive[name], revoked_s=round(time.time(), 3))
+            member = self._alive(name)
+            return self._issue(
+                member.slot,
+                member.name,
+                member.provider,
+                member.role,
+                days=_CA_DAYS if member.role == "hub" else days,
+                earlier=member.serials,
+            )
+
+    def add_hub(self, address: str) -> Path:
+        """Have one more hub and return the file with its token.
+
+        Hubs that run let it in at once; members know of it once their token is renewed.
+        """
+        new = parse_address(address)
+        with self._locked():
+            self._book = self._load()
+            if new in self.hubs:
+                raise UsageError(f"{new} is a hub already", field="ADDRESS")
+            if len(self.hubs) >= keys.MAX_HUBS:
+                raise UsageError(f"a fabric has 1 to {keys.MAX_HUBS} hubs", field="ADDRESS")
+            number = len(self.hubs)
+            slot = keys.hub_slot(number)
+            self._save(msgspec.structs.replace(self._book, hubs=(*self.hubs, new)))
+            access = self._issue(slot, f"hub-{number}", self.name, "hub", days=_CA_DAYS)
+            path = self.folder / f"hub-{slot}.token"
+            write_secret(path, access.pack() + "\n")
+            return path
+
+    def _alive(self, name: str) -> Member:
+        alive = {m.name: m for m in self.members if m.revoked_s is None}
+        if name not in alive:
+            raise UnknownNameError("member", name, alive, field="NAME")
+        return alive[name]
+
+    def revoke(self, name: str) -> Member:
+        """Take all of a member's certificates back; its slot is never used again."""
+        with self._locked():
+            self._book = self._load()
+            gone = msgspec.structs.replace(self._alive(name), revoked_s=round(time.time(), 3))
             members = tuple(gone if m.slot == gone.slot else m for m in self.members)
             self._save(msgspec.structs.replace(self._book, members=members))
             self._write_revoked()
             return gone
 
-    def _issue(self, slot: str, name: str, provider: str, role: str, *, days: int) -> Access:
+    def _issue(
+        self,
+        slot: str,
+        name: str,
+        provider: str,
+        role: str,
+        *,
+        days: int,
+        earlier: tuple[str, ...] = (),
+    ) -> Access:
         _check_name("NAME", name)
         _check_name("--provider", provider)
         ca_key, ca = self._ca()
@@ -204,8 +260,12 @@ class Authority:
             f"{certificate.serial_number:x}",
             round(time.time(), 3),
             certificate.not_valid_after_utc.timestamp(),
+            earlier=earlier,
         )
-        self._save(msgspec.structs.replace(self._book, members=(*self.members, member)))
+        members = tuple(member if m.slot == slot else m for m in self.members)
+        if member not in members:
+            members = (*members, member)
+        self._save(msgspec.structs.replace(self._book, members=members))
         return Access(
             self.fabric_id,
             self.hubs,
@@ -249,7 +309,8 @@ class Authority:
         self._book = book
 
     def _write_revoked(self) -> None:
-        serials = sorted(m.serial for m in self.members if m.revoked_s is not None)
+        gone = (m for m in self.members if m.revoked_s is not None)
+        serials = sorted(serial for m in gone for serial in m.serials)
         atomic_write(self.folder / "revoked.json", msgspec.json.encode(serials) + b"\n")
 
     @contextlib.contextmanager

@@ -185,7 +185,7 @@ def _slots_of(path: Path | None, serials: Sequence[int]) -> frozenset[str]:
         return frozenset()
     wanted = set(serials)
     members = Authority(path.parent).members
-    return frozenset(member.slot for member in members if int(member.serial, 16) in wanted)
+    return frozenset(m.slot for m in members if int(m.serial, 16) in wanted)
 
 
 async def serve(options: HubOptions, log: Log, ready: Callable[[Hub], None]) -> None:

@@ -156,6 +156,22 @@ def test_what_is_said_without_a_hub_is_known_once_it_is_back(run: Scenario) -> N
     run(scenario)
 
 
+def test_a_hub_that_is_added_joins_those_that_run(run: Scenario) -> None:
+    async def scenario(site: Site) -> None:
+        a = await site.join(site.issue("a"))
+        site.ports.append(free_port())
+        site.authority.add_hub(f"127.0.0.1:{site.ports[1]}")
+        await site.hub(1)
+        access = site.authority.renew("a")
+        there_only = replace(site.issue("b"), hubs=access.hubs[1:])
+        b = await site.join(there_only)
+        await until(lambda: names(a) == {"b/x": "SERVING"} and names(b) == {"a/x": "SERVING"})
+        a.queryable(keys.req(a.sid), lambda query: query.reply(b"here"))
+        assert await b.query(keys.req(a.sid), b"", 5.0) == b"here"
+
+    run(scenario)
+
+
 def test_a_revoked_member_is_put_out_at_once(
     run: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:

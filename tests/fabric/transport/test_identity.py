@@ -166,6 +166,36 @@ def test_a_name_is_given_once_until_it_is_revoked(authority: Authority) -> None:
         authority.revoke("nobody")
 
 
+def test_a_renewed_member_keeps_its_slot_and_is_revoked_whole(authority: Authority) -> None:
+    old = authority.issue("a", "p", "worker", days=1)
+    new = authority.renew("a", days=30)
+    assert (new.identity.slot, new.identity.name) == (old.identity.slot, "a")
+    assert new.certificate != old.certificate
+    verifier = new.verifier()
+    both = [verifier.person(access.identity.certificate) for access in (old, new)]
+    assert both[0].expires_s < both[1].expires_s
+    assert [m.name for m in Authority(authority.folder).members].count("a") == 1
+    authority.revoke("a")
+    serials = read_revoked(authority.folder / "revoked.json")
+    assert sorted(serials) == sorted(person.serial for person in both)
+    with pytest.raises(UnknownNameError):
+        authority.renew("a")
+
+
+def test_hubs_can_be_added_up_to_the_most(authority: Authority) -> None:
+    before = authority.issue("a", "p", "worker")
+    with pytest.raises(UsageError, match="already"):
+        authority.add_hub(authority.hubs[0])
+    for number in range(len(authority.hubs), 5):
+        access = Access.open(f"@{authority.add_hub(f'hub{number}.example:7447')}")
+        assert (access.identity.slot, access.identity.role) == (f"h{number}", "hub")
+    with pytest.raises(UsageError, match="1 to 5"):
+        authority.add_hub("one-more.example:7447")
+    after = authority.renew("a")
+    assert after.hubs[: len(before.hubs)] == before.hubs
+    assert len(after.hubs) == 5
+
+
 def test_nobody_is_issued_a_hubs_role(authority: Authority) -> None:
     with pytest.raises(UnknownNameError):
         authority.issue("x", "p", "hub")
