@@ -346,3 +346,59 @@ def test_a_token_is_not_in_what_goes_wrong_with_it(tmp_path: Path) -> None:
         assert token[60:90] not in f"{caught.value!r} {caught.value}"
     assert access.key is not None
     assert token[60:90] not in repr(access)
+
+
+@pytest.mark.parametrize("name", ["x-forwarded-for", "Forwarded", "X-Real-IP", "via"])
+def test_whoever_asks_through_a_proxy_is_not_this_machine(name: str) -> None:
+    async def go() -> None:
+        async with running([ScriptedEngine()]) as bench:
+            assert (await bench.get("/atoll/v1/status")).status == 200
+            assert (await bench.get("/atoll/v1/status", f"{name}: 192.0.2.1\r\n")).status == 403
+
+    run(go())
+
+
+def test_a_node_cannot_burn_a_quota_with_one_answer(tmp_path: Path) -> None:
+    async def go() -> None:
+        accounts, (secret,) = await with_keys(tmp_path, NewKey(name="k", tokens_total=10**9))
+        async with site(tmp_path, accounts=accounts) as fabric:
+            worker = await fabric.worker("crook")
+
+            def handle(incoming: Incoming) -> None:
+                incoming.head(200, b"application/json")
+                said = claims.pop()
+                incoming.send(b'{"usage":{"prompt_tokens":%d,"completion_tokens":%d}}' % said)
+                incoming.end()
+
+            worker.answerer._handler = handle
+            claims = [(2**62, -5), (-(2**62), 2**62), (1, 2**70), (0, 0)]
+            while claims:
+                async with asyncio.timeout(5):
+                    assert (await fabric.chat(bearer(secret))).status == 200
+        await accounts.close()
+
+    run(go())
+
+
+def test_a_node_that_breaks_off_after_each_token_does_not_keep_a_gateway_busy(
+    tmp_path: Path,
+) -> None:
+    async def go() -> None:
+        async with site(tmp_path) as fabric:
+            worker = await fabric.worker("crook", engine_name="atoll")
+            asked: list[Incoming] = []
+
+            def handle(incoming: Incoming) -> None:
+                asked.append(incoming)
+                incoming.head(200, b"text/event-stream")
+                incoming.send(b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n')
+                incoming.send(b"data: null\n\n")
+                incoming.end()
+
+            worker.answerer._handler = handle
+            async with asyncio.timeout(10):
+                reply = await fabric.chat(stream=True)
+            assert b'"error"' in reply.body
+            assert 10 < len(asked) < 100
+
+    run(go())

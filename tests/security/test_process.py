@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import gateway as command
+from atoll.core.errors import UsageError
 from atoll.fabric.access import Access
 from atoll.fabric.authority import Authority
 from atoll.fabric.link import Link, UnreachableError
@@ -96,3 +97,11 @@ def test_a_models_name_is_no_command(capsys: pytest.CaptureFixture[str]) -> None
     assert words[-2] == "-d"
     assert "touch /tmp/owned" in words[-1]
     assert ";" not in " ".join(words[:-1])
+
+
+def test_nobody_is_issued_a_name_below_anothers(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path / "ca", "test", ["h"])
+    authority.issue("lab", "ethz", "worker")
+    with pytest.raises(UsageError, match="NAME"):
+        authority.issue("lab/gpu1", "evil", "worker")
+    assert [m.name for m in authority.members if m.role == "worker"] == ["lab"]

@@ -240,6 +240,8 @@ class Authority:
         earlier: tuple[str, ...] = (),
     ) -> Access:
         _check_name("NAME", name)
+        if "/" in name:  # what is before it would be another member's name
+            raise UsageError(f"{name!r} is no name", field="NAME", hint="leave out the slash")
         _check_name("--provider", provider)
         ca_key, ca = self._ca()
         key = ec.generate_private_key(ec.SECP256R1())

@@ -170,7 +170,7 @@ class Caller:
             self._safely(call.abandon, str(error))
         except Exception as error:  # noqa: BLE001  one receiver must not end the others' streams
             self._loop.call_exception_handler({"message": "tunnel receiver", "exception": error})
-            call.cancel()
+            self._safely(call.abandon, "the answer could not be taken")
 
     def _safely(self, tell: Callable[[str], None], reason: str) -> None:
         try:

@@ -38,8 +38,8 @@ _ANSWER_S = 10.0
 """How long the database may take for one answer."""
 _JOURNAL_BYTES = 256 * 2**20
 _UNWRITTEN = 64
-_TOKENS = 2**48
-"""More than any request can have: what claims more is cut."""
+_TOKENS = 2**26
+"""More than any request can have, whose body is not that large: what claims more is cut."""
 
 
 class _Running:
@@ -222,7 +222,7 @@ class Accounts:
 
     def delivered(self, slot: int, tokens: int) -> None:
         """Note how many completion tokens the client has by now."""
-        self._journal.delivered(slot, tokens)
+        self._journal.delivered(slot, min(max(tokens, 0), _TOKENS))
 
     def closed(self, slot: int, grant: Grant, record: UsageRecord) -> None:
         """Note that a request ended, however it did; its slot is free again."""

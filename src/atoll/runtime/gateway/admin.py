@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from atoll.runtime.gateway.app import Gateway
 
 _ADMIN = "/atoll/v1/"
+_FORWARDED = frozenset(
+    {b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"}
+)
 _PAGES = ("/health", "/metrics", "/openapi.json", "/v1/models")
 
 
@@ -166,11 +169,14 @@ def _is_local(connection: Connection) -> bool:
 
 
 def _asked_locally(request: Request) -> bool:
-    """Return whether no web page in a browser on this machine can be behind a request.
+    """Return whether neither a proxy nor a web page on this machine can be behind a request.
 
     Pages cannot send JSON elsewhere without being allowed to, and a page whose name was made to point
     here gives itself away by that name.
     """
+    if not _FORWARDED.isdisjoint(request.headers):
+        # A proxy on this machine asks for somebody elsewhere.
+        return False
     kind = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if request.body and kind != b"application/json":
         return False

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _MOST_DIED = 8
 """Nodes that may vanish under one request between two tokens: it might be what kills them."""
+_MOST_BROKEN = 64
+"""A request moves so often at most, though each backend gave it a token: a bad one could go on for ever."""
 _BACKOFF_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 
 
@@ -63,6 +65,8 @@ class Attempts:
     _deadline_s: float | None = None
     _tries = 0
     _missed = 0
+    _broken = 0
+    """Streams that broke off after a token."""
     _died = 0
     """Nodes that vanished under the request since its last token."""
     _counted = 0
@@ -268,6 +272,7 @@ class Attempts:
         self._drop()
         if member is not None:
             if progress:
+                self._broken += 1
                 self._tries = self._missed = self._died = 0
                 self._search_until_s = None
                 self._avoid = frozenset()
@@ -280,7 +285,7 @@ class Attempts:
                 app.pool.failed(member, now_s, reason)
             app.failed_over(self, member, reason, begun=self.begun)
         self._error = error or faults.failed(reason, late=late)
-        if tried and self._tries >= app.settings.attempts:
+        if (tried and self._tries >= app.settings.attempts) or self._broken > _MOST_BROKEN:
             self._fail(self._error)
         else:
             self._later(now_s)
