@@ -311,7 +311,9 @@ class Authority:
         self._book = book
 
     def _write_revoked(self) -> None:
-        gone = (m for m in self.members if m.revoked_s is not None)
+        # What has expired needs no revoking.
+        now_s = time.time()
+        gone = (m for m in self.members if m.revoked_s is not None and m.expires_s > now_s)
         serials = sorted(serial for m in gone for serial in m.serials)
         atomic_write(self.folder / "revoked.json", msgspec.json.encode(serials) + b"\n")
 

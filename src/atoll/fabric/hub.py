@@ -165,6 +165,8 @@ class Hub:
             self._revoked = serials
             self.fabric.verifier.revoke(serials)
             self._log.event("hub.revoked", serials=_hex(serials))
+            if len(serials) > _MOST_REVOKED:
+                self._log.event("hub.revoked_too_many", told=_MOST_REVOKED, of=len(serials))
             await self.fabric.announce(
                 metadata=msgspec.structs.replace(self.fabric.metadata, revoked=_hex(serials))
             )

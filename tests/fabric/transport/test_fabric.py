@@ -46,7 +46,9 @@ def test_members_see_each_other_come_change_and_go(run: Scenario) -> None:
         assert a.peer(b.sid).metadata.services[0].model == "m"  # type: ignore[union-attr]
         await b.leave()
         await until(lambda: names(a) == {})
-        assert [kind for kind, name in seen if name == "b"][:2] == ["joined", "changed"]
+        # Its token may come before its record, or after.
+        kinds = [kind for kind, name in seen if name == "b" and kind != "up"]
+        assert kinds[:2] == ["joined", "changed"]
         assert ("left", "b") in seen
         assert a.peer(b.sid).state is State.LEFT  # type: ignore[union-attr]
 
