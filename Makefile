@@ -21,6 +21,9 @@ try_aic = $(MAKE) $(VENV)/aic || echo "skipped: everything that needs the extra 
 # So are solvers to check against.
 try_reference = $(MAKE) $(VENV)/reference || echo "skipped: CP-SAT and Gurobi (extra 'reference' not installed)"
 
+# And llama.cpp, which nodes of the end-to-end test run.
+try_llamacpp = $(MAKE) $(VENV)/llamacpp || echo "skipped: everything that needs the extra 'llamacpp' (not installed)"
+
 .PHONY: help
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +40,7 @@ test: $(VENV)/ready $(VENV)/engine ## Lint, types, import rules and the fast tes
 test-full: $(VENV)/ready $(VENV)/engine ## The same with the slow tests and those that need extras
 	@$(try_aic)
 	@$(try_reference)
+	@$(try_llamacpp)
 	@$(BIN)/python tools/check.py --full
 
 .PHONY: bench
@@ -76,6 +80,11 @@ $(VENV)/aic: $(VENV)/ready
 $(VENV)/reference: $(VENV)/ready
 	@echo "setup: installing the extra 'reference' into $(VENV)"
 	@$(call pip_install,-e '.[reference]')
+	@touch $@
+
+$(VENV)/llamacpp: $(VENV)/ready
+	@echo "setup: installing the extra 'llamacpp' into $(VENV)"
+	@$(call pip_install,-e '.[llamacpp]')
 	@touch $@
 
 # Torch first and exactly: what follows would otherwise bring the version it likes best.
