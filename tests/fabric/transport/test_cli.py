@@ -36,6 +36,26 @@ def test_init_says_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "holds a fabric already" in capsys.readouterr().err
 
 
+def test_tokens_are_renewed_with_the_hubs_of_today(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = folder / "alps.token"
+    assert atoll(["fabric", "issue", "alps", "--provider", "x", "--out", str(out)]) == 0
+    before = Access.open(f"@{out}")
+    assert atoll(["fabric", "add-hub", "127.0.0.1:7002"]) == 0
+    assert "atoll hub @fabric/hub-h1.token" in capsys.readouterr().err
+    assert Access.open("@fabric/hub-h1.token").identity.role == "hub"
+    assert atoll(["fabric", "renew", "alps", "--out", str(out)]) == 0
+    after = Access.open(f"@{out}")
+    assert (len(before.hubs), len(after.hubs)) == (1, 2)
+    assert after.identity.slot == before.identity.slot
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    capsys.readouterr()
+    assert atoll(["fabric", "renew", "nobody"]) != 0
+    assert atoll(["fabric", "add-hub", "127.0.0.1:7002"]) != 0
+    assert capsys.readouterr().err.count("error:") == 2
+
+
 def test_members_come_and_go(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = ["fabric", "init", "--name", "demo", "--hub", "h:1", "--folder", "other", "--json"]
     assert atoll(other) == 0

@@ -9,7 +9,6 @@ reading loses its own streams and nobody else's.
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 from collections import Counter
 from collections.abc import Callable
@@ -33,7 +32,7 @@ from atoll.fabric.tunnel.frames import (
 )
 from atoll.fabric.tunnel.handshake import read_hello, refusal, welcome
 from atoll.fabric.tunnel.incoming import CallerLink, Incoming
-from atoll.fabric.tunnel.line import Line, Tally
+from atoll.fabric.tunnel.line import Line, Pulse, Tally
 from atoll.fabric.tunnel.settings import TunnelSettings
 from atoll.telemetry.logs import Log
 
@@ -75,8 +74,7 @@ class Answerer:
         self._door: Subscription = fabric.queryable(keys.req(fabric.sid), self._asked)
         fabric.listeners.append(self._heard_of)
         fabric.on_renewed.append(self._renewed)
-        self._ticked_s = self._checked_s = self._loop.time()
-        self._excused_s = -math.inf
+        self._pulse = Pulse(self._loop.time(), self._settings.keep_alive_s)
         self._timer = self._loop.call_later(self._settings.keep_alive_s, self._tick)
 
     @property
@@ -294,15 +292,9 @@ class Answerer:
     def _tick(self) -> None:
         settings, fabric = self._settings, self._fabric
         now_s = self._loop.time()
-        late_s = now_s - self._ticked_s - settings.keep_alive_s
-        self._ticked_s = now_s
         self._timer = self._loop.call_later(settings.keep_alive_s, self._tick)
-        if late_s > settings.keep_alive_s:
-            # This process was stopped for a while: what others said meanwhile is still to be read.
-            self._excused_s = now_s
-        slow = now_s - self._checked_s >= 1.0
+        slow = self._pulse.beat(now_s)
         if slow:
-            self._checked_s = now_s
             self._handshakes = 0
             self._handshakes_of.clear()
         for number, link in list(self._links.items()):
@@ -312,7 +304,7 @@ class Answerer:
                 continue
             busy = bool(link.streams)
             if busy or not channel.settled:
-                heard_s = max(channel.heard_s, self._excused_s)
+                heard_s = max(channel.heard_s, self._pulse.excused_s)
                 if now_s - heard_s > settings.caller_gone_s:
                     self._lose(number, f"the caller is silent for {settings.caller_gone_s:g} s")
                     continue

@@ -8,7 +8,6 @@ on for its next sign of life, which it gives four times a second even while it c
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from atoll.fabric.tunnel.call import Call, Receiver, WorkerLink
 from atoll.fabric.tunnel.channel import Channel, ForgedError, channel_of
 from atoll.fabric.tunnel.frames import Submit, TunnelError
 from atoll.fabric.tunnel.handshake import Opening
-from atoll.fabric.tunnel.line import Line, Tally
+from atoll.fabric.tunnel.line import Line, Pulse, Tally
 from atoll.fabric.tunnel.settings import TunnelSettings
 from atoll.telemetry.logs import Log
 
@@ -50,8 +49,7 @@ class Caller:
         self._endpoint = keys.new_sid(slot, secrets.token_bytes(8))
         self._subscription = fabric.subscribe(keys.outward_all(self._endpoint), self._receive)
         fabric.listeners.append(self._heard_of)
-        self._ticked_s = self._checked_s = self._loop.time()
-        self._excused_s = -math.inf
+        self._pulse = Pulse(self._loop.time(), self._settings.keep_alive_s)
         """When last nothing could be heard here, whoever said what."""
         self._timer = self._loop.call_later(self._settings.keep_alive_s, self._tick)
 
@@ -235,15 +233,8 @@ class Caller:
     def _tick(self) -> None:
         settings = self._settings
         now_s = self._loop.time()
-        late_s = now_s - self._ticked_s - settings.keep_alive_s
-        self._ticked_s = now_s
         self._timer = self._loop.call_later(settings.keep_alive_s, self._tick)
-        if late_s > settings.keep_alive_s:
-            # This process was stopped for a while: what others said meanwhile is still to be read.
-            self._excused_s = now_s
-        slow = now_s - self._checked_s >= 1.0
-        if slow:
-            self._checked_s = now_s
+        slow = self._pulse.beat(now_s)
         verifier = self._fabric.verifier
         for link in list(self._lines.values()):
             line = link.line
@@ -274,8 +265,8 @@ class Caller:
         if now_s - heard_s < 2 * self._settings.keep_alive_s:
             return False
         if not self._fabric.connected:
-            self._excused_s = now_s
-        since_s = max(heard_s, self._excused_s)
+            self._pulse.excused_s = now_s
+        since_s = max(heard_s, self._pulse.excused_s)
         return now_s - since_s > self._settings.stall_s or (
             now_s - heard_s > self._settings.offline_s
         )

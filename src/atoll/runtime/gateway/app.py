@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from email.utils import formatdate
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import msgspec
 
@@ -411,24 +411,13 @@ class Gateway:
         self.log.flush()
 
 
-class _AccessLine(msgspec.Struct, tag_field="event", tag="request", gc=False):
-    """A request that ended, as it stands in the log: its trace and the fields of its UsageRecord."""
-
-    time: float
-    trace: str
-    id: str
-    model: str
-    endpoint: str
-    stream: bool
-    status: int
-    prompt_tokens: int
-    completion_tokens: int
-    estimated: bool
-    backends: tuple[str, ...]
-    started_s: float
-    seconds: float
-    first_token_s: float | None
-    outcome: str
+def _access_line() -> Any:
+    """Return the type of a line of the log: a request that ended, its trace, the fields of its record."""
+    names = UsageRecord._fields[: UsageRecord._fields.index("outcome") + 1]
+    hints = get_type_hints(UsageRecord)
+    fields = [("time", float), ("trace", str), ("id", str), *((n, hints[n]) for n in names[1:])]
+    return msgspec.defstruct("AccessLine", fields, tag_field="event", tag="request", gc=False)
 
 
+_AccessLine = _access_line()
 _encode = msgspec.json.Encoder().encode

@@ -8,6 +8,7 @@ between; a connection that is refused costs no attempt, but the search for a bac
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from atoll.runtime.backends import Member
@@ -37,7 +38,7 @@ _MOST_BROKEN = 64
 _BACKOFF_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 
 
-class Attempts:
+class Attempts(ABC):
     """A request on its way to a backend; `relay` adds what becomes of the answer."""
 
     # Most requests never leave these as they are: defaults of the class cost a request nothing.
@@ -98,29 +99,29 @@ class Attempts:
 
     # What a relay adds
 
+    @abstractmethod
     def on_head(self, status: int, content_type: bytes, retry_after: bytes) -> None:
         """Begin to read an answer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_body(self, data: bytes) -> None:
         """Take a piece of it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_end(self) -> None:
         """Finish with it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_lost(self, reason: str, *, unused: bool) -> None:
         """Learn that it will never be."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _clear(self) -> None:
         """Forget an answer that came to nothing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _fail(self, error: ApiError) -> None:
         """Tell the client that it did not work."""
-        raise NotImplementedError
 
     # The way there
 
