@@ -184,8 +184,7 @@ def describe(peer: Peer, load: Load | None) -> dict[str, Any]:
     from atoll.fabric.records import as_dict
 
     said = as_dict(peer.metadata)
-    for private in ("seal", "revoked"):
-        del said[private]
+    del said["revoked"]
     known = {
         "sid": peer.sid,
         "state": peer.state.name.lower(),

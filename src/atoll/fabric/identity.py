@@ -49,7 +49,6 @@ class Person:
     provider: str
     role: str
     serial: int
-    starts_s: float
     expires_s: float
     public: ec.EllipticCurvePublicKey = field(repr=False)
     verified: bool = True
@@ -177,7 +176,6 @@ def _read(certificate: bytes, verified: bool) -> Person:
             )
         )
         name = _name(parsed)
-        starts = parsed.not_valid_before_utc.timestamp()
         expires = parsed.not_valid_after_utc.timestamp()
     except (ValueError, TypeError, UnsupportedAlgorithm, x509.ExtensionNotFound) as error:
         raise RefusedError("certificate", "the certificate cannot be read") from error
@@ -185,9 +183,7 @@ def _read(certificate: bytes, verified: bool) -> Person:
         raise RefusedError("certificate", "the certificate has no elliptic-curve key")
     if not keys.is_slot(slot) or role not in ROLES or keys.is_hub(slot) != (role == "hub"):
         raise RefusedError("certificate", "the certificate names no slot or role")
-    return Person(
-        slot, name, provider, role, parsed.serial_number, starts, expires, public, verified
-    )
+    return Person(slot, name, provider, role, parsed.serial_number, expires, public, verified)
 
 
 def _only(subject: x509.Name, oid: x509.ObjectIdentifier) -> str:

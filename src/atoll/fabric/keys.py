@@ -118,11 +118,6 @@ def sender_of(key: str) -> str:
     return parts[2]
 
 
-def sid_of(key: str) -> str:
-    """Return the session id in a key."""
-    return key.split("/", 4)[3]
-
-
 def own_sid(key: str) -> str | None:
     """Return the session id in a key that its writer may speak for, None if it is another's."""
     parts = key.split("/")

@@ -106,8 +106,6 @@ class Metadata(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When the node ends, as Unix time, if it knows."""
     accept: LongText | None = None
     """Whose requests it takes: "any", "self", "allow:A,B" or "deny:A,B"; None is "any"."""
-    seal: Annotated[bytes, Meta(max_length=256)] = b""
-    """Public key for traffic sealed end to end."""
     revoked: Annotated[tuple[Serial, ...], Meta(max_length=1024)] = ()
     """Serials of revoked certificates, as lower-case hex; heeded in records of hubs only."""
     labels: Annotated[

@@ -91,7 +91,6 @@ described = st.builds(
     ).map(tuple),
     price_usd_per_hour=st.none() | st.floats(0, 1000),
     stability=st.sampled_from(records.STABILITIES),
-    seal=st.binary(max_size=64),
     labels=st.dictionaries(texts, texts, max_size=3),
 )
 
@@ -132,7 +131,6 @@ def test_equal_metadata_has_equal_bytes(said: Metadata) -> None:
         {"stability": "eternal"},
         {"role": "king"},
         {"accept": "x" * 2049},
-        {"seal": b"x" * 257},
         {"revoked": ("00",) * 1025},
     ],
     ids=str,

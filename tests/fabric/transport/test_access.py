@@ -123,10 +123,10 @@ def test_keys_name_their_writer() -> None:
     assert not keys.is_sid(f"m1-{'0' * 16}")
     for make in (keys.alive, keys.reg, keys.sync, keys.load, keys.req, keys.assign):
         assert keys.sender_of(make(sid)) == "m001"
-        assert keys.sid_of(make(sid)) == sid
+        assert keys.own_sid(make(sid)) == sid
     assert keys.sender_of(keys.inward(sid, "m002")) == "m002"
     assert keys.sender_of(keys.outward(sid, "m002", "7")) == "m002"
-    assert keys.sid_of(keys.outward(sid, "m002", "7")) == sid
+    assert keys.own_sid(keys.outward(sid, "m002", "7")) is None
 
 
 def test_revoked_slots_have_no_rules() -> None:

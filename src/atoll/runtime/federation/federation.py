@@ -156,8 +156,7 @@ class Federation:
 
     def _shown(self, peer: Peer) -> dict[str, Any]:
         shown = as_dict(peer.metadata)
-        for private in ("seal", "revoked"):
-            shown.pop(private, None)
+        shown.pop("revoked", None)
         load = self.fabric.loads.get(peer.sid)
         links = self._ways.get(peer.sid)
         return shown | {
