@@ -16,11 +16,11 @@ import numpy as np
 from atoll.catalog import Catalog
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
-from atoll.plan.solvers import optimal
-from atoll.plan.solvers.library import Libraries, libraries
-from atoll.plan.solvers.lp import LinearProgram, Sparse
-from atoll.plan.solvers.template_cache import TemplateCache
-from atoll.plan.validate import check
+from atoll.plan.validate.check import check
+from atoll.solve.lp import LinearProgram, Sparse
+from atoll.solve.rent import optimal
+from atoll.solve.templates.cache import TemplateCache
+from atoll.solve.templates.library import Libraries, libraries
 from benchmarks.coral import core, extended, scarce
 from benchmarks.report import Figure, finish, options
 

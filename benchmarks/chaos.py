@@ -194,7 +194,7 @@ class Chaos:
 
     async def _ask(self, which: int) -> str | None:
         """Stream an answer; returns its text, None where it did not come."""
-        from atoll.runtime.adapters.probes import FetchError, fetch
+        from atoll.runtime.http.probes import FetchError, fetch
 
         self.outcome.requests += 1
         body = {
@@ -289,7 +289,7 @@ class Chaos:
 
     async def _all_heard(self) -> bool:
         """Whether every instance hears from all its nodes."""
-        from atoll.runtime.adapters.probes import FetchError, fetch
+        from atoll.runtime.http.probes import FetchError, fetch
 
         for named in self.fleet.endpoints:
             try:
@@ -308,8 +308,8 @@ async def chaos(kills: int, seed: int, folder: Path, tokens: int = 150) -> Outco
     from atoll.runtime.gateway.settings import Deadlines, HealthSettings
     from atoll.runtime.local.build import LocalOptions, Model, build
     from atoll.runtime.local.fleet import Hearing, LocalFleet
-    from atoll.runtime.outliers import OutlierSettings
-    from atoll.runtime.state import new_home, remove_home
+    from atoll.runtime.local.state import new_home, remove_home
+    from atoll.runtime.pool.outliers import OutlierSettings
 
     home, hearing = Home(new_home()), Hearing()
     model = Model(str(folder), folder)
@@ -365,7 +365,7 @@ async def chaos(kills: int, seed: int, folder: Path, tokens: int = 150) -> Outco
 
 def _children() -> set[tuple[int, str]]:
     """Return every process below this one, with when it was born: a number may be used again."""
-    from atoll.runtime.supervise_guard import descendants
+    from atoll.runtime.supervise.guard import descendants
 
     return {(pid, born) for pid in descendants(os.getpid()) if (born := _born(pid))}
 

@@ -6,9 +6,9 @@ import argparse
 
 import uvloop
 
-from atoll.fabric.access import Access
-from atoll.fabric.fabric import Fabric
-from atoll.fabric.records import Metadata, Service, State
+from atoll.fabric.identity.access import Access
+from atoll.fabric.registry.records import Metadata, Service, State
+from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.tunnel.answerer import Answerer
 from benchmarks.churn_engine import MODEL, Engine
 

@@ -104,7 +104,7 @@ class Site:
 
     async def open(self) -> None:
         """Make certificates and start the hubs."""
-        from atoll.fabric.authority import Authority
+        from atoll.fabric.identity.authority import Authority
 
         authority = Authority.create(
             self.folder / "fabric", "churn", [f"127.0.0.1:{port}" for port in self._ports], slots=16
@@ -126,7 +126,7 @@ class Site:
         output = self.logs / f"hub-{number}.log"
         token = self.folder / "fabric" / f"hub-h{number}.token"
         process = await self._start(
-            "-m", "atoll.fabric.hub", "--fabric", f"@{token}",
+            "-m", "atoll.fabric.transport.hub", "--fabric", f"@{token}",
             "--listen", f"127.0.0.1:{self._ports[number]}",
             output=output,
         )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 
 from atoll.catalog import Catalog
-from atoll.plan.fleet import load_fleet
+from atoll.plan.files.fleet import load_fleet
 from atoll.plan.problem import Problem
 from benchmarks.report import ROOT
 

@@ -13,9 +13,9 @@ import time
 from atoll.catalog import Catalog
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
-from atoll.plan.solvers import registry
-from atoll.plan.solvers.library import Libraries, libraries
-from atoll.plan.solvers.template_cache import TemplateCache
+from atoll.solve import registry
+from atoll.solve.templates.cache import TemplateCache
+from atoll.solve.templates.library import Libraries, libraries
 from benchmarks.allocation import edge_margin, gpu_memory
 from benchmarks.coral import LARGE, SMALL, core, extended, heavy, scaled, scarce
 from benchmarks.report import Figure, finish, options

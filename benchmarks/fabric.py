@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.fabric.authority import Authority, write_secret
+from atoll.fabric.identity.authority import Authority, write_secret
 from benchmarks.report import ROOT, Figure, finish
 
 _START_S = 120.0
@@ -78,7 +78,7 @@ class Bench:
         token = self.authority.folder / f"hub-h{number}.token"
         address = f"127.0.0.1:{self.ports[number]}"
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "atoll.fabric.hub", "--fabric", f"@{token}"),
+            *(sys.executable, "-m", "atoll.fabric.transport.hub", "--fabric", f"@{token}"),
             *("--listen", address),
             cwd=ROOT,
             stdout=asyncio.subprocess.PIPE,

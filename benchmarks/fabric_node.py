@@ -17,10 +17,10 @@ import time
 
 import msgspec
 
-from atoll.fabric.access import Access
-from atoll.fabric.fabric import Fabric
-from atoll.fabric.peers import Peer
-from atoll.fabric.records import Metadata, State
+from atoll.fabric.identity.access import Access
+from atoll.fabric.registry.records import Metadata, State
+from atoll.fabric.transport.fabric import Fabric
+from atoll.fabric.transport.peers import Peer
 
 _WRITE_S = 0.05
 

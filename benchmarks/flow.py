@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from atoll.core.rng import stream
-from atoll.plan.helix_files import helix_problem
-from atoll.plan.solvers.flow.bounds import upper_bound
-from atoll.plan.solvers.flow.brute import brute
-from atoll.plan.solvers.flow.evaluate import max_flow
-from atoll.plan.solvers.flow.from_problem import flow_instance
-from atoll.plan.solvers.flow.instance import FlowInstance, Found
-from atoll.plan.solvers.flow.search import search
+from atoll.plan.files.helix import helix_problem
+from atoll.solve.place.bound.bounds import upper_bound
+from atoll.solve.place.evaluate import max_flow
+from atoll.solve.place.from_problem import flow_instance
+from atoll.solve.place.instance import FlowInstance, Found
+from atoll.solve.place.search.search import search
 from benchmarks.flow_cases import large_cluster, small_cluster
 from benchmarks.report import Figure, finish, options
+from tests.reference.flow_brute import brute
 
 # Key, cluster file, model, bar in tokens/s, published Helix in tokens/s.
 CLUSTERS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.plan.solvers.flow.instance import FlowInstance
+from atoll.solve.place.instance import FlowInstance
 
 _MOST_LAYERS = (0, 0, 12, 8, 5, 3, 2)
 """The most layers a node may hold, by number of nodes, so that all placements can be tried."""

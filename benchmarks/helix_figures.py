@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.cli.ranking import Simulated
-from atoll.plan.solvers.flow.solver import FlowEffort, solve
+from atoll.prove.rank import Simulated
+from atoll.solve.place.solver import FlowEffort, solve
 from benchmarks.helix_runs import (
     Part,
     Ran,

@@ -17,17 +17,17 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.plan.helix_files import NODE_TYPES, helix_problem, read_solution
+from atoll.plan.files.helix import NODE_TYPES, helix_problem, read_solution
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
-from atoll.plan.result import assemble
-from atoll.plan.solvers.flow.evaluate import edges, max_flow
-from atoll.plan.solvers.flow.from_problem import flow_instance, placement_of
-from atoll.plan.solvers.flow.instance import FlowInstance, Flows, Placement
-from atoll.plan.solvers.flow.to_plan import Placed, instance_of, plan_of
 from atoll.sim.api import simulate
 from atoll.sim.options import SimOptions
 from atoll.sim.result import SimResult
+from atoll.solve.assembly import assemble
+from atoll.solve.place.evaluate import edges, max_flow
+from atoll.solve.place.from_problem import flow_instance, placement_of
+from atoll.solve.place.instance import FlowInstance, Flows, Placement
+from atoll.solve.place.to_plan import Placed, instance_of, plan_of
 from atoll.workload.requests import Requests
 
 ACTIVATION_BYTES = {"LLaMA-2-70B": 16384.0, "LLaMA-1-30B": 13312.0}

@@ -20,8 +20,8 @@ import numpy as np
 from atoll.catalog import Catalog
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Lengths, Offer, Problem, Service
-from atoll.plan.result import Chosen, PlainLayout, PlainStage, plan_from_layouts
 from atoll.sim.api import simulate
+from atoll.solve.assembly import Chosen, PlainLayout, PlainStage, plan_from_layouts
 from atoll.workload.lengths import length_mix
 from atoll.workload.requests import collect
 from atoll.workload.spec import workload_of

@@ -37,7 +37,7 @@ Times = tuple[list[float], list[float]]
 
 def profiles(plan: Plan, model: Model) -> dict[str, NodeProfile]:
     """Measure the range of every node type of the plan."""
-    from atoll.runtime.profile import profile_range
+    from atoll.runtime.local.profile import profile_range
 
     found: dict[str, NodeProfile] = {}
     for node in plan.instances[0].nodes:
@@ -147,7 +147,7 @@ def simulated(
 def main() -> None:
     chosen = options(__doc__ or "")
     from atoll.engine.weights.sources import DEFAULT_MODEL, resolve
-    from atoll.plan.fleet import load_fleet
+    from atoll.plan.files.fleet import load_fleet
     from atoll.plan.plan import Plan
     from atoll.runtime.local.build import Model
     from atoll.workload.requests import collect

@@ -10,13 +10,13 @@ from statistics import median
 
 import numpy as np
 
-from atoll.cli.ranking import Simulated
 from atoll.plan.plan import SINK, SOURCE, Plan
 from atoll.plan.problem import Problem
-from atoll.plan.solvers.flow.instance import FlowInstance, Flows, Placement
-from atoll.plan.solvers.flow.solver import FlowEffort, solve
-from atoll.plan.solvers.flow.sustained import site_of, sustained
+from atoll.prove.rank import Simulated
 from atoll.sim.api import simulate
+from atoll.solve.place.instance import FlowInstance, Flows, Placement
+from atoll.solve.place.solver import FlowEffort, solve
+from atoll.solve.place.sustained.sustained import site_of, sustained
 from benchmarks.helix_runs import (
     Part,
     flow_plan,

@@ -12,8 +12,8 @@ import numpy as np
 
 from atoll.catalog import Catalog
 from atoll.core.ids import parse_role
-from atoll.plan.solvers.library import role_tables
-from atoll.plan.solvers.templates import generate
+from atoll.solve.templates.generate import generate
+from atoll.solve.templates.library import role_tables
 from benchmarks.coral import extended
 from benchmarks.report import Figure, finish, options
 

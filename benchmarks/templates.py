@@ -16,12 +16,12 @@ import numpy as np
 from atoll.catalog import Catalog
 from atoll.core.errors import MissingDependencyError
 from atoll.core.rng import stream
-from atoll.plan.solvers import template_ilp as ilp
-from atoll.plan.solvers.library import role_tables
-from atoll.plan.solvers.template_brute import brute_force
-from atoll.plan.solvers.templates import RoleTables, best_layout, generate
+from atoll.solve.templates.generate import RoleTables, best_layout, generate
+from atoll.solve.templates.library import role_tables
 from benchmarks.coral import extended
 from benchmarks.report import Figure, finish, options
+from tests.reference import template_ilp as ilp
+from tests.reference.template_brute import brute_force
 
 GUROBI_LIMIT = 2000
 TIMED_SIZES = (2, 3, 4)

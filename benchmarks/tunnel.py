@@ -26,7 +26,7 @@ from typing import cast
 
 import uvloop
 
-from atoll.fabric.authority import Authority
+from atoll.fabric.identity.authority import Authority
 from benchmarks.fake_engine import MODEL
 from benchmarks.gateway import at, request_bytes
 from benchmarks.gateway_peers import Proxy
@@ -211,7 +211,7 @@ def ways_to(folder: Path, stack: contextlib.ExitStack) -> list[Way]:
     authority = Authority.create(folder / "fabric", "bench", [f"127.0.0.1:{hub_port}"])
     token = f"@{folder / 'fabric' / 'hub-h0.token'}"
     hub = starter.start(
-        "hub", "atoll.fabric.hub", f"--fabric={token}", f"--listen=127.0.0.1:{hub_port}",
+        "hub", "atoll.fabric.transport.hub", f"--fabric={token}", f"--listen=127.0.0.1:{hub_port}",
         port=hub_port,
     )  # fmt: skip
     for name, role in _MEMBERS:

@@ -14,16 +14,16 @@ from typing import Protocol, cast
 
 import uvloop
 
-from atoll.fabric.access import Access
-from atoll.fabric.fabric import Fabric
-from atoll.fabric.records import Metadata, State
+from atoll.fabric.identity.access import Access
+from atoll.fabric.registry.records import Metadata, State
+from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.tunnel.answerer import Answerer
 from atoll.fabric.tunnel.caller import Caller, Receiver
 from atoll.fabric.tunnel.frames import Submit
-from atoll.runtime.backends import Backend, Member
-from atoll.runtime.gateway.upstream import Link, Links
+from atoll.runtime.http.upstream import Link, Links
 from atoll.runtime.join.bridge import Bridge
-from atoll.runtime.outliers import Outliers
+from atoll.runtime.pool.outliers import Outliers
+from atoll.runtime.pool.pool import Backend, Member
 from benchmarks.fake_engine import LAST, MODEL, Client, Engine
 
 _EVENT = (

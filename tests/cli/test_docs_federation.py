@@ -11,9 +11,9 @@ import pytest
 
 from atoll.cli import main as cli
 from atoll.cli.join import read_options
-from atoll.fabric.settings import FabricSettings
+from atoll.fabric.transport.settings import FabricSettings
 from atoll.fabric.tunnel.settings import TunnelSettings
-from atoll.runtime.policy import HEADERS
+from atoll.runtime.pool.policy import HEADERS
 from tests.cli.test_docs import block, rows, run, text
 
 ROOT = Path(__file__).resolve().parents[2]

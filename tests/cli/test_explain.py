@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import main as cli
-from atoll.plan.explain import Explanation
+from atoll.solve.explain.explanation import Explanation
 from tests.cli.fleets import FAILS, FLEET, SHORT
 
 Captured = pytest.CaptureFixture[str]

@@ -14,8 +14,8 @@ import pytest
 
 from atoll.catalog import Catalog
 from atoll.cli import main as cli
-from atoll.cli.charts import draw
 from atoll.perf.curves import Curve, Picture
+from atoll.report.charts import draw
 from atoll.workload.lengths import LengthMix, length_mix
 
 SMALL = "smollm2-135m"

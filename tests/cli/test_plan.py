@@ -15,14 +15,14 @@ from rich.console import Console
 
 from atoll.cli import main as cli
 from atoll.cli import planning
-from atoll.cli.layout_svg import colours, stage_widths
-from atoll.cli.plan_report import page
-from atoll.cli.plan_tables import drawn, rows, wrapped, written_gap
-from atoll.plan.comparison import Compared
-from atoll.plan.fleet import load_fleet
+from atoll.plan.files.fleet import load_fleet
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
-from atoll.plan.validate import validate
+from atoll.plan.validate.check import validate
+from atoll.report.layout_svg import colours, stage_widths
+from atoll.report.plan_page import page
+from atoll.report.plan_tables import drawn, rows, wrapped, written_gap
+from atoll.solve.comparison import Compared
 from tests.cli.fleets import FAILS, FLEET, SHORT
 
 Captured = pytest.CaptureFixture[str]

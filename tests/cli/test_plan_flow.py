@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 import pytest
 
 from atoll.cli import main as cli
-from atoll.cli.flow_report import flow_page
-from atoll.cli.flow_svg import placement_drawing
-from atoll.cli.flow_tables import ComparedFlow, headline, machine_rows, site_flows, unused
-from atoll.plan.bottleneck import bottleneck, node_use
 from atoll.plan.plan import Plan
+from atoll.report.flow_page import flow_page
+from atoll.report.flow_svg import placement_drawing
+from atoll.report.flow_tables import ComparedFlow, headline, machine_rows, site_flows, unused
+from atoll.solve.place.bottleneck import bottleneck, node_use
 from tests.plan.clusters import HELIX, instance, plan, problem
 
 Captured = pytest.CaptureFixture[str]

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.catalog.catalog import Catalog
 from atoll.cli import main as cli
-from atoll.plan.solvers.spectrum import distribution, priced, widest_gap
+from atoll.solve.templates.spectrum import distribution, priced, widest_gap
 
 Captured = pytest.CaptureFixture[str]
 SMALL = ("templates", "phi-4-14b", "--nodes", "L4:1,L40S:1,A10G:1", "--max-nodes", "3")

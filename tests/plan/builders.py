@@ -9,8 +9,8 @@ from hypothesis import settings
 from atoll.catalog.catalog import Catalog
 from atoll.plan.plan import Flow, Instance, Node, Plan
 from atoll.plan.problem import Lengths, Limits, Offer, Problem, Service, Settings
-from atoll.plan.result import Chosen, PlainLayout, PlainStage, plan_from_layouts
-from atoll.plan.validate import validate
+from atoll.plan.validate.check import validate
+from atoll.solve.assembly import Chosen, PlainLayout, PlainStage, plan_from_layouts
 from atoll.workload.lengths import LengthMix
 
 # Enough to hit every branch; HYPOTHESIS_PROFILE=explore still looks further.

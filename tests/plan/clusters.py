@@ -7,7 +7,7 @@ from pathlib import Path
 from atoll.plan.cluster import Cluster, ClusterLink, ClusterNode, NodeProfile
 from atoll.plan.plan import Flow, Instance, Node, Plan
 from atoll.plan.problem import Lengths, Problem, Service
-from atoll.plan.result import assemble
+from atoll.solve.assembly import assemble
 from atoll.workload.lengths import LengthMix
 
 HELIX = Path(__file__).resolve().parents[3] / "shared/data/helix"

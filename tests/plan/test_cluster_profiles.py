@@ -21,7 +21,7 @@ from atoll.plan.cluster_profiles import (
     service_rates,
     tabulate,
 )
-from atoll.plan.helix_files import MODELS, NODE_TYPES, PROFILES, TABLES, HelixCluster, read_profiles
+from atoll.plan.files.helix import MODELS, NODE_TYPES, PROFILES, TABLES, HelixCluster, read_profiles
 from atoll.workload.lengths import LengthMix
 from tests.plan.clusters import HELIX, cluster, problem, profile, service
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.plan.cost import CostReport, cost_report
-from atoll.plan.result import Chosen, infeasible
+from atoll.solve.assembly import Chosen, infeasible
 from tests.plan.builders import CHOSEN, SERVICES, few, plan_of, problem, service, small
 
 ASKED, MADE = small()

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from atoll.plan.diff import PlanDiff, diff
 from atoll.plan.plan import Plan
-from atoll.plan.result import Chosen
+from atoll.solve.assembly import Chosen
 from tests.plan.builders import (
     CHOSEN,
     EAST,

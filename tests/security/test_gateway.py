@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 
 from atoll.core.errors import InputError
-from atoll.fabric.access import Access
-from atoll.fabric.authority import Authority
-from atoll.fabric.peers import Peer
-from atoll.fabric.records import Metadata, Service, State
+from atoll.fabric.identity.access import Access
+from atoll.fabric.identity.authority import Authority
+from atoll.fabric.registry.records import Metadata, Service, State
+from atoll.fabric.transport.peers import Peer
 from atoll.fabric.tunnel.answerer import Incoming
 from atoll.runtime.accounts.keys import Key, NewKey, make_key, matches, presented
-from atoll.runtime.backends import Backend, Member, Pool
 from atoll.runtime.federation.links import FarLinks, _elsewhere, probe
 from atoll.runtime.federation.members import Members
 from atoll.runtime.gateway.settings import Limits
 from atoll.runtime.join.bridge import reachable
 from atoll.runtime.openai import read_request
-from atoll.runtime.outliers import Outliers
-from atoll.runtime.policy import Offer, Policy
+from atoll.runtime.pool.outliers import Outliers
+from atoll.runtime.pool.policy import Offer, Policy
+from atoll.runtime.pool.pool import Backend, Member, Pool
 from atoll.telemetry.logs import SilentLog
 from tests.runtime.federation.live import site, until
 from tests.runtime.federation.test_keys import bearer, with_keys

@@ -12,16 +12,16 @@ import msgspec
 import pytest
 
 from atoll.core.errors import InputError
-from atoll.fabric import keys
-from atoll.fabric.access import is_loopback
-from atoll.fabric.effects import Pull, Verify
-from atoll.fabric.exchange import one_of
-from atoll.fabric.link import Link
-from atoll.fabric.load import Load, decode_load, encode_load
-from atoll.fabric.quota import Quota
-from atoll.fabric.records import Metadata, Record, State, decode_metadata, encode_metadata
-from atoll.fabric.registry import Registry
-from atoll.fabric.sync import Ask, encode_message
+from atoll.fabric.identity import keys
+from atoll.fabric.identity.access import is_loopback
+from atoll.fabric.registry.effects import Pull, Verify
+from atoll.fabric.registry.exchange import one_of
+from atoll.fabric.registry.load import Load, decode_load, encode_load
+from atoll.fabric.registry.records import Metadata, Record, State, decode_metadata, encode_metadata
+from atoll.fabric.registry.registry import Registry
+from atoll.fabric.registry.sync import Ask, encode_message
+from atoll.fabric.transport.link import Link
+from atoll.fabric.transport.quota import Quota
 from tests.fabric.transport.site import SETTINGS, ListLog, Site, until
 
 

@@ -16,10 +16,10 @@ import pytest
 
 from atoll.cli import gateway as command
 from atoll.core.errors import UsageError
-from atoll.fabric.access import Access
-from atoll.fabric.authority import Authority
-from atoll.fabric.link import Link, UnreachableError
-from atoll.fabric.settings import FabricSettings
+from atoll.fabric.identity.access import Access
+from atoll.fabric.identity.authority import Authority
+from atoll.fabric.transport.link import Link, UnreachableError
+from atoll.fabric.transport.settings import FabricSettings
 from tests.fabric.transport.site import free_port
 
 _SETTINGS = FabricSettings(connect_s=0.5)
@@ -50,7 +50,15 @@ def test_strangers_are_logged_and_secrets_are_not(tmp_path: Path) -> None:
     for name in ("hub-h0.token", "fabric.token", "ca.key"):
         assert stat.S_IMODE((tmp_path / "ca" / name).stat().st_mode) == 0o600
     hub = subprocess.Popen(
-        [sys.executable, "-m", "atoll.fabric.hub", "--fabric", f"@{token}", "--listen", address],
+        [
+            sys.executable,
+            "-m",
+            "atoll.fabric.transport.hub",
+            "--fabric",
+            f"@{token}",
+            "--listen",
+            address,
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )

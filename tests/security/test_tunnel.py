@@ -153,7 +153,7 @@ def test_handshakes_of_one_slot_leave_room_for_others() -> None:
 
 
 def _other(pair: Pair) -> Any:
-    from atoll.fabric.identity import Identity, Verifier
+    from atoll.fabric.identity.identity import Identity, Verifier
     from tests.fabric.tunnel.harness import FakeFabric
 
     identity = Identity.self_made("m009", "crook", "crook", "worker")

@@ -10,7 +10,7 @@ from atoll.catalog import Catalog
 from atoll.plan.cluster import Cluster, ClusterLink, ClusterNode, NodeProfile
 from atoll.plan.plan import Flow, Instance, Node, Plan, Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
-from atoll.plan.result import Chosen, PlainLayout, PlainStage, plan_from_layouts
+from atoll.solve.assembly import Chosen, PlainLayout, PlainStage, plan_from_layouts
 from atoll.workload.lengths import LengthMix
 from atoll.workload.requests import Requests
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from atoll.plan.solvers.flow.evaluate import max_flow
-from atoll.plan.solvers.flow.from_problem import flow_instance, placement_of
-from atoll.plan.solvers.flow.to_plan import Placed, plan_of
 from atoll.sim.api import simulate
 from atoll.sim.options import SimOptions
+from atoll.solve.place.evaluate import max_flow
+from atoll.solve.place.from_problem import flow_instance, placement_of
+from atoll.solve.place.to_plan import Placed, plan_of
 from atoll.workload.requests import Requests
 from tests.sim.builders import CATALOG, cluster_plan, cluster_problem, requests
 

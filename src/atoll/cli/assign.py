@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli.planning import live_line
-from atoll.cli.render import emit, note
 from atoll.cli.serving import need_fabric
 from atoll.core.errors import AtollError, InputError, UnknownNameError, UsageError
 from atoll.core.units import parse_duration
+from atoll.report.terminal import emit, note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from atoll.fabric.fabric import Fabric, Peer
+    from atoll.fabric.transport.fabric import Fabric, Peer
     from atoll.runtime.join.assignment import Assignment, Reply
 
 app = typer.Typer(add_completion=False)
@@ -90,9 +90,9 @@ async def _assign(
 ) -> dict[str, Any]:
     import dataclasses
 
-    from atoll.fabric.access import Access
-    from atoll.fabric.fabric import Fabric
-    from atoll.fabric.records import Metadata
+    from atoll.fabric.identity.access import Access
+    from atoll.fabric.registry.records import Metadata
+    from atoll.fabric.transport.fabric import Fabric
 
     access = Access.open(token)
     if access.is_open:
@@ -123,7 +123,7 @@ async def _assign(
 
 async def send_order(fabric: Fabric, sid: str, order: Assignment) -> Reply:
     """Sign an order, send it to a session and return what it says."""
-    from atoll.fabric import keys
+    from atoll.fabric.identity import keys
     from atoll.runtime.join.assignment import read_reply, write_order
 
     payload = write_order(order, fabric.identity, fabric.access.fabric_id, sid, time.time())

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.render import emit
-from atoll.cli.render import table as plain_table
 from atoll.core.units import (
     format_bandwidth,
     format_bytes,
     format_count,
     format_duration,
 )
+from atoll.report.terminal import emit
+from atoll.report.terminal import table as plain_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli.planning import read_plan
-from atoll.cli.render import console
 from atoll.cli.serving import fetch_models, local_fleet, need_engine, need_serving
 from atoll.core.errors import AtollError, UsageError
+from atoll.report.terminal import console
 
 if TYPE_CHECKING:
     from atoll.runtime.local.build import Model
@@ -49,7 +49,7 @@ def demo(
     need_serving()
     need_engine()
     from atoll.engine.weights.sources import DEFAULT_MODEL, DEFAULT_NAME
-    from atoll.runtime.instance.loop import run
+    from atoll.runtime.http.loop import run
 
     begun_s = time.monotonic()
     folder = _examples(examples)
@@ -73,7 +73,7 @@ def _say(text: str) -> None:
 
 async def _show(folder: Path, models: dict[str, Model], question: str, begun_s: float) -> None:
     from atoll.runtime.local.build import LocalOptions
-    from atoll.runtime.supervise_process import Nursery
+    from atoll.runtime.supervise.process import Nursery
 
     # Loading torch takes a while; it does so while the plans are made.
     loading = asyncio.create_task(Nursery.start([str(m.folder) for m in models.values()]))
@@ -173,7 +173,7 @@ async def _ask_and_kill(fleet: LocalFleet, question: str) -> None:
 
 async def _busy_sibling(fleet: LocalFleet) -> str:
     """Return a node that works on a request and has a sibling with the same layers."""
-    from atoll.runtime.adapters.probes import fetch
+    from atoll.runtime.http.probes import fetch
 
     endpoint = fleet.endpoints[0].endpoint
     _, body = await fetch(f"{endpoint.backend.url}/atoll/v1/status")

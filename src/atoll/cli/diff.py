@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.render import emit
+from atoll.report.terminal import emit
 
 app = typer.Typer(add_completion=False)
 

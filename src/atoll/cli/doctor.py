@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll import __version__
-from atoll.cli.render import emit, note, table
 from atoll.core.units import format_bytes
+from atoll.report.terminal import emit, note, table
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli.planning import bar, need_solvers, read_plan, read_problem, template_libraries
-from atoll.cli.render import emit, table
 from atoll.core.errors import UsageError
 from atoll.core.units import parse_duration
+from atoll.report.terminal import emit, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
     from atoll.catalog.catalog import Catalog
-    from atoll.plan.explain import Explanation
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
-    from atoll.plan.solvers.library import Libraries
+    from atoll.solve.explain.explanation import Explanation
+    from atoll.solve.templates.library import Libraries
 
 app = typer.Typer(add_completion=False)
 
@@ -107,7 +107,7 @@ def _kinds(names: list[str], problem: Problem, catalog: Catalog) -> tuple[str, .
 
 def _still_holds(plan: Plan, problem: Problem, catalog: Catalog) -> list[str]:
     """Refuse a plan that does not hold for this problem; note one made for another."""
-    from atoll.plan.validate import validate
+    from atoll.plan.validate.check import validate
 
     if plan.problem_hash == problem.content_hash():
         return []
@@ -130,11 +130,11 @@ def _explained(
     *,
     cached: bool,
 ) -> Explanation:
-    from atoll.plan.solvers.explaining import expected_plans
-    from atoll.plan.solvers.explaining import explain as explain_plan
-    from atoll.plan.solvers.registry import DEFAULT, Effort, solve
-    from atoll.plan.solvers.template_cache import TemplateCache
-    from atoll.plan.solvers.whatif import Planner
+    from atoll.solve.explain.explain import expected_plans
+    from atoll.solve.explain.explain import explain as explain_plan
+    from atoll.solve.explain.whatif import Planner
+    from atoll.solve.registry import DEFAULT, Effort, solve
+    from atoll.solve.templates.cache import TemplateCache
 
     with bar("planning again", 1) as step:
         step(0, "the plan itself")
@@ -180,7 +180,7 @@ def _drawn(found: Explanation, notes: list[str], *, only_nodes: bool) -> Rendera
 
 
 def _summary(found: Explanation) -> str:
-    from atoll.plan.explain import money, share
+    from atoll.solve.explain.explanation import money, share
 
     said = f"{found.problem_name}: {found.status}"
     if found.status == "infeasible":
@@ -208,8 +208,8 @@ def _constraints(found: Explanation) -> RenderableType:
 
 
 def _slacks(found: Explanation) -> Table:
-    from atoll.cli.plan_tables import rate
-    from atoll.plan.explain import share
+    from atoll.report.plan_tables import rate
+    from atoll.solve.explain.explanation import share
 
     rows = [
         (

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.render import console, emit, note, table
 from atoll.cli.serving import need_fabric
 from atoll.core.errors import UsageError
+from atoll.report.terminal import console, emit, note, table
 
 if TYPE_CHECKING:
-    from atoll.fabric.authority import Member
+    from atoll.fabric.identity.authority import Member
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Make and run a fabric.")
 _DEFAULT_FOLDER = Path("fabric")
@@ -41,8 +41,8 @@ def init(
     An existing fabric is never overwritten. Keep ca.key safe: whoever has it can let anybody in.
     """
     need_fabric()
-    from atoll.fabric.access import TOKEN_FILE
-    from atoll.fabric.authority import Authority
+    from atoll.fabric.identity.access import TOKEN_FILE
+    from atoll.fabric.identity.authority import Authority
 
     authority = Authority.create(folder, name, hub, slots=slots, days=days)
     hubs = [m for m in authority.members if m.role == "hub"]
@@ -94,7 +94,7 @@ def issue(
     Many nodes, such as a Slurm array, may use one token. No hub has to be told.
     """
     need_fabric()
-    from atoll.fabric.authority import Authority, write_secret
+    from atoll.fabric.identity.authority import Authority, write_secret
 
     if out is not None and out.exists():
         raise UsageError(f"{out} exists already", field="--out", hint="name another file")
@@ -120,7 +120,7 @@ def renew(
 ) -> None:
     """Give a member another token, with the hubs of today; its old one goes on until it expires."""
     need_fabric()
-    from atoll.fabric.authority import Authority, write_secret
+    from atoll.fabric.identity.authority import Authority, write_secret
 
     if out is not None and not out.parent.is_dir():
         raise UsageError(f"there is no folder {out.parent}", field="--out")
@@ -139,7 +139,7 @@ def add_hub(
 ) -> None:
     """Have one more hub; those that run need not be told, members hear of it with their next token."""
     need_fabric()
-    from atoll.fabric.authority import Authority
+    from atoll.fabric.identity.authority import Authority
 
     path = Authority(folder).add_hub(address)
     note(f"on its machine (copy the token there): atoll hub @{path}")
@@ -153,7 +153,7 @@ def revoke(
 ) -> None:
     """Put a member out; hubs that watch this folder's revoked.json tell everybody within seconds."""
     need_fabric()
-    from atoll.fabric.authority import Authority
+    from atoll.fabric.identity.authority import Authority
 
     gone = Authority(folder).revoke(name)
     note(
@@ -166,7 +166,7 @@ def revoke(
 def list_members(folder: Folder = _DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """List who was let in, and who was put out."""
     need_fabric()
-    from atoll.fabric.authority import Authority
+    from atoll.fabric.identity.authority import Authority
 
     authority = Authority(folder)
     now_s = time.time()
@@ -197,7 +197,7 @@ def show(
 ) -> None:
     """Say what a token holds, without its key."""
     need_fabric()
-    from atoll.fabric.access import Access
+    from atoll.fabric.identity.access import Access
 
     access = Access.open(fabric)
     identity = access.identity

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli.keys import DB_HELP
-from atoll.cli.render import console, note
 from atoll.cli.serving import need_fabric, need_serving
 from atoll.core.errors import MissingDependencyError, UsageError
 from atoll.core.units import parse_duration
+from atoll.report.terminal import console, note
 
 if TYPE_CHECKING:
-    from atoll.fabric.access import Access
+    from atoll.fabric.identity.access import Access
     from atoll.runtime.federation.service import Service, ServiceOptions
     from atoll.runtime.gateway.settings import GatewayFile
 
@@ -139,13 +139,13 @@ def gateway(
 
 def _file(path: Path | None) -> GatewayFile:
     from atoll.runtime.gateway.settings import GatewayFile
-    from atoll.runtime.gateway.watch import read_config
+    from atoll.runtime.gateway.standalone import read_config
 
     return GatewayFile() if path is None else read_config(path)
 
 
 def _access(text: str | None, *, needed: bool) -> Access | None:
-    from atoll.fabric.access import Access
+    from atoll.fabric.identity.access import Access
 
     if not text and not needed:
         return None
@@ -163,7 +163,7 @@ def _aliases(given: list[str]) -> dict[str, str]:
 
 
 def _check_open(host: str, *, open_to_all: bool, insecure: bool) -> None:
-    from atoll.fabric.access import is_loopback
+    from atoll.fabric.identity.access import is_loopback
 
     if open_to_all and not insecure and not is_loopback(host):
         raise UsageError(
@@ -188,7 +188,7 @@ def _run(options: ServiceOptions, *, as_json: bool) -> None:
     import gc
 
     from atoll.runtime.federation.service import serve
-    from atoll.runtime.instance.loop import run
+    from atoll.runtime.http.loop import run
 
     # What is loaded by now stays; a request leaves few cycles, so looking for them can be rarer.
     gc.freeze()

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.render import note
 from atoll.cli.serving import need_fabric
 from atoll.core.errors import UsageError
+from atoll.report.terminal import note
 
 if TYPE_CHECKING:
-    from atoll.fabric.hub import Hub
+    from atoll.fabric.transport.hub import Hub
 
 app = typer.Typer(add_completion=False)
 
@@ -52,8 +52,8 @@ def hub(
     One is enough to start; with two or more, any may die. Stops cleanly on SIGTERM and Ctrl-C.
     """
     need_fabric()
-    from atoll.fabric.access import ENVIRONMENT
-    from atoll.fabric.hub import hub_options, serve
+    from atoll.fabric.identity.access import ENVIRONMENT
+    from atoll.fabric.transport.hub import hub_options, serve
     from atoll.telemetry.logs import JsonLog
 
     token = fabric or os.environ.get(ENVIRONMENT)

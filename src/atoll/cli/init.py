@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.render import note, to_json
 from atoll.core.errors import UsageError, shortened
+from atoll.report.terminal import note, to_json
 
 app = typer.Typer(add_completion=False)
 
@@ -25,7 +25,7 @@ def init(
 ) -> None:
     """Write a commented fleet file to start from, or print the schema editors can check it with."""
     if schema:
-        from atoll.plan.fleet import fleet_schema
+        from atoll.plan.files.fleet import fleet_schema
 
         sys.stdout.write(to_json(fleet_schema()) + "\n")
         return
@@ -41,6 +41,6 @@ def init(
     if not os.path.isdir(path.parent):
         folder = shortened(str(path.parent))
         raise UsageError(f"the folder {folder} does not exist", hint="create it first")
-    text = files("atoll.plan").joinpath("data", "fleet.yaml").read_text(encoding="utf-8")
+    text = files("atoll.plan.files").joinpath("data", "fleet.yaml").read_text(encoding="utf-8")
     atomic_write(path, text.replace("atoll plan FILE", f"atoll plan {path}"))
     note(f"wrote {path}; next: atoll plan {path}")

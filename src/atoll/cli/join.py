@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.cli.render import note
 from atoll.cli.serving import need_fabric, need_serving
 from atoll.core.errors import InputError
+from atoll.report.terminal import note
 
 if TYPE_CHECKING:
     from atoll.runtime.join.node import Node
@@ -316,11 +316,11 @@ def _pairs(texts: list[str] | None, field: str) -> dict[str, str] | None:
 def _run(options: JoinOptions, engine_log: Path | None, log: Path | None) -> None:
     import dataclasses
 
-    from atoll.fabric.access import ENVIRONMENT, Access
+    from atoll.fabric.identity.access import ENVIRONMENT, Access
     from atoll.runtime.adapters.base import Home
-    from atoll.runtime.instance.loop import run
+    from atoll.runtime.http.loop import run
     from atoll.runtime.join.hardware import host_name
-    from atoll.runtime.state import new_home, remove_home
+    from atoll.runtime.local.state import new_home, remove_home
     from atoll.telemetry.logs import JsonLog
 
     access = Access.open(options.fabric)
@@ -343,8 +343,8 @@ def _run(options: JoinOptions, engine_log: Path | None, log: Path | None) -> Non
 async def _life(
     options: JoinOptions, access: Any, home: Any, engine_log: Path | None, log: Any
 ) -> None:
-    from atoll.runtime.agent import ProcessError
     from atoll.runtime.join.node import Node
+    from atoll.runtime.supervise.agent import ProcessError
 
     node = Node(options, access, home, log=log, say=_tell, engine_log=engine_log)
     at_once = _signals(node)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from atoll.cli.render import console, emit, note, table
+from atoll.report.terminal import console, emit, note, table
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atoll.runtime.accounts.database import Database
     from atoll.runtime.accounts.keys import Key
-    from atoll.runtime.policy import Policy
+    from atoll.runtime.pool.policy import Policy
 
 T = TypeVar("T")
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -226,7 +226,7 @@ def _policy(
     min_precision: str | None,
     stability: str | None,
 ) -> Policy | None:
-    from atoll.runtime.policy import Policy
+    from atoll.runtime.pool.policy import Policy
 
     given: dict[str, object] = {
         "providers": providers and tuple(providers),

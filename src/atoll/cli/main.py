@@ -47,7 +47,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("templates", "atoll.cli.templates", "List the best layouts of a model over mixed nodes."),
     Verb("validate", "atoll.cli.validate", "Check that a plan keeps what it says."),
     Verb("diff", "atoll.cli.diff", "Show what changes from one plan to another."),
-    Verb("import", "atoll.cli.importing", "Turn other systems' cluster files into fleet files."),
+    Verb("import", "atoll.cli.import_", "Turn other systems' cluster files into fleet files."),
     Verb("catalog", "atoll.cli.catalog", "Look up GPUs, nodes, models, prices and links."),
     Verb("perf", "atoll.cli.perf", "Predict how fast a model runs on a node."),
     Verb("trace", "atoll.cli.trace", "Describe, generate and convert workloads."),
@@ -61,7 +61,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("status", "atoll.cli.status", "Show what runs here: instances, nodes, load."),
     Verb("keys", "atoll.cli.keys", "Make, list and revoke the API keys of a gateway."),
     Verb("usage", "atoll.cli.usage", "Show what keys used, and what it cost."),
-    Verb("profile", "atoll.cli.profiling", "Measure how fast this machine runs a model."),
+    Verb("profile", "atoll.cli.profile", "Measure how fast this machine runs a model."),
     Verb(
         "demo", "atoll.cli.demo", "Plan, simulate, serve, kill a node: the whole story in a minute."
     ),

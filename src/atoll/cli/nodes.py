@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.cli.render import console, emit, table, to_json
 from atoll.cli.serving import need_fabric
 from atoll.core.errors import UsageError
 from atoll.core.units import format_bytes, format_duration, format_price, parse_bytes
+from atoll.report.terminal import console, emit, table, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rich.console import Group
 
-    from atoll.fabric.fabric import Fabric
-    from atoll.fabric.load import Load
-    from atoll.fabric.peers import Peer
-    from atoll.fabric.queries import Query
-    from atoll.fabric.records import Gpu, Metadata, Service
+    from atoll.fabric.registry.load import Load
+    from atoll.fabric.registry.queries import Query
+    from atoll.fabric.registry.records import Gpu, Metadata, Service
+    from atoll.fabric.transport.fabric import Fabric
+    from atoll.fabric.transport.peers import Peer
 
 app = typer.Typer(add_completion=False)
 _LOAD_WAIT_S = 1.1
@@ -82,7 +82,7 @@ def nodes(
     Reads along with any certificate of the fabric and leaves no trace in it.
     """
     need_fabric()
-    from atoll.fabric.queries import Query
+    from atoll.fabric.registry.queries import Query
 
     query = Query(
         names=tuple(name or ()),
@@ -103,9 +103,9 @@ def nodes(
 
 
 async def _nodes(token: str | None, query: Query, watch: bool, as_json: bool) -> None:
-    from atoll.fabric.access import Access
-    from atoll.fabric.fabric import Fabric
-    from atoll.fabric.records import Metadata
+    from atoll.fabric.identity.access import Access
+    from atoll.fabric.registry.records import Metadata
+    from atoll.fabric.transport.fabric import Fabric
 
     access = Access.open(token)
     identity = access.identity
@@ -181,7 +181,7 @@ def chosen(peers: Sequence[Peer], query: Query) -> list[Peer]:
 
 def describe(peer: Peer, load: Load | None) -> dict[str, Any]:
     """Return a node as plain data: what it says of itself and what is known of it here."""
-    from atoll.fabric.records import as_dict
+    from atoll.fabric.registry.records import as_dict
 
     said = as_dict(peer.metadata)
     del said["revoked"]
@@ -204,7 +204,7 @@ def drawn(peers: Sequence[Peer], loads: Mapping[str, Load], now_s: float, of: in
     from rich.console import Group
     from rich.text import Text
 
-    from atoll.fabric.queries import state_of
+    from atoll.fabric.registry.queries import state_of
 
     rows = [
         (

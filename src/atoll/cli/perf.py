@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.render import console, emit, note, table
 from atoll.core.units import format_duration, parse_duration
+from atoll.report.terminal import console, emit, note, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -179,7 +179,7 @@ def show(
     words = words_of(steps, memory, most, hosts)
     title = f"{spec.name} on {steps.node.id}"
     if out:
-        from atoll.cli.charts import save_all
+        from atoll.report.charts import save_all
 
         save_all(out, pictures, title=title, facts=words)
     data = {"model": spec.name, "node": steps.node.id, "facts": facts, "pictures": pictures}
@@ -192,7 +192,7 @@ def _drawn(title: str, facts: dict[str, str], pictures: list[Picture]) -> Render
     from rich.console import Group
     from rich.text import Text
 
-    from atoll.cli.charts import draw
+    from atoll.report.charts import draw
 
     out = console()
     colours = out.color_system is not None and not out.no_color
@@ -335,7 +335,7 @@ def calibrate(
 
     What several files hold of one operator of one GPU is fitted together.
     """
-    from atoll.cli.calibrating import fit_files, write_constants
+    from atoll.cli.calibrate import fit_files, write_constants
     from atoll.cli.targets import check_target
 
     if out is not None:

@@ -16,16 +16,16 @@ from atoll.cli.planning import (
     template_libraries,
     writable,
 )
-from atoll.cli.render import console, emit
 from atoll.core.errors import InfeasibleError, UsageError
 from atoll.core.units import parse_duration
+from atoll.report.terminal import console, emit
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
-    from atoll.plan.comparison import Compared
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
-    from atoll.plan.solvers.library import Libraries
+    from atoll.solve.comparison import Compared
+    from atoll.solve.templates.library import Libraries
 
 app = typer.Typer(add_completion=False)
 
@@ -127,7 +127,7 @@ def plan(
     need_solvers()
     problem = read_problem(fleet, overlays=overlay, running=running)
     catalog = problem.catalog()
-    from atoll.plan.solvers.registry import default_for, fits
+    from atoll.solve.registry import default_for, fits
 
     name = solver or default_for(problem)
     fits(name, problem)
@@ -144,7 +144,7 @@ def plan(
     libraries = template_libraries(problem, catalog, cached=not no_cache)
     made = _solve(name, problem, catalog, libraries, seconds, share)
     if verify:
-        from atoll.cli.verifying import verified
+        from atoll.prove.verify import verified
 
         made = verified(
             made,
@@ -169,7 +169,7 @@ def plan(
         },
     }
     if as_json or made.status != "infeasible":
-        from atoll.cli.plan_tables import drawn
+        from atoll.report.plan_tables import drawn
 
         emit(data, as_json, lambda: drawn(made, problem, compared, console().width))
     if useful:
@@ -200,8 +200,8 @@ def _solve(
     gap: float,
 ) -> Plan:
     """Plan, with what is found and proven so far on stderr. The plan has passed the validator."""
-    from atoll.plan.explain import money, share
-    from atoll.plan.solvers.registry import Effort, solve
+    from atoll.solve.explain.explanation import money, share
+    from atoll.solve.registry import Effort, solve
 
     with live_line("allocating") as say:
 
@@ -218,9 +218,9 @@ def _solve(
 def _baselines(
     made: Plan, problem: Problem, catalog: Catalog, libraries: Libraries
 ) -> tuple[Compared, ...]:
-    from atoll.plan.comparison import compared, failed
-    from atoll.plan.solvers.registry import BASELINES, solve
-    from atoll.plan.violation import InvalidPlanError
+    from atoll.plan.validate.violation import InvalidPlanError
+    from atoll.solve.comparison import compared, failed
+    from atoll.solve.registry import BASELINES, solve
 
     found = []
     with live_line("baselines") as say:
@@ -250,14 +250,14 @@ def _write(
     if out is not None:
         atomic_write(out, made.to_json(indent=2) + "\n")
     if report is not None:
-        from atoll.cli.plan_report import page
+        from atoll.report.plan_page import page
 
         atomic_write(report, page(made, problem, compared))
 
 
 def _finish(made: Plan, strict: bool, *, late: bool) -> None:
     """Fail where there is no plan, or none that is good enough."""
-    from atoll.plan.explain import share
+    from atoll.solve.explain.explanation import share
 
     why = "; ".join(made.reasons[:3])
     if late:

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.cli.planning import live_line
-from atoll.cli.ranking import Simulated
-from atoll.cli.render import console, emit
 from atoll.core.errors import InfeasibleError, MissingDependencyError, UnknownNameError, UsageError
+from atoll.prove.rank import Simulated
+from atoll.report.terminal import console, emit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from atoll.catalog.catalog import Catalog
-    from atoll.cli.flow_tables import ComparedFlow
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
+    from atoll.report.flow_tables import ComparedFlow
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def plan_cluster(
     if useful:
         _write(made, problem, catalog, compared, wanted)
     if wanted.as_json or made.status != "infeasible":
-        from atoll.cli.flow_tables import drawn_flow
+        from atoll.report.flow_tables import drawn_flow
 
         data = {"plan": made.model_dump(mode="json"), "compare": compared}
         emit(data, wanted.as_json, lambda: drawn_flow(made, problem, catalog, compared))
@@ -67,9 +67,9 @@ def plan_cluster(
 
 def _solve(solver: str, problem: Problem, catalog: Catalog, wanted: Wanted) -> Plan:
     """Plan, with what is found and proven so far on stderr. The plan has passed the validator."""
-    from atoll.plan.explain import share
-    from atoll.plan.solvers.flow.solver import OBJECTIVES
-    from atoll.plan.solvers.registry import Effort, solve
+    from atoll.solve.explain.explanation import share
+    from atoll.solve.place.solver import OBJECTIVES
+    from atoll.solve.registry import Effort, solve
 
     if wanted.objective is not None and wanted.objective not in OBJECTIVES:
         raise UnknownNameError("objective", wanted.objective, OBJECTIVES)
@@ -93,8 +93,8 @@ def _solve(solver: str, problem: Problem, catalog: Catalog, wanted: Wanted) -> P
 
 
 def _compared(made: Plan, problem: Problem, catalog: Catalog, wanted: Wanted) -> list[ComparedFlow]:
-    from atoll.cli.flow_tables import ComparedFlow
-    from atoll.plan.solvers.flow.solver import RULES
+    from atoll.report.flow_tables import ComparedFlow
+    from atoll.solve.place.solver import RULES
 
     found = []
     for name in RULES:
@@ -122,15 +122,15 @@ def _write(
     if wanted.report.suffix.lower() == ".svg":
         atomic_write(wanted.report, _svg(made, problem, catalog))
     else:
-        from atoll.cli.flow_report import flow_page
+        from atoll.report.flow_page import flow_page
 
         atomic_write(wanted.report, flow_page(made, problem, catalog, compared))
 
 
 def _svg(made: Plan, problem: Problem, catalog: Catalog) -> str:
-    from atoll.cli.flow_svg import svg_file
-    from atoll.cli.flow_tables import cuts
-    from atoll.plan.bottleneck import node_use
+    from atoll.report.flow_svg import svg_file
+    from atoll.report.flow_tables import cuts
+    from atoll.solve.place.bottleneck import node_use
 
     if len(made.instances) > 1:
         raise UsageError("one .svg holds one model", hint="name an .html file for the report")
@@ -139,7 +139,7 @@ def _svg(made: Plan, problem: Problem, catalog: Catalog) -> str:
 
 
 def _finish(made: Plan, strict: bool) -> None:
-    from atoll.plan.explain import share
+    from atoll.solve.explain.explanation import share
 
     why = "; ".join(made.reasons[:3])
     if made.status == "infeasible":

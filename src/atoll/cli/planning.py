@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.cli.render import console
 from atoll.core.errors import InputError, MissingDependencyError, UsageError
+from atoll.report.terminal import console
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
-    from atoll.plan.solvers.library import Libraries
+    from atoll.solve.templates.library import Libraries
 
 SERVICES = "services"
 """The key that tells a problem.json from a fleet file written as JSON."""
@@ -46,7 +46,7 @@ def read_problem(
             raise UsageError(f"{path} carries its own facts", hint="leave --overlay away")
         problem = Problem.from_json(read_text_limited(path), path=path)
     else:
-        from atoll.plan.fleet import load_fleet
+        from atoll.plan.files.fleet import load_fleet
 
         problem = load_fleet(path, overlays=overlays or ())
     if running is None:
@@ -101,8 +101,8 @@ def writable(path: Path, endings: tuple[str, ...] = ()) -> None:
 
 def template_libraries(problem: Problem, catalog: Catalog, *, cached: bool = True) -> Libraries:
     """Return the templates of every role, with a bar on stderr while they are computed."""
-    from atoll.plan.solvers.library import libraries
-    from atoll.plan.solvers.template_cache import TemplateCache
+    from atoll.solve.templates.cache import TemplateCache
+    from atoll.solve.templates.library import libraries
 
     roles = [str(role) for role in problem.roles]
     with bar("templates", len(roles)) as step:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli.planning import live_line
-from atoll.cli.render import console, emit, note
 from atoll.cli.serving import (
     Started,
     fetch_models,
@@ -27,12 +26,13 @@ from atoll.cli.serving import (
 )
 from atoll.core.errors import AtollError, UnknownNameError
 from atoll.core.units import parse_bytes, parse_duration
+from atoll.report.terminal import console, emit, note
 
 if TYPE_CHECKING:
-    from atoll.runtime.agent import ProcessError
     from atoll.runtime.join.node import Node
     from atoll.runtime.local.fleet import LocalFleet
-    from atoll.runtime.state import FleetState
+    from atoll.runtime.local.state import FleetState
+    from atoll.runtime.supervise.agent import ProcessError
 
 app = typer.Typer(add_completion=False)
 
@@ -91,7 +91,7 @@ def serve(
         need_fabric()
     from atoll.engine.weights.sources import DEFAULT_MODEL
     from atoll.routing.policies import policy_code
-    from atoll.runtime.instance.loop import run
+    from atoll.runtime.http.loop import run
     from atoll.runtime.local.build import ENGINES, LocalOptions
 
     if engine not in ENGINES:
@@ -121,7 +121,7 @@ class _Offer:
     """A fleet as one node of a fabric."""
 
     def __init__(self, fabric: str, name: str | None, fleet: LocalFleet) -> None:
-        from atoll.fabric.access import Access
+        from atoll.fabric.identity.access import Access
 
         self._access = Access.open(fabric)
         self._name = name
@@ -154,7 +154,7 @@ class _Offer:
 async def _until_stopped(
     fleet: LocalFleet, started: Started, drain_s: float, as_json: bool, offer: _Offer | None = None
 ) -> None:
-    from atoll.runtime.agent import ProcessError
+    from atoll.runtime.supervise.agent import ProcessError
 
     stop, at_once = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -17,8 +17,8 @@ from atoll.cli.planning import (
     read_problem,
     template_libraries,
 )
-from atoll.cli.render import note
 from atoll.core.errors import InfeasibleError, MissingDependencyError, UnknownNameError, UsageError
+from atoll.report.terminal import note
 
 if TYPE_CHECKING:
     from atoll.plan.plan import Plan
@@ -58,7 +58,7 @@ def plan_to_serve(path: Path, seconds: float) -> Plan:
     need_solvers()
     problem = read_problem(path)
     catalog = problem.catalog()
-    from atoll.plan.solvers.registry import Effort, default_for, solve
+    from atoll.solve.registry import Effort, default_for, solve
 
     libraries = None if problem.cluster is not None else template_libraries(problem, catalog)
     with live_line(f"planning {problem.name}"):
@@ -164,7 +164,7 @@ def local_fleet(
     from atoll.runtime.gateway import GatewaySettings
     from atoll.runtime.local.build import build
     from atoll.runtime.local.fleet import Hearing, LocalFleet
-    from atoll.runtime.state import new_home, remove_home
+    from atoll.runtime.local.state import new_home, remove_home
     from atoll.telemetry.logs import JsonLog
 
     home = Home(new_home())

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli.planning import bar, need_solvers, parse_share, read_plan, read_problem, writable
-from atoll.cli.render import console, emit
 from atoll.core.errors import InfeasibleError, InputError, UsageError
 from atoll.core.units import parse_duration
+from atoll.report.terminal import console, emit
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
@@ -112,7 +112,7 @@ def simulate(
     work = _workload(trace, problem, parse_duration(duration, field="for"), seed)
     found = _run(plan, problem, catalog, work, options)
     _write(found, problem, requests_out, report)
-    from atoll.cli.simulate_tables import drawn, summary
+    from atoll.report.sim_tables import drawn, summary
 
     emit(summary(found), as_json, lambda: drawn(found, problem))
     for path in (requests_out, report):
@@ -131,7 +131,7 @@ def _planned(target: Path, fleet: Path | None, overlay: list[Path] | None) -> tu
         )
     problem = read_problem(target, overlays=overlay)
     from atoll.cli.planning import template_libraries
-    from atoll.plan.solvers.registry import Effort, default_for, solve
+    from atoll.solve.registry import Effort, default_for, solve
 
     catalog = problem.catalog()
     libraries = None if problem.cluster is not None else template_libraries(problem, catalog)
@@ -259,8 +259,8 @@ def _write(
 
         write_requests(found, requests_out)
     if report is not None:
-        from atoll.cli.simulate_report import page
         from atoll.core.files import atomic_write
+        from atoll.report.sim_page import page
 
         atomic_write(report, page(found, problem))
 

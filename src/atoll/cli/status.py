@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.cli.render import console, emit, table
 from atoll.core.units import format_duration
+from atoll.report.terminal import console, emit, table
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from atoll.runtime.state import EndpointState, FleetState
+    from atoll.runtime.local.state import EndpointState, FleetState
 
 app = typer.Typer(add_completion=False)
 Live = dict[str, Any]
@@ -27,7 +27,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")] = False,
 ) -> None:
     """Show every fleet that `atoll serve` runs here: instances, nodes, layer ranges and load."""
-    from atoll.runtime.state import running_fleets
+    from atoll.runtime.local.state import running_fleets
 
     fleets = running_fleets()
     lives = asyncio.run(_ask_all(fleets))
@@ -55,7 +55,7 @@ async def _ask(fleet: FleetState) -> Live:
 
 
 async def _get(url: str) -> Any:
-    from atoll.runtime.adapters.probes import FetchError, fetch
+    from atoll.runtime.http.probes import FetchError, fetch
 
     try:
         code, body = await fetch(f"{url}/atoll/v1/status", timeout_s=2.0)

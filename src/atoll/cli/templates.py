@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli.planning import bar, need_solvers, writable
-from atoll.cli.render import console, emit
 from atoll.core.errors import AtollError, UnknownNameError, UsageError
 from atoll.core.ids import Phase, parse_node_type
 from atoll.core.units import format_duration, parse_duration
+from atoll.report.terminal import console, emit
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.plan.problem import Problem, Service
-    from atoll.plan.solvers.templates import TemplateLibrary
+    from atoll.solve.templates.generate import TemplateLibrary
 
 app = typer.Typer(add_completion=False)
 
@@ -91,7 +91,7 @@ def templates(
     for path in out or ():
         writable(path, (".png", ".html"))
     need_solvers()
-    from atoll.cli.template_view import drawn, facts, phase_templates
+    from atoll.report.templates import drawn, facts, phase_templates
 
     catalog, name = _model(load_catalog(overlay or ()), model)
     service = _service(name, phase, ttft, tpot, lengths)
@@ -106,7 +106,7 @@ def templates(
     ]
     title = f"{name}: {_promise(service)}; up to {max_nodes} nodes of {len(kinds)} types"
     for path in out or ():
-        from atoll.cli.charts import save
+        from atoll.report.charts import save
 
         pictures = [own.spectrum for own in found if own.spectrum is not None]
         save(path, pictures, title=title, facts=facts(found))
@@ -158,7 +158,7 @@ def _service(name: str, phase: str | None, ttft: str, tpot: str, lengths: str) -
 
 
 def _kinds(catalog: Catalog, nodes: str, max_nodes: int) -> tuple[str, ...]:
-    from atoll.plan.solvers.templates import multiset_count
+    from atoll.solve.templates.generate import multiset_count
 
     named = [name.strip() for name in nodes.split(",") if name.strip()]
     kinds = tuple(sorted({catalog.node(name).id for name in named}))
@@ -253,9 +253,9 @@ def _libraries(
     problem: Problem, catalog: Catalog, phase: str | None, *, cached: bool
 ) -> list[tuple[Phase, TemplateLibrary]]:
     """The templates of the phases asked for, with a bar on stderr while they are computed."""
-    from atoll.plan.solvers.library import role_tables
-    from atoll.plan.solvers.template_cache import TemplateCache
-    from atoll.plan.solvers.templates import generate
+    from atoll.solve.templates.cache import TemplateCache
+    from atoll.solve.templates.generate import generate
+    from atoll.solve.templates.library import role_tables
 
     roles = [role for role in problem.roles if phase in (None, role.phase)]
     most = problem.settings.max_nodes_per_instance

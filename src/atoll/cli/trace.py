@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.render import emit, note, table
+from atoll.report.terminal import emit, note, table
 
 if TYPE_CHECKING:
     from atoll.workload.reading import RowReport
@@ -88,7 +88,7 @@ def describe(
     A built-in without an end is described over a million requests (burstgpt over 61 days), beside what
     was measured.
     """
-    from atoll.cli.trace_view import compared, drawn, facts_of, pictures_of
+    from atoll.report.traces import compared, drawn, facts_of, pictures_of
     from atoll.workload.builtin import NAMES, built_in
     from atoll.workload.spec import workload_of
     from atoll.workload.stats import summarise
@@ -103,7 +103,7 @@ def describe(
     match = compared(spec.strip(), summary) if pure else ()
     pictures = pictures_of(summary)
     if out:
-        from atoll.cli.charts import save_all
+        from atoll.report.charts import save_all
 
         save_all(out, pictures, title=workload.name, facts=facts_of(stats))
     data = {
@@ -178,7 +178,7 @@ def convert(
 
 def _write(workload: Workload, out: Path, seed: int, as_json: bool) -> None:
     from atoll.cli.targets import check_target
-    from atoll.cli.trace_view import facts_of, facts_table
+    from atoll.report.traces import facts_of, facts_table
     from atoll.workload.stats import Summary
     from atoll.workload.writing import target_format, write_trace
 

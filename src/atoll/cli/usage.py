@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli.keys import Db, moment, with_database
-from atoll.cli.render import emit, note, table
+from atoll.report.terminal import emit, note, table
 
 if TYPE_CHECKING:
     from atoll.runtime.accounts.database import Database

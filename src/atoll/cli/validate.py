@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.render import emit, table
+from atoll.report.terminal import emit, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from atoll.plan.plan import Plan
-    from atoll.plan.validate import Violation
+    from atoll.plan.validate.check import Violation
 
 app = typer.Typer(add_completion=False)
 
@@ -40,15 +40,15 @@ def validate(
     """
     from atoll.core.files import read_text_limited
     from atoll.plan.plan import Plan
-    from atoll.plan.validate import InvalidPlanError, validate_structure
-    from atoll.plan.validate import validate as validate_plan
+    from atoll.plan.validate.check import InvalidPlanError, validate_structure
+    from atoll.plan.validate.check import validate as validate_plan
 
     own = Plan.from_json(read_text_limited(plan), path=plan)
     same: bool | None = None
     if fleet is None:
         found = validate_structure(own)
     else:
-        from atoll.plan.fleet import load_fleet
+        from atoll.plan.files.fleet import load_fleet
 
         problem = load_fleet(fleet, overlays=overlay or ())
         same = own.problem_hash == problem.content_hash()

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from atoll.plan.cost import CostReport, cost_report
     from atoll.plan.diff import PlanDiff
-    from atoll.plan.fleet import load_fleet
+    from atoll.plan.files.fleet import load_fleet
     from atoll.plan.plan import Flow, Instance, Market, Node, Plan, Route
     from atoll.plan.problem import Lengths, Limits, Offer, Problem, Service, Settings
-    from atoll.plan.validate import InvalidPlanError, Violation, check
+    from atoll.plan.validate.check import InvalidPlanError, Violation, check
 
 # Loaded on first use: reading a plan should not cost NumPy and the performance model.
 _HOME = {
     "CostReport": "cost",
     "Flow": "plan",
     "Instance": "plan",
-    "InvalidPlanError": "validate",
+    "InvalidPlanError": "validate.violation",
     "Lengths": "problem",
     "Limits": "problem",
     "Market": "plan",
@@ -42,10 +42,10 @@ _HOME = {
     "Route": "plan",
     "Service": "problem",
     "Settings": "problem",
-    "Violation": "validate",
-    "check": "validate",
+    "Violation": "validate.violation",
+    "check": "validate.check",
     "cost_report": "cost",
-    "load_fleet": "fleet",
+    "load_fleet": "files.fleet",
 }
 
 __all__ = [

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable
 from atoll.core.frozen import Frozen
 from atoll.core.units import format_price
 from atoll.plan.plan import Instance, Market, Plan
-from atoll.plan.violation import differs
+from atoll.plan.validate.violation import differs
 
 
 class KeptInstance(Frozen):

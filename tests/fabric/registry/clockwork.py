@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count
 
-from atoll.fabric.effects import Effect, RegistrySettings
-from atoll.fabric.records import State
+from atoll.fabric.registry.effects import Effect, RegistrySettings
+from atoll.fabric.registry.records import State
 from tests.fabric.registry.network import Network, Node
 
 

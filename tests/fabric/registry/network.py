@@ -12,10 +12,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from atoll.fabric import sync
-from atoll.fabric.effects import Effect, NewSession, Publish, Pull, Refused, RegistrySettings
-from atoll.fabric.records import Metadata, Record, State
-from atoll.fabric.registry import Registry
+from atoll.fabric.registry import sync
+from atoll.fabric.registry.effects import (
+    Effect,
+    NewSession,
+    Publish,
+    Pull,
+    Refused,
+    RegistrySettings,
+)
+from atoll.fabric.registry.records import Metadata, Record, State
+from atoll.fabric.registry.registry import Registry
 
 START_S = 1_800_000_000.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from atoll.fabric.records import State
+from atoll.fabric.registry.records import State
 from tests.fabric.registry.network import Network, Node
 
 SLOTS = ("m001", "m002", "m003")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.fabric.records import State
+from atoll.fabric.registry.records import State
 from tests.fabric.registry.clockwork import Clockwork
 
 

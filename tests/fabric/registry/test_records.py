@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
-from atoll.fabric import records
-from atoll.fabric.records import Gpu, Hardware, Metadata, Record, Service, State, merge
+from atoll.fabric.registry import records
+from atoll.fabric.registry.records import Gpu, Hardware, Metadata, Record, Service, State, merge
 from tests.fabric.registry.network import metadata
 
 SID = "m001-0123456789abcdef"

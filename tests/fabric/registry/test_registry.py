@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError, UsageError
-from atoll.fabric import sync
-from atoll.fabric.effects import (
+from atoll.fabric.registry import sync
+from atoll.fabric.registry.effects import (
     Effect,
     Event,
     NewSession,
@@ -23,8 +23,8 @@ from atoll.fabric.effects import (
     Revoked,
     Verify,
 )
-from atoll.fabric.records import Record, Service, State, encode_metadata
-from atoll.fabric.registry import Registry
+from atoll.fabric.registry.records import Record, Service, State, encode_metadata
+from atoll.fabric.registry.registry import Registry
 from tests.fabric.registry.network import START_S, metadata, signer, verify
 
 A, B = "m001-00000000000000aa", "m002-00000000000000bb"

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from atoll.fabric import registry as rules
-from atoll.fabric.effects import RegistrySettings
-from atoll.fabric.records import Record, State
+from atoll.fabric.registry import registry as rules
+from atoll.fabric.registry.effects import RegistrySettings
+from atoll.fabric.registry.records import Record, State
 from tests.fabric.registry import schedules
 from tests.fabric.registry.network import Broken, Network
 

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from atoll.fabric.records import State
+from atoll.fabric.registry.records import State
 from tests.fabric.registry.network import Network
 
 picks = st.integers(0, 1 << 16)

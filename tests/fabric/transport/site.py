@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from atoll.fabric.access import Access
-from atoll.fabric.authority import Authority
-from atoll.fabric.fabric import Fabric
-from atoll.fabric.hub import Hub, hub_options
-from atoll.fabric.records import Metadata, State
-from atoll.fabric.settings import FabricSettings
+from atoll.fabric.identity.access import Access
+from atoll.fabric.identity.authority import Authority
+from atoll.fabric.registry.records import Metadata, State
+from atoll.fabric.transport.fabric import Fabric
+from atoll.fabric.transport.hub import Hub, hub_options
+from atoll.fabric.transport.settings import FabricSettings
 
 SETTINGS = FabricSettings(connect_s=3.0)
 

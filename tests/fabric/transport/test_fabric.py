@@ -10,13 +10,13 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from atoll.fabric import keys
-from atoll.fabric.access import Access
-from atoll.fabric.fabric import Fabric, Peer
-from atoll.fabric.hub import Hub, hub_options
-from atoll.fabric.link import UnreachableError
-from atoll.fabric.load import Load
-from atoll.fabric.records import Metadata, Service, State
+from atoll.fabric.identity import keys
+from atoll.fabric.identity.access import Access
+from atoll.fabric.registry.load import Load
+from atoll.fabric.registry.records import Metadata, Service, State
+from atoll.fabric.transport.fabric import Fabric, Peer
+from atoll.fabric.transport.hub import Hub, hub_options
+from atoll.fabric.transport.link import UnreachableError
 from tests.fabric.transport.site import SETTINGS, Scenario, Site, free_port, two_hubs, until
 
 
@@ -177,7 +177,7 @@ def test_a_hub_that_is_added_joins_those_that_run(run: Scenario) -> None:
 def test_a_revoked_member_is_put_out_at_once(
     run: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atoll.fabric.hub._LOOK_S", 0.05)
+    monkeypatch.setattr("atoll.fabric.transport.hub._LOOK_S", 0.05)
 
     async def scenario(site: Site) -> None:
         a, b = await site.join(site.issue("a")), await site.join(site.issue("b"))

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from atoll.core.errors import InputError
-from atoll.fabric.forward import Forwarder, proxy_for
-from atoll.fabric.link import UnreachableError
+from atoll.fabric.transport.forward import Forwarder, proxy_for
+from atoll.fabric.transport.link import UnreachableError
 from tests.fabric.transport.site import SETTINGS, Scenario, Site, free_port
 
 

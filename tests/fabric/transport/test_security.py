@@ -11,15 +11,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from atoll.fabric import keys
-from atoll.fabric.access import Access
-from atoll.fabric.authority import Authority
-from atoll.fabric.fabric import Fabric
-from atoll.fabric.hub import Hub
-from atoll.fabric.link import Link, UnreachableError
-from atoll.fabric.records import Metadata, Record, State, encode_metadata
-from atoll.fabric.sync import encode_message
-from atoll.fabric.trust import sign_record
+from atoll.fabric.identity import keys
+from atoll.fabric.identity.access import Access
+from atoll.fabric.identity.authority import Authority
+from atoll.fabric.identity.trust import sign_record
+from atoll.fabric.registry.records import Metadata, Record, State, encode_metadata
+from atoll.fabric.registry.sync import encode_message
+from atoll.fabric.transport.fabric import Fabric
+from atoll.fabric.transport.hub import Hub
+from atoll.fabric.transport.link import Link, UnreachableError
 from tests.fabric.transport.site import SETTINGS, ListLog, Scenario, Site, until
 
 IMPATIENT = replace(SETTINGS, connect_s=0.3)

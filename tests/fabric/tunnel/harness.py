@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from atoll.fabric import keys
-from atoll.fabric.identity import Identity, Verifier
+from atoll.fabric.identity import keys
+from atoll.fabric.identity.identity import Identity, Verifier
 from atoll.fabric.tunnel.answerer import Answerer, Incoming
 from atoll.fabric.tunnel.caller import Caller
 from atoll.fabric.tunnel.frames import Submit
 from atoll.fabric.tunnel.settings import TunnelSettings
 
 if TYPE_CHECKING:
-    from atoll.fabric.fabric import Fabric
+    from atoll.fabric.transport.fabric import Fabric
 
 T = TypeVar("T")
 LATENCY_S = 0.001

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.fabric import keys
-from atoll.fabric.identity import Identity, Verifier
+from atoll.fabric.identity import keys
+from atoll.fabric.identity.identity import Identity, Verifier
 from atoll.fabric.tunnel.accept import accepts, check_accept
 from atoll.fabric.tunnel.channel import Channel, ForgedError
 from atoll.fabric.tunnel.frames import CHUNK, TunnelError

@@ -15,10 +15,10 @@ from typing import Literal
 
 import pytest
 
-from atoll.fabric.access import Access
-from atoll.fabric.authority import Authority
-from atoll.fabric.fabric import Fabric
-from atoll.fabric.records import Metadata, State
+from atoll.fabric.identity.access import Access
+from atoll.fabric.identity.authority import Authority
+from atoll.fabric.registry.records import Metadata, State
+from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.tunnel.answerer import Answerer, Incoming
 from atoll.fabric.tunnel.caller import Caller
 from tests.fabric.tunnel.harness import Log, echo, paced, request, tokens
@@ -46,7 +46,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     hubs = [
         subprocess.Popen(
             [
-                sys.executable, "-m", "atoll.fabric.hub",
+                sys.executable, "-m", "atoll.fabric.transport.hub",
                 f"--fabric=@{tmp_path / 'f' / f'hub-h{number}.token'}",
                 f"--listen=127.0.0.1:{port}",
             ],

@@ -27,7 +27,7 @@ from tests.fabric.tunnel.harness import (
 )
 
 if TYPE_CHECKING:
-    from atoll.fabric.fabric import Peer
+    from atoll.fabric.transport.fabric import Peer
 
 SETTINGS = TunnelSettings()
 

@@ -17,7 +17,7 @@ from atoll.runtime.accounts.database import Database
 from atoll.runtime.accounts.journal import Journal
 from atoll.runtime.accounts.keys import NewKey
 from atoll.runtime.openai import ApiError
-from atoll.runtime.policy import Policy
+from atoll.runtime.pool.policy import Policy
 from atoll.telemetry.usage import Attempt
 from tests.runtime.accounts.helpers import Notes, fresh_database, record
 

@@ -16,7 +16,7 @@ from atoll.runtime.accounts.database import Database, is_refusal, read_url
 from atoll.runtime.accounts.journal import Done
 from atoll.runtime.accounts.keys import NewKey
 from atoll.runtime.accounts.ledger import rows_of
-from atoll.runtime.policy import Policy
+from atoll.runtime.pool.policy import Policy
 from atoll.telemetry.usage import Attempt
 from tests.runtime.accounts.helpers import fresh_database, record
 

@@ -15,9 +15,9 @@ from atoll.runtime.accounts import schema
 from atoll.runtime.accounts.accounts import Accounts
 from atoll.runtime.accounts.database import Database
 from atoll.runtime.accounts.keys import NewKey
-from atoll.runtime.backends import Backend, Pool
 from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import GatewaySettings, HealthSettings
+from atoll.runtime.pool.pool import Backend, Pool
 from atoll.telemetry.logs import JsonLog
 from tests.runtime.gateway.engine import Fault, ScriptedEngine
 from tests.runtime.gateway.harness import CHAT, QUICK, Bench, Reply, chat

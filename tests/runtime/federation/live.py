@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.fabric.access import Access
-from atoll.fabric.authority import Authority
-from atoll.fabric.fabric import Fabric
-from atoll.fabric.hub import Hub, hub_options
-from atoll.fabric.records import Metadata, Service, State
+from atoll.fabric.identity.access import Access
+from atoll.fabric.identity.authority import Authority
+from atoll.fabric.registry.records import Metadata, Service, State
+from atoll.fabric.transport.fabric import Fabric
+from atoll.fabric.transport.hub import Hub, hub_options
 from atoll.fabric.tunnel.answerer import Answerer
-from atoll.runtime.backends import Pool
 from atoll.runtime.federation import Federation
 from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import Deadlines, GatewaySettings, HealthSettings
 from atoll.runtime.join.bridge import Bridge
 from atoll.runtime.local.build import free_ports
+from atoll.runtime.pool.pool import Pool
 from atoll.telemetry.usage import UsageRecord
 from tests.runtime.gateway.engine import ScriptedEngine
 from tests.runtime.gateway.harness import CHAT, Bench, Reply, chat

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from atoll.fabric.records import Service
+from atoll.fabric.registry.records import Service
 from atoll.runtime.accounts.accounts import Accounts
 from atoll.runtime.accounts.database import Database
 from atoll.runtime.accounts.keys import NewKey
-from atoll.runtime.policy import Policy
+from atoll.runtime.pool.policy import Policy
 from tests.runtime.federation.live import Site, shown, site, until
 from tests.runtime.gateway.engine import Fault, ScriptedEngine
 from tests.runtime.gateway.harness import CHAT, chat
@@ -139,9 +139,9 @@ def test_every_token_is_written_down_once_through_failover(tmp_path: Path) -> No
 
 
 def test_a_key_on_a_gateway_without_a_fabric(tmp_path: Path) -> None:
-    from atoll.runtime.backends import Backend, Pool
     from atoll.runtime.gateway.app import Gateway
     from atoll.runtime.gateway.settings import GatewaySettings
+    from atoll.runtime.pool.pool import Backend, Pool
     from tests.runtime.gateway.harness import Bench
 
     async def go() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from atoll.fabric.load import Load
-from atoll.fabric.records import Gpu, Hardware, Service, State
+from atoll.fabric.registry.load import Load
+from atoll.fabric.registry.records import Gpu, Hardware, Service, State
 from tests.runtime.federation.live import Site, Worker, shown, site, until
 from tests.runtime.gateway.engine import Fault, ScriptedEngine, expected
 from tests.runtime.gateway.harness import CHAT, chat

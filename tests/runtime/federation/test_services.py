@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from atoll.runtime.backends import Backend, Pool
 from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import GatewaySettings, HealthSettings
+from atoll.runtime.pool.pool import Backend, Pool
 from tests.runtime.gateway.harness import QUICK, Bench
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter, str], Awaitable[None]]

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from atoll.runtime.backends import Backend, Pool
 from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import Deadlines, GatewaySettings, HealthSettings, Limits
+from atoll.runtime.pool.pool import Backend, Pool
 from atoll.telemetry.usage import UsageRecord
 from tests.runtime.gateway.engine import ScriptedEngine
 

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from atoll.core.files import parse_yaml
-from atoll.runtime.backends import Pool
+from atoll.runtime.gateway.metrics import GatewayMetrics
 from atoll.runtime.gateway.settings import Deadlines, GatewayFile, Limits
-from atoll.runtime.metrics import GatewayMetrics
+from atoll.runtime.pool.pool import Pool
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "gateway.md").read_text(encoding="utf-8")
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.runtime.backends import Kind
 from atoll.runtime.gateway.events import Delivered, choices_of
 from atoll.runtime.gateway.resume import Continuation, DivergedError, Replay, Resumption, resume
 from atoll.runtime.openai import ChatRequest, Generation, Message, read_request
+from atoll.runtime.pool.pool import Kind
 
 CHAT = "/v1/chat/completions"
 Json = dict[str, Any]

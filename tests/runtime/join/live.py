@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from atoll.fabric.access import Access
-from atoll.fabric.fabric import Fabric
-from atoll.fabric.hub import Hub, hub_options
-from atoll.fabric.peers import Peer
-from atoll.fabric.records import Metadata
+from atoll.fabric.identity.access import Access
+from atoll.fabric.registry.records import Metadata
+from atoll.fabric.transport.fabric import Fabric
+from atoll.fabric.transport.hub import Hub, hub_options
+from atoll.fabric.transport.peers import Peer
 from atoll.fabric.tunnel.caller import Caller
 from atoll.fabric.tunnel.frames import Submit
 from atoll.runtime.adapters.base import Home

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from atoll.cli.join import read_options
 from atoll.core.errors import AtollError, InputError
 from atoll.engine.weights.sources import DEFAULT_MODEL
-from atoll.fabric.identity import Identity, RefusedError, Verifier
-from atoll.fabric.records import Gpu, Hardware, Service, State, encode_metadata
+from atoll.fabric.identity.identity import Identity, RefusedError, Verifier
+from atoll.fabric.registry.records import Gpu, Hardware, Service, State, encode_metadata
 from atoll.runtime.adapters.base import Home
 from atoll.runtime.join.assignment import (
     VALID_S,

@@ -14,16 +14,16 @@ import pytest
 
 from atoll.cli.assign import find_node, send_order
 from atoll.core.errors import UnknownNameError, UsageError
-from atoll.fabric.access import Access
-from atoll.fabric.records import State
+from atoll.fabric.identity.access import Access
+from atoll.fabric.registry.records import State
 from atoll.runtime.adapters.base import Home
-from atoll.runtime.agent import ProcessError
 from atoll.runtime.join.assignment import Assignment
 from atoll.runtime.join.node import Node
 from atoll.runtime.join.options import JoinOptions
+from atoll.runtime.supervise.agent import ProcessError
 from tests.runtime.join.live import engine, fake_vllm, until, world
 from tests.runtime.join.shapes import SHAPES, Shaped
-from tests.runtime.serving.test_agent import gone_within
+from tests.runtime.supervise.test_agent import gone_within
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -280,7 +280,7 @@ def joined(here_address: str, *more: str, tokens: int = 40) -> subprocess.Popen[
 
 
 def pids_below(process: subprocess.Popen[str]) -> list[int]:
-    from atoll.runtime.supervise_guard import descendants
+    from atoll.runtime.supervise.guard import descendants
 
     return descendants(process.pid)
 

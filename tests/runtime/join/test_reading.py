@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError, UsageError
-from atoll.fabric.load import Load
-from atoll.fabric.records import Gpu, Metadata, Service, encode_metadata
+from atoll.fabric.registry.load import Load
+from atoll.fabric.registry.records import Gpu, Metadata, Service, encode_metadata
 from atoll.runtime.join.command import precision_of, read_command
 from atoll.runtime.join.deadline import Cloud, Deadline, SpotNotices, parse_ends, slurm_end_s
 from atoll.runtime.join.hardware import gpu_type, gpus_from_text, gpus_of, read_hardware

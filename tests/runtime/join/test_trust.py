@@ -16,11 +16,11 @@ import pytest
 
 from atoll.cli.assign import find_node, send_order
 from atoll.core.errors import UsageError
-from atoll.fabric.access import Access
-from atoll.fabric.authority import Authority
-from atoll.fabric.fabric import Fabric
-from atoll.fabric.hub import Hub, hub_options
-from atoll.fabric.records import Metadata
+from atoll.fabric.identity.access import Access
+from atoll.fabric.identity.authority import Authority
+from atoll.fabric.registry.records import Metadata
+from atoll.fabric.transport.fabric import Fabric
+from atoll.fabric.transport.hub import Hub, hub_options
 from atoll.fabric.tunnel.caller import Caller
 from atoll.fabric.tunnel.frames import Submit
 from atoll.runtime.adapters.base import Home

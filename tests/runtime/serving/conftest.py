@@ -49,7 +49,7 @@ def serving(plan: Plan, services: Sequence[str], folder: Path) -> Iterator[Runni
     from atoll.runtime.gateway import GatewaySettings
     from atoll.runtime.local.build import LocalOptions, Model, build
     from atoll.runtime.local.fleet import Hearing, LocalFleet
-    from atoll.runtime.state import new_home, remove_home
+    from atoll.runtime.local.state import new_home, remove_home
 
     home, hearing = Home(new_home()), Hearing()
     loop = asyncio.new_event_loop()

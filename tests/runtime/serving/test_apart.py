@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.runtime.local.test_placing import instance, plan
 from tests.runtime.serving.conftest import Running, serving
 from tests.runtime.serving.test_instance import get, post
-from tests.runtime.serving.test_placing import instance, plan
 
 pytestmark = pytest.mark.engine
 Json = dict[str, Any]

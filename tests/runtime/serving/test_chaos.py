@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chaos import chaos, tiny_plan
-from tests.runtime.serving.test_agent import gone_within
+from tests.runtime.supervise.test_agent import gone_within
 
 pytestmark = pytest.mark.engine
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,7 +38,7 @@ def short() -> Iterator[str]:
 
 
 def test_kill_9_of_serve_leaves_nothing(tiny_folder: Path, tmp_path: Path, short: str) -> None:
-    from atoll.runtime.supervise_guard import descendants
+    from atoll.runtime.supervise.guard import descendants
 
     plan = tmp_path / "plan.json"
     plan.write_text(tiny_plan().to_json())

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from atoll.fabric import keys
-from atoll.fabric.identity import Person, RefusedError
+from atoll.fabric.identity import keys
+from atoll.fabric.identity.identity import Person, RefusedError
 from atoll.fabric.tunnel.accept import accepts
 from atoll.fabric.tunnel.channel import Channel, ForgedError, channel_of
 from atoll.fabric.tunnel.frames import (
@@ -37,7 +37,7 @@ from atoll.fabric.tunnel.settings import TunnelSettings
 from atoll.telemetry.logs import Log
 
 if TYPE_CHECKING:
-    from atoll.fabric.fabric import Fabric, Peer, QueryIn, Subscription
+    from atoll.fabric.transport.fabric import Fabric, Peer, QueryIn, Subscription
 
 __all__ = ["Answerer", "Incoming"]
 

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from typing import Protocol
 
-from atoll.fabric.identity import Person
+from atoll.fabric.identity.identity import Person
 from atoll.fabric.tunnel.frames import (
     ACCEPT,
     AMOUNT,

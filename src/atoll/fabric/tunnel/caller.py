@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from atoll.fabric import keys
+from atoll.fabric.identity import keys
 from atoll.fabric.tunnel.call import Call, Receiver, WorkerLink
 from atoll.fabric.tunnel.channel import Channel, ForgedError, channel_of
 from atoll.fabric.tunnel.frames import Submit, TunnelError
@@ -22,7 +22,7 @@ from atoll.fabric.tunnel.settings import TunnelSettings
 from atoll.telemetry.logs import Log
 
 if TYPE_CHECKING:
-    from atoll.fabric.fabric import Fabric, Peer
+    from atoll.fabric.transport.fabric import Fabric, Peer
 
 __all__ = ["Call", "Caller", "Receiver"]
 

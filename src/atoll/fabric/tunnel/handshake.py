@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from atoll.fabric import keys
-from atoll.fabric.identity import Identity, Person, RefusedError, Verifier
+from atoll.fabric.identity import keys
+from atoll.fabric.identity.identity import Identity, Person, RefusedError, Verifier
 from atoll.fabric.tunnel.channel import Box
 from atoll.fabric.tunnel.frames import TunnelError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from atoll.fabric.identity import Person
+from atoll.fabric.identity.identity import Person
 from atoll.fabric.tunnel.frames import (
     CHUNK,
     END,

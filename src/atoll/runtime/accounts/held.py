@@ -9,7 +9,7 @@ from atoll.runtime.accounts.limits import TOTAL, Bucket, Periods, Usage, resized
 from atoll.runtime.openai import ApiError
 
 if TYPE_CHECKING:
-    from atoll.runtime.policy import Policy
+    from atoll.runtime.pool.policy import Policy
 
 
 class Grant(NamedTuple):

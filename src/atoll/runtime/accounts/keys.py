@@ -18,7 +18,7 @@ from typing import NamedTuple
 from pydantic import Field, field_validator
 
 from atoll.core.frozen import Frozen
-from atoll.runtime.policy import Policy
+from atoll.runtime.pool.policy import Policy
 
 _ID_LETTERS = string.ascii_lowercase + string.digits
 _SECRET_LETTERS = string.ascii_letters + string.digits

@@ -6,11 +6,11 @@ import sys
 
 from atoll.plan.plan import Instance
 from atoll.runtime.adapters.base import Endpoint, Home, Served, Share, single_node
-from atoll.runtime.adapters.probes import TokenProbe
-from atoll.runtime.agent import Managed
-from atoll.runtime.backends import Backend
-from atoll.runtime.supervise import Limits
-from atoll.runtime.supervise_process import Command
+from atoll.runtime.http.probes import TokenProbe
+from atoll.runtime.pool.pool import Backend
+from atoll.runtime.supervise.agent import Managed
+from atoll.runtime.supervise.process import Command
+from atoll.runtime.supervise.supervision import Limits
 
 _LIMITS = Limits(ready_s=1800.0, unwell=3, term_s=30.0)
 

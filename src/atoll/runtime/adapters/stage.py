@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from atoll.engine.node import NodeConfig
 from atoll.plan.plan import Instance
 from atoll.runtime.adapters.base import Endpoint, Home, Served, Share
-from atoll.runtime.adapters.probes import InstanceProbe, NodeProbe
-from atoll.runtime.agent import Managed
-from atoll.runtime.backends import Backend
+from atoll.runtime.http.probes import InstanceProbe, NodeProbe
 from atoll.runtime.instance.config import NODES_MISSING, InstanceConfig, Part, engine_name
-from atoll.runtime.supervise import Limits
-from atoll.runtime.supervise_process import Command
+from atoll.runtime.pool.pool import Backend
+from atoll.runtime.supervise.agent import Managed
+from atoll.runtime.supervise.process import Command
+from atoll.runtime.supervise.supervision import Limits
 
 _LIMITS = Limits(ready_s=300.0, unwell=1, term_s=12.0)
 _NODE_DRAIN_S = 8.0

@@ -7,11 +7,11 @@ from itertools import pairwise
 from atoll.core.errors import InputError
 from atoll.plan.plan import Instance
 from atoll.runtime.adapters.base import Endpoint, Home, Served, Share
-from atoll.runtime.adapters.probes import TokenProbe
-from atoll.runtime.agent import Managed
-from atoll.runtime.backends import Backend
-from atoll.runtime.supervise import Limits
-from atoll.runtime.supervise_process import Command
+from atoll.runtime.http.probes import TokenProbe
+from atoll.runtime.pool.pool import Backend
+from atoll.runtime.supervise.agent import Managed
+from atoll.runtime.supervise.process import Command
+from atoll.runtime.supervise.supervision import Limits
 
 _LIMITS = Limits(ready_s=1800.0, unwell=3, term_s=30.0)
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from atoll.fabric.fabric import Fabric
-from atoll.fabric.peers import Peer
-from atoll.fabric.records import as_dict
+from atoll.fabric.registry.records import as_dict
+from atoll.fabric.transport.fabric import Fabric
+from atoll.fabric.transport.peers import Peer
 from atoll.fabric.tunnel.caller import Caller
-from atoll.runtime.backends import Member, Pool
 from atoll.runtime.federation.links import NodeLinks, probe
 from atoll.runtime.federation.members import Members
-from atoll.runtime.gateway.upstream import Link, Ways
+from atoll.runtime.http.upstream import Link, Ways
+from atoll.runtime.pool.pool import Member, Pool
 from atoll.telemetry.logs import Log, SilentLog
 
 if TYPE_CHECKING:

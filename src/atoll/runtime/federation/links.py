@@ -11,9 +11,9 @@ import msgspec
 
 from atoll.core.errors import AtollError
 from atoll.fabric.tunnel.frames import Submit
-from atoll.runtime.backends import Backend, Member
-from atoll.runtime.gateway.upstream import GET, JSON, Ask, Link, Links, Receiver, Way
-from atoll.runtime.outliers import Outliers
+from atoll.runtime.http.upstream import GET, JSON, Ask, Link, Links, Receiver, Way
+from atoll.runtime.pool.outliers import Outliers
+from atoll.runtime.pool.pool import Backend, Member
 
 if TYPE_CHECKING:
     from atoll.fabric.tunnel.caller import Call

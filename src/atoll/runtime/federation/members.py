@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from atoll.core.errors import AtollError
-from atoll.fabric.load import Load
-from atoll.fabric.peers import Peer
-from atoll.fabric.records import Service, State
+from atoll.fabric.registry.load import Load
+from atoll.fabric.registry.records import Service, State
+from atoll.fabric.transport.peers import Peer
 from atoll.fabric.tunnel.accept import accepts
-from atoll.runtime.backends import FABRIC, Backend, Facts, Kind, Pool
-from atoll.runtime.policy import Offer
+from atoll.runtime.pool.policy import Offer
+from atoll.runtime.pool.pool import FABRIC, Backend, Facts, Kind, Pool
 from atoll.telemetry.logs import Log
 
 _KINDS: dict[str, Kind] = {

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.fabric.access import Access
-from atoll.fabric.fabric import Fabric
-from atoll.fabric.records import Metadata, State
-from atoll.fabric.settings import FabricSettings
-from atoll.runtime.backends import Pool
+from atoll.fabric.identity.access import Access
+from atoll.fabric.registry.records import Metadata, State
+from atoll.fabric.transport.fabric import Fabric
+from atoll.fabric.transport.settings import FabricSettings
 from atoll.runtime.federation.federation import Federation
 from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import GatewayFile
-from atoll.runtime.gateway.watch import Signals, follow
+from atoll.runtime.gateway.standalone import Signals, follow
+from atoll.runtime.pool.pool import Pool
 from atoll.telemetry.logs import JsonLog, Log, SilentLog
 
 if TYPE_CHECKING:

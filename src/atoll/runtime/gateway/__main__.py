@@ -27,7 +27,7 @@ def _serve(path: Path) -> int:
     try:
         import uvloop
 
-        from atoll.runtime.gateway.watch import run
+        from atoll.runtime.gateway.standalone import run
     except ImportError as error:
         raise MissingDependencyError(
             error.name or "uvloop", "serve", needed_for="the gateway"

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 import msgspec
 
-from atoll.runtime.backends import Member, Pool
-from atoll.runtime.gateway.admin import Pages
-from atoll.runtime.gateway.attempts import Attempts
-from atoll.runtime.gateway.choosing import Chooser
+from atoll.runtime.gateway.attempt import Attempts
+from atoll.runtime.gateway.chooser import Chooser
 from atoll.runtime.gateway.health import Watch
-from atoll.runtime.gateway.http import Connection, Request
+from atoll.runtime.gateway.metrics import GatewayMetrics
+from atoll.runtime.gateway.pages import Pages
 from atoll.runtime.gateway.relay import Relay
+from atoll.runtime.gateway.requirements import SPECIAL
 from atoll.runtime.gateway.series import Series
-from atoll.runtime.gateway.services import Passage
+from atoll.runtime.gateway.service_proxy import Passage
 from atoll.runtime.gateway.settings import GatewaySettings
-from atoll.runtime.gateway.upstream import Links, Ways
-from atoll.runtime.gateway.wishes import SPECIAL
-from atoll.runtime.metrics import GatewayMetrics
+from atoll.runtime.http.server import Connection, Request
+from atoll.runtime.http.upstream import Links, Ways
 from atoll.runtime.openai import REQUESTS, AnyRequest, ApiError, Usage, read_request
+from atoll.runtime.pool.pool import Member, Pool
 from atoll.telemetry.logs import JsonLog, Log, SilentLog
 from atoll.telemetry.trace import child_of, new_trace
 from atoll.telemetry.usage import OnUsage, UsageRecord

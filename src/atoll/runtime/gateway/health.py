@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from atoll.runtime.backends import Member
-from atoll.runtime.gateway.upstream import GET, JSON, Ask, Way
+from atoll.runtime.http.upstream import GET, JSON, Ask, Way
+from atoll.runtime.pool.pool import Member
 
 if TYPE_CHECKING:
     from atoll.runtime.gateway.app import Gateway

@@ -9,7 +9,7 @@ client that sees the end of an answer sees all of it, and a backend that dies be
 from __future__ import annotations
 
 from atoll.runtime.gateway import faults
-from atoll.runtime.gateway.attempts import Attempts
+from atoll.runtime.gateway.attempt import Attempts
 from atoll.runtime.gateway.events import (
     DONE,
     Journal,

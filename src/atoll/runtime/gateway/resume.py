@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from atoll.runtime.backends import Kind
 from atoll.runtime.gateway.events import Answer, Chunk, Delivered, choices_of, index_of
 from atoll.runtime.openai import ChatRequest, CompletionRequest, Generation
+from atoll.runtime.pool.pool import Kind
 
 _COMPLETION_TOKENS = 16
 """What vLLM and SGLang generate for /v1/completions without `max_tokens`, as OpenAI does."""

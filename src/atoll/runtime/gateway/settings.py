@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar
 from pydantic import ConfigDict, Field
 
 from atoll.core.frozen import Frozen
-from atoll.runtime.backends import Backend
-from atoll.runtime.outliers import OutlierSettings
+from atoll.runtime.pool.outliers import OutlierSettings
+from atoll.runtime.pool.pool import Backend
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]

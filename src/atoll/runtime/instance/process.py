@@ -15,8 +15,8 @@ from pathlib import Path
 
 from atoll.core.errors import AtollError, InputError
 from atoll.core.files import read_text_limited
+from atoll.runtime.http.loop import run
 from atoll.runtime.instance.config import InstanceConfig
-from atoll.runtime.instance.loop import run
 
 _DRAIN_S = 20.0
 

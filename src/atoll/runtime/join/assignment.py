@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from atoll.core.errors import InputError, UnknownNameError
-from atoll.fabric.identity import Identity, Person, RefusedError, Verifier
+from atoll.fabric.identity.identity import Identity, Person, RefusedError, Verifier
 
 Engine = Literal["vllm", "sglang", "llamacpp", "atoll"]
 ENGINES: tuple[Engine, ...] = ("vllm", "sglang", "llamacpp", "atoll")

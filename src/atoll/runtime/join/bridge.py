@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from atoll.runtime.backends import Backend, Member
-from atoll.runtime.gateway.upstream import Link, Links
-from atoll.runtime.outliers import Outliers, OutlierSettings
+from atoll.runtime.http.upstream import Link, Links
+from atoll.runtime.pool.outliers import Outliers, OutlierSettings
+from atoll.runtime.pool.pool import Backend, Member
 
 _CONNECT_S = 5.0
 _READ = frozenset({b"/health", b"/metrics", b"/v1/models"})

@@ -19,7 +19,7 @@ from typing import Literal
 
 from atoll.core.errors import InputError
 from atoll.core.units import parse_duration
-from atoll.runtime.adapters.probes import FetchError, ask
+from atoll.runtime.http.probes import FetchError, ask
 
 Cloud = Literal["aws", "gcp", "azure"]
 CLOUDS: Mapping[Cloud, str] = {

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from atoll.core.errors import AtollError
-from atoll.fabric import keys
-from atoll.fabric.fabric import Fabric
-from atoll.fabric.identity import RefusedError
+from atoll.fabric.identity import keys
+from atoll.fabric.identity.identity import RefusedError
+from atoll.fabric.transport.fabric import Fabric
 from atoll.runtime.join.assignment import Assignment, Orders, Reply, check, encode
 from atoll.telemetry.logs import Log
 

@@ -7,19 +7,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from atoll.core.errors import InputError, UsageError
-from atoll.fabric.records import Hardware
+from atoll.fabric.registry.records import Hardware
 from atoll.plan.plan import Flow, Instance, Node
 from atoll.runtime.adapters.base import Endpoint, Home, Served, Share
-from atoll.runtime.adapters.probes import FetchError, ask
-from atoll.runtime.agent import Managed
+from atoll.runtime.http.probes import FetchError, ask
 from atoll.runtime.join.assignment import Assignment
 from atoll.runtime.join.command import EngineCommand, precision_of, read_command, takes_port
 from atoll.runtime.join.offers import Server
 from atoll.runtime.join.options import JoinOptions
 from atoll.runtime.local.build import free_ports
 from atoll.runtime.local.cores import usable_cores
-from atoll.runtime.supervise import Limits
-from atoll.runtime.supervise_process import Command
+from atoll.runtime.supervise.agent import Managed
+from atoll.runtime.supervise.process import Command
+from atoll.runtime.supervise.supervision import Limits
 
 ENGINE = "engine"
 """What the process that listens is called."""

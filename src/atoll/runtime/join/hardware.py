@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from atoll.catalog.gpus import default_gpus
 from atoll.catalog.names import fold, index_names
 from atoll.core.errors import InputError
-from atoll.fabric.records import Gpu, Hardware
+from atoll.fabric.registry.records import Gpu, Hardware
 
 _MAKERS = ("nvidia", "tesla", "geforce", "quadro")
 _LONGEST_NAME = 128

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.fabric.records import State
+from atoll.fabric.registry.records import State
 from atoll.runtime.join.offers import Offer
 
 

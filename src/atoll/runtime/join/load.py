@@ -8,8 +8,8 @@ import re
 import time
 from collections.abc import Callable, Mapping
 
-from atoll.fabric.load import Load
-from atoll.runtime.adapters.probes import FetchError, ask
+from atoll.fabric.registry.load import Load
+from atoll.runtime.http.probes import FetchError, ask
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "running": (

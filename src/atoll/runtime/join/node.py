@@ -20,15 +20,13 @@ import msgspec
 
 from atoll.core.errors import AtollError, UsageError
 from atoll.core.units import format_duration
-from atoll.fabric.access import Access, is_loopback
-from atoll.fabric.fabric import Fabric
-from atoll.fabric.identity import RefusedError
-from atoll.fabric.records import Hardware, Metadata, State
-from atoll.fabric.settings import FabricSettings
+from atoll.fabric.identity.access import Access, is_loopback
+from atoll.fabric.identity.identity import RefusedError
+from atoll.fabric.registry.records import Hardware, Metadata, State
+from atoll.fabric.transport.fabric import Fabric
+from atoll.fabric.transport.settings import FabricSettings
 from atoll.fabric.tunnel.answerer import Answerer
-from atoll.runtime import supervise
 from atoll.runtime.adapters.base import Home
-from atoll.runtime.agent import Agent, Keeper, Managed, ProcessError
 from atoll.runtime.join.assignment import Assignment
 from atoll.runtime.join.bridge import Bridge
 from atoll.runtime.join.deadline import LAST_S, Deadline, SpotNotices, parse_ends, slurm_end_s
@@ -40,6 +38,8 @@ from atoll.runtime.join.load import LoadReader
 from atoll.runtime.join.offers import Inspector
 from atoll.runtime.join.options import JoinOptions
 from atoll.runtime.join.watcher import EngineProbe, Watcher, WatchSettings
+from atoll.runtime.supervise import supervision as supervise
+from atoll.runtime.supervise.agent import Agent, Keeper, Managed, ProcessError
 from atoll.telemetry.logs import Log, SilentLog
 
 _DOOR_S = 0.3

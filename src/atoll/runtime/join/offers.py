@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from atoll.fabric.records import Service
-from atoll.runtime.adapters.probes import Answer, FetchError, ask
+from atoll.fabric.registry.records import Service
+from atoll.runtime.http.probes import Answer, FetchError, ask
 from atoll.runtime.join.command import precision_of
 
 _OWNERS: Mapping[str, str] = {

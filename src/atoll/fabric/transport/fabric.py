@@ -1,0 +1,470 @@
+"""A member of a fabric: the registry kept by talking to others, and messages to them.
+
+    fabric = await Fabric.connect(Access.open(token), metadata)
+    await fabric.announce(State.SERVING)
+    for peer in fabric.peers(): ...
+    answer = await fabric.query(keys.req(peer.sid), b"...", timeout_s=2)
+    await fabric.close()
+
+Everything here belongs to one event loop: calls, callbacks and events all happen in it. The decisions are
+the registry's; this module carries them out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from atoll.core.errors import InputError
+from atoll.fabric.identity import keys
+from atoll.fabric.identity.access import Access
+from atoll.fabric.identity.identity import Identity, Verifier
+from atoll.fabric.identity.trust import node_name, refusal, sign_record
+from atoll.fabric.registry.effects import (
+    Effect,
+    Event,
+    NewSession,
+    Obituary,
+    Publish,
+    Pull,
+    Refused,
+    RegistrySettings,
+    Revoked,
+)
+from atoll.fabric.registry.load import Load, decode_load, encode_load
+from atoll.fabric.registry.records import Metadata, Record, State
+from atoll.fabric.registry.registry import Registry
+from atoll.fabric.registry.replica import Entry
+from atoll.fabric.registry.sync import batched, encode_message
+from atoll.fabric.transport.link import Closer, Link, Question
+from atoll.fabric.transport.peers import Peer
+from atoll.fabric.transport.quota import Quota
+from atoll.fabric.transport.settings import FabricSettings
+from atoll.telemetry.logs import Log, SilentLog
+
+__all__ = ["Fabric", "Peer", "QueryIn", "Subscription"]
+
+QueryIn = Question
+Subscription = Closer
+
+_PULLS_AT_ONCE = 2
+_SETTLE_S = 0.02
+"""From a token's end to its counting: long enough to hear that it was a hub that went."""
+_LOGGED_REFUSALS = 20
+_LOGGED_EVERY_S = 10.0
+
+
+class Fabric:
+    """See the module; made by `connect`."""
+
+    def __init__(
+        self,
+        access: Access,
+        metadata: Metadata,
+        state: State,
+        settings: FabricSettings,
+        log: Log,
+        link: Link,
+        observe: bool = False,
+    ) -> None:
+        """Start the registry; `connect` is what callers use."""
+        self.access = access
+        self.identity: Identity = access.identity
+        self.verifier: Verifier = access.verifier()
+        self.settings = settings
+        self.listeners: list[Callable[[str, Peer], None]] = []
+        """Called with joined | changed | up | down | left and the peer."""
+        self.on_renewed: list[Callable[[str, str], None]] = []
+        """Called with the old and the new session id."""
+        self.loads: dict[str, Load] = {}
+        """The last load sample of each live session."""
+        self._log = log
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self._registry = Registry(
+            self.identity.slot,
+            self._own(metadata),
+            sign=lambda *said: sign_record(self.identity, access.fabric_id, *said),
+            verify=lambda record: refusal(self.verifier, record),
+            rng=random.SystemRandom(),
+            now_s=time.time(),
+            state=state,
+            settings=RegistrySettings(obituary_s=settings.obituary_s, pull_risen_s=0.2),
+            observer=observe,
+        )
+        self._pushes = Quota(settings.pushes_per_s, settings.pushes_at_once)
+        self._asks = Quota(settings.asks_per_s, settings.asks_at_once)
+        self._view: dict[str, Peer] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = 0.0
+        self._pulls: set[asyncio.Task[None]] = set()
+        self._held_back: dict[str, asyncio.TimerHandle] = {}
+        self._shaken_s = -settings.flap_s
+        self._first_sync = asyncio.Event()
+        self._session: list[Closer] = []
+        self._refusals_logged = 0
+        self._refusals_from_s = 0.0
+        self._left = False
+        self._closing = False
+
+    @classmethod
+    async def connect(
+        cls,
+        access: Access,
+        metadata: Metadata,
+        *,
+        state: State = State.JOIN,
+        settings: FabricSettings | None = None,
+        log: Log | None = None,
+        listen: Sequence[str] = (),
+        denied: frozenset[str] = frozenset(),
+        observe: bool = False,
+    ) -> Fabric:
+        """Join, and return once what the others know is known here too.
+
+        Provider and role of `metadata` are replaced by the certificate's, and its name goes after the
+        certificate's and a slash. With `listen` this member is a hub, and slots in `denied` may say
+        nothing there. One that only wants to `observe` has no token and writes nothing at all. Raises
+        UnreachableError if no hub answers.
+        """
+        settings = settings or FabricSettings()
+        link = await Link.open(access, settings, listen=listen, denied=denied)
+        try:
+            fabric = cls(access, metadata, state, settings, log or SilentLog(), link, observe)
+            fabric._begin()
+        except BaseException:
+            await link.close()
+            raise
+        try:
+            async with asyncio.timeout(0 if listen else settings.first_sync_s):
+                await fabric._first_sync.wait()
+        except TimeoutError:
+            pass  # alone so far
+        except BaseException:
+            await fabric.close()
+            raise
+        return fabric
+
+    @property
+    def sid(self) -> str:
+        """This member's session id; it changes when the session is renewed."""
+        return self._registry.sid
+
+    @property
+    def state(self) -> State:
+        """What this member has announced."""
+        return self._registry.own.record.state
+
+    @property
+    def metadata(self) -> Metadata:
+        """What this member says of itself."""
+        return self._registry.own.metadata
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a link to some hub this moment."""
+        return bool(self._link.hubs())
+
+    async def announce(self, state: State | None = None, metadata: Metadata | None = None) -> None:
+        """Say what is new about this member; a state lower than before takes a new session."""
+        own = None if metadata is None else self._own(metadata)
+        self._do(self._registry.announce(time.time(), state, own))
+
+    async def renew(self) -> str:
+        """Take a new session and return its id; the old one is LEFT."""
+        self._do(self._registry.renew(time.time()))
+        return self.sid
+
+    async def leave(self) -> None:
+        """Say LEFT and drop the token; nothing can be announced after."""
+        if self._left:
+            return
+        self._left = True
+        self._do(self._registry.leave(time.time()))
+        await self._link.flush()
+        self._undeclare()
+
+    async def close(self) -> None:
+        """Stop; leaves first unless that is done."""
+        if self._closing:
+            return
+        self._closing = True
+        await self.leave()
+        if self._timer is not None:
+            self._timer.cancel()
+        for handle in self._held_back.values():
+            handle.cancel()
+        for task in tuple(self._pulls):
+            task.cancel()
+        await asyncio.gather(*self._pulls, return_exceptions=True)
+        await self._link.close()
+        self._log.flush()
+
+    def peers(self) -> tuple[Peer, ...]:
+        """Return every other member that is not LEFT."""
+        return tuple(self._peer(sid, entry) for sid, entry in self._registry.peers().items())
+
+    def peer(self, sid: str) -> Peer | None:
+        """Return one member, also a LEFT one if it is still known."""
+        entry = self._registry.get(sid)
+        return None if entry is None else self._peer(sid, entry)
+
+    def recheck(self) -> None:
+        """Verify everything again, after certificates were revoked in `verifier`."""
+        self._do(self._registry.recheck(time.time()))
+
+    def say_load(self, load: Load) -> None:
+        """Tell everybody how busy this member is."""
+        self._link.put(keys.load(self.sid), encode_load(load))
+
+    def stats(self) -> dict[str, Any]:
+        """Return figures for metrics: those of the registry and of the link."""
+        return {
+            **self._registry.stats(),
+            "hubs": len(self._link.hubs()),
+            "sent": self._link.sent,
+            "queued": self._link.queued,
+        }
+
+    async def query(self, key: str, payload: bytes, timeout_s: float) -> bytes:
+        """Ask one member; empty answers are tried again until `timeout_s`, then it is a TimeoutError."""
+        return await self._link.query(key, payload, timeout_s)
+
+    def put(self, key: str, payload: bytes) -> None:
+        """Send; returns at once, keeps the order, lost if no hub is there."""
+        self._link.put(key, payload)
+
+    def subscribe(
+        self, key: str, callback: Callable[[list[tuple[str, bytes]]], None]
+    ) -> Subscription:
+        """Call `callback` in the loop with whatever came in since the last call: (key, payload)."""
+        return self._link.subscribe(key, callback)
+
+    def queryable(self, key: str, callback: Callable[[QueryIn], None]) -> Subscription:
+        """Call `callback` in the loop with each question asked under `key`."""
+        return self._link.queryable(key, callback)
+
+    # Joining and staying
+
+    def _own(self, metadata: Metadata) -> Metadata:
+        identity = self.identity
+        return msgspec.structs.replace(
+            metadata,
+            name=node_name(identity.name, metadata.name),
+            provider=identity.provider,
+            role=identity.role,
+        )
+
+    def _begin(self) -> None:
+        link = self._link
+        link.hear(f"{keys.PREFIX}/reg/**", self._pushed)
+        link.hear(f"{keys.PREFIX}/load/**", self._loaded)
+        self._declare()
+        link.watch(f"{keys.PREFIX}/alive/**", self._tokens)
+        self._tick()
+
+    def _declare(self) -> None:
+        if self._registry.observer:
+            return
+        self._session = [
+            self._link.queryable(keys.sync(self.sid), self._asked),
+            self._link.token(keys.alive(self.sid)),
+        ]
+
+    def _undeclare(self) -> None:
+        for closer in reversed(self._session):
+            closer.close()
+        self._session = []
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._do(self._registry.tick(time.time()))
+
+    def _schedule(self) -> None:
+        due_s = self._registry.due_s
+        if self._timer is not None:
+            if due_s >= self._timer_s:  # it ticks too early at worst, which does no harm
+                return
+            self._timer.cancel()
+        if not self._closing:
+            self._timer_s = due_s
+            self._timer = self._loop.call_later(max(0.001, due_s - time.time()), self._tick)
+
+    # What comes in
+
+    def _pushed(self, batch: list[tuple[str, bytes]]) -> None:
+        now_s = time.time()
+        effects: list[Effect] = []
+        for key, data in batch:
+            sid = keys.own_sid(key)
+            if sid == self.sid:
+                continue
+            if sid is None or not self._pushes.take(keys.slot_of(sid), now_s, len(data)):
+                effects.append(
+                    self._registry.refusals.add("flood" if sid else "malformed", key[:80])
+                )
+                continue
+            effects += self._registry.pushed(data, now_s)
+        self._do(effects)
+
+    def _loaded(self, batch: list[tuple[str, bytes]]) -> None:
+        for key, data in batch:
+            sid = keys.own_sid(key)
+            if sid is None or sid == self.sid or not self._registry.alive(sid):
+                continue
+            load = decode_load(data)
+            if load is not None:
+                self.loads[sid] = load
+
+    def _asked(self, question: Question) -> None:
+        now_s = time.time()
+        if not self._asks.take("", now_s, len(question.payload)):
+            return  # whoever is honest asks again, or another
+        answer, effects = self._registry.answer(question.payload, now_s)
+        question.reply(answer)
+        self._do(effects)
+
+    def _tokens(self, batch: list[tuple[str, bool]]) -> None:
+        now_s = time.time()
+        effects: list[Effect] = []
+        for key, up in batch:
+            slot, sid = keys.sender_of(key), keys.own_sid(key)
+            if sid is None:  # a hub lets each slot name any session after its own
+                if up:
+                    effects.append(self._registry.refusals.add("token of another", key[:80]))
+                continue
+            if not up and (sid == self.sid or keys.is_hub(sid)):
+                self._shaken_s = self._loop.time()
+            if sid == self.sid:
+                continue
+            held = self._held_back.pop(sid, None)
+            if held is not None:
+                held.cancel()
+            if not up:
+                self._held_back[sid] = self._loop.call_later(_SETTLE_S, self._token_gone, slot, sid)
+            elif held is not None:  # it may have missed what was said meanwhile
+                self._registry.token_down(slot, sid, now_s)
+                up_again = self._registry.token_up(slot, sid, now_s)
+                effects += [effect for effect in up_again if not isinstance(effect, Event)]
+            else:
+                effects += self._registry.token_up(slot, sid, now_s)
+        self._do(effects)
+
+    def _token_gone(self, slot: str, sid: str) -> None:
+        # When a hub goes, everybody behind it seems to, this member's own token too; most are back as
+        # soon as they have found another hub. Only then are others given that time.
+        left_s = self._shaken_s + self.settings.flap_s - self._loop.time()
+        if left_s > 0:
+            self._held_back[sid] = self._loop.call_later(left_s, self._token_gone, slot, sid)
+            return
+        self._held_back.pop(sid, None)
+        self.loads.pop(sid, None)
+        self._do(self._registry.token_down(slot, sid, time.time()))
+
+    # What is to be done
+
+    def _do(self, effects: Iterable[Effect]) -> None:
+        pending = list(effects)
+        said: list[Record] = []
+        while pending:
+            effect = pending.pop(0)
+            if isinstance(effect, Publish):
+                said += effect.records
+            elif isinstance(effect, Pull):
+                self._pull(effect.sid)
+            elif isinstance(effect, Event):
+                self._tell(effect)
+            elif isinstance(effect, NewSession):
+                self._renewed(effect)
+            elif isinstance(effect, Refused):
+                self._refused(effect)
+            elif isinstance(effect, Revoked):
+                self._log.event("fabric.revoked", serials=sorted(effect.serials))
+                self.verifier.revoke(int(serial, 16) for serial in effect.serials)
+                pending += self._registry.recheck(time.time())
+            elif isinstance(effect, Obituary):
+                self._log.event("fabric.obituary", sid=effect.sid)
+        while said:  # in one message, if it fits
+            records, _ = batched(said)
+            self._link.put(keys.reg(self.sid), encode_message(records))
+            said = said[len(records) :]
+        if self._registry.synced:
+            self._first_sync.set()
+        self._schedule()
+
+    def _pull(self, sid: str) -> None:
+        if len(self._pulls) >= _PULLS_AT_ONCE or self._closing:
+            return
+        task = self._loop.create_task(self._exchange(sid))
+        self._pulls.add(task)
+        task.add_done_callback(self._pulls.discard)
+
+    async def _exchange(self, sid: str) -> None:
+        exchange = self._registry.exchange()
+        try:
+            while exchange.ask is not None:
+                answer = await self._link.query(keys.sync(sid), exchange.ask, self.settings.query_s)
+                self._do(exchange.answered(answer, time.time()))
+        except (TimeoutError, InputError):
+            self._registry.pull_failed(time.time())
+            self._schedule()
+
+    def _tell(self, event: Event) -> None:
+        entry = self._registry.get(event.sid)
+        if entry is not None:
+            peer = self._peer(event.sid, entry)
+        elif event.sid in self._view:  # dropped from the registry altogether
+            peer = self._view[event.sid]
+        else:
+            return
+        if event.kind == "left":
+            self._view.pop(event.sid, None)
+            self.loads.pop(event.sid, None)
+        self._log.event(f"fabric.{event.kind}", sid=peer.sid, name=peer.name)
+        for listener in tuple(self.listeners):
+            try:
+                listener(event.kind, peer)
+            except Exception as error:  # noqa: BLE001  one listener's bug must not stop the registry
+                self._log.event("fabric.listener_failed", error=repr(error))
+
+    def _renewed(self, effect: NewSession) -> None:
+        self._log.event("fabric.renewed", old=effect.old, new=effect.new, cause=effect.cause)
+        self._undeclare()
+        self._declare()
+        for callback in tuple(self.on_renewed):
+            callback(effect.old, effect.new)
+
+    def _refused(self, effect: Refused) -> None:
+        now_s = time.monotonic()
+        if now_s - self._refusals_from_s > _LOGGED_EVERY_S:
+            self._refusals_from_s, self._refusals_logged = now_s, 0
+        self._refusals_logged += 1
+        if self._refusals_logged <= _LOGGED_REFUSALS:  # counted all, logged a few
+            self._log.event("fabric.refused", reason=effect.reason, sid=effect.sid)
+
+    def _peer(self, sid: str, entry: Entry) -> Peer:
+        alive = self._registry.alive(sid)
+        state = entry.record.state
+        seen = self._view.get(sid)
+        if seen and seen.metadata is entry.metadata and seen.alive == alive and seen.state is state:
+            return seen
+        metadata = entry.metadata
+        peer = Peer(
+            sid,
+            entry.record.slot,
+            metadata.name,
+            metadata.provider,
+            not self.access.is_open,
+            state,
+            metadata,
+            alive,
+            entry.since_s,
+        )
+        if state < State.LEFT:
+            self._view[sid] = peer
+        return peer

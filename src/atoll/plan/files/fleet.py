@@ -1,0 +1,256 @@
+"""From the fleet file a person writes to the problem a planner solves; see `fleet_schema`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import JsonValue
+
+from atoll.catalog.catalog import OVERLAY_VARIABLE, Catalog
+from atoll.catalog.document import SchemaDocument
+from atoll.catalog.hf_config import model_from_config
+from atoll.core.errors import InputError
+from atoll.core.files import YamlFile, load_yaml_file, parse_yaml, read_text_limited
+from atoll.core.ids import slug
+from atoll.perf.engines import engine as engine_profile
+from atoll.plan.files.cluster import cluster_of_file
+from atoll.plan.files.fleet_schema import FleetFile, LengthsEntry, ServiceEntry
+from atoll.plan.files.offers import offers_of
+from atoll.plan.plan import Instance, Plan
+from atoll.plan.problem import Lengths, Limits, Problem, Service, Settings
+from atoll.workload.lengths import LengthMix, length_mix
+
+FleetDocument = SchemaDocument[FleetFile]
+Overlay = dict[str, JsonValue]
+
+
+def load_fleet(
+    path: str | os.PathLike[str],
+    *,
+    overlays: Iterable[str | os.PathLike[str]] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Problem:
+    """Read a fleet file into a problem; whatever is wrong is an AtollError with file, line and fix.
+
+    Facts come from the shipped catalog, the overlay named by ATOLL_CATALOG, `overlays` in order, and
+    the file's own `catalog`; all of them go into the problem, which is complete without the files.
+    """
+    return _problem(load_yaml_file(path), overlays, os.environ if environ is None else environ)
+
+
+def parse_fleet(text: str, *, path: str | os.PathLike[str] = "fleet.yaml") -> Problem:
+    """Read the text of a fleet file as `load_fleet` does; `path` is what errors call it."""
+    return _problem(parse_yaml(text, path=path), (), {})
+
+
+def fleet_schema() -> dict[str, object]:
+    """Return the JSON schema of fleet files, for editors."""
+    schema = FleetFile.model_json_schema()
+    nodes = [{"required": ["pool"]}, {"required": ["cluster"]}]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "oneOf": nodes,
+        "title": "Fleet",
+    }
+
+
+def _problem(
+    file: YamlFile, overlays: Iterable[str | os.PathLike[str]], environ: Mapping[str, str]
+) -> Problem:
+    document = SchemaDocument(file, FleetFile, "a fleet file")
+    fleet = document.content
+    catalog, facts = _facts(document, overlays, environ)
+    cluster, priced = cluster_of_file(document, catalog)
+    offers = priced if cluster is not None else offers_of(document, catalog)
+    node_types = {offer.node_type for offer in offers} | set(cluster.counts() if cluster else ())
+    services = tuple(
+        _service(document, catalog, name, entry, node_types) for name, entry in fleet.models.items()
+    )
+    with document.at("settings", "engine"):
+        engine_profile(fleet.settings.engine)
+    limits = fleet.limits
+    return Problem.parse(
+        {
+            "name": _name(document),
+            "services": services,
+            "offers": offers,
+            "limits": Limits(
+                budget_usd_per_hour=limits.budget,
+                spot_share=limits.spot_share,
+                max_nodes=limits.max_nodes,
+                spread=limits.spread,
+            ),
+            "settings": Settings.parse(fleet.settings.model_dump()),
+            "running": _running(document),
+            "overlays": facts,
+            "cluster": cluster,
+        },
+        path=file.path,
+    )
+
+
+def _name(document: FleetDocument) -> str:
+    if document.content.name is not None:
+        with document.at("name"):
+            return slug(document.content.name)
+    stem = Path(document.path or "fleet").stem
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._") or "fleet"
+
+
+# Services
+
+
+def _service(
+    document: FleetDocument, catalog: Catalog, name: str, entry: ServiceEntry, node_types: set[str]
+) -> Service:
+    here = ("models", name)
+    with document.at(*here):
+        slug(name)
+    asked = "model" if entry.model is not None else None
+    with document.at(*here, *([asked] if asked else [])):
+        model = catalog.model(entry.model or name)
+        parts = [component.name for component in model.graph.components]
+        if not model.has_llm or len(parts) > 1:
+            raise InputError(
+                f"{model.name} is made of {', '.join(parts)}; only plain language models are planned",
+                hint="serve a model with one component, an llm",
+            )
+    only = tuple(_nodes(document, catalog, (*here, "only"), entry.only))
+    avoid = tuple(_nodes(document, catalog, (*here, "avoid"), entry.avoid))
+    lengths = _lengths(document, (*here, "lengths"), entry.lengths, model.llm.max_context)
+    service = Service(
+        name=name,
+        model=model.name,
+        ttft_s=entry.ttft,
+        tpot_s=entry.tpot,
+        rate_per_s=entry.rate,
+        lengths=lengths,
+        phases=_phases(document, here, entry),
+        headroom=entry.headroom,
+        priority=entry.priority,
+        only=only,
+        avoid=avoid,
+    )
+    if not any(service.allows(kind) for kind in node_types):
+        field = "only" if only else "avoid"
+        raise document.error(
+            "no node type of the pool is left for this model",
+            *here,
+            field,
+            hint=f"the pool has {', '.join(sorted(node_types)[:8])}",
+        )
+    return service
+
+
+def _phases(
+    document: FleetDocument, here: tuple[str, ...], entry: ServiceEntry
+) -> Literal["apart", "together"]:
+    """Return whether phases run apart; on a fixed cluster they run together."""
+    if document.content.cluster is None:
+        return entry.phases
+    if entry.phases == "apart" and "phases" in entry.model_fields_set:
+        raise document.error(
+            "on a fixed cluster both phases run together", *here, "phases", hint="leave it out"
+        )
+    return "together"
+
+
+def _nodes(
+    document: FleetDocument, catalog: Catalog, here: tuple[str, ...], names: list[str]
+) -> Iterator[str]:
+    """Yield canonical names: a GPU type stands for all its sizes, a node type for itself."""
+    for index, name in enumerate(names):
+        with document.at(*here, index):
+            yield catalog.node(name).id if ":" in name else catalog.gpu(name).name
+
+
+def _lengths(
+    document: FleetDocument, here: tuple[str, ...], entry: str | LengthsEntry, max_context: int
+) -> Lengths:
+    with document.at(*here):
+        if isinstance(entry, str):
+            mix = length_mix(entry)
+        else:
+            mix = LengthMix(
+                entry.input,
+                entry.output,
+                entry.input**2 * (1 + entry.input_cv**2),
+                entry.output**2 * (1 + entry.output_cv**2),
+                entry.input_tail or 0.0,
+            )
+        longest = max(mix.input_mean + mix.output_mean, mix.input_tail)
+        if longest > max_context:
+            raise InputError(
+                f"requests of {longest:,.0f} tokens exceed the model's {max_context:,}",
+                hint="use shorter lengths, or a model with a longer context",
+            )
+        return Lengths.of(mix)
+
+
+# What runs
+
+
+def _running(document: FleetDocument) -> tuple[Instance, ...]:
+    given = document.content.running
+    if given is None:
+        return ()
+    path = document.folder / given
+    with document.at("running"):
+        text = read_text_limited(path)
+    return Plan.from_json(text, path=path).instances
+
+
+# Facts
+
+
+def _facts(
+    document: FleetDocument, overlays: Iterable[str | os.PathLike[str]], environ: Mapping[str, str]
+) -> tuple[Catalog, tuple[Overlay, ...]]:
+    """Return the catalog and the overlays that make it, as data that needs no other file."""
+    from_environment = environ.get(OVERLAY_VARIABLE, "").strip()
+    given = document.content.catalog
+    paths: list[str | os.PathLike[str]] = [from_environment] if from_environment else []
+    paths += overlays
+    if isinstance(given, str):
+        paths.append(document.folder / given)
+    catalog = Catalog.default()
+    plain: list[Overlay] = []
+    for path in paths:
+        catalog = catalog.with_overlay(path)
+        plain.append(_complete(load_yaml_file(path).data, Path(path).parent))
+    if isinstance(given, dict):
+        with document.at("catalog"):
+            plain.append(_complete(given, document.folder))
+            catalog = catalog.with_overlay(plain[-1])
+    return catalog, tuple(plain)
+
+
+def _complete(data: object, folder: Path) -> Overlay:
+    """Return an overlay that needs no other file: the config.json of a model is put in its place."""
+    plain = _plain(data)
+    overlay: Overlay = plain if isinstance(plain, dict) else {}
+    models = overlay.get("models")
+    for name, entry in models.items() if isinstance(models, dict) else ():
+        if isinstance(entry, dict) and isinstance(entry.get("hf_config"), str):
+            path = folder / str(entry["hf_config"])
+            model_from_config(path, name)  # says what is wrong with it, if anything
+            file = path / "config.json" if path.is_dir() else path
+            entry["hf_config"] = json.loads(read_text_limited(file))
+    return overlay
+
+
+def _plain(value: object) -> JsonValue:
+    """Return YAML data as JSON holds it: keys are text, whatever they were."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise InputError(f"{value!r} is neither text nor a number", hint="put it in quotes")

@@ -1,1 +1,0 @@
-"""Placing models on the nodes of a fixed cluster so that the most flows through it, network and all."""

@@ -1,0 +1,119 @@
+"""The rules of `validate` for instances on the machines of a fixed cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from atoll.catalog.catalog import Catalog
+from atoll.core.errors import UsageError
+from atoll.perf.step import check_tp
+from atoll.plan.capacities import tokens_per_unit
+from atoll.plan.cluster import Cluster
+from atoll.plan.cluster_profiles import (
+    activation_bytes,
+    request_tokens,
+    service_profiles,
+    service_rates,
+)
+from atoll.plan.plan import SINK, SOURCE, Instance
+from atoll.plan.problem import Problem
+from atoll.plan.validate.violation import Violation, exceeds, violation
+
+
+def check_hosts(instance: Instance, problem: Problem) -> Iterator[Violation]:
+    """Yield every node that is not the machine of the cluster it says it is."""
+    cluster = problem.cluster
+    for node in instance.nodes:
+        where = f"{instance.id} {node.id}"
+        if cluster is None:
+            if node.host is not None:
+                yield violation("host", where, f"there is no cluster with a {node.host}")
+            continue
+        machine = cluster.by_name.get(node.host or "")
+        if machine is None:
+            named = (
+                "no machine is named"
+                if node.host is None
+                else f"{node.host} is none of its machines"
+            )
+            yield violation("host", where, f"on a fixed cluster {named}")
+        elif (machine.node_type, machine.region) != (node.node_type, instance.region_of(node)):
+            message = f"{machine.name} is {machine.node_type} in {machine.region}"
+            yield violation("host", where, message)
+
+
+def check_on_cluster(
+    instance: Instance, carried: Mapping[str, float], problem: Problem, catalog: Catalog
+) -> Iterator[Violation]:
+    """Yield where an instance asks more of the machines and links of a cluster than they can do.
+
+    `carried` is what enters each node, in units of the role per second.
+    """
+    cluster = problem.cluster
+    if cluster is None:
+        raise UsageError(f"{problem.name} has no fixed cluster")
+    yield from _nodes(instance, carried, problem, cluster, catalog)
+    yield from _links(instance, problem, cluster, catalog)
+
+
+def _nodes(
+    instance: Instance,
+    carried: Mapping[str, float],
+    problem: Problem,
+    cluster: Cluster,
+    catalog: Catalog,
+) -> Iterator[Violation]:
+    service = problem.service(instance.service)
+    spec = catalog.model(service.model).llm
+    profiles = service_profiles(problem, catalog, service)
+    rates = service_rates(problem, catalog, service)
+    tokens = tokens_per_unit(service, instance.phase)
+    for node in instance.nodes:
+        where, kind = f"{instance.id} {node.id}", node.node_type
+        try:
+            check_tp(catalog.node(kind), node.tp, spec)
+        except UsageError as error:
+            yield violation("memory", where, error.message)
+        if kind not in profiles:
+            yield violation("memory", where, f"{kind} cannot hold a layer of {service.model}")
+            continue
+        own = profiles[kind]
+        if node.layers > own.max_layers:
+            message = f"{node.layers} layers on {kind}, which holds {own.max_layers}"
+            yield violation("memory", where, message, node.layers - own.max_layers)
+            continue
+        room = own.kv_tokens[node.layers - 1] * cluster.kv_fill
+        if exceeds(request_tokens(service), room):
+            message = (
+                f"KV cache of {room:g} tokens beside {node.layers} layers, less than a request"
+            )
+            yield violation("memory", where, message, request_tokens(service) - room)
+        limit = rates[kind][node.layers - 1] if kind in rates else 0.0
+        flow = carried[node.id] * tokens
+        if exceeds(flow, limit):
+            message = f"{flow:g} tokens/s on {node.host} with {node.layers} layers, which carries {limit:g}"
+            yield violation("node-capacity", where, message, flow - limit)
+
+
+def _links(
+    instance: Instance, problem: Problem, cluster: Cluster, catalog: Catalog
+) -> Iterator[Violation]:
+    service = problem.service(instance.service)
+    tokens = tokens_per_unit(service, instance.phase)
+    between = activation_bytes(catalog, service)
+    hosts = {node.id: node.host or "" for node in instance.nodes} | {SOURCE: SOURCE, SINK: SINK}
+    for flow in instance.flows:
+        if flow.src not in hosts or flow.dst not in hosts:
+            continue  # its own rule says so
+        where = f"{instance.id} {flow.src}->{flow.dst}"
+        src, dst = hosts[flow.src], hosts[flow.dst]
+        link = cluster.link(src, dst)
+        if link is None:
+            if flow.per_s > 0:
+                yield violation("link-capacity", where, f"no link from {src} to {dst}", flow.per_s)
+            continue
+        outside = flow.src == SOURCE or flow.dst == SINK
+        used = flow.per_s * tokens * (cluster.token_bytes if outside else between)
+        if exceeds(used, link.bytes_per_s):
+            message = f"{used / 1e6:.3g} MB/s from {src} to {dst}, which carries {link.bytes_per_s / 1e6:.3g}"
+            yield violation("link-capacity", where, message, used - link.bytes_per_s)

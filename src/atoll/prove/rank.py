@@ -1,0 +1,116 @@
+"""Value plans of a fixed cluster by simulating them: how much each generates when asked for more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from atoll.catalog.catalog import Catalog
+    from atoll.plan.plan import Plan
+    from atoll.plan.problem import Problem, Service
+    from atoll.solve.place.refine import Measured
+    from atoll.workload.requests import Ints, Requests
+
+_WARM_S = 60.0
+_WINDOW_S = 420.0
+"""Long enough for the first requests to end: until then few prompts come in, and all plans look better."""
+_HIGH_WATER = 0.85
+"""Share of a node's KV cache that may be booked, as in Helix's offline runs."""
+_COPY_S_PER_BYTE = 1 / 4e9 + 1 / 5e9
+"""Activations are gathered on the host and copied to the GPU, so fast."""
+_PLENTY = 4.0
+"""Requests that wait, as a multiple of what a plan is said to serve in the time simulated."""
+_LEAST = 2_000
+_USUAL = "azure-conv"
+_LONGEST = (2047, 1000)
+"""Where requests are said to have one length, theirs vary as in this workload without its longest prompts and
+answers, which is what Helix runs."""
+
+
+@dataclass
+class Simulated:
+    """Generated tokens/s of a plan under more demand than it can serve, as Helix measures offline.
+
+    Requests come from the problem's own lengths and are let in as KV caches allow. `say` is told of
+    progress.
+    """
+
+    problem: Problem
+    catalog: Catalog
+    say: Callable[[str], None] | None = None
+    _runs: int = field(default=0, init=False)
+    _best: float = field(default=0.0, init=False)
+
+    def __call__(self, plan: Plan) -> Measured:
+        """Return what a plan generates when there is always another request, and how long prompts take."""
+        from atoll.sim.api import simulate
+        from atoll.sim.options import SimOptions
+        from atoll.solve.place.refine import Measured
+
+        end = _WARM_S + _WINDOW_S
+        options = SimOptions(
+            seed=self.problem.settings.seed,
+            feed="watermark",
+            high_water=_HIGH_WATER,
+            until_s=end,
+            from_s=_WARM_S,
+        )
+        if self.problem.cluster is not None and self.problem.cluster.profiles:
+            options = replace(options, **self._measured())
+        most = max(instance.throughput_per_s for instance in plan.instances)
+        count = _LEAST + int(_PLENTY * most * end)
+        found = simulate(plan, self.problem, self.catalog, self.requests(count), options)
+        self._runs += 1
+        self._best = max(self._best, found.tokens_per_s)
+        if self.say is not None:
+            self.say(f"simulated {self._runs} plans: best {self._best:,.1f} generated tokens/s")
+        return Measured(found.tokens_per_s, found.services[0].ttft_s.p50 or 0.0)
+
+    def _measured(self) -> dict[str, Any]:
+        """Measured curves are of Helix's engine: it takes all that waits and sends tokens one by one."""
+        from atoll.plan.cluster_profiles import activation_bytes
+
+        per_token = activation_bytes(self.catalog, self.problem.services[0])
+        return {
+            "batching": "best-effort",
+            "single_messages": True,
+            "first_token": False,
+            "handover_s": per_token * _COPY_S_PER_BYTE,
+        }
+
+    def requests(self, count: int) -> Requests:
+        """Return requests that all wait from the start; the first ones are the same for any count."""
+        from atoll.workload.requests import Requests
+
+        (service,) = self.problem.services
+        prompts, answers = _lengths(service, count, self.problem.settings.seed)
+        return Requests.of(np.zeros(count), prompts, answers)
+
+
+def _lengths(service: Service, count: int, seed: int) -> tuple[Ints, Ints]:
+    """Return prompt and answer tokens of requests, drawn in blocks so that more of them begin alike."""
+    from atoll.core.rng import stream
+    from atoll.workload.builtin import built_in, lengths_like
+
+    own = service.lengths
+    varied = own.input_mean_square > own.input_mean**2 * (1 + 1e-9)
+    drawn = lengths_like(own.mix()) if varied else built_in(_USUAL).lengths
+    random = stream(seed, "ranking")
+    blocks: list[tuple[Ints, Ints]] = []
+    while sum(len(prompts) for prompts, _ in blocks) < count:
+        prompts, answers = drawn.draw(random, _LEAST)
+        kept = varied | ((prompts <= _LONGEST[0]) & (answers <= _LONGEST[1]))
+        blocks.append((prompts[kept], answers[kept]))
+    columns = [np.concatenate(column)[:count] for column in zip(*blocks, strict=True)]
+    if varied:
+        return columns[0], columns[1]
+    means = (own.input_mean, own.output_mean)
+    scaled = [
+        np.maximum(1, np.rint(column * (mean / first.mean()))).astype(np.int32)
+        for column, first, mean in zip(columns, blocks[0], means, strict=True)
+    ]
+    return scaled[0], scaled[1]

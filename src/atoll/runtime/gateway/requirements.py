@@ -1,0 +1,112 @@
+"""What is special about a request: its key, its policy, the models that may serve it, its conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from atoll.routing.affinity import blocks, chain
+from atoll.runtime.openai import AnyRequest, ApiError, ChatRequest, CompletionRequest, Generation
+from atoll.runtime.pool.policy import HEADERS, Policy, fallbacks
+
+if TYPE_CHECKING:
+    from atoll.runtime.accounts.accounts import Grant
+
+SPECIAL = HEADERS | {b"x-atoll-fallback", b"x-atoll-session"}
+"""Headers that make a request special."""
+_SESSION_BYTES = 256
+
+
+class Candidate(NamedTuple):
+    """A model that may serve a request, and what it is to the one asked for."""
+
+    model: str
+    how: str
+    """`exact`, `alias` or `fallback`."""
+    alias: str = ""
+    """A name that nodes must give the model themselves: what one node says binds no other."""
+
+
+class Wish:
+    """What a request asks for beyond its model; policies of the key and of the request both hold."""
+
+    __slots__ = ("asked", "candidates", "grant", "keys", "policies", "work")
+
+    def __init__(self, asked: str, candidates: Sequence[Candidate]) -> None:
+        self.asked = asked
+        """The model asked for."""
+        self.candidates = tuple(candidates)
+        """The best first."""
+        self.grant: Grant | None = None
+        self.policies: tuple[Policy, ...] = ()
+        """That of the key first."""
+        self.keys: list[int] = []
+        """By which the conversation is known, the longest beginning first; see `routing.affinity`."""
+        self.work = 0.0
+        """Tokens it will take at most, 0: not limited."""
+
+
+def policies_of(grant: Grant | None, headers: Mapping[bytes, bytes]) -> tuple[Policy, ...]:
+    """Return the policies that a request must meet; a malformed header is an ApiError."""
+    asked = Policy.from_headers(headers)
+    key = None if grant is None else grant.policy
+    return tuple(policy for policy in (key, asked) if policy is not None)
+
+
+def candidates_of(
+    request: AnyRequest,
+    headers: Mapping[bytes, bytes],
+    policies: Sequence[Policy],
+    known: Callable[[str], Sequence[Candidate]],
+    visible: Callable[[str], bool],
+) -> list[Candidate]:
+    """Return the models that may serve a request, each once, the best first.
+
+    `known` gives the models behind a name. Others than the one asked for only if the client named them and
+    no policy is against it.
+    """
+    found: dict[str, Candidate] = {}
+    for candidate in known(request.model):
+        found.setdefault(candidate.model, candidate)
+    if all(policy.allow_fallback is not False for policy in policies):
+        for name in (*fallbacks(headers), *(request.models or ())):
+            if name == request.model or not visible(name):
+                continue
+            for candidate in known(name):
+                model, alias = candidate.model, candidate.alias
+                held = found.setdefault(model, Candidate(model, "fallback", alias))
+                if held.alias and not alias:
+                    found[model] = held._replace(alias="")
+    return list(found.values())
+
+
+def conversation(request: AnyRequest, headers: Mapping[bytes, bytes]) -> list[int]:
+    """Return the hashes by which the conversation of a request is known, the longest first."""
+    session = headers.get(b"x-atoll-session")
+    if session is not None:
+        if not session or len(session) > _SESSION_BYTES:
+            raise ApiError(
+                400,
+                f"x-atoll-session: 1 to {_SESSION_BYTES} bytes are needed",
+                param="x-atoll-session",
+                code="invalid_header",
+            )
+        return [hash((request.model, session))]
+    if isinstance(request, ChatRequest):
+        parts: list[object] = [
+            (m.role, m.content if isinstance(m.content, str) else len(m.content or ()))
+            for m in request.messages
+        ]
+        return chain(request.model, parts)[::-1]
+    if isinstance(request, CompletionRequest) and isinstance(request.prompt, str):
+        return chain(request.model, blocks(request.prompt))[::-1]
+    return []
+
+
+def limit_of(request: AnyRequest) -> int | None:
+    """Return the most tokens that a request may generate, if it says so."""
+    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+        return request.max_completion_tokens
+    if isinstance(request, Generation):
+        return request.max_tokens
+    return None

@@ -1,0 +1,111 @@
+"""A gateway alone: its configuration from a file, followed while it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from atoll.core.errors import AtollError
+from atoll.core.files import load_yaml
+from atoll.runtime.gateway.app import Gateway
+from atoll.runtime.gateway.settings import GatewayFile
+from atoll.runtime.pool.pool import Pool
+from atoll.telemetry.logs import JsonLog
+
+_LOOK_S = 0.5
+_DRAIN_S = 30.0
+TOKEN_VARIABLE = "ATOLL_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
+"""Sets the admin token, so that it need not stand in a file."""
+
+
+def read_config(path: Path) -> GatewayFile:
+    """Read a configuration (YAML or JSON); what is wrong is an InputError."""
+    file = GatewayFile.parse(load_yaml(path) or {}, path=path)
+    token = os.environ.get(TOKEN_VARIABLE)
+    return file.model_copy(update={"admin_token": token}) if token else file
+
+
+async def run(path: Path, ready: asyncio.Future[tuple[str, int]] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT, then drain; a second signal stops at once. Returns the exit code."""
+    config = read_config(path)
+    log = JsonLog()
+    pool = Pool(config.backends, outliers=config.outliers, policy=config.policy)
+    gateway = Gateway(pool, config, log=log)
+    signals = Signals()
+    address = await gateway.start()
+    if ready is not None:
+        ready.set_result(address)
+    following = asyncio.create_task(follow(path, config, gateway))
+    await signals.stop.wait()
+    following.cancel()
+    await signals.drain(gateway, _DRAIN_S)
+    return 0
+
+
+class Signals:
+    """SIGTERM or SIGINT ask a process to stop, a second one to do so at once."""
+
+    def __init__(self) -> None:
+        self.stop, self.at_once = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._asked)
+
+    def _asked(self) -> None:
+        (self.at_once if self.stop.is_set() else self.stop).set()
+
+    async def drain(self, gateway: Gateway, seconds: float) -> None:
+        """Let a gateway finish what runs, unless asked to hurry, and close it."""
+        drained = asyncio.create_task(gateway.drain(seconds))
+        hurried = asyncio.create_task(self.at_once.wait())
+        await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        drained.cancel()
+        await gateway.close()
+
+
+async def follow(
+    path: Path,
+    config: GatewayFile,
+    gateway: Gateway,
+    overruled: Mapping[str, object] = MappingProxyType({}),
+) -> None:
+    """Take over what changes in the file; what cannot be read is logged and changes nothing.
+
+    `overruled` are settings that were given otherwise and stay.
+    """
+    seen = _mark(path)
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        now = _mark(path)
+        if now == seen or now is None:
+            continue
+        seen = now
+        try:
+            new = read_config(path).model_copy(update=overruled)
+            gateway.pool.replace(new.backends)
+        except AtollError as error:
+            gateway.log.event("config.refused", path=str(path), error=str(error))
+            continue
+        if (new.host, new.port, new.policy, new.outliers) != (
+            config.host,
+            config.port,
+            config.policy,
+            config.outliers,
+        ):
+            gateway.log.event("config.partly", needs_restart="host, port, policy, outliers")
+        config = new
+        gateway.configure(new)
+        gateway.log.event("config.changed", backends=len(new.backends))
+
+
+def _mark(path: Path) -> tuple[int, int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size

@@ -1,0 +1,338 @@
+"""The side of the gateway that backends see: kept connections, one request at a time on each.
+
+`Way` and `Ways` are what a request needs of a backend; `Link` and `Links` are that over HTTP. Nodes of a
+fabric are reached by others (`atoll.runtime.federation.links`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections import deque
+from functools import cache
+from typing import NamedTuple, Protocol, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from atoll.runtime.pool.pool import Member
+
+_DRAIN_S = 5.0
+_MAX_IDLE = 1024
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+class Receiver(Protocol):
+    """What a connection tells about the answer to its request."""
+
+    def on_head(self, status: int, content_type: bytes, retry_after: bytes) -> None:
+        """Status and headers are there."""
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the body."""
+
+    def on_end(self) -> None:
+        """The answer is complete, and the connection has no more to do with it."""
+
+    def on_lost(self, reason: str, *, unused: bool) -> None:
+        """It will never be; `unused`: a kept connection that turned out to be closed already."""
+
+
+class Ask(NamedTuple):
+    """What requests to an endpoint have in common."""
+
+    method: bytes = b"POST"
+    content_type: bytes = b"application/json"
+
+
+JSON = Ask()
+GET = Ask(b"GET")
+
+
+class Way(Protocol):
+    """A way to a backend for one request."""
+
+    def ask(
+        self, receiver: Receiver, path: bytes, body: bytes, extra: bytes, ask: Ask = JSON
+    ) -> None:
+        """Send a request; `extra` are headers with their line ends, `receiver` hears of the answer."""
+
+    def leave(self) -> None:
+        """Listen no more; the answer is as good as over."""
+
+    def close(self) -> None:
+        """Listen no more; the backend takes that as the request being cancelled."""
+
+    def pause(self) -> None:
+        """Have the backend wait with its answer."""
+
+    def resume(self) -> None:
+        """Have it go on."""
+
+
+class Ways(Protocol):
+    """The ways to one backend."""
+
+    url: str
+    open: int
+
+    def aim(self, member: Member) -> None:
+        """Take the address of a backend, which may have changed."""
+
+    def take(self) -> Way | None:
+        """Return a way that is there already, or None."""
+
+    async def connect(self) -> Way:
+        """Make one."""
+
+    def drop_idle(self) -> None:
+        """Give up what is kept: the backend behind it is not the one it was opened to."""
+
+    def tick(self, now_s: float) -> None:
+        """Give up what takes too long."""
+
+    def close(self) -> None:
+        """Make no more."""
+
+
+class Link(asyncio.Protocol):
+    """One connection to a backend."""
+
+    __slots__ = (
+        "_ended",
+        "_headers",
+        "_links",
+        "_sized",
+        "_status",
+        "_touched",
+        "drain_until_s",
+        "on_header",
+        "parser",
+        "receiver",
+        "reused",
+        "transport",
+    )
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+        self._headers: dict[bytes, bytes] = {}
+        # Called by the parser, without any Python in between.
+        self.on_header = self._headers.__setitem__
+        self.parser = httptools.HttpResponseParser(self)
+        self.receiver: Receiver | None = None
+        self.transport: asyncio.Transport
+        self.reused = False
+        self.drain_until_s = 0.0
+        self._status = 0
+        self._sized = self._touched = self._ended = False
+
+    def send(self, receiver: Receiver, request: bytes) -> None:
+        """Send the bytes of a request; `receiver` hears of the answer."""
+        self.receiver = receiver
+        self._status = 0
+        self._sized = self._touched = self._ended = False
+        self.transport.write(request)
+
+    def ask(
+        self, receiver: Receiver, path: bytes, body: bytes, extra: bytes, ask: Ask = JSON
+    ) -> None:
+        """Send a request to the backend; `receiver` hears of the answer."""
+        self.receiver = receiver
+        self._status = 0
+        self._sized = self._touched = self._ended = False
+        self.transport.write(self._links.request(path, body, extra, ask))
+
+    def leave(self) -> None:
+        """Listen no more; the connection is kept if the answer ends before long."""
+        self.receiver = None
+        self._links.drain(self)
+
+    def close(self) -> None:
+        """Close; a backend takes that as the request being cancelled."""
+        self.receiver = None
+        self.transport.abort()
+
+    def pause(self) -> None:
+        """Read no more until `resume`."""
+        self.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        with contextlib.suppress(RuntimeError):
+            self.transport.resume_reading()
+
+    # Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self.transport = cast("asyncio.Transport", transport)
+        self._links.open += 1
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell whoever waits."""
+        self._links.lost(self)
+        receiver, self.receiver = self.receiver, None
+        if receiver is None:
+            return
+        if exc is None and self._status >= 200 and not self._sized and not self._ended:
+            # A body without a length ends with the connection.
+            receiver.on_end()
+        else:
+            reason = f"connection lost: {exc}" if exc is not None else "connection closed"
+            receiver.on_lost(reason, unused=self.reused and not self._touched)
+
+    def data_received(self, data: bytes) -> None:
+        """Read on."""
+        self._touched = True
+        if self.receiver is None and not self.drain_until_s:
+            # Nobody asked.
+            self.transport.abort()
+            return
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            raise error.__context__ or error from None
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            receiver = self.receiver
+            self.close()
+            if receiver is not None:
+                receiver.on_lost("the answer is not valid HTTP", unused=False)
+
+    # Parser
+
+    def on_headers_complete(self) -> None:
+        """Tell that the answer begins."""
+        self._status = status = self.parser.get_status_code()
+        headers = self._headers
+        if b"content-type" not in headers:
+            # Names in other letters than most engines write them.
+            headers = {name.lower(): value for name, value in headers.items()}
+        self._sized = b"content-length" in headers or b"transfer-encoding" in headers
+        kind, retry = headers.get(b"content-type", b""), headers.get(b"retry-after", b"")
+        self._headers.clear()
+        if status >= 200 and self.receiver is not None:
+            self.receiver.on_head(status, kind, retry)
+
+    def on_body(self, data: bytes) -> None:
+        """Pass on."""
+        if self.receiver is not None:
+            self.receiver.on_body(data)
+
+    def on_message_complete(self) -> None:
+        """Tell that the answer is complete; the connection can serve again."""
+        if self._status < 200:
+            return
+        self._ended = True
+        receiver, self.receiver = self.receiver, None
+        self._links.keep(self)
+        if receiver is not None:
+            receiver.on_end()
+
+
+class Links:
+    """The connections to one backend."""
+
+    def __init__(self, member: Member, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._idle: deque[Link] = deque()
+        self._draining: set[Link] = set()
+        self.open = 0
+        self.closed = False
+        self.aim(member)
+
+    def aim(self, member: Member) -> None:
+        """Take the address of a backend, which may have changed."""
+        backend = member.backend
+        parts = urlsplit(backend.url)
+        self.url = backend.url
+        self._secure = parts.scheme == "https"
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if self._secure else 80)
+        key = backend.metadata.get("api_key", "")
+        safe = key if key.isprintable() and key.isascii() else ""
+        auth = f"authorization: Bearer {safe}\r\n" if safe else ""
+        self._prefix = parts.path.encode()
+        self._heads: dict[bytes, bytes] = {}
+        self._common = (
+            f" HTTP/1.1\r\nhost: {parts.netloc}\r\n{auth}user-agent: atoll\r\ncontent-type: "
+        ).encode()
+
+    def request(self, path: bytes, body: bytes, extra: bytes, ask: Ask = JSON) -> bytes:
+        """Return a request; `extra` are headers with their line ends."""
+        head = self._heads.get(path) if ask is JSON else None
+        if head is None:
+            head = b"%b %b%b%b%b\r\n" % (
+                ask.method,
+                self._prefix,
+                path,
+                self._common,
+                ask.content_type,
+            )
+            if ask is JSON:
+                # There are as many as there are endpoints.
+                self._heads[path] = head
+        return b"%b%bcontent-length: %d\r\n\r\n%b" % (head, extra, len(body), body)
+
+    def take(self) -> Link | None:
+        """Return a kept connection, the one used last, or None."""
+        idle = self._idle
+        while idle:
+            link = idle.pop()
+            if not link.transport.is_closing():
+                link.reused = True
+                return link
+        return None
+
+    async def connect(self) -> Link:
+        """Open a connection."""
+        context = _tls() if self._secure else None
+        _, link = await self._loop.create_connection(
+            lambda: Link(self), self._host, self._port, ssl=context
+        )
+        return link
+
+    def keep(self, link: Link) -> None:
+        """Take a connection back."""
+        self._draining.discard(link)
+        link.drain_until_s = 0.0
+        if (
+            self.closed
+            or len(self._idle) >= _MAX_IDLE
+            or not link.parser.should_keep_alive()
+            or link.transport.is_closing()
+        ):
+            link.transport.close()
+        else:
+            self._idle.append(link)
+
+    def drain(self, link: Link) -> None:
+        """Let an answer that nobody waits for end."""
+        link.drain_until_s = self._loop.time() + _DRAIN_S
+        self._draining.add(link)
+
+    def lost(self, link: Link) -> None:
+        """Forget a connection."""
+        self.open -= 1
+        self._draining.discard(link)
+        if link in self._idle:
+            self._idle.remove(link)
+
+    def drop_idle(self) -> None:
+        """Close kept connections: the backend behind them is not the one they were opened to."""
+        while self._idle:
+            self._idle.pop().transport.close()
+
+    def tick(self, now_s: float) -> None:
+        """Close what drains for too long."""
+        for link in [k for k in self._draining if now_s >= k.drain_until_s]:
+            link.close()
+
+    def close(self) -> None:
+        """Open no more and close what is idle."""
+        self.closed = True
+        self.drop_idle()

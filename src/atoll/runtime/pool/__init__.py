@@ -1,0 +1,7 @@
+"""The backends of a gateway: what each is, how it fares, which is next.
+
+pool      all backends, by model
+rings     the order in which backends of a model are asked
+outliers  when a backend is left alone for a while
+policy    which nodes a key or a request accepts
+"""

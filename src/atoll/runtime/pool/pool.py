@@ -1,0 +1,450 @@
+"""The instances behind a gateway: who they are, who is well, and who gets the next request.
+
+Requests of a model go round its backends by interleaved weighted round robin (`atoll.routing`), so that
+each gets the plan's share, smoothly. Left out are those that are down, ejected or full, and those with
+more than one and a half times their share of what is running: a backend that grew slow is not piled upon.
+Under the policy `learned` this holds where every backend of a model was given a weight; elsewhere the
+traffic itself says how fast each is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from atoll.core.errors import InputError, UnknownNameError
+from atoll.core.frozen import Frozen
+from atoll.routing import decisions
+from atoll.routing.policies import LEARNED, gateway_policy_code
+from atoll.runtime.pool.outliers import Outliers, OutlierSettings
+from atoll.runtime.pool.policy import Offer
+from atoll.runtime.pool.rings import Ring, usable_by
+
+Kind = Literal["atoll", "vllm", "llamacpp", "sglang", "openai"]
+SECRETS = frozenset({"api_key"})
+"""Metadata that is never shown."""
+
+_SMOOTHING = 0.1
+FABRIC = "fabric"
+"""Scheme of the URLs of nodes that are reached through the fabric: fabric://SESSION."""
+
+
+class Backend(Frozen):
+    """One instance: an OpenAI endpoint."""
+
+    id: str = Field(min_length=1, max_length=200)
+    url: str
+    """http:// or https://, host, port and perhaps a path that goes before /v1; or fabric://SESSION."""
+    models: tuple[str, ...] = ()
+    services: tuple[str, ...] = ()
+    """Other HTTP services it has, by name."""
+    aliases: dict[str, str] = Field(default_factory=dict)
+    """Other names of its models."""
+    weight: float = Field(1.0, ge=0)
+    """Share of the requests among the backends of a model, in any unit; 0: only when no other is left."""
+    kind: Kind = "openai"
+    """How a broken stream is continued here."""
+    max_inflight: int | None = Field(None, ge=1)
+    metadata: dict[str, str] = Field(default_factory=dict)
+    """`api_key` is sent as a bearer token; the rest is shown in the status."""
+
+    @field_validator("url")
+    @classmethod
+    def _usable(cls, url: str) -> str:
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = 0
+        if parts.scheme not in ("http", "https", FABRIC) or not parts.hostname or port == 0:
+            raise ValueError("a URL like http://127.0.0.1:8000 is needed")
+        if parts.query or parts.fragment or parts.username or not url.isascii() or " " in url:
+            raise ValueError("only scheme, host, port and path may be given")
+        return url.rstrip("/").removesuffix("/v1")
+
+    @model_validator(mode="after")
+    def _useful(self) -> Self:
+        if not self.models and not self.services:
+            raise ValueError("models: at least one is needed")
+        return self
+
+    @property
+    def weighted(self) -> bool:
+        """Whether somebody chose its weight."""
+        return "weight" in self.model_fields_set
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a node of a fabric says of itself that does not change how to ask it."""
+
+    offers: dict[str, Offer] = field(default_factory=dict)
+    """By model."""
+    ends_s: float | None = None
+    usd_per_mtoken_in: float | None = None
+    usd_per_mtoken_out: float | None = None
+
+
+class Member:
+    """A backend of a pool with what is known of it now."""
+
+    __slots__ = (
+        "_area",
+        "_area_s",
+        "backend",
+        "elsewhere",
+        "ends_s",
+        "facts",
+        "failures",
+        "inflight",
+        "masked",
+        "mean_s",
+        "most",
+        "name",
+        "node",
+        "offers",
+        "outlier",
+        "reason",
+        "removed",
+        "requests",
+        "up",
+    )
+
+    def __init__(self, backend: Backend, outliers: Outliers) -> None:
+        self.become(backend)
+        self.outlier = outliers.add(backend.id)
+        self.inflight = 0
+        self.requests = 0
+        self.failures = 0
+        self.mean_s = 1.0
+        self.up = True
+        self.masked = False
+        """Not to be used for the moment, though what runs there goes on."""
+        self.removed = False
+        self.reason = ""
+        self.elsewhere = 0
+        """Requests that others have sent to it."""
+        self.know(None)
+        self._area = self._area_s = 0.0
+
+    def become(self, backend: Backend) -> None:
+        """Take what a backend is; what is needed for every request is kept at hand."""
+        self.backend = backend
+        self.name = backend.id
+        self.most = backend.max_inflight
+        self.node = backend.url.startswith(f"{FABRIC}:")
+        """Whether it is a node of a fabric, which says by itself whether it is well."""
+
+    def know(self, facts: Facts | None) -> None:
+        """Take what is known of it beyond how to ask it."""
+        self.facts = facts
+        self.ends_s = None if facts is None else facts.ends_s
+        """Unix time at which it ends, if it knows."""
+        self.offers = {} if facts is None else dict(facts.offers)
+        """What policies look at, by model; `offer` has it for every model."""
+
+    def offer(self, model: str) -> Offer:
+        """Return what policies look at; a backend of a configuration says it in its metadata."""
+        found = self.offers.get(model)
+        if found is None:
+            found = self.offers[model] = _offer(self.backend)
+        return found
+
+    def clocked(self, now_s: float) -> float:
+        """Return the requests run here so far, summed over time in seconds. Call before they change."""
+        self._area += self.inflight * (now_s - self._area_s)
+        self._area_s = now_s
+        return self._area
+
+    @property
+    def state(self) -> str:
+        """`up`, `down`, `ejected` or `removed`."""
+        if self.removed:
+            return "removed"
+        if not self.up:
+            return "down"
+        return "up" if self.outlier.ejected_until_s is None else "ejected"
+
+    def full(self) -> bool:
+        """Whether it runs as many requests as it may."""
+        return self.most is not None and self.inflight >= self.most
+
+
+def _offer(backend: Backend) -> Offer:
+    said = backend.metadata
+    context = said.get("context", "")
+    return Offer(
+        node=backend.id,
+        sid=backend.id,
+        provider=said.get("provider", ""),
+        region=said.get("region", ""),
+        precision=said.get("precision", "unknown"),
+        context=int(context) if context.isascii() and context.isdigit() else None,
+        gpus=tuple(filter(None, said.get("gpus", "").split(","))),
+        stability=said.get("stability", "standard"),
+        engine=backend.kind,
+    )
+
+
+Allow = Callable[[Member], bool]
+Listener = Callable[[str, Member], None]
+"""Called with `added`, `changed`, `removed`, `masked`, `down`, `up`, `ejected` or `restored`."""
+
+
+class Pool:
+    """The backends of a gateway; they come, go and change while it runs. Not thread-safe."""
+
+    def __init__(
+        self,
+        backends: Iterable[Backend] = (),
+        *,
+        outliers: OutlierSettings | None = None,
+        policy: str = "iwrr",
+        seed: int = 0,
+        learn: bool = False,
+    ) -> None:
+        self.members: dict[str, Member] = {}
+        self.listeners: list[Listener] = []
+        self._outliers = Outliers(outliers)
+        self._policy = gateway_policy_code(policy)
+        self._seed = seed
+        self.learns = learn or self._policy == LEARNED
+        """Whether finished requests should be told to `learn`."""
+        self.decisions = dict.fromkeys(("weights", "learned", "explored", "affinity"), 0)
+        """How often one of several backends was chosen for which reason."""
+        self.rings: dict[str, Ring] = {}
+        """By model; what is no key here is served by no backend."""
+        self.aliases: dict[str, tuple[str, ...]] = {}
+        """The models behind other names."""
+        self.ending = False
+        """Whether any backend knows when it ends."""
+        self.services: dict[str, Ring] = {}
+        """By the name of a service that is no model."""
+        for backend in backends:
+            self.add(backend)
+
+    @property
+    def models(self) -> list[str]:
+        """The models some backend serves, in the order they came."""
+        return list(self.rings)
+
+    def serves(self, model: str) -> bool:
+        """Whether any backend, well or not, serves a model."""
+        return model in self.rings
+
+    def add(self, backend: Backend, facts: Facts | None = None) -> Member:
+        """Use one more backend."""
+        if backend.id in self.members:
+            raise InputError(f"there is a backend {backend.id!r} already", field="id")
+        member = Member(backend, self._outliers)
+        member.know(facts)
+        self.members[backend.id] = member
+        self._rebuild()
+        self._tell("added", member)
+        return member
+
+    def update(self, backend: Backend, facts: Facts | None = None) -> None:
+        """Change what a backend is; running requests are not touched."""
+        member = self._member(backend.id)
+        if member.backend == backend and member.facts == facts:
+            return
+        member.become(backend)
+        member.know(facts)
+        self._rebuild()
+        self._tell("changed", member)
+
+    def remove(self, name: str) -> None:
+        """Send a backend nothing more; requests that run there end there."""
+        member = self._member(name)
+        del self.members[name]
+        self._outliers.remove(name)
+        member.removed = True
+        self._rebuild()
+        self._tell("removed", member)
+
+    def replace(self, backends: Iterable[Backend]) -> None:
+        """Make these the backends: add, change and remove what differs; nodes of a fabric stay."""
+        wanted = {b.id: b for b in backends}
+        for name in [n for n, m in self.members.items() if n not in wanted and not m.node]:
+            self.remove(name)
+        for name, backend in wanted.items():
+            if name in self.members:
+                self.update(backend)
+            else:
+                self.add(backend)
+
+    def set_health(self, name: str, up: bool, reason: str = "") -> None:
+        """Say that a backend is dead (what runs there moves on) or well again."""
+        member = self._member(name)
+        was, masked = member.up, member.masked
+        member.up, member.reason = up, "" if up else reason
+        member.masked = False
+        if up:
+            self._outliers.restore(member.outlier)
+        if was != up or (masked and not up):
+            self._tell("up" if up else "down", member)
+
+    def mask(self, name: str, reason: str) -> None:
+        """Send a backend nothing for the moment; what runs there is left alone."""
+        member = self._member(name)
+        if member.up:
+            member.up, member.masked, member.reason = False, True, reason
+            self._tell("masked", member)
+
+    def pick(
+        self,
+        model: str,
+        avoid: Collection[str] = (),
+        *,
+        squeeze: bool = False,
+        allow: Allow | None = None,
+        prefer: str | None = None,
+        now_s: float = 0.0,
+    ) -> Member | None:
+        """Return the backend for the next request of a model, or None: none can take it now.
+
+        Backends in `avoid` are taken only if `squeeze` and nothing else is left; `squeeze` also goes over
+        the limit of what a backend should run. Ejected backends are better than none. Those that `allow`
+        says no to are never taken. `prefer` is taken if it is not too busy.
+        """
+        ring = self.rings.get(model)
+        if ring is None:
+            return None
+        only = ring.only
+        if (
+            only is not None
+            and only.up
+            and not avoid
+            and (only.most is None or only.inflight < only.most)
+            and (allow is None or allow(only))
+        ):
+            return only
+        return self._pick(ring, avoid, squeeze, allow, prefer, now_s)
+
+    def pick_service(
+        self, name: str, avoid: Collection[str], now_s: float, allow: Allow | None = None
+    ) -> Member | None:
+        """Return the backend for the next request to a service that is no model."""
+        ring = self.services.get(name)
+        return None if ring is None else self._pick(ring, avoid, True, allow, None, now_s)
+
+    def _pick(
+        self,
+        ring: Ring,
+        avoid: Collection[str],
+        squeeze: bool,
+        allow: Allow | None,
+        prefer: str | None,
+        now_s: float,
+    ) -> Member | None:
+        ways = [(avoid, False, False), (avoid, True, False)]
+        if squeeze:
+            ways.append((avoid, True, True))
+            if avoid:
+                ways.append(((), True, True))
+        policy = self._policy
+        if policy == LEARNED and ring.weighted:
+            policy = decisions.ROUND_ROBIN
+        for avoided, ejected, full in ways:
+            usable = usable_by(avoided, allow, ejected=ejected, full=full)
+            if policy == LEARNED:
+                found, why = ring.learn(usable, prefer, now_s)
+            else:
+                found, why = ring.pick(policy, usable, prefer)
+            if found is not None:
+                self.decisions[why] += 1
+                return found
+        return None
+
+    def learn(
+        self, member: Member, model: str, work: float, seconds: float, beside: float, now_s: float
+    ) -> None:
+        """Note that a request of so much work took so long with so many others beside it."""
+        ring = self.rings.get(model)
+        speed = None if ring is None else ring.speed_of(member)
+        if ring is not None and speed is not None:
+            speed.observe(work, seconds, beside, now_s)
+            ring.mean_work += _SMOOTHING * (work - ring.mean_work) if ring.mean_work else work
+
+    def succeeded(self, member: Member, seconds: float) -> None:
+        """Note that a backend answered a request in so many seconds."""
+        member.mean_s += _SMOOTHING * (seconds - member.mean_s)
+        record = member.outlier
+        record.row = 0
+        record.good += 1
+
+    def failed(self, member: Member, now_s: float, reason: str) -> None:
+        """Note that a backend failed a request (5xx, refused, broken, late)."""
+        member.failures += 1
+        member.reason = reason
+        if self._outliers.failed(member.outlier, now_s):
+            self._tell("ejected", member)
+
+    def tick(self, now_s: float) -> None:
+        """Let time pass: ejections end, success rates are compared."""
+        back, out = self._outliers.tick(now_s)
+        for names, event in ((back, "restored"), (out, "ejected")):
+            for name in names:
+                if name in self.members:
+                    self._tell(event, self.members[name])
+
+    def snapshot(self) -> list[dict[str, object]]:
+        """Return what is known of every backend, for people; secrets are left out."""
+        return [
+            {
+                "id": m.backend.id,
+                "url": m.backend.url,
+                "models": list(m.backend.models),
+                "kind": m.backend.kind,
+                "weight": m.backend.weight,
+                "max_inflight": m.backend.max_inflight,
+                "metadata": {k: v for k, v in m.backend.metadata.items() if k not in SECRETS},
+                "state": m.state,
+                "reason": m.reason,
+                "inflight": m.inflight,
+                "requests": m.requests,
+                "failures": m.failures,
+                "mean_s": round(m.mean_s, 6),
+            }
+            for m in self.members.values()
+        ]
+
+    def _member(self, name: str) -> Member:
+        if name not in self.members:
+            raise UnknownNameError("backend", name, self.members, field="id")
+        return self.members[name]
+
+    def _rebuild(self) -> None:
+        members = list(self.members.values())
+        models = dict.fromkeys(model for m in members for model in m.backend.models)
+        self.rings = {
+            model: Ring(
+                [m for m in members if model in m.backend.models],
+                self.rings.get(model),
+                self._seed,
+            )
+            for model in models
+        }
+        aliases: dict[str, dict[str, None]] = {}
+        for member in members:
+            for alias, model in member.backend.aliases.items():
+                aliases.setdefault(alias, {})[model] = None
+        self.aliases = {alias: tuple(models) for alias, models in aliases.items()}
+        self.ending = any(m.ends_s is not None for m in members)
+        services = dict.fromkeys(name for m in members for name in m.backend.services)
+        self.services = {
+            name: Ring(
+                [m for m in members if name in m.backend.services],
+                self.services.get(name),
+                self._seed,
+            )
+            for name in services
+        }
+
+    def _tell(self, event: str, member: Member) -> None:
+        for listener in self.listeners:
+            listener(event, member)

@@ -1,0 +1,153 @@
+"""The backends of one model or service, and which of them gets the next request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+from atoll.core.rng import stream
+from atoll.routing import decisions
+from atoll.routing.learned import Learned, Speed
+
+if TYPE_CHECKING:
+    from atoll.runtime.pool.pool import Allow, Member
+
+_ALWAYS_RUNNING = 4
+_MOST_OF_SHARE = 1.5
+_KNOWN = 4
+"""Requests after which a speed is worth comparing."""
+_WORTH_IT = 2.0
+"""A backend that served a conversation before may be so many times slower than the best one now."""
+
+Usable = Callable[["Member"], bool]
+
+
+def usable_by(avoid: Collection[str], allow: Allow | None, *, ejected: bool, full: bool) -> Usable:
+    """Return the question whether a backend can be used; `ejected` or `full` ones only if so told."""
+
+    def usable(m: Member) -> bool:
+        return (
+            m.up
+            and (ejected or m.outlier.ejected_until_s is None)
+            and (full or not m.full())
+            and m.name not in avoid
+            and (allow is None or allow(m))
+        )
+
+    return usable
+
+
+class Ring:
+    """The backends of one model with the state of the policy: source -> backends, as `decisions` has it.
+
+    Plain lists instead of arrays: outside compiled code they are several times faster to index.
+    """
+
+    def __init__(self, members: list[Member], before: Ring | None, seed: int) -> None:
+        count = len(members)
+        self.members = members
+        self.only = members[0] if count == 1 else None
+        weights = [m.backend.weight for m in members]
+        # Weight 0 means last resort; all 0 means all alike.
+        self.weight = weights if any(weights) else [1.0] * count
+        self.spare = [m for m in members if m.backend.weight == 0.0] if any(weights) else []
+        self.first = [0, count, *([count] * (count + 1))]
+        self.target = list(range(1, count + 1))
+        self.order = list(range(count))
+        credit = before.credits() if before is not None else {}
+        self.credit = [credit.get(m.name, 0.0) for m in members]
+        self.random = stream(seed, "gateway").integers(1, 2147483398, size=2).tolist()
+        self.weighted = all(m.backend.weighted for m in members)
+        known = before.speeds_by_member() if before is not None else {}
+        self.speeds = [known.get(m) or Speed() for m in members]
+        self.learned: Learned = before.learned if before is not None else Learned()
+        self.mean_work: float = before.mean_work if before is not None else 0.0
+        """Of a request, as `Pool.learn` was told; 0: not known."""
+
+    def speeds_by_member(self) -> dict[Member, Speed]:
+        """Return what is known of the speed of each."""
+        return dict(zip(self.members, self.speeds, strict=True))
+
+    def speed_of(self, member: Member) -> Speed | None:
+        """Return what is known of a member's speed, if it is one."""
+        for m, speed in zip(self.members, self.speeds, strict=True):
+            if m is member:
+                return speed
+        return None
+
+    def expected_s(self, member: Member, work: float) -> float | None:
+        """Return how long a request of so much work would take at a member; None: nobody knows."""
+        speed = self.speed_of(member)
+        if speed is None or not speed.seen:
+            known = [s for s in self.speeds if s.seen]
+            if not known:
+                return None
+            # Like the slowest there is: a guess should not be too bold.
+            speed = max(known, key=lambda s: s.alone_s)
+        return work * speed.time_s(member.inflight + member.elsewhere)
+
+    def learn(self, usable: Usable, prefer: str | None, now_s: float) -> tuple[Member | None, str]:
+        """Return the member for the next request by learned speed, and why it."""
+        members, speeds = self.members, self.speeds
+        closed = [not usable(m) for m in members]
+        running = [float(m.inflight + m.elsewhere) for m in members]
+        best, tried = self.learned.pick(speeds, running, closed, now_s)
+        if best < 0:
+            return None, ""
+        if prefer is not None:
+            for i, m in enumerate(members):
+                if m.name == prefer and not closed[i] and self._worth_it(i, best, running):
+                    speeds[i].asked_s = now_s
+                    return m, "affinity"
+        return members[best], "explored" if tried else "learned"
+
+    def _worth_it(self, home: int, best: int, running: list[float]) -> bool:
+        """Whether the member that served a conversation is not too slow now to serve it again."""
+        one, other = self.speeds[home], self.speeds[best]
+        if home == best or min(one.seen, other.seen) < _KNOWN:
+            return running[home] <= running[best] + _ALWAYS_RUNNING
+        return one.time_s(running[home]) <= _WORTH_IT * other.time_s(running[best])
+
+    def credits(self) -> dict[str, float]:
+        """Return the credit of each, by name."""
+        return {m.name: c for m, c in zip(self.members, self.credit, strict=True)}
+
+    def pick(self, policy: int, usable: Usable, prefer: str | None) -> tuple[Member | None, str]:
+        """Return the member for the next request by a policy over weights, and why it."""
+        members = self.members
+        open_ = [usable(m) for m in members]
+        running = total = 0.0
+        for m, weight, is_open in zip(members, self.weight, open_, strict=True):
+            if is_open:
+                running += m.inflight
+                total += weight
+        if total <= 0.0:
+            return next((m for m in self.spare if usable(m)), None), "weights"
+        share = _MOST_OF_SHARE * (running + 1) / total
+        closed = [False]
+        for m, weight, is_open in zip(members, self.weight, open_, strict=True):
+            shut = not is_open or m.inflight > max(_ALWAYS_RUNNING, share * weight)
+            if not shut and m.name == prefer:
+                return m, "affinity"
+            closed.append(shut)
+        edge = self._edge(policy, closed)
+        return (members[edge] if edge >= 0 else None), "weights"
+
+    def _edge(self, policy: int, closed: Any) -> int:
+        # Any: lists stand in for arrays.
+        first: Any = self.first
+        target: Any = self.target
+        weight: Any = self.weight
+        order: Any = self.order
+        credit: Any = self.credit
+        if policy == decisions.ROUND_ROBIN:
+            return decisions.round_robin(first, target, weight, order, credit, 0, closed)
+        queue: Any = [0.0, *(float(m.inflight) for m in self.members)]
+        load: Any = [0.0] + [
+            m.inflight / w if w > 0 else 0.0 for m, w in zip(self.members, self.weight, strict=True)
+        ]
+        delay: Any = [m.mean_s for m in self.members]
+        random: Any = self.random
+        return decisions.next_hop(
+            policy, first, target, weight, order, credit, delay, queue, load, random, 0, closed
+        )

@@ -1,0 +1,176 @@
+"""Placements of blocks of one or two lanes: a small integer programme that is often all the search needed.
+
+For a flow F, a block of l layers is one lane, or two beside each other. A lane of flow a is a row of nodes
+that each carry a or more and together hold l layers: a node of rates T_k then holds at most J_k(a), the most
+layers j with T_k(j) >= a. Two lanes carry a and F - a. Blocks stand one after another, in any order where
+links do not bind, so a flow of F or more is there if
+
+    sum_b l_b >= L,   l_b <= sum_k J_k(a) x(b,a,k) for both lanes a of block b,   sum x(.,.,k) <= N_k
+
+with whole numbers l, x. One block per split (a, F - a) suffices, with a or F - a one of the rates. The
+largest F is found by bisection over rates and sums of two of them: nothing else can be the flow of two lanes.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from atoll.solve.place.bound.cuts import rates
+from atoll.solve.place.instance import Floats, FlowInstance, Ints, Placement
+from atoll.solve.place.milp.engines import highs
+from atoll.solve.place.milp.model import Programme
+
+_MOST_RATES = 400
+_SAME = 1.0 - 1e-12
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Nodes of a lane by rate table, and the flow each of them must carry."""
+
+    flow: float
+    number: Ints
+
+
+@dataclass(frozen=True)
+class Block:
+    """Lanes beside each other, over the same number of layers."""
+
+    layers: int
+    lanes: tuple[Lane, ...]
+
+
+def lanes(
+    instance: FlowInstance, *, seconds: float, low: float = 0.0, high: float = np.inf
+) -> Placement | None:
+    """Return the best placement of blocks of one or two lanes with a flow in (low, high], tokens/s.
+
+    Links between nodes are not looked at: with slow ones the flow may be less. None where nothing was found
+    within `seconds`, or where nodes are of too many kinds.
+    """
+    until = time.perf_counter() + seconds
+    own = rates(instance)
+    tables, group = np.unique(own, axis=0, return_inverse=True)
+    number = np.bincount(group, minlength=len(tables)).astype(np.int64)
+    levels = np.unique(tables[tables > 0.0])
+    if len(levels) > _MOST_RATES:
+        return None
+    sums = np.unique(np.concatenate([levels, (levels[:, None] + levels[None, :]).ravel()]))
+    sums = sums[(sums > low) & (sums <= high)]
+    best: Placement | None = None
+    first, last = 0, len(sums)
+    while first < last and time.perf_counter() < until:
+        middle = (first + last) // 2
+        blocks = _blocks(
+            tables, number, float(sums[middle]), instance.layers, until - time.perf_counter()
+        )
+        found = None if blocks is None else placed(instance, tables, group, blocks)
+        if found is None:
+            last = middle
+        else:
+            best, first = found, middle + 1
+    return best
+
+
+def most_layers(tables: Floats, flow: float) -> Ints:
+    """Return J_k(flow) of every table."""
+    held = np.arange(tables.shape[1])
+    return np.asarray(((tables >= flow * _SAME) * held).max(axis=1), np.int64)
+
+
+def splits(tables: Floats, flow: float) -> list[tuple[float, ...]]:
+    """Return the ways to split a flow over one or two lanes, without those that another one matches."""
+    levels = np.unique(tables[(tables > 0.0) & (tables < flow * _SAME)])
+    pairs = [(max(a, flow - a), min(a, flow - a)) for a in levels.tolist()]
+    holds = [np.stack([most_layers(tables, a), most_layers(tables, b)]) for a, b in pairs]
+    alone = most_layers(tables, flow)
+    kept: list[int] = []
+    # More layers first: a split can only be matched by one that holds as many in total.
+    # A lane whose nodes hold no more than they would alone needs no second one.
+    for i in sorted(range(len(pairs)), key=lambda i: -int(holds[i].sum())):
+        own = holds[i]
+        if (own[0] > alone).any() and not any((holds[k] >= own).all() for k in kept):
+            kept.append(i)
+    return [(flow,), *(pairs[i] for i in sorted(kept))]
+
+
+def _blocks(
+    tables: Floats, number: Ints, flow: float, layers: int, seconds: float
+) -> list[Block] | None:
+    """Return blocks of all layers at a flow, or None where there are none (or not in time)."""
+    programme = Programme(1.0)
+    used: list[list[tuple[int, float]]] = [[] for _ in number]
+    found: list[tuple[int, list[tuple[float, list[int]]]]] = []
+    for split in splits(tables, flow):
+        length = programme.integer(0, layers)
+        own: list[tuple[float, list[int]]] = []
+        for part in split:
+            most = most_layers(tables, part)
+            x = [
+                programme.integer(0, float(n) if held else 0.0)
+                for n, held in zip(number, most, strict=True)
+            ]
+            held = [(column, float(j)) for column, j in zip(x, most, strict=True)]
+            programme.add([*held, (length, -1.0)], 0.0, np.inf)
+            for terms, column in zip(used, x, strict=True):
+                terms.append((column, 1.0))
+            own.append((part, x))
+        found.append((length, own))
+    programme.add([(length, 1.0) for length, _ in found], layers, layers)
+    for terms, n in zip(used, number, strict=True):
+        programme.add(terms, 0.0, float(n))
+    solved = highs(programme, seconds, None)
+    if solved.values is None:
+        return None
+    whole = np.rint(solved.values).astype(np.int64)
+    return [
+        Block(int(whole[length]), tuple(Lane(part, whole[x]) for part, x in own))
+        for length, own in found
+        if whole[length] > 0
+    ]
+
+
+def placed(
+    instance: FlowInstance, tables: Floats, group: Ints, blocks: list[Block]
+) -> Placement | None:
+    """Give the layers of blocks to nodes, in order; None where ranges do not add up (rates that rise)."""
+    free = [list(np.flatnonzero(group == k)[::-1]) for k in range(len(tables))]
+    start, end = np.zeros(instance.size, np.int64), np.zeros(instance.size, np.int64)
+    done = 0
+    for block in blocks:
+        for lane in block.lanes:
+            nodes = [(k, free[k].pop()) for k in range(len(tables)) for _ in range(lane.number[k])]
+            held = _ranges([tables[k] for k, _ in nodes], lane.flow, block.layers)
+            if held is None:
+                return None
+            place = done
+            for (_, node), own in zip(nodes, held, strict=True):
+                if own:
+                    start[node], end[node] = place, place + own
+                place += own
+        done += block.layers
+    return Placement(start, end)
+
+
+def _ranges(tables: list[Floats], flow: float, layers: int) -> list[int] | None:
+    """Return layers of each node, 0 if unused, that carry `flow` and add up to `layers` exactly."""
+    allowed = [[0, *np.flatnonzero(own >= flow * _SAME)[::-1]] for own in tables]
+    reached: list[dict[int, int]] = [{0: 0}]
+    for choices in allowed:
+        step: dict[int, int] = {}
+        for total in reached[-1]:
+            for own in choices:
+                if total + own <= layers:
+                    step.setdefault(total + int(own), int(own))
+        reached.append(step)
+    if layers not in reached[-1]:
+        return None
+    held: list[int] = []
+    total = layers
+    for step in reached[:0:-1]:
+        held.append(step[total])
+        total -= step[total]
+    return held[::-1]

@@ -1,0 +1,187 @@
+"""Placements of lanes over several regions: blocks stay inside a region, and get wide where regions meet.
+
+As in `lanes`, for nodes of slow links between regions. Regions stand one after another, in some order; inside
+one the blocks are as in `lanes`. Where two regions meet, a flow F leaves a block of lanes a_1, a_2, ... and
+enters one of lanes b_1, b_2, ...; sent in proportion, the link from lane u to lane v carries a_u b_v / F, so
+the two fit if
+
+    max_u a_u max_v b_v <= c F,   c the slowest link between the regions.
+
+Each meeting takes one such block on either side (of one lane, two, or up to four equal ones), chosen by a 0/1
+column z: z <= l_b <= L z, one per side, and z_u + z_v <= 1 for two that do not fit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from atoll.solve.place.bound.cuts import rates
+from atoll.solve.place.bound.lanes import Block, Lane, most_layers, placed, splits
+from atoll.solve.place.instance import Floats, FlowInstance, Ints, Placement
+from atoll.solve.place.milp.engines import highs
+from atoll.solve.place.milp.model import Programme
+
+_MOST_REGIONS = 4
+_MOST_RATES = 400
+_WIDEST = 4
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """A block that may be there: its lanes, the column of its length, and x of each lane and kind."""
+
+    split: tuple[float, ...]
+    length: int
+    nodes: list[dict[int, int]]
+    chosen: int | None
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """Nodes by region and rate table: tables, how many, in which region; slowest links between regions."""
+
+    layers: int
+    tables: Floats
+    number: Ints
+    region: Ints
+    slowest: Floats
+
+
+def region_lanes(
+    instance: FlowInstance, *, seconds: float, low: float = 0.0, high: float = np.inf
+) -> Placement | None:
+    """Return a placement region by region with a flow in (low, high], tokens/s, the best of its kind.
+
+    None where nothing was found within `seconds`, with one region only, or with too many.
+    """
+    until = time.perf_counter() + seconds
+    own = rates(instance)
+    names, place = np.unique(np.array(instance.regions), return_inverse=True)
+    levels = np.unique(own[own > 0.0])
+    if not 1 < len(names) <= _MOST_REGIONS or len(levels) > _MOST_RATES:
+        return None
+    keyed, group = np.unique(np.column_stack([place, own]), axis=0, return_inverse=True)
+    pool = _Pool(
+        instance.layers,
+        keyed[:, 1:],
+        np.bincount(group).astype(np.int64),
+        keyed[:, 0].astype(np.int64),
+        _slowest(instance, place, len(names)),
+    )
+    orders = [
+        order
+        for size in range(len(names), 0, -1)
+        for order in itertools.permutations(range(len(names)), size)
+    ]
+    several = [levels * k for k in range(1, _WIDEST + 1)]
+    flows = np.unique(np.concatenate([*several, (levels[:, None] + levels[None, :]).ravel()]))
+    flows = flows[(flows > low) & (flows <= high)]
+    best: Placement | None = None
+    first, last = 0, len(flows)
+    while first < last and time.perf_counter() < until:
+        middle = (first + last) // 2
+        found = None
+        for order in orders:
+            left = until - time.perf_counter()
+            blocks = _blocks(pool, float(flows[middle]), order, left) if left > 0.0 else None
+            found = None if blocks is None else placed(instance, pool.tables, group, blocks)
+            if found is not None:
+                break
+        if found is None:
+            last = middle
+        else:
+            best, first = found, middle + 1
+    return best
+
+
+def _slowest(instance: FlowInstance, place: Ints, regions: int) -> Floats:
+    """Return the slowest link from each region to each other one, tokens/s."""
+    slow = np.zeros((regions, regions))
+    for a, b in itertools.permutations(range(regions), 2):
+        slow[a, b] = instance.link[np.ix_(place == a, place == b)].min()
+    return slow
+
+
+def _blocks(pool: _Pool, flow: float, order: Sequence[int], seconds: float) -> list[Block] | None:
+    """Return blocks of all layers, in order, at a flow, or None where there are none (or not in time)."""
+    programme = Programme(1.0)
+    used: list[list[tuple[int, float]]] = [[] for _ in pool.number]
+    rows: list[list[_Slot]] = []
+    before: list[_Slot] = []
+    for step, region in enumerate(order):
+        inside = pool.region == region
+        narrow = splits(pool.tables[inside], flow)
+        wide = [*narrow, *((flow / k,) * k for k in range(2, _WIDEST + 1))]
+        if step:
+            after = [_slot(programme, pool, used, region, split, end=True) for split in wide]
+            _meet(programme, before, after, flow * pool.slowest[order[step - 1], region])
+            rows.append(after)
+        rows.append([_slot(programme, pool, used, region, split) for split in narrow])
+        if step + 1 < len(order):
+            before = [_slot(programme, pool, used, region, split, end=True) for split in wide]
+            rows.append(before)
+    slots = [slot for row in rows for slot in row]
+    programme.add([(slot.length, 1.0) for slot in slots], pool.layers, pool.layers)
+    for terms, number in zip(used, pool.number, strict=True):
+        programme.add(terms, 0.0, float(number))
+    solved = highs(programme, seconds, None)
+    if solved.values is None:
+        return None
+    whole = np.rint(solved.values).astype(np.int64)
+    return [
+        Block(int(whole[slot.length]), _lanes(slot, whole, len(pool.number)))
+        for slot in slots
+        if whole[slot.length] > 0
+    ]
+
+
+def _lanes(slot: _Slot, whole: Ints, kinds: int) -> tuple[Lane, ...]:
+    found = []
+    for flow, nodes in zip(slot.split, slot.nodes, strict=True):
+        number = np.zeros(kinds, np.int64)
+        for kind, column in nodes.items():
+            number[kind] = whole[column]
+        found.append(Lane(flow, number))
+    return tuple(found)
+
+
+def _slot(
+    programme: Programme,
+    pool: _Pool,
+    used: list[list[tuple[int, float]]],
+    region: int,
+    split: tuple[float, ...],
+    *,
+    end: bool = False,
+) -> _Slot:
+    """Add the columns and rows of one block; `end`: of one where regions meet."""
+    length = programme.integer(0, pool.layers)
+    lanes: list[dict[int, int]] = []
+    for flow in split:
+        most = most_layers(pool.tables, flow)
+        able = np.flatnonzero((pool.region == region) & (most > 0)).tolist()
+        nodes = {kind: programme.integer(0, float(pool.number[kind])) for kind in able}
+        held = [(column, float(most[kind])) for kind, column in nodes.items()]
+        programme.add([*held, (length, -1.0)], 0.0, np.inf)
+        for kind, column in nodes.items():
+            used[kind].append((column, 1.0))
+        lanes.append(nodes)
+    chosen = programme.integer(0, 1) if end else None
+    if chosen is not None:
+        programme.add([(length, 1.0), (chosen, -1.0)], 0.0, np.inf)
+        programme.add([(length, 1.0), (chosen, -float(pool.layers))], -np.inf, 0.0)
+    return _Slot(split, length, lanes, chosen)
+
+
+def _meet(programme: Programme, before: list[_Slot], after: list[_Slot], most: float) -> None:
+    """Choose one block on either side of a meeting of regions, two that fit."""
+    for side in (before, after):
+        programme.add([(slot.chosen, 1.0) for slot in side if slot.chosen is not None], 1.0, 1.0)
+    for a, b in itertools.product(before, after):
+        if a.chosen is not None and b.chosen is not None and max(a.split) * max(b.split) > most:
+            programme.add([(a.chosen, 1.0), (b.chosen, 1.0)], 0.0, 1.0)

@@ -1,0 +1,178 @@
+"""From a problem with a cluster to the arrays that flow solvers work on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.catalog.catalog import Catalog
+from atoll.plan.cluster import ANY, Cluster, ClusterNode, NodeProfile
+from atoll.plan.cluster_profiles import (
+    activation_bytes,
+    cluster_of,
+    most_layers,
+    service_profiles,
+    service_rates,
+)
+from atoll.plan.plan import SINK, SOURCE
+from atoll.plan.problem import Problem, Service
+from atoll.solve.place.instance import Floats, FlowInstance, Ints, Placement, Timing
+
+Curve = tuple[tuple[float, float], ...]
+
+
+def flow_instance(
+    problem: Problem,
+    catalog: Catalog,
+    service: str | Service,
+    *,
+    partial: bool = False,
+    nodes: Iterable[str] | None = None,
+) -> FlowInstance:
+    """Return one service of a problem on the nodes of its cluster, or on those named by `nodes`.
+
+    Nodes that the service may not stand on, or that cannot hold one layer, are left out. What a node
+    carries depends on the whole cluster, also where only some of it is used.
+    """
+    own = problem.service(service) if isinstance(service, str) else service
+    cluster = cluster_of(problem)
+    spec = catalog.model(own.model).llm
+    profiles = service_profiles(problem, catalog, own)
+    rates = service_rates(problem, catalog, own)
+    wanted = None if nodes is None else frozenset(nodes)
+    used = [
+        node
+        for node in cluster.nodes
+        if node.node_type in rates and (wanted is None or node.name in wanted)
+    ]
+    most = {kind: min(spec.layers, most_layers(profiles[kind], cluster, own)) for kind in rates}
+    widest = max((most[node.node_type] for node in used), default=0)
+    held = np.array([most[node.node_type] for node in used], np.int64)
+    kinds = [node.node_type for node in used]
+    rate = _rows([rates[kind][: most[kind]] for kind in kinds], widest)
+    wires = _wires(cluster, used)
+    per_token, few = activation_bytes(catalog, own), cluster.token_bytes
+    return FlowInstance(
+        layers=spec.layers,
+        names=tuple(node.name for node in used),
+        node_types=tuple(kinds),
+        regions=tuple(node.region for node in used),
+        kind=_kinds(kinds, *wires),
+        most=held,
+        rate=rate,
+        link=wires[0][:-2, :-2] / per_token,
+        enter=wires[0][-2, :-2] / few,
+        leave=wires[0][:-2, -1] / few,
+        latency=wires[1][:-2, :-2],
+        enter_s=wires[1][-2, :-2],
+        leave_s=wires[1][:-2, -1],
+        partial=partial,
+        timing=_timing(cluster, own, [profiles[kind] for kind in kinds], most, kinds, per_token),
+    )
+
+
+def placement_of(instance: FlowInstance, ranges: Sequence[tuple[int, int]]) -> Placement:
+    """Return the placement with layers [start, end) of each node of the instance, (0, 0) for none."""
+    if len(ranges) != instance.size:
+        raise ValueError(f"{len(ranges)} ranges for {instance.size} nodes")
+    both = np.array(ranges, np.int64).reshape(-1, 2)
+    return Placement(both[:, 0].copy(), both[:, 1].copy())
+
+
+def _rows(rows: Sequence[Sequence[float]], widest: int) -> Floats:
+    """Values for 1, 2, ... layers as rows with a leading 0, padded with zeros."""
+    found = np.zeros((len(rows), widest + 1))
+    for i, row in enumerate(rows):
+        found[i, 1 : len(row) + 1] = row
+    return found
+
+
+def _wires(cluster: Cluster, nodes: Sequence[ClusterNode]) -> tuple[Floats, Floats]:
+    """Bytes/s and seconds from row to column; the last two are source and sink, 0 is no link.
+
+    Rules are painted over each other from the least specific to the most.
+    """
+    ends = [*(node.name for node in nodes), SOURCE, SINK]
+    places = [*(node.region for node in nodes), None, None]
+    where: dict[str, NDArray[np.intp]] = {ANY: np.arange(len(ends))}
+    for i, end in enumerate(ends):
+        where[end] = np.array([i])
+    for region in {node.region for node in nodes}:
+        where[region] = np.array([i for i, place in enumerate(places) if place == region])
+    speed, wait = np.zeros((len(ends), len(ends))), np.zeros((len(ends), len(ends)))
+    for src, dst, rule in cluster.weakest_first():
+        if src in where and dst in where:
+            cells = np.ix_(where[src], where[dst])
+            speed[cells], wait[cells] = rule.bytes_per_s, rule.latency_s
+    np.fill_diagonal(speed, 0.0)
+    np.fill_diagonal(wait, 0.0)
+    return speed, wait
+
+
+def _kinds(node_types: Sequence[str], speed: Floats, wait: Floats) -> Ints:
+    """Equal numbers for nodes that can be exchanged: same type, same links to and from everything."""
+    kind = np.zeros(len(node_types), np.int64)
+    leaders: dict[tuple[object, ...], list[int]] = {}
+    count = 0
+    for i, own in enumerate(node_types):
+        ends = (speed[-2, i], wait[-2, i], speed[i, -1], wait[i, -1])
+        alike = leaders.setdefault((own, *ends), [])
+        leader = next((k for k in alike if _exchange(i, k, speed, wait)), None)
+        if leader is None:
+            alike.append(i)
+            kind[i], count = count, count + 1
+        else:
+            kind[i] = kind[leader]
+    return kind
+
+
+def _exchange(i: int, k: int, *matrices: Floats) -> bool:
+    """Return whether the links stay the same when nodes i and k change places."""
+    for links in matrices:
+        others = np.ones(len(links), np.bool_)
+        others[[i, k]] = False
+        same = (
+            links[i, k] == links[k, i]
+            and np.array_equal(links[i, others], links[k, others])
+            and np.array_equal(links[others, i], links[others, k])
+        )
+        if not same:
+            return False
+    return True
+
+
+def _timing(
+    cluster: Cluster,
+    service: Service,
+    profiles: Sequence[NodeProfile],
+    most: dict[str, int],
+    kinds: Sequence[str],
+    per_token: float,
+) -> Timing:
+    widest = max((most[kind] for kind in kinds), default=0)
+    held = [own.kv_tokens[: most[kind]] for own, kind in zip(profiles, kinds, strict=True)]
+    prompts, prefill_s = _curves([own.prefill_s_per_layer for own in profiles])
+    sequences, decode_s = _curves([own.decode_s_per_layer for own in profiles])
+    return Timing(
+        input_mean=service.lengths.input_mean,
+        output_mean=service.lengths.output_mean,
+        activation_bytes=per_token,
+        token_bytes=cluster.token_bytes,
+        kv_tokens=_rows(held, widest),
+        fill=cluster.kv_fill,
+        prefill_tokens=prompts,
+        prefill_s=prefill_s,
+        decode_sequences=sequences,
+        decode_s=decode_s,
+        step_s=np.array([own.step_s for own in profiles]),
+    )
+
+
+def _curves(curves: Sequence[Curve]) -> tuple[Floats, Floats]:
+    """The x and y of every curve as rows, padded by repeating the last point."""
+    longest = max((len(curve) for curve in curves), default=0)
+    points = np.array([[*curve, *[curve[-1]] * (longest - len(curve))] for curve in curves])
+    both = points.reshape(len(curves), longest, 2)
+    return both[:, :, 0].copy(), both[:, :, 1].copy()

@@ -1,0 +1,60 @@
+"""What solves the integer programmes of flow placement: an engine takes a programme and returns an outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from atoll.solve.place.instance import Floats
+from atoll.solve.place.milp.model import Programme
+
+Status = Literal["optimal", "infeasible", "stopped"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an engine reached: values of the columns (None: none found) and the bound, tokens/s."""
+
+    status: Status
+    values: Floats | None
+    bound: float
+    nodes: int
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A solver of integer programmes: `solve(programme, seconds, hint)`.
+
+    One that `takes_start` begins at the hint; the others are only asked for something better.
+    """
+
+    solve: Callable[[Programme, float, Floats | None], Outcome]
+    takes_start: bool = True
+
+
+def highs(programme: Programme, seconds: float, hint: Floats | None) -> Outcome:
+    """Solve with HiGHS, from `hint`."""
+    from atoll.solve.lp import LinearProgram, Sparse
+
+    engine = LinearProgram()
+    none = np.zeros(0, np.int64)
+    low, high = np.array(programme.low), np.array(programme.high)
+    engine.add_columns(
+        programme.cost(), low, high, Sparse.of(none, none, np.zeros(0), programme.columns)
+    )
+    entries = Sparse.of(
+        np.array(programme.row),
+        np.array(programme.column),
+        np.array(programme.value),
+        programme.rows,
+    )
+    engine.add_rows(np.array(programme.row_low), np.array(programme.row_high), entries)
+    engine.set_integer(np.flatnonzero(programme.whole))
+    solved = engine.solve_mip(time_limit_s=seconds, gap=0.0, start=hint)
+    return Outcome(solved.status, solved.values, -solved.bound * programme.unit, solved.nodes)
+
+
+HIGHS = Engine(highs)

@@ -1,0 +1,139 @@
+"""Annealing of a placement by any value of it, for goals whose evaluation takes milliseconds.
+
+Steps keep the boundaries that other nodes meet: a node takes the range of another or one between two
+boundaries, two nodes of different kinds change places, or a boundary moves by a layer with all that meet at
+it. Placements that leave a layer to nobody are not evaluated.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from atoll.solve.place.instance import FlowInstance, Ints, Placement
+
+Value = Callable[[Ints, Ints], float]
+_HOT, _COLD = 0.03, 0.001
+"""Share of the best value that a step may lose with a chance of 1/e, at first and at last."""
+_AGAIN = 60
+"""Steps without a better placement, for each node, after which the best one is taken up again."""
+
+
+def polish(
+    instance: FlowInstance,
+    start: Placement,
+    value: Value,
+    *,
+    seconds: float,
+    random: np.random.Generator,
+    steps: int | None = None,
+) -> tuple[Placement, float]:
+    """Return the best placement found from `start` within `seconds` (or `steps`), and its value."""
+    began = time.perf_counter()
+    at = (start.start.copy(), start.end.copy())
+    here = best = value(*at)
+    kept = at
+    stale = 0
+    taken = 0
+    while True:
+        spent = (time.perf_counter() - began) / seconds if steps is None else taken / steps
+        if spent >= 1.0:
+            break
+        taken += 1
+        stale += 1
+        if stale > _AGAIN * instance.size:
+            at, here, stale = kept, best, 0
+        tried = change(instance, *at, random)
+        if tried is None:
+            continue
+        new = value(*tried)
+        heat = max(best, 1e-12) * _HOT * (_COLD / _HOT) ** spent
+        if new >= here or random.random() < math.exp((new - here) / heat):
+            at, here = tried, new
+            if new > best * (1 + 1e-12):
+                best, kept, stale = new, tried, 0
+    return Placement(*kept), best
+
+
+def change(
+    instance: FlowInstance, start: Ints, end: Ints, random: np.random.Generator
+) -> tuple[Ints, Ints] | None:
+    """Return a placement with one step taken, None where the one drawn is impossible or bares a layer."""
+    tried = _step(instance, start, end, random)
+    return tried if tried is not None and _covered(*tried, instance.layers) else None
+
+
+def _covered(start: Ints, end: Ints, layers: int) -> bool:
+    edges = np.zeros(layers + 1, np.int64)
+    used = end > start
+    np.add.at(edges, start[used], 1)
+    np.add.at(edges, end[used], -1)
+    return bool(np.cumsum(edges)[:layers].min() > 0)
+
+
+def _step(
+    instance: FlowInstance, start: Ints, end: Ints, random: np.random.Generator
+) -> tuple[Ints, Ints] | None:
+    """Return a changed placement, None where the step drawn cannot be taken."""
+    which = random.random()
+    if which < 0.45:
+        return _retake(instance, start, end, random)
+    if which < 0.7:
+        return _exchange(instance, start, end, random)
+    return _shift(instance, start, end, random)
+
+
+def _retake(
+    instance: FlowInstance, start: Ints, end: Ints, random: np.random.Generator
+) -> tuple[Ints, Ints] | None:
+    """Give a node the range between two boundaries, as far as it can hold it."""
+    i = int(random.integers(instance.size))
+    edges = np.unique(np.concatenate([start, end, [0, instance.layers]]))
+    first = int(random.choice(edges[:-1]))
+    reach = edges[(edges > first) & (edges <= first + instance.most[i])]
+    if len(reach) and random.random() < 0.8:
+        past = int(random.choice(reach))
+    else:
+        past = min(instance.layers, first + 1 + int(random.integers(instance.most[i])))
+    if (first, past) == (start[i], end[i]):
+        return None
+    new = (start.copy(), end.copy())
+    new[0][i], new[1][i] = first, past
+    return new
+
+
+def _exchange(
+    instance: FlowInstance, start: Ints, end: Ints, random: np.random.Generator
+) -> tuple[Ints, Ints] | None:
+    i, k = (int(x) for x in random.integers(instance.size, size=2))
+    if instance.kind[i] == instance.kind[k]:
+        return None
+    if end[k] - start[k] > instance.most[i] or end[i] - start[i] > instance.most[k]:
+        return None
+    new = (start.copy(), end.copy())
+    for own in new:
+        own[i], own[k] = own[k], own[i]
+    return new
+
+
+def _shift(
+    instance: FlowInstance, start: Ints, end: Ints, random: np.random.Generator
+) -> tuple[Ints, Ints] | None:
+    """Move a boundary by a layer or two, with every node that starts or ends there."""
+    used = end > start
+    edges = np.unique(np.concatenate([start[used], end[used]]))
+    inner = edges[(edges > 0) & (edges < instance.layers)]
+    if not len(inner):
+        return None
+    at = int(random.choice(inner))
+    to = at + int(random.choice((-2, -1, 1, 2)))
+    if not 0 < to < instance.layers:
+        return None
+    new = (np.where(used & (start == at), to, start), np.where(used & (end == at), to, end))
+    held = new[1] - new[0]
+    if (held[used] < 1).any() or (held > instance.most).any():
+        return None
+    return new

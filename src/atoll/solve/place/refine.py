@@ -1,0 +1,145 @@
+"""Simulation in the loop: the best of some placements by a measure of their plans, then changes to it.
+
+A measure (a simulation, say) sees what the analytic value does not, and takes a tenth of a second or more.
+So candidates are measured, each with its lasting flow and the best few with the largest flow too. Then
+the best of these are changed step by step: of a few changes the one with the best analytic value is measured,
+and kept where it is better.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from atoll.solve.place.instance import FlowInstance, Flows, Placement
+from atoll.solve.place.polish import Value, change
+
+_SOONER = 0.2
+"""What prompt latency counts: a plan with prompts a tenth sooner may generate 2 % less."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a plan generates, in tokens/s, and the median seconds until a prompt is done."""
+
+    tokens_per_s: float
+    prompt_s: float
+
+    @property
+    def score(self) -> float:
+        """How good that is; only ratios mean something."""
+        return self.tokens_per_s / float(max(self.prompt_s, 1e-3) ** _SOONER)
+
+
+Measure = Callable[[Placement, Flows], Measured]
+Split = Callable[[FlowInstance, Placement], Flows]
+
+_OTHERWISE = 4
+"""How many of the best placements are measured with the other ways to split the flow."""
+_DRAWN = 3
+"""Changes that are drawn for each that is measured."""
+_CLIMBING = 3
+"""Placements, the best so far, that are changed in turn."""
+_PATIENCE = 100
+"""Changes measured without a better one, after which the climb ends."""
+
+
+@dataclass(frozen=True)
+class Refined:
+    """The best placement by the measure, its flow and value; `first` is that of the first candidate."""
+
+    placement: Placement
+    flows: Flows
+    value: Measured
+    first: Measured
+    runs: int
+
+
+def refine(
+    instance: FlowInstance,
+    candidates: Sequence[Placement],
+    splits: Sequence[Split],
+    measure: Measure,
+    *,
+    quick: Value,
+    seconds: float,
+    random: np.random.Generator,
+    most: int = 400,
+) -> Refined:
+    """Return the best placement by `measure` found within `seconds` and `most` measurements.
+
+    `splits` make flows of a placement, the usual one first; `quick` is the analytic value. The first
+    candidate is measured however little time there is, and its time, which may have gone into compiling,
+    does not count.
+    """
+    began: float | None = None
+    seen: set[bytes] = set()
+    runs: list[tuple[Measured, Placement, Flows, Split]] = []
+
+    def look(placement: Placement, split: Split) -> None:
+        flows = split(instance, placement)
+        value = measure(placement, flows) if flows.value > 0 else Measured(0.0, 0.0)
+        runs.append((value, placement, flows, split))
+
+    def over() -> bool:
+        return began is not None and (time.perf_counter() - began >= seconds or len(runs) >= most)
+
+    for placement in candidates:
+        if runs and over():
+            break
+        seen.add(_key(placement))
+        look(placement, splits[0])
+        began = began or time.perf_counter()
+    first = runs[0][0]
+    leading = sorted(runs, key=lambda run: -run[0].score)[:_OTHERWISE]
+    for _, placement, _, _ in leading:
+        for split in splits[1:]:
+            if not over():
+                look(placement, split)
+    runs.sort(key=lambda run: -run[0].score)
+    climbing = list({_key(run[1]): run for run in reversed(runs)}.values())
+    climbing = sorted(climbing, key=lambda run: -run[0].score)[:_CLIMBING]
+    stale = 0
+    while not over() and stale < _PATIENCE:
+        turn = stale % len(climbing)
+        tried = _promising(instance, climbing[turn][1], quick, seen, random)
+        stale += 1
+        if tried is None:
+            continue
+        look(tried, climbing[turn][3])
+        if runs[-1][0].score > climbing[turn][0].score:
+            climbing[turn], stale = runs[-1], 0
+    best = max(climbing, key=lambda run: run[0].score)
+    return Refined(best[1], best[2], best[0], first, len(runs))
+
+
+def _promising(
+    instance: FlowInstance,
+    placement: Placement,
+    quick: Value,
+    seen: set[bytes],
+    random: np.random.Generator,
+) -> Placement | None:
+    """Return the change with the best analytic value of a few not seen before, None if there is none."""
+    found: list[tuple[float, Placement]] = []
+    for _ in range(20 * _DRAWN):
+        tried = change(instance, placement.start, placement.end, random)
+        if tried is None or _key(Placement(*tried)) in seen:
+            continue
+        value = quick(*tried)
+        if value > 0:
+            found.append((value, Placement(*tried)))
+        if len(found) >= _DRAWN:
+            break
+    if not found:
+        return None
+    best = max(found, key=lambda one: one[0])[1]
+    seen.add(_key(best))
+    return best
+
+
+def _key(placement: Placement) -> bytes:
+    return placement.start.tobytes() + placement.end.tobytes()

@@ -1,0 +1,495 @@
+"""Max flow of a placement, kept up to date while single nodes move (numba).
+
+Graph. Node i is an arc in_i -> out_i of capacity rate[i, held layers]. Nodes are split into groups
+inside which no link can bind; inside a group everything that ends at layer x meets in a hub (x, group),
+and everything that may be entered at x leaves from it, without limit. Links between groups are single
+arcs of their own capacity. With all links wide there is one group, and the graph is a small DAG over
+layer boundaries; with none there are n groups and it is the graph as written in the issue.
+
+Capacities are integers: tokens/s times a power of two, so a flow is exact and no rounding gathers
+however many moves are made. When a node moves, the flow through it is cancelled path by path, the node
+is put elsewhere, and augmenting paths restore a maximum. Every change of a flow is written to a log, so
+a rejected move is undone at the price of what it changed.
+
+Inner functions take plain arrays: taking a field out of a tuple costs a counted reference each time.
+
+Bound. Every token passes layer l on a node that holds it, so the flow is at most the summed capacity of
+the holders of any one layer (`cover`). That rejects most bad moves before any flow is touched.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from atoll.solve.place.search.kernel_tables import Ints, Small, State, Tables
+
+# Slots of `State.number`: the flow, how much is logged, the number of the last search.
+VALUE, LOGGED, STAMP = 0, 1, 2
+_FREE = 1 << 62
+
+
+@njit(cache=True, nogil=True)
+def _add(flow: Ints, number: Ints, log_at: Small, log_by: Ints, at: int, by: int) -> None:
+    """Change one flow and log it."""
+    flow[at] += by
+    count = number[LOGGED]
+    if count < log_at.shape[0]:
+        log_at[count] = at
+        log_by[count] = by
+    number[LOGGED] = count + 1
+
+
+@njit(cache=True, nogil=True)
+def _link(head: Small, after: Small, back: Small, hub: int, item: int) -> None:
+    """Put an item at the front of a hub's list."""
+    old = head[hub]
+    after[item] = old
+    back[item] = -1
+    if old >= 0:
+        back[old] = item
+    head[hub] = item
+
+
+@njit(cache=True, nogil=True)
+def _unlink(head: Small, after: Small, back: Small, hub: int, item: int) -> None:
+    """Take an item out of a hub's list."""
+    right, left = after[item], back[item]
+    if left >= 0:
+        after[left] = right
+    else:
+        head[hub] = right
+    if right >= 0:
+        back[right] = left
+
+
+@njit(cache=True, nogil=True)
+def _enlist(tables: Tables, state: State, i: int) -> None:
+    """Put node i into the lists of the hubs it touches and add its capacity to `cover`."""
+    s, e = state.start[i], state.end[i]
+    if e <= s:
+        return
+    g, groups, width = tables.group[i], tables.groups, tables.width
+    cover = state.cover
+    rate = tables.rate[i, e - s]
+    for layer in range(s, e):
+        cover[layer] += rate
+    head, after, back = state.entry_head, state.entry_next, state.entry_back
+    for offset in range(min(width, e - s)):
+        _link(head, after, back, (s + offset) * groups + g, i * width + offset)
+    _link(state.exit_head, state.exit_next, state.exit_back, e * groups + g, i)
+
+
+@njit(cache=True, nogil=True)
+def _delist(tables: Tables, state: State, i: int) -> None:
+    """Undo `_enlist`."""
+    s, e = state.start[i], state.end[i]
+    if e <= s:
+        return
+    g, groups, width = tables.group[i], tables.groups, tables.width
+    cover = state.cover
+    rate = tables.rate[i, e - s]
+    for layer in range(s, e):
+        cover[layer] -= rate
+    head, after, back = state.entry_head, state.entry_next, state.entry_back
+    for offset in range(min(width, e - s)):
+        _unlink(head, after, back, (s + offset) * groups + g, i * width + offset)
+    _unlink(state.exit_head, state.exit_next, state.exit_back, e * groups + g, i)
+
+
+@njit(cache=True, nogil=True)
+def _down(
+    i: int,
+    path: Small,
+    flow: Ints,
+    end: Ints,
+    group: Ints,
+    groups: int,
+    width: int,
+    entry_head: Small,
+    entry_next: Small,
+) -> int:
+    """Follow flow from node i to the sink; write the flow slots of the path and return how many."""
+    n = end.shape[0]
+    pairs = (4 + width) * n
+    count = 0
+    while flow[n + i] <= 0:
+        base = end[i] * groups
+        if flow[3 * n + i] > 0:
+            entry = entry_head[base + group[i]]
+            while flow[4 * n + entry] <= 0:
+                entry = entry_next[entry]
+            path[count] = 3 * n + i
+            path[count + 1] = 4 * n + entry
+            count += 2
+            i = entry // width
+        else:
+            g = 0
+            found = -1
+            while found < 0:
+                entry = entry_head[base + g] if g != group[i] else -1
+                while entry >= 0 and flow[pairs + i * n + entry // width] <= 0:
+                    entry = entry_next[entry]
+                if entry >= 0:
+                    found = entry // width
+                g += 1
+            path[count] = pairs + i * n + found
+            count += 1
+            i = found
+        path[count] = 2 * n + i
+        count += 1
+    path[count] = n + i
+    return count + 1
+
+
+@njit(cache=True, nogil=True)
+def _up(
+    i: int,
+    path: Small,
+    count: int,
+    flow: Ints,
+    start: Ints,
+    end: Ints,
+    group: Ints,
+    groups: int,
+    width: int,
+    exit_head: Small,
+    exit_next: Small,
+) -> int:
+    """Follow flow from node i back to the source; append the flow slots and return how many there are."""
+    n = end.shape[0]
+    pairs = (4 + width) * n
+    while flow[i] <= 0:
+        entries = min(width, end[i] - start[i])
+        offset = 0
+        while offset < entries and flow[4 * n + i * width + offset] <= 0:
+            offset += 1
+        if offset < entries:
+            k = exit_head[(start[i] + offset) * groups + group[i]]
+            while flow[3 * n + k] <= 0:
+                k = exit_next[k]
+            path[count] = 4 * n + i * width + offset
+            path[count + 1] = 3 * n + k
+            count += 2
+        else:
+            # The hubs of the entry layers follow each other, so one counter runs through all of them.
+            hub = start[i] * groups
+            k = -1
+            while k < 0:
+                k = exit_head[hub] if hub % groups != group[i] else -1
+                while k >= 0 and flow[pairs + k * n + i] <= 0:
+                    k = exit_next[k]
+                hub += 1
+            path[count] = pairs + k * n + i
+            count += 1
+        i = k
+        path[count] = 2 * n + i
+        count += 1
+    path[count] = i
+    return count + 1
+
+
+@njit(cache=True, nogil=True)
+def _drain(tables: Tables, state: State, i: int) -> None:
+    """Cancel all flow through node i, along whole paths from source to sink."""
+    flow, path, number = state.flow, state.stack, state.number
+    start, end, group = state.start, state.end, tables.group
+    groups, width = tables.groups, tables.width
+    log_at, log_by = state.log_at, state.log_by
+    n = start.shape[0]
+    while flow[2 * n + i] > 0:
+        count = _down(i, path, flow, end, group, groups, width, state.entry_head, state.entry_next)
+        path[count] = 2 * n + i
+        count = _up(
+            i, path, count + 1, flow, start, end, group, groups, width,
+            state.exit_head, state.exit_next,
+        )  # fmt: skip
+        least = flow[path[0]]
+        for step in range(1, count):
+            least = min(least, flow[path[step]])
+        for step in range(count):
+            _add(flow, number, log_at, log_by, path[step], -least)
+        number[VALUE] -= least
+
+
+@njit(cache=True, nogil=True)
+def _reach(
+    vertex: int,
+    before: int,
+    slot: int,
+    room: int,
+    top: int,
+    stamp: int,
+    seen: Ints,
+    parent: Small,
+    via: Small,
+    rooms: Ints,
+    stack: Small,
+) -> int:
+    """Push a vertex that is not yet seen, with the arc it was reached by; return the new height.
+
+    `slot` is the flow the arc raises, or its bitwise complement where the arc lowers it.
+    """
+    seen[vertex] = stamp
+    parent[vertex] = before
+    via[vertex] = slot
+    rooms[vertex] = min(rooms[before], room) if before >= 0 else room
+    stack[top] = vertex
+    return top + 1
+
+
+@njit(cache=True, nogil=True)
+def _find_path(  # noqa: C901 - one search; split up it would pass twenty arrays around
+    stamp: int,
+    layers: int,
+    width: int,
+    groups: int,
+    rate: Ints,
+    link: Ints,
+    enter: Ints,
+    leave: Ints,
+    group: Ints,
+    start: Ints,
+    end: Ints,
+    flow: Ints,
+    entry_head: Small,
+    entry_next: Small,
+    exit_head: Small,
+    exit_next: Small,
+    seen: Ints,
+    parent: Small,
+    via: Small,
+    rooms: Ints,
+    stack: Small,
+) -> int:
+    """Search the residual graph from the source, depth first; return the node before the sink, or -1."""
+    n = start.shape[0]
+    pairs = (4 + width) * n
+    top = 0
+    for g in range(groups):
+        entry = entry_head[g]
+        while entry >= 0:
+            k = entry // width
+            if flow[k] < enter[k]:
+                room = enter[k] - flow[k]
+                top = _reach(k, -1, k, room, top, stamp, seen, parent, via, rooms, stack)
+            entry = entry_next[entry]
+    while top > 0:
+        top -= 1
+        vertex = stack[top]
+        if vertex < n:
+            i = vertex
+            s, e = start[i], end[i]
+            for offset in range(min(width, e - s)):
+                base = (s + offset) * groups
+                to = 2 * n + base + group[i]
+                slot = 4 * n + i * width + offset
+                if seen[to] != stamp and flow[slot] > 0:
+                    top = _reach(
+                        to, i, ~slot, flow[slot], top, stamp, seen, parent, via, rooms, stack
+                    )
+                for g in range(groups):
+                    k = exit_head[base + g] if g != group[i] else -1
+                    while k >= 0:
+                        slot = pairs + k * n + i
+                        if seen[n + k] != stamp and flow[slot] > 0:
+                            top = _reach(
+                                n + k,
+                                i,
+                                ~slot,
+                                flow[slot],
+                                top,
+                                stamp,
+                                seen,
+                                parent,
+                                via,
+                                rooms,
+                                stack,
+                            )
+                        k = exit_next[k]
+            room = rate[i, e - s] - flow[2 * n + i]
+            if room > 0 and seen[n + i] != stamp:
+                top = _reach(n + i, i, 2 * n + i, room, top, stamp, seen, parent, via, rooms, stack)
+        elif vertex < 2 * n:
+            i = vertex - n
+            if flow[2 * n + i] > 0 and seen[i] != stamp:
+                slot = 2 * n + i
+                top = _reach(
+                    i, vertex, ~slot, flow[slot], top, stamp, seen, parent, via, rooms, stack
+                )
+            if end[i] == layers:
+                if flow[n + i] < leave[i]:
+                    return int(i)
+                continue
+            base = end[i] * groups
+            for g in range(groups):
+                entry = entry_head[base + g] if g != group[i] else -1
+                while entry >= 0:
+                    k = entry // width
+                    slot = pairs + i * n + k
+                    if seen[k] != stamp and flow[slot] < link[i, k]:
+                        room = link[i, k] - flow[slot]
+                        top = _reach(
+                            k, vertex, slot, room, top, stamp, seen, parent, via, rooms, stack
+                        )
+                    entry = entry_next[entry]
+            to = 2 * n + base + group[i]
+            if seen[to] != stamp:
+                top = _reach(
+                    to, vertex, 3 * n + i, _FREE, top, stamp, seen, parent, via, rooms, stack
+                )
+        else:
+            k = exit_head[vertex - 2 * n]
+            while k >= 0:
+                slot = 3 * n + k
+                if flow[slot] > 0 and seen[n + k] != stamp:
+                    top = _reach(
+                        n + k,
+                        vertex,
+                        ~slot,
+                        flow[slot],
+                        top,
+                        stamp,
+                        seen,
+                        parent,
+                        via,
+                        rooms,
+                        stack,
+                    )
+                k = exit_next[k]
+            entry = entry_head[vertex - 2 * n]
+            while entry >= 0:
+                k = entry // width
+                if seen[k] != stamp:
+                    slot = 4 * n + entry
+                    top = _reach(
+                        k, vertex, slot, _FREE, top, stamp, seen, parent, via, rooms, stack
+                    )
+                entry = entry_next[entry]
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def augment(tables: Tables, state: State) -> None:
+    """Raise the flow to a maximum."""
+    flow, number, log_at, log_by = state.flow, state.number, state.log_at, state.log_by
+    parent, via, rooms, leave = state.parent, state.slot, state.room, tables.leave
+    n = state.start.shape[0]
+    upper = state.cover.min()
+    while number[VALUE] < upper:
+        number[STAMP] += 1
+        last = _find_path(
+            number[STAMP], tables.layers, tables.width, tables.groups, tables.rate, tables.link, tables.enter,
+            leave, tables.group, state.start, state.end, flow, state.entry_head, state.entry_next,
+            state.exit_head, state.exit_next, state.seen, parent, via, rooms, state.stack,
+        )  # fmt: skip
+        if last < 0:
+            return
+        vertex = n + last
+        by = min(rooms[vertex], leave[last] - flow[n + last])
+        _add(flow, number, log_at, log_by, n + last, by)
+        while vertex >= 0:
+            if via[vertex] >= 0:
+                _add(flow, number, log_at, log_by, via[vertex], by)
+            else:
+                _add(flow, number, log_at, log_by, ~via[vertex], -by)
+            vertex = parent[vertex]
+        number[VALUE] += by
+
+
+@njit(cache=True, nogil=True)
+def load(tables: Tables, state: State, start: Ints, end: Ints) -> int:
+    """Take over a placement and compute its maximum flow from nothing; return its value."""
+    state.flow[:] = 0
+    state.cover[:] = 0
+    state.entry_head[:] = -1
+    state.exit_head[:] = -1
+    state.seen[:] = 0
+    state.number[:] = 0
+    for i in range(start.shape[0]):
+        state.start[i] = start[i]
+        state.end[i] = end[i]
+        _enlist(tables, state, i)
+    augment(tables, state)
+    state.number[LOGGED] = 0
+    value: int = state.number[VALUE]
+    return value
+
+
+@njit(cache=True, nogil=True)
+def _recover(
+    start: Ints, end: Ints, rate: Ints, cover: Ints, change: Ints, count: int, sign: int
+) -> None:
+    """Change `cover` as if the nodes of `change` had moved (sign 1), or back (sign -1)."""
+    for c in range(count):
+        i = change[c, 0]
+        old = sign * rate[i, end[i] - start[i]]
+        new = sign * rate[i, change[c, 2] - change[c, 1]]
+        for layer in range(start[i], end[i]):
+            cover[layer] -= old
+        for layer in range(change[c, 1], change[c, 2]):
+            cover[layer] += new
+
+
+@njit(cache=True, nogil=True)
+def weigh(cover: Ints, level: int) -> tuple[int, int]:
+    """Return the summed capacity of layers, each counted up to `level`, and that of the weakest layer."""
+    total, least = 0, cover[0]
+    for layer in range(cover.shape[0]):
+        total += min(cover[layer], level)
+        least = min(least, cover[layer])
+    return total, least
+
+
+@njit(cache=True, nogil=True)
+def weigh_after(
+    start: Ints, end: Ints, rate: Ints, cover: Ints, change: Ints, count: int, level: int
+) -> tuple[int, int]:
+    """Return `weigh` as it would be after the moves of `change`."""
+    _recover(start, end, rate, cover, change, count, 1)
+    total, least = weigh(cover, level)
+    _recover(start, end, rate, cover, change, count, -1)
+    return total, least
+
+
+@njit(cache=True, nogil=True)
+def attempt(tables: Tables, state: State, change: Ints, count: int, least: int) -> bool:
+    """Move nodes (rows of `change`: node, start, end) if the flow is then at least `least`.
+
+    Otherwise everything is left as it was. The rows are overwritten.
+    """
+    number = state.number
+    number[LOGGED] = 0
+    for c in range(count):
+        _drain(tables, state, change[c, 0])
+    for c in range(count):
+        _place(tables, state, change, c)
+    augment(tables, state)
+    if number[VALUE] >= least:
+        return True
+    for c in range(count):
+        _place(tables, state, change, c)
+    logged = number[LOGGED]
+    flow, log_at, log_by = state.flow, state.log_at, state.log_by
+    if logged <= log_at.shape[0]:
+        n = state.start.shape[0]
+        for step in range(logged):
+            flow[log_at[step]] -= log_by[step]
+            if log_at[step] < n:
+                number[VALUE] -= log_by[step]
+    else:
+        flow[:] = 0
+        number[VALUE] = 0
+        augment(tables, state)
+    return False
+
+
+@njit(cache=True, nogil=True)
+def _place(tables: Tables, state: State, change: Ints, c: int) -> None:
+    """Put the node of one row where the row says, and write into the row where it was."""
+    i, s, e = change[c, 0], change[c, 1], change[c, 2]
+    _delist(tables, state, i)
+    change[c, 1] = state.start[i]
+    change[c, 2] = state.end[i]
+    state.start[i] = s
+    state.end[i] = e
+    _enlist(tables, state, i)

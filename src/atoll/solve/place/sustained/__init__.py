@@ -1,0 +1,1 @@
+"""What of a flow lasts: requests in flight, the time they stay, and the caches that must hold them."""

@@ -1,0 +1,357 @@
+"""What others do, on the same problem and through the same validator, to be compared in the open.
+
+homogeneous          Coral's Homo: every replica on nodes of one type; for each model and phase, greedily the
+                     replica with the most throughput per dollar, as many as demand needs.
+cauchy               Cauchy as Coral adapts it: per model a combination of one homogeneous prefill replica and
+                     the homogeneous decode replicas it can feed; an integer programme meets all demands at
+                     the best sum of per-model cost efficiencies, read as dollars per request and second.
+                     With equal rates that is the least cost over such combinations, the strongest reading.
+memory-proportional  OpenFabric's memP: each model gets a share of every kind of node in proportion to arrival
+                     rate times model size, and serves from that share with homogeneous replicas.
+
+`homogeneous-node` and `cauchy-node` are the same with replicas of a single node each, tensor-parallel inside:
+what the paper's runs of both show. The others may also be pipelines over several equal nodes, which makes
+them stronger.
+
+Replicas come from the same exact layouts as Atoll's own templates, so a baseline never loses by a bad cut of
+layers. Where the last greedy replica would overshoot, the cheapest replica that covers the rest is taken
+instead; the papers do not say so, and it can only help the baseline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from atoll.catalog.catalog import Catalog
+from atoll.core.ids import Phase, RoleId
+from atoll.plan.plan import Plan
+from atoll.plan.problem import Offer, Problem
+from atoll.solve.assembly import Chosen, plan_from_layouts
+from atoll.solve.lp import LinearProgram, Sparse
+from atoll.solve.rent.markets import Markets
+from atoll.solve.templates.generate import best_layout
+from atoll.solve.templates.library import Libraries
+
+_EPSILON = 1e-9
+_CAUCHY_SECONDS = 30.0
+_MOST_DECODES = 8
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A homogeneous replica: `count` nodes of one type in one region, offered at one price."""
+
+    role: str
+    offer: int
+    region: str
+    node_type: str
+    count: int
+    throughput: float
+    usd: float
+
+    @property
+    def efficiency(self) -> float:
+        """Throughput per dollar; a node of one's own is the better the more it carries."""
+        return self.throughput / max(self.usd, 1e-6)
+
+
+def replicas(
+    problem: Problem, libraries: Libraries, most_nodes: int | None = None
+) -> dict[str, list[Replica]]:
+    """Return every homogeneous replica of every role on every offer, best per dollar first."""
+    found: dict[str, list[Replica]] = {}
+    most = most_nodes or problem.settings.max_nodes_per_instance
+    for role in problem.roles:
+        tables = libraries.roles[str(role)].tables
+        rates: dict[tuple[int, int], float] = {}
+        own: list[Replica] = []
+        for index, offer in enumerate(problem.offers):
+            c = libraries.node_types.index(offer.node_type)
+            for count in range(1, most + 1):
+                if count * tables.memory_bytes[c] > tables.memory_limit and count > 1:
+                    break
+                if (c, count) not in rates:
+                    counts = np.zeros(len(libraries.node_types), np.int8)
+                    counts[c] = count
+                    rates[c, count] = best_layout(tables, counts).throughput
+                rate = rates[c, count]
+                if rate > 0.0:
+                    usd = offer.usd_per_hour * count
+                    own.append(
+                        Replica(str(role), index, offer.region, offer.node_type, count, rate, usd)
+                    )
+        own.sort(key=lambda r: (-r.efficiency, r.usd, r.region, r.node_type, r.count))
+        found[str(role)] = own
+    return found
+
+
+class _Stock:
+    """Nodes left of each offer."""
+
+    def __init__(self, available: Sequence[int]) -> None:
+        self.left = list(available)
+
+    def fits(self, replica: Replica) -> int:
+        """Return how many of this replica the stock still allows."""
+        return self.left[replica.offer] // replica.count
+
+    def take(self, replica: Replica, number: int) -> None:
+        self.left[replica.offer] -= replica.count * number
+
+
+def _greedy(
+    replicas_of_role: list[Replica], demand: float, stock: _Stock
+) -> list[tuple[Replica, int]]:
+    """Cover a demand with the most efficient replicas that the stock allows."""
+    taken: list[tuple[Replica, int]] = []
+    rest = demand
+    while rest > _EPSILON * max(1.0, demand):
+        best = next((r for r in replicas_of_role if stock.fits(r) > 0), None)
+        if best is None:
+            break
+        number = min(stock.fits(best), int(rest // best.throughput))
+        if number == 0:
+            # The last one: whatever covers the rest at the lowest price.
+            covering = [r for r in replicas_of_role if r.throughput >= rest and stock.fits(r) > 0]
+            best = min(covering, key=lambda r: (r.usd, -r.throughput), default=best)
+            number = 1
+        stock.take(best, number)
+        taken.append((best, number))
+        rest -= best.throughput * number
+    return taken
+
+
+def homogeneous(
+    problem: Problem, catalog: Catalog, libraries: Libraries, *, most_nodes: int | None = None
+) -> Plan:
+    """Return the plan of greedy homogeneous replicas, models in the problem's order."""
+    start = _clock()
+    stock = _Stock([offer.available for offer in problem.offers])
+    every = replicas(problem, libraries, most_nodes)
+    taken: list[tuple[Replica, int]] = []
+    for role in problem.roles:
+        taken += _greedy(every[str(role)], problem.demand(role), stock)
+    name = "homogeneous-node" if most_nodes == 1 else "homogeneous"
+    return _plan(problem, catalog, libraries, taken, name, start)
+
+
+def memory_proportional(problem: Problem, catalog: Catalog, libraries: Libraries) -> Plan:
+    """Return the plan in which each model serves from its share of every offer."""
+    start = _clock()
+    weights = {
+        service.name: service.rate_per_s * catalog.model(service.model).llm.weight_bytes
+        for service in problem.services
+    }
+    total = sum(weights.values()) or 1.0
+    every = replicas(problem, libraries)
+    taken: list[tuple[Replica, int]] = []
+    shares = _shares(problem.offers, {name: w / total for name, w in weights.items()})
+    for service in problem.services:
+        stock = _Stock(shares[service.name])
+        for role in service.roles:
+            taken += _greedy(every[str(role)], problem.demand(role), stock)
+    return _plan(problem, catalog, libraries, taken, "memory-proportional", start)
+
+
+def _shares(offers: Iterable[Offer], weights: dict[str, float]) -> dict[str, list[int]]:
+    """Divide the nodes of each offer by weight: whole nodes, largest remainders first."""
+    out: dict[str, list[int]] = {name: [] for name in weights}
+    for offer in offers:
+        exact = {name: offer.available * weight for name, weight in weights.items()}
+        whole = {name: int(value) for name, value in exact.items()}
+        spare = offer.available - sum(whole.values())
+        order = sorted(weights, key=lambda name: (whole[name] - exact[name], name))
+        for name in order[:spare]:
+            whole[name] += 1
+        for name in weights:
+            out[name].append(whole[name])
+    return out
+
+
+@dataclass(frozen=True)
+class _Combination:
+    """One prefill replica and the decode replicas it feeds, in one region."""
+
+    service: int
+    prefill: Replica
+    decode: Replica
+    decodes: int
+    requests: float
+
+    @property
+    def usd(self) -> float:
+        return self.prefill.usd + self.decodes * self.decode.usd
+
+
+def cauchy(
+    problem: Problem, catalog: Catalog, libraries: Libraries, *, most_nodes: int | None = None
+) -> Plan:
+    """Return the plan of prefill-decode combinations with the best per-model cost efficiency."""
+    start = _clock()
+    every = replicas(problem, libraries, most_nodes)
+    combinations = _combinations(problem, every)
+    chosen = _solve_cauchy(problem, combinations)
+    taken: list[tuple[Replica, int]] = []
+    for combination, number in chosen:
+        taken += [(combination.prefill, number), (combination.decode, number * combination.decodes)]
+    # Services whose phases run together have no pairs: they are served as in `homogeneous`.
+    stock = _Stock([offer.available for offer in problem.offers])
+    for replica, number in taken:
+        stock.take(replica, number)
+    for role in problem.roles:
+        if role.phase is Phase.BOTH:
+            taken += _greedy(every[str(role)], problem.demand(role), stock)
+    name = "cauchy-node" if most_nodes == 1 else "cauchy"
+    return _plan(problem, catalog, libraries, taken, name, start)
+
+
+def _combinations(problem: Problem, every: dict[str, list[Replica]]) -> list[_Combination]:
+    """Per model and region: for each pair of node types the best ratio of decode to prefill replicas."""
+    found = []
+    for index, service in enumerate(problem.services):
+        if service.phases == "together":
+            continue
+        first, second = (
+            _best_per_offer(every[str(RoleId(service.name, "llm", phase))])
+            for phase in (Phase.PREFILL, Phase.DECODE)
+        )
+        for p in first:
+            for d in second:
+                if p.region != d.region:
+                    continue
+                feeds = p.throughput / service.lengths.input_mean
+                eats = d.throughput / service.lengths.output_mean
+                options = []
+                for decodes in range(1, _MOST_DECODES + 1):
+                    rate = min(feeds, decodes * eats)
+                    options.append(_Combination(index, p, d, decodes, rate))
+                found.append(min(options, key=lambda c: (c.usd / c.requests, c.decodes)))
+    return found
+
+
+def _best_per_offer(sorted_replicas: list[Replica]) -> list[Replica]:
+    """The most efficient replica on each offer."""
+    best: dict[int, Replica] = {}
+    for replica in sorted_replicas:
+        best.setdefault(replica.offer, replica)
+    return list(best.values())
+
+
+def _solve_cauchy(
+    problem: Problem, combinations: list[_Combination]
+) -> list[tuple[_Combination, int]]:
+    """Meet every demand, or the largest common fraction of all, at the least dollars per request."""
+    apart = [i for i, s in enumerate(problem.services) if s.phases == "apart"]
+    if not combinations or not apart:
+        return []
+    fraction = 1.0
+    low = 0.0
+    answer = _meet(problem, combinations, apart, fraction)
+    if answer is not None:
+        return answer
+    # A model that no combination in stock can carry would drag the others down to nothing.
+    stock = [offer.available for offer in problem.offers]
+    usable = [c for c in combinations if _in_stock(c, stock)]
+    apart = [i for i in apart if any(c.service == i for c in usable)]
+    combinations = [c for c in usable if c.service in apart]
+    if not combinations:
+        return []
+    # Scarcity: scale all demands down until a solution exists, as Coral's section 6.4 does.
+    best: list[tuple[_Combination, int]] = []
+    for _ in range(12):
+        middle = (low + fraction) / 2.0
+        found = _meet(problem, combinations, apart, middle)
+        if found is None:
+            fraction = middle
+        else:
+            low, best = middle, found
+    return best
+
+
+def _in_stock(combination: _Combination, stock: list[int]) -> bool:
+    uses = Counter({combination.prefill.offer: combination.prefill.count})
+    uses[combination.decode.offer] += combination.decodes * combination.decode.count
+    return all(stock[offer] >= number for offer, number in uses.items())
+
+
+def _meet(
+    problem: Problem, combinations: list[_Combination], apart: list[int], fraction: float
+) -> list[tuple[_Combination, int]] | None:
+    lp = LinearProgram(problem.settings.seed)
+    demand = np.array(
+        [problem.services[i].rate_per_s * problem.services[i].headroom * fraction for i in apart]
+    )
+    stock = np.array([float(offer.available) for offer in problem.offers])
+    rows = len(demand) + len(stock)
+    lower = np.concatenate([demand, np.full(len(stock), -np.inf)])
+    upper = np.concatenate([np.full(len(demand), np.inf), stock])
+    empty = np.zeros(0, np.int64)
+    lp.add_rows(lower, upper, Sparse.of(empty, empty, np.zeros(0), rows))
+    owner, index, value = [], [], []
+    for column, c in enumerate(combinations):
+        uses = Counter({c.prefill.offer: c.prefill.count})
+        uses[c.decode.offer] += c.decodes * c.decode.count
+        entries = [(apart.index(c.service), c.requests)]
+        entries += [(len(demand) + offer, float(n)) for offer, n in uses.items()]
+        for row, amount in entries:
+            owner.append(column)
+            index.append(row)
+            value.append(amount)
+    rates = [max(service.rate_per_s, 1e-9) for service in problem.services]
+    cost = np.array([c.usd / rates[c.service] for c in combinations])
+    number = len(combinations)
+    matrix = Sparse.of(
+        np.array(owner, np.int64), np.array(index, np.int64), np.array(value), number
+    )
+    lp.add_columns(cost, np.zeros(number), np.full(number, np.inf), matrix)
+    lp.set_integer(np.arange(number, dtype=np.int64))
+    found = lp.solve_mip(time_limit_s=_CAUCHY_SECONDS, gap=1e-4)
+    if found.values is None:
+        return None
+    counts = np.round(found.values).astype(int)
+    return [(c, int(n)) for c, n in zip(combinations, counts, strict=True) if n > 0]
+
+
+def _plan(
+    problem: Problem,
+    catalog: Catalog,
+    libraries: Libraries,
+    taken: Iterable[tuple[Replica, int]],
+    solver: str,
+    start: tuple[float, float],
+) -> Plan:
+    used = np.zeros(len(problem.offers), np.int64)
+    everything = list(taken)
+    for replica, number in everything:
+        used[replica.offer] += replica.count * number
+    markets = Markets(problem.offers, used)
+    chosen = []
+    for replica, number in everything:
+        tables = libraries.roles[replica.role].tables
+        counts = np.zeros(len(libraries.node_types), np.int8)
+        counts[libraries.node_types.index(replica.node_type)] = replica.count
+        layout = best_layout(tables, counts)
+        for _ in range(number):
+            nodes = Counter({replica.node_type: replica.count})
+            rented = markets.take(replica.region, nodes)
+            chosen.append(Chosen(replica.role, replica.region, layout, rented))
+    seconds, cpu = (now - then for now, then in zip(_clock(), start, strict=True))
+    return plan_from_layouts(
+        problem,
+        catalog,
+        chosen,
+        status="feasible",
+        solver=solver,
+        seconds=seconds,
+        cpu_seconds=cpu,
+        reasons=(f"baseline {solver}: nothing is proven",),
+    )
+
+
+def _clock() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()

@@ -1,0 +1,378 @@
+"""Serving templates: for every small multiset of nodes the throughput-optimal layout of a role.
+
+The search is exact (see `template_kernel` for the argument) and returns, per role, the throughput of
+every single node and of every multiset of at most `max_nodes` nodes and `memory_limit` bytes, and which of
+them are worth offering to an allocator: a multiset is dropped if its nodes carry at least as much as several
+smaller instances, or with a node left idle. Both hold for any prices, availability and demand, since the
+replacement uses no node that the original does not.
+
+Layouts are not stored: `TemplateLibrary.layout` finds the one of a given multiset again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from atoll.solve.templates.kernel import Ints, Small
+
+MOST_NODES = 8
+_LARGEST = 2**31 - 1
+_CHUNK = 1024
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Layers [start, end) on data-parallel nodes; `rates` is what each node carries there, per second."""
+
+    start: int
+    end: int
+    nodes: tuple[str, ...]
+    rates: tuple[float, ...]
+
+    @property
+    def rate(self) -> float:
+        """What the stage carries, per second."""
+        return sum(self.rates)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Stages in order, first to last, and the throughput of the slowest, per second."""
+
+    stages: tuple[Stage, ...]
+    throughput: float
+
+
+@dataclass(frozen=True)
+class RoleTables:
+    """Capacities of one role: `rates[S - 1, p, c, j]` per second, p = first, middle, last.
+
+    A single stage is the whole model and stands at p = 0.
+    `memory_bytes` is per node type; multisets above `memory_limit` bytes are not considered.
+    """
+
+    name: str
+    node_types: tuple[str, ...]
+    rates: NDArray[np.float64]
+    memory_bytes: tuple[float, ...]
+    memory_limit: float
+
+    def __post_init__(self) -> None:
+        stages, positions, types, _ = self.rates.shape
+        if positions != 3 or types != len(self.node_types) or stages < 1:
+            raise UsageError(f"capacity table of shape {self.rates.shape} for {types} node types")
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model."""
+        return int(self.rates.shape[3]) - 1
+
+    @cached_property
+    def scale(self) -> float:
+        """Integer units per token/s: as fine as fits when the nodes of an instance add up."""
+        top = float(self.rates.max(initial=0.0)) * MOST_NODES
+        return 1.0 if top <= 0.0 else min(1e4, _LARGEST / top * 0.999)
+
+    @cached_property
+    def units(self) -> Small:
+        """Capacities as integers, rounded down; monotone as the search needs them."""
+        scaled = np.floor(self.rates * self.scale).astype(np.int32)
+        # Fewer layers never carry less, and an end stage never more than a middle one.
+        scaled[..., 1:] = np.minimum.accumulate(scaled[..., 1:], axis=-1)
+        scaled[1:, 0] = np.minimum(scaled[1:, 0], scaled[1:, 1])
+        scaled[1:, 2] = np.minimum(scaled[1:, 2], scaled[1:, 1])
+        return np.ascontiguousarray(scaled)
+
+
+@dataclass(frozen=True)
+class TemplateLibrary:
+    """Templates of one role: node counts, throughput per second, best first by no particular order.
+
+    `counts[i, c]` nodes of type c in template i. Only useful templates are kept; `multisets` says how many
+    were solved.
+    """
+
+    tables: RoleTables
+    counts: NDArray[np.int8]
+    throughput: NDArray[np.float64]
+    multisets: int
+    max_nodes: int
+
+    def __len__(self) -> int:
+        return len(self.throughput)
+
+    def layout(self, index: int) -> Layout:
+        """Return the optimal layout of template `index`."""
+        return best_layout(self.tables, self.counts[index])
+
+    def layout_of(self, counts: NDArray[np.integer]) -> Layout:
+        """Return the optimal layout of a node multiset, a template or not."""
+        return best_layout(self.tables, counts)
+
+
+@dataclass(frozen=True)
+class _Patterns:
+    """Distinct groups and partitions of a tuple of `size` nodes, per pattern of equal neighbours."""
+
+    subset_span: Ints
+    subsets: Small
+    partition_span: Ints
+    partitions: Small
+
+
+@cache
+def patterns(size: int, stages: int) -> _Patterns:
+    """Return the groups and partitions of `size` nodes into 2..`stages` groups, for every pattern."""
+    count = 1 << max(0, size - 1)
+    subset_span = np.zeros((count, 2), np.int64)
+    partition_span = np.zeros((count, MOST_NODES + 1, 2), np.int64)
+    subsets: list[int] = []
+    partitions: list[tuple[int, ...]] = []
+    blocks = _set_partitions(size)
+    for pattern in range(count):
+        lowest = [_lowest(mask, pattern, size) for mask in range(1 << size)]
+        own = sorted({lowest[mask] for mask in range(1, 1 << size)})
+        subset_span[pattern] = len(subsets), len(subsets) + len(own)
+        subsets += own
+        for number in range(2, min(size, stages) + 1):
+            found = sorted(
+                {tuple(sorted(lowest[mask] for mask in b)) for b in blocks if len(b) == number}
+            )
+            partition_span[pattern, number] = len(partitions), len(partitions) + len(found)
+            partitions += found
+    table = np.zeros((max(1, len(partitions)), MOST_NODES), np.int32)
+    for row, masks in enumerate(partitions):
+        table[row, : len(masks)] = masks
+    return _Patterns(subset_span, np.array(subsets, np.int32), partition_span, table)
+
+
+def _set_partitions(size: int) -> list[tuple[int, ...]]:
+    """All partitions of `size` labelled things, as tuples of bit masks."""
+    found: list[tuple[int, ...]] = [()]
+    for i in range(size):
+        bit = 1 << i
+        grown = []
+        for blocks in found:
+            grown += [(*blocks[:k], blocks[k] | bit, *blocks[k + 1 :]) for k in range(len(blocks))]
+            grown.append((*blocks, bit))
+        found = grown
+    return found
+
+
+def _lowest(mask: int, pattern: int, size: int) -> int:
+    """The same group taking the first of equal neighbours."""
+    out, start = 0, 0
+    while start < size:
+        end = start
+        while end + 1 < size and pattern >> end & 1:
+            end += 1
+        taken = sum(mask >> i & 1 for i in range(start, end + 1))
+        out |= ((1 << taken) - 1) << start
+        start = end + 1
+    return out
+
+
+@cache
+def _binomial(types: int) -> Ints:
+    rows = types + MOST_NODES + 1
+    table = [[math.comb(n, k) for k in range(MOST_NODES + 2)] for n in range(rows)]
+    return np.array(table, np.int64)
+
+
+def multiset_count(types: int, max_nodes: int) -> int:
+    """Return how many multisets of 1..max_nodes nodes there are over `types` node types."""
+    return sum(math.comb(types + n - 1, n) for n in range(1, max_nodes + 1))
+
+
+def generate(
+    tables: RoleTables, max_nodes: int, *, progress: Progress | None = None
+) -> TemplateLibrary:
+    """Return all useful templates of a role with at most `max_nodes` nodes (8 at most).
+
+    `progress(done, total)` is called as multisets are solved.
+    """
+    from atoll.solve.templates import kernel
+
+    if not 1 <= max_nodes <= MOST_NODES:
+        raise UsageError(
+            f"{max_nodes} nodes per instance", hint="1 to 8", field="max_nodes_per_instance"
+        )
+    types, layers = len(tables.node_types), tables.layers
+    binomial = _binomial(types)
+    units = tables.units
+    reach = _reach(units)
+    # Whole bytes, so that sums are exact and do not depend on their order.
+    memory = np.array([round(value) for value in tables.memory_bytes], np.int64)
+    limit = int(tables.memory_limit)
+    sizes = [math.comb(types + n - 1, n) for n in range(1, max_nodes + 1)]
+    offsets = np.array([0, 0, *itertools.accumulate(sizes)], np.int64)
+    rates = np.zeros(int(offsets[-1]), np.int32)
+    most_stages = min(max_nodes, units.shape[0], layers)
+    done, total = 0, int(offsets[-1])
+    smaller = np.zeros(1, np.int32)
+    for size in range(1, max_nodes + 1):
+        own = patterns(size, most_stages)
+        out = rates[offsets[size] : offsets[size + 1]]
+        chunks = math.ceil(len(out) / _CHUNK)
+        step = chunks if progress is None else 16
+        for first in range(0, chunks, step):
+            last = min(chunks, first + step)
+            kernel.solve_all(
+                units, reach, memory, limit, size, layers, most_stages, binomial, smaller,
+                own.subset_span, own.subsets, own.partition_span, own.partitions,
+                _CHUNK, first, last, out,
+            )  # fmt: skip
+            if progress is not None:
+                done = int(offsets[size]) + min(len(out), last * _CHUNK)
+                progress(done, total)
+        smaller = out
+    useful = np.zeros(total, np.bool_)
+    best_split = np.zeros(total, np.int32)
+    for size in range(1, max_nodes + 1):
+        own = patterns(size, most_stages)
+        kernel.mark_useful(
+            size, types, binomial, rates, best_split, offsets, own.subset_span, own.subsets,
+            _CHUNK, useful,
+        )  # fmt: skip
+    return _collect(tables, rates, useful, offsets, max_nodes)
+
+
+def _reach(units: Small) -> Ints:
+    """Return max over j' >= j of j' T(j'), per stage count, node type and j."""
+    held = np.arange(units.shape[3], dtype=np.int64)
+    work = units.max(axis=1).astype(np.int64) * held
+    return np.ascontiguousarray(np.maximum.accumulate(work[..., ::-1], axis=-1)[..., ::-1])
+
+
+def _collect(
+    tables: RoleTables, rates: Small, useful: NDArray[np.bool_], offsets: Ints, max_nodes: int
+) -> TemplateLibrary:
+    types = len(tables.node_types)
+    rows = []
+    kept = []
+    for size in range(1, max_nodes + 1):
+        ranks = np.flatnonzero(useful[offsets[size] : offsets[size + 1]])
+        rows.append(_counts_of(ranks, size, types))
+        kept.append(rates[offsets[size] + ranks])
+    return TemplateLibrary(
+        tables,
+        np.concatenate(rows),
+        np.concatenate(kept).astype(np.float64) / tables.scale,
+        int(np.count_nonzero(rates >= 0)),
+        max_nodes,
+    )
+
+
+def _counts_of(ranks: NDArray[np.int64], size: int, types: int) -> NDArray[np.int8]:
+    """Node counts of multisets given by rank, all at once."""
+    binomial = _binomial(types)
+    counts = np.zeros((len(ranks), types), np.int8)
+    rest = ranks.astype(np.int64)
+    row = np.arange(len(ranks))
+    for place in range(size - 1, -1, -1):
+        column = binomial[: types + place, place + 1]
+        value = np.searchsorted(column, rest, side="right") - 1
+        rest = rest - column[value]
+        np.add.at(counts, (row, value - place), 1)
+    return counts
+
+
+def best_layout(tables: RoleTables, counts: Sequence[int] | NDArray[np.integer]) -> Layout:
+    """Return the throughput-optimal layout of one node multiset, given as counts per node type.
+
+    A layout with throughput 0 has no stages: the nodes cannot keep the promise.
+    """
+    from atoll.solve.templates import kernel
+
+    nodes = [c for c, count in enumerate(counts) for _ in range(int(count))]
+    size = len(nodes)
+    if not 1 <= size <= MOST_NODES:
+        raise UsageError(f"a template of {size} nodes", hint="1 to 8 nodes")
+    units = tables.units
+    most = min(size, units.shape[0], tables.layers)
+    own = patterns(size, most)
+    tuple_ = np.zeros(MOST_NODES, np.int64)
+    tuple_[:size] = nodes
+    masks = np.zeros(MOST_NODES, np.int32)
+    scratch = np.zeros((16, tables.layers + 1), np.int32)
+    rate, stages = kernel.solve(
+        units, _reach(units), tuple_, size, 0, tables.layers, most,
+        own.subset_span, own.subsets, own.partition_span, own.partitions, masks,
+        scratch, scratch.copy(),
+    )  # fmt: skip
+    if stages == 0:
+        return Layout((), 0.0)
+    groups = _groups(nodes, [int(mask) for mask in masks[:stages]])
+    return _spread(tables, groups, rate, stages)
+
+
+def _groups(nodes: list[int], masks: list[int]) -> list[tuple[int, ...]]:
+    """Node types of each group; masks name types, and equal nodes may stand for each other."""
+    return [tuple(nodes[i] for i in range(len(nodes)) if mask >> i & 1) for mask in masks]
+
+
+def _spread(tables: RoleTables, groups: list[tuple[int, ...]], rate: int, stages: int) -> Layout:
+    """Give each group as many layers as it can hold at `rate`, then take the surplus where it helps."""
+    units, layers = tables.units[stages - 1], tables.layers
+    if stages == 1:
+        order, held, where = [0], [layers], [0]
+    else:
+        order, held, where = _ends(units, groups, rate)
+
+    def total(k: int, j: int) -> int:
+        return int(units[where[k], list(groups[order[k]]), j].sum())
+
+    surplus = sum(held) - layers
+    while surplus > 0:
+        slowest = min(
+            (k for k in range(stages) if held[k] > 1), key=lambda k: (total(k, held[k]), k)
+        )
+        held[slowest] -= 1
+        surplus -= 1
+    out = []
+    start = 0
+    for k in range(stages):
+        group = groups[order[k]]
+        rates = tuple(float(units[where[k], c, held[k]]) / tables.scale for c in group)
+        names = tuple(tables.node_types[c] for c in group)
+        out.append(Stage(start, start + held[k], names, rates))
+        start += held[k]
+    return Layout(tuple(out), rate / tables.scale)
+
+
+def _ends(
+    units: Small, groups: list[tuple[int, ...]], rate: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Order the groups into stages: (order, layers held, position) per stage, first to last."""
+
+    def most(k: int, position: int) -> int:
+        sums = units[position][list(groups[k])].sum(axis=0, dtype=np.int64)
+        return int(np.count_nonzero(sums[1:] >= rate))
+
+    number = len(groups)
+    middle = [most(k, 1) for k in range(number)]
+    first, last = [most(k, 0) for k in range(number)], [most(k, 2) for k in range(number)]
+    f, e = max(
+        ((f, e) for f in range(number) for e in range(number) if f != e and first[f] and last[e]),
+        key=lambda pair: (
+            first[pair[0]] - middle[pair[0]] + last[pair[1]] - middle[pair[1]],
+            -pair[0],
+            -pair[1],
+        ),
+    )
+    order = [f, *(k for k in range(number) if k not in (f, e)), e]
+    held = [first[f], *(middle[k] for k in order[1:-1]), last[e]]
+    return order, held, [0, *([1] * (number - 2)), 2]

@@ -1,0 +1,100 @@
+"""From a problem to the template libraries of its roles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from atoll.catalog.catalog import Catalog
+from atoll.core.errors import UsageError
+from atoll.core.ids import RoleId
+from atoll.plan.capacities import POSITIONS, hop_link, role_table
+from atoll.plan.problem import Problem
+from atoll.solve.templates.cache import TemplateCache
+from atoll.solve.templates.generate import RoleTables, TemplateLibrary, generate, multiset_count
+
+MOST_MULTISETS = 12_000_000
+"""More sets of nodes per role than this are not searched: minutes and gigabytes."""
+
+RoleProgress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Libraries:
+    """Template libraries of all roles of a problem, over the same node types."""
+
+    node_types: tuple[str, ...]
+    roles: Mapping[str, TemplateLibrary]
+
+
+def role_tables(problem: Problem, catalog: Catalog, role: RoleId) -> RoleTables:
+    """Return the capacities of a role on every node type of the problem that its service may use.
+
+    Regions may have links of their own; a template must hold in all of them, so each node type is asked
+    about over its slowest. Node types the service must not use carry nothing.
+    """
+    service = problem.service_of(str(role))
+    nodes = problem.node_types
+    stages = problem.settings.max_stages or problem.settings.max_nodes_per_instance
+    layers = catalog.model(service.model).llm.layers
+    rates = np.zeros((stages, 3, len(nodes), layers + 1))
+    for c, node_type in enumerate(nodes):
+        if not service.allows(node_type):
+            continue
+        region = slowest_region(problem, catalog, node_type)
+        table = role_table(problem, catalog, service, role, node_type, stages, region=region)
+        # POSITIONS is first, middle, last, whole; a single stage holds the whole model.
+        rates[0, 0, c] = table[3, 0]
+        rates[1:, :, c] = np.moveaxis(table[:3, 1:], 0, 1)
+    memory = tuple(float(catalog.node(node_type).memory_bytes) for node_type in nodes)
+    limit = problem.settings.memory_ratio * catalog.model(service.model).llm.weight_bytes
+    return RoleTables(str(role), nodes, rates, memory, limit)
+
+
+def slowest_region(problem: Problem, catalog: Catalog, node_type: str) -> str:
+    """Return the region with an offer of the node type whose link inside is slowest."""
+    regions = sorted({o.region for o in problem.offers if o.node_type == node_type})
+    return max(
+        regions,
+        key=lambda r: (
+            hop_link(catalog, node_type, r).latency_s,
+            -hop_link(catalog, node_type, r).bandwidth_bytes_per_s,
+        ),
+    )
+
+
+def libraries(
+    problem: Problem,
+    catalog: Catalog,
+    *,
+    cache: TemplateCache | None = None,
+    progress: RoleProgress | None = None,
+) -> Libraries:
+    """Return the template library of every role; `progress(role, done, total)` as they are computed."""
+    size = multiset_count(len(problem.node_types), problem.settings.max_nodes_per_instance)
+    if size > MOST_MULTISETS:
+        raise UsageError(
+            f"{len(problem.node_types)} node types give {size:,} sets of up to "
+            f"{problem.settings.max_nodes_per_instance} nodes, more than {MOST_MULTISETS:,}",
+            field="settings.max_nodes_per_instance",
+            hint="allow fewer nodes per instance, or offer fewer node types",
+        )
+    assert [p.value for p in POSITIONS] == ["first", "middle", "last", "whole"]
+    found: dict[str, TemplateLibrary] = {}
+    for role in problem.roles:
+        tables = role_tables(problem, catalog, role)
+        most = problem.settings.max_nodes_per_instance
+
+        def report(done: int, total: int, role: RoleId = role) -> None:
+            if progress is not None:
+                progress(str(role), done, total)
+
+        step = report if progress is not None else None
+        if cache is not None:
+            found[str(role)] = cache.library(tables, most, progress=step)
+        else:
+            found[str(role)] = generate(tables, most, progress=step)
+        report(1, 1)
+    return Libraries(problem.node_types, found)

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from atoll.cli import main as cli
+from atoll.fabric.identity.access import Access
+from atoll.fabric.registry.load import Load
+from atoll.fabric.registry.records import Metadata
+from atoll.fabric.transport.fabric import Fabric
+from atoll.fabric.transport.link import UnreachableError
+from atoll.fabric.transport.peers import Peer
+from tests.fabric.registry.test_queries import peer
+
+Captured = pytest.CaptureFixture[str]
+
+
+class FakeFabric:
+    """A fabric with two nodes; records how it was joined and left."""
+
+    def __init__(self) -> None:
+        later_s = time.time() + 3600.5
+        self.found = (
+            peer(ends_s=later_s, price_usd_per_hour=2.5, engine_version="0.9"),
+            peer(name="\N{SNOWMAN}[b]", alive=False, services=()),
+        )
+        self.loads = {self.found[0].sid: Load(running=3, waiting=1, capacity=8)}
+        self.observed: bool | None = None
+        self.closed = False
+        self.connected = True
+
+    async def connect(self, access: Access, metadata: Metadata, *, observe: bool) -> FakeFabric:
+        self.observed = observe
+        return self
+
+    def peers(self) -> tuple[Peer, ...]:
+        return self.found
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def fabric(monkeypatch: pytest.MonkeyPatch) -> FakeFabric:
+    fake = FakeFabric()
+    monkeypatch.setattr(Fabric, "connect", fake.connect)
+    monkeypatch.setenv("ATOLL_FABRIC", "open://127.0.0.1:1")
+    return fake
+
+
+def test_the_table_shows_what_matters(fabric: FakeFabric, capsys: Captured) -> None:
+    assert cli.run(["nodes"]) == 0
+    shown = capsys.readouterr().out
+    for text in ("lab/gpu1", "Uni ✓", "eu-west-1/hall", "2xA100-80G 85GB", "3/8 +1", "$2.50/h"):
+        assert text in shown
+    assert "meta/llama-70b bf16, qwen3-8b fp8" in shown
+    assert "\N{SNOWMAN}[b]" in shown
+    assert "silent" in shown
+    assert "2 nodes" in shown
+    assert fabric.observed is True
+    assert fabric.closed
+
+
+def test_options_narrow_and_json_tells_all(fabric: FakeFabric, capsys: Captured) -> None:
+    asked = ["nodes", "--gpu", "A100", "--min-vram", "40GB", "--model", "llama", "--json"]
+    assert cli.run(asked) == 0
+    (node,) = json.loads(capsys.readouterr().out)
+    assert (node["name"], node["state"], node["routable"]) == ("lab/gpu1", "serving", True)
+    assert node["load"]["running"] == 3
+    assert node["hardware"]["gpus"][0] == {
+        "type": "A100-80G",
+        "count": 2,
+        "memory_bytes": 85 * 10**9,
+    }
+    assert "revoked" not in node
+
+
+def test_nobody_has_it(fabric: FakeFabric, capsys: Captured) -> None:
+    assert cli.run(["nodes", "--gpu", "B200"]) == 0
+    assert capsys.readouterr().out.strip() == "none of 2 nodes"
+    assert cli.run(["nodes", "--gpu", "B200", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--min-vram", "lots"], "--min-vram"),
+        (["--state", "servin"], "did you mean serving"),
+        (["--stability", "always"], "known: batch, reserved, spot, standard"),
+    ],
+)
+def test_slips_are_named(fabric: FakeFabric, capsys: Captured, asked: list[str], said: str) -> None:
+    assert cli.run(["nodes", *asked]) != 0
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_no_hub_says_where_it_looked(
+    fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    async def unreachable(access: Access, *_: object, **__: object) -> Fabric:
+        raise UnreachableError(f"no hub answers at {', '.join(access.hubs)}")
+
+    monkeypatch.setattr(Fabric, "connect", unreachable)
+    assert cli.run(["nodes"]) == 1
+    assert capsys.readouterr().err == "error: no hub answers at 127.0.0.1:1\n"
+
+
+def test_no_fabric_named(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.delenv("ATOLL_FABRIC", raising=False)
+    assert cli.run(["nodes"]) == 2
+    assert "ATOLL_FABRIC" in capsys.readouterr().err

@@ -1,0 +1,58 @@
+"""Plans valued by simulation: lengths of requests, and that more machines generate more."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from atoll.catalog.catalog import Catalog
+from atoll.plan.problem import Lengths
+from atoll.plan.validate.check import validate
+from atoll.prove.rank import Simulated
+from atoll.solve.place.solver import FlowEffort, solve
+from atoll.workload.lengths import LengthMix
+from tests.plan.clusters import problem, service
+
+CATALOG = Catalog.default()
+
+
+def test_requests_of_one_length_vary_around_it() -> None:
+    found = Simulated(problem(), CATALOG).requests(6000)
+    assert len(found) == 6000
+    assert found.input.mean() == pytest.approx(150.0, rel=0.05)
+    assert found.output.mean() == pytest.approx(50.0, rel=0.05)
+    assert found.input.min() < 100 < 200 < found.input.max()
+    # Long answers belong to long prompts.
+    assert np.corrcoef(found.input, found.output)[0, 1] > 0.2
+
+
+def test_requests_that_vary_are_drawn_as_they_are() -> None:
+    mix = LengthMix.lognormal(300.0, 250.0, 80.0, 60.0)
+    asked = problem(services=(service(lengths=Lengths.of(mix)),))
+    found = Simulated(asked, CATALOG).requests(8000)
+    assert found.input.mean() == pytest.approx(300.0, rel=0.05)
+    assert (found.input.astype(float) ** 2).mean() == pytest.approx(mix.input_mean_square, rel=0.15)
+
+
+def test_more_requests_begin_with_the_same() -> None:
+    own = Simulated(problem(), CATALOG)
+    few, many = own.requests(500), own.requests(5000)
+    assert few.input.tolist() == many.input[:500].tolist()
+    assert few.output.tolist() == many.output[:500].tolist()
+
+
+def test_the_plan_is_the_best_of_those_simulated() -> None:
+    asked = problem()
+    told: list[str] = []
+    rank = Simulated(asked, CATALOG, told.append)
+    made = solve("flow.search", asked, CATALOG, FlowEffort(seconds=2.0, rank=rank))
+    assert validate(made, asked, CATALOG) == []
+    assert made.goal == "sustained"
+    (note,) = made.notes
+    assert note.startswith("generates ")
+    assert told
+    assert told[-1].startswith(f"simulated {len(told)} plans: best ")
+    # One node of four holds few layers; the plan that is chosen generates at least what a simple rule does.
+    swarm = solve("swarm", asked, CATALOG, FlowEffort(seconds=0.5))
+    assert rank(made).score >= rank(swarm).score
+    assert rank(made) == rank(made)

@@ -1,0 +1,259 @@
+"""The agent with real processes: small scripts that behave in every way a process can."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from atoll.runtime.supervise.agent import Agent, Managed, ProcessError
+from atoll.runtime.supervise.process import Command, last_lines
+from atoll.runtime.supervise.supervision import Limits, State
+
+QUICK = Limits(ready_s=5, backoff_s=0.02, backoff_most_s=0.1, tries=2, unwell=1, term_s=0.5)
+# Prints its pid and those of its children, one of which has left the group.
+FAMILY = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+away = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print("pids", os.getpid(), child.pid, away.pid, flush=True)
+time.sleep(600)
+"""
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@dataclass
+class SaidProbe:
+    """Ready once the log holds a word."""
+
+    log: Path
+    word: str = "up"
+    every_s: float = 0.02
+    problem: str | None = None
+    resets: list[float] = field(default_factory=list)
+
+    def reset(self) -> None:
+        self.resets.append(time.monotonic())
+
+    async def check(self, pid: int) -> str | None:
+        if self.problem is not None:
+            return self.problem
+        said = self.log.read_text() if self.log.exists() else ""
+        return None if self.word in said else "not yet"
+
+
+def script(tmp_path: Path, text: str, name: str = "p", limits: Limits = QUICK) -> Managed:
+    log = tmp_path / f"{name}.log"
+    word = "pids" if "pids" in text else "up"
+    command = Command((sys.executable, "-c", text), log, cpus=(min(os.sched_getaffinity(0)),))
+    return Managed(name, command, SaidProbe(log, word), limits)
+
+
+def pids_in(log: Path) -> list[int]:
+    line = next(line for line in log.read_text().splitlines() if line.startswith("pids"))
+    return [int(word) for word in line.split()[1:]]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def gone_within(pids: list[int], seconds: float) -> bool:
+    deadline_s = time.monotonic() + seconds
+    while time.monotonic() < deadline_s:
+        if not any(is_alive(pid) for pid in pids):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_starts_pins_and_stops(tmp_path: Path) -> None:
+    async def run() -> None:
+        changes: list[State] = []
+        agent = Agent(lambda keeper: changes.append(keeper.state))
+        text = "import os,time; print('up', os.sched_getaffinity(0), flush=True); time.sleep(600)"
+        agent.add(script(tmp_path, text))
+        await agent.ready(["p"])
+        pid = agent.keepers["p"].pid
+        assert pid is not None
+        assert is_alive(pid)
+        await agent.close()
+        assert not is_alive(pid)
+        assert changes == [State.STARTING, State.READY, State.STOPPING, State.STOPPED]
+
+    asyncio.run(run())
+    core = min(os.sched_getaffinity(0))
+    assert last_lines(tmp_path / "p.log") == (f"up {{{core}}}",)
+
+
+def test_restarts_what_was_killed(tmp_path: Path) -> None:
+    async def run() -> None:
+        agent = Agent()
+        agent.add(script(tmp_path, "import time; print('up', flush=True); time.sleep(600)"))
+        await agent.ready(["p"])
+        keeper = agent.keepers["p"]
+        first = keeper.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: keeper.pid not in (None, first) and keeper.state is State.READY)
+        assert keeper.reason == ""
+        assert keeper.restarts == 1
+        await agent.close()
+
+    asyncio.run(run())
+
+
+def test_a_stubborn_process_is_killed_in_the_end(tmp_path: Path) -> None:
+    async def run() -> float:
+        agent = Agent()
+        agent.add(script(tmp_path, STUBBORN))
+        await agent.ready(["p"])
+        begun_s = time.monotonic()
+        await agent.close()
+        return time.monotonic() - begun_s
+
+    assert 0.4 < asyncio.run(run()) < 3.0
+
+
+def test_an_unwell_process_is_started_anew(tmp_path: Path) -> None:
+    async def run() -> None:
+        agent = Agent()
+        managed = script(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
+        probe = managed.probe
+        assert isinstance(probe, SaidProbe)
+        agent.add(managed)
+        await agent.ready(["p"])
+        probe.problem = "gives no token"
+        await until(lambda: len(probe.resets) == 2)
+        probe.problem = None
+        await agent.ready(["p"])
+        assert agent.keepers["p"].restarts == 1
+        await agent.close()
+
+    asyncio.run(run())
+
+
+def test_a_fatal_error_is_not_tried_again_and_shows_the_last_line(tmp_path: Path) -> None:
+    async def run() -> None:
+        agent = Agent()
+        agent.add(
+            script(tmp_path, "import sys; sys.stderr.write('error: no such model\\n'); sys.exit(3)")
+        )
+        with pytest.raises(ProcessError, match="ended with code 3: error: no such model") as caught:
+            await agent.ready(["p"])
+        assert caught.value.lines == ("error: no such model",)
+        assert agent.keepers["p"].restarts == 0
+        await agent.close()
+
+    asyncio.run(run())
+
+
+def test_a_command_that_is_not_there_is_fatal(tmp_path: Path) -> None:
+    async def run() -> None:
+        agent = Agent()
+        log = tmp_path / "p.log"
+        agent.add(Managed("p", Command(("no-such-program",), log), SaidProbe(log), QUICK))
+        with pytest.raises(ProcessError, match="no-such-program"):
+            await agent.ready(["p"])
+        await agent.close()
+
+    asyncio.run(run())
+
+
+def test_descendants_go_with_the_process(tmp_path: Path) -> None:
+    async def run() -> list[int]:
+        agent = Agent()
+        agent.add(script(tmp_path, FAMILY))
+        await agent.ready(["p"])
+        pids = pids_in(tmp_path / "p.log")
+        assert all(is_alive(pid) for pid in pids)
+        os.kill(pids[0], signal.SIGKILL)
+        await until(lambda: not any(is_alive(pid) for pid in pids))
+        await agent.close()
+        return pids
+
+    assert len(asyncio.run(run())) == 3
+
+
+def test_logs_are_rotated(tmp_path: Path) -> None:
+    text = """
+print("up")
+for i in range(400):
+    print(f"{i:099d}", flush=True)
+import time
+time.sleep(600)
+"""
+
+    async def run() -> None:
+        agent = Agent()
+        managed = script(tmp_path, text)
+        log = managed.command.log
+        command = Command(managed.command.arguments, log, log_bytes=10_000, log_keep=2)
+        agent.add(Managed("p", command, SaidProbe(log, f"{399:099d}"), QUICK))
+        await agent.ready(["p"])
+        await agent.close()
+
+    asyncio.run(run())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.log", "p.log.1", "p.log.2"]
+    assert all(path.stat().st_size <= 10_000 for path in tmp_path.iterdir())
+
+
+AGENT = """
+import asyncio, sys
+from pathlib import Path
+from tests.runtime.supervise.test_agent import FAMILY, STUBBORN, script
+from atoll.runtime.supervise.agent import Agent
+
+async def main():
+    agent = Agent()
+    folder = Path(sys.argv[1])
+    agent.add(script(folder, FAMILY, "family"))
+    agent.add(script(folder, STUBBORN.replace('"up"', '"pids", __import__("os").getpid()'), "stubborn"))
+    await agent.ready(["family", "stubborn"])
+    print("ready", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_kill_9_of_the_agent_leaves_no_child(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[3]
+    agent = subprocess.Popen(
+        [sys.executable, "-c", AGENT, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": str(root)},
+    )
+    assert agent.stdout is not None
+    with agent.stdout:
+        assert agent.stdout.readline() == b"ready\n"
+        pids = pids_in(tmp_path / "family.log") + pids_in(tmp_path / "stubborn.log")
+        assert len(pids) == 4
+        assert all(is_alive(pid) for pid in pids)
+        agent.kill()
+        agent.wait()
+    assert gone_within(pids, 5.0)

@@ -1,0 +1,85 @@
+"""Ranking by a measure: what is measured, what is kept, and where it ends."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from atoll.solve.place.instance import FlowInstance, Flows, Placement
+from atoll.solve.place.refine import Measured, Refined, refine
+from tests.solve.place.test_sustained import instance
+
+LONG = 1e6
+"""Seconds that never pass."""
+
+
+def flows(value: float, size: int) -> Flows:
+    return Flows(value, np.zeros((size, size)), np.zeros(size), np.zeros(size))
+
+
+def usual(own: FlowInstance, placement: Placement) -> Flows:
+    return flows(1.0, own.size)
+
+
+def other(own: FlowInstance, placement: Placement) -> Flows:
+    return flows(2.0, own.size)
+
+
+def first_node_layers(placement: Placement, carried: Flows) -> Measured:
+    """More layers on the first node are better, and so is the other flow."""
+    held = float(placement.end[0] - placement.start[0])
+    return Measured(held * carried.value, 1.0)
+
+
+def lanes(*first: int) -> list[Placement]:
+    return [Placement(np.array([0, k, 0, 8]), np.array([k, 16, 8, 16])) for k in first]
+
+
+def refined(candidates: list[Placement], **changes: object) -> Refined:
+    given: dict[str, object] = {
+        "quick": lambda start, end: 1.0,
+        "seconds": LONG,
+        "random": np.random.default_rng(3),
+        "most": 60,
+    }
+    own = instance(4, 16, most=12)
+    return refine(own, candidates, (usual, other), first_node_layers, **(given | changes))  # type: ignore[arg-type]
+
+
+def test_the_best_candidate_is_found_with_its_best_flow() -> None:
+    found = refined(lanes(4, 7, 5), most=6)
+    assert found.placement.end[0] == 7
+    assert found.flows.value == 2.0
+    assert (found.value.tokens_per_s, found.first.tokens_per_s) == (14.0, 4.0)
+    assert found.runs == 6
+
+
+def test_changes_are_kept_where_they_are_better() -> None:
+    found = refined(lanes(4))
+    assert found.value.tokens_per_s > 8.0
+    assert found.value.tokens_per_s == 2.0 * (found.placement.end[0] - found.placement.start[0])
+    assert found.runs <= 60
+
+
+def test_changes_of_no_analytic_value_are_not_measured() -> None:
+    found = refined(lanes(4), quick=lambda start, end: 0.0)
+    assert found.runs == 2
+
+
+def test_the_first_is_measured_without_any_time() -> None:
+    found = refined(lanes(4, 7), seconds=0.0)
+    assert found.runs == 1
+    assert found.value == found.first
+
+
+def test_the_same_seed_gives_the_same_placement() -> None:
+    one, two = refined(lanes(4, 5)), refined(lanes(4, 5))
+    assert one.placement.start.tolist() == two.placement.start.tolist()
+    assert one.placement.end.tolist() == two.placement.end.tolist()
+    assert one.value == two.value
+
+
+def test_sooner_counts_a_little() -> None:
+    assert Measured(100.0, 1.0).score > Measured(101.0, 1.3).score
+    assert Measured(100.0, 1.0).score < Measured(110.0, 1.3).score
+    assert Measured(100.0, 2.0).score == pytest.approx(100.0 / 2.0**0.2)
