@@ -306,13 +306,13 @@ async def chaos(kills: int, seed: int, folder: Path, tokens: int = 150) -> Outco
     from atoll.runtime.adapters.base import Home
     from atoll.runtime.gateway import GatewaySettings
     from atoll.runtime.gateway.settings import Deadlines, HealthSettings
-    from atoll.runtime.local.build import LocalOptions, Model, build
+    from atoll.runtime.local.build import LocalModel, LocalOptions, build
     from atoll.runtime.local.fleet import Hearing, LocalFleet
     from atoll.runtime.local.state import new_home, remove_home
     from atoll.runtime.pool.outliers import OutlierSettings
 
     home, hearing = Home(new_home()), Hearing()
-    model = Model(str(folder), folder)
+    model = LocalModel(str(folder), folder)
     settings = GatewaySettings(
         port=0,
         deadlines=Deadlines(first_token_s=4.0, between_tokens_s=4.0, resume_s=40.0, retry_s=40.0),

@@ -7,7 +7,7 @@ import argparse
 import uvloop
 
 from atoll.fabric.identity.access import Access
-from atoll.fabric.registry.records import Metadata, Service, State
+from atoll.fabric.registry.records import Metadata, NodeService, SessionState
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.tunnel.answerer import Answerer
 from benchmarks.churn_engine import MODEL, Engine
@@ -20,13 +20,13 @@ async def serve(token: str, kind: str, width: int, step_s: float) -> None:
         provider="",
         role="worker",
         engine=kind,
-        services=(Service(model=MODEL, precision="bf16", context=4096),),
+        services=(NodeService(model=MODEL, precision="bf16", context=4096),),
         usd_per_mtoken_out=1.0,
     )
     engine = Engine(width)
     fabric = await Fabric.connect(Access.open(token), metadata)
     answerer = Answerer(fabric, engine.handle)
-    await fabric.announce(State.SERVING)
+    await fabric.announce(SessionState.SERVING)
     print("ready", fabric.sid, flush=True)
     try:
         await engine.run(step_s)

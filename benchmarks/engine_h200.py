@@ -120,11 +120,11 @@ class Job:
 
     def step(self, data: list[Any]) -> Any:
         """Run one decode step; `data` has a token or a hidden row for each sequence."""
-        from atoll.engine.stage import Rows
+        from atoll.engine.stage import SequenceRows
 
         stage = self.stage
         rows = [
-            Rows(stage.start, stage.end, self.position, 1, table, data[i], sample=True)
+            SequenceRows(stage.start, stage.end, self.position, 1, table, data[i], sample=True)
             for i, table in enumerate(self.tables)
         ]
         self.position += 1
@@ -153,7 +153,7 @@ def prefill_whole(stage: Any, prompts: int, length: int) -> float:
     import torch
 
     from atoll.engine.kv import BlockPool
-    from atoll.engine.stage import Rows
+    from atoll.engine.stage import SequenceRows
 
     pool = BlockPool(stage.cache.blocks, BLOCK, prefix_caching=False)
     tables = [pool.open([], b"", length) for _ in range(prompts)]
@@ -163,7 +163,8 @@ def prefill_whole(stage: Any, prompts: int, length: int) -> float:
 
     def run() -> None:
         rows = [
-            Rows(stage.start, stage.end, 0, length, table, tokens, sample=True) for table in tables
+            SequenceRows(stage.start, stage.end, 0, length, table, tokens, sample=True)
+            for table in tables
         ]
         stage.forward(rows).logits.argmax(dim=-1).cpu()
 
@@ -274,7 +275,7 @@ def exactness() -> bool:
     from transformers import AutoModelForCausalLM
 
     from atoll.engine.kv import BlockPool
-    from atoll.engine.stage import Rows, StageModel
+    from atoll.engine.stage import SequenceRows, StageModel
 
     config = llama_8b(4)
     config.update({"hidden_size": 256, "intermediate_size": 512, "vocab_size": 1000})
@@ -297,7 +298,7 @@ def exactness() -> bool:
     for count in (64, 86, *[1] * 39):
         pool.grow(table, position + count)
         data = torch.tensor(tokens[position : position + count])
-        rows = Rows(0, 4, position, count, table, data, sample=True)
+        rows = SequenceRows(0, 4, position, count, table, data, sample=True)
         output = stage.forward([rows])
         position += count
         if position >= len(tokens):

@@ -18,7 +18,7 @@ import time
 import msgspec
 
 from atoll.fabric.identity.access import Access
-from atoll.fabric.registry.records import Metadata, State
+from atoll.fabric.registry.records import Metadata, SessionState
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.peers import Peer
 
@@ -78,7 +78,9 @@ class Node:
         commands = asyncio.StreamReader()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
         began = time.time()
-        self.fabric = await Fabric.connect(Access.open(token), self.metadata(), state=State.SERVING)
+        self.fabric = await Fabric.connect(
+            Access.open(token), self.metadata(), state=SessionState.SERVING
+        )
         self.fabric.listeners.append(self.saw)
         self.say("ready", up=False, sid=self.fabric.sid, began=began)
         if expect:

@@ -16,7 +16,7 @@ from atoll.plan.files.helix import helix_problem
 from atoll.solve.place.bound.bounds import upper_bound
 from atoll.solve.place.evaluate import max_flow
 from atoll.solve.place.from_problem import flow_instance
-from atoll.solve.place.instance import FlowInstance, Found
+from atoll.solve.place.instance import FlowInstance, PlacementResult
 from atoll.solve.place.search.search import search
 from benchmarks.flow_cases import large_cluster, small_cluster
 from benchmarks.report import Figure, finish, options
@@ -80,7 +80,9 @@ def clusters(data: Path, seconds: float) -> tuple[list[Figure], dict[str, object
     return figures, more
 
 
-def partial_gap(data: Path, key: str, name: str, model: str, found: Found, seconds: float) -> float:
+def partial_gap(
+    data: Path, key: str, name: str, model: str, found: PlacementResult, seconds: float
+) -> float:
     """Return the proven gap with partial inference, from the placement without it."""
     instance = helix(data, name, model, partial=True)
     best = search(instance, seconds=seconds / 3, seed=1, start=[found.placement])

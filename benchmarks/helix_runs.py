@@ -22,7 +22,7 @@ from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.sim.api import simulate
 from atoll.sim.options import SimOptions
-from atoll.sim.result import SimResult
+from atoll.sim.result import SimReport
 from atoll.solve.assembly import assemble
 from atoll.solve.place.evaluate import edges, max_flow
 from atoll.solve.place.from_problem import flow_instance, placement_of
@@ -291,6 +291,6 @@ def online(
     return _ran(simulate(plan, problem, problem.catalog(), online_work(data, tokens_per_s), own))
 
 
-def _ran(found: SimResult) -> Ran:
+def _ran(found: SimReport) -> Ran:
     own = found.services[0]
     return Ran(own.tokens_per_s, own.ttft_s.p50 or 0.0, own.token_gap_s.p50 or 0.0, found.retries)

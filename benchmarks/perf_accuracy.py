@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from atoll.catalog import Catalog
-from atoll.catalog.nodes import AllReduce
+from atoll.catalog.nodes import AllReduceCost
 from atoll.core.errors import AtollError, MissingDependencyError
 from atoll.perf.aic import SYSTEMS, aic
 from atoll.perf.batch import Batch
@@ -133,7 +133,7 @@ def all_reduces(data: Path, catalog: Catalog) -> list[Figure]:
     return [Figure("allreduce_median_max", max(medians), 15)]
 
 
-def _reduced(cost: AllReduce, gpus: int, test: Points) -> np.ndarray:
+def _reduced(cost: AllReduceCost, gpus: int, test: Points) -> np.ndarray:
     sizes = test.sizes["bytes"]
     return np.array([cost.time_s(float(size), gpus) for size in sizes])
 

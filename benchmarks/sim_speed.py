@@ -21,7 +21,7 @@ from atoll.catalog import Catalog
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Lengths, Offer, Problem, Service
 from atoll.sim.api import simulate
-from atoll.solve.assembly import Chosen, PlainLayout, PlainStage, plan_from_layouts
+from atoll.solve.assembly import NewInstance, PlainLayout, PlainStage, plan_from_layouts
 from atoll.workload.lengths import length_mix
 from atoll.workload.requests import collect
 from atoll.workload.spec import workload_of
@@ -50,7 +50,9 @@ def scenario(replicas: int) -> tuple[Problem, Plan, Catalog, float]:
     problem = Problem(name="speed", services=(service,), offers=(offer,))
     layers = catalog.model(MODEL).llm.layers
     layout = PlainLayout((PlainStage(0, layers, (NODE,)),))
-    chosen = [Chosen(role="chat/llm/both", region="here", layout=layout) for _ in range(replicas)]
+    chosen = [
+        NewInstance(role="chat/llm/both", region="here", layout=layout) for _ in range(replicas)
+    ]
     plan = plan_from_layouts(problem, catalog, chosen, status="feasible", solver="hand")
     rate = LOAD * sum(instance.throughput_per_s for instance in plan.instances)
     return problem, plan, catalog, rate

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from atoll.plan.cluster import NodeProfile
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
-    from atoll.runtime.local.build import Model
+    from atoll.runtime.local.build import LocalModel
     from atoll.workload.requests import Requests
 
 SERVICE = "smollm2"
@@ -35,7 +35,7 @@ Times = tuple[list[float], list[float]]
 """Seconds to the first token, and per further token, of each request."""
 
 
-def profiles(plan: Plan, model: Model) -> dict[str, NodeProfile]:
+def profiles(plan: Plan, model: LocalModel) -> dict[str, NodeProfile]:
     """Measure the range of every node type of the plan."""
     from atoll.runtime.local.profile import profile_range
 
@@ -83,7 +83,7 @@ async def answer(url: str, number: int, prompt: int, output: int) -> tuple[float
     return first_s - begun_s, (last_s - first_s) / max(1, count - 1)
 
 
-async def served(plan: Plan, model: Model, requests: Requests) -> tuple[float, Times]:
+async def served(plan: Plan, model: LocalModel, requests: Requests) -> tuple[float, Times]:
     """Serve the plan; returns seconds per token of a single stream, and the times under the trace."""
     from atoll.cli.serving import local_fleet
     from atoll.runtime.local.build import LocalOptions
@@ -149,14 +149,14 @@ def main() -> None:
     from atoll.engine.weights.sources import DEFAULT_MODEL, resolve
     from atoll.plan.files.fleet import load_fleet
     from atoll.plan.plan import Plan
-    from atoll.runtime.local.build import Model
+    from atoll.runtime.local.build import LocalModel
     from atoll.workload.requests import collect
     from atoll.workload.spec import workload_of
 
     examples = ROOT / "examples"
     plan = Plan.from_json((examples / "demo-plan.json").read_text())
     problem = load_fleet(Path(examples / "demo-local.yaml"))
-    model = Model(DEFAULT_MODEL, resolve(DEFAULT_MODEL))
+    model = LocalModel(DEFAULT_MODEL, resolve(DEFAULT_MODEL))
     seconds = 60 if chosen.quick else 300
     requests = collect(
         workload_of(f"poisson:{RATE_PER_S}/s lengths={LENGTHS} for={seconds}s"), 0

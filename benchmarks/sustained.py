@@ -16,7 +16,7 @@ from atoll.prove.rank import Simulated
 from atoll.sim.api import simulate
 from atoll.solve.place.instance import FlowInstance, Flows, Placement
 from atoll.solve.place.solver import FlowEffort, solve
-from atoll.solve.place.sustained.sustained import site_of, sustained
+from atoll.solve.place.sustained.sustained import site_of, sustain
 from benchmarks.helix_runs import (
     Part,
     flow_plan,
@@ -185,7 +185,7 @@ def _point(
     held = float((prompts * answers).mean() / answers.mean() + answers.mean())
     site = site_of(instance, fill=MARK, input_square=float((prompts**2).mean()), held=held)
     placement, flows = _flows(instance, plan)
-    predicted = sustained(instance, placement, flows, site).decode_tokens_per_s
+    predicted = sustain(instance, placement, flows, site).decode_tokens_per_s
     own = helix_options(
         MODEL, feed="watermark", high_water=0.85, until_s=STEADY[1], from_s=STEADY[0]
     )

@@ -15,12 +15,12 @@ from typing import Protocol, cast
 import uvloop
 
 from atoll.fabric.identity.access import Access
-from atoll.fabric.registry.records import Metadata, State
+from atoll.fabric.registry.records import Metadata, SessionState
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.tunnel.answerer import Answerer
 from atoll.fabric.tunnel.caller import Caller, Receiver
 from atoll.fabric.tunnel.frames import Submit
-from atoll.runtime.http.upstream import Link, Links
+from atoll.runtime.http.upstream import HttpUpstream, HttpUpstreamPool
 from atoll.runtime.join.bridge import Bridge
 from atoll.runtime.pool.outliers import Outliers
 from atoll.runtime.pool.pool import Backend, Member
@@ -107,7 +107,7 @@ def plain(port: int) -> Upstream:
     """Return the way straight to the engine, over kept connections."""
     loop = asyncio.get_running_loop()
     backend = Backend(id="engine", url=f"http://127.0.0.1:{port}", models=(MODEL,))
-    links = Links(Member(backend, Outliers()), loop)
+    links = HttpUpstreamPool(Member(backend, Outliers()), loop)
 
     def send(path: bytes, body: bytes, receiver: Receiver) -> None:
         link = links.take()
@@ -115,7 +115,7 @@ def plain(port: int) -> Upstream:
             link.ask(receiver, path, body, b"")
             return
 
-        def connected(task: asyncio.Task[Link]) -> None:
+        def connected(task: asyncio.Task[HttpUpstream]) -> None:
             task.result().ask(receiver, path, body, b"")
 
         loop.create_task(links.connect()).add_done_callback(connected)
@@ -163,7 +163,7 @@ async def run(options: argparse.Namespace) -> None:
         bridge = Bridge(f"http://127.0.0.1:{options.engine}")
         bridge.open = True
         answerer = Answerer(fabric, bridge.handle)
-        await fabric.announce(State.SERVING)
+        await fabric.announce(SessionState.SERVING)
         await asyncio.Event().wait()
         await answerer.close()
     elif options.part == "proxy":

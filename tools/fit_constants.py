@@ -22,7 +22,7 @@ import numpy as np
 import yaml
 
 from atoll.catalog import Catalog
-from atoll.catalog.nodes import AllReduce
+from atoll.catalog.nodes import AllReduceCost
 from atoll.perf.calibrate import Fit, fit, op_classes
 from atoll.perf.constants import OpClass, OpConstants, Tag
 from atoll.perf.layer_fit import ELEMENTWISE, LayerConditions, fit_all_reduce, fit_gpu
@@ -181,7 +181,9 @@ def fit_operators(data: Path, catalog: Catalog) -> tuple[Constants, list[Fit]]:
     return out, report
 
 
-def fit_layers(data: Path, catalog: Catalog) -> tuple[dict[str, LayerFit], dict[str, AllReduce]]:
+def fit_layers(
+    data: Path, catalog: Catalog
+) -> tuple[dict[str, LayerFit], dict[str, AllReduceCost]]:
     """Fit the GPUs and PCIe nodes that have whole-layer measurements, on Llama-2 70B."""
     points = read_points(data / "layer_helix.csv")
     spec = catalog.model("llama-2-70b").llm
@@ -190,7 +192,7 @@ def fit_layers(data: Path, catalog: Catalog) -> tuple[dict[str, LayerFit], dict[
         node = catalog.node(node_id)
         train = points.of(machine, model="llama2_70b")
         gpus[node.gpu.name] = fit_gpu(spec, node, train, HELIX_CONDITIONS, source=HELIX)
-    sums: dict[str, AllReduce] = {}
+    sums: dict[str, AllReduceCost] = {}
     for machine, node_id in HELIX_NODES.items():
         node = catalog.node(node_id)
         constants = gpus[node.gpu.name].constants(node.gpu.name, grouped=True)
@@ -199,12 +201,12 @@ def fit_layers(data: Path, catalog: Catalog) -> tuple[dict[str, LayerFit], dict[
     return gpus, sums
 
 
-def fit_interconnects(data: Path) -> dict[tuple[str, int], AllReduce]:
+def fit_interconnects(data: Path) -> dict[tuple[str, int], AllReduceCost]:
     """Fit the all-reduce of nodes measured directly: (system, GPUs) -> cost."""
     from scipy.optimize import least_squares
 
     points = read_points(data / "op_allreduce.csv").of(kernel_source="vLLM_custom_graph")
-    out: dict[tuple[str, int], AllReduce] = {}
+    out: dict[tuple[str, int], AllReduceCost] = {}
     for system in SYSTEMS:
         for gpus in (2, 4, 8):
             part = points.of(system)
@@ -223,7 +225,7 @@ def fit_interconnects(data: Path) -> dict[tuple[str, int], AllReduce]:
                 residual, np.log([5, 1e11, 0.8]), bounds=(low, high), loss="soft_l1", f_scale=0.1
             )
             alpha, bus, p = (float(f"{v:.4g}") for v in np.exp(best.x))
-            out[system, gpus] = AllReduce(alpha, bus, p)
+            out[system, gpus] = AllReduceCost(alpha, bus, p)
     return out
 
 

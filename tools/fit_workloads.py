@@ -21,7 +21,7 @@ import numpy as np
 import yaml
 
 from atoll.workload.arrivals import MAX_CV, Renewal
-from atoll.workload.rates import Clock, Layer, Silence, arrivals
+from atoll.workload.rates import Layer, RateClock, Silence, arrivals
 from atoll.workload.requests import Requests
 from atoll.workload.stats import Summary, summarise
 
@@ -109,7 +109,7 @@ def fit(rate: float, measured: list[float], start: Start) -> Any:
     def loss(x: Any) -> float:
         renewal, own = unpack(x, start.silence is not None)
         span = max(150_000 / rate, 40_000.0)
-        made = arrivals(renewal, Clock(rate, layers=own), seed=7, name="fit", end_s=span)
+        made = arrivals(renewal, RateClock(rate, layers=own), seed=7, name="fit", end_s=span)
         found = burstiness(summarise(requests(times) for times in made))
         return float(np.sum(weights * (np.log(found) - np.log(measured)) ** 2))
 

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.catalog.catalog import Catalog
 from atoll.catalog.gpus import GpuType, default_gpus
-from atoll.catalog.nodes import AllReduce, Interconnect, NodeType
+from atoll.catalog.nodes import AllReduceCost, Interconnect, NodeType
 from atoll.core.errors import InputError, UnknownNameError
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared/data/reference/gpu_specs.csv"
@@ -182,7 +182,7 @@ class TestNodes:
             Catalog.default().node(name)
 
     def test_allreduce_time(self) -> None:
-        cost = AllReduce(alpha_us=10.0, bus_bandwidth_bytes_per_s=100e9)
+        cost = AllReduceCost(alpha_us=10.0, bus_bandwidth_bytes_per_s=100e9)
         assert cost.time_s(0, 8) == pytest.approx(10e-6)
         assert cost.time_s(100e6, 2) == pytest.approx(10e-6 + 1e-3)
         assert cost.time_s(100e6, 8) == pytest.approx(10e-6 + 1.75e-3)
@@ -193,8 +193,8 @@ class TestNodes:
         assert pickle.loads(pickle.dumps(nodes)) == nodes
 
     def test_a_plain_dict_may_be_given(self) -> None:
-        joint = Interconnect("pcie", 4, {2: AllReduce(5.0, 20e9)})
+        joint = Interconnect("pcie", 4, {2: AllReduceCost(5.0, 20e9)})
         gpu: GpuType = Catalog.default().gpu("L4")
         node = NodeType(gpu, 2, joint)
-        assert node == NodeType(gpu, 2, Interconnect("pcie", 4, {2: AllReduce(5.0, 20e9)}))
+        assert node == NodeType(gpu, 2, Interconnect("pcie", 4, {2: AllReduceCost(5.0, 20e9)}))
         assert hash(node) == hash(NodeType(gpu, 2, joint))

@@ -92,8 +92,8 @@ def test_old_pythons_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nvidia_smi_lines() -> None:
     text = "NVIDIA H200, 143771, 570.1\nNVIDIA, odd name, [N/A], 570.1\n\nnonsense\n"
     assert doctor.parse_nvidia_smi(text) == (
-        doctor.Gpu("NVIDIA H200", 143771 * 2**20, "570.1"),
-        doctor.Gpu("NVIDIA, odd name", None, "570.1"),
+        doctor.DetectedGpu("NVIDIA H200", 143771 * 2**20, "570.1"),
+        doctor.DetectedGpu("NVIDIA, odd name", None, "570.1"),
     )
 
 
@@ -107,7 +107,7 @@ def fake_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: str) -> None
 def test_gpus_are_read_from_the_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake_smi(monkeypatch, tmp_path, "print('NVIDIA L4, 23034, 550.90')")
     gpus, note = doctor.find_gpus()
-    assert gpus == (doctor.Gpu("NVIDIA L4", 23034 * 2**20, "550.90"),)
+    assert gpus == (doctor.DetectedGpu("NVIDIA L4", 23034 * 2**20, "550.90"),)
     assert note is None
 
 

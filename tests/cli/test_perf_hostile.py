@@ -14,7 +14,7 @@ import pytest
 
 from atoll.catalog import Catalog
 from atoll.cli import main as cli
-from atoll.perf.curves import Curve, Picture
+from atoll.perf.curves import Picture, PlotLine
 from atoll.report.charts import draw
 from atoll.workload.lengths import LengthMix, length_mix
 
@@ -292,7 +292,10 @@ PICTURE = Picture(
     "decode: step time",
     "sequences in the batch",
     "ms",
-    (Curve("32 layers", (1.0, 256.0), (20.0, 60.0)), Curve("8 layers", (1.0, 256.0), (5.0, 9.0))),
+    (
+        PlotLine("32 layers", (1.0, 256.0), (20.0, 60.0)),
+        PlotLine("8 layers", (1.0, 256.0), (5.0, 9.0)),
+    ),
     log_x=True,
 )
 

@@ -21,7 +21,7 @@ from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
 from atoll.report.layout_svg import colours, stage_widths
 from atoll.report.plan_page import page
-from atoll.report.plan_tables import drawn, rows, wrapped, written_gap
+from atoll.report.plan_tables import draw_plan, format_gap, rows, wrap_layout
 from atoll.solve.comparison import Compared
 from tests.cli.fleets import FAILS, FLEET, SHORT
 
@@ -206,7 +206,7 @@ def test_tables_fit_the_terminal(run: Run, name: str, width: int) -> None:
         Compared(solver="cauchy", broken=("budget", "spot-share")),
     )
     stream = io.StringIO()
-    Console(file=stream, width=width).print(drawn(plan, problem, compared, width))
+    Console(file=stream, width=width).print(draw_plan(plan, problem, compared, width))
     text = stream.getvalue()
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
@@ -218,7 +218,7 @@ def test_tables_fit_the_terminal(run: Run, name: str, width: int) -> None:
     ("gap", "text"), [(0.0, "0%"), (6.5e-6, "below 0.01%"), (0.0008, "0.08%"), (0.5, "50%")]
 )
 def test_gaps_are_written_short(gap: float, text: str) -> None:
-    assert written_gap(gap) == text
+    assert format_gap(gap) == text
 
 
 def test_equal_instances_are_one_row(run: Run) -> None:
@@ -235,12 +235,12 @@ def test_equal_instances_are_one_row(run: Run) -> None:
 
 def test_layouts_break_between_stages() -> None:
     layout = "[0, 32) 2x L40S:1 | [32, 48) H100:1 | [48, 64) L4:1"
-    assert wrapped(layout, 200) == layout
-    assert wrapped(layout, 35).split("\n") == [
+    assert wrap_layout(layout, 200) == layout
+    assert wrap_layout(layout, 35).split("\n") == [
         "[0, 32) 2x L40S:1 | [32, 48) H100:1",
         "[48, 64) L4:1",
     ]
-    assert wrapped(layout, 5).count("\n") == 2
+    assert wrap_layout(layout, 5).count("\n") == 2
 
 
 # Report

@@ -14,7 +14,13 @@ from atoll.cli import main as cli
 from atoll.plan.plan import Plan
 from atoll.report.flow_page import flow_page
 from atoll.report.flow_svg import placement_drawing
-from atoll.report.flow_tables import ComparedFlow, headline, machine_rows, site_flows, unused
+from atoll.report.flow_tables import (
+    ComparedFlow,
+    describe_unused,
+    headline,
+    machine_rows,
+    site_flows,
+)
 from atoll.solve.place.bottleneck import bottleneck, node_use
 from tests.plan.clusters import HELIX, instance, plan, problem
 
@@ -138,9 +144,12 @@ def test_rows_are_machines_in_order() -> None:
     assert [row.machine for row in rows] == ["a", "b", "c", "d"]
     assert [round(row.use, 3) for row in rows] == [0.933, 1.0, 0.9, 0.9]
     assert site_flows(instance(), asked) == {("north", "south"): pytest.approx(900.0)}
-    assert unused(plan(), asked) is None
+    assert describe_unused(plan(), asked) is None
     some = instance().model_copy(update={"nodes": instance().nodes[:3]})
-    assert unused(plan().model_copy(update={"instances": (some,)}), asked) == "Unused: 1x L4:1."
+    assert (
+        describe_unused(plan().model_copy(update={"instances": (some,)}), asked)
+        == "Unused: 1x L4:1."
+    )
 
 
 def test_the_drawing_is_sound() -> None:

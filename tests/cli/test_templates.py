@@ -8,7 +8,7 @@ import pytest
 
 from atoll.catalog.catalog import Catalog
 from atoll.cli import main as cli
-from atoll.solve.templates.spectrum import distribution, priced, widest_gap
+from atoll.solve.templates.spectrum import distribution, price_templates, widest_gap
 
 Captured = pytest.CaptureFixture[str]
 SMALL = ("templates", "phi-4-14b", "--nodes", "L4:1,L40S:1,A10G:1", "--max-nodes", "3")
@@ -166,12 +166,12 @@ def test_a_set_is_priced_where_all_of_it_is_sold() -> None:
     counts = np.array([[1, 0], [0, 1], [1, 1]], np.int8)
     rates = np.array([1.0, 2.0, 3.0])
     prices = {("east", "a"): 1.0, ("east", "b"): 5.0, ("west", "b"): 2.0}
-    own = priced(counts, rates, ("a", "b"), ("east", "west"), prices)
+    own = price_templates(counts, rates, ("a", "b"), ("east", "west"), prices)
     assert own.usd.tolist() == [1.0, 2.0, 6.0]
     assert own.region.tolist() == [0, 1, 0]
     assert own.best_first().tolist() == [1, 0, 2]
-    assert np.isinf(priced(counts, rates, ("a", "b"), ("west",), prices).usd[[0, 2]]).all()
-    assert priced(counts, rates, ("a", "b"), (), {}).value.tolist() == [0.0, 0.0, 0.0]
+    assert np.isinf(price_templates(counts, rates, ("a", "b"), ("west",), prices).usd[[0, 2]]).all()
+    assert price_templates(counts, rates, ("a", "b"), (), {}).value.tolist() == [0.0, 0.0, 0.0]
 
 
 def test_the_spectrum_is_a_distribution() -> None:

@@ -8,7 +8,7 @@ import pytest
 from atoll.cli import main as cli
 from atoll.plan.files.fleet import load_fleet
 from atoll.plan.plan import Plan
-from atoll.solve.assembly import Chosen, plan_from_layouts
+from atoll.solve.assembly import NewInstance, plan_from_layouts
 from tests.plan.builders import edit, layout
 
 FLEET = """\
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made = plan_from_layouts(
         asked,
         asked.catalog(),
-        [Chosen(f"chat/llm/{phase}", "lab", whole) for phase in ("prefill", "decode")],
+        [NewInstance(f"chat/llm/{phase}", "lab", whole) for phase in ("prefill", "decode")],
         status="feasible",
         solver="by hand",
     )

@@ -15,7 +15,7 @@ from atoll.core.errors import (
     MissingDependencyError,
     UnknownNameError,
     UsageError,
-    shortened,
+    shorten,
 )
 
 
@@ -88,7 +88,7 @@ def test_very_long_known_names_are_shortened() -> None:
 
 @given(st.text(max_size=300), st.integers(10, 280))
 def test_shortened_text_keeps_both_ends(text: str, most: int) -> None:
-    short = shortened(text, most)
+    short = shorten(text, most)
     if len(text) <= most:
         assert short == text
     else:

@@ -10,7 +10,7 @@ from typing import Any
 
 from atoll.engine.kv import BlockPool
 from atoll.engine.mailbox import MemoryHub
-from atoll.engine.messages import Beat, Hello
+from atoll.engine.messages import Beat, SchedulerHello
 from atoll.engine.node_core import CoreSettings, NodeCore
 from atoll.engine.routes import LayerRouter, NodeSpec, Router
 from atoll.engine.scheduler_core import (
@@ -155,7 +155,7 @@ class Cluster:
             return True
         core = self.nodes[to]
         for message in self.boxes[to].receive(sender=source):
-            if isinstance(message, Hello):
+            if isinstance(message, SchedulerHello):
                 self.boxes[to].send(message.reply_to, Beat(stats=core.stats()))
             else:
                 core.handle(message)

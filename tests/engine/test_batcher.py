@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.engine.batcher import Chunk, Flights, Resident, Unit, pick
+from atoll.engine.batcher import BatchUnit, Chunk, Flights, Resident, pick
 from atoll.engine.kv import BlockTable
 from atoll.engine.messages import Hop, OpenBody
 
@@ -24,7 +24,7 @@ def resident(seq: int, known: int, ran: int, prompt: int, *, hop: int = 0) -> Re
     return Resident(body, list(range(known)), BlockTable(b"", length=ran))
 
 
-def shape(units: list[Unit]) -> list[tuple[int, int, int, bool]]:
+def shape(units: list[BatchUnit]) -> list[tuple[int, int, int, bool]]:
     return [(u.resident.body.seq, u.position, u.count, u.sample) for u in units]
 
 

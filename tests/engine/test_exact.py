@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="needs the extra 'engine'")
 
-from atoll.engine.messages import Hop, Route, SamplingParams
+from atoll.engine.messages import Hop, PipelineRoute, SamplingParams
 from atoll.engine.node_core import CoreSettings
 from atoll.engine.routes import RouteQuery, SplitRouter
 from atoll.engine.scheduler_core import GenerateRequest, SchedulerSettings
@@ -48,7 +48,7 @@ class Wanderer:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def __call__(self, query: RouteQuery) -> Route | None:
+    def __call__(self, query: RouteQuery) -> PipelineRoute | None:
         hops: list[Hop] = []
         at = 0
         while at < LAYERS:
@@ -59,7 +59,7 @@ class Wanderer:
             end = self._random.randint(at + 1, node.end)
             hops.append(node.hop(at, end))
             at = end
-        return Route(prefill=tuple(hops))
+        return PipelineRoute(prefill=tuple(hops))
 
 
 def check(cluster: Cluster, asked: dict[str, tuple[list[int], int]], model: Any) -> None:

@@ -17,8 +17,6 @@ from atoll.engine.messages import (
     Beat,
     Evicted,
     Failed,
-    Guide,
-    Hello,
     Hop,
     Kv,
     Message,
@@ -26,10 +24,12 @@ from atoll.engine.messages import (
     Open,
     OpenBody,
     Opened,
+    OutputFormat,
     Release,
     Sampled,
     SampledBody,
     SamplingParams,
+    SchedulerHello,
     Stop,
     Tokens,
     table_of,
@@ -43,7 +43,7 @@ PLAIN: list[Message] = [
     Opened(seq=1, epoch=2, hit=16),
     Evicted(seq=1, epoch=0, node="n0"),
     Failed(seq=1, epoch=0, node="n0", message="no \N{SNOWMAN}"),
-    Hello(reply_to="tcp://127.0.0.1:6000"),
+    SchedulerHello(reply_to="tcp://127.0.0.1:6000"),
     Beat(stats=STATS),
     Stop(drain=False),
 ]
@@ -63,7 +63,7 @@ def test_plain_messages_come_back_equal(message: Message) -> None:
 
 def test_open_comes_back_with_every_field() -> None:
     sampling = SamplingParams(
-        max_tokens=7, temperature=0.5, stop=("a",), guide=Guide(kind="regex", text="[a-z]+")
+        max_tokens=7, temperature=0.5, stop=("a",), guide=OutputFormat(kind="regex", text="[a-z]+")
     )
     body = OpenBody(
         seq=2**62,

@@ -13,8 +13,8 @@ import torch
 
 from atoll.engine.errors import EngineError
 from atoll.engine.guidance import Guides
-from atoll.engine.messages import FINISH_CODES, Guide, SamplingParams
-from atoll.engine.sampling import Chooser
+from atoll.engine.messages import FINISH_CODES, OutputFormat, SamplingParams
+from atoll.engine.sampling import Sampler
 from atoll.engine.text import TextCodec
 from tests.engine.tokens import write_tokenizer
 
@@ -33,10 +33,10 @@ def guides(codec: TextCodec) -> Guides:
     return Guides(codec.folder, VOCABULARY, codec.eos)
 
 
-def answer(codec: TextCodec, guide: Guide, given: list[int]) -> tuple[str, str | None]:
+def answer(codec: TextCodec, guide: OutputFormat, given: list[int]) -> tuple[str, str | None]:
     """Follow a guide with random logits after `given` tokens of the answer."""
     params = SamplingParams(max_tokens=60, guide=guide)
-    chooser = Chooser(params, codec.eos, [1, *given], 1, guides(codec))
+    chooser = Sampler(params, codec.eos, [1, *given], 1, guides(codec))
     generator = torch.Generator().manual_seed(3)
     while True:
         choice = chooser.choose(torch.randn(VOCABULARY, generator=generator))
@@ -47,14 +47,14 @@ def answer(codec: TextCodec, guide: Guide, given: list[int]) -> tuple[str, str |
 def test_a_regular_expression_is_followed(codec: TextCodec) -> None:
     import re
 
-    text, finish = answer(codec, Guide(kind="regex", text="[0-9]{3}-(the|or)"), [])
+    text, finish = answer(codec, OutputFormat(kind="regex", text="[0-9]{3}-(the|or)"), [])
     assert re.fullmatch("[0-9]{3}-(the|or)", text)
     assert finish == "stop"
 
 
 def test_a_resumed_answer_goes_on_where_it_was(codec: TextCodec) -> None:
     given = codec.encode("12")
-    text, _ = answer(codec, Guide(kind="regex", text="[0-9]{3}-or"), given)
+    text, _ = answer(codec, OutputFormat(kind="regex", text="[0-9]{3}-or"), given)
     assert text[:2] == "12"
     assert text.endswith("-or")
     assert len(text) == 6
@@ -65,23 +65,23 @@ def test_a_schema_is_followed(codec: TextCodec) -> None:
 
     schema = '{"type":"object","properties":{"a":{"enum":[1,22]}},"required":["a"],'
     schema += '"additionalProperties":false}'
-    text, _ = answer(codec, Guide(kind="json_schema", text=schema), [])
+    text, _ = answer(codec, OutputFormat(kind="json_schema", text=schema), [])
     assert json.loads(text)["a"] in (1, 22)
 
 
 @pytest.mark.parametrize(
     "guide",
     [
-        Guide(kind="regex", text="[0-9"),
-        Guide(kind="json_schema", text="{not json"),
-        Guide(kind="json_schema", text='{"type": "no such type"}'),
+        OutputFormat(kind="regex", text="[0-9"),
+        OutputFormat(kind="json_schema", text="{not json"),
+        OutputFormat(kind="json_schema", text='{"type": "no such type"}'),
     ],
 )
-def test_a_guide_that_is_none_is_refused(codec: TextCodec, guide: Guide) -> None:
+def test_a_guide_that_is_none_is_refused(codec: TextCodec, guide: OutputFormat) -> None:
     with pytest.raises(EngineError, match="guide"):
         guides(codec).matcher(guide)
 
 
 def test_without_a_tokenizer_guides_are_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"tokenizer\.json"):
-        Guides(tmp_path, 10).matcher(Guide(kind="json_object"))
+        Guides(tmp_path, 10).matcher(OutputFormat(kind="json_object"))

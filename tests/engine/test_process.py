@@ -19,7 +19,7 @@ pytest.importorskip("torch", reason="needs the extra 'engine'")
 pytest.importorskip("zmq", reason="needs the extra 'engine'")
 
 from atoll.core.errors import UsageError
-from atoll.engine.messages import Guide, SamplingParams
+from atoll.engine.messages import OutputFormat, SamplingParams
 from atoll.engine.node import NodeReady
 from atoll.engine.routes import LayerRouter
 from atoll.engine.scheduler import GenerateRequest, NodeSpec, Scheduler, SchedulerSettings
@@ -122,7 +122,7 @@ async def scenario(scheduler: Scheduler, nodes: Nodes, model: Any) -> None:
     # What cannot work is said at once.
     with pytest.raises(UsageError, match="empty"):
         await collect(scheduler, [], 4)
-    guided = SamplingParams(guide=Guide(kind="regex", text="[0-9]"))
+    guided = SamplingParams(guide=OutputFormat(kind="regex", text="[0-9]"))
     events = [e async for e in scheduler.generate(GenerateRequest((5, 6), guided))]
     assert "guided answers need tokenizer.json" in str(events[-1].error)
 

@@ -16,7 +16,7 @@ import torch
 
 from atoll.engine.errors import EngineError
 from atoll.engine.messages import FINISH_CODES, SamplingParams
-from atoll.engine.sampling import Choice, Chooser, choose_batch
+from atoll.engine.sampling import SampledToken, Sampler, choose_batch
 
 pytestmark = pytest.mark.engine
 
@@ -27,13 +27,13 @@ def draws(count: int = 400, **knobs: Any) -> Counter[int]:
     knobs = {"temperature": 1.0, "max_tokens": 10_000} | knobs
     seen: Counter[int] = Counter()
     for seed in range(count):
-        chooser = Chooser(SamplingParams(seed=seed, **knobs), (), [0], 1)
+        chooser = Sampler(SamplingParams(seed=seed, **knobs), (), [0], 1)
         seen[chooser.choose(LOGITS).token] += 1
     return seen
 
 
 def test_greedy_takes_the_largest() -> None:
-    assert Chooser(SamplingParams(), (), [0], 1).choose(LOGITS).token == 0
+    assert Sampler(SamplingParams(), (), [0], 1).choose(LOGITS).token == 0
 
 
 def test_temperature_one_follows_the_distribution() -> None:
@@ -63,45 +63,45 @@ def test_cuts_keep_what_they_should(knob: dict[str, Any], kept: set[int]) -> Non
 
 def test_luck_depends_on_seed_and_position_alone() -> None:
     params = SamplingParams(temperature=1.0, seed=5, max_tokens=99)
-    straight = Chooser(params, (), [0], 1)
+    straight = Sampler(params, (), [0], 1)
     first = [straight.choose(LOGITS).token for _ in range(8)]
-    resumed = Chooser(params, (), [0, *first[:3]], 1)
+    resumed = Sampler(params, (), [0, *first[:3]], 1)
     assert [resumed.choose(LOGITS).token for _ in range(5)] == first[3:]
     assert len(set(first)) > 1
 
 
 def test_penalties() -> None:
     flat = torch.tensor([2.0, 1.9, -1.0])
-    repeat = Chooser(SamplingParams(repetition_penalty=2.0), (), [0], 1)
+    repeat = Sampler(SamplingParams(repetition_penalty=2.0), (), [0], 1)
     assert repeat.choose(flat).token == 1, "the prompt counts for repetition"
-    presence = Chooser(SamplingParams(presence_penalty=0.5, max_tokens=9), (), [1], 1)
+    presence = Sampler(SamplingParams(presence_penalty=0.5, max_tokens=9), (), [1], 1)
     assert [presence.choose(flat).token for _ in range(3)] == [0, 1, 0]
-    frequency = Chooser(SamplingParams(frequency_penalty=0.3, max_tokens=9), (), [1], 1)
+    frequency = Sampler(SamplingParams(frequency_penalty=0.3, max_tokens=9), (), [1], 1)
     assert [frequency.choose(flat).token for _ in range(4)] == [0, 1, 0, 1]
 
 
 def test_bias_moves_the_choice() -> None:
     params = SamplingParams(logit_bias=((4, 100.0), (999, 5.0)))
-    assert Chooser(params, (), [0], 1).choose(LOGITS).token == 4
+    assert Sampler(params, (), [0], 1).choose(LOGITS).token == 4
 
 
 def test_logprobs_are_those_of_the_distribution() -> None:
-    choice = Chooser(SamplingParams(logprobs=3), (), [0], 1).choose(LOGITS)
+    choice = Sampler(SamplingParams(logprobs=3), (), [0], 1).choose(LOGITS)
     assert choice.logprob == pytest.approx(math.log(0.4), abs=1e-5)
     assert [token for token, _ in choice.top] == [0, 1, 2]
     assert choice.top[1][1] == pytest.approx(math.log(0.3), abs=1e-5)
-    assert math.isnan(Chooser(SamplingParams(), (), [0], 1).choose(LOGITS).logprob)
+    assert math.isnan(Sampler(SamplingParams(), (), [0], 1).choose(LOGITS).logprob)
 
 
 def test_the_answer_ends_by_length_end_token_or_stop_token() -> None:
-    def finish(chooser: Chooser) -> str | None:
+    def finish(chooser: Sampler) -> str | None:
         return FINISH_CODES[chooser.choose(LOGITS).finish]
 
-    assert finish(Chooser(SamplingParams(max_tokens=1), (), [0], 1)) == "length"
-    assert finish(Chooser(SamplingParams(max_tokens=2), (), [0], 1)) is None
-    assert finish(Chooser(SamplingParams(max_tokens=2), (0,), [0], 1)) == "stop"
-    assert finish(Chooser(SamplingParams(max_tokens=2, ignore_eos=True), (0,), [0], 1)) is None
-    assert finish(Chooser(SamplingParams(max_tokens=2, stop_token_ids=(0,)), (), [0], 1)) == "stop"
+    assert finish(Sampler(SamplingParams(max_tokens=1), (), [0], 1)) == "length"
+    assert finish(Sampler(SamplingParams(max_tokens=2), (), [0], 1)) is None
+    assert finish(Sampler(SamplingParams(max_tokens=2), (0,), [0], 1)) == "stop"
+    assert finish(Sampler(SamplingParams(max_tokens=2, ignore_eos=True), (0,), [0], 1)) is None
+    assert finish(Sampler(SamplingParams(max_tokens=2, stop_token_ids=(0,)), (), [0], 1)) == "stop"
 
 
 @given(st.integers(1, 6), st.integers(0, 1000))
@@ -112,15 +112,15 @@ def test_a_batch_chooses_as_each_would_alone(rows: int, seed: int) -> None:
         SamplingParams(temperature=float(i % 2), seed=i, logprobs=2 if i % 3 else None)
         for i in range(rows)
     ]
-    together = choose_batch(logits, [Chooser(p, (), [1], 1) for p in knobs])
-    alone = [Chooser(p, (), [1], 1).choose(logits[i]) for i, p in enumerate(knobs)]
-    chosen = [c for c in together if isinstance(c, Choice)]
+    together = choose_batch(logits, [Sampler(p, (), [1], 1) for p in knobs])
+    alone = [Sampler(p, (), [1], 1).choose(logits[i]) for i, p in enumerate(knobs)]
+    chosen = [c for c in together if isinstance(c, SampledToken)]
     assert [c.token for c in chosen] == [c.token for c in alone]
     assert [c.top for c in chosen] == [c.top for c in alone]
 
 
 def test_one_that_cannot_go_on_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    stuck, fine = (Chooser(SamplingParams(logprobs=1), (), [1], 1) for _ in range(2))
+    stuck, fine = (Sampler(SamplingParams(logprobs=1), (), [1], 1) for _ in range(2))
 
     def refuse(_: Any) -> Any:
         raise EngineError("nothing may follow")
@@ -128,5 +128,5 @@ def test_one_that_cannot_go_on_does_not_stop_the_others(monkeypatch: pytest.Monk
     monkeypatch.setattr(stuck, "choose", refuse)
     first, second = choose_batch(torch.stack([LOGITS, LOGITS]), [stuck, fine])
     assert isinstance(first, EngineError)
-    assert isinstance(second, Choice)
+    assert isinstance(second, SampledToken)
     assert second.token == 0

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from atoll.core.errors import AtollError
 from atoll.engine.guidance import Guides
-from atoll.engine.messages import Guide, SamplingParams
+from atoll.engine.messages import OutputFormat, SamplingParams
 from atoll.engine.node_core import CoreSettings
 from atoll.engine.routes import SplitRouter
 from atoll.engine.scheduler_core import GenerateRequest
@@ -96,9 +96,9 @@ def test_split_is_exact(folder: Path, codec: TextCodec, wanted: dict[str, list[i
 @pytest.mark.parametrize(
     ("guide", "shape"),
     [
-        (Guide(kind="regex", text="[0-9]{4}-[a-z]{2}"), str),
+        (OutputFormat(kind="regex", text="[0-9]{4}-[a-z]{2}"), str),
         (
-            Guide(
+            OutputFormat(
                 kind="json_schema",
                 text='{"type":"object","properties":{"age":{"type":"integer","maximum":99}},'
                 '"required":["age"],"additionalProperties":false}',
@@ -107,7 +107,9 @@ def test_split_is_exact(folder: Path, codec: TextCodec, wanted: dict[str, list[i
         ),
     ],
 )
-def test_guides_are_followed(folder: Path, codec: TextCodec, guide: Guide, shape: Any) -> None:
+def test_guides_are_followed(
+    folder: Path, codec: TextCodec, guide: OutputFormat, shape: Any
+) -> None:
     import json
     import re
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from atoll.catalog.catalog import Catalog
 from atoll.catalog.gpus import GpuType
-from atoll.catalog.nodes import AllReduce, Interconnect, NodeType
+from atoll.catalog.nodes import AllReduceCost, Interconnect, NodeType
 from atoll.catalog.transformer import MoeSpec, TransformerSpec
 from atoll.perf.constants import ConstantTable, GpuConstants, OpClass, OpConstants, Tag
 from atoll.perf.measurements import SCHEMAS, Points
@@ -88,7 +88,7 @@ def node(
     **changes: object,
 ) -> NodeType:
     """A node of TEST GPUs whose all-reduce costs the same among any number of them."""
-    cost = AllReduce(alpha_us, bus_bytes_per_s, p)
+    cost = AllReduceCost(alpha_us, bus_bytes_per_s, p)
     joint = Interconnect("nvlink", 4, dict.fromkeys((2, 3, 4, 8, 16), cost))
     return NodeType(gpu(**changes), count, joint)
 

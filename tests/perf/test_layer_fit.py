@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from atoll.catalog.nodes import AllReduce, NodeType
+from atoll.catalog.nodes import AllReduceCost, NodeType
 from atoll.core.errors import InputError, MissingDependencyError
 from atoll.perf.batch import Batch
 from atoll.perf.constants import OpClass, OpConstants, Tag
@@ -127,7 +127,7 @@ def test_a_known_all_reduce_is_recovered(count: int, noise: float) -> None:
     rebuilt = NodeType(machine.gpu, count, replace(machine.interconnect, allreduce={count: found}))
     predicted = predict_layers(LLAMA, rebuilt, constants, layer_points(), CONDITIONS)
     assert np.max(np.abs(predicted / measured(machine).seconds - 1.0)) < 0.01
-    assert isinstance(found, AllReduce)
+    assert isinstance(found, AllReduceCost)
 
 
 def test_without_scipy(monkeypatch: pytest.MonkeyPatch) -> None:

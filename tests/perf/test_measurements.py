@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError, UsageError
-from atoll.perf.measurements import SCHEMAS, joined, read_points
+from atoll.perf.measurements import SCHEMAS, join_measurements, read_points
 from tests.perf.builders import points
 
 GEMM = """\
@@ -215,13 +215,13 @@ def test_files_of_one_kind_joined(tmp_path: Path) -> None:
     named = read_points(written(tmp_path, KERNELS))
     header, *rows = KERNELS.replace(",impl", "").splitlines()
     bare = "\n".join([header, *(",".join(r.split(",")[:1] + r.split(",")[2:]) for r in rows)])
-    both = joined([named, read_points(written(tmp_path, bare))])
+    both = join_measurements([named, read_points(written(tmp_path, bare))])
     assert len(both) == 10
     assert both.labels["impl"].tolist()[5:] == [""] * 5
     assert both.sizes["seq_len"].tolist() == named.sizes["seq_len"].tolist() * 2
     assert both.schema is named.schema
     with pytest.raises(UsageError, match="different kinds"):
-        joined([named, read_points(written(tmp_path, GEMM))])
+        join_measurements([named, read_points(written(tmp_path, GEMM))])
 
 
 # Setting points aside.

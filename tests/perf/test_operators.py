@@ -350,7 +350,7 @@ def test_all_reduce_is_the_one_of_the_catalog(
 ) -> None:
     op = operators.all_reduce(gpus, 4096, alpha_us=alpha_us, bus_bytes_per_s=bus, p=p)
     assert op is not None
-    fact = nodes.AllReduce(alpha_us, bus, p)
+    fact = nodes.AllReduceCost(alpha_us, bus, p)
     for rows in (1.0, 64.0, 8192.0):
         assert op.seconds(rows) == pytest.approx(fact.time_s(rows * 4096 * 2, gpus), rel=1e-12)
 

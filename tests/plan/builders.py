@@ -10,7 +10,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.plan.plan import Flow, Instance, Node, Plan
 from atoll.plan.problem import Lengths, Limits, Offer, Problem, Service, Settings
 from atoll.plan.validate.check import validate
-from atoll.solve.assembly import Chosen, PlainLayout, PlainStage, plan_from_layouts
+from atoll.solve.assembly import NewInstance, PlainLayout, PlainStage, plan_from_layouts
 from atoll.workload.lengths import LengthMix
 
 # Enough to hit every branch; HYPOTHESIS_PROFILE=explore still looks further.
@@ -76,15 +76,17 @@ def layout(*stages: tuple[int, int, tuple[str, ...]]) -> PlainLayout:
 
 
 CHOSEN = (
-    Chosen(
+    NewInstance(
         "chat/llm/prefill",
         EAST,
         layout((0, 14, ("L4:1", "L4:1")), (14, LAYERS, ("L40S:1",))),
         {("L4:1", "on-demand"): 2, ("L40S:1", "on-demand"): 1},
     ),
-    Chosen("chat/llm/decode", EAST, layout((0, LAYERS, ("L40S:1",))), {("L40S:1", "on-demand"): 1}),
-    Chosen("chat/llm/decode", WEST, layout((0, LAYERS, ("L40S:1",)))),
-    Chosen("mini/llm/both", WEST, layout((0, 16, ("L4:1",)))),
+    NewInstance(
+        "chat/llm/decode", EAST, layout((0, LAYERS, ("L40S:1",))), {("L40S:1", "on-demand"): 1}
+    ),
+    NewInstance("chat/llm/decode", WEST, layout((0, LAYERS, ("L40S:1",)))),
+    NewInstance("mini/llm/both", WEST, layout((0, 16, ("L4:1",)))),
 )
 
 
@@ -93,7 +95,7 @@ def catalog() -> Catalog:
     return Catalog.default()
 
 
-def plan_of(asked: Problem, *chosen: Chosen, **facts: object) -> Plan:
+def plan_of(asked: Problem, *chosen: NewInstance, **facts: object) -> Plan:
     """The plan of these layouts, called feasible and unproven unless said otherwise."""
     values: dict[str, object] = {"status": "feasible", "solver": "by hand"} | facts
     return plan_from_layouts(asked, catalog(), chosen, **values)  # type: ignore[arg-type]

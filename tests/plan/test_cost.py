@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.plan.cost import CostReport, cost_report
-from atoll.solve.assembly import Chosen, infeasible
+from atoll.solve.assembly import NewInstance, infeasible
 from tests.plan.builders import CHOSEN, SERVICES, few, plan_of, problem, service, small
 
 ASKED, MADE = small()
@@ -14,7 +14,7 @@ REPORT = cost_report(MADE, ASKED)
 
 @few
 @given(st.lists(st.sampled_from(CHOSEN), max_size=6))
-def test_every_breakdown_adds_up(chosen: list[Chosen]) -> None:
+def test_every_breakdown_adds_up(chosen: list[NewInstance]) -> None:
     made = plan_of(ASKED, *chosen)
     report = cost_report(made, ASKED)
     for parts in (report.services, report.regions, report.node_types, report.markets):

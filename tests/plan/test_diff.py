@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from atoll.plan.diff import PlanDiff, diff
 from atoll.plan.plan import Plan
-from atoll.solve.assembly import Chosen
+from atoll.solve.assembly import NewInstance
 from tests.plan.builders import (
     CHOSEN,
     EAST,
@@ -23,7 +23,7 @@ ASKED, MADE = small()
 choices = st.lists(st.sampled_from(CHOSEN), max_size=6)
 
 
-def made_of(chosen: list[Chosen]) -> Plan:
+def made_of(chosen: list[NewInstance]) -> Plan:
     offers = [o.model_copy(update={"available": 99}) for o in ASKED.offers]
     return plan_of(problem_of(offers=offers), *chosen)
 
@@ -39,13 +39,13 @@ def test_a_plan_does_not_differ_from_itself() -> None:
 
 @few
 @given(choices)
-def test_any_plan_does_not_differ_from_itself(chosen: list[Chosen]) -> None:
+def test_any_plan_does_not_differ_from_itself(chosen: list[NewInstance]) -> None:
     assert diff(made_of(chosen), made_of(chosen)).empty
 
 
 @few
 @given(choices, choices)
-def test_there_and_back(one: list[Chosen], other: list[Chosen]) -> None:
+def test_there_and_back(one: list[NewInstance], other: list[NewInstance]) -> None:
     before, after = made_of(one), made_of(other)
     there, back = diff(before, after), diff(after, before)
     pairs = {(k.before, k.after, k.relaid) for k in there.kept}
@@ -64,7 +64,7 @@ def test_there_and_back(one: list[Chosen], other: list[Chosen]) -> None:
 
 @few
 @given(choices, choices)
-def test_json_round_trip(one: list[Chosen], other: list[Chosen]) -> None:
+def test_json_round_trip(one: list[NewInstance], other: list[NewInstance]) -> None:
     change = diff(made_of(one), made_of(other))
     assert PlanDiff.from_json(change.to_json()) == change
 
@@ -94,7 +94,7 @@ def test_equal_instances_with_other_names_are_kept() -> None:
 
 
 def test_the_text_says_what_to_do() -> None:
-    bigger = Chosen(
+    bigger = NewInstance(
         "chat/llm/decode",
         EAST,
         layout((0, 16, ("L40S:1",)), (16, LAYERS, ("L4:1",))),

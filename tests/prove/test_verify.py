@@ -48,7 +48,7 @@ def seen(share: float) -> Any:
 def test_a_plan_that_holds_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verifying, "simulated", lambda *_: {"chat": seen(0.97)})
     first = solve(PROBLEM)
-    made = verifying.verified(first, PROBLEM, CATALOG, solve, 0.95)
+    made = verifying.verify(first, PROBLEM, CATALOG, solve, 0.95)
     assert made.instances == first.instances
     assert (made.status, made.bound) == (first.status, first.bound)
     assert "97.0%" in made.notes[0]
@@ -67,7 +67,7 @@ def test_headroom_grows_until_promises_are_kept(monkeypatch: pytest.MonkeyPatch)
         return {"chat": seen(min(1.0, capacity / 1.5))}
 
     monkeypatch.setattr(verifying, "simulated", simulated)
-    made = verifying.verified(first, PROBLEM, CATALOG, solve, 0.95)
+    made = verifying.verify(first, PROBLEM, CATALOG, solve, 0.95)
     check(made, PROBLEM, CATALOG)
     assert made.usd_per_hour > first.usd_per_hour
     assert made.bound == first.bound
@@ -78,11 +78,11 @@ def test_headroom_grows_until_promises_are_kept(monkeypatch: pytest.MonkeyPatch)
 def test_what_more_nodes_cannot_mend_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verifying, "simulated", lambda *_: {"chat": seen(0.6)})
     with pytest.raises(InfeasibleError, match=r"chat keeps ttft for 60.0%") as caught:
-        verifying.verified(solve(PROBLEM), PROBLEM, CATALOG, solve, 0.95)
+        verifying.verify(solve(PROBLEM), PROBLEM, CATALOG, solve, 0.95)
     assert "input_tail" in (caught.value.hint or "")
 
 
 def test_a_real_simulation() -> None:
-    found = verifying.simulated(solve(PROBLEM), PROBLEM, CATALOG)["chat"]
+    found = verifying.simulate_services(solve(PROBLEM), PROBLEM, CATALOG)["chat"]
     assert found.finished > 1000
     assert 0.0 <= (found.attainment or 0.0) <= 1.0

@@ -14,7 +14,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from atoll.solve.place.evaluate import max_flow
-from atoll.solve.place.instance import Floats, FlowInstance, Found, Ints, Placement
+from atoll.solve.place.instance import Floats, FlowInstance, Ints, Placement, PlacementResult
 
 _BATCH = 64
 _SAME = 1e-7
@@ -74,7 +74,7 @@ def _next_placements(
     return found, depth
 
 
-def brute(instance: FlowInstance, *, above: float = 0.0) -> Found:
+def brute(instance: FlowInstance, *, above: float = 0.0) -> PlacementResult:
     """Return the best of all placements with a flow above `above`; value `above` and no node if none is.
 
     Meant for a handful of nodes: the work grows with the number of ranges to the power of nodes.
@@ -129,4 +129,4 @@ def brute(instance: FlowInstance, *, above: float = 0.0) -> Found:
             if value > best * (1.0 + _SAME):
                 best, placement = value, here
     spent = (time.perf_counter() - began, time.process_time() - cpu)
-    return Found(placement, best, best, tried, *spent)
+    return PlacementResult(placement, best, best, tried, *spent)

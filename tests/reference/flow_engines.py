@@ -18,14 +18,14 @@ import numpy as np
 
 from atoll.core.errors import InternalError, MissingDependencyError
 from atoll.solve.place.instance import Floats
-from atoll.solve.place.milp.engines import HIGHS, Engine, Outcome, Status
+from atoll.solve.place.milp.engines import HIGHS, Engine, EngineOutcome, Status
 from atoll.solve.place.milp.model import Programme
 
 _STEPS = 1_000_000
 _LARGEST_STEP = 1e-9
 
 
-def scipy(programme: Programme, seconds: float, hint: Floats | None) -> Outcome:
+def scipy(programme: Programme, seconds: float, hint: Floats | None) -> EngineOutcome:
     """Solve with HiGHS through scipy, which takes no start: `hint` is not used."""
     del hint
     try:
@@ -43,13 +43,13 @@ def scipy(programme: Programme, seconds: float, hint: Floats | None) -> Outcome:
         options={"time_limit": seconds, "mip_rel_gap": 0.0},
     )
     if solved.status == 2:
-        return Outcome("infeasible", None, -np.inf, 0)
+        return EngineOutcome("infeasible", None, -np.inf, 0)
     bound = math.inf if solved.mip_dual_bound is None else -float(solved.mip_dual_bound)
     status: Status = "optimal" if solved.status == 0 else "stopped"
-    return Outcome(status, solved.x, bound * programme.unit, int(solved.mip_node_count or 0))
+    return EngineOutcome(status, solved.x, bound * programme.unit, int(solved.mip_node_count or 0))
 
 
-def cpsat(programme: Programme, seconds: float, hint: Floats | None) -> Outcome:
+def cpsat(programme: Programme, seconds: float, hint: Floats | None) -> EngineOutcome:
     """Solve with CP-SAT in a process of its own, from `hint`."""
     request = whole_numbers(programme, hint) | {"seconds": seconds, "workers": 1}
     done = subprocess.run(
@@ -66,14 +66,14 @@ def cpsat(programme: Programme, seconds: float, hint: Floats | None) -> Outcome:
         raise InternalError(f"CP-SAT's process failed: {done.stderr.strip()[-200:]}")
     answer = json.loads(done.stdout)
     if answer["status"] == "INFEASIBLE":
-        return Outcome("infeasible", None, -np.inf, int(answer["branches"]))
+        return EngineOutcome("infeasible", None, -np.inf, int(answer["branches"]))
     values = None
     if answer["values"] is not None:
         scale = np.where(programme.whole, 1.0, 1.0 / _STEPS)
         values = np.array(answer["values"], np.float64) * scale
     status: Status = "optimal" if answer["status"] == "OPTIMAL" else "stopped"
     bound = float(answer["bound"]) / _STEPS * programme.unit
-    return Outcome(status, values, bound, int(answer["branches"]))
+    return EngineOutcome(status, values, bound, int(answer["branches"]))
 
 
 def whole_numbers(programme: Programme, hint: Floats | None) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def _ceil(value: float) -> int:
     return math.ceil(value - _LARGEST_STEP)
 
 
-def gurobi(programme: Programme, seconds: float, hint: Floats | None) -> Outcome:
+def gurobi(programme: Programme, seconds: float, hint: Floats | None) -> EngineOutcome:
     """Solve with Gurobi from `hint`; the licence inside the package allows 2,000 columns and rows."""
     try:
         # Through importlib: its annotations know fewer index types than its methods take.
@@ -145,11 +145,11 @@ def gurobi(programme: Programme, seconds: float, hint: Floats | None) -> Outcome
                 x.Start = hint
             model.optimize()
             if model.Status == gp.GRB.INFEASIBLE:
-                return Outcome("infeasible", None, -np.inf, int(model.NodeCount))
+                return EngineOutcome("infeasible", None, -np.inf, int(model.NodeCount))
             values = np.array(x.X) if model.SolCount else None
             status: Status = "optimal" if model.Status == gp.GRB.OPTIMAL else "stopped"
             bound = float(model.ObjBound) * programme.unit
-            return Outcome(status, values, bound, int(model.NodeCount))
+            return EngineOutcome(status, values, bound, int(model.NodeCount))
 
 
 ENGINES = {

@@ -10,7 +10,7 @@ import pytest
 
 from atoll.cli import main as cli
 from atoll.core.errors import MissingDependencyError, UsageError
-from atoll.perf.curves import Curve, Picture
+from atoll.perf.curves import Picture, PlotLine
 from atoll.report.charts import draw, save
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -19,7 +19,10 @@ STEPS = Picture(
     "decode: step time",
     "sequences",
     "ms",
-    (Curve("32 layers", (1.0, 10.0, 100.0), (20.0, 25.0, 60.0)), Curve("8 layers", (1.0,), (5.0,))),
+    (
+        PlotLine("32 layers", (1.0, 10.0, 100.0), (20.0, 25.0, 60.0)),
+        PlotLine("8 layers", (1.0,), (5.0,)),
+    ),
     log_x=True,
 )
 NOTHING = Picture("prefill: throughput", "layers", "tokens/s", ())
@@ -62,13 +65,13 @@ def test_a_picture_without_points_says_so() -> None:
 )
 @pytest.mark.parametrize("log", [False, True])
 def test_awkward_curves_are_drawn(xs: Sequence[float], ys: Sequence[float], log: bool) -> None:
-    curve = Curve("only", tuple(xs), tuple(ys))
+    curve = PlotLine("only", tuple(xs), tuple(ys))
     text = draw(Picture("t", "x", "y", (curve,), log_x=log, log_y=log), colours=False)
     assert text.endswith("a only")
 
 
 def test_more_curves_than_letters_are_still_drawn() -> None:
-    curves = tuple(Curve(f"c{i}", (1.0, 2.0), (1.0, float(i))) for i in range(9))
+    curves = tuple(PlotLine(f"c{i}", (1.0, 2.0), (1.0, float(i))) for i in range(9))
     named = draw(Picture("t", "x", "y", curves), colours=False).splitlines()[-1]
     assert [word for word in named.split() if len(word) == 2] == [f"c{i}" for i in range(9)]
 
@@ -116,8 +119,8 @@ def test_a_page_holds_everything_it_shows(tmp_path: Path) -> None:
 
 def test_words_from_outside_are_escaped(tmp_path: Path) -> None:
     hostile = "<script>alert(1)</script>&"
-    curve = Curve(hostile, (1.0, 2.0), (1.0, 2.0))
-    other = Curve("other", (1.0, 2.0), (2.0, 1.0))
+    curve = PlotLine(hostile, (1.0, 2.0), (1.0, 2.0))
+    other = PlotLine("other", (1.0, 2.0), (2.0, 1.0))
     picture = Picture(hostile, hostile, hostile, (curve, other))
     save(tmp_path / "p.html", [picture], title=hostile, facts={hostile: hostile})
     page = (tmp_path / "p.html").read_text(encoding="utf-8")

@@ -12,18 +12,18 @@ import pytest
 from atoll.core.errors import InputError
 from atoll.fabric.identity.access import Access
 from atoll.fabric.identity.authority import Authority
-from atoll.fabric.registry.records import Metadata, Service, State
+from atoll.fabric.registry.records import Metadata, NodeService, SessionState
 from atoll.fabric.transport.peers import Peer
 from atoll.fabric.tunnel.answerer import Incoming
-from atoll.runtime.accounts.keys import Key, NewKey, make_key, matches, presented
+from atoll.runtime.accounts.keys import Key, NewKey, make_key, matches, read_bearer
 from atoll.runtime.federation.links import FarLinks, _elsewhere, probe
 from atoll.runtime.federation.members import Members
-from atoll.runtime.gateway.settings import Limits
+from atoll.runtime.gateway.settings import GatewayLimits
 from atoll.runtime.join.bridge import reachable
 from atoll.runtime.openai import read_request
 from atoll.runtime.pool.outliers import Outliers
-from atoll.runtime.pool.policy import Offer, Policy
-from atoll.runtime.pool.pool import Backend, Member, Pool
+from atoll.runtime.pool.policy import ModelOffer, Policy
+from atoll.runtime.pool.pool import Backend, BackendPool, Member
 from atoll.telemetry.logs import SilentLog
 from tests.runtime.federation.live import site, until
 from tests.runtime.federation.test_keys import bearer, with_keys
@@ -47,7 +47,9 @@ def test_services_obey_the_models_the_policy_and_the_rate_of_a_key(tmp_path: Pat
             NewKey(name="slow", requests_per_min=1),
         )
         async with site(tmp_path, accounts=accounts) as fabric:
-            worker = await fabric.worker("a", "Acme", services=[Service("echo", kind="generic")])
+            worker = await fabric.worker(
+                "a", "Acme", services=[NodeService("echo", kind="generic")]
+            )
 
             async def ask(headers: str) -> int:
                 return (await fabric.bench.get("/services/echo/health", headers)).status
@@ -70,8 +72,10 @@ def test_a_name_that_one_node_gives_leads_to_no_other(tmp_path: Path) -> None:
     async def go() -> None:
         accounts, (small,) = await with_keys(tmp_path, NewKey(name="k", models=("small*",)))
         async with site(tmp_path, accounts=accounts) as fabric:
-            honest = await fabric.worker("honest", services=[Service("big")])
-            crook = await fabric.worker("crook", services=[Service("big", aliases=("small-2",))])
+            honest = await fabric.worker("honest", services=[NodeService("big")])
+            crook = await fabric.worker(
+                "crook", services=[NodeService("big", aliases=("small-2",))]
+            )
             for _ in range(4):
                 reply = await fabric.chat(bearer(small), model="small-2")
                 assert reply.headers["x-atoll-node"] == "crook/n1"
@@ -139,14 +143,14 @@ def test_a_node_cannot_split_the_answer_of_a_client(tmp_path: Path) -> None:
 
 def peer(provider: str, weight: float) -> Peer:
     metadata = Metadata(
-        name="n", provider=provider, role="worker", services=(Service("m"),), weight=weight
+        name="n", provider=provider, role="worker", services=(NodeService("m"),), weight=weight
     )
     sid = f"m001-{provider.encode().hex():0>16}"
-    return Peer(sid, "m001", "n", provider, True, State.SERVING, metadata, True, 0.0)
+    return Peer(sid, "m001", "n", provider, True, SessionState.SERVING, metadata, True, 0.0)
 
 
 def test_a_stranger_does_not_choose_its_share() -> None:
-    pool = Pool(policy="learned")
+    pool = BackendPool(policy="learned")
     members = Members(pool, "front", "uni", SilentLog())
     members.take(peer("uni", 2.0))
     weighted = [pool.rings["m"].weighted]
@@ -241,9 +245,9 @@ def test_a_gateway_reaches_only_what_an_engine_offers(path: bytes) -> None:
 
 def test_a_site_is_not_another_whose_name_begins_like_it() -> None:
     policy = Policy(nodes=("lab",))
-    assert policy.refusal(Offer(node="lab/gpu1")) is None
-    assert policy.refusal(Offer(node="lab")) is None
-    assert policy.refusal(Offer(node="lab-evil/gpu1")) == "node"
+    assert policy.refusal(ModelOffer(node="lab/gpu1")) is None
+    assert policy.refusal(ModelOffer(node="lab")) is None
+    assert policy.refusal(ModelOffer(node="lab-evil/gpu1")) == "node"
     assert policy.narrow(Policy(nodes=("lab-evil",))).nodes == ()
 
 
@@ -258,8 +262,8 @@ def test_a_key_is_compared_in_a_time_that_tells_nothing(monkeypatch: pytest.Monk
         return real(one, two)
 
     monkeypatch.setattr("atoll.runtime.accounts.keys.hmac.compare_digest", spy)
-    given = presented(b"Bearer " + text.encode())
-    wrong = presented(b"Bearer " + text[:-1].encode() + (b"a" if text[-1] != "a" else b"b"))
+    given = read_bearer(b"Bearer " + text.encode())
+    wrong = read_bearer(b"Bearer " + text[:-1].encode() + (b"a" if text[-1] != "a" else b"b"))
     assert given is not None
     assert wrong is not None
     assert matches(key, given)
@@ -302,7 +306,7 @@ def test_headers_in_other_letters_or_twice_do_not_get_around_a_policy(tmp_path: 
             tmp_path, NewKey(name="t", policy=Policy(providers=("ETH",), allow_fallback=False))
         )
         async with site(tmp_path, accounts=accounts) as fabric:
-            await fabric.worker("a", "Acme", services=[Service("m"), Service("x")])
+            await fabric.worker("a", "Acme", services=[NodeService("m"), NodeService("x")])
             for extra in (
                 "X-Atoll-Providers: Acme\r\n",
                 "x-atoll-providers: ETH\r\nX-ATOLL-PROVIDERS: Acme\r\n",
@@ -320,7 +324,7 @@ def test_headers_in_other_letters_or_twice_do_not_get_around_a_policy(tmp_path: 
 
 def test_what_strangers_send_is_bounded_together() -> None:
     async def go() -> None:
-        limits = Limits(buffered_bytes=100_000)
+        limits = GatewayLimits(buffered_bytes=100_000)
         async with running([ScriptedEngine()], limits=limits) as bench:
             head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 80000\r\n\r\n"
             slow = [await asyncio.open_connection("127.0.0.1", bench.port) for _ in range(4)]

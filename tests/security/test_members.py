@@ -17,10 +17,16 @@ from atoll.fabric.identity.access import is_loopback
 from atoll.fabric.registry.effects import Pull, Verify
 from atoll.fabric.registry.exchange import one_of
 from atoll.fabric.registry.load import Load, decode_load, encode_load
-from atoll.fabric.registry.records import Metadata, Record, State, decode_metadata, encode_metadata
+from atoll.fabric.registry.records import (
+    Metadata,
+    Record,
+    SessionState,
+    decode_metadata,
+    encode_metadata,
+)
 from atoll.fabric.registry.registry import Registry
-from atoll.fabric.registry.sync import Ask, encode_message
-from atoll.fabric.transport.link import Link
+from atoll.fabric.registry.sync import SyncRequest, encode_message
+from atoll.fabric.transport.link import FabricLink
 from atoll.fabric.transport.quota import Quota
 from tests.fabric.transport.site import SETTINGS, ListLog, Site, until
 
@@ -44,7 +50,7 @@ def test_nobody_speaks_for_a_session_of_another_under_its_own_slot(tmp_path: Pat
         friend = await site.join(site.issue("friend"))
         await until(lambda: watcher.peer(friend.sid) is not None)
         access = site.issue("crook")
-        crook = await Link.open(access, SETTINGS)
+        crook = await FabricLink.open(access, SETTINGS)
         # A hub lets these pass: the slot is the crook's own.
         own = access.identity.slot
         watcher.loads.clear()
@@ -72,7 +78,7 @@ def test_a_flood_of_news_is_dropped_and_the_news_of_others_is_heard(tmp_path: Pa
         watcher = await site.join(site.issue("watcher"), log=log)
         watcher._pushes = Quota(1.0, 5.0)
         access = site.issue("crook")
-        crook = await Link.open(access, SETTINGS)
+        crook = await FabricLink.open(access, SETTINGS)
         for _ in range(50):
             crook.put(keys.reg(f"{access.identity.slot}-{'b' * 16}"), b"\x90")
         await until(lambda: "flood" in log.reasons())
@@ -182,7 +188,7 @@ def test_a_revoked_member_is_nobody_to_those_who_hear_of_it(tmp_path: Path) -> N
         await until(lambda: watcher.peer(bad.sid) is None, 8.0)
         # It goes on talking, and is refused each time.
         before = watcher.stats()["refused"].get("revoked", 0)
-        await bad.announce(State.DOWN)
+        await bad.announce(SessionState.DOWN)
         await until(lambda: watcher.stats()["refused"].get("revoked", 0) > before)
         assert "revoked" in log.reasons()
         assert watcher.peer(bad.sid) is None
@@ -195,7 +201,7 @@ def test_what_is_too_large_is_not_passed_on(tmp_path: Path) -> None:
         log = ListLog()
         watcher = await site.join(site.issue("watcher"), log=log)
         access = site.issue("crook")
-        crook = await Link.open(access, SETTINGS)
+        crook = await FabricLink.open(access, SETTINGS)
         own = access.identity.slot
         heard: list[tuple[str, bytes]] = []
         watcher.subscribe(keys.inward_all(watcher.sid), heard.extend)
@@ -227,14 +233,16 @@ def test_of_many_forged_records_only_a_few_are_verified() -> None:
     one = registry(verify)
     body = encode_metadata(Metadata(name="b", provider="p", role="worker"))
     forged = [
-        Record(f"m001-{number:016x}", State.SERVING, 0, 0.0, body, b"", b"")
+        Record(f"m001-{number:016x}", SessionState.SERVING, 0, 0.0, body, b"", b"")
         for number in range(1000)
     ]
     one.merge(forged, 0.0)
     assert len(verified) == 8
     # Many of one session count as the greatest of them.
     verified.clear()
-    one.merge([Record(forged[0].sid, State.SERVING, n, 0.0, body, b"", b"") for n in range(100)], 0)
+    one.merge(
+        [Record(forged[0].sid, SessionState.SERVING, n, 0.0, body, b"", b"") for n in range(100)], 0
+    )
     assert [record.rev for record in verified] == [99]
 
 
@@ -242,8 +250,8 @@ def test_questions_beyond_all_measure_are_not_answered(tmp_path: Path) -> None:
     async def scenario(site: Site) -> None:
         watcher = await site.join(site.issue("watcher"))
         watcher._asks = Quota(0.001, 30.0)
-        crook = await Link.open(site.issue("crook"), SETTINGS)
-        ask = encode_message(Ask(bytes(16)))
+        crook = await FabricLink.open(site.issue("crook"), SETTINGS)
+        ask = encode_message(SyncRequest(bytes(16)))
         answered = 0
         with contextlib.suppress(TimeoutError):
             while answered < 100:

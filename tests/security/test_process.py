@@ -18,7 +18,7 @@ from atoll.cli import gateway as command
 from atoll.core.errors import UsageError
 from atoll.fabric.identity.access import Access
 from atoll.fabric.identity.authority import Authority
-from atoll.fabric.transport.link import Link, UnreachableError
+from atoll.fabric.transport.link import FabricLink, UnreachableError
 from atoll.fabric.transport.settings import FabricSettings
 from tests.fabric.transport.site import free_port
 
@@ -36,8 +36,8 @@ async def _strangers(port: int, foreign: Access, good: Access) -> None:
     except (ssl.SSLError, ConnectionError):
         pass
     with pytest.raises(UnreachableError):
-        await Link.open(replace(foreign, authority=good.authority), _SETTINGS)
-    link = await Link.open(good, _SETTINGS)
+        await FabricLink.open(replace(foreign, authority=good.authority), _SETTINGS)
+    link = await FabricLink.open(good, _SETTINGS)
     await link.close()
 
 

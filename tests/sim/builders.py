@@ -10,7 +10,7 @@ from atoll.catalog import Catalog
 from atoll.plan.cluster import Cluster, ClusterLink, ClusterNode, NodeProfile
 from atoll.plan.plan import Flow, Instance, Node, Plan, Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
-from atoll.solve.assembly import Chosen, PlainLayout, PlainStage, plan_from_layouts
+from atoll.solve.assembly import NewInstance, PlainLayout, PlainStage, plan_from_layouts
 from atoll.workload.lengths import LengthMix
 from atoll.workload.requests import Requests
 
@@ -51,7 +51,7 @@ def laid_out(own: Problem, *stages: tuple[int, int, tuple[str, ...]], copies: in
     """Return a plan with instances of one layout for every role."""
     layout = PlainLayout(tuple(PlainStage(*stage) for stage in stages))
     chosen = [
-        Chosen(role=str(role), region=REGION, layout=layout)
+        NewInstance(role=str(role), region=REGION, layout=layout)
         for role in own.roles
         for _ in range(copies)
     ]

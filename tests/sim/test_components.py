@@ -7,7 +7,7 @@ import pytest
 
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.sim.api import simulate
-from atoll.sim.options import Component, SimOptions
+from atoll.sim.options import SimComponent, SimOptions
 from atoll.workload.requests import Requests
 from tests.sim.builders import CATALOG, problem, requests, whole
 
@@ -42,7 +42,7 @@ def test_images_fan_out_over_encoders_and_all_must_be_done() -> None:
         CATALOG,
         _with_images([0.0], [5]),
         SimOptions(
-            components=(Component("vision", servers=2, item_s=0.5),),
+            components=(SimComponent("vision", servers=2, item_s=0.5),),
             classes={"image": (("vision",), ("llm",))},
         ),
     )
@@ -60,9 +60,9 @@ def test_encoders_side_by_side_and_a_generator_after() -> None:
         _with_images([0.0], [4]),
         SimOptions(
             components=(
-                Component("vision", servers=1, item_s=0.25, fixed_s=0.1, batch=4),
-                Component("audio", servers=4, item_s=2.0),
-                Component("painter", servers=1, item_s=3.0, batch=8),
+                SimComponent("vision", servers=1, item_s=0.25, fixed_s=0.1, batch=4),
+                SimComponent("audio", servers=4, item_s=2.0),
+                SimComponent("painter", servers=1, item_s=3.0, batch=8),
             ),
             classes={"image": (("vision", "audio"), ("llm",), ("painter",))},
         ),
@@ -79,7 +79,7 @@ def test_text_skips_what_it_does_not_need() -> None:
         CATALOG,
         _with_images([0.0, 50.0], [0, 1]),
         SimOptions(
-            components=(Component("vision", servers=1, item_s=1.0),),
+            components=(SimComponent("vision", servers=1, item_s=1.0),),
             classes={"image": (("vision",), ("llm",))},
         ),
     )
@@ -93,7 +93,7 @@ def test_components_must_exist_and_take_time() -> None:
         _run(
             _with_images([0.0], [1]),
             classes={"image": (("vision", "llm"),)},
-            components=(Component("vision", servers=1, item_s=1.0),),
+            components=(SimComponent("vision", servers=1, item_s=1.0),),
         )
     with pytest.raises(InputError, match="takes some time"):
-        Component("vision", servers=1, item_s=0.0)
+        SimComponent("vision", servers=1, item_s=0.0)

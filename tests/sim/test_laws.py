@@ -12,7 +12,7 @@ from atoll.sim.build import build
 from atoll.sim.kernel import table_of
 from atoll.sim.loop import run
 from atoll.sim.options import Failure, SimOptions
-from atoll.sim.result import SimResult
+from atoll.sim.result import SimReport
 from tests.sim.builders import (
     CATALOG,
     cluster_plan,
@@ -35,7 +35,7 @@ PLANS = {
 }
 
 
-def _check(own: object, plan: object, work: object, options: SimOptions) -> SimResult:
+def _check(own: object, plan: object, work: object, options: SimOptions) -> SimReport:
     """Run to the end and check all laws."""
     built = build(plan, own, CATALOG, work, options)  # type: ignore[arg-type]
     table = table_of(built.sim)
@@ -63,7 +63,7 @@ def _check(own: object, plan: object, work: object, options: SimOptions) -> SimR
     clock = float(sim.run["clock_s"][0])
     assert np.all(sim.unit["busy_s"] <= clock * (1 + 1e-9))
     assert np.all(sim.unit["peak"] <= sim.unit["room"] + 1e-6)
-    found = SimResult.of(built, own, options, 0.0)  # type: ignore[arg-type]
+    found = SimReport.of(built, own, options, 0.0)  # type: ignore[arg-type]
     assert found.finished + found.dropped + found.rejected == len(q)
     gaps = found.requests.largest_gap_s
     assert np.all(gaps[done] >= found.requests.tpot_s[done] - 1e-9)

@@ -11,7 +11,7 @@ from atoll.perf.memory import position_of
 from atoll.plan.capacities import node_capacity
 from atoll.plan.plan import Flow, Market, Node
 from atoll.solve.assembly import (
-    Chosen,
+    NewInstance,
     assemble,
     build_instance,
     infeasible,
@@ -91,7 +91,7 @@ def test_any_layout_gives_a_valid_plan(stages: list[list[str]], data: st.DataObj
     ]
     asked = problem(services=[service("chat", rate_per_s=0.001)], offers=offers)
     role = data.draw(st.sampled_from(("chat/llm/prefill", "chat/llm/decode")))
-    made = plan_of(asked, Chosen(role, EAST, own))
+    made = plan_of(asked, NewInstance(role, EAST, own))
     # Too little memory or time for a stage leaves the instance without flow.
     assert rules(made, asked) <= {"memory"}
     (instance,) = made.instances
@@ -101,7 +101,7 @@ def test_any_layout_gives_a_valid_plan(stages: list[list[str]], data: st.DataObj
 
 @few
 @given(st.permutations(CHOSEN))
-def test_the_order_of_the_choice_changes_nothing(chosen: list[Chosen]) -> None:
+def test_the_order_of_the_choice_changes_nothing(chosen: list[NewInstance]) -> None:
     asked, made = small()
     again = plan_of(asked, *chosen, status="optimal", bound=6.0, seconds=0.5, cpu_seconds=0.5)
     assert again == made
@@ -111,7 +111,7 @@ def test_markets_are_given_out_owned_first_and_spot_last() -> None:
     offers = (*OFFERS, OFFERS[2].model_copy(update={"region": WEST}))
     asked = problem(offers=offers)
     rented: dict[tuple[str, Market], int] = {("L40S:1", "spot"): 1, ("L40S:1", "owned"): 2}
-    choice = Chosen(
+    choice = NewInstance(
         "chat/llm/decode",
         WEST,
         layout((0, 16, ("L40S:1", "L40S:1")), (16, 32, ("L40S:1",))),
@@ -132,7 +132,7 @@ def test_markets_are_given_out_owned_first_and_spot_last() -> None:
     ],
 )
 def test_a_choice_that_cannot_be(rented: dict[tuple[str, Market], int] | None, text: str) -> None:
-    choice = Chosen("chat/llm/decode", EAST, layout((0, 32, ("L40S:1",))), rented)
+    choice = NewInstance("chat/llm/decode", EAST, layout((0, 32, ("L40S:1",))), rented)
     with pytest.raises(InternalError, match=text):
         plan_of(problem(), choice)
 

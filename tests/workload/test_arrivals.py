@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.workload.arrivals import FAMILIES, Renewal
-from atoll.workload.rates import DAY_S, Clock, Curve, Layer, Silence, arrivals, fano
+from atoll.workload.rates import DAY_S, Layer, RateClock, RateCurve, Silence, arrivals, fano
 from atoll.workload.requests import Floats
 
 
 def times(
-    renewal: Renewal, clock: Clock, end_s: float, seed: int = 0, chunk: int = 65_536
+    renewal: Renewal, clock: RateClock, end_s: float, seed: int = 0, chunk: int = 65_536
 ) -> Floats:
     made = arrivals(renewal, clock, seed=seed, name="test", end_s=end_s, chunk=chunk)
     return np.concatenate([np.zeros(0), *made])
@@ -43,7 +43,7 @@ def test_weibull_shapes_solve_their_equation(cv: float) -> None:
 def test_the_first_arrival_is_that_of_a_stationary_process(family: str, cv: float) -> None:
     # An ordinary renewal process has (cv^2 - 1) / 2 arrivals too many in any window from its start.
     renewal = Renewal(family, cv)  # type: ignore[arg-type]
-    counts = [len(times(renewal, Clock(1.0), 20.0, seed, 64)) for seed in range(3000)]
+    counts = [len(times(renewal, RateClock(1.0), 20.0, seed, 64)) for seed in range(3000)]
     assert np.mean(counts) == pytest.approx(20.0, abs=4 * float(np.std(counts)) / math.sqrt(3000))
     first = [renewal.first(np.random.default_rng(seed)) for seed in range(4000)]
     expected = (1 + cv * cv) / 2
@@ -51,9 +51,9 @@ def test_the_first_arrival_is_that_of_a_stationary_process(family: str, cv: floa
 
 
 @pytest.mark.parametrize(
-    "clock", [Clock(50.0), Clock(50.0, Curve((1.0, 3.0), 60.0), (Layer(5.0, 0.5),))]
+    "clock", [RateClock(50.0), RateClock(50.0, RateCurve((1.0, 3.0), 60.0), (Layer(5.0, 0.5),))]
 )
-def test_the_same_seed_gives_the_same_bits(clock: Clock) -> None:
+def test_the_same_seed_gives_the_same_bits(clock: RateClock) -> None:
     renewal = Renewal("gamma", 1.5)
     one, again, other = (times(renewal, clock, 100.0, seed) for seed in (4, 4, 5))
     assert np.array_equal(one, again)
@@ -65,7 +65,7 @@ def test_the_same_seed_gives_the_same_bits(clock: Clock) -> None:
 
 
 def test_endless_without_an_end() -> None:
-    made = arrivals(Renewal(), Clock(1e4), seed=0, name="x", chunk=100)
+    made = arrivals(Renewal(), RateClock(1e4), seed=0, name="x", chunk=100)
     chunks = list(itertools.islice(made, 50))
     assert all(len(chunk) == 100 for chunk in chunks)
     assert np.all(np.diff(np.concatenate(chunks)) >= 0)
@@ -75,8 +75,8 @@ def test_endless_without_an_end() -> None:
 
 
 def test_a_curve_is_followed_and_its_gaps_keep_their_cv() -> None:
-    curve = Curve((1.0, 1.0, 4.0, 2.0), 400.0)
-    drawn = times(Renewal("gamma", 2.0), Clock(50.0, curve), 40_000.0, 2)
+    curve = RateCurve((1.0, 1.0, 4.0, 2.0), 400.0)
+    drawn = times(Renewal("gamma", 2.0), RateClock(50.0, curve), 40_000.0, 2)
     assert len(drawn) == pytest.approx(50 * 40_000, rel=0.01)
     phase = np.histogram(drawn % 400.0, 4 * 12, (0.0, 400.0))[0]
     assert np.allclose(phase / phase.mean(), curve.cells, rtol=0.06)
@@ -88,17 +88,17 @@ def test_a_curve_is_followed_and_its_gaps_keep_their_cv() -> None:
 
 
 def test_a_curve_starts_where_it_is_told_to() -> None:
-    night_first = Curve((0.0, 0.0, 1.0, 1.0), 400.0)
+    night_first = RateCurve((0.0, 0.0, 1.0, 1.0), 400.0)
     # Levels stand in the middle of their quarters: nothing comes from 50 s to 150 s.
-    assert len(times(Renewal(), Clock(10.0, night_first, start_s=50.0), 99.0)) == 0
-    assert len(times(Renewal(), Clock(10.0, night_first), 49.0)) > 100
-    shifted = times(Renewal(), Clock(10.0, night_first, start_s=260.0), 40.0)
+    assert len(times(Renewal(), RateClock(10.0, night_first, start_s=50.0), 99.0)) == 0
+    assert len(times(Renewal(), RateClock(10.0, night_first), 49.0)) > 100
+    shifted = times(Renewal(), RateClock(10.0, night_first, start_s=260.0), 40.0)
     assert len(shifted) == pytest.approx(10 * 2 * 40, rel=0.2)
 
 
 @given(st.lists(st.floats(0.0, 1e3), min_size=1, max_size=30).filter(lambda x: sum(x) > 1e-3))
 def test_curves_have_mean_one(levels: list[float]) -> None:
-    curve = Curve(tuple(levels), DAY_S)
+    curve = RateCurve(tuple(levels), DAY_S)
     assert curve.cells.mean() == pytest.approx(1.0)
     assert curve.cell_s * len(curve.cells) == pytest.approx(DAY_S)
     assert np.allclose(curve.at(np.array([7.0])), curve.at(np.array([7.0 + 3 * DAY_S])))
@@ -117,7 +117,7 @@ def test_curves_have_mean_one(levels: list[float]) -> None:
     ],
 )
 def test_counts_spread_as_the_formula_says(layers: tuple[Layer | Silence, ...]) -> None:
-    clock = Clock(20.0, layers=layers)
+    clock = RateClock(20.0, layers=layers)
     drawn = times(Renewal(), clock, 200_000.0, 9)
     assert len(drawn) == pytest.approx(20 * 200_000, rel=0.05)
     for window in (1.0, 10.0, 60.0):
@@ -127,7 +127,7 @@ def test_counts_spread_as_the_formula_says(layers: tuple[Layer | Silence, ...]) 
 
 
 def test_silences_are_silent() -> None:
-    drawn = times(Renewal(), Clock(100.0, layers=(Silence(10.0, 10.0),)), 10_000.0)
+    drawn = times(Renewal(), RateClock(100.0, layers=(Silence(10.0, 10.0),)), 10_000.0)
     gaps = np.diff(drawn)
     assert gaps[gaps > 1.0].sum() == pytest.approx(5000.0, rel=0.1)
     assert gaps[gaps > 1.0].mean() == pytest.approx(11.0, rel=0.15)  # off periods above 1 s
@@ -135,7 +135,7 @@ def test_silences_are_silent() -> None:
 
 
 def test_slow_rates_with_fast_chance_need_little_memory() -> None:
-    made = arrivals(Renewal(), Clock(0.01, layers=(Layer(1.0, 1.0),)), seed=0, name="x")
+    made = arrivals(Renewal(), RateClock(0.01, layers=(Layer(1.0, 1.0),)), seed=0, name="x")
     assert len(next(made)) <= 256
 
 
@@ -146,14 +146,14 @@ def test_slow_rates_with_fast_chance_need_little_memory() -> None:
         (lambda: Renewal("gamma", 0.0), "CV"),
         (lambda: Renewal("gamma", math.nan), "CV"),
         (lambda: Renewal("gamma", 51.0), "CV"),
-        (lambda: Clock(0.0), "rate"),
-        (lambda: Clock(math.inf), "rate"),
-        (lambda: Clock(math.nan), "rate"),
-        (lambda: Curve(()), "levels"),
-        (lambda: Curve((0.0, 0.0)), "levels"),
-        (lambda: Curve((1.0, -1.0)), "levels"),
-        (lambda: Curve((1.0, math.nan)), "levels"),
-        (lambda: Curve((1.0,), 0.0), "period"),
+        (lambda: RateClock(0.0), "rate"),
+        (lambda: RateClock(math.inf), "rate"),
+        (lambda: RateClock(math.nan), "rate"),
+        (lambda: RateCurve(()), "levels"),
+        (lambda: RateCurve((0.0, 0.0)), "levels"),
+        (lambda: RateCurve((1.0, -1.0)), "levels"),
+        (lambda: RateCurve((1.0, math.nan)), "levels"),
+        (lambda: RateCurve((1.0,), 0.0), "period"),
         (lambda: Layer(0.0, 1.0), "hold_s"),
         (lambda: Layer(1.0, 0.0), "CV"),
         (lambda: Silence(1.0, 0.0), "off_s"),

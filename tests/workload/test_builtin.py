@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from atoll.core.errors import UnknownNameError
-from atoll.workload.builtin import ALIASES, CURVES, NAMES, built_in, curve, lengths_like
+from atoll.workload.builtin import ALIASES, CURVES, NAMES, curve, get_builtin, lengths_like
 from atoll.workload.lengths import BUILT_IN, LengthMix
 from atoll.workload.requests import collect
 from atoll.workload.spec import workload_of
@@ -28,7 +28,7 @@ def drawn() -> dict[str, TraceStats]:
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_rates_and_burstiness(name: str, drawn: dict[str, TraceStats]) -> None:
-    measured, found = built_in(name).measured, drawn[name]
+    measured, found = get_builtin(name).measured, drawn[name]
     assert found.rate_per_s == pytest.approx(measured["rate_per_s"], rel=0.1)
     assert found.iat_cv == pytest.approx(measured["iat_cv"], rel=0.2)
     for window in found.windows:
@@ -37,7 +37,7 @@ def test_rates_and_burstiness(name: str, drawn: dict[str, TraceStats]) -> None:
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_lengths(name: str, drawn: dict[str, TraceStats]) -> None:
-    measured, found = built_in(name).measured, drawn[name]
+    measured, found = get_builtin(name).measured, drawn[name]
     for side, length in (("input", found.input), ("output", found.output)):
         assert length.mean == pytest.approx(measured[f"{side}_mean"], rel=0.02)
         assert length.mean_square == pytest.approx(measured[f"{side}_mean_square"], rel=0.12)
@@ -50,7 +50,7 @@ def test_lengths(name: str, drawn: dict[str, TraceStats]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_planning_and_drawing_use_the_same_lengths(name: str) -> None:
-    mix, planned = built_in(name).lengths.mix(), BUILT_IN[name]
+    mix, planned = get_builtin(name).lengths.mix(), BUILT_IN[name]
     assert mix.input_mean == pytest.approx(planned.input_mean, rel=0.015)
     assert mix.output_mean == pytest.approx(planned.output_mean, rel=0.015)
     assert mix.input_mean_square == pytest.approx(planned.input_mean_square, rel=0.05)
@@ -59,7 +59,7 @@ def test_planning_and_drawing_use_the_same_lengths(name: str) -> None:
 
 
 def test_burstgpt_follows_its_aggregates() -> None:
-    measured = built_in("burstgpt").measured
+    measured = get_builtin("burstgpt").measured
     days, hours, tokens = [], np.zeros(24), []
     # Days and hours do not depend on the rate, and fewer requests are quicker to count.
     for seed in range(8):
@@ -97,9 +97,9 @@ def test_curves_by_name() -> None:
 
 
 def test_lengths_with_the_moments_of_a_mix() -> None:
-    assert lengths_like(BUILT_IN["azure-conv"]) is built_in("azure-conv").lengths
+    assert lengths_like(BUILT_IN["azure-conv"]) is get_builtin("azure-conv").lengths
     tail = replace(BUILT_IN["azure-conv"], input_tail=8000.0)
-    assert lengths_like(tail) is built_in("azure-conv").lengths
+    assert lengths_like(tail) is get_builtin("azure-conv").lengths
     for mix in (LengthMix(500.0, 20.0, 4e5, 2e3), LengthMix.fixed(64, 8), BUILT_IN["long-context"]):
         assert dataclasses.astuple(lengths_like(mix).mix()) == pytest.approx(
             dataclasses.astuple(mix)
@@ -108,7 +108,7 @@ def test_lengths_with_the_moments_of_a_mix() -> None:
 
 def test_an_unknown_name() -> None:
     with pytest.raises(UnknownNameError, match="azure-conv"):
-        built_in("azure")
+        get_builtin("azure")
 
 
 def test_no_rows_of_traces_ship() -> None:
@@ -125,6 +125,8 @@ def test_the_table_of_the_documentation_shows_what_was_measured() -> None:
     for statistic, *cells in shown:
         for name, cell in zip(names, cells, strict=True):
             measured, drawn = (float(part.replace(",", "")) for part in cell.split(" / "))
-            assert measured == pytest.approx(built_in(name).measured[statistic], rel=1e-3, abs=5e-4)
+            assert measured == pytest.approx(
+                get_builtin(name).measured[statistic], rel=1e-3, abs=5e-4
+            )
             assert drawn == pytest.approx(measured, rel=0.2, abs=0.03)
-    assert {row[0] for row in shown} == set(built_in("azure-conv").measured)
+    assert {row[0] for row in shown} == set(get_builtin("azure-conv").measured)

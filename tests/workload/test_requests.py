@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError, UsageError
-from atoll.workload.requests import PrefixBlocks, Requests, Workload, collect, joined
+from atoll.workload.requests import PrefixBlocks, Requests, Workload, collect, join_requests
 from atoll.workload.spec import workload_of
 
 
@@ -38,7 +38,9 @@ def test_taking_requests_takes_their_blocks_along(order: list[int]) -> None:
 
 
 def test_joining_unites_names() -> None:
-    both = joined((some(2, model="a"), some(0, model="z"), some(3, model="b"), some(1, model="a")))
+    both = join_requests(
+        (some(2, model="a"), some(0, model="z"), some(3, model="b"), some(1, model="a"))
+    )
     assert both.models == ("a", "b")
     assert both.model.tolist() == [0, 0, 1, 1, 1, 0]
     assert both.input.tolist() == [1, 2, 1, 2, 3, 1]
@@ -46,13 +48,13 @@ def test_joining_unites_names() -> None:
 
 def test_joining_fills_in_what_some_lack() -> None:
     plain, blocked = some(2), some(4, blocks=16)
-    both = joined((plain, blocked, plain))
+    both = join_requests((plain, blocked, plain))
     assert both.prefix is not None
     assert blocked.prefix is not None
     found = [both.prefix.of(row).tolist() for row in range(8)]
     assert found == [[], [], *(blocked.prefix.of(row).tolist() for row in range(4)), [], []]
     with pytest.raises(InputError, match="16 and 512"):
-        joined((some(3, blocks=16), some(3, blocks=512)))
+        join_requests((some(3, blocks=16), some(3, blocks=512)))
 
 
 def test_columns_must_fit() -> None:
@@ -69,4 +71,4 @@ def test_collecting_stops_at_the_limit() -> None:
     whole, part = collect(workload, 3), collect(workload, 3, limit=10)
     assert (len(whole), len(part)) == (1000, 10)
     assert part.arrival_s.tolist() == whole.arrival_s[:10].tolist()
-    assert len(joined(())) == 0
+    assert len(join_requests(())) == 0

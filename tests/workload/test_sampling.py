@@ -13,7 +13,7 @@ from atoll.workload.sampling import (
     Empirical,
     Fixed,
     Independent,
-    Lengths,
+    LengthSampler,
     LogNormal,
     Normal,
     Quantiles,
@@ -40,7 +40,7 @@ def rng(seed: int = 0) -> np.random.Generator:
         Empirical(np.array([5, 7, 2000], np.int32), np.array([1, 90, 3], np.int32)),
     ],
 )
-def test_draws_have_the_moments_of_their_mix(lengths: Lengths) -> None:
+def test_draws_have_the_moments_of_their_mix(lengths: LengthSampler) -> None:
     mix = lengths.mix()
     for values, mean, square in zip(
         lengths.draw(rng(), COUNT),

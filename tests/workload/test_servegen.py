@@ -9,7 +9,7 @@ import pytest
 
 from atoll.core.errors import AtollError
 from atoll.workload.requests import collect
-from atoll.workload.servegen import Pool
+from atoll.workload.servegen import ClientPool
 from atoll.workload.spec import workload_of
 from atoll.workload.stats import summarise
 
@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_clients_send_at_their_rates_with_their_lengths(folder: Path) -> None:
-    pool = Pool(str(folder), "mini", 1200.0)
+    pool = ClientPool(str(folder), "mini", 1200.0)
     found = collect(pool, 1)
     first = found.arrival_s < 600.0
     assert first.sum() == 1200
@@ -61,7 +61,7 @@ def test_clients_send_at_their_rates_with_their_lengths(folder: Path) -> None:
 
 
 def test_another_rate_keeps_shares(folder: Path) -> None:
-    own = Pool(str(folder), "mini", 1200.0)
+    own = ClientPool(str(folder), "mini", 1200.0)
     assert own.mean_rate() == pytest.approx(4.5)
     found = collect(workload_of(f"servegen:{folder}/mini@9/s for=20min model=m"))
     assert len(found) == pytest.approx(2 * 5400, abs=4)
@@ -72,11 +72,11 @@ def test_another_rate_keeps_shares(folder: Path) -> None:
 
 
 def test_part_of_the_time(folder: Path) -> None:
-    found = collect(Pool(str(folder), "mini", 300.0, start_s=450.0))
+    found = collect(ClientPool(str(folder), "mini", 300.0, start_s=450.0))
     assert 0.0 <= found.arrival_s[0] < 5.0
     assert 295.0 < found.arrival_s[-1] < 300.0
     # The pool repeats after its last window.
-    assert len(collect(Pool(str(folder), "mini", 600.0, start_s=1200.0))) == 1200
+    assert len(collect(ClientPool(str(folder), "mini", 600.0, start_s=1200.0))) == 1200
 
 
 def test_quantiles_stand_in_for_pdfs(folder: Path) -> None:
@@ -84,7 +84,7 @@ def test_quantiles_stand_in_for_pdfs(folder: Path) -> None:
     names = ["pool", "client", "t_s", "window_s", "field", "mean", "q1", "q50", "q100"]
     rows = ["mini,0,0,21600,input_tokens,0,10,50,90", "mini,0,0,21600,output_tokens,0,5,5,5"]
     (folder / "client_quantiles_6h.csv").write_text(",".join(names) + "\n" + "\n".join(rows))
-    found = collect(Pool(str(folder), "mini", 1200.0))
+    found = collect(ClientPool(str(folder), "mini", 1200.0))
     assert np.quantile(found.input, 0.5) == pytest.approx(50, abs=2)
     assert found.input.min() >= 10
     assert found.input.max() <= 90
@@ -105,15 +105,15 @@ def test_quantiles_stand_in_for_pdfs(folder: Path) -> None:
 def test_bad_windows(folder: Path, row: str, words: str) -> None:
     (folder / "mini_client_windows.csv").write_text(HEADER + row + "\n")
     with pytest.raises(AtollError, match=words):
-        collect(Pool(str(folder), "mini", 600.0))
+        collect(ClientPool(str(folder), "mini", 600.0))
 
 
 def test_unknown_pools(folder: Path) -> None:
     with pytest.raises(AtollError, match="unknown client pool 'min'; did you mean mini"):
-        collect(Pool(str(folder), "min", 600.0))
+        collect(ClientPool(str(folder), "min", 600.0))
     (folder / "mini_pdfs.jsonl.gz").write_bytes(b'{"client": 0}')
     with pytest.raises(AtollError, match=r"mini_pdfs\.jsonl\.gz:1: not a row"):
-        collect(Pool(str(folder), "mini", 600.0))
+        collect(ClientPool(str(folder), "mini", 600.0))
 
 
 @pytest.mark.parametrize(

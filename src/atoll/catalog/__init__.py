@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from atoll.catalog.gpus import GpuType
     from atoll.catalog.links import Link, LinkTable
     from atoll.catalog.models import ModelSpec
-    from atoll.catalog.nodes import AllReduce, Interconnect, NodeType
+    from atoll.catalog.nodes import AllReduceCost, Interconnect, NodeType
     from atoll.catalog.prices import Price
     from atoll.catalog.transformer import DType, MoeSpec, TransformerSpec
 
 # Loaded on first use: a caller that wants a GPU's bandwidth should not pay for pydantic.
 _HOME = {
-    "AllReduce": "nodes",
+    "AllReduceCost": "nodes",
     "Catalog": "catalog",
     "DType": "transformer",
     "Fact": "facts",
@@ -33,7 +33,7 @@ _HOME = {
 }
 
 __all__ = [
-    "AllReduce",
+    "AllReduceCost",
     "Catalog",
     "DType",
     "Fact",

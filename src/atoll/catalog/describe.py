@@ -76,7 +76,7 @@ def _gpu_rows(gpu: GpuType) -> Iterator[FactRow]:
         if field.name in ("name", "aliases", "facts", "like"):
             continue
         value: Scalar = getattr(gpu, field.name)
-        yield _sourced(field.name, value, gpu.facts)
+        yield _with_source(field.name, value, gpu.facts)
 
 
 def _node_rows(node: NodeType) -> Iterator[FactRow]:
@@ -99,10 +99,10 @@ def _node_rows(node: NodeType) -> Iterator[FactRow]:
             ("bus_bandwidth_bytes_per_s", cost.bus_bandwidth_bytes_per_s),
             ("p", cost.p),
         ):
-            row = _sourced(f"allreduce.{count}.{key}", value, facts)
+            row = _with_source(f"allreduce.{count}.{key}", value, facts)
             yield FactRow(f"allreduce_{key}", row.value, row.source, row.confidence)
-        yield _sourced("p2p_bandwidth_bytes_per_s", joint.p2p_bandwidth_bytes_per_s, facts)
-        yield _sourced("p2p_latency_s", joint.p2p_latency_s, facts)
+        yield _with_source("p2p_bandwidth_bytes_per_s", joint.p2p_bandwidth_bytes_per_s, facts)
+        yield _with_source("p2p_latency_s", joint.p2p_latency_s, facts)
 
 
 def _interconnect_rows(joint: Interconnect) -> Iterator[FactRow]:
@@ -130,7 +130,7 @@ def _model_rows(model: ModelSpec) -> Iterator[FactRow]:
             yield FactRow(key, fact.value, fact.source, fact.confidence)
     for name, spec in model.components.items():
         for key, shape in shapes(spec).items():
-            row = _sourced(f"{name}.{key}", shape, model.facts)
+            row = _with_source(f"{name}.{key}", shape, model.facts)
             if row.source is None:
                 row = FactRow(row.field, row.value, model.source, model.confidence)
             yield row
@@ -141,7 +141,7 @@ def _model_rows(model: ModelSpec) -> Iterator[FactRow]:
                 yield FactRow(f"{name}.{key}", UNKNOWN, "no public source")
 
 
-def _sourced(name: str, value: Scalar, facts: Mapping[str, Fact]) -> FactRow:
+def _with_source(name: str, value: Scalar, facts: Mapping[str, Fact]) -> FactRow:
     fact = facts.get(name)
     if fact is None:
         return FactRow(name, value)

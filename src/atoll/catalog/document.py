@@ -49,13 +49,13 @@ class SchemaDocument(Generic[Content]):
             data = {}
         if not isinstance(data, Mapping):
             raise self.error(
-                f"{what} is a mapping of sections", hint=f"start with {_listed(schema)}"
+                f"{what} is a mapping of sections", hint=f"start with {_list_names(schema)}"
             )
         self.data: Mapping[object, object] = data
         try:
             self.content = schema.model_validate(data)
         except ValidationError as error:
-            raise self._invalid(_telling(error.errors(include_url=False))) from None
+            raise self._invalid(_choose_error(error.errors(include_url=False))) from None
 
     @property
     def path(self) -> str | None:
@@ -73,7 +73,7 @@ class SchemaDocument(Generic[Content]):
             message,
             path=None if self._file is None else self._file.path,
             line=None if self._file is None else self._file.line(*location),
-            field=_dotted(location) or None,
+            field=_join_dotted(location) or None,
             hint=hint,
         )
 
@@ -93,11 +93,11 @@ class SchemaDocument(Generic[Content]):
             raise self.error(error.message, *inner, hint=error.hint) from None
 
     def _invalid(self, detail: ErrorDetails) -> InputError:
-        location = _written(detail, self.data)
+        location = _place_as_written(detail, self.data)
         holder = _schema_at(self._schema, location[:-1])
         if detail["type"] == "extra_forbidden" and holder is not None:
             near = difflib.get_close_matches(str(location[-1]), holder.model_fields, n=1)
-            hint = f"write {near[0]!r}" if near else f"known here: {_listed(holder)}"
+            hint = f"write {near[0]!r}" if near else f"known here: {_list_names(holder)}"
             return self.error("there is no such field", *location, hint=hint)
         if detail["type"] == "missing":
             return self.error("this field is required", *location, hint=f"add {location[-1]!r}")
@@ -124,7 +124,7 @@ class Document(SchemaDocument[Overlay]):
         return "overlay" if self.path is None else f"overlay {self.path}"
 
 
-def _telling(details: list[ErrorDetails]) -> ErrorDetails:
+def _choose_error(details: list[ErrorDetails]) -> ErrorDetails:
     """The error to show: the first, unless what seems to be missing there is only misspelt."""
     first = details[0]
     if first["type"] != "missing":
@@ -135,7 +135,7 @@ def _telling(details: list[ErrorDetails]) -> ErrorDetails:
     return next(beside, first)
 
 
-def _written(detail: ErrorDetails, data: object) -> Location:
+def _place_as_written(detail: ErrorDetails, data: object) -> Location:
     """The error's place as the person wrote it, without the parts that pydantic puts in between."""
     location: list[str | int] = []
     parts = [part for part in detail["loc"] if part != "[key]"]
@@ -176,11 +176,11 @@ def _type_hint(detail: ErrorDetails) -> str:
     return "see the field's documentation in the overlay schema"
 
 
-def _dotted(location: Location) -> str:
+def _join_dotted(location: Location) -> str:
     return ".".join(map(printable, location))
 
 
-def _listed(model: type[BaseModel]) -> str:
+def _list_names(model: type[BaseModel]) -> str:
     return ", ".join(model.model_fields)
 
 

@@ -124,7 +124,7 @@ def _transformer(text: ConfigFields, root: ConfigFields, traits: _Traits) -> Tra
         intermediate=text.required("intermediate_size"),
         vocab=text.required("vocab_size"),
         max_context=text.required("max_position_embeddings"),
-        tied_embeddings=_tied(text, root, traits),
+        tied_embeddings=_is_tied(text, root, traits),
         windows=_layer_types(text, layers) or windows,
         qkv_bias=bias if traits.qkv_bias is None else traits.qkv_bias,
         o_bias=bias if traits.qkv_bias is None else False,
@@ -161,7 +161,7 @@ def _head_dim(text: ConfigFields, hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-def _tied(text: ConfigFields, root: ConfigFields, traits: _Traits) -> bool:
+def _is_tied(text: ConfigFields, root: ConfigFields, traits: _Traits) -> bool:
     default = root.flag("tie_word_embeddings", default=traits.tied)
     return text.flag("tie_word_embeddings", default=default)
 

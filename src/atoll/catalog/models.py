@@ -12,7 +12,7 @@ from atoll.catalog.frozenmap import FrozenMap
 from atoll.catalog.media import EncoderSpec, GeneratorSpec
 from atoll.catalog.resources import Table, data_yaml, section
 from atoll.catalog.transformer import DType, MoeSpec, TransformerSpec, dtype_of
-from atoll.core.errors import InputError, shortened
+from atoll.core.errors import InputError, shorten
 from atoll.core.graph import Component, ComponentGraph, ComponentKind, Edge
 
 __all__ = [
@@ -128,7 +128,7 @@ def apply_variant(model: ModelSpec, variant: str) -> ModelSpec:
             changed = changed.with_weights(value)
         else:
             raise InputError(
-                f"{shortened(part.strip())!r} is no variant of a model",
+                f"{shorten(part.strip())!r} is no variant of a model",
                 field=f"{model.name}@{variant}",
                 hint="write MODEL@fp8, MODEL@int4,kv=fp8 or MODEL@kv=fp8",
             )

@@ -18,7 +18,7 @@ InterconnectKind = Literal["nvlink", "pcie", "none"]
 
 
 @dataclass(frozen=True, slots=True)
-class AllReduce:
+class AllReduceCost:
     """Cost of an all-reduce among n GPUs: `(alpha^p + (2(n-1)/n * bytes / bus_bandwidth)^p)^(1/p)`.
 
     p = 1 adds the two; below 1 it covers the sizes where neither latency nor bandwidth rules.
@@ -44,7 +44,7 @@ class Interconnect:
 
     kind: InterconnectKind
     generation: int | None
-    allreduce: Mapping[int, AllReduce] = field(default_factory=FrozenMap)
+    allreduce: Mapping[int, AllReduceCost] = field(default_factory=FrozenMap)
     name: str = "custom"
     p2p_bandwidth_bytes_per_s: float | None = None
     p2p_latency_s: float | None = None
@@ -54,7 +54,7 @@ class Interconnect:
         # A plain dict would make the node type unhashable.
         object.__setattr__(self, "allreduce", FrozenMap(self.allreduce))
 
-    def allreduce_for(self, gpus: int) -> AllReduce:
+    def allreduce_for(self, gpus: int) -> AllReduceCost:
         """The cost among `gpus` GPUs, of the count `measured_count` says."""
         entry = self.allreduce.get(gpus)
         return entry if entry is not None else self.allreduce[self.measured_count(gpus)]
@@ -85,7 +85,7 @@ class NodeType:
     def __post_init__(self) -> None:
         object.__setattr__(self, "id", format_node_type(self.gpu.name, self.count))
 
-    def with_all_reduce(self, gpus: int, cost: AllReduce) -> NodeType:
+    def with_all_reduce(self, gpus: int, cost: AllReduceCost) -> NodeType:
         """The same node with another all-reduce cost among `gpus` of its GPUs."""
         costs = {**self.interconnect.allreduce, gpus: cost}
         return replace(self, interconnect=replace(self.interconnect, allreduce=costs))
@@ -144,13 +144,13 @@ def default_node_rules() -> FrozenMap[str, NodeRule]:
 
 
 def _interconnect(name: str, entry: Table) -> Interconnect:
-    costs: dict[int, AllReduce] = {}
+    costs: dict[int, AllReduceCost] = {}
     facts: dict[str, Fact] = {}
     table = cast("dict[int, Table]", entry.get("allreduce") or {})
     for count, row in table.items():
         alpha_us, bus_gbs = cast(float, row["alpha_us"]), cast(float, row["bus_gbs"])
         p = float(cast(float, row.get("p", 1.0)))
-        costs[count] = AllReduce(float(alpha_us), bus_gbs * 1e9, p)
+        costs[count] = AllReduceCost(float(alpha_us), bus_gbs * 1e9, p)
         source, confidence = str(row["source"]), cast(Confidence, row["confidence"])
         facts[f"allreduce.{count}.alpha_us"] = Fact(alpha_us, source, confidence)
         facts[f"allreduce.{count}.bus_bandwidth_bytes_per_s"] = Fact(

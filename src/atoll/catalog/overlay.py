@@ -18,7 +18,7 @@ from atoll.catalog.frozenmap import FrozenMap
 from atoll.catalog.gpus import GpuType
 from atoll.catalog.links import Link, LinkTable
 from atoll.catalog.names import fold, index_names
-from atoll.catalog.nodes import AllReduce, Interconnect, NodeRule
+from atoll.catalog.nodes import AllReduceCost, Interconnect, NodeRule
 from atoll.catalog.overlay_models import overlay_models
 from atoll.catalog.prices import Price, SpotPrice
 from atoll.core.ids import parse_node_type, slug
@@ -205,7 +205,7 @@ def _interconnect(
             )
         before = start.allreduce.get(count)
         p = row.p if row.p is not None else 1.0 if before is None else before.p
-        costs[count] = AllReduce(row.alpha_us, row.bus_bandwidth, p)
+        costs[count] = AllReduceCost(row.alpha_us, row.bus_bandwidth, p)
         given = ["alpha_us", "bus_bandwidth_bytes_per_s"]
         if before is None or row.p is not None:  # else it keeps its source with its value
             given.append("p")
@@ -282,8 +282,8 @@ def _links(catalog: Catalog, document: Document) -> LinkTable:
             canonical = f"{catalog.gpu(gpu).name}:{count}"
         nics[canonical] = bandwidth
         facts[f"nics.{canonical}"] = _fact(bandwidth, None, None, document)
-    in_region = _changed(table.in_region, entry.in_region)
-    between = _changed(table.between_regions, entry.between_regions)
+    in_region = _apply_entry(table.in_region, entry.in_region)
+    between = _apply_entry(table.between_regions, entry.between_regions)
     for name, link, change in (
         ("in_region", in_region, entry.in_region),
         ("between_regions", between, entry.between_regions),
@@ -311,13 +311,13 @@ def _pairs(
                 "a link between two nodes needs bandwidth and latency", "links", kind, i
             )
         base = table.between(a, b) if kind == "regions" else table.in_region
-        links[a, b] = _changed(base, row)
+        links[a, b] = _apply_entry(base, row)
         if not row.one_way:
-            links[b, a] = _changed(base, row)
+            links[b, a] = _apply_entry(base, row)
     return links
 
 
-def _changed(base: Link, entry: LinkEntry | None) -> Link:
+def _apply_entry(base: Link, entry: LinkEntry | None) -> Link:
     if entry is None:
         return base
     return Link(

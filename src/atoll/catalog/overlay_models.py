@@ -93,7 +93,7 @@ def _model(
             source=document.name,
             confidence="medium",
         )
-    llm = _changed_llm(base, entry)
+    llm = _apply_to_llm(base, entry)
     facts = dict(base.facts)
     components = dict(base.components)
     if llm is not None:
@@ -140,7 +140,7 @@ def _new_llm(entry: ModelEntry) -> TransformerSpec:
     return TransformerSpec(**values)
 
 
-def _changed_llm(base: ModelSpec, entry: ModelEntry) -> TransformerSpec | None:
+def _apply_to_llm(base: ModelSpec, entry: ModelEntry) -> TransformerSpec | None:
     """The llm with the entry's shapes and dtypes; None for a model without one."""
     keys = (*_SHAPES, *_DTYPES, "moe", "windows", "sliding", "weights")
     given = [key for key in keys if key in entry.model_fields_set]

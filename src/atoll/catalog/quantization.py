@@ -44,7 +44,7 @@ class Quantization:
     kv: DType | None = None
 
 
-def grouped(
+def group_bits(
     name: str, bits: int, group: int | None, *, scale_bits: int = 16, zero_bits: int = 0
 ) -> DType:
     """`bits` per weight and, for every `group` weights, one scale and one zero point."""
@@ -67,7 +67,7 @@ def read_quantization(fields: ConfigFields, layers: int) -> Quantization:
         "fbgemm_fp8": lambda _: FP8,
         "awq": _awq,
         "gptq": _gptq,
-        "compressed-tensors": _compressed,
+        "compressed-tensors": _read_compressed,
         "bitsandbytes": _bitsandbytes,
         "modelopt": _modelopt,
     }
@@ -103,20 +103,20 @@ def _fp8(config: ConfigFields) -> DType:
     size = 1
     for side in block:
         size *= side
-    return grouped("fp8", 8, size, scale_bits=32)
+    return group_bits("fp8", 8, size, scale_bits=32)
 
 
 def _awq(config: ConfigFields) -> DType:
     bits = _integer_bits(config, "bits" if config.has("bits") else "w_bit")
     group = config.group("group_size", default=config.group("q_group_size", default=128))
     zero = bits if config.flag("zero_point", default=True) else 0
-    return grouped(f"int{bits}", bits, group, zero_bits=zero)
+    return group_bits(f"int{bits}", bits, group, zero_bits=zero)
 
 
 def _gptq(config: ConfigFields) -> DType:
     bits = _integer_bits(config, "bits")
     # GPTQ stores zero points even when the scheme is symmetric.
-    return grouped(f"int{bits}", bits, config.group("group_size", default=128), zero_bits=bits)
+    return group_bits(f"int{bits}", bits, config.group("group_size", default=128), zero_bits=bits)
 
 
 def _integer_bits(config: ConfigFields, name: str) -> int:
@@ -129,7 +129,7 @@ def _integer_bits(config: ConfigFields, name: str) -> int:
     return bits
 
 
-def _compressed(config: ConfigFields) -> DType | None:
+def _read_compressed(config: ConfigFields) -> DType | None:
     groups = config.section("config_groups")
     for name in groups.names() if groups is not None else ():
         group = groups.section(name) if groups is not None else None
@@ -140,9 +140,9 @@ def _compressed(config: ConfigFields) -> DType | None:
         size = weights.group("group_size", default=None)
         if weights.text("type") == "float":
             # 4-bit floats come with 8-bit scales (NVFP4, MXFP4).
-            return FP8 if bits == 8 else grouped(f"fp{bits}", bits, size, scale_bits=8)
+            return FP8 if bits == 8 else group_bits(f"fp{bits}", bits, size, scale_bits=8)
         zero = 0 if weights.flag("symmetric", default=True) else bits
-        return grouped(f"int{bits}", bits, size, zero_bits=zero)
+        return group_bits(f"int{bits}", bits, size, zero_bits=zero)
     return None
 
 
@@ -161,7 +161,7 @@ def _modelopt(config: ConfigFields) -> DType:
     if algorithm in ("FP8", "FP8_PB_WO"):
         return FP8
     if algorithm == "NVFP4":
-        return grouped("nvfp4", 4, 16, scale_bits=8)
+        return group_bits("nvfp4", 4, 16, scale_bits=8)
     raise UnknownNameError(
         "ModelOpt algorithm", algorithm, ("FP8", "NVFP4"), field="quantization_config.quant_algo"
     )

@@ -114,7 +114,7 @@ async def _assign(
         state = "accepted"
         if wait_s > 0 and order.model:
             say(f"waiting until {peer.name} serves {order.served}")
-            await _served(fabric, peer, order.served, wait_s)
+            await _served_names(fabric, peer, order.served, wait_s)
             state = f"serves {order.served}"
         return {"node": peer.name, "sid": peer.sid, "state": state, "model": order.served}
     finally:
@@ -150,7 +150,7 @@ def find_node(peers: Sequence[Peer], wanted: str) -> Peer:
     return found[0]
 
 
-async def _served(fabric: Fabric, peer: Peer, model: str, wait_s: float) -> None:
+async def _served_names(fabric: Fabric, peer: Peer, model: str, wait_s: float) -> None:
     until_s = time.monotonic() + wait_s
     while time.monotonic() < until_s:
         # It may take a new session on the way.

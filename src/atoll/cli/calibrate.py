@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from atoll.perf.measurements import Points
 
 
-class _Part(NamedTuple):
+class _FilePart(NamedTuple):
     """What one file says about one operator class of one GPU."""
 
     path: Path
@@ -42,7 +42,7 @@ def fit_files(
     """
     from rich.progress import Progress
 
-    jobs: dict[tuple[str, OpClass], list[_Part]] = {}
+    jobs: dict[tuple[str, OpClass], list[_FilePart]] = {}
     for path in dict.fromkeys(paths):
         for part in _parts(path, catalog, gpu):
             jobs.setdefault((part.gpu.name, part.op), []).append(part)
@@ -55,7 +55,7 @@ def fit_files(
         ]
 
 
-def _parts(path: Path, catalog: Catalog, gpu: str | None) -> Iterator[_Part]:
+def _parts(path: Path, catalog: Catalog, gpu: str | None) -> Iterator[_FilePart]:
     from atoll.perf.calibrate import op_classes
     from atoll.perf.measurements import read_points
 
@@ -71,7 +71,7 @@ def _parts(path: Path, catalog: Catalog, gpu: str | None) -> Iterator[_Part]:
         except InputError as error:
             raise error.located(path=path) from None
         for op, part in found:
-            yield _Part(path, kind, op, part)
+            yield _FilePart(path, kind, op, part)
 
 
 def _report_skipped(path: Path, points: Points) -> None:
@@ -94,13 +94,13 @@ def _report_skipped(path: Path, points: Points) -> None:
             note(f"warning: {path}: left out {left} rows whose kind is neither prefill nor decode")
 
 
-def _fit(parts: list[_Part], *, hold_out: bool, source: str | None) -> Fit:
+def _fit(parts: list[_FilePart], *, hold_out: bool, source: str | None) -> Fit:
     from atoll.perf.calibrate import fit
-    from atoll.perf.measurements import joined
+    from atoll.perf.measurements import join_measurements
 
     gpu, op = parts[0].gpu, parts[0].op
     paths = dict.fromkeys(part.path for part in parts)
-    measured = joined([part.points for part in parts])
+    measured = join_measurements([part.points for part in parts])
     points = measured.fastest()
     if len(points) < len(measured):
         note(

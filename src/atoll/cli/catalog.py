@@ -387,7 +387,7 @@ def _description(found: Description) -> Group:
         [
             (
                 row.field,
-                _shown(row.field, row.value),
+                _format_value(row.field, row.value),
                 row.confidence,
                 None if row.source is None else f"[{sources.index(row.source) + 1}]",
             )
@@ -399,7 +399,7 @@ def _description(found: Description) -> Group:
     return Group(facts, table(("", "source"), [(f"[{i}]", s) for i, s in enumerate(sources, 1)]))
 
 
-def _shown(field: str, value: object) -> object:
+def _format_value(field: str, value: object) -> object:
     """A value as people read it, by the unit at the end of its field's name."""
     if isinstance(value, bool):
         return "yes" if value else "no"

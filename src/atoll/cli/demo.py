@@ -21,7 +21,7 @@ from atoll.core.errors import AtollError, UsageError
 from atoll.report.terminal import console
 
 if TYPE_CHECKING:
-    from atoll.runtime.local.build import Model
+    from atoll.runtime.local.build import LocalModel
     from atoll.runtime.local.fleet import LocalFleet
 
 app = typer.Typer(add_completion=False)
@@ -71,7 +71,7 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
-async def _show(folder: Path, models: dict[str, Model], question: str, begun_s: float) -> None:
+async def _show(folder: Path, models: dict[str, LocalModel], question: str, begun_s: float) -> None:
     from atoll.runtime.local.build import LocalOptions
     from atoll.runtime.supervise.process import Nursery
 
@@ -143,7 +143,7 @@ async def _ask_and_kill(fleet: LocalFleet, question: str) -> None:
     _say(f"   {fleet.url}/v1 answers")
     _say(f"\n5. Ask, undisturbed: {question}")
     expected = "".join([text async for text in _stream(fleet.url, question)])
-    _say(_indented(expected))
+    _say(_indent(expected))
     _say("\n6. Ask again, and kill a process in the middle of the answer (SIGKILL)")
     shown, count, killed = "", 0, ""
     sys.stdout.write("   ")
@@ -218,5 +218,5 @@ async def _stream(url: str, question: str) -> AsyncGenerator[str, None]:
             await writer.wait_closed()
 
 
-def _indented(text: str) -> str:
+def _indent(text: str) -> str:
     return "   " + text.replace("\n", "\n   ")

@@ -109,7 +109,7 @@ class ExtraState:
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class DetectedGpu:
     """A GPU as its driver reports it."""
 
     name: str
@@ -129,7 +129,7 @@ class Report:
     memory_bytes: float | None
     required: tuple[Package, ...]
     extras: tuple[ExtraState, ...]
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[DetectedGpu, ...]
     gpu_note: str | None
     problems: tuple[str, ...]
 
@@ -204,7 +204,9 @@ def extra_state(extra: Extra) -> ExtraState:
     )
 
 
-def find_gpus(timeout_s: float = NVIDIA_SMI_TIMEOUT_S) -> tuple[tuple[Gpu, ...], str | None]:
+def find_gpus(
+    timeout_s: float = NVIDIA_SMI_TIMEOUT_S,
+) -> tuple[tuple[DetectedGpu, ...], str | None]:
     """Ask `nvidia-smi` for the GPUs; the note says why there are none."""
     executable = shutil.which("nvidia-smi")
     if executable is None:
@@ -229,7 +231,7 @@ def find_gpus(timeout_s: float = NVIDIA_SMI_TIMEOUT_S) -> tuple[tuple[Gpu, ...],
     return gpus, None if gpus else "nvidia-smi reports no GPU"
 
 
-def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
+def parse_nvidia_smi(text: str) -> tuple[DetectedGpu, ...]:
     """Read "name, memory in MiB, driver" lines; memory given as "[N/A]" becomes None."""
     gpus = []
     for line in text.splitlines():
@@ -237,7 +239,7 @@ def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
         if len(parts) == 3:
             name, memory_mib, driver = parts
             memory = float(memory_mib) * 2**20 if memory_mib.isdigit() else None
-            gpus.append(Gpu(name, memory, driver))
+            gpus.append(DetectedGpu(name, memory, driver))
     return tuple(gpus)
 
 

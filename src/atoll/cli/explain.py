@@ -75,13 +75,13 @@ def explain(
     kinds = None if node is None else _kinds(node, problem, catalog)
     notes = [] if given is None else _still_holds(given, problem, catalog)
     libraries = template_libraries(problem, catalog, cached=not no_cache)
-    found = _explained(
+    found = _explain_plan(
         given, problem, catalog, libraries, seconds, kinds, repairs, cached=not no_cache
     )
     if repairs and found.repairs is None:
         notes.append("all demand can be met: there is nothing to repair")
     data = {**found.model_dump(mode="json"), "notes": notes}
-    emit(data, as_json, lambda: _drawn(found, notes, only_nodes=kinds is not None))
+    emit(data, as_json, lambda: _draw(found, notes, only_nodes=kinds is not None))
 
 
 def _kinds(names: list[str], problem: Problem, catalog: Catalog) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ def _still_holds(plan: Plan, problem: Problem, catalog: Catalog) -> list[str]:
     return ["the fleet file has changed since this plan was made; it still holds"]
 
 
-def _explained(
+def _explain_plan(
     given: Plan | None,
     problem: Problem,
     catalog: Catalog,
@@ -158,7 +158,7 @@ def _explained(
         )
 
 
-def _drawn(found: Explanation, notes: list[str], *, only_nodes: bool) -> RenderableType:
+def _draw(found: Explanation, notes: list[str], *, only_nodes: bool) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 

@@ -13,7 +13,7 @@ from atoll.core.errors import UsageError
 from atoll.report.terminal import console, emit, note, table
 
 if TYPE_CHECKING:
-    from atoll.fabric.identity.authority import Member
+    from atoll.fabric.identity.authority import IssuedMember
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Make and run a fabric.")
 _DEFAULT_FOLDER = Path("fabric")
@@ -174,7 +174,7 @@ def list_members(folder: Folder = _DEFAULT_FOLDER, as_json: AsJson = False) -> N
         emit([_as_dict(member, now_s) for member in authority.members], as_json)
         return
     rows = [
-        (m.name, m.provider, m.role, m.slot, _standing(m, now_s), f"{m.serial[:12]}...")
+        (m.name, m.provider, m.role, m.slot, _member_state(m, now_s), f"{m.serial[:12]}...")
         for m in authority.members
     ]
     members = sum(1 for member in authority.members if member.role != "hub")
@@ -223,14 +223,14 @@ def show(
         console().print(f"{key:12s} {text}", soft_wrap=True)
 
 
-def _standing(member: Member, now_s: float) -> str:
+def _member_state(member: IssuedMember, now_s: float) -> str:
     if member.revoked_s is not None:
         return "revoked"
     days = (member.expires_s - now_s) / _DAY_S
     return "expired" if days < 0 else f"{days:.0f} days left"
 
 
-def _as_dict(member: Member, now_s: float) -> dict[str, object]:
+def _as_dict(member: IssuedMember, now_s: float) -> dict[str, object]:
     return {
         "name": member.name,
         "provider": member.provider,

@@ -20,7 +20,7 @@ from atoll.report.terminal import console, note
 
 if TYPE_CHECKING:
     from atoll.fabric.identity.access import Access
-    from atoll.runtime.federation.service import Service, ServiceOptions
+    from atoll.runtime.federation.service import GatewayProcess, ServiceOptions
     from atoll.runtime.gateway.settings import GatewayFile
 
 app = typer.Typer(add_completion=False)
@@ -197,7 +197,7 @@ def _run(options: ServiceOptions, *, as_json: bool) -> None:
     note("stopped")
 
 
-def _ready(service: Service, *, as_json: bool) -> None:
+def _ready(service: GatewayProcess, *, as_json: bool) -> None:
     """Say where to ask."""
     host, port = service.address
     shown = f"[{host}]" if ":" in host else host

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.core.errors import UsageError, shortened
+from atoll.core.errors import UsageError, shorten
 from atoll.report.terminal import note, to_json
 
 app = typer.Typer(add_completion=False)
@@ -39,7 +39,7 @@ def init(
     if os.path.exists(path) and not force:
         raise UsageError(f"{path} exists already", hint="name another file, or add --force")
     if not os.path.isdir(path.parent):
-        folder = shortened(str(path.parent))
+        folder = shorten(str(path.parent))
         raise UsageError(f"the folder {folder} does not exist", hint="create it first")
     text = files("atoll.plan.files").joinpath("data", "fleet.yaml").read_text(encoding="utf-8")
     atomic_write(path, text.replace("atoll plan FILE", f"atoll plan {path}"))

@@ -17,7 +17,7 @@ from atoll.core.errors import InputError
 from atoll.report.terminal import note
 
 if TYPE_CHECKING:
-    from atoll.runtime.join.node import Node
+    from atoll.runtime.join.node import JoinedNode
     from atoll.runtime.join.options import JoinOptions
 
 app = typer.Typer(add_completion=False)
@@ -343,10 +343,10 @@ def _run(options: JoinOptions, engine_log: Path | None, log: Path | None) -> Non
 async def _life(
     options: JoinOptions, access: Any, home: Any, engine_log: Path | None, log: Any
 ) -> None:
-    from atoll.runtime.join.node import Node
+    from atoll.runtime.join.node import JoinedNode
     from atoll.runtime.supervise.agent import ProcessError
 
-    node = Node(options, access, home, log=log, say=_tell, engine_log=engine_log)
+    node = JoinedNode(options, access, home, log=log, say=_tell, engine_log=engine_log)
     at_once = _signals(node)
     try:
         if await _unless(at_once, node.start()):
@@ -361,7 +361,7 @@ async def _life(
     _tell("left")
 
 
-def _signals(node: Node) -> asyncio.Event:
+def _signals(node: JoinedNode) -> asyncio.Event:
     """Have signals end the node; the event is set by the second of them."""
     at_once = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -102,7 +102,7 @@ def create(
     )
     text, key = with_database(db, lambda database: database.create_key(spec))
     if as_json:
-        emit({"key": text} | described(key), True)
+        emit({"key": text} | describe_key(key), True)
         return
     console().print(text)
     note(f"key {key.id} ({name}): shown this once; keep it safe")
@@ -136,7 +136,7 @@ def list_(
         )
         for key in keys
     ]
-    emit([described(key) for key in keys], as_json, lambda: table(columns, rows))
+    emit([describe_key(key) for key in keys], as_json, lambda: table(columns, rows))
 
 
 @app.command()
@@ -152,7 +152,7 @@ def show(which: Which, db: Db = None, as_json: AsJson = False) -> None:
         return key, {name: found.get(period, 0) for name, period in named.items()}
 
     key, used = with_database(db, look)
-    shown = described(key) | {"tokens_used": used}
+    shown = describe_key(key) | {"tokens_used": used}
     if not as_json:
         times = {name: shown.pop(name) for name in ("created_s", "expires_s", "revoked_s")}
         shown["policy"] = _demands(key) or None
@@ -172,7 +172,7 @@ def revoke(which: Which, db: Db = None, as_json: AsJson = False) -> None:
 
     key = with_database(db, end)
     if as_json:
-        emit(described(key), True)
+        emit(describe_key(key), True)
     else:
         note(f"key {key.id} ({key.spec.name}) is revoked")
 
@@ -208,7 +208,7 @@ def moment(text: str, field: str, *, ahead: bool) -> float:
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
-def described(key: Key) -> dict[str, Any]:
+def describe_key(key: Key) -> dict[str, Any]:
     """Return all that may be said of a key."""
     return {
         "id": key.id,

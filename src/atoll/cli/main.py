@@ -173,7 +173,7 @@ def run(args: Sequence[str] | None = None) -> int:
         _say("interrupted")
         return EXIT_INTERRUPTED
     except typer.TyperException as error:
-        return _misused(error)
+        return _report_misuse(error)
     except AtollError as error:
         if invocation.debug:
             _print_traceback()
@@ -210,7 +210,7 @@ def _print_traceback() -> None:
     traceback.print_exc()
 
 
-def _misused(error: typer.TyperException) -> int:
+def _report_misuse(error: typer.TyperException) -> int:
     text = error.format_message().strip()
     if type(error).__name__ == "NoArgsIsHelpError":
         # The message is the help text itself, or empty when typer has printed it already.

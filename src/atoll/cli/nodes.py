@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from atoll.fabric.registry.load import Load
     from atoll.fabric.registry.queries import Query
-    from atoll.fabric.registry.records import Gpu, Metadata, Service
+    from atoll.fabric.registry.records import Gpu, Metadata, NodeService
     from atoll.fabric.transport.fabric import Fabric
     from atoll.fabric.transport.peers import Peer
 
@@ -123,7 +123,9 @@ async def _nodes(token: str | None, query: Query, watch: bool, as_json: bool) ->
             found = chosen(fabric.peers(), query)
             said = [describe(peer, fabric.loads.get(peer.sid)) for peer in found]
             emit(
-                said, as_json, lambda: drawn(found, fabric.loads, time.time(), len(fabric.peers()))
+                said,
+                as_json,
+                lambda: draw_nodes(found, fabric.loads, time.time(), len(fabric.peers())),
             )
     finally:
         await fabric.close()
@@ -149,7 +151,7 @@ async def _watch(fabric: Fabric, query: Query, as_json: bool) -> None:
 
     def view() -> Group:
         peers = fabric.peers()
-        sheet = drawn(chosen(peers, query), fabric.loads, time.time(), len(peers))
+        sheet = draw_nodes(chosen(peers, query), fabric.loads, time.time(), len(peers))
         return sheet if fabric.connected else Group(sheet, Text("no hub answers this moment"))
 
     with Live(view(), console=console(), auto_refresh=False) as live:
@@ -199,7 +201,7 @@ def describe(peer: Peer, load: Load | None) -> dict[str, Any]:
     return {"name": said.pop("name"), **known, **said}
 
 
-def drawn(peers: Sequence[Peer], loads: Mapping[str, Load], now_s: float, of: int) -> Group:
+def draw_nodes(peers: Sequence[Peer], loads: Mapping[str, Load], now_s: float, of: int) -> Group:
     """Return the nodes as a table; `of` is how many the fabric has."""
     from rich.console import Group
     from rich.text import Text
@@ -251,8 +253,8 @@ def _gpus(said: Metadata) -> str | None:
     return f"{hardware.cpus} CPUs {format_bytes(hardware.memory_bytes)}" if hardware.cpus else None
 
 
-def _models(services: tuple[Service, ...]) -> str | None:
-    def one(service: Service) -> str:
+def _models(services: tuple[NodeService, ...]) -> str | None:
+    def one(service: NodeService) -> str:
         part = "" if service.layers is None else f"[{service.layers[0]}:{service.layers[1]}]"
         known = "" if service.precision == "unknown" else f" {service.precision}"
         return f"{service.model}{part}{known}"

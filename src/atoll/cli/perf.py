@@ -117,7 +117,7 @@ def _step_model(
     )
 
 
-def _promised(text: str, field: str) -> float:
+def _parse_promise(text: str, field: str) -> float:
     """Seconds of a promise; there is no keeping one of no time at all."""
     from atoll.core.errors import InputError
 
@@ -163,7 +163,7 @@ def show(
     most = memory.max_layers(mix.decode_context)
     drawn = layer_steps(steps.spec.layers, most or steps.spec.layers)
     roles = {
-        phase: RoleLoad(phase.value, steps.spec, phase, _promised(slo, name), mix)
+        phase: RoleLoad(phase.value, steps.spec, phase, _parse_promise(slo, name), mix)
         for phase, slo, name in ((Phase.PREFILL, ttft, "ttft"), (Phase.DECODE, tpot, "tpot"))
     }
     # Stages hand over through the node's own network interface, as in `compare`.
@@ -183,12 +183,12 @@ def show(
 
         save_all(out, pictures, title=title, facts=words)
     data = {"model": spec.name, "node": steps.node.id, "facts": facts, "pictures": pictures}
-    emit(data, as_json, lambda: _drawn(title, words, pictures))
+    emit(data, as_json, lambda: _draw(title, words, pictures))
     for path in out or ():
         note(f"wrote {path}")
 
 
-def _drawn(title: str, facts: dict[str, str], pictures: list[Picture]) -> RenderableType:
+def _draw(title: str, facts: dict[str, str], pictures: list[Picture]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
@@ -235,7 +235,7 @@ def compare(
         raise UsageError("--nodes names no node type", hint="write --nodes L4:1,H100:8, or all")
     for place in region or ():
         check_region(catalog, place)
-    promise = Promise(_promised(ttft, "ttft"), _promised(tpot, "tpot"))
+    promise = Promise(_parse_promise(ttft, "ttft"), _parse_promise(tpot, "tpot"))
     mix = length_mix(lengths)
     choices = compare(
         spec.llm,

@@ -144,34 +144,34 @@ def plan(
     libraries = template_libraries(problem, catalog, cached=not no_cache)
     made = _solve(name, problem, catalog, libraries, seconds, share)
     if verify:
-        from atoll.prove.verify import verified
+        from atoll.prove import verify as proof
 
-        made = verified(
+        made = proof.verify(
             made,
             problem,
             catalog,
             lambda raised: _solve(name, raised, catalog, libraries, seconds, share),
             kept,
         )
-    compared = _baselines(made, problem, catalog, libraries) if compare else ()
+    baselines = _baselines(made, problem, catalog, libraries) if compare else ()
     useful = made.status != "infeasible" and not (strict and made.status == "partial")
     if useful:
-        _write(made, problem, compared, out, report)
+        _write(made, problem, baselines, out, report)
     from atoll.plan.cost import cost_report
 
     data = {
         "plan": made.model_dump(mode="json"),
         "cost": cost_report(made, problem),
-        "compare": compared,
+        "compare": baselines,
         "templates": {
             role: {"templates": len(own), "multisets": own.multisets}
             for role, own in libraries.roles.items()
         },
     }
     if as_json or made.status != "infeasible":
-        from atoll.report.plan_tables import drawn
+        from atoll.report.plan_tables import draw_plan
 
-        emit(data, as_json, lambda: drawn(made, problem, compared, console().width))
+        emit(data, as_json, lambda: draw_plan(made, problem, baselines, console().width))
     if useful:
         for path in (out, report):
             if path is not None:
@@ -219,7 +219,7 @@ def _baselines(
     made: Plan, problem: Problem, catalog: Catalog, libraries: Libraries
 ) -> tuple[Compared, ...]:
     from atoll.plan.validate.violation import InvalidPlanError
-    from atoll.solve.comparison import compared, failed
+    from atoll.solve.comparison import broken, compare
     from atoll.solve.registry import BASELINES, solve
 
     found = []
@@ -232,16 +232,16 @@ def _baselines(
                 other = solve(name, problem, catalog, libraries)
             except InvalidPlanError as error:
                 # Baselines know no limits of the whole; the validator says which they break.
-                found.append(failed(name, error))
+                found.append(broken(name, error))
             else:
-                found.append(compared(other, made, problem))
+                found.append(compare(other, made, problem))
     return tuple(found)
 
 
 def _write(
     made: Plan,
     problem: Problem,
-    compared: tuple[Compared, ...],
+    baselines: tuple[Compared, ...],
     out: Path | None,
     report: Path | None,
 ) -> None:
@@ -252,7 +252,7 @@ def _write(
     if report is not None:
         from atoll.report.plan_page import page
 
-        atomic_write(report, page(made, problem, compared))
+        atomic_write(report, page(made, problem, baselines))
 
 
 def _finish(made: Plan, strict: bool, *, late: bool) -> None:

@@ -48,16 +48,16 @@ def plan_cluster(
     if find_spec("scipy") is None:
         raise MissingDependencyError("scipy", "plan", needed_for="planning fixed clusters")
     made = _solve(wanted.solver, problem, catalog, wanted)
-    compared = _compared(made, problem, catalog, wanted) if wanted.compare else []
+    compared = _compare(made, problem, catalog, wanted) if wanted.compare else []
     strict = wanted.strict or problem.settings.on_shortage == "fail"
     useful = made.status != "infeasible" and not (strict and made.status == "partial")
     if useful:
         _write(made, problem, catalog, compared, wanted)
     if wanted.as_json or made.status != "infeasible":
-        from atoll.report.flow_tables import drawn_flow
+        from atoll.report.flow_tables import draw_flow_plan
 
         data = {"plan": made.model_dump(mode="json"), "compare": compared}
-        emit(data, wanted.as_json, lambda: drawn_flow(made, problem, catalog, compared))
+        emit(data, wanted.as_json, lambda: draw_flow_plan(made, problem, catalog, compared))
     if useful:
         for path in (wanted.out, wanted.report):
             if path is not None:
@@ -92,7 +92,7 @@ def _solve(solver: str, problem: Problem, catalog: Catalog, wanted: Wanted) -> P
         return solve(solver, problem, catalog, None, effort)
 
 
-def _compared(made: Plan, problem: Problem, catalog: Catalog, wanted: Wanted) -> list[ComparedFlow]:
+def _compare(made: Plan, problem: Problem, catalog: Catalog, wanted: Wanted) -> list[ComparedFlow]:
     from atoll.report.flow_tables import ComparedFlow
     from atoll.solve.place.solver import RULES
 

@@ -29,7 +29,7 @@ from atoll.core.units import parse_bytes, parse_duration
 from atoll.report.terminal import console, emit, note
 
 if TYPE_CHECKING:
-    from atoll.runtime.join.node import Node
+    from atoll.runtime.join.node import JoinedNode
     from atoll.runtime.local.fleet import LocalFleet
     from atoll.runtime.local.state import FleetState
     from atoll.runtime.supervise.agent import ProcessError
@@ -126,21 +126,21 @@ class _Offer:
         self._access = Access.open(fabric)
         self._name = name
         self._fleet = fleet
-        self._node: Node | None = None
+        self._node: JoinedNode | None = None
 
     async def start(self) -> None:
         """Join."""
         import dataclasses
 
         from atoll.runtime.join.hardware import host_name
-        from atoll.runtime.join.node import Node
+        from atoll.runtime.join.node import JoinedNode
         from atoll.runtime.join.options import JoinOptions
 
         access = self._access
         if access.is_open:
             access = dataclasses.replace(access, open_name=self._name or host_name())
         options = JoinOptions(url=self._fleet.url, name=self._name)
-        self._node = Node(options, access, self._fleet.home, say=note)
+        self._node = JoinedNode(options, access, self._fleet.home, say=note)
         await self._node.start()
 
     async def stop(self) -> None:
@@ -211,12 +211,12 @@ def _last_words(error: ProcessError) -> None:
 
 def _announce(state: FleetState, as_json: bool) -> None:
     """Say where to ask."""
-    from atoll.cli.status import drawn_fleet
+    from atoll.cli.status import draw_fleet
 
     if as_json:
         sys.stdout.write(state.to_json() + "\n")
     else:
-        emit(None, False, lambda: drawn_fleet(state, None))
+        emit(None, False, lambda: draw_fleet(state, None))
         name = state.endpoints[0].service
         body = json.dumps(
             {"model": name, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}

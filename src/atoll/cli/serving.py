@@ -22,7 +22,7 @@ from atoll.report.terminal import note
 
 if TYPE_CHECKING:
     from atoll.plan.plan import Plan
-    from atoll.runtime.local.build import LocalOptions, Model
+    from atoll.runtime.local.build import LocalModel, LocalOptions
     from atoll.runtime.local.fleet import LocalFleet
     from atoll.telemetry.usage import OnUsage
 
@@ -94,10 +94,10 @@ def sources(given: Sequence[str], services: Sequence[str], default: str) -> dict
     return found
 
 
-def fetch_models(wanted: dict[str, str]) -> dict[str, Model]:
+def fetch_models(wanted: dict[str, str]) -> dict[str, LocalModel]:
     """Fetch and convert models where needed, with progress on stderr."""
     from atoll.engine.weights.sources import resolve
-    from atoll.runtime.local.build import Model
+    from atoll.runtime.local.build import LocalModel
 
     folders: dict[str, Path] = {}
     for source in dict.fromkeys(wanted.values()):
@@ -109,7 +109,7 @@ def fetch_models(wanted: dict[str, str]) -> dict[str, Model]:
                 say(f"converting weights: {done} of {total} ({name})")
 
             folders[source] = resolve(source, progress)
-    return {service: Model(source, folders[source]) for service, source in wanted.items()}
+    return {service: LocalModel(source, folders[source]) for service, source in wanted.items()}
 
 
 def services_of(plan: Plan, only: Sequence[str]) -> list[str]:
@@ -148,7 +148,7 @@ class Started:
 @contextlib.contextmanager
 def local_fleet(
     plan: Plan,
-    models: dict[str, Model],
+    models: dict[str, LocalModel],
     options: LocalOptions,
     *,
     host: str,

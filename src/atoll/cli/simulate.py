@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
     from atoll.sim.options import Epoch, Failure, SimOptions
-    from atoll.sim.result import SimResult
+    from atoll.sim.result import SimReport
     from atoll.workload.requests import Requests
 
 app = typer.Typer(add_completion=False)
@@ -104,7 +104,7 @@ def simulate(
         if path is not None:
             writable(path, endings)
     need_solvers()
-    plan, problem = _planned(target, fleet, overlay)
+    plan, problem = _plan_to_simulate(target, fleet, overlay)
     catalog = problem.catalog()
     options = _options(
         problem, policy, batching, seed, failures or [], then or [], startup, warm_up, until
@@ -112,16 +112,18 @@ def simulate(
     work = _workload(trace, problem, parse_duration(duration, field="for"), seed)
     found = _run(plan, problem, catalog, work, options)
     _write(found, problem, requests_out, report)
-    from atoll.report.sim_tables import drawn, summary
+    from atoll.report.sim_tables import draw_report, summary
 
-    emit(summary(found), as_json, lambda: drawn(found, problem))
+    emit(summary(found), as_json, lambda: draw_report(found, problem))
     for path in (requests_out, report):
         if path is not None:
             console(stderr=True).print(f"wrote {path}", markup=False)
     _judge(found, least)
 
 
-def _planned(target: Path, fleet: Path | None, overlay: list[Path] | None) -> tuple[Plan, Problem]:
+def _plan_to_simulate(
+    target: Path, fleet: Path | None, overlay: list[Path] | None
+) -> tuple[Plan, Problem]:
     """The plan of a plan.json with its fleet file, or of a fleet file planned now."""
     if fleet is not None:
         return read_plan(target), read_problem(fleet, overlays=overlay)
@@ -235,7 +237,7 @@ def _workload(trace: str | None, problem: Problem, duration_s: float, seed: int)
 
 def _run(
     plan: Plan, problem: Problem, catalog: Catalog, work: Requests, options: SimOptions
-) -> SimResult:
+) -> SimReport:
     from atoll.sim.api import simulate as run
 
     with bar("simulating", float(len(work))) as step:
@@ -252,7 +254,7 @@ def _run(
 
 
 def _write(
-    found: SimResult, problem: Problem, requests_out: Path | None, report: Path | None
+    found: SimReport, problem: Problem, requests_out: Path | None, report: Path | None
 ) -> None:
     if requests_out is not None:
         from atoll.sim.files import write_requests
@@ -265,7 +267,7 @@ def _write(
         atomic_write(report, page(found, problem))
 
 
-def _judge(found: SimResult, least: float | None) -> None:
+def _judge(found: SimReport, least: float | None) -> None:
     if least is None:
         return
     kept = found.attainment

@@ -27,15 +27,15 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")] = False,
 ) -> None:
     """Show every fleet that `atoll serve` runs here: instances, nodes, layer ranges and load."""
-    from atoll.runtime.local.state import running_fleets
+    from atoll.runtime.local.state import list_running_fleets
 
-    fleets = running_fleets()
+    fleets = list_running_fleets()
     lives = asyncio.run(_ask_all(fleets))
     if as_json:
         emit([{"fleet": f, "live": v} for f, v in zip(fleets, lives, strict=True)], True)
         return
     for fleet, live in zip(fleets, lives, strict=True):
-        emit(None, False, drawn_fleet(fleet, live))
+        emit(None, False, draw_fleet(fleet, live))
     if not fleets:
         console().print(
             "no plan is served here (`atoll serve PLAN` starts one; `atoll nodes` shows a fabric)"
@@ -64,7 +64,7 @@ async def _get(url: str) -> Any:
         return None
 
 
-def drawn_fleet(fleet: FleetState, live: Live | None) -> Group:
+def draw_fleet(fleet: FleetState, live: Live | None) -> Group:
     """Return a fleet as tables; without `live`, only what never changes."""
     from rich.console import Group
 

@@ -91,7 +91,7 @@ def templates(
     for path in out or ():
         writable(path, (".png", ".html"))
     need_solvers()
-    from atoll.report.templates import drawn, facts, phase_templates
+    from atoll.report.templates import draw_templates, facts, phase_templates
 
     catalog, name = _model(load_catalog(overlay or ()), model)
     service = _service(name, phase, ttft, tpot, lengths)
@@ -111,7 +111,7 @@ def templates(
         pictures = [own.spectrum for own in found if own.spectrum is not None]
         save(path, pictures, title=title, facts=facts(found))
     data = {"model": name, "node_types": kinds, "phases": found}
-    emit(data, as_json, lambda: drawn(title, found, wanted))
+    emit(data, as_json, lambda: draw_templates(title, found, wanted))
     for path in out or ():
         console(stderr=True).print(f"wrote {path}", markup=False)
 

@@ -45,11 +45,11 @@ _LINES_SHOWN = 5
 @app.command("list")
 def list_(as_json: AsJson = False) -> None:
     """List the built-in workloads."""
-    from atoll.workload.builtin import NAMES, built_in
+    from atoll.workload.builtin import NAMES, get_builtin
 
     rows = []
     for name in NAMES:
-        own = built_in(name)
+        own = get_builtin(name)
         mix = own.lengths.mix()
         rows.append(
             {
@@ -88,19 +88,19 @@ def describe(
     A built-in without an end is described over a million requests (burstgpt over 61 days), beside what
     was measured.
     """
-    from atoll.report.traces import compared, drawn, facts_of, pictures_of
-    from atoll.workload.builtin import NAMES, built_in
+    from atoll.report.traces import compare_statistics, draw_trace, facts_of, pictures_of
+    from atoll.workload.builtin import NAMES, get_builtin
     from atoll.workload.spec import workload_of
     from atoll.workload.stats import summarise
 
     pure, asked = spec.strip() in NAMES, spec
     if pure:
         # What happens once a day needs more days than so many requests take.
-        asked += " n=1M" if built_in(spec.strip()).curve is None else " for=61d"
+        asked += " n=1M" if get_builtin(spec.strip()).curve is None else " for=61d"
     workload = workload_of(asked, strict=strict, bad_limit=bad_limit)
     summary = summarise(workload.chunks(seed))
     stats = summary.stats()
-    match = compared(spec.strip(), summary) if pure else ()
+    match = compare_statistics(spec.strip(), summary) if pure else ()
     pictures = pictures_of(summary)
     if out:
         from atoll.report.charts import save_all
@@ -113,7 +113,7 @@ def describe(
         "files": _reports(workload),
         "pictures": pictures,
     }
-    emit(data, as_json, lambda: drawn(workload.name, stats, match, pictures))
+    emit(data, as_json, lambda: draw_trace(workload.name, stats, match, pictures))
     _say_rows(workload)
     for path in out or ():
         note(f"wrote {path}")
@@ -185,7 +185,7 @@ def _write(workload: Workload, out: Path, seed: int, as_json: bool) -> None:
     kind = target_format(out)
     check_target(out)
     summary = Summary()
-    count = write_trace(out, _watched(workload.chunks(seed), summary))
+    count = write_trace(out, _watch(workload.chunks(seed), summary))
     stats = summary.stats() if count else None
     data = {
         "workload": workload.name,
@@ -201,7 +201,7 @@ def _write(workload: Workload, out: Path, seed: int, as_json: bool) -> None:
     note(f"wrote {out}")
 
 
-def _watched(chunks: Iterator[Requests], summary: Summary) -> Iterator[Requests]:
+def _watch(chunks: Iterator[Requests], summary: Summary) -> Iterator[Requests]:
     for chunk in chunks:
         summary.add(chunk)
         yield chunk
@@ -210,11 +210,11 @@ def _watched(chunks: Iterator[Requests], summary: Summary) -> Iterator[Requests]
 def _reports(workload: Workload) -> tuple[RowReport, ...]:
     """What became of the rows of every file that a workload reads."""
     from atoll.workload.synthetic import Mixed
-    from atoll.workload.traces import Replay
+    from atoll.workload.traces import TraceReplay
 
     if isinstance(workload, Mixed):
         return tuple(report for part in workload.parts for report in _reports(part))
-    return (workload.trace.report,) if isinstance(workload, Replay) else ()
+    return (workload.trace.report,) if isinstance(workload, TraceReplay) else ()
 
 
 def _say_rows(workload: Workload) -> None:

@@ -79,7 +79,7 @@ async def _show(
 ) -> int:
     from atoll.runtime.accounts import report
 
-    span = report.Span(
+    span = report.UsagePeriod(
         None if since is None else moment(since, "--since", ahead=False),
         None if until is None else moment(until, "--until", ahead=False),
         None if key is None else (await database.key(key)).id,
@@ -100,7 +100,7 @@ async def _show(
         if not as_json and len(listed) == _SHOWN:
             note(f"only the first {_SHOWN:,} rows are shown; --csv writes all")
             break
-    emit(listed, as_json, lambda: _drawn(columns, listed))
+    emit(listed, as_json, lambda: _draw(columns, listed))
     return len(listed)
 
 
@@ -108,7 +108,7 @@ _WIDE = ("endpoint", "operation_id", "status", "stream", "estimated", "day", "ba
 """What only programs want to see."""
 
 
-def _drawn(columns: tuple[str, ...], rows: list[dict[str, Any]]) -> Any:
+def _draw(columns: tuple[str, ...], rows: list[dict[str, Any]]) -> Any:
     listing = "started_s" in columns
     shown = [name for name in columns if not (listing and (name in _WIDE or name == "id"))]
     if listing:

@@ -60,12 +60,12 @@ def validate(
         "valid": not found,
         "violations": found,
     }
-    emit(data, as_json, lambda: _drawn(own, found, same))
+    emit(data, as_json, lambda: _draw(own, found, same))
     if found:
         raise InvalidPlanError(own.problem_name, found)
 
 
-def _drawn(plan: Plan, found: list[Violation], same: bool | None) -> RenderableType:
+def _draw(plan: Plan, found: list[Violation], same: bool | None) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 

@@ -19,7 +19,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def shortened(text: str, most: int = _NAME_SHOWN) -> str:
+def shorten(text: str, most: int = _NAME_SHOWN) -> str:
     """Return text of at most `most` characters, with "..." for the middle of longer text."""
     if len(text) <= most:
         return text
@@ -51,7 +51,7 @@ class AtollError(Exception):
         self.field = _one_line(field) if field else None
 
     def _where(self) -> str:
-        return f"{shortened(self.field, _PLACE_SHOWN)}: " if self.field else ""
+        return f"{shorten(self.field, _PLACE_SHOWN)}: " if self.field else ""
 
     def __str__(self) -> str:
         fix = f" (fix: {self.hint})" if self.hint else ""
@@ -92,7 +92,7 @@ class InputError(AtollError):
     def _where(self) -> str:
         if self.path is not None:
             # `path` itself stays as it is: a folder may be called anything, even two lines.
-            shown = shortened(_one_line(self.path), _PLACE_SHOWN)
+            shown = shorten(_one_line(self.path), _PLACE_SHOWN)
             place = shown if self.line is None else f"{shown}:{self.line}"
         else:
             place = "" if self.line is None else f"line {self.line}"
@@ -131,12 +131,12 @@ class UnknownNameError(AtollError):
         super().__init__(self._describe(), field=field)
 
     def _describe(self) -> str:
-        text = f"unknown {self.kind} {shortened(self.name)!r}"
+        text = f"unknown {self.kind} {shorten(self.name)!r}"
         if self.suggestions:
-            text += f"; did you mean {' or '.join(map(shortened, self.suggestions))}?"
+            text += f"; did you mean {' or '.join(map(shorten, self.suggestions))}?"
         if not self.known:
             return f"{text}; none are known"
-        shown = ", ".join(map(shortened, self.known[:_KNOWN_SHOWN]))
+        shown = ", ".join(map(shorten, self.known[:_KNOWN_SHOWN]))
         more = len(self.known) - _KNOWN_SHOWN
         # A question mark already ends the suggestion.
         separator = " " if self.suggestions else "; "

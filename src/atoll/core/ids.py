@@ -6,7 +6,7 @@ import re
 from enum import StrEnum
 from typing import NamedTuple
 
-from atoll.core.errors import InputError, shortened
+from atoll.core.errors import InputError, shorten
 
 _SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 _GPU = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?: [A-Za-z0-9._-]+)*")
@@ -60,7 +60,7 @@ def parse_node_type(text: str, *, field: str | None = None) -> NodeTypeId:
         or (colon and _COUNT.fullmatch(count) is None)
     ):
         raise InputError(
-            f"{shortened(text)!r} is not a node type",
+            f"{shorten(text)!r} is not a node type",
             field=field,
             hint="write GPU:COUNT with a count of 1 or more, like L40S:2",
         )

@@ -200,7 +200,7 @@ def _digits(value: float, digits: int = 4, min_decimals: int = 0) -> str:
     return text
 
 
-def _scaled(value: float, steps: Sequence[tuple[str, float]], digits: int = 4) -> str:
+def _format_scaled(value: float, steps: Sequence[tuple[str, float]], digits: int = 4) -> str:
     """Write in the largest unit whose scale the rounded value reaches; `steps` ascend."""
     rounded = _significant(value, digits)
     unit, scale = steps[0]
@@ -213,7 +213,7 @@ def _scaled(value: float, steps: Sequence[tuple[str, float]], digits: int = 4) -
 def format_duration(seconds: float) -> str:
     """Write seconds as "1.6s", "250us", "3h": four significant digits, one unit."""
     steps = [(unit, _DURATION[unit]) for unit in ("ns", "us", "ms", "s", "min", "h", "d")]
-    return "0s" if seconds == 0 else _scaled(seconds, steps)
+    return "0s" if seconds == 0 else _format_scaled(seconds, steps)
 
 
 def format_rate(per_second: float) -> str:
@@ -227,7 +227,9 @@ def format_rate(per_second: float) -> str:
 
 def format_bytes(size_bytes: float) -> str:
     """Write bytes in decimal units: "24GB", "1.5MB"."""
-    return _scaled(size_bytes, [(unit, _BYTES[unit]) for unit in ("B", "kB", "MB", "GB", "TB")])
+    return _format_scaled(
+        size_bytes, [(unit, _BYTES[unit]) for unit in ("B", "kB", "MB", "GB", "TB")]
+    )
 
 
 def format_bandwidth(bytes_per_s: float) -> str:
@@ -242,4 +244,4 @@ def format_price(usd_per_hour: float) -> str:
 
 def format_count(count: float) -> str:
     """Write a number of things as "950", "8.192k", "32.8B"."""
-    return _scaled(count, [(unit, _COUNT[unit]) for unit in ("", "k", "M", "B", "T")])
+    return _format_scaled(count, [(unit, _COUNT[unit]) for unit in ("", "k", "M", "B", "T")])

@@ -19,7 +19,7 @@ IMPLEMENTATION = "atoll_paged"
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RowSpan:
     """Rows `[row, row + count)` of a batch are positions `[position, position + count)` of one table."""
 
     row: int
@@ -78,7 +78,7 @@ def slots_of(table: BlockTable, start: int, end: int, block_size: int, device: A
 class PagedBatch:
     """What attention needs to know about one ragged batch, worked out once for all layers."""
 
-    def __init__(self, spans: Sequence[Span], cache: KvCache, device: Any) -> None:
+    def __init__(self, spans: Sequence[RowSpan], cache: KvCache, device: Any) -> None:
         self.spans = tuple(spans)
         self.cache = cache
         self.rows = sum(span.count for span in spans)
@@ -265,7 +265,7 @@ def _eager(
     return weights.to(q.dtype) @ v
 
 
-def _block_tables(spans: Sequence[Span], device: Any) -> tuple[Any, Any, Any, int]:
+def _block_tables(spans: Sequence[RowSpan], device: Any) -> tuple[Any, Any, Any, int]:
     """Return rows, block tables, context lengths and the longest of them, for single-row spans."""
     longest = max(span.position for span in spans) + 1
     width = max(len(span.table.blocks) for span in spans)

@@ -91,7 +91,7 @@ class Resident:
 
 
 @dataclass(slots=True)
-class Unit:
+class BatchUnit:
     """A resident and the rows of it that go into the next batch."""
 
     resident: Resident
@@ -160,14 +160,14 @@ class Flights:
 
 def pick(
     residents: Iterable[Resident], budget: int, chunk: int, flights: Flights, now_s: float
-) -> list[Unit]:
+) -> list[BatchUnit]:
     """Choose the next batch: decodes first, then chunks, oldest first, at most `budget` rows.
 
     `chunk` bounds the rows of one sequence's prefill in a batch. The first unit is taken even if
     it alone is over the budget, for what comes from another hop cannot be cut.
     """
-    decodes: list[Unit] = []
-    others: list[Unit] = []
+    decodes: list[BatchUnit] = []
+    others: list[BatchUnit] = []
     may_decode = flights.may_start(now_s)
     for resident in residents:
         if resident.waiting or resident.kv_missing:
@@ -177,26 +177,26 @@ def pick(
                 continue
             # A sequence on one node alone is back as soon as it is run; there is no flight.
             if resident.decodes and (may_decode or resident.is_last):
-                decodes.append(Unit(resident, resident.table.length, 1, True))
+                decodes.append(BatchUnit(resident, resident.table.length, 1, True))
             elif not resident.decodes:
                 count = min(resident.left, chunk)
                 done = count == resident.left
-                others.append(Unit(resident, resident.table.length, count, done))
+                others.append(BatchUnit(resident, resident.table.length, count, done))
         elif resident.queue:
             head = resident.queue[0]
-            unit = Unit(resident, head.position, head.count, head.sample, head.data)
+            unit = BatchUnit(resident, head.position, head.count, head.sample, head.data)
             (decodes if head.count == 1 else others).append(unit)
     others.sort(key=lambda unit: unit.resident.age)
     return _within(decodes + others, budget)
 
 
-def _within(units: list[Unit], budget: int) -> list[Unit]:
-    chosen: list[Unit] = []
+def _within(units: list[BatchUnit], budget: int) -> list[BatchUnit]:
+    chosen: list[BatchUnit] = []
     left = budget
     for unit in units:
         if unit.count > left and chosen:
             if unit.resident.is_first and left > 0 and unit.count > 1:
-                chosen.append(Unit(unit.resident, unit.position, left, False))
+                chosen.append(BatchUnit(unit.resident, unit.position, left, False))
                 left = 0
             continue
         chosen.append(unit)

@@ -26,7 +26,6 @@ from atoll.engine.messages import (
     Beat,
     Evicted,
     Failed,
-    Hello,
     Kv,
     Message,
     Open,
@@ -35,6 +34,7 @@ from atoll.engine.messages import (
     Release,
     Sampled,
     SampledBody,
+    SchedulerHello,
     Stop,
     Table,
     Tokens,
@@ -77,7 +77,7 @@ class Array:
 
 def encode(message: Message) -> list[Part]:
     """Return the parts of a message, ready to send."""
-    body, arrays = _taken_apart(message)
+    body, arrays = _take_apart(message)
     header = bytearray(_HEADER.pack(MAGIC, VERSION, message.kind, len(arrays), 0))
     for array in arrays:
         shape = array.shape + (0,) * (_MAX_DIMENSIONS - len(array.shape))
@@ -178,7 +178,7 @@ def to_torch(array: Array) -> Any:
         return torch.frombuffer(array.data, dtype=dtype).view(array.shape)
 
 
-def _taken_apart(message: Message) -> tuple[bytes, list[Array]]:
+def _take_apart(message: Message) -> tuple[bytes, list[Array]]:
     match message:
         case Open(body, tokens):
             return body.to_json().encode(), [from_numpy(tokens)]
@@ -266,5 +266,5 @@ _BUILDERS: dict[int, Callable[[bytes, list[Array]], Message]] = {
     Sampled.kind: _build_sampled,
     Release.kind: _build_release,
     Kv.kind: _build_kv,
-    **{cls.kind: _plain(cls) for cls in (Opened, Evicted, Failed, Hello, Beat, Stop)},
+    **{cls.kind: _plain(cls) for cls in (Opened, Evicted, Failed, SchedulerHello, Beat, Stop)},
 }

@@ -30,10 +30,10 @@ class FusedLayer:
         self._scale: float = attention.scaling
         self._window = _window(attention)
         self._heads = attention.q_proj.weight.shape[0] // self._size
-        self._qkv = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
-        self._out = _joined(attention.o_proj)
-        self._gate_up = _joined(mlp.gate_proj, mlp.up_proj)
-        self._down = _joined(mlp.down_proj)
+        self._qkv = _join_linears(attention.q_proj, attention.k_proj, attention.v_proj)
+        self._out = _join_linears(attention.o_proj)
+        self._gate_up = _join_linears(mlp.gate_proj, mlp.up_proj)
+        self._down = _join_linears(mlp.down_proj)
         self._norms = (layer.input_layernorm, layer.post_attention_layernorm)
         self._head_norms = (
             (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
@@ -71,7 +71,7 @@ def _window(attention: Any) -> int | None:
     return None if window is None else int(window)
 
 
-def _joined(*linears: Any) -> Any:
+def _join_linears(*linears: Any) -> Any:
     """Return one linear layer that gives the outputs of several, one after another."""
     weight = torch.cat([linear.weight.data for linear in linears])
     bias = None

@@ -9,13 +9,13 @@ from typing import Any
 
 from atoll.core.errors import MissingDependencyError
 from atoll.engine.errors import EngineError
-from atoll.engine.messages import Guide
+from atoll.engine.messages import OutputFormat
 
 
 class Matcher:
     """Follows one answer and says which tokens may come next."""
 
-    def __init__(self, tokenizer: Any, guide: Guide, vocabulary: int) -> None:
+    def __init__(self, tokenizer: Any, guide: OutputFormat, vocabulary: int) -> None:
         from llguidance import LLMatcher
         from llguidance import numpy as masks
 
@@ -50,7 +50,7 @@ class Matcher:
         return bits[:vocabulary].astype(bool)
 
 
-def _grammar(guide: Guide) -> str:
+def _grammar(guide: OutputFormat) -> str:
     from llguidance import LLMatcher
 
     try:
@@ -70,7 +70,7 @@ class Guides:
         self._vocabulary = vocabulary
         self._eos = tuple(eos)
 
-    def matcher(self, guide: Guide) -> Matcher:
+    def matcher(self, guide: OutputFormat) -> Matcher:
         """Return a fresh matcher; a guide that cannot work is an EngineError."""
         tokenizer = _tokenizer(self._folder / "tokenizer.json", self._vocabulary, self._eos)
         return Matcher(tokenizer, guide, self._vocabulary)

@@ -32,7 +32,7 @@ class Hop(Frozen):
     end: int = Field(ge=1)
 
 
-class Route(Frozen):
+class PipelineRoute(Frozen):
     """The nodes a request goes through; with `decode`, prompt and answer go through different ones."""
 
     prefill: tuple[Hop, ...] = Field(min_length=1)
@@ -44,7 +44,7 @@ class Route(Frozen):
         return self.prefill + (self.decode or ())
 
 
-class Guide(Frozen):
+class OutputFormat(Frozen):
     """What the answer must look like: a JSON schema, a regular expression, or any JSON object."""
 
     kind: Literal["json_schema", "regex", "json_object"]
@@ -73,7 +73,7 @@ class SamplingParams(Frozen):
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = Field(default=None, ge=0, le=20)
-    guide: Guide | None = None
+    guide: OutputFormat | None = None
 
 
 class OpenBody(Frozen):
@@ -206,7 +206,7 @@ class Kv:
     data: Any
 
 
-class Hello(Frozen):
+class SchedulerHello(Frozen):
     """A scheduler at `reply_to` wants to hear from this node."""
 
     kind: ClassVar[int] = 10
@@ -258,7 +258,7 @@ Message = (
     | Evicted
     | Failed
     | Kv
-    | Hello
+    | SchedulerHello
     | Beat
     | Stop
 )

@@ -27,7 +27,7 @@ from atoll.core.files import atomic_write, read_text_limited
 from atoll.core.frozen import Frozen
 from atoll.engine.frames import encode
 from atoll.engine.mailbox import ZmqMailbox, dealer, import_zmq
-from atoll.engine.messages import Beat, Hello, Message, NodeStats, Stop
+from atoll.engine.messages import Beat, Message, NodeStats, SchedulerHello, Stop
 
 _LOG = logging.getLogger("atoll.engine.node")
 _IDLE_POLL_S = 0.25
@@ -235,7 +235,7 @@ class NodeProcess:
 
     def _handle(self, message: Message) -> None:
         match message:
-            case Hello(reply_to=endpoint):
+            case SchedulerHello(reply_to=endpoint):
                 self.heart.hello(endpoint)
             case Stop(drain=drain):
                 self.stop(at_once=not drain)

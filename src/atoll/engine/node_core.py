@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from atoll.core.errors import AtollError
-from atoll.engine.batcher import Chunk, Flights, Resident, Unit, pick
+from atoll.engine.batcher import BatchUnit, Chunk, Flights, Resident, pick
 from atoll.engine.guidance import Guides
 from atoll.engine.kv import BlockPool, OutOfBlocks
 from atoll.engine.messages import (
@@ -35,8 +35,8 @@ from atoll.engine.messages import (
     Tokens,
     table_of,
 )
-from atoll.engine.sampling import Choice, Chooser, choose_batch
-from atoll.engine.stage import Rows, StageModel
+from atoll.engine.sampling import SampledToken, Sampler, choose_batch
+from atoll.engine.stage import SequenceRows, StageModel
 
 _LOG = logging.getLogger(__name__)
 
@@ -231,7 +231,7 @@ class NodeCore:
 
     def _make_chooser(self, resident: Resident) -> None:
         body = resident.body
-        resident.chooser = Chooser(
+        resident.chooser = Sampler(
             body.sampling, body.eos, resident.tokens, body.prompt_length, self._guides
         )
 
@@ -360,21 +360,21 @@ class NodeCore:
         self.busy_s += self._clock() - began_s
         return True
 
-    def _next_endpoint(self, unit: Unit) -> str:
+    def _next_endpoint(self, unit: BatchUnit) -> str:
         body = unit.resident.body
         return "" if unit.resident.is_last else body.route[body.hop + 1].endpoint
 
-    def _rows(self, unit: Unit) -> Rows:
+    def _rows(self, unit: BatchUnit) -> SequenceRows:
         resident = unit.resident
         data = unit.data
         if resident.is_first:
             data = torch.tensor(resident.tokens[unit.position : unit.end], dtype=torch.int64)
         hop = resident.hop
-        return Rows(
+        return SequenceRows(
             hop.start, hop.end, unit.position, unit.count, resident.table, data, unit.sample
         )
 
-    def _ran(self, unit: Unit) -> None:
+    def _ran(self, unit: BatchUnit) -> None:
         resident = unit.resident
         resident.fresh = False
         resident.active_s = self._clock()
@@ -382,7 +382,7 @@ class NodeCore:
         if not resident.is_first:
             resident.queue.popleft()
 
-    def _with_room(self, units: list[Unit]) -> list[Unit]:
+    def _with_room(self, units: list[BatchUnit]) -> list[BatchUnit]:
         """Give every unit its blocks, dropping the youngest sequences where there are too few."""
         chosen = {unit.resident.key for unit in units}
         for unit in sorted(units, key=lambda u: u.resident.age):
@@ -415,7 +415,7 @@ class NodeCore:
         body = victim.body
         self._send(body.reply_to, Evicted(seq=body.seq, epoch=body.epoch, node=self.name))
 
-    def _pass_on(self, results: list[tuple[Unit, Any]]) -> None:
+    def _pass_on(self, results: list[tuple[BatchUnit, Any]]) -> None:
         rows: dict[str, list[tuple[int, ...]]] = defaultdict(list)
         hidden: dict[str, list[Any]] = defaultdict(list)
         leaving = []
@@ -436,7 +436,7 @@ class NodeCore:
             joined = states[0] if len(states) == 1 else torch.cat(states)
             self._post(to, Activations(table_of(table, Activations.columns), joined))
 
-    def _push_kv(self, units: list[Unit]) -> None:
+    def _push_kv(self, units: list[BatchUnit]) -> None:
         """Send what is newly written to the decode nodes that will want it."""
         for unit in units:
             resident, body = unit.resident, unit.resident.body
@@ -451,24 +451,24 @@ class NodeCore:
                 row = (body.seq, body.epoch, number, first, last, start)
                 self._post(hop.endpoint, Kv(table_of([row], Kv.columns), data))
 
-    def _sample(self, units: list[Unit], logits: Any) -> None:
+    def _sample(self, units: list[BatchUnit], logits: Any) -> None:
         if not units:
             return
         with torch.inference_mode():
             choices = choose_batch(logits, [unit.resident.chooser for unit in units])
-        chosen: list[tuple[Unit, Choice]] = []
+        chosen: list[tuple[BatchUnit, SampledToken]] = []
         for unit, choice in zip(units, choices, strict=True):
-            if isinstance(choice, Choice):
+            if isinstance(choice, SampledToken):
                 chosen.append((unit, choice))
             else:
                 self._fail(unit.resident.body, str(choice))
                 self._drop(unit.resident)
         self._return_tokens(chosen)
 
-    def _return_tokens(self, chosen: list[tuple[Unit, Choice]]) -> None:
+    def _return_tokens(self, chosen: list[tuple[BatchUnit, SampledToken]]) -> None:
         """Tell the first hop, which can go on at once, and the scheduler, which streams."""
         back: dict[str, list[tuple[int, ...]]] = defaultdict(list)
-        reports: dict[str, list[tuple[Unit, Choice]]] = defaultdict(list)
+        reports: dict[str, list[tuple[BatchUnit, SampledToken]]] = defaultdict(list)
         for unit, choice in chosen:
             body = unit.resident.body
             reports[body.reply_to].append((unit, choice))
@@ -482,10 +482,10 @@ class NodeCore:
         for to, rows in back.items():
             self._post(to, Tokens(table_of(rows, Tokens.columns)))
         for to, report in reports.items():
-            self._send(to, _sampled(report))
+            self._send(to, _sample_rows(report))
 
 
-def _sampled(report: list[tuple[Unit, Choice]]) -> Sampled:
+def _sample_rows(report: list[tuple[BatchUnit, SampledToken]]) -> Sampled:
     import numpy as np
 
     rows = [

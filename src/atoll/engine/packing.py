@@ -50,6 +50,6 @@ def pack_linears(module: Any) -> None:
             pack_linears(child)
 
 
-def packed(linear: Any) -> Any:
+def pack(linear: Any) -> Any:
     """Return the packed form of one linear layer."""
     return PackedLinear(linear.weight.data, None if linear.bias is None else linear.bias.data)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from atoll.core.frozen import Frozen
-from atoll.engine.messages import Hop, NodeStats, Route
+from atoll.engine.messages import Hop, NodeStats, PipelineRoute
 
 
 class NodeSpec(Frozen):
@@ -43,7 +43,7 @@ class RouteQuery:
     attempt: int = 0
 
 
-Router = Callable[[RouteQuery], Route | None]
+Router = Callable[[RouteQuery], PipelineRoute | None]
 """Returns the route of a request, or None if there is none now and it should wait."""
 
 
@@ -59,10 +59,10 @@ class LayerRouter:
         self.layers = layers
         self._only = None if only is None else frozenset(only)
 
-    def __call__(self, query: RouteQuery) -> Route | None:
+    def __call__(self, query: RouteQuery) -> PipelineRoute | None:
         """Return a route of one hop per node taken, or None if a layer is on no node."""
         hops = self.hops(query)
-        return None if hops is None else Route(prefill=hops)
+        return None if hops is None else PipelineRoute(prefill=hops)
 
     def hops(self, query: RouteQuery) -> tuple[Hop, ...] | None:
         """Return the hops alone."""
@@ -95,9 +95,9 @@ class SplitRouter:
         self._prefill = LayerRouter(layers, prefill)
         self._decode = LayerRouter(layers, decode)
 
-    def __call__(self, query: RouteQuery) -> Route | None:
+    def __call__(self, query: RouteQuery) -> PipelineRoute | None:
         """Return both routes, or None if one of them is broken."""
         prefill, decode = self._prefill.hops(query), self._decode.hops(query)
         if prefill is None or decode is None:
             return None
-        return Route(prefill=prefill, decode=decode)
+        return PipelineRoute(prefill=prefill, decode=decode)

@@ -23,7 +23,7 @@ _LENGTH = FINISH_CODES.index("length")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SampledToken:
     """A chosen token; `finish` is an index into FINISH_CODES; logprobs are natural, NaN if unasked."""
 
     token: int
@@ -32,7 +32,7 @@ class Choice:
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Chooser:
+class Sampler:
     """The sampling state of one sequence.
 
     `tokens` is shared with the caller, who may append tokens that were chosen elsewhere.
@@ -78,7 +78,7 @@ class Chooser:
             p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
         )
 
-    def choose(self, logits: Any) -> Choice:
+    def choose(self, logits: Any) -> SampledToken:
         """Choose from [vocabulary] logits and take the token as the next of the sequence."""
         scores = self._adjusted(logits.float())
         p = self.params
@@ -98,7 +98,7 @@ class Chooser:
 
     def take(
         self, token: int, logprob: float = float("nan"), top: tuple[tuple[int, float], ...] = ()
-    ) -> Choice:
+    ) -> SampledToken:
         """Append `token` and say whether the answer ends with it."""
         self.tokens.append(token)
         finish = 0
@@ -107,7 +107,7 @@ class Chooser:
             finish = _STOP
         elif len(self.tokens) - self.prompt_length >= self.params.max_tokens:
             finish = _LENGTH
-        return Choice(token, finish, logprob, top)
+        return SampledToken(token, finish, logprob, top)
 
     def _catch_up(self) -> None:
         if self._matcher is not None:
@@ -161,7 +161,7 @@ class Chooser:
         return int(order[min(index, last)])
 
 
-def choose_batch(logits: Any, choosers: Sequence[Chooser]) -> list[Choice | AtollError]:
+def choose_batch(logits: Any, choosers: Sequence[Sampler]) -> list[SampledToken | AtollError]:
     """Choose for several sequences from [sequences, vocabulary]; the plain greedy ones in one go.
 
     A sequence that cannot go on (its guide allows nothing more) gets its error and no choice.
@@ -169,7 +169,7 @@ def choose_batch(logits: Any, choosers: Sequence[Chooser]) -> list[Choice | Atol
     largest: list[int] = []
     if any(chooser.is_plain for chooser in choosers):
         largest = logits.argmax(dim=-1).tolist()
-    choices: list[Choice | AtollError] = []
+    choices: list[SampledToken | AtollError] = []
     for i, chooser in enumerate(choosers):
         try:
             plain = chooser.is_plain

@@ -21,17 +21,17 @@ from atoll.engine.messages import (
     Beat,
     Evicted,
     Failed,
-    Hello,
     Hop,
     Message,
     NodeStats,
     Open,
     OpenBody,
     Opened,
+    PipelineRoute,
     Release,
-    Route,
     Sampled,
     SamplingParams,
+    SchedulerHello,
     table_of,
 )
 from atoll.engine.routes import NodeSpec, RouteQuery, Router
@@ -106,7 +106,7 @@ class _Live:
     started_s: float
     progress_s: float
     epoch: int = 0
-    route: Route | None = None
+    route: PipelineRoute | None = None
     opening: bool = False
     restarts: int = 0
     prefill_base: int = 0
@@ -230,7 +230,7 @@ class SchedulerCore:
     def add_node(self, node: NodeSpec) -> None:
         """Make a node known, or known anew."""
         self._nodes[node.name] = node
-        self._send(node.endpoint, Hello(reply_to=self.endpoint))
+        self._send(node.endpoint, SchedulerHello(reply_to=self.endpoint))
 
     def remove_node(self, name: str, now_s: float) -> None:
         """Forget a node; what runs there goes on elsewhere."""
@@ -280,7 +280,7 @@ class SchedulerCore:
         if now_s - self._hello_s >= limits.heartbeat_s:
             self._hello_s = now_s
             for node in self._nodes.values():
-                self._send(node.endpoint, Hello(reply_to=self.endpoint))
+                self._send(node.endpoint, SchedulerHello(reply_to=self.endpoint))
         for name in sorted(self._alive):
             if now_s - self._beat_s.get(name, -math.inf) > limits.dead_after_s:
                 self.lost(name, now_s)
@@ -383,7 +383,7 @@ class SchedulerCore:
                 load[hop.node] = load.get(hop.node, 0) + len(live.tokens)
         return load
 
-    def _fits(self, route: Route, length: int, load: dict[str, int]) -> bool:
+    def _fits(self, route: PipelineRoute, length: int, load: dict[str, int]) -> bool:
         """Whether every node has room, as far as this scheduler can tell.
 
         A node with nothing of ours is always tried: it will say itself if the request is too long.
@@ -399,7 +399,7 @@ class SchedulerCore:
                 return False
         return True
 
-    def _start(self, live: _Live, route: Route, now_s: float) -> None:
+    def _start(self, live: _Live, route: PipelineRoute, now_s: float) -> None:
         live.route, live.progress_s, live.prefill_base = route, now_s, len(live.tokens)
         if route.decode is None:
             self._open(live, route.prefill)

@@ -18,10 +18,10 @@ import torch
 
 from atoll.core.errors import InputError, UsageError
 from atoll.engine import attention
-from atoll.engine.attention import KvCache, PagedBatch, Span
+from atoll.engine.attention import KvCache, PagedBatch, RowSpan
 from atoll.engine.fused import FusedLayer, fuse
 from atoll.engine.kv import BlockTable
-from atoll.engine.packing import can_pack, pack_linears, packed
+from atoll.engine.packing import can_pack, pack, pack_linears
 from atoll.engine.weights.reader import Progress, WeightReader
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -29,7 +29,7 @@ _CPU_KV_BYTES = 512 * 2**20
 
 
 @dataclass(slots=True)
-class Rows:
+class SequenceRows:
     """New positions of one sequence: `count` rows from `position` on through layers [start, end).
 
     `data` is int64 token ids when start is 0 and hidden states [count, width] otherwise. `sample`
@@ -49,8 +49,8 @@ class Rows:
 class StageOutput:
     """What became of a batch.
 
-    `hidden` has, per `Rows`, its hidden states [count, width] where it goes on to another stage,
-    else None. `logits` is [sampled rows, vocabulary]; `sampled` says which `Rows` each is of.
+    `hidden` has, per `SequenceRows`, its hidden states [count, width] where it goes on to another stage,
+    else None. `logits` is [sampled rows, vocabulary]; `sampled` says which `SequenceRows` each is of.
     """
 
     hidden: tuple[Any, ...]
@@ -231,10 +231,10 @@ class StageModel:
                 for layer in self.layers.values():
                     pack_linears(layer)
                 if self.head is not None:
-                    self.head = packed(self.head)
+                    self.head = pack(self.head)
 
-    def forward(self, batch: Sequence[Rows]) -> StageOutput:
-        """Run every `Rows` through its own layer range; neighbours share the layers they share.
+    def forward(self, batch: Sequence[SequenceRows]) -> StageOutput:
+        """Run every `SequenceRows` through its own layer range; neighbours share the layers they share.
 
         Between two layers where the set of active rows changes, the rows are laid together anew;
         with equal ranges, the usual case, that happens once.
@@ -242,7 +242,7 @@ class StageModel:
         with torch.inference_mode():
             return self._forward(batch)
 
-    def _forward(self, batch: Sequence[Rows]) -> StageOutput:
+    def _forward(self, batch: Sequence[SequenceRows]) -> StageOutput:
         self._check(batch)
         if self.graphs is not None and self.graphs.takes(batch):
             return self._decode(batch)
@@ -258,7 +258,7 @@ class StageModel:
                 continue
             spans, row = [], 0
             for i in active:
-                spans.append(Span(row, batch[i].count, batch[i].position, batch[i].table))
+                spans.append(RowSpan(row, batch[i].count, batch[i].position, batch[i].table))
                 row += batch[i].count
             joined = (
                 states[active[0]] if len(active) == 1 else torch.cat([states[i] for i in active])
@@ -268,14 +268,14 @@ class StageModel:
                 states[i] = hidden[span.row : span.row + span.count]
         return self._outputs(batch, states)
 
-    def _decode(self, batch: Sequence[Rows]) -> StageOutput:
+    def _decode(self, batch: Sequence[SequenceRows]) -> StageOutput:
         result = self.graphs.run(batch)
         if self.head is None:
             return StageOutput(result.split(1))
         rows = len(batch)
         return StageOutput((None,) * rows, result, tuple(range(rows)))
 
-    def _check(self, batch: Sequence[Rows]) -> None:
+    def _check(self, batch: Sequence[SequenceRows]) -> None:
         for rows in batch:
             if not self.start <= rows.start < rows.end <= self.end:
                 raise UsageError(
@@ -283,7 +283,7 @@ class StageModel:
                     f"[{self.start}, {self.end})"
                 )
 
-    def _embed(self, batch: Sequence[Rows], states: list[Any]) -> None:
+    def _embed(self, batch: Sequence[SequenceRows], states: list[Any]) -> None:
         first = [i for i, rows in enumerate(batch) if rows.start == 0]
         if not first or self.embed is None:
             return
@@ -294,7 +294,7 @@ class StageModel:
             states[i] = embedded[row : row + batch[i].count]
             row += batch[i].count
 
-    def _outputs(self, batch: Sequence[Rows], states: list[Any]) -> StageOutput:
+    def _outputs(self, batch: Sequence[SequenceRows], states: list[Any]) -> StageOutput:
         hidden = tuple(
             state if rows.end < self.total else None
             for rows, state in zip(batch, states, strict=True)

@@ -244,7 +244,7 @@ def fit(op: OpClass, points: Points, gpu: GpuType, *, source: str, hold_out: boo
     predictor, free = _bounds(op, gpu)
     start = OpConstants(tag=Tag.MEASURED, source=source)
     found = minimise(lambda c: predictor(c, train, gpu), train.seconds, start, free)
-    rounded = _rounded(found)
+    rounded = _round_constants(found)
     return Fit(
         gpu=gpu.name,
         op=op,
@@ -293,7 +293,7 @@ def _with(c: OpConstants, values: Mapping[str, float]) -> OpConstants:
     return replace(c, **values)  # type: ignore[arg-type]
 
 
-def _rounded(c: OpConstants) -> OpConstants:
+def _round_constants(c: OpConstants) -> OpConstants:
     """Constants as the file will hold them, so that errors are reported for what is shipped."""
     numbers = {f.name: getattr(c, f.name) for f in fields(c) if f.name not in ("tag", "source")}
     return _with(c, {name: float(f"{value:.5g}") for name, value in numbers.items()})

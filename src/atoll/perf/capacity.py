@@ -145,7 +145,7 @@ class CapacityModel:
         self._replicas = model.node.count // model.tp
         self._grid = self._batch_grid()
         parts = _regular(model.parts(self._batches(self._grid)), self._grid)
-        self._fixed = {position: _fixed(parts, position) for position in Position}
+        self._fixed = {position: _fixed_seconds(parts, position) for position in Position}
         self._counts = window_counts(model.spec, model.kinds)
         self._stack_s = slowest_run(self._counts, parts.layers)
         self._link = link
@@ -290,7 +290,7 @@ class CapacityModel:
         one = np.ones(1)
         batch = Batch(one * self._tail, one, 0.0 * one, 0.0 * one, 0.0 * one)
         parts = self._model.parts(batch)
-        step = slowest_run(self._counts, parts.layers) + _fixed(parts, position)
+        step = slowest_run(self._counts, parts.layers) + _fixed_seconds(parts, position)
         transfer = np.where(stages > 1.0, self._transfer(batch.tokens), 0.0)
         return np.asarray(step[None, :, 0] + transfer[:, None] <= budgets_s[:, None])
 
@@ -325,7 +325,7 @@ def _regular(parts: StepParts[Array], grid: Array) -> StepParts[Array]:
     )
 
 
-def _fixed(parts: StepParts[Array], position: Position) -> Array:
+def _fixed_seconds(parts: StepParts[Array], position: Position) -> Array:
     """The part of a step that does not depend on the number of layers."""
     total = np.zeros_like(parts.head) + parts.host
     if position.embedding:

@@ -15,7 +15,7 @@ from atoll.perf.step import Position, StepModel, step_seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class PlotLine:
     """One line of a picture."""
 
     name: str
@@ -30,7 +30,7 @@ class Picture:
     title: str
     x_label: str
     y_label: str
-    curves: tuple[Curve, ...]
+    curves: tuple[PlotLine, ...]
     log_x: bool = False
     log_y: bool = False
 
@@ -81,7 +81,7 @@ def throughput_by_layers(
         row = table.stage_row(count)[table.POSITIONS.index(position)]
         held = np.flatnonzero(row > 0.0)
         name = f"{count} stage" + ("s" if count > 1 else "")
-        curves.append(Curve(name, tuple(held.astype(float)), tuple(row[held])))
+        curves.append(PlotLine(name, tuple(held.astype(float)), tuple(row[held])))
     return Picture(
         f"{role.phase.value}: throughput within {role.slo_s * 1e3:,.0f} ms for the whole pipeline",
         "layers on the node",
@@ -93,11 +93,11 @@ def throughput_by_layers(
 
 def _by_layers(
     model: StepModel, batch: Batch[Array], x: Array, layers: Sequence[int]
-) -> tuple[Curve, ...]:
+) -> tuple[PlotLine, ...]:
     curves = []
     for count in layers:
         seconds = step_seconds(model, batch, 0, count)
-        curves.append(Curve(f"{count} layers", tuple(x), tuple(seconds * 1e3)))
+        curves.append(PlotLine(f"{count} layers", tuple(x), tuple(seconds * 1e3)))
     return tuple(curves)
 
 

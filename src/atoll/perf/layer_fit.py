@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from atoll.catalog.nodes import AllReduce, NodeType
+from atoll.catalog.nodes import AllReduceCost, NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import InputError, MissingDependencyError
 from atoll.perf.batch import Batch
@@ -122,13 +122,13 @@ def fit_all_reduce(
     constants: GpuConstants,
     points: Points,
     conditions: LayerConditions,
-) -> AllReduce:
+) -> AllReduceCost:
     """Fit the all-reduce of a node with several GPUs to measured layers, its GPUs known."""
     _check_enough(points, node)
 
-    def build(x: Array) -> AllReduce:
+    def build(x: Array) -> AllReduceCost:
         alpha, bus = (float(v) for v in x)
-        return AllReduce(alpha, bus)
+        return AllReduceCost(alpha, bus)
 
     def predicted(x: Array) -> Array:
         link = replace(node.interconnect, allreduce={node.count: build(x)})

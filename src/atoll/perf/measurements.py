@@ -121,7 +121,7 @@ class Points:
         GPU, and no point can slip from one side to the other.
         """
         rows = zip(*(self.sizes[name].tolist() for name in self.schema.sizes), strict=True)
-        return np.array([_held_out(row) for row in rows], dtype=np.bool_)
+        return np.array([_hold_out(row) for row in rows], dtype=np.bool_)
 
     def split(self) -> tuple[Points, Points]:
         """Return (points to fit on, points to test on)."""
@@ -129,7 +129,7 @@ class Points:
         return self.where(~mask), self.where(mask)
 
 
-def joined(parts: Sequence[Points]) -> Points:
+def join_measurements(parts: Sequence[Points]) -> Points:
     """Return the points of several files of one kind together, as measurements of the first's GPU.
 
     Where only some name the implementation, it is empty for the others.
@@ -151,7 +151,7 @@ def joined(parts: Sequence[Points]) -> Points:
     )
 
 
-def _held_out(row: Sequence[float]) -> bool:
+def _hold_out(row: Sequence[float]) -> bool:
     text = ",".join(f"{value:g}" for value in row)
     return hashlib.sha256(text.encode()).digest()[0] >= 128
 

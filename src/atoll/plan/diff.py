@@ -92,7 +92,7 @@ class PlanDiff(Frozen):
 
 def diff(before: Plan, after: Plan) -> PlanDiff:
     """Return what changes from one plan to another; see `PlanDiff`."""
-    pairs = _matched(before.instances, after.instances)
+    pairs = _match_instances(before.instances, after.instances)
     old, new = {a.id for a, _ in pairs}, {b.id for _, b in pairs}
     have, want = before.rented(), after.rented()
     return PlanDiff(
@@ -102,8 +102,8 @@ def diff(before: Plan, after: Plan) -> PlanDiff:
             KeptInstance(before=a.id, after=b.id, relaid=a.placement_key != b.placement_key)
             for a, b in pairs
         ),
-        started=tuple(_changed(i) for i in after.instances if i.id not in new),
-        stopped=tuple(_changed(i) for i in before.instances if i.id not in old),
+        started=tuple(_changes(i) for i in after.instances if i.id not in new),
+        stopped=tuple(_changes(i) for i in before.instances if i.id not in old),
         rented=_node_changes(want - have),
         returned=_node_changes(have - want),
         services=tuple(_services(before, after)),
@@ -112,7 +112,7 @@ def diff(before: Plan, after: Plan) -> PlanDiff:
     )
 
 
-def _matched(
+def _match_instances(
     before: Iterable[Instance], after: Iterable[Instance]
 ) -> tuple[tuple[Instance, Instance], ...]:
     """Pair instances on the same nodes: first those of one name, then of one layout, then any."""
@@ -134,7 +134,7 @@ def _matched(
     return tuple(sorted(pairs, key=lambda pair: (pair[0].id, pair[1].id)))
 
 
-def _changed(instance: Instance) -> ChangedInstance:
+def _changes(instance: Instance) -> ChangedInstance:
     return ChangedInstance(
         id=instance.id,
         role=instance.role,

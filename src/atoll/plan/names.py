@@ -19,7 +19,7 @@ def refuse(error: InputError) -> PydanticCustomError:
     )
 
 
-def _checked(check: Callable[[str], object]) -> AfterValidator:
+def _check(check: Callable[[str], object]) -> AfterValidator:
     def read(text: str) -> str:
         try:
             check(text)
@@ -42,11 +42,11 @@ def _canonical_role(text: str) -> None:
         raise InputError(f"{text!r} has spaces around it", hint=f"write {written}")
 
 
-Name = Annotated[str, _checked(slug)]
+Name = Annotated[str, _check(slug)]
 """A service, region or instance: letters, digits, `.`, `_`, `-`, and `/` between parts."""
-NodeTypeName = Annotated[str, _checked(_canonical_node_type)]
+NodeTypeName = Annotated[str, _check(_canonical_node_type)]
 """A canonical node type id, "L40S:2"."""
-RoleName = Annotated[str, _checked(_canonical_role)]
+RoleName = Annotated[str, _check(_canonical_role)]
 """A role, "qwen3-32b/llm/decode"."""
 ModelName = Annotated[str, Field(min_length=1, max_length=300)]
 """A catalog model, with its precision variant if any: "llama-3-70b@fp8"."""

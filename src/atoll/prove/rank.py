@@ -94,11 +94,11 @@ class Simulated:
 def _lengths(service: Service, count: int, seed: int) -> tuple[Ints, Ints]:
     """Return prompt and answer tokens of requests, drawn in blocks so that more of them begin alike."""
     from atoll.core.rng import stream
-    from atoll.workload.builtin import built_in, lengths_like
+    from atoll.workload.builtin import get_builtin, lengths_like
 
     own = service.lengths
     varied = own.input_mean_square > own.input_mean**2 * (1 + 1e-9)
-    drawn = lengths_like(own.mix()) if varied else built_in(_USUAL).lengths
+    drawn = lengths_like(own.mix()) if varied else get_builtin(_USUAL).lengths
     random = stream(seed, "ranking")
     blocks: list[tuple[Ints, Ints]] = []
     while sum(len(prompts) for prompts, _ in blocks) < count:

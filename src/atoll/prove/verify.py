@@ -23,7 +23,7 @@ _STEP = 1.1
 _ROUNDS = 12
 
 
-def verified(
+def verify(
     plan: Plan,
     problem: Problem,
     catalog: Catalog,
@@ -42,12 +42,12 @@ def verified(
     with live_line("verifying") as say:
         for number in range(1, _ROUNDS + 1):
             say(f"verifying, round {number}: simulating")
-            seen = simulated(found, problem, catalog)
+            seen = simulate_services(found, problem, catalog)
             short = {name for name, own in seen.items() if (own.attainment or 0.0) < attainment}
             if not short:
-                return _stamped(found, plan, problem, raised, seen)
+                return _stamp(found, plan, problem, raised, seen)
             say(f"verifying, round {number}: more headroom for {', '.join(sorted(short))}")
-            raised = _raised(raised, short)
+            raised = _raise_headroom(raised, short)
             found = solve(raised)
             if found.status not in ("optimal", "feasible"):
                 break
@@ -74,7 +74,7 @@ def _hint(seen: Mapping[str, ServiceSummary]) -> str:
     return "loosen tpot, make more nodes available, or lower --attainment"
 
 
-def simulated(plan: Plan, problem: Problem, catalog: Catalog) -> dict[str, ServiceSummary]:
+def simulate_services(plan: Plan, problem: Problem, catalog: Catalog) -> dict[str, ServiceSummary]:
     """Return what a simulation finds of each service under its own demand."""
     from atoll.sim.api import simulate
     from atoll.sim.demand import demand_of
@@ -91,7 +91,7 @@ def simulated(plan: Plan, problem: Problem, catalog: Catalog) -> dict[str, Servi
     return {service.name: service for service in result.services}
 
 
-def _raised(problem: Problem, short: set[str]) -> Problem:
+def _raise_headroom(problem: Problem, short: set[str]) -> Problem:
     services = tuple(
         service.model_copy(update={"headroom": service.headroom * _STEP})
         if service.name in short
@@ -101,7 +101,7 @@ def _raised(problem: Problem, short: set[str]) -> Problem:
     return problem.changed(services=services)
 
 
-def _stamped(
+def _stamp(
     found: Plan,
     first: Plan,
     problem: Problem,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.cli.targets import check_target
-from atoll.core.errors import MissingDependencyError, UsageError, shortened
+from atoll.core.errors import MissingDependencyError, UsageError, shorten
 from atoll.core.files import atomic_write
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ def draw(picture: Picture, *, columns: int = 120, height: int = 14, colours: boo
     figure.width, figure.height = width, height
     figure.with_colors = colours
     figure.x_label, figure.y_label = picture.x_label, picture.y_label
-    xs = [_scaled(x, picture.log_x) for curve in picture.curves for x in curve.x]
-    ys = [_scaled(y, picture.log_y) for curve in picture.curves for y in curve.y]
+    xs = [_scale(x, picture.log_x) for curve in picture.curves for x in curve.x]
+    ys = [_scale(y, picture.log_y) for curve in picture.curves for y in curve.y]
     if not xs:
         return textwrap.fill(f"{picture.title}: nothing to draw", max(columns, _LEAST_WIDTH))
     low_y = min(ys) if picture.log_y else 0.0
@@ -58,18 +58,18 @@ def draw(picture: Picture, *, columns: int = 120, height: int = 14, colours: boo
     figure.y_ticks_fkt = lambda value, _: f"{_tick(value, picture.log_y):>8}"
     for index, curve in enumerate(picture.curves):
         figure.plot(
-            [_scaled(x, picture.log_x) for x in curve.x],
-            [_scaled(y, picture.log_y) for y in curve.y],
+            [_scale(x, picture.log_x) for x in curve.x],
+            [_scale(y, picture.log_y) for y in curve.y],
             lc=_COLOURS[index % len(_COLOURS)] if colours else None,
             marker=None if colours else _MARKS[index % len(_MARKS)],
         )
     axes = f"{picture.y_label} against {picture.x_label}"
     title = textwrap.fill(f"{picture.title} ({axes})", max(columns, _LEAST_WIDTH))
-    rows = _fitted(figure.show().splitlines(), picture, width, columns)
+    rows = _fit_labels(figure.show().splitlines(), picture, width, columns)
     return "\n".join((title, *rows, *_legend(picture, columns, colours)))
 
 
-def _fitted(rows: Sequence[str], picture: Picture, width: int, columns: int) -> list[str]:
+def _fit_labels(rows: Sequence[str], picture: Picture, width: int, columns: int) -> list[str]:
     """The drawing with its labels where there is room for them; the title names the axes anyway."""
     top, *body, axis, ticks = rows
     if not 0 < len(picture.y_label) <= _GUTTER - 5:
@@ -128,9 +128,9 @@ def save_all(
 
 def _check(path: Path) -> None:
     if path.suffix.lower() not in (".png", ".html"):
-        raise UsageError(f"cannot write {shortened(path.name)}", hint="name a .png or .html file")
+        raise UsageError(f"cannot write {shorten(path.name)}", hint="name a .png or .html file")
     if not os.path.isdir(path.parent):  # Path.is_dir() raises where the name is too long
-        folder = shortened(str(path.parent))
+        folder = shorten(str(path.parent))
         raise UsageError(f"no folder {folder}", hint="create it first, or name another")
     check_target(path)
 
@@ -191,7 +191,7 @@ def _page(pictures: Sequence[Picture], title: str, facts: Mapping[str, str]) -> 
     )
 
 
-def _scaled(value: float, log: bool) -> float:
+def _scale(value: float, log: bool) -> float:
     return math.log10(value) if log else value
 
 

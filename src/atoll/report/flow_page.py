@@ -13,14 +13,14 @@ from atoll.report.flow_svg import gpu_colours, placement_drawing
 from atoll.report.flow_tables import (
     ComparedFlow,
     cuts,
+    describe_served,
+    describe_unused,
     headline,
     machine_rows,
-    served_part,
     site_flows,
-    unused,
 )
 from atoll.report.plan_page import bars, cards, document, escaped, html_table, service_table
-from atoll.report.plan_tables import rate, written_gap
+from atoll.report.plan_tables import format_gap, rate
 from atoll.solve.explain.explanation import share
 from atoll.solve.place.bottleneck import node_use
 
@@ -32,7 +32,7 @@ def flow_page(
 ) -> str:
     """Return the report of a plan on a fixed cluster as HTML text."""
     title = f"Placement of {plan.problem_name}"
-    said = served_part(plan, problem)
+    said = describe_served(plan, problem)
     return document(
         title,
         [
@@ -58,7 +58,7 @@ def _cards(plan: Plan, problem: Problem) -> str:
         ("status", plan.status),
     ]
     if plan.bound is not None and plan.gap is not None:
-        facts += [("proven upper bound", f"{plan.bound:,.1f}"), ("gap", written_gap(plan.gap))]
+        facts += [("proven upper bound", f"{plan.bound:,.1f}"), ("gap", format_gap(plan.gap))]
     there = len(cluster_of(problem).nodes)
     facts += [("machines used", f"{plan.nodes} of {there}"), ("GPUs", f"{plan.gpus}")]
     hops = max((instance.stages for instance in plan.instances), default=0)
@@ -92,7 +92,7 @@ def _drawings(plan: Plan, problem: Problem, catalog: Catalog) -> str:
     if plan.reasons:
         parts.append(f"<p><b>What binds</b>: {escaped('; '.join(plan.reasons))}.</p>")
     parts += [f"<p><b>Simulated</b>: {escaped(note)}.</p>" for note in plan.notes]
-    idle = unused(plan, problem)
+    idle = describe_unused(plan, problem)
     if idle is not None:
         parts.append(f'<p class="dim">{escaped(idle)}</p>')
     return "\n".join(parts)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from atoll.core.ids import parse_node_type
 from atoll.plan.plan import SINK, SOURCE, Instance, Node
 from atoll.report.layout_svg import colours
-from atoll.solve.place.bottleneck import Cut, Use
+from atoll.solve.place.bottleneck import Bottleneck, Use
 
 _WIDTH = 1000
 _MOST_WIDTH = 3600
@@ -71,7 +71,7 @@ class _Frame:
         return _TOP + _ROW * self.rows[node.id] + _BOX / 2
 
 
-def placement_drawing(instance: Instance, use: Mapping[str, Use], cut: Cut | None) -> str:
+def placement_drawing(instance: Instance, use: Mapping[str, Use], cut: Bottleneck | None) -> str:
     """Return the placement and flow of an instance as an SVG element; the bottleneck is outlined."""
     frame = _frame(instance)
     colour = gpu_colours(instance)
@@ -88,7 +88,7 @@ def placement_drawing(instance: Instance, use: Mapping[str, Use], cut: Cut | Non
     )
 
 
-def svg_file(instance: Instance, use: Mapping[str, Use], cut: Cut | None) -> str:
+def svg_file(instance: Instance, use: Mapping[str, Use], cut: Bottleneck | None) -> str:
     """Return the drawing of `placement_drawing` as the text of a file of its own."""
     drawn = placement_drawing(instance, use, cut)
     head, _, rest = drawn.partition(">")

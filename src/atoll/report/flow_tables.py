@@ -11,10 +11,10 @@ from atoll.catalog.catalog import Catalog
 from atoll.plan.cluster_profiles import cluster_of, request_tokens
 from atoll.plan.plan import SINK, SOURCE, Instance, Node, Plan
 from atoll.plan.problem import Problem
-from atoll.report.plan_tables import many, rate, written_gap
+from atoll.report.plan_tables import format_gap, many, rate
 from atoll.report.terminal import table
 from atoll.solve.explain.explanation import share
-from atoll.solve.place.bottleneck import Cut, Use, bottleneck, node_use
+from atoll.solve.place.bottleneck import Bottleneck, Use, bottleneck, node_use
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -68,11 +68,11 @@ def headline(plan: Plan, problem: Problem) -> str:
     if plan.gap < _PROVEN:
         return f"{said}. Proven: no placement carries more."
     even = ", even with endless KV caches" if plan.goal == "sustained" else ""
-    gap = written_gap(plan.gap)
+    gap = format_gap(plan.gap)
     return f"{said}. Proven: no placement carries more than {plan.bound:,.1f}{even} (gap {gap})."
 
 
-def served_part(plan: Plan, problem: Problem) -> str | None:
+def describe_served(plan: Plan, problem: Problem) -> str | None:
     """Say which share of demand a partial plan serves."""
     if plan.status != "partial":
         return None
@@ -126,13 +126,15 @@ def site_flows(instance: Instance, problem: Problem) -> dict[tuple[str, str], fl
     return dict(sorted(found.items()))
 
 
-def cuts(plan: Plan, problem: Problem, catalog: Catalog) -> Iterator[tuple[Instance, Cut | None]]:
+def cuts(
+    plan: Plan, problem: Problem, catalog: Catalog
+) -> Iterator[tuple[Instance, Bottleneck | None]]:
     """Yield every instance with the machines and links that are full."""
     for instance in plan.instances:
         yield instance, bottleneck(instance, problem, catalog)
 
 
-def unused(plan: Plan, problem: Problem) -> str | None:
+def describe_unused(plan: Plan, problem: Problem) -> str | None:
     """Say which machines hold nothing, by type."""
     used = {node.host for instance in plan.instances for node in instance.nodes}
     idle = Counter(n.node_type for n in cluster_of(problem).nodes if n.name not in used)
@@ -141,7 +143,7 @@ def unused(plan: Plan, problem: Problem) -> str | None:
     return "Unused: " + ", ".join(f"{n}x {kind}" for kind, n in sorted(idle.items())) + "."
 
 
-def drawn_flow(
+def draw_flow_plan(
     plan: Plan, problem: Problem, catalog: Catalog, compared: Sequence[ComparedFlow]
 ) -> RenderableType:
     """Return everything about a plan on a fixed cluster for a terminal."""
@@ -149,7 +151,7 @@ def drawn_flow(
     from rich.text import Text
 
     parts: list[RenderableType] = []
-    short = served_part(plan, problem)
+    short = describe_served(plan, problem)
     if short is not None:
         parts.append(Text(short, style="bold red"))
     parts += [_machines(plan, problem, catalog), _services(plan, problem)]
@@ -162,7 +164,7 @@ def drawn_flow(
         if between:
             said = ", ".join(f"{a} -> {b} {value:,.0f}" for (a, b), value in between.items())
             parts.append(Text(f"Tokens/s between sites{name}: {said}."))
-    idle = unused(plan, problem)
+    idle = describe_unused(plan, problem)
     if idle is not None:
         parts.append(Text(idle))
     if compared:

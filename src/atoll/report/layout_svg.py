@@ -46,7 +46,7 @@ def stage_widths(layers: list[int], room: float) -> list[float]:
             return [room / len(layers)] * len(layers)
 
 
-def drawing(instance: Instance, colour: Mapping[str, str]) -> str:
+def draw_instance(instance: Instance, colour: Mapping[str, str]) -> str:
     """Return an instance as an SVG element."""
     stages = instance.layout()
     room = WIDTH - _GAP * (len(stages) - 1)

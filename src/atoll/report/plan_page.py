@@ -13,16 +13,16 @@ from atoll.core.units import format_duration, format_rate
 from atoll.plan.cost import cost_report
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem, Service
-from atoll.report.layout_svg import colours, drawing
+from atoll.report.layout_svg import colours, draw_instance
 from atoll.report.plan_tables import (
     by_service_and_region,
+    format_gap,
     headline,
     many,
     rate,
     rows,
     serves,
     shortage,
-    written_gap,
 )
 from atoll.solve.comparison import Compared
 from atoll.solve.explain.explanation import money, share, slacks
@@ -111,7 +111,7 @@ def _cards(plan: Plan) -> str:
     if plan.init_usd > 0:
         facts.append(("start of new instances", money(plan.init_usd)))
     if plan.bound is not None and plan.gap is not None:
-        facts += [("proven lower bound", money(plan.bound)), ("gap", written_gap(plan.gap))]
+        facts += [("proven lower bound", money(plan.bound)), ("gap", format_gap(plan.gap))]
     kept = sum(instance.kept for instance in plan.instances)
     facts += [("instances", f"{len(plan.instances)}"), ("nodes", f"{plan.nodes}")]
     facts += [("GPUs", f"{plan.gpus}")]
@@ -217,7 +217,7 @@ def _layouts(plan: Plan) -> str:
         drawn.append(
             f'<div class="instance"><p><b>{number}{escaped(row.service)} {escaped(row.phase)}</b> '
             f'<span class="dim">in {escaped(row.region)}: {rate(row.per_s)}, '
-            f"{money(row.usd_per_hour)}{state}</span></p>{drawing(row.example, colour)}</div>\n"
+            f"{money(row.usd_per_hour)}{state}</span></p>{draw_instance(row.example, colour)}</div>\n"
         )
     note = (
         "Stages from left to right, as wide as the layers they hold; nodes of a stage share its load. "

@@ -84,7 +84,7 @@ def rate(per_s: float) -> str:
     return f"{per_s:,.0f}/s" if per_s >= 99.95 else f"{per_s:.3g}/s"
 
 
-def written_gap(gap: float) -> str:
+def format_gap(gap: float) -> str:
     """Write a proven gap: "0.08%", and "below 0.01%" for what hardly is one."""
     return "0%" if gap < 1e-9 else "below 0.01%" if gap < 1e-4 else share(gap)
 
@@ -101,7 +101,7 @@ def headline(plan: Plan) -> str:
         what = "nothing within its settings serves that share for less than"
     else:
         what = "nothing within its settings costs less than"
-    proven = f"Proven: {what} {money(plan.bound)} (gap {written_gap(plan.gap)})."
+    proven = f"Proven: {what} {money(plan.bound)} (gap {format_gap(plan.gap)})."
     if plan.status == "feasible" and not plan.notes:
         proven += " The deadline came before the gap asked for."
     return f"{cost}. {proven}"
@@ -118,7 +118,9 @@ def shortage(plan: Plan, problem: Problem) -> str | None:
     return f"{said} What binds: {'; '.join(plan.reasons)}." if plan.reasons else said
 
 
-def drawn(plan: Plan, problem: Problem, compared: Sequence[Compared], width: int) -> RenderableType:
+def draw_plan(
+    plan: Plan, problem: Problem, compared: Sequence[Compared], width: int
+) -> RenderableType:
     """Return everything about a plan for a terminal of so many columns."""
     from rich.console import Group
     from rich.text import Text
@@ -191,12 +193,12 @@ def _instance_table(
     room = _room(own, width, region=region, state=state)
     cells = _cells(own, region=region, state=state)
     for cell in cells:
-        cell["layers"] = wrapped(cell["layers"], room)
+        cell["layers"] = wrap_layout(cell["layers"], room)
     lines = [list(cell.values()) for cell in cells]
     return _tight(table(list(cells[0]), lines, title=title, right=("", "carries", "$/h")))
 
 
-def wrapped(layout: str, width: int) -> str:
+def wrap_layout(layout: str, width: int) -> str:
     """Break a layout into lines between stages, and inside one only if it must."""
     lines: list[str] = []
     for stage in layout.split(" | "):

@@ -20,7 +20,7 @@ from atoll.report.sim_tables import (
     seconds,
     service_rows,
 )
-from atoll.sim.result import SimResult
+from atoll.sim.result import SimReport
 
 Values = NDArray[np.float64]
 _COLOURS = ("#3567a8", "#c2571a", "#2c8a4b", "#8a4fa3", "#b03a48", "#6b6b2a", "#2a8c93", "#7a5230")
@@ -30,7 +30,7 @@ _POINTS = 160
 _CELLS = 100
 
 
-def page(found: SimResult, problem: Problem) -> str:
+def page(found: SimReport, problem: Problem) -> str:
     """Return the report of a run as HTML text; the same run gives the same bytes."""
     title = f"Simulation of {found.plan_name}"
     return document(
@@ -51,7 +51,7 @@ def page(found: SimResult, problem: Problem) -> str:
     )
 
 
-def _cards(found: SimResult) -> str:
+def _cards(found: SimReport) -> str:
     facts = [
         ("kept their promises", percent(found.attainment)),
         ("requests finished", f"{found.finished:,}"),
@@ -146,7 +146,7 @@ def _cdf(title: str, groups: Sequence[Values], promised: Sequence[float | None])
     return _frame(title, inner, ticks_x, ticks_y)
 
 
-def _distributions(found: SimResult, problem: Problem) -> str:
+def _distributions(found: SimReport, problem: Problem) -> str:
     q = found.requests
     services = range(len(found.services))
     promises = [problem.service(own.name) for own in found.services]
@@ -171,7 +171,7 @@ def _split(values: Values, service: NDArray[np.int16]) -> list[Values]:
     return [values[service == at] for at in range(count)]
 
 
-def _timeline(found: SimResult) -> str:
+def _timeline(found: SimReport) -> str:
     series = found.series
     bins = len(series.waiting)
     middle = np.arange(bins, dtype=np.float64) * series.bin_s + 0.5 * series.bin_s
@@ -206,7 +206,7 @@ def _over_time(title: str, times: Values, end: float, lines: Sequence[Values]) -
     return _frame(title, inner, ticks_x, ticks_y)
 
 
-def _heat_map(found: SimResult) -> str:
+def _heat_map(found: SimReport) -> str:
     """How busy each unit was over time: a row a unit, dark is busy."""
     busy = found.series.busy
     bins, units = busy.shape
@@ -234,7 +234,7 @@ def _heat_map(found: SimResult) -> str:
     )
 
 
-def _instances(found: SimResult) -> str:
+def _instances(found: SimReport) -> str:
     columns = ("instance", "phase", "region", "rented", "ready", "gone", "tokens", "cost")
     lines = [
         (
@@ -252,7 +252,7 @@ def _instances(found: SimResult) -> str:
     return f"<h2>Instances</h2>{html_table(columns, lines, columns[3:])}"
 
 
-def _links(found: SimResult) -> str:
+def _links(found: SimReport) -> str:
     if not found.link_busy:
         return ""
     lines = [(name, percent(share)) for name, share in found.link_busy.items()]

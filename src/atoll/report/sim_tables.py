@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from atoll.core.units import format_duration
 from atoll.report.terminal import jsonable, table
-from atoll.sim.result import NodeSummary, SimResult
+from atoll.sim.result import NodeSummary, SimReport
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,7 +27,7 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def summary(found: SimResult) -> dict[str, object]:
+def summary(found: SimReport) -> dict[str, object]:
     """Return a run as plain data, without its single requests."""
     series = found.series
     return {
@@ -60,7 +60,7 @@ def summary(found: SimResult) -> dict[str, object]:
     }
 
 
-def headline(found: SimResult) -> str:
+def headline(found: SimReport) -> str:
     """Return the run in one line."""
     parts = [
         f"{found.finished:,} requests in {format_duration(found.clock_s)}",
@@ -83,7 +83,7 @@ def headline(found: SimResult) -> str:
     return "; ".join([", ".join(parts), *lost])
 
 
-def service_rows(found: SimResult, problem: Problem) -> list[list[object]]:
+def service_rows(found: SimReport, problem: Problem) -> list[list[object]]:
     """Return a row for each service: promises first, then what was kept."""
     rows: list[list[object]] = []
     for own in found.services:
@@ -153,7 +153,7 @@ def busiest(nodes: Sequence[NodeSummary]) -> list[NodeSummary]:
     return [nodes[i] for i in sorted(order)]
 
 
-def drawn(found: SimResult, problem: Problem) -> RenderableType:
+def draw_report(found: SimReport, problem: Problem) -> RenderableType:
     """Return a run for people."""
     from rich.console import Group
     from rich.text import Text

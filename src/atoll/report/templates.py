@@ -10,13 +10,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from atoll.core.ids import Phase
-from atoll.perf.curves import Curve, Picture
+from atoll.perf.curves import Picture, PlotLine
 from atoll.report.charts import draw
-from atoll.report.plan_tables import rate, wrapped
+from atoll.report.plan_tables import rate, wrap_layout
 from atoll.report.terminal import console, table
 from atoll.solve.templates import spectrum
 from atoll.solve.templates.generate import Layout, TemplateLibrary
-from atoll.solve.templates.spectrum import Priced
+from atoll.solve.templates.spectrum import PricedTemplates
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def phase_templates(
     must have one; the spectrum is of all.
     """
     kinds = library.tables.node_types
-    own = spectrum.priced(library.counts, library.throughput, kinds, places, prices)
+    own = spectrum.price_templates(library.counts, library.throughput, kinds, places, prices)
     same = own.only(spectrum.is_homogeneous(library))
     order = own.best_first()
     if uses is not None:
@@ -82,7 +82,9 @@ def phase_templates(
     )
 
 
-def _best(library: TemplateLibrary, own: Priced, index: int, places: Sequence[str]) -> Best:
+def _best(
+    library: TemplateLibrary, own: PricedTemplates, index: int, places: Sequence[str]
+) -> Best:
     counts = own.counts[index]
     usd = float(own.usd[index])
     sold = usd < float("inf")
@@ -109,7 +111,7 @@ def _layout(layout: Layout) -> str:
     return " | ".join(stages)
 
 
-def _spectrum(phase: Phase, own: Priced, same: Priced, largest: float) -> Picture:
+def _spectrum(phase: Phase, own: PricedTemplates, same: PricedTemplates, largest: float) -> Picture:
     curves = []
     for name, part in (("one node type", same), ("all", own)):
         if len(part.throughput):
@@ -117,7 +119,7 @@ def _spectrum(phase: Phase, own: Priced, same: Priced, largest: float) -> Pictur
             # A step function: what is reached stays until the next throughput.
             xs = (0.0, *(float(v) for v in x.repeat(2)), 1.0)
             ys = (0.0, 0.0, *(float(v) for v in y.repeat(2)))
-            curves.append(Curve(f"{name} ({len(part.throughput):,})", xs, ys))
+            curves.append(PlotLine(f"{name} ({len(part.throughput):,})", xs, ys))
     return Picture(
         f"{phase}: throughputs within reach",
         "throughput / largest",
@@ -126,7 +128,7 @@ def _spectrum(phase: Phase, own: Priced, same: Priced, largest: float) -> Pictur
     )
 
 
-def _counted(own: PhaseTemplates) -> str:
+def _count_templates(own: PhaseTemplates) -> str:
     said = f"{own.templates:,} useful of {own.multisets:,} node sets"
     if own.widest_gap is None or own.widest_gap_homogeneous is None:
         return said
@@ -152,11 +154,12 @@ def _verdict(own: PhaseTemplates) -> str | None:
 def facts(found: Sequence[PhaseTemplates]) -> dict[str, str]:
     """Return a sentence about each phase."""
     return {
-        str(own.phase): "; ".join(filter(None, (_counted(own), _verdict(own)))) for own in found
+        str(own.phase): "; ".join(filter(None, (_count_templates(own), _verdict(own))))
+        for own in found
     }
 
 
-def drawn(
+def draw_templates(
     title: str, found: Sequence[PhaseTemplates], uses: Sequence[str] | None
 ) -> RenderableType:
     """Return all of it for a terminal."""
@@ -164,12 +167,12 @@ def drawn(
     colours = out.color_system is not None and not out.no_color
     parts: list[RenderableType] = [Text(title, style="bold")]
     for own in found:
-        parts.append(Text(f"\n{own.phase}: {_counted(own)}"))
+        parts.append(Text(f"\n{own.phase}: {_count_templates(own)}"))
         if not own.best:
             what = "no template" if uses is None else f"no useful template with {', '.join(uses)}"
             parts.append(Text(f"  {what}"))
             continue
-        parts.append(_listed(own, out.width))
+        parts.append(_list_templates(own, out.width))
         said = _verdict(own) if uses is None else None
         if said is not None:
             parts.append(Text(said))
@@ -179,7 +182,7 @@ def drawn(
     return Group(*parts)
 
 
-def _listed(own: PhaseTemplates, width: int) -> RenderableType:
+def _list_templates(own: PhaseTemplates, width: int) -> RenderableType:
     unit = "req/s per $" if own.phase is Phase.BOTH else "tok/s per $"
     cells = [
         (
@@ -196,7 +199,7 @@ def _listed(own: PhaseTemplates, width: int) -> RenderableType:
         max(len(columns[i]), *(len(str(line[i] or "-")) for line in cells)) + 2 for i in range(1, 5)
     )
     room = max(18, width - taken - 3)
-    lines = [(wrapped(line[0], room), *line[1:]) for line in cells]
+    lines = [(wrap_layout(line[0], room), *line[1:]) for line in cells]
     listed = table(columns, lines, right=columns[1:4])
     listed.padding, listed.pad_edge = (0, 1, 0, 0), False
     for column in listed.columns[1:]:

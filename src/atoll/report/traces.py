@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from atoll.core.units import format_duration, format_rate
-from atoll.perf.curves import Curve, Picture
+from atoll.perf.curves import Picture, PlotLine
 from atoll.report.terminal import console, table
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ class Match:
         return None if self.measured == 0 else (self.drawn / self.measured - 1) * 100
 
 
-def compared(name: str, summary: Summary) -> tuple[Match, ...]:
+def compare_statistics(name: str, summary: Summary) -> tuple[Match, ...]:
     """Return every measured statistic of a built-in beside that of what was drawn."""
-    from atoll.workload.builtin import built_in
+    from atoll.workload.builtin import get_builtin
 
     found = _statistics(summary)
-    measured = built_in(name).measured
+    measured = get_builtin(name).measured
     return tuple(Match(key, value, found[key]) for key, value in measured.items() if key in found)
 
 
@@ -135,7 +135,7 @@ def pictures_of(summary: Summary) -> list[Picture]:
             if summary.span_s >= 3 * scale or scale == 1.0
         )
         middles = (np.arange(len(counts)) + 0.5) * step / scale
-        rate = Curve("requests/s", tuple(middles.tolist()), tuple((counts / step).tolist()))
+        rate = PlotLine("requests/s", tuple(middles.tolist()), tuple((counts / step).tolist()))
         title = f"rate over time, means of {format_duration(step)}"
         pictures.append(Picture(title, unit, "req/s", (rate,)))
     curves = []
@@ -147,7 +147,7 @@ def pictures_of(summary: Summary) -> list[Picture]:
             np.searchsorted(shares, np.linspace(0.0, 1.0, 2 * _POINTS)).clip(0, len(values) - 1)
         )
         curves.append(
-            Curve(name, tuple(map(float, values[kept])), tuple((shares[kept] * 100).tolist()))
+            PlotLine(name, tuple(map(float, values[kept])), tuple((shares[kept] * 100).tolist()))
         )
     pictures.append(
         Picture("lengths: share of requests up to", "tokens", "%", tuple(curves), log_x=True)
@@ -155,7 +155,7 @@ def pictures_of(summary: Summary) -> list[Picture]:
     return pictures
 
 
-def drawn(
+def draw_trace(
     title: str, stats: TraceStats, match: Sequence[Match], pictures: Sequence[Picture]
 ) -> RenderableType:
     """Return all of it for a terminal."""
@@ -170,7 +170,8 @@ def drawn(
     if match:
         columns = ("statistic", "measured", "drawn", "off")
         rows = [
-            (m.statistic, _shown(m.measured), _shown(m.drawn), _off(m.off_percent)) for m in match
+            (m.statistic, _format_value(m.measured), _format_value(m.drawn), _off(m.off_percent))
+            for m in match
         ]
         caption = "measured: the public trace this workload follows (docs/workloads.md)"
         parts.append(table(columns, rows, right=columns[1:], caption=caption))
@@ -180,7 +181,7 @@ def drawn(
     return Group(*parts)
 
 
-def _shown(value: float) -> str:
+def _format_value(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 

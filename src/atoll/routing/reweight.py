@@ -31,11 +31,11 @@ def reweight(tables: RouteTables, dead: Flags, solve: Solve | None = None) -> Ro
     `tables` must hold the planned weights, not those of an earlier call: a node that comes back gets its
     flow back.
     """
-    weight = _scaled(tables, dead) if solve is None else solve(tables, dead)
+    weight = _scale(tables, dead) if solve is None else solve(tables, dead)
     return tables.with_weight(weight)
 
 
-def _scaled(tables: RouteTables, dead: Flags) -> Floats:
+def _scale(tables: RouteTables, dead: Flags) -> Floats:
     first, target, planned = tables.first, tables.target, tables.weight
     sink = tables.vertices - 1
     through = np.bincount(target, weights=planned, minlength=tables.vertices)

@@ -96,7 +96,7 @@ class RouteTables:
             first=first,
             target=target,
             weight=np.array([w for _, _, w in listed], dtype=np.float64),
-            order=_staggered(first, target),
+            order=_stagger(first, target),
             sweep=np.array([size - 1, *inner], dtype=np.int64),
         )
 
@@ -145,7 +145,7 @@ def _possible(held: Sequence[tuple[int, int]], *, partial: bool) -> list[tuple[i
     return found
 
 
-def _staggered(first: Ints, target: Ints) -> Ints:
+def _stagger(first: Ints, target: Ints) -> Ints:
     """Return the order in which each vertex's edges win ties: siblings begin at different next hops.
 
     Siblings get requests in turn. The i-th of k siblings with d next hops begins at hop i (k >= d) or

@@ -185,11 +185,11 @@ def usage_of(data: dict[str, object]) -> Usage:
     return Usage(number("prompt_tokens"), number("completion_tokens"), number("total_tokens"))
 
 
-class _Answer(Struct):
+class _AnswerBody(Struct):
     usage: Usage | None = None
 
 
-_ANSWER = msgspec.json.Decoder(_Answer)
+_ANSWER = msgspec.json.Decoder(_AnswerBody)
 
 
 def answer_usage(body: bytes) -> Usage | None:

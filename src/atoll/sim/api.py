@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
-    from atoll.sim.result import SimResult
+    from atoll.sim.result import SimReport
     from atoll.workload.requests import Requests
 
 Progress = Callable[[int, int, float], None]
@@ -28,7 +28,7 @@ def simulate(
     options: SimOptions | None = None,
     *,
     progress: Progress | None = None,
-) -> SimResult:
+) -> SimReport:
     """Run a plan under a workload and return what happened.
 
     The same arguments give the same bits. Requests of a service that the plan does not serve wait for good.
@@ -37,7 +37,7 @@ def simulate(
     from atoll.sim.build import build
     from atoll.sim.kernel import table_of
     from atoll.sim.loop import run
-    from atoll.sim.result import SimResult
+    from atoll.sim.result import SimReport
 
     chosen = options or SimOptions()
     begun = time.process_time()
@@ -47,4 +47,4 @@ def simulate(
         if progress is not None:
             state = built.sim.run[0]
             progress(int(state["finished"]), len(requests), float(state["clock_s"]))
-    return SimResult.of(built, problem, chosen, time.process_time() - begun)
+    return SimReport.of(built, problem, chosen, time.process_time() - begun)

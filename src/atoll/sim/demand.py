@@ -5,7 +5,7 @@ from __future__ import annotations
 from atoll.core.errors import InputError
 from atoll.plan.problem import Problem
 from atoll.workload.builtin import lengths_like
-from atoll.workload.rates import Clock
+from atoll.workload.rates import RateClock
 from atoll.workload.requests import Workload
 from atoll.workload.synthetic import Mixed, Synthetic
 
@@ -15,7 +15,7 @@ def demand_of(problem: Problem, duration_s: float) -> Workload:
     parts = tuple(
         Synthetic(
             service.name,
-            Clock(service.rate_per_s),
+            RateClock(service.rate_per_s),
             lengths_like(service.lengths.mix()),
             duration_s=duration_s,
             models=(service.name,),

@@ -13,12 +13,12 @@ from atoll.core.files import atomic_write
 from atoll.sim.result import OUTCOMES
 
 if TYPE_CHECKING:
-    from atoll.sim.result import SimResult
+    from atoll.sim.result import SimReport
 
 ENDINGS = (".csv", ".parquet")
 
 
-def columns(result: SimResult) -> dict[str, np.ndarray]:
+def columns(result: SimReport) -> dict[str, np.ndarray]:
     """Return the requests of a run, a column an array; times in seconds."""
     q = result.requests
     names = np.array([service.name for service in result.services])
@@ -37,7 +37,7 @@ def columns(result: SimResult) -> dict[str, np.ndarray]:
     }
 
 
-def write_requests(result: SimResult, path: Path) -> None:
+def write_requests(result: SimReport, path: Path) -> None:
     """Write the requests of a run, in the format its ending names."""
     kind = path.suffix.lower()
     if kind not in ENDINGS:
@@ -45,16 +45,16 @@ def write_requests(result: SimResult, path: Path) -> None:
     atomic_write(path, _parquet(result) if kind == ".parquet" else _csv(result))
 
 
-def _csv(result: SimResult) -> str:
+def _csv(result: SimReport) -> str:
     table = columns(result)
     out = io.StringIO()
     out.write(",".join(table) + "\n")
-    written = [_written(column) for column in table.values()]
+    written = [_format_cell(column) for column in table.values()]
     out.writelines(",".join(row) + "\n" for row in zip(*written, strict=True))
     return out.getvalue()
 
 
-def _written(column: np.ndarray) -> list[str]:
+def _format_cell(column: np.ndarray) -> list[str]:
     if column.dtype.kind == "f":
         return ["" if value != value else f"{value:.6f}" for value in column.tolist()]
     if column.dtype.kind == "b":
@@ -62,7 +62,7 @@ def _written(column: np.ndarray) -> list[str]:
     return [str(value) for value in column.tolist()]
 
 
-def _parquet(result: SimResult) -> bytes:
+def _parquet(result: SimReport) -> bytes:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

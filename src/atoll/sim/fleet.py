@@ -12,7 +12,7 @@ from atoll.sim.options import SimOptions
 
 
 @dataclass
-class Standing:
+class StandingInstance:
     """An instance and when it is rented; `waits_for` is the one whose nodes it takes over."""
 
     number: int
@@ -38,13 +38,13 @@ class FleetHistory:
     """All instances, what happens to them, and which number each id has under each plan."""
 
     plans: tuple[Plan, ...]
-    standing: list[Standing] = field(default_factory=list)
+    standing: list[StandingInstance] = field(default_factory=list)
     events: list[LifeEvent] = field(default_factory=list)
     numbers: list[dict[str, int]] = field(default_factory=list)
 
-    def add(self, instance: Instance, now_s: float, *, ready: bool) -> Standing:
+    def add(self, instance: Instance, now_s: float, *, ready: bool) -> StandingInstance:
         """Add an instance and return it."""
-        made = Standing(len(self.standing), instance, now_s, ready)
+        made = StandingInstance(len(self.standing), instance, now_s, ready)
         self.standing.append(made)
         return made
 

@@ -23,7 +23,7 @@ TOKEN_BYTES = 4.0
 
 
 @dataclass(frozen=True)
-class Unit:
+class SimUnit:
     """One group of `tp` GPUs of a node: the `index`-th of its instance, one of `groups` there.
 
     `node` numbers the nodes of all instances.
@@ -113,7 +113,7 @@ def _cluster_sites(problem: Problem, instances: Sequence[Instance]) -> Sites:
 class Lower:
     """The graphs of all instances: their units in order, routing tables, vertices and edges."""
 
-    units: tuple[Unit, ...]
+    units: tuple[SimUnit, ...]
     tables: tuple[RouteTables, ...]
     vertices: Records
     edges: Records
@@ -133,7 +133,7 @@ def lower_graph(
 
     With `spare`, ways that the layers allow and the plan does not use are there with weight 0.
     """
-    units: list[Unit] = []
+    units: list[SimUnit] = []
     tables: list[RouteTables] = []
     vertices: list[Records] = []
     edges: list[Records] = []
@@ -141,9 +141,9 @@ def lower_graph(
     node_total = sum(len(instance.nodes) for instance in instances)
     for number, instance in enumerate(instances):
         own = RouteTables.from_instance(instance, spare=spare)
-        table, members = _expanded(own, groups[number])
+        table, members = _expand(own, groups[number])
         first = len(units)
-        units += [Unit(number, node_base + k, k, groups[number][k]) for k, _ in members]
+        units += [SimUnit(number, node_base + k, k, groups[number][k]) for k, _ in members]
         item = np.array([-1, *range(first, len(units)), -1], np.int64)
         ends = [
             gateway_name(problem, instance, out=False),
@@ -221,9 +221,7 @@ def _sizes(problem: Problem, catalog: Catalog, instance: Instance) -> tuple[floa
     return token, activation + token
 
 
-def _expanded(
-    table: RouteTables, groups: Sequence[int]
-) -> tuple[RouteTables, list[tuple[int, int]]]:
+def _expand(table: RouteTables, groups: Sequence[int]) -> tuple[RouteTables, list[tuple[int, int]]]:
     """The tables with every node as often as it has groups, which share its flow evenly."""
     members = [(k, g) for k, count in enumerate(groups) for g in range(count)]
     if len(members) == len(groups):
@@ -284,7 +282,7 @@ def upper_graph(problem: Problem, history: FleetHistory) -> Upper:
             pairs += [(vertex[a], vertex[b]) for a in lists[0] for b in lists[1]]
         pairs = sorted([*pairs, *((vertex[n], last) for n in lists[-1])])
         for k, plan in enumerate(history.plans):
-            planned = _planned(plan, service.name, history.numbers[k], vertex, last)
+            planned = _planned_weights(plan, service.name, history.numbers[k], vertex, last)
             weights[k].append(np.array([planned.get(pair, 0.0) for pair in pairs]))
         held = [(0, 0), *((k, k + 1) for k, some in enumerate(lists) for _ in some)]
         table = RouteTables.of_edges(
@@ -307,7 +305,7 @@ def upper_graph(problem: Problem, history: FleetHistory) -> Upper:
     )
 
 
-def _planned(
+def _planned_weights(
     plan: Plan, service: str, numbers: dict[str, int], vertex: dict[int, int], last: int
 ) -> dict[tuple[int, int], float]:
     """The weights a plan gives to the pairs of a service's graph; empty where it does not serve it."""

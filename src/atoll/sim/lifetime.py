@@ -70,7 +70,7 @@ def kick(z: Sim, u: int) -> None:
 
 
 @kernel
-def held(z: Sim, r: int, part: int, k: int, u: int) -> float:
+def held_tokens(z: Sim, r: int, part: int, k: int, u: int) -> float:
     """Return the KV tokens that a request holds on hop k (unit u) of a part."""
     c = z.request[r]
     if part != c.part:
@@ -94,7 +94,7 @@ def release(z: Sim, r: int, part: int) -> None:
     for k in range(hops):
         u = z.edge[z.way[r, begin + k]].reach
         unit = z.unit[u]
-        unit.used -= held(z, r, part, k, u) * share_at(z, u, reached)
+        unit.used -= held_tokens(z, r, part, k, u) * share_at(z, u, reached)
         if unit.used < 1e-6:
             unit.used = 0.0
         reached = unit.end
@@ -143,7 +143,7 @@ def feed(z: Sim, now: float) -> None:
 def end(z: Sim, r: int, now: float, state: int) -> None:
     """End the llm's work on a request: done, or dropped where nothing can ever take it.
 
-    Its KV cache is free at once; what follows comes after the event (`ended`).
+    Its KV cache is free at once; what follows comes after the event (`end_llm`).
     """
     release(z, r, 0)
     release(z, r, 1)
@@ -156,7 +156,7 @@ def end(z: Sim, r: int, now: float, state: int) -> None:
 
 
 @kernel
-def ended(z: Sim, r: int) -> None:
+def end_llm(z: Sim, r: int) -> None:
     """Go on with a request that the llm is done with."""
     c = z.request[r]
     now = c.last_s

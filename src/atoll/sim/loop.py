@@ -49,7 +49,7 @@ from atoll.sim.lifetime import (
     bin_of,
     decode_apart,
     end,
-    ended,
+    end_llm,
     feed,
     next_level,
     next_pass,
@@ -110,7 +110,7 @@ def token_out(z: Sim, r: int, now: float) -> None:
 
 
 @kernel
-def delivered(z: Sim, head: int, now: float) -> None:
+def deliver(z: Sim, head: int, now: float) -> None:
     """Hand the requests of a message to where it went."""
     first = z.request[head]
     u = z.edge[z.way[head, first.part * z.run[0].path + first.hop]].reach
@@ -294,7 +294,7 @@ def settle(z: Sim, now: float) -> None:
             return
         run.dirty = CLEAN
         while z.list[run.endings].head >= 0:
-            ended(z, take(z, run.endings))
+            end_llm(z, take(z, run.endings))
         while run.feeds > 0:
             run.feeds -= 1
             feed(z, now)
@@ -365,7 +365,7 @@ def handle(z: Sim, kind: int, payload: int, now: float) -> None:
     if kind == STEP:
         step_ended(z, payload, now)
     elif kind == DELIVER:
-        delivered(z, payload, now)
+        deliver(z, payload, now)
     elif kind == KV_HERE:
         cache_here(z, payload, now)
     elif kind == ARRIVE:

@@ -44,7 +44,7 @@ class Epoch:
 
 
 @dataclass(frozen=True, slots=True)
-class Component:
+class SimComponent:
     """Servers of an encoder or generator: `servers` of them, each takes up to `batch` items at a time.
 
     A batch of n items takes fixed_s + n * item_s seconds.
@@ -112,7 +112,7 @@ class SimOptions:
     bins: int = 200
     failures: tuple[Failure, ...] = ()
     epochs: tuple[Epoch, ...] = ()
-    components: tuple[Component, ...] = ()
+    components: tuple[SimComponent, ...] = ()
     classes: dict[str, tuple[Step, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -147,7 +147,7 @@ class TimeSeries:
 
 
 @dataclass(frozen=True)
-class SimResult:
+class SimReport:
     """Everything a run found. The same inputs give the same result, `cpu_s` apart."""
 
     plan_name: str
@@ -187,7 +187,7 @@ class SimResult:
         return sum(service.tokens_per_s for service in self.services)
 
     @classmethod
-    def of(cls, built: Built, problem: Problem, options: SimOptions, cpu_s: float) -> SimResult:
+    def of(cls, built: Built, problem: Problem, options: SimOptions, cpu_s: float) -> SimReport:
         """Read the result off a finished run."""
         sim = built.sim
         run = sim.run[0]

@@ -86,7 +86,7 @@ class TimesBuilder:
         for i, (profile, per_token_s) in enumerate(self._curves):
             step_s[CURVES, i], token_s[CURVES, i] = profile.step_s, per_token_s
         fixed = {"kinds": kinds_of, "step_s": step_s, "token_s": token_s}
-        return Times(coefficient, fixed, prefix, _padded(pairs, count))
+        return Times(coefficient, fixed, prefix, _pad(pairs, count))
 
 
 def layer_row(ops: LayerOps) -> Floats:
@@ -131,7 +131,7 @@ def _one_is_some(curve: Curve) -> Curve:
     return [*(point for point in curve if point[0] <= 0.0), (1.0, above[0][1]), *above]
 
 
-def _padded(pairs: Sequence[tuple[Curve, Curve]], count: int) -> Floats:
+def _pad(pairs: Sequence[tuple[Curve, Curve]], count: int) -> Floats:
     """Curves for prompts and for decoding, x and seconds each, the last point repeated."""
     most = max((len(curve) for pair in pairs for curve in pair), default=1)
     found = np.zeros((count, 4, most))

@@ -9,7 +9,7 @@ from atoll.sim.kernel import kernel
 
 
 @kernel
-def carried(z: Sim, link: int, now: float, size: float, bytes_per_s: float) -> float:
+def carry(z: Sim, link: int, now: float, size: float, bytes_per_s: float) -> float:
     """Put bytes on a link and return when the last has left; a link sends one message after the other."""
     one = z.link[link]
     took = size / bytes_per_s
@@ -24,7 +24,7 @@ def carried(z: Sim, link: int, now: float, size: float, bytes_per_s: float) -> f
 def send(z: Sim, now: float, e: int, head: int, tokens: float) -> None:
     """Send the requests of the list at `head` over an edge as one message of so many tokens."""
     edge = z.edge[e]
-    left = carried(z, edge.link, now, tokens * edge.token_bytes, edge.bytes_per_s)
+    left = carry(z, edge.link, now, tokens * edge.token_bytes, edge.bytes_per_s)
     push(z, left + edge.latency_s, DELIVER, head)
 
 
@@ -240,6 +240,6 @@ def move_cache(z: Sim, r: int, now: float) -> None:
                 continue
             site = z.site[a.site, b.site]
             link = a.site * z.site.shape[1] + b.site if z.run[0].paired else a.node
-            left = carried(z, link, now, size * layers, site.bytes_per_s)
+            left = carry(z, link, now, size * layers, site.bytes_per_s)
             there = max(there, left + site.latency_s)
     push(z, there, KV_HERE, r)

@@ -71,7 +71,7 @@ class PlainLayout:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class NewInstance:
     """One instance to start: a role laid out over nodes of a region.
 
     `rented` says how many nodes of each (node type, market) to take; None where every node type of the
@@ -87,7 +87,7 @@ class Chosen:
 def plan_from_layouts(
     problem: Problem,
     catalog: Catalog,
-    chosen: Iterable[Chosen],
+    chosen: Iterable[NewInstance],
     *,
     status: Status,
     solver: str,
@@ -148,7 +148,7 @@ def assemble(
     demand is not met, and "infeasible" means an empty plan.
     """
     own = tuple(instances)
-    served = {str(role): _served(problem, str(role), own) for role in problem.roles}
+    served = {str(role): _served_fraction(problem, str(role), own) for role in problem.roles}
     if status in ("optimal", "feasible") and min(served.values()) < 1.0:
         status = "partial"
     usd = sum(instance.usd_per_hour for instance in own)
@@ -211,7 +211,7 @@ def relative_gap(objective: float | None, bound: float | None) -> float | None:
     return abs(objective - bound) / high if high > 0 else 0.0
 
 
-def build_instance(problem: Problem, catalog: Catalog, choice: Chosen, *, id: str) -> Instance:  # noqa: A002
+def build_instance(problem: Problem, catalog: Catalog, choice: NewInstance, *, id: str) -> Instance:  # noqa: A002
     """Return the instance of a layout in a region, its flows and its price worked out."""
     nodes = _nodes(problem, catalog, choice)
     bare = Instance(
@@ -293,7 +293,7 @@ def routes_by_throughput(instances: Iterable[Instance]) -> tuple[Route, ...]:
     return tuple(routes)
 
 
-def _nodes(problem: Problem, catalog: Catalog, choice: Chosen) -> tuple[Node, ...]:
+def _nodes(problem: Problem, catalog: Catalog, choice: NewInstance) -> tuple[Node, ...]:
     """Number the nodes and give each a market: one's own first, spot last."""
     spec = catalog.model(problem.service_of(choice.role).model).llm
     kinds = [(s.start, s.end, kind) for s in choice.layout.stages for kind in s.nodes]
@@ -319,7 +319,7 @@ def _nodes(problem: Problem, catalog: Catalog, choice: Chosen) -> tuple[Node, ..
     return tuple(nodes)
 
 
-def _only_markets(problem: Problem, choice: Chosen) -> dict[tuple[str, Market], int]:
+def _only_markets(problem: Problem, choice: NewInstance) -> dict[tuple[str, Market], int]:
     counts = Counter(kind for stage in choice.layout.stages for kind in stage.nodes)
     found: dict[tuple[str, Market], int] = {}
     for kind, count in counts.items():
@@ -364,7 +364,7 @@ def _with_flows(instance: Instance, capacities: Mapping[str, float]) -> Instance
     return instance.model_copy(update={"flows": tuple(flows), "throughput_per_s": carried})
 
 
-def _served(problem: Problem, role: str, instances: Sequence[Instance]) -> float:
+def _served_fraction(problem: Problem, role: str, instances: Sequence[Instance]) -> float:
     demand = problem.demand(role)
     supply = sum(i.throughput_per_s for i in instances if i.role == role)
     return supply / demand if exceeds(demand, supply) else 1.0

@@ -28,7 +28,7 @@ class Compared(Frozen):
     broken: tuple[str, ...] = ()
 
 
-def compared(other: Plan, plan: Plan, problem: Problem) -> Compared:
+def compare(other: Plan, plan: Plan, problem: Problem) -> Compared:
     """Return another plan's figures beside those of `plan`."""
     served, own = served_share(other, problem), served_share(plan, problem)
     same = abs(served - own) <= 1e-3 and plan.usd_per_hour > 0
@@ -43,7 +43,7 @@ def compared(other: Plan, plan: Plan, problem: Problem) -> Compared:
     )
 
 
-def failed(solver: str, error: InvalidPlanError) -> Compared:
+def broken(solver: str, error: InvalidPlanError) -> Compared:
     """Return the line of a solver whose plan broke a rule."""
     rules = dict.fromkeys(str(violation.rule) for violation in error.violations)
     return Compared(solver=solver, broken=tuple(rules))

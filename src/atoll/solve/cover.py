@@ -26,12 +26,12 @@ Ints = NDArray[np.int64]
 Weights = NDArray[np.int32]
 
 
-def compiled(function: F) -> F:
+def compile_typed(function: F) -> F:
     """Compile with numba, keeping the types."""
     return cast(F, njit(cache=True)(function))
 
 
-@compiled
+@compile_typed
 def cheapest_by_weight(
     cost: Floats, weight: Weights, region: Weights, regions: int, width: int
 ) -> Floats:
@@ -44,7 +44,7 @@ def cheapest_by_weight(
     return best
 
 
-@compiled
+@compile_typed
 def closure(best: Floats) -> tuple[Floats, Ints, Floats]:
     """Return K over items `best[w]` used any number of times, and the items K is made of."""
     width = len(best)
@@ -72,7 +72,7 @@ def closure(best: Floats) -> tuple[Floats, Ints, Floats]:
     return value, items_w[:known].copy(), items_c[:known].copy()
 
 
-@compiled
+@compile_typed
 def cheapest_cover(cost: Floats, weight: Weights, width: int) -> tuple[float, Ints]:
     """Return K of the whole demand (`width` - 1 steps) and the items, repeated, that it is made of."""
     least = np.full(width, np.inf)
@@ -104,7 +104,7 @@ def cheapest_cover(cost: Floats, weight: Weights, width: int) -> tuple[float, In
     return value[width - 1], picks[:number].copy()
 
 
-@compiled
+@compile_typed
 def _use_up_to(own: Floats, before: Floats, weight: int, cost: float, number: int) -> None:
     """Allow up to `number` uses of one item on top of `before` or `own`, in place."""
     width = len(own)
@@ -116,7 +116,7 @@ def _use_up_to(own: Floats, before: Floats, weight: int, cost: float, number: in
                 own[d] = value
 
 
-@compiled
+@compile_typed
 def _use_any(own: Floats, before: Floats, tail: Floats, item_w: Ints, item_c: Floats) -> None:
     """Allow any number of uses of items on top of `before` or `own`, in place; one item costs `tail`."""
     for d in range(len(own)):
@@ -131,7 +131,7 @@ def _use_any(own: Floats, before: Floats, tail: Floats, item_w: Ints, item_c: Fl
         own[d] = value
 
 
-@compiled
+@compile_typed
 def _fall(values: Floats) -> Floats:
     """The least of each value and all after it: what covers more covers less."""
     out = values.copy()
@@ -140,7 +140,7 @@ def _fall(values: Floats) -> Floats:
     return out
 
 
-@compiled
+@compile_typed
 def cover(
     best: Floats, spread: int, group: Ints, weight: Weights, cost: Floats, number: Ints
 ) -> Floats:

@@ -187,12 +187,12 @@ class Spans:
                     end_time=_ns(start_s + attempt.seconds),
                     instrumentation_scope=self._scope,
                 )
-                for number, (start_s, attempt) in enumerate(_placed(record), 1)
+                for number, (start_s, attempt) in enumerate(_begin_times(record), 1)
             ),
         ]
 
 
-def _placed(record: UsageRecord) -> list[tuple[float, Attempt]]:
+def _begin_times(record: UsageRecord) -> list[tuple[float, Attempt]]:
     """Return when each attempt began, in Unix time.
 
     Records hold how long attempts took. They follow each other, the first begins with the request and

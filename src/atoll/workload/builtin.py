@@ -12,9 +12,9 @@ from typing import Any
 from atoll.core.errors import UnknownNameError
 from atoll.workload.arrivals import Renewal
 from atoll.workload.lengths import BUILT_IN, LengthMix
-from atoll.workload.rates import Clock, Curve, Layer, Silence
-from atoll.workload.sampling import Independent, Lengths, LogNormal, Quantiles
-from atoll.workload.synthetic import Items
+from atoll.workload.rates import Layer, RateClock, RateCurve, Silence
+from atoll.workload.sampling import Independent, LengthSampler, LogNormal, Quantiles
+from atoll.workload.synthetic import MediaItems
 
 NAMES = ("azure-code", "azure-conv", "burstgpt", "multimodal", "reasoning")
 CURVES = ("burstgpt-day", "code-day", "code-week", "conv-day", "conv-week")
@@ -33,14 +33,14 @@ class BuiltIn:
     rate_per_s: float
     renewal: Renewal
     layers: tuple[Layer | Silence, ...]
-    lengths: Lengths
-    items: Items | None
-    curve: Curve | None
+    lengths: LengthSampler
+    items: MediaItems | None
+    curve: RateCurve | None
     measured: Mapping[str, float]
 
-    def clock(self, rate_per_s: float | None = None, start_s: float = 0.0) -> Clock:
+    def clock(self, rate_per_s: float | None = None, start_s: float = 0.0) -> RateClock:
         """Return the clock at its own rate or another; how long bursts last does not change."""
-        return Clock(rate_per_s or self.rate_per_s, self.curve, self.layers, start_s)
+        return RateClock(rate_per_s or self.rate_per_s, self.curve, self.layers, start_s)
 
 
 @cache
@@ -53,7 +53,7 @@ def _data() -> dict[str, Any]:
 
 
 @cache
-def built_in(name: str) -> BuiltIn:
+def get_builtin(name: str) -> BuiltIn:
     """Return the built-in workload called `name`."""
     if name not in NAMES:
         raise UnknownNameError("workload", name, NAMES)
@@ -75,23 +75,23 @@ def built_in(name: str) -> BuiltIn:
 
 
 @cache
-def curve(name: str) -> Curve:
+def curve(name: str) -> RateCurve:
     """Return a rate curve by name: `day` and `week`, or one of `CURVES`."""
     own = ALIASES.get(name, name)
     if own not in CURVES:
         raise UnknownNameError("rate curve", name, [*ALIASES, *CURVES])
     entry = _data()["curves"][own]
-    return Curve(tuple(entry["levels"]), entry["period_s"])
+    return RateCurve(tuple(entry["levels"]), entry["period_s"])
 
 
-def lengths_like(mix: LengthMix) -> Lengths:
+def lengths_like(mix: LengthMix) -> LengthSampler:
     """Return lengths to draw from that have the moments of a mix.
 
     A mix that is built in is drawn as it was measured; any other as independent log-normal lengths.
     """
     for name in NAMES:
         if BUILT_IN.get(name) == replace(mix, input_tail=0.0):
-            return built_in(name).lengths
+            return get_builtin(name).lengths
     return Independent(
         LogNormal(mix.input_mean, _cv(mix.input_mean, mix.input_mean_square)),
         LogNormal(mix.output_mean, _cv(mix.output_mean, mix.output_mean_square)),
@@ -102,7 +102,7 @@ def _cv(mean: float, mean_square: float) -> float:
     return math.sqrt(max(0.0, mean_square / (mean * mean) - 1.0))
 
 
-def _lengths(entry: Mapping[str, Any]) -> Lengths:
+def _lengths(entry: Mapping[str, Any]) -> LengthSampler:
     if "lognormal" in entry:
         sides = entry["lognormal"]
         return Independent(LogNormal(*sides["input"]), LogNormal(*sides["output"]))
@@ -115,7 +115,9 @@ def _lengths(entry: Mapping[str, Any]) -> Lengths:
     )
 
 
-def _items(entry: Mapping[str, Any] | None) -> Items | None:
+def _items(entry: Mapping[str, Any] | None) -> MediaItems | None:
     if entry is None:
         return None
-    return Items(tuple(entry["bounds"]), tuple(tuple(group.items()) for group in entry["shares"]))
+    return MediaItems(
+        tuple(entry["bounds"]), tuple(tuple(group.items()) for group in entry["shares"])
+    )

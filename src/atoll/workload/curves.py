@@ -7,13 +7,13 @@ import csv
 import numpy as np
 
 from atoll.core.errors import InputError
-from atoll.workload.rates import Curve
+from atoll.workload.rates import RateCurve
 from atoll.workload.reading import line_blocks
 
 _MOST_LEVELS = 100_000
 
 
-def read_curve(path: str) -> Curve:
+def read_curve(path: str) -> RateCurve:
     """Return the curve in a CSV of `t_s,rate`: times in even steps from 0, rates in any unit.
 
     It repeats after the last step; only how rates compare matters, not their size.
@@ -44,4 +44,4 @@ def read_curve(path: str) -> Curve:
     step = float(times[1] - times[0])
     if times[0] != 0.0 or step <= 0.0 or not np.allclose(np.diff(times), step, rtol=1e-3):
         raise InputError("the times do not go up from 0 in even steps", path=path)
-    return Curve(tuple(level for _, level in rows), step * len(rows))
+    return RateCurve(tuple(level for _, level in rows), step * len(rows))

@@ -37,7 +37,7 @@ _PIECES = 4096
 
 
 @dataclass(frozen=True)
-class Curve:
+class RateCurve:
     """A relative rate that repeats every `period_s` seconds.
 
     `levels` are spread evenly over the period, each at the middle of its share of it, and joined by
@@ -171,14 +171,14 @@ class _Path:
 
 
 @dataclass(frozen=True)
-class Clock:
+class RateClock:
     """Maps operational time, in which one request is due per unit, to seconds.
 
     `rate_per_s` is the mean rate of requests; `start_s` is where in its curve the clock starts.
     """
 
     rate_per_s: float
-    curve: Curve | None = None
+    curve: RateCurve | None = None
     layers: tuple[Layer | Silence, ...] = ()
     start_s: float = 0.0
 
@@ -239,7 +239,7 @@ class Clock:
 class _Hands:
     """Where a clock stands: turns requests due since the last arrival into seconds."""
 
-    def __init__(self, clock: Clock, seed: int, name: str) -> None:
+    def __init__(self, clock: RateClock, seed: int, name: str) -> None:
         self._rate = clock.rate_per_s
         self._now_s = 0.0
         self._blocks = None if clock.steady else clock.blocks(seed, name)
@@ -267,7 +267,7 @@ class _Hands:
 
 def arrivals(
     renewal: Renewal,
-    clock: Clock,
+    clock: RateClock,
     *,
     seed: int,
     name: str,
@@ -292,7 +292,7 @@ def arrivals(
         yield times
 
 
-def fano(renewal: Renewal, clock: Clock, window_s: float) -> float:
+def fano(renewal: Renewal, clock: RateClock, window_s: float) -> float:
     """Return the expected variance over mean of counts in windows of so many seconds.
 
     Chance only: the curve of the clock is left out, as if the rate were its mean. Windows are taken

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO, cast
 
-from atoll.core.errors import InputError, shortened
+from atoll.core.errors import InputError, shorten
 
 BLOCK_BYTES = 4 * 2**20
 MAX_LINE_BYTES = 2**20
@@ -42,7 +42,7 @@ class RowReport:
 
     def bad_row(self, line: int, column: str, what: str, text: str = "") -> None:
         """Count a bad row; the first is an error if `strict`, and so is one too many."""
-        shown = f"{shortened(text)!r} {what}" if text else what
+        shown = f"{shorten(text)!r} {what}" if text else what
         detail = f"{column}: {shown}" if column else shown
         if self.strict:
             raise InputError(shown, path=self.path, line=line, field=column or None)
@@ -99,7 +99,7 @@ def _blocks(stream: BinaryIO, path: str | os.PathLike[str]) -> Iterator[tuple[in
             raise InputError(f"the trace holds more than {MAX_BYTES} bytes", path=path)
         whole, newline, tail = block.rpartition(b"\n")
         if newline:
-            lines = _decoded(rest + whole, path, number)
+            lines = _decode(rest + whole, path, number)
             yield number, lines
             number, rest = number + len(lines), tail
         else:
@@ -107,10 +107,10 @@ def _blocks(stream: BinaryIO, path: str | os.PathLike[str]) -> Iterator[tuple[in
         if len(rest) > MAX_LINE_BYTES:
             raise InputError(f"a line of more than {MAX_LINE_BYTES} bytes", path=path, line=number)
     if rest:
-        yield number, _decoded(rest, path, number)
+        yield number, _decode(rest, path, number)
 
 
-def _decoded(data: bytes, path: str | os.PathLike[str], number: int) -> list[str]:
+def _decode(data: bytes, path: str | os.PathLike[str], number: int) -> list[str]:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -158,8 +158,8 @@ class Requests:
             return self
         return Requests(
             self.arrival_s,
-            _renamed(self.model, self.models, models),
-            _renamed(self.klass, self.classes, classes),
+            _rename(self.model, self.models, models),
+            _rename(self.klass, self.classes, classes),
             self.input,
             self.output,
             tuple(models),
@@ -183,7 +183,7 @@ class Requests:
         )
 
 
-def _renamed(index: Small, old: Sequence[str], new: Sequence[str]) -> Small:
+def _rename(index: Small, old: Sequence[str], new: Sequence[str]) -> Small:
     place = {name: at for at, name in enumerate(new)}
     return np.array([place[name] for name in old], np.int16)[index]
 
@@ -200,15 +200,15 @@ class Workload(Protocol):
         """Yield the requests in order of arrival; the same seed gives the same bits."""
 
 
-def joined(parts: Iterable[Requests]) -> Requests:
+def join_requests(parts: Iterable[Requests]) -> Requests:
     """Return chunks as one, in the order given; their names are united."""
     chunks = [part for part in parts if len(part)]
     if not chunks:
         return Requests.empty()
     if len(chunks) == 1:
         return chunks[0]
-    models = _united(chunk.models for chunk in chunks)
-    classes = _united(chunk.classes for chunk in chunks)
+    models = _unite_names(chunk.models for chunk in chunks)
+    classes = _unite_names(chunk.classes for chunk in chunks)
     chunks = [chunk.named(models, classes) for chunk in chunks]
     return Requests(
         np.concatenate([chunk.arrival_s for chunk in chunks]),
@@ -218,12 +218,12 @@ def joined(parts: Iterable[Requests]) -> Requests:
         np.concatenate([chunk.output for chunk in chunks]),
         models,
         classes,
-        _joined_items(chunks),
-        _joined_prefixes(chunks),
+        _join_items(chunks),
+        _join_prefixes(chunks),
     )
 
 
-def _joined_items(chunks: Sequence[Requests]) -> Small | None:
+def _join_items(chunks: Sequence[Requests]) -> Small | None:
     if all(chunk.items is None for chunk in chunks):
         return None
     return np.concatenate(
@@ -231,7 +231,7 @@ def _joined_items(chunks: Sequence[Requests]) -> Small | None:
     )
 
 
-def _joined_prefixes(chunks: Sequence[Requests]) -> PrefixBlocks | None:
+def _join_prefixes(chunks: Sequence[Requests]) -> PrefixBlocks | None:
     own = [chunk.prefix for chunk in chunks if chunk.prefix is not None]
     if not own:
         return None
@@ -248,7 +248,7 @@ def _joined_prefixes(chunks: Sequence[Requests]) -> PrefixBlocks | None:
     return PrefixBlocks(offsets, np.concatenate([p.ids for p in own]), sizes.pop())
 
 
-def _united(names: Iterable[Sequence[str]]) -> tuple[str, ...]:
+def _unite_names(names: Iterable[Sequence[str]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for some in names for name in some))
 
 
@@ -262,4 +262,4 @@ def collect(workload: Workload, seed: int = 0, *, limit: int | None = None) -> R
             break
         parts.append(chunk)
         count += len(chunk)
-    return joined(parts)
+    return join_requests(parts)

@@ -11,7 +11,7 @@ from typing import TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.core.errors import InputError, shortened
+from atoll.core.errors import InputError, shorten
 from atoll.workload.formats import Columns, dates, detect, numbers
 from atoll.workload.reading import MAX_ROWS, RowReport, line_blocks
 from atoll.workload.requests import (
@@ -23,7 +23,7 @@ from atoll.workload.requests import (
     PrefixBlocks,
     Requests,
     Small,
-    joined,
+    join_requests,
 )
 from atoll.workload.synthetic import IMAGE
 
@@ -37,7 +37,7 @@ _MOONCAKE_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class RowBlock:
     """Some requests, and the line that each came from."""
 
     requests: Requests
@@ -64,13 +64,13 @@ class Names:
         return tuple(self._places)
 
 
-def read_blocks(path: str, kind: str | None, report: RowReport) -> Iterator[Block]:
+def read_blocks(path: str, kind: str | None, report: RowReport) -> Iterator[RowBlock]:
     """Yield the requests of a trace in order of arrival, with their lines."""
-    return _in_order(_parsed(path, kind, report), report)
+    return _in_order(_parse(path, kind, report), report)
 
 
-def _parsed(path: str, kind: str | None, report: RowReport) -> Iterator[Block]:
-    parse: Callable[[Sequence[str], Longs], Block | None] | None = None
+def _parse(path: str, kind: str | None, report: RowReport) -> Iterator[RowBlock]:
+    parse: Callable[[Sequence[str], Longs], RowBlock | None] | None = None
     for first_line, lines in line_blocks(path):
         numbered = np.arange(first_line, first_line + len(lines))
         full = [at for at, line in enumerate(lines) if line and not line.isspace()]
@@ -104,7 +104,7 @@ class _Csv:
         self._models, self._classes = Names(), Names()
         self._start_s: float | None = None
 
-    def __call__(self, lines: Sequence[str], numbered: Longs) -> Block | None:
+    def __call__(self, lines: Sequence[str], numbered: Longs) -> RowBlock | None:
         at = self._at
         rows = [_cells(line) for line in lines]
         width = len(at.header)
@@ -135,7 +135,7 @@ class _Csv:
             good, prefix = self._prefix(cells[at.prefix], numbered, good)
         keep = np.flatnonzero(good)
         requests = self._requests(cells, keep, times, tokens, items, prefix)
-        return Block(requests, numbered[keep])
+        return RowBlock(requests, numbered[keep])
 
     def _requests(
         self,
@@ -260,7 +260,7 @@ class _Mooncake:
         self._models = Names()
         self._block_tokens: int | None = None
 
-    def __call__(self, lines: Sequence[str], numbered: Longs) -> Block | None:
+    def __call__(self, lines: Sequence[str], numbered: Longs) -> RowBlock | None:
         kept: list[tuple[float, int, int, list[int], str, int]] = []
         for line, number in zip(lines, numbered.tolist(), strict=True):
             read = self._row(line, number)
@@ -278,7 +278,7 @@ class _Mooncake:
             requests.arrival_s, model, requests.klass, requests.input, requests.output,
             self._models.all, prefix=prefix,
         )  # fmt: skip
-        return Block(whole, np.array(own_lines, np.int64))
+        return RowBlock(whole, np.array(own_lines, np.int64))
 
     def _row(self, line: str, number: int) -> tuple[float, int, int, list[int], str] | None:
         try:
@@ -286,7 +286,7 @@ class _Mooncake:
         except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
-            self._report.bad_row(number, "", "not a JSON object", shortened(line))
+            self._report.bad_row(number, "", "not a JSON object", shorten(line))
             return None
         time = row.get("timestamp")
         if not (_is_number(time) and 0 <= time < 1e15):
@@ -328,14 +328,15 @@ def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _in_order(blocks: Iterator[Block], report: RowReport) -> Iterator[Block]:
+def _in_order(blocks: Iterator[RowBlock], report: RowReport) -> Iterator[RowBlock]:
     """Sort rows that came a little late; those that came too late are bad."""
-    held: Block | None = None
+    held: RowBlock | None = None
     latest = -np.inf
     for block in blocks:
         if held is not None:
-            block = Block(
-                joined((held.requests, block.requests)), np.concatenate((held.lines, block.lines))
+            block = RowBlock(
+                join_requests((held.requests, block.requests)),
+                np.concatenate((held.lines, block.lines)),
             )
         times = block.requests.arrival_s
         late = np.flatnonzero(times < latest)
@@ -346,13 +347,13 @@ def _in_order(blocks: Iterator[Block], report: RowReport) -> Iterator[Block]:
             good = np.flatnonzero(times >= latest)
             order = good[np.argsort(times[good], kind="stable")]
             report.reordered += int(np.sum(np.diff(times[good]) < 0))
-            block = Block(block.requests.take(order), block.lines[order])
+            block = RowBlock(block.requests.take(order), block.lines[order])
         cut = len(block.requests) - HELD
         if cut > 0:
-            out = Block(block.requests.take(slice(0, cut)), block.lines[:cut])
+            out = RowBlock(block.requests.take(slice(0, cut)), block.lines[:cut])
             latest = float(out.requests.arrival_s[-1])
             yield out
-            block = Block(block.requests.take(slice(cut, None)), block.lines[cut:])
+            block = RowBlock(block.requests.take(slice(cut, None)), block.lines[cut:])
         held = block
     if held is not None and len(held.requests):
         yield held

@@ -24,7 +24,7 @@ _RANKS = 65_536
 _MAX_CV = 100.0
 
 
-class Lengths(Protocol):
+class LengthSampler(Protocol):
     """A mix of prompt and answer lengths that can be drawn from."""
 
     def draw(self, rng: np.random.Generator, count: int) -> tuple[Ints, Ints]:
@@ -80,7 +80,7 @@ class LogNormal:
         drawn = rng.standard_normal(count)
         drawn *= math.sqrt(variance)
         drawn += math.log(self.mean) - variance / 2
-        return _rounded(np.exp(drawn, out=drawn), self.longest)
+        return _round(np.exp(drawn, out=drawn), self.longest)
 
     def moments(self) -> tuple[float, float]:
         """Return the mean and mean square of the law itself; rounding and limits hardly move them."""
@@ -110,7 +110,7 @@ class Normal:
         # The mean is at least 1, so more than half of all draws are kept each time round.
         while len(short := np.flatnonzero(drawn < 0.5)):
             drawn[short] = rng.normal(self.mean, deviation, len(short))
-        return _rounded(drawn, self.longest)
+        return _round(drawn, self.longest)
 
     def moments(self) -> tuple[float, float]:
         """Return the mean and mean square of the law after cutting."""
@@ -222,10 +222,10 @@ class Empirical:
 def _table(shares: Sequence[float], lengths: Sequence[float], size: int) -> Ints:
     """Lengths at `size` equally likely ranks."""
     ranks: Floats = (np.arange(size) + 0.5) / size
-    return _rounded(np.exp(np.interp(ranks, shares, np.log(lengths))), MAX_TOKENS)
+    return _round(np.exp(np.interp(ranks, shares, np.log(lengths))), MAX_TOKENS)
 
 
-def _rounded(tokens: Floats, longest: int) -> Ints:
+def _round(tokens: Floats, longest: int) -> Ints:
     np.rint(tokens, out=tokens)
     np.clip(tokens, 1.0, float(longest), out=tokens)
     return tokens.astype(np.int32)

@@ -23,7 +23,7 @@ import numpy as np
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.rng import stream
 from atoll.workload.reading import line_blocks
-from atoll.workload.requests import MAX_TOKENS, TEXT, Floats, Ints, Requests, Small, joined
+from atoll.workload.requests import MAX_TOKENS, TEXT, Floats, Ints, Requests, Small, join_requests
 from atoll.workload.synthetic import IMAGE
 
 WINDOW_S = 600.0
@@ -56,7 +56,7 @@ class Law:
 
 
 @dataclass(frozen=True)
-class Pool:
+class ClientPool:
     """A client pool as a workload, from `start_s` of the pool's clock for `duration_s` seconds.
 
     At `rate_per_s` (None: its own) every client keeps its share. A client whose lengths are not
@@ -84,7 +84,7 @@ class Pool:
     @cached_property
     def windows(self) -> dict[int, list[Activity]]:
         """Who is active in each window, by number of the window."""
-        path = _found(self.folder, f"{self.pool}{_WINDOWS}", self.folder)
+        path = _find(self.folder, f"{self.pool}{_WINDOWS}", self.folder)
         windows: dict[int, list[Activity]] = {}
         for line, row in _csv_rows(path):
             try:
@@ -141,7 +141,7 @@ class Pool:
                 self._client(rng, active, number, scale, lenders[active.client])
                 for active in self._active(number)
             ]
-            whole = joined(parts).named((self.model,), (TEXT, IMAGE))
+            whole = join_requests(parts).named((self.model,), (TEXT, IMAGE))
             since = whole.arrival_s - self.start_s
             kept = np.flatnonzero((since >= 0.0) & (since < self.duration_s))
             order = kept[np.argsort(since[kept], kind="stable")]
@@ -220,7 +220,7 @@ def _tokens(values: Floats) -> Ints:
     return np.clip(np.rint(values), 1, MAX_TOKENS).astype(np.int32)
 
 
-def _found(folder: str, name: str, path: str) -> str:
+def _find(folder: str, name: str, path: str) -> str:
     for ending in ("", ".gz"):
         candidate = os.path.join(folder, name + ending)
         if os.path.isfile(candidate):
@@ -249,7 +249,7 @@ def _read_laws(folder: str, pool: str) -> Iterator[tuple[int, float, str, Law]]:
         if os.path.isfile(path):
             yield from _pdfs(path)
             return
-    path = _found(folder, "client_quantiles_6h.csv", folder)
+    path = _find(folder, "client_quantiles_6h.csv", folder)
     for line, row in _csv_rows(path):
         if row.get("pool") != pool or row.get("field") not in _FIELDS:
             continue

@@ -27,18 +27,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from atoll.core.errors import InputError, UnknownNameError, UsageError, shortened
+from atoll.core.errors import InputError, UnknownNameError, UsageError, shorten
 from atoll.core.units import parse_count, parse_duration, parse_rate
 from atoll.workload.arrivals import FAMILIES, Family, Renewal
-from atoll.workload.builtin import NAMES, built_in, curve, lengths_like
+from atoll.workload.builtin import NAMES, curve, get_builtin, lengths_like
 from atoll.workload.lengths import BUILT_IN, length_mix
-from atoll.workload.rates import Clock, Curve, Layer, Silence
+from atoll.workload.rates import Layer, RateClock, RateCurve, Silence
 from atoll.workload.reading import BAD_LIMIT
 from atoll.workload.requests import Requests, Workload
-from atoll.workload.sampling import Fixed, Independent, Lengths, LogNormal, Marginal, Normal
-from atoll.workload.servegen import Pool
+from atoll.workload.sampling import Fixed, Independent, LengthSampler, LogNormal, Marginal, Normal
+from atoll.workload.servegen import ClientPool
 from atoll.workload.synthetic import Mixed, Synthetic
-from atoll.workload.traces import KEEPS, Keep, Replay, read_trace
+from atoll.workload.traces import KEEPS, Keep, TraceReplay, read_trace
 
 _T = TypeVar("_T")
 DEFAULT_S = 600.0
@@ -52,7 +52,7 @@ _POOL = frozenset(("for", "start", "model"))
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _SpecPart:
     """One part of a spec, taken apart."""
 
     source: str
@@ -63,7 +63,7 @@ class _Part:
     def only(self, allowed: frozenset[str]) -> None:
         for name in self.options:
             if name not in allowed:
-                raise UnknownNameError(f"option of {shortened(self.source)}", name, allowed)
+                raise UnknownNameError(f"option of {shorten(self.source)}", name, allowed)
 
     def read(self, name: str, parse: Callable[[str], _T]) -> _T | None:
         text = self.options.get(name)
@@ -100,7 +100,7 @@ def workload_of(spec: str, *, strict: bool = False, bad_limit: int = BAD_LIMIT) 
     try:
         words = shlex.split(spec)
     except ValueError as error:
-        raise InputError(f"{shortened(spec)!r}: {error}", hint="close every quote") from error
+        raise InputError(f"{shorten(spec)!r}: {error}", hint="close every quote") from error
     parts = [_part(own, strict, bad_limit) for own in _split(words)]
     ends = [part.options["for"] for part in parts if "for" in part.options]
     if len(parts) > 1 and len(ends) == 1:
@@ -131,36 +131,36 @@ def _split(words: list[str]) -> list[list[str]]:
     return parts
 
 
-def _part(words: list[str], strict: bool, bad_limit: int) -> _Part:
+def _part(words: list[str], strict: bool, bad_limit: int) -> _SpecPart:
     source, *rest = words
     options: dict[str, str] = {}
     for word in rest:
         name, equals, value = word.partition("=")
         if not equals or not value:
             raise InputError(
-                f"{shortened(word)!r} is not an option",
+                f"{shorten(word)!r} is not an option",
                 hint="write options as NAME=VALUE, as in for=10min",
             )
         if name in options:
             raise InputError("the option is given twice", field=name)
         options[name] = value
-    return _Part(source, options, strict, bad_limit)
+    return _SpecPart(source, options, strict, bad_limit)
 
 
-def _workload(part: _Part) -> Workload:
+def _workload(part: _SpecPart) -> Workload:
     family, colon, rest = part.source.partition(":")
     if colon and family in FAMILIES:
         part.only(_DRAWN)
-        return _drawn(part, family, parse_rate(rest, field=family))
+        return _parse_drawn(part, family, parse_rate(rest, field=family))
     if colon and family == "servegen":
         part.only(_POOL)
         return _pool(part, rest)
-    name, rate, factor = _paced(part.source)
+    name, rate, factor = _split_pace(part.source)
     if name in NAMES:
         part.only(_DRAWN)
         if factor is not None:
-            rate = built_in(name).rate_per_s * factor
-        return _built_in(part, name, rate)
+            rate = get_builtin(name).rate_per_s * factor
+        return _parse_builtin(part, name, rate)
     if os.path.isfile(name) or name.removesuffix(".gz").endswith((".csv", ".jsonl")):
         part.only(_READ)
         return _read(part, name, rate, factor)
@@ -168,7 +168,7 @@ def _workload(part: _Part) -> Workload:
     raise UnknownNameError("workload", name, known)
 
 
-def _paced(source: str) -> tuple[str, float | None, float | None]:
+def _split_pace(source: str) -> tuple[str, float | None, float | None]:
     """The name, and the rate or factor after its last "@" if there is one."""
     name, at, pace = source.rpartition("@")
     if not at or os.path.isfile(source):
@@ -191,12 +191,12 @@ def _pace(name: str, pace: str) -> tuple[str, float | None, float | None]:
     return name, rate, None
 
 
-def _end(part: _Part) -> tuple[float | None, int | None]:
+def _end(part: _SpecPart) -> tuple[float | None, int | None]:
     duration_s, count = part.duration_s, part.count
     return (DEFAULT_S, None) if duration_s is None and count is None else (duration_s, count)
 
 
-def _models(part: _Part) -> tuple[tuple[str, ...], tuple[float, ...]]:
+def _models(part: _SpecPart) -> tuple[tuple[str, ...], tuple[float, ...]]:
     if "models" not in part.options:
         return (part.options.get("model", ""),), (1.0,)
     if "model" in part.options:
@@ -210,7 +210,7 @@ def _models(part: _Part) -> tuple[tuple[str, ...], tuple[float, ...]]:
             shares.append(math.nan)
         if not name or not 0.0 <= shares[-1] < math.inf:
             raise InputError(
-                f"{shortened(word)!r} is not MODEL:SHARE", field="models", hint="as in a:0.7,b:0.3"
+                f"{shorten(word)!r} is not MODEL:SHARE", field="models", hint="as in a:0.7,b:0.3"
             )
         names.append(name)
     return tuple(names), tuple(shares)
@@ -220,17 +220,17 @@ def _cv(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InputError(f"{shortened(text)!r} is not a number", field="cv") from None
+        raise InputError(f"{shorten(text)!r} is not a number", field="cv") from None
 
 
-def _drawn(part: _Part, family: Family, rate: float) -> Synthetic:
+def _parse_drawn(part: _SpecPart, family: Family, rate: float) -> Synthetic:
     duration_s, count = _end(part)
     models, shares = _models(part)
     if "keep" in part.options:
         raise InputError("there is no burstiness to keep", field="keep", hint="leave it out")
     return Synthetic(
         part.source,
-        Clock(rate, _curve(part.options.get("curve", "none")), (), _start(part)),
+        RateClock(rate, _curve(part.options.get("curve", "none")), (), _start(part)),
         lengths_of(part.options.get("lengths", "azure-conv")),
         Renewal(family, part.read("cv", _cv) or 1.0),
         duration_s,
@@ -241,8 +241,8 @@ def _drawn(part: _Part, family: Family, rate: float) -> Synthetic:
     )
 
 
-def _built_in(part: _Part, name: str, rate: float | None) -> Synthetic:
-    own = built_in(name)
+def _parse_builtin(part: _SpecPart, name: str, rate: float | None) -> Synthetic:
+    own = get_builtin(name)
     duration_s, count = _end(part)
     models, shares = _models(part)
     clock = own.clock(rate, _start(part))
@@ -274,17 +274,19 @@ def _faster(layer: Layer | Silence, speed: float) -> Layer | Silence:
     return Silence(layer.on_s / speed, layer.off_s / speed)
 
 
-def _start(part: _Part) -> float:
+def _start(part: _SpecPart) -> float:
     return part.read("start", parse_duration) or 0.0
 
 
-def _pool(part: _Part, place: str) -> Pool:
-    name, rate, factor = _paced(place)
+def _pool(part: _SpecPart, place: str) -> ClientPool:
+    name, rate, factor = _split_pace(place)
     folder, slash, pool = name.rpartition("/")
     if not slash or not pool:
-        raise InputError(f"{shortened(name)!r} is not FOLDER/POOL", field="servegen")
+        raise InputError(f"{shorten(name)!r} is not FOLDER/POOL", field="servegen")
     duration_s = part.duration_s or DEFAULT_S
-    own = Pool(folder or "/", pool, duration_s, _start(part), rate, part.options.get("model", ""))
+    own = ClientPool(
+        folder or "/", pool, duration_s, _start(part), rate, part.options.get("model", "")
+    )
     return own if factor is None else replace(own, rate_per_s=own.mean_rate() * factor)
 
 
@@ -296,24 +298,24 @@ def replay_of(
     keep: str | None = None,
     strict: bool = False,
     bad_limit: int = BAD_LIMIT,
-) -> Replay:
+) -> TraceReplay:
     """Return a trace file as it is, at a rate ("10/s"), or so many times as fast ("x2")."""
     options = {"keep": keep, "format": kind}
-    part = _Part(path, {k: v for k, v in options.items() if v is not None}, strict, bad_limit)
+    part = _SpecPart(path, {k: v for k, v in options.items() if v is not None}, strict, bad_limit)
     _, rate, factor = (path, None, None) if pace is None else _pace(path, pace)
     return _read(part, path, rate, factor)
 
 
-def _read(part: _Part, path: str, rate: float | None, factor: float | None) -> Replay:
+def _read(part: _SpecPart, path: str, rate: float | None, factor: float | None) -> TraceReplay:
     keep = part.keep or "gaps"
     trace = read_trace(
         path, kind=part.options.get("format"), strict=part.strict, bad_limit=part.bad_limit
     )
     speed = rate / trace.rate_per_s if rate is not None else factor or 1.0
-    return Replay(trace, speed, keep, part.duration_s, part.count, part.options.get("model"))
+    return TraceReplay(trace, speed, keep, part.duration_s, part.count, part.options.get("model"))
 
 
-def _curve(name: str) -> Curve | None:
+def _curve(name: str) -> RateCurve | None:
     if name == "none":
         return None
     if not os.path.isfile(name):
@@ -323,20 +325,20 @@ def _curve(name: str) -> Curve | None:
     return read_curve(name)
 
 
-def lengths_of(text: str) -> Lengths:
+def lengths_of(text: str) -> LengthSampler:
     """Return the lengths that a text describes: see `lengths=` at the top of this module."""
     family, colon, rest = text.partition(":")
     if colon and family in ("lognormal", "normal"):
         sides = rest.split("x")
         if len(sides) != 2:
             raise InputError(
-                f"{shortened(text)!r} is not a prompt and an answer",
+                f"{shorten(text)!r} is not a prompt and an answer",
                 field="lengths",
                 hint=f"write {family}:MEAN/CVxMEAN/CV, as in {family}:1024/0.8x128/0.6",
             )
         return Independent(_marginal(family, sides[0]), _marginal(family, sides[1]))
     if text in NAMES:
-        return built_in(text).lengths
+        return get_builtin(text).lengths
     if os.path.isfile(text):
         return read_trace(text, kind="lengths").lengths()
     mix = length_mix(text)
@@ -353,6 +355,6 @@ def _marginal(family: str, text: str) -> Marginal:
         values = math.nan, math.nan
     if not all(map(math.isfinite, values)):
         raise InputError(
-            f"{shortened(text)!r} is not MEAN/CV", field="lengths", hint="as in 1024/0.8"
+            f"{shorten(text)!r} is not MEAN/CV", field="lengths", hint="as in 1024/0.8"
         )
     return LogNormal(*values) if family == "lognormal" else Normal(*values)

@@ -12,7 +12,7 @@ import numpy as np
 from atoll.core.errors import InputError
 from atoll.core.rng import stream
 from atoll.workload.arrivals import Renewal
-from atoll.workload.rates import Clock, arrivals
+from atoll.workload.rates import RateClock, arrivals
 from atoll.workload.requests import (
     CHUNK,
     MAX_NAMES,
@@ -21,9 +21,9 @@ from atoll.workload.requests import (
     Requests,
     Small,
     Workload,
-    joined,
+    join_requests,
 )
-from atoll.workload.sampling import Lengths
+from atoll.workload.sampling import LengthSampler
 
 IMAGE = "image"
 """The class of a request that brings images, which an encoder must see first."""
@@ -31,7 +31,7 @@ _PICKS = 65_536
 
 
 @dataclass(frozen=True)
-class Items:
+class MediaItems:
     """How many media items a request brings, given the length of its prompt.
 
     Prompts up to `bounds[0]` tokens are the first group, up to `bounds[1]` the second, and so on;
@@ -72,15 +72,15 @@ class Synthetic:
     """
 
     name: str
-    clock: Clock
-    lengths: Lengths
+    clock: RateClock
+    lengths: LengthSampler
     renewal: Renewal = field(default_factory=Renewal)
     duration_s: float | None = None
     count: int | None = None
     models: tuple[str, ...] = ("",)
     shares: tuple[float, ...] = (1.0,)
     klass: str = TEXT
-    items: Items | None = None
+    items: MediaItems | None = None
     chunk: int = CHUNK
 
     def __post_init__(self) -> None:
@@ -175,7 +175,7 @@ class Mixed:
                 ready.append(chunk.take(slice(0, cut)))
                 rest = chunk.take(slice(cut, None))
                 waiting[index] = rest if len(rest) else next(streams[index], None)
-            merged = joined(ready)
+            merged = join_requests(ready)
             models = tuple(dict.fromkeys((*models, *merged.models)))
             classes = tuple(dict.fromkeys((*classes, *merged.classes)))
             order = np.argsort(merged.arrival_s, kind="stable")

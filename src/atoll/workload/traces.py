@@ -111,7 +111,7 @@ def read_trace(
 
 
 @dataclass(frozen=True)
-class Replay:
+class TraceReplay:
     """A trace at `speed` times its rate, for `duration_s` seconds or `count` requests (None: all of it).
 
     Keeping `gaps` runs the trace's clock faster or slower: every gap is divided by the speed, so the

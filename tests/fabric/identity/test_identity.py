@@ -13,7 +13,7 @@ from atoll.fabric.identity.access import Access
 from atoll.fabric.identity.authority import Authority, read_revoked
 from atoll.fabric.identity.identity import Identity, RefusedError, Verifier
 from atoll.fabric.identity.trust import node_name, refusal, sign_record
-from atoll.fabric.registry.records import Metadata, Record, State, encode_metadata
+from atoll.fabric.registry.records import Metadata, Record, SessionState, encode_metadata
 
 HUBS = ["127.0.0.1:7447", "hub.example"]
 
@@ -28,7 +28,7 @@ def record(
     *,
     sid: str | None = None,
     fabric: str | None = None,
-    state: State = State.SERVING,
+    state: SessionState = SessionState.SERVING,
     **said: str,
 ) -> Record:
     identity = access.identity
@@ -106,9 +106,9 @@ def test_records_of_others_are_refused(authority: Authority, tmp_path: Path) -> 
     assert refusal(verifier, record(alps)) is None
     other_sid = f"{como.identity.slot}-{'0' * 16}"
     assert refusal(verifier, record(alps, sid=other_sid)) == "session of another"
-    left = record(alps, sid=other_sid, state=State.LEFT)
+    left = record(alps, sid=other_sid, state=SessionState.LEFT)
     assert refusal(verifier, left) == "session of another"
-    assert refusal(verifier, record(hub, sid=other_sid, state=State.LEFT)) is None
+    assert refusal(verifier, record(hub, sid=other_sid, state=SessionState.LEFT)) is None
     assert refusal(verifier, record(hub, sid=other_sid)) == "session of another"
     assert refusal(verifier, record(alps, provider="como")) == "forged provider"
     assert refusal(verifier, record(alps, role="operator")) == "forged provider"
@@ -117,7 +117,7 @@ def test_records_of_others_are_refused(authority: Authority, tmp_path: Path) -> 
     assert refusal(verifier, record(alps, fabric="f" * 16)) == "signature"
     good = record(alps)
     moved = Record(
-        good.sid, State.LEFT, 1, good.signed_s, good.body, good.certificate, good.signature
+        good.sid, SessionState.LEFT, 1, good.signed_s, good.body, good.certificate, good.signature
     )
     assert refusal(verifier, moved) == "signature"
     foreign = Authority.create(tmp_path / "other", "test", HUBS).issue("alps", "alps", "worker")

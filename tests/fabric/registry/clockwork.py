@@ -8,7 +8,7 @@ from functools import partial
 from itertools import count
 
 from atoll.fabric.registry.effects import Effect, RegistrySettings
-from atoll.fabric.registry.records import State
+from atoll.fabric.registry.records import SessionState
 from tests.fabric.registry.network import Network, Node
 
 
@@ -24,7 +24,7 @@ class Clockwork(Network):
         self._order = count()
         self._wake: dict[int, float] = {}
 
-    def start(self, slot: str, state: State = State.SERVING) -> Node:
+    def start(self, slot: str, state: SessionState = SessionState.SERVING) -> Node:
         node = super().start(slot, state)
         self.everybody_looks()
         return node

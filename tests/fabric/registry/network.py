@@ -21,7 +21,7 @@ from atoll.fabric.registry.effects import (
     Refused,
     RegistrySettings,
 )
-from atoll.fabric.registry.records import Metadata, Record, State
+from atoll.fabric.registry.records import Metadata, Record, SessionState
 from atoll.fabric.registry.registry import Registry
 
 START_S = 1_800_000_000.0
@@ -32,11 +32,11 @@ def metadata(slot: str, **more: object) -> Metadata:
     return Metadata(**{"name": slot, "provider": "p", "role": role, **more})  # type: ignore[arg-type]
 
 
-def signer(slot: str) -> Callable[[str, State, int, float, bytes], Record]:
+def signer(slot: str) -> Callable[[str, SessionState, int, float, bytes], Record]:
     """A signature is the signer's name: enough where nobody forges."""
     name = slot.encode()
 
-    def sign(sid: str, state: State, rev: int, signed_s: float, body: bytes) -> Record:
+    def sign(sid: str, state: SessionState, rev: int, signed_s: float, body: bytes) -> Record:
         return Record(sid, state, rev, signed_s, body, name, b"by " + name)
 
     return sign
@@ -46,7 +46,7 @@ def verify(record: Record) -> str | None:
     by = record.certificate.decode()
     if record.signature != b"by " + record.certificate:
         return "signature"
-    if by != record.slot and not (by.startswith("h") and record.state is State.LEFT):
+    if by != record.slot and not (by.startswith("h") and record.state is SessionState.LEFT):
         return "session of another"
     return None
 
@@ -97,7 +97,7 @@ class Network:
     def living(self) -> list[Node]:
         return [node for node in self.nodes if node.alive]
 
-    def start(self, slot: str, state: State = State.SERVING) -> Node:
+    def start(self, slot: str, state: SessionState = SessionState.SERVING) -> Node:
         skew_s = self.rng.uniform(-self.skew_s, self.skew_s)
         registry = Registry(
             slot,
@@ -126,8 +126,8 @@ class Network:
     def tick(self, node: Node) -> None:
         self.carry(node, node.registry.tick(self.clock(node)))
 
-    def announce(self, node: Node, state: State, engine: str) -> None:
-        if node.registry.own.record.state is State.LEFT:
+    def announce(self, node: Node, state: SessionState, engine: str) -> None:
+        if node.registry.own.record.state is SessionState.LEFT:
             return
         said = metadata(node.registry.slot, engine=engine)
         self.carry(node, node.registry.announce(self.clock(node), state, said))
@@ -143,7 +143,7 @@ class Network:
             for other in self.living
             if other is not node
             and other.part == node.part
-            and other.registry.own.record.state < State.LEFT
+            and other.registry.own.record.state < SessionState.LEFT
         }
         now_s = self.clock(node)
         for sid in [s for s in node.tokens if s not in up]:
@@ -205,12 +205,12 @@ class Network:
             return
         node.checked = node.registry.hash
         for sid, entry in node.registry.entries().items():
-            if entry.record.state is State.LEFT:
+            if entry.record.state is SessionState.LEFT:
                 node.gone.add(sid)
             elif sid in node.gone:
                 raise Broken(f"{sid} came back to life at {node.sid}")
         own = node.registry.own.record
-        if own.state is State.LEFT and own.certificate.decode() != node.registry.slot:
+        if own.state is SessionState.LEFT and own.certificate.decode() != node.registry.slot:
             raise Broken(f"{node.sid} lives on as a dead session")
 
     def settle(self) -> None:
@@ -238,13 +238,13 @@ class Network:
         self.check_settled()
 
     def check_settled(self) -> None:
-        living = [n for n in self.living if n.registry.own.record.state < State.LEFT]
+        living = [n for n in self.living if n.registry.own.record.state < SessionState.LEFT]
         truth = {node.sid: node.registry.own.record for node in living}
         for node in self.living:
             known = {
                 sid: entry.record
                 for sid, entry in node.registry.entries().items()
-                if entry.record.state < State.LEFT
+                if entry.record.state < SessionState.LEFT
             }
             for sid in known.keys() - truth.keys():
                 raise Broken(f"{node.sid} believes in the ghost {sid}")

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import random
 
-from atoll.fabric.registry.records import State
+from atoll.fabric.registry.records import SessionState
 from tests.fabric.registry.network import Network, Node
 
 SLOTS = ("m001", "m002", "m003")
-STATES = (State.JOIN, State.SERVING, State.SERVING, State.DOWN)
+STATES = (SessionState.JOIN, SessionState.SERVING, SessionState.SERVING, SessionState.DOWN)
 
 
 def run(seed: int, steps: int = 24) -> Network:
     """Run the schedule of this seed; raises Broken if anything happens that must not."""
     rng = random.Random(seed)
     net = Network(seed, skew_s=100.0)
-    net.start("h0", State.JOIN)
+    net.start("h0", SessionState.JOIN)
     if rng.random() < 0.5:
-        net.start("h1", State.JOIN)
+        net.start("h1", SessionState.JOIN)
     for slot in SLOTS[: rng.randint(1, 3)]:
         net.start(slot)
     for _ in range(steps):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.fabric.registry.records import State
+from atoll.fabric.registry.records import SessionState
 from tests.fabric.registry.clockwork import Clockwork
 
 
@@ -13,7 +13,7 @@ def federation(
 ) -> Clockwork:
     net = Clockwork(seed, loss=loss, skew_s=skew_s)
     for slot in ("h0", "h1"):
-        net.start(slot, State.JOIN)
+        net.start(slot, SessionState.JOIN)
     for i in range(members):
         net.start(f"m{i:03d}")
     net.pass_time(12.0)
@@ -24,7 +24,7 @@ def federation(
 def test_a_change_is_known_at_once_and_costs_one_message_each() -> None:
     net = federation(1)
     before = net.pushes
-    net.announce(net.nodes[5], State.SERVING, "new")
+    net.announce(net.nodes[5], SessionState.SERVING, "new")
     net.pass_time(0.006)
     assert net.agreed()
     assert net.pushes - before == 39
@@ -60,8 +60,8 @@ def test_a_short_partition_heals_within_a_second_and_nobody_is_buried(seed: int)
     sids = {node.sid for node in net.living}
     net.move(cut, 1)
     net.pass_time(10.0)
-    net.announce(net.nodes[3], State.SERVING, "here")
-    net.announce(net.nodes[30], State.DOWN, "there")
+    net.announce(net.nodes[3], SessionState.SERVING, "here")
+    net.announce(net.nodes[30], SessionState.DOWN, "there")
     net.start("m901").part = 1
     net.pass_time(10.0)
     assert not net.agreed()
@@ -77,7 +77,7 @@ def test_the_loss_of_all_hubs_links_heals_within_a_second() -> None:
         net.move([node], part + 1)
     net.pass_time(5.0)
     for node in net.nodes[2:12]:
-        net.announce(node, State.SERVING, "meanwhile")
+        net.announce(node, SessionState.SERVING, "meanwhile")
     net.pass_time(5.0)
     net.move(net.nodes, 0)
     assert net.until(net.agreed, 1.0) < 1.0
@@ -90,7 +90,9 @@ def test_a_long_partition_buries_and_replaces() -> None:
     old = {node.sid for node in cut}
     net.move(cut, 1)
     net.pass_time(90.0)
-    assert all(net.nodes[0].registry.entries()[sid].record.state is State.LEFT for sid in old)
+    assert all(
+        net.nodes[0].registry.entries()[sid].record.state is SessionState.LEFT for sid in old
+    )
     net.move(cut, 0)
     net.until(lambda: net.agreed() and not old & {node.sid for node in cut}, 10.0)
     net.pass_time(10.0)
@@ -116,7 +118,7 @@ def test_the_dead_are_masked_at_once_and_left_after_a_minute() -> None:
 def test_lost_pushes_are_made_up_for() -> None:
     net = federation(50, loss=0.5)
     for node in net.nodes[2:12]:
-        net.announce(node, State.SERVING, "half of you hear this")
+        net.announce(node, SessionState.SERVING, "half of you hear this")
     net.pass_time(0.5)
     assert not net.agreed()
     assert net.until(net.agreed, 20.0) > 0

@@ -4,14 +4,14 @@ import pytest
 
 from atoll.core.errors import UnknownNameError
 from atoll.fabric.registry.queries import Query, state_of
-from atoll.fabric.registry.records import Gpu, Hardware, Service, State
+from atoll.fabric.registry.records import Gpu, Hardware, NodeService, SessionState
 from atoll.fabric.transport.peers import Peer
 from tests.fabric.registry.network import metadata
 
 GB = 10**9
 
 
-def peer(*, state: State = State.SERVING, alive: bool = True, **said: object) -> Peer:
+def peer(*, state: SessionState = SessionState.SERVING, alive: bool = True, **said: object) -> Peer:
     described = {
         "name": "lab/gpu1",
         "provider": "Uni",
@@ -21,8 +21,8 @@ def peer(*, state: State = State.SERVING, alive: bool = True, **said: object) ->
         "stability": "batch",
         "hardware": Hardware(gpus=(Gpu("A100-80G", 2, 85 * GB), Gpu("L4", 1, 24 * GB))),
         "services": (
-            Service(model="meta/llama-70b", aliases=("llama",), precision="bf16"),
-            Service(model="qwen3-8b", precision="fp8"),
+            NodeService(model="meta/llama-70b", aliases=("llama",), precision="bf16"),
+            NodeService(model="qwen3-8b", precision="fp8"),
         ),
         **said,
     }
@@ -82,7 +82,7 @@ def test_what_a_node_does_not_say_counts_against_it() -> None:
 
 def test_a_node_without_a_token_is_silent() -> None:
     assert state_of(peer(alive=False)) == "silent"
-    assert state_of(peer(alive=False, state=State.LEFT)) == "left"
+    assert state_of(peer(alive=False, state=SessionState.LEFT)) == "left"
     assert Query(states=("silent",)).lacks(peer(alive=False)) is None
 
 

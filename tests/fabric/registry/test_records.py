@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
 from atoll.fabric.registry import records
-from atoll.fabric.registry.records import Gpu, Hardware, Metadata, Record, Service, State, merge
+from atoll.fabric.registry.records import (
+    Gpu,
+    Hardware,
+    Metadata,
+    NodeService,
+    Record,
+    SessionState,
+    merge,
+)
 from tests.fabric.registry.network import metadata
 
 SID = "m001-0123456789abcdef"
@@ -18,7 +26,7 @@ SID = "m001-0123456789abcdef"
 rivals = st.builds(
     Record,
     sid=st.just(SID),
-    state=st.sampled_from(State),
+    state=st.sampled_from(SessionState),
     rev=st.integers(0, 2),
     signed_s=st.sampled_from((1.0, 2.0)),
     body=st.sampled_from((b"", b"a", b"b")),
@@ -60,7 +68,7 @@ def test_the_order_of_arrival_does_not_matter(history: list[Record], rng: object
 
 
 def test_records_of_two_sessions_do_not_merge() -> None:
-    a = Record(SID, State.JOIN, 0, 1.0, b"", b"", b"")
+    a = Record(SID, SessionState.JOIN, 0, 1.0, b"", b"", b"")
     b = msgspec.structs.replace(a, sid="m002-0123456789abcdef")
     with pytest.raises(InputError, match="two sessions"):
         merge(a, b)
@@ -82,7 +90,7 @@ described = st.builds(
     ),
     services=st.lists(
         st.builds(
-            Service,
+            NodeService,
             model=texts.filter(bool),
             context=st.none() | st.integers(1, 2**20),
             layers=st.none() | st.tuples(st.integers(0, 99), st.integers(0, 99)),
@@ -117,10 +125,10 @@ def test_equal_metadata_has_equal_bytes(said: Metadata) -> None:
         {"region": "\u202eback"},
         {"labels": {str(i): "" for i in range(33)}},
         {"labels": {"a": "x" * 257}},
-        {"services": tuple(Service(model=f"m{i}") for i in range(65))},
-        {"services": (Service(model=""),)},
-        {"services": (Service(model="m", context=0),)},
-        {"services": (Service(model="m", aliases=tuple(map(str, range(33)))),)},
+        {"services": tuple(NodeService(model=f"m{i}") for i in range(65))},
+        {"services": (NodeService(model=""),)},
+        {"services": (NodeService(model="m", context=0),)},
+        {"services": (NodeService(model="m", aliases=tuple(map(str, range(33)))),)},
         {"hardware": Hardware(gpus=(Gpu("A100", 0, 1),))},
         {"hardware": Hardware(gpus=(Gpu("A100", 1, 1),) * 17)},
         {"price_usd_per_hour": math.nan},
@@ -141,7 +149,9 @@ def test_metadata_is_bounded(field: dict[str, object]) -> None:
 
 
 def test_metadata_as_a_whole_is_bounded() -> None:
-    services = tuple(Service(model="m" * 250 + str(i), aliases=("a" * 256,) * 8) for i in range(64))
+    services = tuple(
+        NodeService(model="m" * 250 + str(i), aliases=("a" * 256,) * 8) for i in range(64)
+    )
     with pytest.raises(InputError, match="too large"):
         records.encode_metadata(metadata("m001", services=services))
 
@@ -186,11 +196,11 @@ def test_noise_is_refused_without_surprise(noise: bytes) -> None:
 
 
 def test_what_is_signed_names_everything() -> None:
-    said = ("f", SID, State.SERVING, 3, 5.0, b"body")
+    said = ("f", SID, SessionState.SERVING, 3, 5.0, b"body")
     others = (
         ("g", *said[1:]),
         (said[0], "m002-0123456789abcdef", *said[2:]),
-        (*said[:2], State.DOWN, *said[3:]),
+        (*said[:2], SessionState.DOWN, *said[3:]),
         (*said[:3], 4, *said[4:]),
         (*said[:4], 6.0, said[5]),
         (*said[:5], b"other"),
@@ -200,5 +210,5 @@ def test_what_is_signed_names_everything() -> None:
 
 
 def test_a_farewell_keeps_only_who_it_was() -> None:
-    whole = metadata("m001", engine="vllm", services=(Service(model="m"),), labels={"a": "b"})
+    whole = metadata("m001", engine="vllm", services=(NodeService(model="m"),), labels={"a": "b"})
     assert records.farewell(whole) == metadata("m001")

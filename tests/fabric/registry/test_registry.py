@@ -23,7 +23,7 @@ from atoll.fabric.registry.effects import (
     Revoked,
     Verify,
 )
-from atoll.fabric.registry.records import Record, Service, State, encode_metadata
+from atoll.fabric.registry.records import NodeService, Record, SessionState, encode_metadata
 from atoll.fabric.registry.registry import Registry
 from tests.fabric.registry.network import START_S, metadata, signer, verify
 
@@ -36,7 +36,7 @@ def member(
     slot: str = "m000",
     seed: int = 0,
     *,
-    state: State = State.SERVING,
+    state: SessionState = SessionState.SERVING,
     settings: RegistrySettings | None = None,
     check: Verify = verify,
     observer: bool = False,
@@ -56,7 +56,7 @@ def member(
 
 def record(
     sid: str = A,
-    state: State = State.SERVING,
+    state: SessionState = SessionState.SERVING,
     rev: int = 1,
     *,
     by: str | None = None,
@@ -89,7 +89,7 @@ histories = st.lists(
     st.builds(
         record,
         sid=st.sampled_from((A, B, "m003-00000000000000dd")),
-        state=st.sampled_from(State),
+        state=st.sampled_from(SessionState),
         rev=st.integers(0, 2),
         engine=st.sampled_from(("", "a")),
         by=st.none(),
@@ -133,7 +133,7 @@ def test_an_idle_exchange_costs_next_to_nothing() -> None:
 
 
 def test_what_does_not_fit_into_one_message_follows() -> None:
-    services = tuple(Service(model="m" * 250 + str(i)) for i in range(64))
+    services = tuple(NodeService(model="m" * 250 + str(i)) for i in range(64))
     many = [record(f"m001-{i:016x}", services=services) for i in range(150)]
     asker, peer = member("m000", 1), member("h0", 2)
     peer.merge(many, START_S)
@@ -148,7 +148,7 @@ def test_what_does_not_fit_into_one_message_follows() -> None:
 def test_an_endless_peer_is_cut_short() -> None:
     asker = member()
     exchange = asker.exchange()
-    endless = sync.encode_message(sync.Answer(bytes(16), None, (record(),), (A,)))
+    endless = sync.encode_message(sync.SyncReply(bytes(16), None, (record(),), (A,)))
     rounds = 0
     while exchange.ask is not None:
         exchange.answered(endless, START_S)
@@ -186,7 +186,7 @@ def test_a_refused_record_is_not_asked_for_again_at_once() -> None:
     ("wrong", "reason"),
     [
         (record(by="m002"), "session of another"),
-        (record(by="m002", state=State.LEFT), "session of another"),
+        (record(by="m002", state=SessionState.LEFT), "session of another"),
         (record(by="h0"), "session of another"),
         (msgspec.structs.replace(record(), signature=b"forged"), "signature"),
         (record(age_s=24 * 3600 + 1), "stale"),
@@ -224,7 +224,7 @@ def test_one_slot_cannot_fill_the_registry() -> None:
     registry = member(settings=RegistrySettings(max_slot_records=3))
     many = [record(f"m001-{i:016x}") for i in range(5)]
     assert len(of(Refused, registry.merge(many, START_S))) == 2
-    assert registry.merge([record(many[0].sid, State.LEFT)], START_S) == [
+    assert registry.merge([record(many[0].sid, SessionState.LEFT)], START_S) == [
         Event("left", many[0].sid)
     ]
     assert registry.merge([record(B)], START_S) == [Event("joined", B)]
@@ -238,7 +238,10 @@ def test_one_slot_cannot_fill_the_memory() -> None:
     assert [e.reason for e in of(Refused, effects)] == ["too large together"]
     grown = registry.merge([record(large[0].sid, rev=2, labels={"a": "x" * 250})], START_S)
     assert grown == [Event("changed", large[0].sid)]
-    assert len(of(Event, registry.merge([record(s.sid, State.LEFT) for s in large], START_S))) == 3
+    assert (
+        len(of(Event, registry.merge([record(s.sid, SessionState.LEFT) for s in large], START_S)))
+        == 3
+    )
     assert registry.merge([record(f"m001-{9:016x}")], START_S) == [
         Event("joined", f"m001-{9:016x}")
     ]
@@ -257,7 +260,7 @@ def test_events_follow_a_life() -> None:
     happened(registry.token_down("m001", A, START_S))
     happened(registry.token_down("m001", A, START_S))
     happened(registry.token_up("m001", A, START_S))
-    happened(registry.merge([record(state=State.LEFT, rev=2)], START_S))
+    happened(registry.merge([record(state=SessionState.LEFT, rev=2)], START_S))
     happened(registry.token_down("m001", A, START_S))
     happened(registry.merge([record(rev=9)], START_S))
     assert kinds == ["joined", "changed", "down", "up", "left"]
@@ -273,7 +276,7 @@ def test_a_peer_is_masked_by_its_token_alone() -> None:
     registry.token_down("m001", A, START_S + 2)
     assert not registry.alive(A)
     assert registry._silent.get(A) == START_S + 2
-    assert registry.peers()[A].record.state is State.SERVING
+    assert registry.peers()[A].record.state is SessionState.SERVING
 
 
 def test_nobody_holds_a_token_for_another() -> None:
@@ -289,35 +292,35 @@ def test_nobody_holds_a_token_for_another() -> None:
 
 
 def test_only_what_is_new_is_announced() -> None:
-    registry = member(state=State.JOIN)
+    registry = member(state=SessionState.JOIN)
     registry.tick(START_S)
     assert registry.announce(START_S) == []
-    assert registry.announce(START_S, State.JOIN, metadata("m000")) == []
-    (published,) = of(Publish, registry.announce(START_S, State.SERVING))
-    assert [(r.state, r.rev) for r in published.records] == [(State.SERVING, 1)]
+    assert registry.announce(START_S, SessionState.JOIN, metadata("m000")) == []
+    (published,) = of(Publish, registry.announce(START_S, SessionState.SERVING))
+    assert [(r.state, r.rev) for r in published.records] == [(SessionState.SERVING, 1)]
     assert registry.tick(START_S) == []
 
 
 def test_an_engine_that_is_well_again_gets_a_new_session() -> None:
     registry = member()
     old = registry.sid
-    registry.announce(START_S, State.DOWN)
-    effects = registry.announce(START_S, State.SERVING)
+    registry.announce(START_S, SessionState.DOWN)
+    effects = registry.announce(START_S, SessionState.SERVING)
     assert of(NewSession, effects) == [NewSession(old, registry.sid, "back")]
     left, new = (publish.records[0] for publish in of(Publish, effects))
-    assert (left.sid, left.state) == (old, State.LEFT)
-    assert (new.sid, new.state, new.rev) == (registry.sid, State.SERVING, 0)
+    assert (left.sid, left.state) == (old, SessionState.LEFT)
+    assert (new.sid, new.state, new.rev) == (registry.sid, SessionState.SERVING, 0)
 
 
 def test_buried_alive_it_takes_one_new_session() -> None:
     registry = member()
     old = registry.sid
-    obituaries = [record(old, State.LEFT, by=hub) for hub in ("h0", "h1")]
+    obituaries = [record(old, SessionState.LEFT, by=hub) for hub in ("h0", "h1")]
     effects = registry.merge([*obituaries, *obituaries], START_S)
     assert of(NewSession, effects) == [NewSession(old, registry.sid, "left")]
-    assert registry.own.record.state is State.SERVING
+    assert registry.own.record.state is SessionState.SERVING
     assert registry.own.metadata == metadata("m000")
-    assert registry.entries()[old].record.state is State.LEFT
+    assert registry.entries()[old].record.state is SessionState.LEFT
 
 
 def test_of_two_clones_one_keeps_the_session() -> None:
@@ -347,15 +350,15 @@ def test_after_leaving_an_obituary_changes_nothing() -> None:
     registry = member()
     sid = registry.sid
     (bye,) = of(Publish, registry.leave(START_S))
-    assert bye.records[0].state is State.LEFT
+    assert bye.records[0].state is SessionState.LEFT
     assert registry.leave(START_S) == []
-    assert registry.merge([record(sid, State.LEFT, 99, by="h0")], START_S) == []
+    assert registry.merge([record(sid, SessionState.LEFT, 99, by="h0")], START_S) == []
     assert registry.sid == sid
     with pytest.raises(UsageError, match="left"):
-        registry.announce(START_S, State.SERVING)
+        registry.announce(START_S, SessionState.SERVING)
     effects = registry.renew(START_S)
     assert of(NewSession, effects) == [NewSession(sid, registry.sid, "renewed")]
-    assert registry.own.record.state is State.JOIN
+    assert registry.own.record.state is SessionState.JOIN
 
 
 def test_an_observer_leaves_no_trace() -> None:
@@ -485,7 +488,7 @@ def test_only_a_hub_writes_obituaries_and_only_after_a_minute() -> None:
     effects = watched(hub, START_S + 60, 10)
     assert of(Obituary, effects) == [Obituary(A)]
     buried = of(Publish, effects)[0].records[0]
-    assert (buried.sid, buried.state, buried.certificate) == (A, State.LEFT, b"h0")
+    assert (buried.sid, buried.state, buried.certificate) == (A, SessionState.LEFT, b"h0")
     assert not of(Obituary, watched(other, START_S, 100))
     assert of(Event, other.merge([buried], START_S + 100)) == [Event("left", A)]
     assert hub.get(B) is not None
@@ -524,7 +527,7 @@ def test_a_clock_that_was_set_makes_it_sign_again() -> None:
 def test_what_is_left_is_remembered_for_a_day_and_then_forgotten() -> None:
     settings = RegistrySettings(gap_s=float("inf"))
     registry = member(settings=settings)
-    registry.merge([record(state=State.LEFT), record(B)], START_S)
+    registry.merge([record(state=SessionState.LEFT), record(B)], START_S)
     day_s = 24 * 3600.0
     registry.tick(START_S + day_s)
     assert registry.merge([record(age_s=-1, rev=5)], START_S + day_s - 60) == []
@@ -533,7 +536,7 @@ def test_what_is_left_is_remembered_for_a_day_and_then_forgotten() -> None:
     assert of(Event, effects) == [Event("left", B)]
     assert set(registry.entries()) == {registry.sid}
     assert registry.own.record.rev > 0
-    for old in (record(), record(state=State.LEFT)):
+    for old in (record(), record(state=SessionState.LEFT)):
         assert registry.merge([old], START_S + day_s + 700) == [Refused("stale", A)]
 
 
@@ -544,7 +547,9 @@ def test_revoked_certificates_lose_their_records() -> None:
         return "revoked" if one.certificate.decode() in bad else verify(one)
 
     registry = member(check=check)
-    registry.merge([record(), record(B), record("m001-00000000000000ff", State.LEFT)], START_S)
+    registry.merge(
+        [record(), record(B), record("m001-00000000000000ff", SessionState.LEFT)], START_S
+    )
     effects = registry.merge([record(HUB, revoked=("0a", "0b"))], START_S)
     assert of(Revoked, effects) == [Revoked(frozenset({"0a", "0b"}))]
     assert not of(Revoked, registry.merge([record(HUB, rev=2, revoked=("0a",))], START_S))
@@ -558,7 +563,7 @@ def test_revoked_certificates_lose_their_records() -> None:
 
 def test_figures() -> None:
     registry = member()
-    registry.merge([record(), record(B, State.LEFT)], START_S)
+    registry.merge([record(), record(B, SessionState.LEFT)], START_S)
     registry.token_up("m001", A, START_S)
     swap(registry, member("h0", 2))
     registry.pushed(sync.encode_message((record(rev=5),)), START_S + 0.25)

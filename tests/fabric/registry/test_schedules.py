@@ -10,7 +10,7 @@ import pytest
 
 from atoll.fabric.registry import registry as rules
 from atoll.fabric.registry.effects import RegistrySettings
-from atoll.fabric.registry.records import Record, State
+from atoll.fabric.registry.records import Record, SessionState
 from tests.fabric.registry import schedules
 from tests.fabric.registry.network import Broken, Network
 
@@ -122,7 +122,7 @@ def a_day_later(owner_s: float, hub_s: float, other_s: float) -> None:
     for node, skew_s in ((hub, hub_s), (other, other_s), (owner, owner_s)):
         node.skew_s = skew_s
         net.tick(node)  # a clock that was set far is noticed, and what it signed is signed again
-    net.announce(owner, State.SERVING, "last words")
+    net.announce(owner, SessionState.SERVING, "last words")
     last, ended = net.said[-1], owner.sid
     for _ in range(2):
         while net.flying:
@@ -132,7 +132,7 @@ def a_day_later(owner_s: float, hub_s: float, other_s: float) -> None:
         net.tick(hub)
     entry = other.registry.get(ended)
     assert entry is not None
-    assert entry.record.state is State.LEFT
+    assert entry.record.state is SessionState.LEFT
     net.now_s += DAY_S - 1200.0
     for _ in range(120):
         net.now_s += 20.0
@@ -177,7 +177,7 @@ def test_a_session_cut_off_for_a_minute_is_replaced_not_revived() -> None:
         net.tick(cut)
     known = hub.registry.get(old)
     assert known is not None
-    assert known.record.state is State.LEFT
+    assert known.record.state is SessionState.LEFT
     net.settle()
     assert [(s.old, s.cause) for s in cut.sessions] == [(old, "left")]
     assert set(hub.registry.peers()) == {cut.sid}

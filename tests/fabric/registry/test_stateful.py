@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from atoll.fabric.registry.records import State
+from atoll.fabric.registry.records import SessionState
 from tests.fabric.registry.network import Network
 
 picks = st.integers(0, 1 << 16)
@@ -19,11 +19,11 @@ class Federation(RuleBasedStateMachine):
     @initialize(seed=picks)
     def begin(self, seed: int) -> None:
         self.net = Network(seed, skew_s=100.0)
-        self.net.start("h0", State.JOIN)
+        self.net.start("h0", SessionState.JOIN)
 
     @precondition(lambda self: len(self.net.living) < 6)
-    @rule(slot=slots, state=st.sampled_from((State.JOIN, State.SERVING)))
-    def start(self, slot: str, state: State) -> None:
+    @rule(slot=slots, state=st.sampled_from((SessionState.JOIN, SessionState.SERVING)))
+    def start(self, slot: str, state: SessionState) -> None:
         self.net.start(slot, state)
 
     @precondition(lambda self: len(self.net.living) > 1)
@@ -34,11 +34,11 @@ class Federation(RuleBasedStateMachine):
             self.net.leave(node)
         self.net.kill(node)
 
-    @rule(pick=picks, state=st.sampled_from(State), engine=st.sampled_from("ab"))
-    def announce(self, pick: int, state: State, engine: str) -> None:
+    @rule(pick=picks, state=st.sampled_from(SessionState), engine=st.sampled_from("ab"))
+    def announce(self, pick: int, state: SessionState, engine: str) -> None:
         node = self.net.living[pick % len(self.net.living)]
-        if state is State.LEFT and node is self.net.nodes[0]:
-            state = State.DOWN
+        if state is SessionState.LEFT and node is self.net.nodes[0]:
+            state = SessionState.DOWN
         self.net.announce(node, state, engine)
 
     @rule(seconds=st.sampled_from((0.05, 1.0, 20.0, 61.0, 4000.0)), pick=picks)

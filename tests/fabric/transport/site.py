@@ -12,7 +12,7 @@ import pytest
 
 from atoll.fabric.identity.access import Access
 from atoll.fabric.identity.authority import Authority
-from atoll.fabric.registry.records import Metadata, State
+from atoll.fabric.registry.records import Metadata, SessionState
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.hub import Hub, hub_options
 from atoll.fabric.transport.settings import FabricSettings
@@ -62,7 +62,11 @@ class Site:
     async def join(self, access: Access, **more: Any) -> Fabric:
         metadata = Metadata(name=more.pop("name", "x"), provider="", role="worker")
         fabric = await Fabric.connect(
-            access, metadata, state=more.pop("state", State.SERVING), settings=SETTINGS, **more
+            access,
+            metadata,
+            state=more.pop("state", SessionState.SERVING),
+            settings=SETTINGS,
+            **more,
         )
         self.members.append(fabric)
         return fabric

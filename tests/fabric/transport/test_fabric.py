@@ -13,7 +13,7 @@ import pytest
 from atoll.fabric.identity import keys
 from atoll.fabric.identity.access import Access
 from atoll.fabric.registry.load import Load
-from atoll.fabric.registry.records import Metadata, Service, State
+from atoll.fabric.registry.records import Metadata, NodeService, SessionState
 from atoll.fabric.transport.fabric import Fabric, Peer
 from atoll.fabric.transport.hub import Hub, hub_options
 from atoll.fabric.transport.link import UnreachableError
@@ -33,15 +33,15 @@ def test_members_see_each_other_come_change_and_go(run: Scenario) -> None:
         seen: list[tuple[str, str]] = []
         a = await site.join(site.issue("a"), name="n1")
         a.listeners.append(lambda kind, peer: seen.append((kind, peer.name)))
-        b = await site.join(site.issue("b", "tum", "gateway"), name="", state=State.JOIN)
+        b = await site.join(site.issue("b", "tum", "gateway"), name="", state=SessionState.JOIN)
         assert names(b) == {"a/n1": "SERVING"}  # complete when connect returns
         await until(lambda: names(a) == {"b": "JOIN"})
         peer = a.peer(b.sid)
         assert peer is not None
         assert (peer.provider, peer.metadata.role, peer.verified) == ("tum", "gateway", True)
         assert not peer.routable
-        serving = msgspec.structs.replace(b.metadata, services=(Service(model="m"),))
-        await b.announce(State.SERVING, serving)
+        serving = msgspec.structs.replace(b.metadata, services=(NodeService(model="m"),))
+        await b.announce(SessionState.SERVING, serving)
         await until(lambda: names(a) == {"b": "SERVING"})
         assert a.peer(b.sid).metadata.services[0].model == "m"  # type: ignore[union-attr]
         await b.leave()
@@ -50,7 +50,7 @@ def test_members_see_each_other_come_change_and_go(run: Scenario) -> None:
         kinds = [kind for kind, name in seen if name == "b" and kind != "up"]
         assert kinds[:2] == ["joined", "changed"]
         assert ("left", "b") in seen
-        assert a.peer(b.sid).state is State.LEFT  # type: ignore[union-attr]
+        assert a.peer(b.sid).state is SessionState.LEFT  # type: ignore[union-attr]
 
     run(scenario)
 
@@ -114,7 +114,7 @@ def test_a_new_session_replaces_the_old(run: Scenario) -> None:
         new = await a.renew()
         assert renewed == [(old, new)]
         await until(lambda: b.peer(new) is not None and b.peer(new).routable)  # type: ignore[union-attr]
-        await until(lambda: b.peer(old).state is State.LEFT)  # type: ignore[union-attr]
+        await until(lambda: b.peer(old).state is SessionState.LEFT)  # type: ignore[union-attr]
         assert names(b) == {"a/x": "SERVING"}
 
     run(scenario)
@@ -210,7 +210,7 @@ def test_a_hub_buries_the_silent() -> None:
             await Fabric.connect(
                 Access.open_loopback(port, name=name, provider="p"),
                 Metadata(name="", provider="", role="worker"),
-                state=State.SERVING,
+                state=SessionState.SERVING,
                 settings=SETTINGS,
             )
             for name in ("a", "b")
@@ -222,7 +222,7 @@ def test_a_hub_buries_the_silent() -> None:
         b._undeclare()
         await until(lambda: names(a) == {"b": "silent"})
         async with asyncio.timeout(15):
-            await until(lambda: hub.fabric.peer(sid).state is State.LEFT, 15)  # type: ignore[union-attr]
+            await until(lambda: hub.fabric.peer(sid).state is SessionState.LEFT, 15)  # type: ignore[union-attr]
             await until(lambda: b.sid != sid)  # it lives, so it takes a new session
             await until(lambda: names(a) == {"b": "SERVING"})
         for fabric in (a, b):

@@ -15,11 +15,11 @@ from atoll.fabric.identity import keys
 from atoll.fabric.identity.access import Access
 from atoll.fabric.identity.authority import Authority
 from atoll.fabric.identity.trust import sign_record
-from atoll.fabric.registry.records import Metadata, Record, State, encode_metadata
+from atoll.fabric.registry.records import Metadata, Record, SessionState, encode_metadata
 from atoll.fabric.registry.sync import encode_message
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.hub import Hub
-from atoll.fabric.transport.link import Link, UnreachableError
+from atoll.fabric.transport.link import FabricLink, UnreachableError
 from tests.fabric.transport.site import SETTINGS, ListLog, Scenario, Site, until
 
 IMPATIENT = replace(SETTINGS, connect_s=0.3)
@@ -27,7 +27,7 @@ IMPATIENT = replace(SETTINGS, connect_s=0.3)
 
 async def refused_at_the_door(access: Access) -> None:
     with pytest.raises(UnreachableError):
-        await Link.open(access, IMPATIENT)
+        await FabricLink.open(access, IMPATIENT)
 
 
 def test_nobody_enters_without_a_certificate_of_this_fabric(run: Scenario, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_member_cannot_pass_as_a_hub(run: Scenario) -> None:
         crook = site.issue("crook")
         await site.stop_hub(0)
         address = f"127.0.0.1:{site.ports[0]}"
-        trap = await Link.open(crook, SETTINGS, listen=[address])
+        trap = await FabricLink.open(crook, SETTINGS, listen=[address])
         await refused_at_the_door(site.issue("victim"))
         await trap.close()
 
@@ -78,7 +78,7 @@ def test_members_write_and_hear_only_their_own_keys(run: Scenario) -> None:
         victim = await site.join(site.issue("victim"), log=log)
         friend = await site.join(site.issue("friend"))
         crook_access = site.issue("crook")
-        crook = await Link.open(crook_access, SETTINGS)
+        crook = await FabricLink.open(crook_access, SETTINGS)
         own, other = crook_access.identity.slot, friend.identity.slot
 
         heard: list[tuple[str, bytes]] = []
@@ -115,7 +115,12 @@ def test_members_write_and_hear_only_their_own_keys(run: Scenario) -> None:
 
 
 def signed(
-    access: Access, *, sid: str = "", at_s: float = 0.0, state: State = State.SERVING, **said: str
+    access: Access,
+    *,
+    sid: str = "",
+    at_s: float = 0.0,
+    state: SessionState = SessionState.SERVING,
+    **said: str,
 ) -> Record:
     identity = access.identity
     fields = {"name": identity.name, "provider": identity.provider} | said
@@ -143,7 +148,7 @@ def test_forged_old_and_oversized_records_are_refused_and_logged(
         victim = await site.join(site.issue("victim"), log=log)
         friend = await site.join(site.issue("friend"))
         access = site.issue("crook")
-        crook = await Link.open(access, SETTINGS)
+        crook = await FabricLink.open(access, SETTINGS)
         sid = f"{access.identity.slot}-{'b' * 16}"
 
         async def refused(payload: bytes, reason: str) -> None:
@@ -155,7 +160,7 @@ def test_forged_old_and_oversized_records_are_refused_and_logged(
         await refused(encode_message((signed(access, provider="eth"),)), "forged provider")
         await refused(encode_message((signed(access, name="friend"),)), "forged provider")
         await refused(encode_message((signed(access, sid=friend.sid),)), "session of another")
-        obituary = signed(access, sid=friend.sid, state=State.LEFT)
+        obituary = signed(access, sid=friend.sid, state=SessionState.LEFT)
         await refused(encode_message((obituary,)), "session of another")
         replayed = signed(access, at_s=time.time() - 25 * 3600)
         await refused(encode_message((replayed,)), "stale")
@@ -174,7 +179,7 @@ def test_forged_old_and_oversized_records_are_refused_and_logged(
         assert {peer.name for peer in victim.peers()} == {"hub-0", "friend/x"}
         peer = victim.peer(friend.sid)
         assert peer is not None
-        assert (peer.state, peer.provider) == (State.SERVING, "ethz")
+        assert (peer.state, peer.provider) == (SessionState.SERVING, "ethz")
         crook.put(keys.reg(sid), encode_message((good,)))
         await until(lambda: victim.peer(sid) is not None)
         await crook.close()
@@ -188,13 +193,13 @@ def test_an_old_record_cannot_bring_a_session_back(run: Scenario) -> None:
         entry = b._registry.get(a.sid)
         assert entry is not None
         await a.leave()
-        await until(lambda: b.peer(a.sid).state is State.LEFT)  # type: ignore[union-attr]
+        await until(lambda: b.peer(a.sid).state is SessionState.LEFT)  # type: ignore[union-attr]
         access = site.issue("crook")
-        crook = await Link.open(access, SETTINGS)
+        crook = await FabricLink.open(access, SETTINGS)
         known = b.stats()["known"]
         crook.put(keys.reg(f"{access.identity.slot}-{'c' * 16}"), encode_message((entry.record,)))
         await until(lambda: b.stats()["known"] > known)
-        assert b.peer(a.sid).state is State.LEFT  # type: ignore[union-attr]
+        assert b.peer(a.sid).state is SessionState.LEFT  # type: ignore[union-attr]
         await crook.close()
 
     run(scenario)

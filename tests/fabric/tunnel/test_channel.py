@@ -19,7 +19,7 @@ from atoll.fabric.tunnel.frames import (
     decode_answer,
     decode_submit,
     encode_submit,
-    split,
+    split_frames,
 )
 from atoll.fabric.tunnel.settings import TunnelSettings
 
@@ -239,7 +239,12 @@ def test_frames_come_out_as_they_went_in(given: list[tuple[int, int, bytes]]) ->
 
 @given(st.binary(max_size=200))
 def test_decoders_take_or_refuse_but_never_break(noise: bytes) -> None:
-    for decode in (split, decode_answer, decode_amount, lambda data: decode_submit(data, 100)):
+    for decode in (
+        split_frames,
+        decode_answer,
+        decode_amount,
+        lambda data: decode_submit(data, 100),
+    ):
         with contextlib.suppress(TunnelError):
             decode(noise)
 

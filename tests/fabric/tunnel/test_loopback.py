@@ -17,7 +17,7 @@ import pytest
 
 from atoll.fabric.identity.access import Access
 from atoll.fabric.identity.authority import Authority
-from atoll.fabric.registry.records import Metadata, State
+from atoll.fabric.registry.records import Metadata, SessionState
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.tunnel.answerer import Answerer, Incoming
 from atoll.fabric.tunnel.caller import Caller
@@ -75,7 +75,7 @@ async def member(site: Site, name: str, role: Role, provider: str = "uni") -> Fa
     metadata = Metadata(name=name, provider=provider, role=role)
     fabric = await Fabric.connect(Access.open(token), metadata)
     if role == "worker":
-        await fabric.announce(State.SERVING)
+        await fabric.announce(SessionState.SERVING)
     return fabric
 
 

@@ -12,9 +12,9 @@ import pytest
 import sqlalchemy as sa
 
 from atoll.runtime.accounts import schema
-from atoll.runtime.accounts.accounts import Accounts, Grant, Price
+from atoll.runtime.accounts.accounts import Accounts, Grant, TokenPrice
 from atoll.runtime.accounts.database import Database
-from atoll.runtime.accounts.journal import Journal
+from atoll.runtime.accounts.journal import UsageJournal
 from atoll.runtime.accounts.keys import NewKey
 from atoll.runtime.openai import ApiError
 from atoll.runtime.pool.policy import Policy
@@ -58,7 +58,7 @@ async def world(url: str, journal: Path, **more: object) -> AsyncIterator[World]
     made = World(other)
     accounts = made.accounts = Accounts(
         database,
-        Journal.claim(journal, slots=16),
+        UsageJournal.claim(journal, slots=16),
         log=made.notes,
         clock=lambda: made.now_s,
         wall=lambda: NOON_S + made.now_s,
@@ -299,7 +299,7 @@ def test_what_was_used_is_written_down_with_its_cost(url: str, tmp_path: Path) -
         assert it.accounts.stats()["unwritten"] == 0
         assert it.accounts.stats()["journal_bytes"] == 0
 
-    run(url, tmp_path / "j", story, prices={"m": Price(5.0, 7.0)})
+    run(url, tmp_path / "j", story, prices={"m": TokenPrice(5.0, 7.0)})
 
 
 def test_a_key_that_is_not_tracked_leaves_only_what_quotas_need(url: str, tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from atoll.runtime.accounts import schema
 from atoll.runtime.accounts.accounts import Accounts
 from atoll.runtime.accounts.database import Database
-from atoll.runtime.accounts.journal import Journal
+from atoll.runtime.accounts.journal import UsageJournal
 from atoll.runtime.accounts.keys import NewKey
-from atoll.runtime.accounts.ledger import Rows
+from atoll.runtime.accounts.ledger import LedgerRows
 from tests.runtime.accounts.helpers import record
 
 
@@ -26,7 +26,7 @@ class Flaky(Database):
 
     fails = ""
 
-    async def write(self, segment: str, rows: Rows) -> bool:
+    async def write(self, segment: str, rows: LedgerRows) -> bool:
         if self.fails == "before":
             raise OSError("away")
         done = await super().write(segment, rows)
@@ -60,7 +60,7 @@ class Gateway:
         database = await Database.open(f"{self._folder}/x.db")
         database.__class__ = Flaky
         self.database = database
-        self.accounts = Accounts(database, Journal.claim(self._folder / "journal", slots=64))
+        self.accounts = Accounts(database, UsageJournal.claim(self._folder / "journal", slots=64))
         await self.accounts.sync()
 
     async def die(self) -> None:

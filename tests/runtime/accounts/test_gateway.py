@@ -17,7 +17,7 @@ from atoll.runtime.accounts.database import Database
 from atoll.runtime.accounts.keys import NewKey
 from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import GatewaySettings, HealthSettings
-from atoll.runtime.pool.pool import Backend, Pool
+from atoll.runtime.pool.pool import Backend, BackendPool
 from atoll.telemetry.logs import JsonLog
 from tests.runtime.gateway.engine import Fault, ScriptedEngine
 from tests.runtime.gateway.harness import CHAT, QUICK, Bench, Reply, chat
@@ -53,7 +53,7 @@ async def place(folder: Path, *engines: ScriptedEngine) -> AsyncIterator[Place]:
     url = f"sqlite:///{folder}/x.db"
     accounts = await Accounts.open(url, journal=folder / "journal", refresh_s=60.0)
     database = await Database.open(url)
-    pool = Pool()
+    pool = BackendPool()
     for number, engine in enumerate(engines):
         engine.name = f"e{number}"
         address = await engine.start()

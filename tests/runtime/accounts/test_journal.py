@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
 from atoll.runtime.accounts import journal as module
-from atoll.runtime.accounts.journal import Done, Folder, FullError, Journal, read_segment, recover
+from atoll.runtime.accounts.journal import (
+    Done,
+    Folder,
+    FullError,
+    UsageJournal,
+    read_segment,
+    recover,
+)
 from tests.runtime.accounts.helpers import record
 
 SLOTS = 8
@@ -55,7 +62,7 @@ def killed_at(line: int, run: Callable[[], object]) -> bool:
 
 def found_by_next(base: Path) -> list[Done]:
     """Start anew; return all finished requests that the start finds."""
-    journal = Journal.claim(base, slots=SLOTS)
+    journal = UsageJournal.claim(base, slots=SLOTS)
     found = [done for path in journal.segments() for done in read_segment(path)]
     journal.release()
     return found
@@ -65,7 +72,7 @@ class Story:
     """A few requests, and what is certain about each of them."""
 
     def __init__(self, base: Path) -> None:
-        self.journal = Journal.claim(base, slots=SLOTS)
+        self.journal = UsageJournal.claim(base, slots=SLOTS)
         self.possible: dict[str, set[tuple[str, int]]] = {}
         """By request: the outcomes and tokens that may be found; `none` if it may be missing."""
         self.slots: dict[str, int] = {}
@@ -141,7 +148,7 @@ def test_a_death_at_any_line_of_the_recovery_changes_nothing(tmp_path: Path) -> 
 
 
 def test_a_segment_cut_off_anywhere_keeps_what_is_whole(tmp_path: Path) -> None:
-    journal = Journal.claim(tmp_path / "j", slots=SLOTS)
+    journal = UsageJournal.claim(tmp_path / "j", slots=SLOTS)
     for number in range(4):
         slot = journal.open("key", f"r{number}", "m", "/v1/x", 5.0)
         journal.close(slot, "key", number, 6.0, record(f"r{number}", completion=number))
@@ -197,19 +204,19 @@ def test_a_file_of_slots_cut_off_anywhere_is_read_as_far_as_it_goes(tmp_path: Pa
     found: list[Done] = []
     for size in [*range(0, len(whole), 97), len(whole)]:
         slots.write_bytes(whole[:size])
-        found = list(module._left(slots))
+        found = list(module._read_slots(slots))
         assert {d.record.request_id for d in found if d.record} <= {"c", "d"}
     assert len(found) == 2
 
 
 def test_folders_are_not_shared_and_dead_ones_are_adopted(tmp_path: Path) -> None:
-    one, two = Journal.claim(tmp_path, slots=SLOTS), Journal.claim(tmp_path, slots=SLOTS)
+    one, two = UsageJournal.claim(tmp_path, slots=SLOTS), UsageJournal.claim(tmp_path, slots=SLOTS)
     one.open("k", "first", "m", "e", 0.0)
     slot = two.open("k", "second", "m", "e", 0.0)
     two.delivered(slot, 4)
     for journal in (one, two):
         journal.release()
-    three = Journal.claim(tmp_path, slots=SLOTS)
+    three = UsageJournal.claim(tmp_path, slots=SLOTS)
     assert (three.found.crashed, three.found.finished) == (2, 0)
     found = [done for path in three.segments() for done in read_segment(path)]
     assert {d.record.request_id: d.tokens for d in found if d.record} == {"first": 0, "second": 4}
@@ -224,7 +231,7 @@ def test_folders_are_not_shared_and_dead_ones_are_adopted(tmp_path: Path) -> Non
 
 
 def test_slots_are_used_again_and_run_out(tmp_path: Path) -> None:
-    journal = Journal.claim(tmp_path, slots=2)
+    journal = UsageJournal.claim(tmp_path, slots=2)
     for _ in range(20):
         journal.drop(journal.open("k", "r", "m", "e", 0.0))
     journal.open("k", "r", "m", "e", 0.0)
@@ -236,7 +243,7 @@ def test_slots_are_used_again_and_run_out(tmp_path: Path) -> None:
 
 
 def test_long_names_are_cut_only_in_the_slot(tmp_path: Path) -> None:
-    journal = Journal.claim(tmp_path, slots=SLOTS)
+    journal = UsageJournal.claim(tmp_path, slots=SLOTS)
     name = "é" * 512
     slot = journal.open("k", "r" * 128, name, "e", 0.0)
     journal.open("k", "r" * 500, name, "e" * 500, 0.0)
@@ -254,7 +261,7 @@ def test_long_names_are_cut_only_in_the_slot(tmp_path: Path) -> None:
 def test_a_full_disk_keeps_the_slot_until_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = Journal.claim(tmp_path, slots=SLOTS)
+    journal = UsageJournal.claim(tmp_path, slots=SLOTS)
     slots = [journal.open("k", f"r{i}", "m", "e", 0.0) for i in range(3)]
     journal.close(slots[0], "k", 1, 1.0, record("r0"))
     real = os.write
@@ -290,4 +297,4 @@ def test_files_are_private(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_is_an_error_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="file"):
-        Journal.claim(tmp_path / "file")
+        UsageJournal.claim(tmp_path / "file")

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from atoll.core.errors import InputError
-from atoll.runtime.accounts.keys import Key, Models, NewKey, make_key, matches, presented
+from atoll.runtime.accounts.keys import Key, Models, NewKey, make_key, matches, read_bearer
 
 
 def held(digest: str, key_id: str, **more: object) -> Key:
@@ -15,14 +15,14 @@ def held(digest: str, key_id: str, **more: object) -> Key:
 
 def test_a_key_is_recognised_and_nothing_else_is() -> None:
     text, key_id, digest = make_key()
-    given = presented(f"Bearer {text}".encode())
+    given = read_bearer(f"Bearer {text}".encode())
     assert given is not None
     assert given.id == key_id
     assert matches(held(digest, key_id), given)
     assert not matches(None, given)
     other_text, _, other_digest = make_key()
     assert not matches(held(other_digest, key_id), given)
-    swapped = presented(f"bearer  {text[:19]}{other_text[19:]}".encode())
+    swapped = read_bearer(f"bearer  {text[:19]}{other_text[19:]}".encode())
     assert swapped is not None
     assert swapped.id == key_id
     assert not matches(held(digest, key_id), swapped)
@@ -40,7 +40,7 @@ def test_a_secret_has_256_bits_and_only_its_hash_is_kept() -> None:
 def test_neither_secret_nor_hash_is_in_a_repr() -> None:
     text, key_id, digest = make_key()
     secret = text.split("-")[2]
-    given = presented(b"Bearer " + text.encode())
+    given = read_bearer(b"Bearer " + text.encode())
     shown = repr(held(digest, key_id))
     assert digest not in shown
     assert secret not in shown
@@ -63,7 +63,7 @@ def test_neither_secret_nor_hash_is_in_a_repr() -> None:
     ],
 )
 def test_what_is_no_key_is_none(header: bytes) -> None:
-    assert presented(header) is None
+    assert read_bearer(header) is None
 
 
 def test_models_are_names_or_patterns() -> None:

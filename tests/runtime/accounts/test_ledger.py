@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.runtime.accounts.journal import Done
-from atoll.runtime.accounts.ledger import Price, cost_nusd, rows_of, shares
+from atoll.runtime.accounts.ledger import TokenPrice, cost_nusd, rows_of, shares
 from atoll.telemetry.usage import Attempt
 from tests.runtime.accounts.helpers import record
 
@@ -67,7 +67,7 @@ def test_small_prices_are_not_lost() -> None:
 
 
 def test_a_fallback_price_holds_where_none_was_announced() -> None:
-    price = Price(1.0, 2.0)
+    price = TokenPrice(1.0, 2.0)
     assert cost_nusd(Attempt("a"), 1, 1, price) == 3000
     assert cost_nusd(Attempt("a", usd_per_mtoken_in=0.0), 1, 1, price) == 2000
     done = Done("o", None, 0, 0.0, record(prompt=1, completion=1))

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from atoll.runtime.accounts.limits import (
     TOTAL,
     Bucket,
-    Usage,
-    counted_in,
+    KeyUsage,
     day_of,
     periods,
-    resized,
+    periods_of,
+    resize,
     whole_seconds,
 )
 
@@ -67,12 +67,12 @@ def test_a_clock_that_goes_back_gives_nothing() -> None:
 def test_a_changed_limit_keeps_what_was_used() -> None:
     bucket = Bucket(100, 0.0)
     bucket.charge(0.0, 80)
-    smaller = resized(bucket, 50, 0.0)
+    smaller = resize(bucket, 50, 0.0)
     assert smaller is not None
     assert smaller.level(0.0) == -30
-    assert resized(bucket, 100, 0.0) is bucket
-    assert resized(bucket, None, 0.0) is None
-    fresh = resized(None, 7, 0.0)
+    assert resize(bucket, 100, 0.0) is bucket
+    assert resize(bucket, None, 0.0) is None
+    fresh = resize(None, 7, 0.0)
     assert fresh is not None
     assert fresh.level(0.0) == 7
 
@@ -84,7 +84,7 @@ def test_periods_are_utc() -> None:
     after = periods(now.day_ends_s)
     assert (after.day, after.month) == ("2027-01-01", "2027-01")
     assert day_of(now.day_ends_s) == "2027-01-01"
-    assert list(counted_in("2026-12-31")) == ["2026-12-31", "2026-12", TOTAL]
+    assert list(periods_of("2026-12-31")) == ["2026-12-31", "2026-12", TOTAL]
 
 
 @given(
@@ -98,7 +98,7 @@ def test_periods_are_utc() -> None:
     )
 )
 def test_usage_is_what_was_used_wherever_it_is_by_now(steps: list[tuple[str, str, int]]) -> None:
-    usage = Usage()
+    usage = KeyUsage()
     used: dict[str, int] = {}
     database: dict[str, int] = {}
     on_the_way: dict[str, int] = {}
@@ -107,7 +107,7 @@ def test_usage_is_what_was_used_wherever_it_is_by_now(steps: list[tuple[str, str
         if what == "add":
             usage.add(day, tokens)
             waiting[day] = waiting.get(day, 0) + tokens
-            for period in counted_in(day):
+            for period in periods_of(day):
                 used[period] = used.get(period, 0) + tokens
         elif what == "send":
             usage.send()
@@ -116,7 +116,7 @@ def test_usage_is_what_was_used_wherever_it_is_by_now(steps: list[tuple[str, str
             waiting.clear()
         else:
             for sent, count in on_the_way.items():
-                for period in counted_in(sent):
+                for period in periods_of(sent):
                     database[period] = database.get(period, 0) + count
             on_the_way.clear()
             usage.arrived(dict(database))
@@ -125,7 +125,7 @@ def test_usage_is_what_was_used_wherever_it_is_by_now(steps: list[tuple[str, str
 
 
 def test_running_requests_count() -> None:
-    usage = Usage(counted={TOTAL: 5}, running=3)
+    usage = KeyUsage(counted={TOTAL: 5}, running=3)
     assert usage.used(TOTAL) == 8
 
 

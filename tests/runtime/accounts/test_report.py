@@ -17,7 +17,7 @@ from atoll.runtime.accounts.database import Database
 from atoll.runtime.accounts.journal import Done
 from atoll.runtime.accounts.keys import NewKey
 from atoll.runtime.accounts.ledger import rows_of
-from atoll.runtime.accounts.report import LISTS, SUMS, Span, columns_of, usage
+from atoll.runtime.accounts.report import LISTS, SUMS, UsagePeriod, columns_of, usage
 from atoll.telemetry.usage import Attempt
 from tests.runtime.accounts.helpers import record
 
@@ -55,7 +55,7 @@ async def fill(url: str) -> str:
     return key.id
 
 
-def rows(url: str, by: str, span: Span = Span()) -> list[dict[str, Any]]:  # noqa: B008
+def rows(url: str, by: str, span: UsagePeriod = UsagePeriod()) -> list[dict[str, Any]]:  # noqa: B008
     async def main() -> list[dict[str, Any]]:
         database = await Database.open(url)
         found = [row async for row in usage(database, by, span)]
@@ -87,10 +87,10 @@ def test_sums_count_every_token_once(url: str) -> None:
 
 def test_spans(url: str) -> None:
     key_id = asyncio.run(fill(url))
-    later = Span(since_s=START_S + 10)
+    later = UsagePeriod(since_s=START_S + 10)
     assert [row["model"] for row in rows(url, "operation", later)] == ["x", "m"]
-    assert len(rows(url, "attempt", Span(until_s=START_S + 10))) == 2
-    assert len(rows(url, "operation", Span(key_id=key_id))) == 2
+    assert len(rows(url, "attempt", UsagePeriod(until_s=START_S + 10))) == 2
+    assert len(rows(url, "operation", UsagePeriod(key_id=key_id))) == 2
 
 
 def test_lists_have_their_columns(url: str) -> None:

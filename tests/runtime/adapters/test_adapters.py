@@ -10,17 +10,17 @@ import pytest
 from atoll.cli.serving import sources
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.plan.cluster import NodeProfile
-from atoll.runtime.adapters.base import Home, Served, Share
+from atoll.runtime.adapters.base import Home, MachineShare, ServedModel
 from atoll.runtime.adapters.llamacpp import gguf_file
 from atoll.runtime.adapters.remote import remote_endpoint
 from atoll.runtime.adapters.sglang import sglang_endpoint
 from atoll.runtime.adapters.vllm import vllm_command
 from atoll.runtime.local.fleet import Hearing
 from atoll.runtime.local.profile import RangeTable, profile_of
-from atoll.runtime.local.state import FleetState, new_home, running_fleets, write_state
+from atoll.runtime.local.state import FleetState, list_running_fleets, new_home, write_state
 from tests.runtime.local.test_placing import instance
 
-SERVED = Served("hf://org/name", ("chat",))
+SERVED = ServedModel("hf://org/name", ("chat",))
 
 
 def test_vllm_gets_uneven_layers(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_vllm_refuses_what_it_cannot_run(
 
 def test_sglang_is_for_one_node(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="SGLang runs on one"):
-        sglang_endpoint(instance([(0, 1), (1, 2)]), SERVED, 9000, Home(tmp_path), Share())
+        sglang_endpoint(instance([(0, 1), (1, 2)]), SERVED, 9000, Home(tmp_path), MachineShare())
 
 
 def test_llamacpp_needs_a_gguf_file(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_fleets_that_died_are_forgotten(monkeypatch: pytest.MonkeyPatch, tmp_pat
     for name, pid in (("mine", os.getpid()), ("dead", 2**22 + 1)):
         folder = new_home()
         write_state(FleetState(name=name, pid=pid, url="u", started_s=1, folder=str(folder)))
-    assert [fleet.name for fleet in running_fleets()] == ["mine"]
+    assert [fleet.name for fleet in list_running_fleets()] == ["mine"]
     assert len(list((tmp_path / "atoll").iterdir())) == 1
 
 

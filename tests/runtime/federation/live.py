@@ -12,7 +12,7 @@ from typing import Any
 
 from atoll.fabric.identity.access import Access
 from atoll.fabric.identity.authority import Authority
-from atoll.fabric.registry.records import Metadata, Service, State
+from atoll.fabric.registry.records import Metadata, NodeService, SessionState
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.hub import Hub, hub_options
 from atoll.fabric.tunnel.answerer import Answerer
@@ -21,7 +21,7 @@ from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import Deadlines, GatewaySettings, HealthSettings
 from atoll.runtime.join.bridge import Bridge
 from atoll.runtime.local.build import free_ports
-from atoll.runtime.pool.pool import Pool
+from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.usage import UsageRecord
 from tests.runtime.gateway.engine import ScriptedEngine
 from tests.runtime.gateway.harness import CHAT, Bench, Reply, chat
@@ -39,7 +39,7 @@ class Worker:
     bridge: Bridge
     metadata: Metadata
 
-    async def announce(self, state: State = State.SERVING, **changed: Any) -> None:
+    async def announce(self, state: SessionState = SessionState.SERVING, **changed: Any) -> None:
         fields = {name: getattr(self.metadata, name) for name in self.metadata.__struct_fields__}
         self.metadata = Metadata(**(fields | changed))
         await self.fabric.announce(state, self.metadata)
@@ -74,7 +74,7 @@ class Site:
         provider: str = "uni",
         *,
         engine: ScriptedEngine | None = None,
-        services: Sequence[Service] = (Service("m"),),
+        services: Sequence[NodeService] = (NodeService("m"),),
         wait: bool = True,
         **said: Any,
     ) -> Worker:
@@ -98,7 +98,7 @@ class Site:
         made = Worker(engine, fabric, answerer, bridge, metadata)
         self.workers.append(made)
         self.bench.engines.append(engine)
-        await fabric.announce(State.SERVING)
+        await fabric.announce(SessionState.SERVING)
         if wait:
             await until(lambda: fabric.sid in self.gateway.pool.members)
         return made
@@ -124,11 +124,11 @@ async def site(tmp_path: Path, *, accounts: Any = None, **settings: Any) -> Asyn
         stack.push_async_callback(hub.close)
         access = authority.issue("front", "uni", "gateway")
         fabric = await Fabric.connect(
-            access, Metadata(name="g", provider="uni", role="gateway"), state=State.SERVING
+            access, Metadata(name="g", provider="uni", role="gateway"), state=SessionState.SERVING
         )
         stack.push_async_callback(fabric.close)
         chosen: dict[str, Any] = {"policy": "learned", "affinity": True} | settings
-        pool = Pool(policy=chosen["policy"], learn=True)
+        pool = BackendPool(policy=chosen["policy"], learn=True)
         federation = Federation(fabric, pool)
         stack.push_async_callback(federation.close)
         records: list[UsageRecord] = []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from atoll.fabric.registry.records import Service
+from atoll.fabric.registry.records import NodeService
 from atoll.runtime.accounts.accounts import Accounts
 from atoll.runtime.accounts.database import Database
 from atoll.runtime.accounts.keys import NewKey
@@ -46,7 +46,7 @@ def test_keys_models_and_policies(tmp_path: Path) -> None:
             NewKey(name="trusting", policy=Policy(providers=("ETH",))),
         )
         async with site(tmp_path, accounts=accounts, affinity=False) as fabric:
-            await fabric.worker("a", "Acme", services=[Service("m"), Service("big")])
+            await fabric.worker("a", "Acme", services=[NodeService("m"), NodeService("big")])
             assert (await fabric.chat()).status == 401
             assert (await fabric.chat(bearer("atoll-nonsense"))).status == 401
             assert (await fabric.chat(bearer(plain))).status == 200
@@ -141,7 +141,7 @@ def test_every_token_is_written_down_once_through_failover(tmp_path: Path) -> No
 def test_a_key_on_a_gateway_without_a_fabric(tmp_path: Path) -> None:
     from atoll.runtime.gateway.app import Gateway
     from atoll.runtime.gateway.settings import GatewaySettings
-    from atoll.runtime.pool.pool import Backend, Pool
+    from atoll.runtime.pool.pool import Backend, BackendPool
     from tests.runtime.gateway.harness import Bench
 
     async def go() -> None:
@@ -149,7 +149,7 @@ def test_a_key_on_a_gateway_without_a_fabric(tmp_path: Path) -> None:
             tmp_path, NewKey(name="k", policy=Policy(regions=("eu",)))
         )
         engine = ScriptedEngine()
-        pool = Pool(
+        pool = BackendPool(
             [
                 Backend(
                     id="e",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from atoll.fabric.registry.load import Load
-from atoll.fabric.registry.records import Gpu, Hardware, Service, State
+from atoll.fabric.registry.records import Gpu, Hardware, NodeService, SessionState
 from tests.runtime.federation.live import Site, Worker, shown, site, until
 from tests.runtime.gateway.engine import Fault, ScriptedEngine, expected
 from tests.runtime.gateway.harness import CHAT, chat
@@ -49,7 +49,7 @@ def test_any_node_serves_and_the_answer_says_which(tmp_path: Path) -> None:
                 "ETH",
                 region="eu-west",
                 engine_version="0.9.1",
-                services=[Service("m", precision="bf16", context=8192)],
+                services=[NodeService("m", precision="bf16", context=8192)],
             )
             reply = await fabric.chat(stream=True)
             assert reply.text == TEXT
@@ -87,21 +87,21 @@ async def three(fabric: Site) -> dict[str, Worker]:
             region="eu-west",
             hardware=h100,
             stability="reserved",
-            services=[Service("m", precision="bf16", context=32768)],
+            services=[NodeService("m", precision="bf16", context=32768)],
         ),
         "epfl": await fabric.worker(
             "epfl",
             "EPFL",
             region="eu-west",
             hardware=a100,
-            services=[Service("m", precision="fp8", context=8192)],
+            services=[NodeService("m", precision="fp8", context=8192)],
         ),
         "cloud": await fabric.worker(
             "cloud",
             "Acme",
             region="us-east",
             stability="spot",
-            services=[Service("m", precision="int4")],
+            services=[NodeService("m", precision="int4")],
         ),
     }
 
@@ -165,7 +165,7 @@ def test_failover_obeys_the_policy(tmp_path: Path) -> None:
             )
             await until(lambda: slow.running == 1)
             await asyncio.sleep(0.2)
-            await third.announce(services=(Service("m"),))
+            await third.announce(services=(NodeService("m"),))
             await until(lambda: third.fabric.sid in fabric.gateway.pool.members)
             await first.die()
             reply = await running
@@ -185,12 +185,12 @@ def test_exact_then_alias_then_fallback(tmp_path: Path) -> None:
     async def go() -> None:
         async with site(tmp_path, aliases={"gpt-4o": "big"}) as fabric:
             small = await fabric.worker(
-                "s", engine=ScriptedEngine(model="small"), services=[Service("small")]
+                "s", engine=ScriptedEngine(model="small"), services=[NodeService("small")]
             )
             big = await fabric.worker(
                 "b",
                 engine=ScriptedEngine(model="big"),
-                services=[Service("big", aliases=("large",))],
+                services=[NodeService("big", aliases=("large",))],
             )
             for name in ("gpt-4o", "large", "big"):
                 reply = await fabric.chat(model=name)
@@ -287,7 +287,7 @@ def test_node_that_ends_starts_nothing_long_and_hands_over(tmp_path: Path) -> No
             assert [a.node for a in fabric.records[-1].attempts] == ["a/n1", "b/n1"]
             assert slow.cancelled or not slow.running
             await other.announce(ends_s=time.time() + 3600.0)
-            await ending.announce(State.DOWN)
+            await ending.announce(SessionState.DOWN)
             await until(lambda: len(fabric.gateway.pool.members) == 1)
             assert (await fabric.chat()).status == 200
 
@@ -359,7 +359,7 @@ def test_nodes_that_do_not_take_our_requests_are_not_asked(tmp_path: Path) -> No
 def test_services_that_are_no_models(tmp_path: Path) -> None:
     async def go() -> None:
         async with site(tmp_path) as fabric:
-            worker = await fabric.worker("a", services=[Service("echo", kind="generic")])
+            worker = await fabric.worker("a", services=[NodeService("echo", kind="generic")])
             reply = await fabric.bench.post("/services/echo/v1/completions?x=1", chat())
             assert reply.status == 200
             assert worker.engine.seen[-1].path == "/v1/completions?x=1"
@@ -511,7 +511,7 @@ class Spy:
 def test_parts_of_models_and_unknown_engines(tmp_path: Path) -> None:
     async def go() -> None:
         async with site(tmp_path) as fabric:
-            part = await fabric.worker("a", services=[Service("m", layers=(0, 8))], wait=False)
+            part = await fabric.worker("a", services=[NodeService("m", layers=(0, 8))], wait=False)
             await until(lambda: fabric.federation.fabric.peer(part.fabric.sid))
             await asyncio.sleep(0.1)
             assert not fabric.gateway.pool.members

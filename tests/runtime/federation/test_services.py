@@ -10,7 +10,7 @@ import pytest
 
 from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import GatewaySettings, HealthSettings
-from atoll.runtime.pool.pool import Backend, Pool
+from atoll.runtime.pool.pool import Backend, BackendPool
 from tests.runtime.gateway.harness import QUICK, Bench
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter, str], Awaitable[None]]
@@ -66,7 +66,7 @@ async def refuses(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter, _
 def run(handlers: list[Handler], use: Callable[[Bench, list[Server]], Awaitable[None]]) -> None:
     async def go() -> None:
         servers = [Server(handler) for handler in handlers]
-        pool = Pool(
+        pool = BackendPool(
             [
                 Backend(id=f"s{i}", url=await server.start(), services=("draw",))
                 for i, server in enumerate(servers)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.runtime.gateway.app import Gateway
-from atoll.runtime.gateway.settings import Deadlines, GatewaySettings, HealthSettings, Limits
-from atoll.runtime.pool.pool import Backend, Pool
+from atoll.runtime.gateway.settings import Deadlines, GatewayLimits, GatewaySettings, HealthSettings
+from atoll.runtime.pool.pool import Backend, BackendPool
 from atoll.telemetry.usage import UsageRecord
 from tests.runtime.gateway.engine import ScriptedEngine
 
@@ -119,12 +119,12 @@ async def running(
     engines: Sequence[ScriptedEngine],
     *,
     deadlines: Deadlines = QUICK,
-    limits: Limits | None = None,
+    limits: GatewayLimits | None = None,
     health: HealthSettings | None = None,
     max_inflight: int | None = None,
     **more: Any,
 ) -> AsyncIterator[Bench]:
-    pool = Pool()
+    pool = BackendPool()
     for number, engine in enumerate(engines):
         engine.name = f"e{number}"
         pool.add(
@@ -139,7 +139,7 @@ async def running(
     settings = GatewaySettings(
         port=0,
         deadlines=deadlines,
-        limits=limits or Limits(),
+        limits=limits or GatewayLimits(),
         health=health or HealthSettings(enabled=False),
         **more,
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from atoll.core.files import parse_yaml
 from atoll.runtime.gateway.metrics import GatewayMetrics
-from atoll.runtime.gateway.settings import Deadlines, GatewayFile, Limits
-from atoll.runtime.pool.pool import Pool
+from atoll.runtime.gateway.settings import Deadlines, GatewayFile, GatewayLimits
+from atoll.runtime.pool.pool import BackendPool
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "gateway.md").read_text(encoding="utf-8")
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -23,7 +23,7 @@ def test_example_is_a_configuration() -> None:
 
 
 def test_defaults() -> None:
-    for name, defaults in (("limits", asdict(Limits())), ("deadlines", asdict(Deadlines()))):
+    for name, defaults in (("limits", asdict(GatewayLimits())), ("deadlines", asdict(Deadlines()))):
         (row,) = re.findall(rf"^\| `{name}` \|.*$", PAGE, re.MULTILINE)
         said = {
             key: float(number) * UNITS.get(unit, 1)
@@ -34,7 +34,7 @@ def test_defaults() -> None:
 
 
 def test_metrics_are_named() -> None:
-    page = GatewayMetrics(Pool()).page(0, 0).decode()
+    page = GatewayMetrics(BackendPool()).page(0, 0).decode()
     named = set(re.findall(r"^# TYPE atoll_gateway_(\w+)", page, re.MULTILINE))
     section = PAGE[PAGE.index("## Metrics and logs") :]
     assert named == set(re.findall(r"`(\w+)`", section[: section.index("Labels are")])) - {

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.runtime.gateway.events import (
-    Journal,
+    StreamJournal,
     event_of,
     payload,
     read_chunk,
-    split,
+    split_events,
     tokens_in,
 )
 
@@ -28,7 +28,7 @@ def test_events_cut_anywhere_are_the_same(texts: list[str], cuts: list[int]) -> 
     found: list[bytes] = []
     carry = b""
     for begin, end in pairwise(places):
-        more, carry = split(carry + whole[begin:end])
+        more, carry = split_events(carry + whole[begin:end])
         found += more
     assert found == events
     assert carry == b""
@@ -37,8 +37,8 @@ def test_events_cut_anywhere_are_the_same(texts: list[str], cuts: list[int]) -> 
 @given(st.integers(0, 40))
 def test_carriage_returns_cut_anywhere(cut: int) -> None:
     whole = b": ping\r\n\r\ndata: 1\r\ndata: 2\r\n\r\ndata: 3\r\n\r\n"
-    one, carry = split(whole[:cut])
-    two, carry = split(carry + whole[cut:])
+    one, carry = split_events(whole[:cut])
+    two, carry = split_events(carry + whole[cut:])
     said = [payload(event) for event in one + two]
     assert [s for s in said if s is not None] == [b"1\n2", b"3"]
     assert carry == b""
@@ -55,7 +55,7 @@ def test_payload() -> None:
 
 
 def test_journal_of_a_long_stream_keeps_text_not_bytes() -> None:
-    journal = Journal()
+    journal = StreamJournal()
     for _ in range(20_000):
         journal.append(EVENT)
     assert sum(map(len, journal._raw)) <= 600_000
@@ -66,7 +66,7 @@ def test_journal_of_a_long_stream_keeps_text_not_bytes() -> None:
 
 def test_tokens_are_counted_by_the_best_that_is_known() -> None:
     def tokens(**choice: object) -> tuple[int, list[int] | None]:
-        journal = Journal()
+        journal = StreamJournal()
         journal.append(event_of({"choices": [{"index": 0, "delta": {"content": "ab"}} | choice]}))
         answer = journal.delivered().answers[0]
         return answer.tokens, answer.token_ids
@@ -79,7 +79,7 @@ def test_tokens_are_counted_by_the_best_that_is_known() -> None:
 
 
 def test_malformed_chunks_do_no_harm() -> None:
-    journal = Journal()
+    journal = StreamJournal()
     for raw in (
         b"data: 5\n\n",
         b'data: {"choices":5}\n\n',
@@ -114,7 +114,7 @@ CHOICES = st.fixed_dictionaries(
 def test_tokens_counted_piece_by_piece_are_those_of_the_journal(
     pieces: list[list[list[dict[str, object]]]],
 ) -> None:
-    journal, counted = Journal(), 0
+    journal, counted = StreamJournal(), 0
     for piece in pieces:
         data = b"".join(event_of({"choices": choices}) for choices in piece)
         journal.append(data)

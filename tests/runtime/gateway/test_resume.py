@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.runtime.gateway.events import Delivered, choices_of
-from atoll.runtime.gateway.resume import Continuation, DivergedError, Replay, Resumption, resume
+from atoll.runtime.gateway.resume import (
+    Continuation,
+    DivergedError,
+    ReplayFilter,
+    Resumption,
+    resume,
+)
 from atoll.runtime.openai import ChatRequest, Generation, Message, read_request
 from atoll.runtime.pool.pool import Kind
 
@@ -57,7 +63,7 @@ def asked(kind: Kind, **fields: Any) -> Json:
 
 def replays(kind: Kind, said: Delivered = SAID, **fields: Any) -> bool:
     found = plan(kind, said, **fields)
-    return found is not None and isinstance(found.rewriter, Replay)
+    return found is not None and isinstance(found.rewriter, ReplayFilter)
 
 
 def test_atoll_gets_the_state_and_the_limits_as_they_were() -> None:
@@ -142,7 +148,7 @@ pieces = st.lists(st.text("ab\u00e9", min_size=1, max_size=3), max_size=8)
 def test_replay_sends_exactly_what_is_missing(text: str, known: int, data: st.DataObject) -> None:
     """However both backends cut the text into chunks."""
     known = min(known, len(text))
-    rewriter = Replay(delivered(*([chunk(content=text[:known])] if known else [])))
+    rewriter = ReplayFilter(delivered(*([chunk(content=text[:known])] if known else [])))
     sent, at = "", 0
     while at < len(text):
         size = data.draw(st.integers(1, len(text) - at))
@@ -157,8 +163,8 @@ def test_replay_sends_exactly_what_is_missing(text: str, known: int, data: st.Da
 
 def test_replay_notices_another_answer() -> None:
     with pytest.raises(DivergedError):
-        Replay(SAID).chunk(chunk(content="Help"))
-    shorter = Replay(SAID)
+        ReplayFilter(SAID).chunk(chunk(content="Help"))
+    shorter = ReplayFilter(SAID)
     shorter.chunk(chunk(content="Hel"))
     with pytest.raises(DivergedError):
         shorter.chunk(chunk(finish="stop"))
@@ -169,7 +175,7 @@ def test_replay_of_tool_calls_keeps_the_first_id() -> None:
         function = {"arguments": arguments} | ({"name": "f"} if more else {})
         return chunk(tool_calls=[{"index": 0, "function": function} | more])
 
-    rewriter = Replay(delivered(call("", id="one", type="function"), call('{"a":')))
+    rewriter = ReplayFilter(delivered(call("", id="one", type="function"), call('{"a":')))
     assert rewriter.chunk(call("", id="two", type="function")) is None
     new = rewriter.chunk(call('{"a":1}'))
     assert new is not None
@@ -183,7 +189,7 @@ def test_replay_of_tool_calls_keeps_the_first_id() -> None:
 
 
 def test_replay_of_several_answers() -> None:
-    rewriter = Replay(
+    rewriter = ReplayFilter(
         delivered(chunk(0, content="aa"), chunk(1, content="b"), chunk(1, finish="stop"))
     )
     assert rewriter.chunk(chunk(1, content="bcd")) is None

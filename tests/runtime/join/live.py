@@ -17,7 +17,7 @@ from atoll.fabric.transport.peers import Peer
 from atoll.fabric.tunnel.caller import Caller
 from atoll.fabric.tunnel.frames import Submit
 from atoll.runtime.adapters.base import Home
-from atoll.runtime.join.node import Node
+from atoll.runtime.join.node import JoinedNode
 from atoll.runtime.join.options import JoinOptions
 from atoll.runtime.local.build import free_ports
 
@@ -57,13 +57,13 @@ class World:
     def address(self) -> str:
         return f"open://127.0.0.1:{self.port}"
 
-    def node(self, **options: object) -> Node:
+    def node(self, **options: object) -> JoinedNode:
         given = {"health_interval": 0.1, "health_failures": 2, "name": "n"} | options
         made = JoinOptions.parse(given)
         access = Access.open_loopback(self.port, name="site", provider="uni")
         home = self.folder / f"home{len(list(self.folder.iterdir()))}"
         home.mkdir()
-        return Node(made, access, Home(home), say=self.lines.append, environment={})
+        return JoinedNode(made, access, Home(home), say=self.lines.append, environment={})
 
     def seen(self) -> Peer | None:
         """The node as the observer sees it."""

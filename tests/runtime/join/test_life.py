@@ -14,7 +14,7 @@ from atoll.cli.join import read_options
 from atoll.core.errors import AtollError, InputError
 from atoll.engine.weights.sources import DEFAULT_MODEL
 from atoll.fabric.identity.identity import Identity, RefusedError, Verifier
-from atoll.fabric.registry.records import Gpu, Hardware, Service, State, encode_metadata
+from atoll.fabric.registry.records import Gpu, Hardware, NodeService, SessionState, encode_metadata
 from atoll.runtime.adapters.base import Home
 from atoll.runtime.join.assignment import (
     VALID_S,
@@ -26,13 +26,13 @@ from atoll.runtime.join.assignment import (
     read_reply,
     write_order,
 )
-from atoll.runtime.join.engines import assigned_engine, prepare
+from atoll.runtime.join.engines import engine_for_order, prepare
 from atoll.runtime.join.life import Announcement, Situation, announcement
-from atoll.runtime.join.offers import Offer
+from atoll.runtime.join.offers import ServerOffer
 from atoll.runtime.join.options import JoinOptions
 from atoll.runtime.join.watcher import Health
 
-OFFER = Offer((Service(model="m"),), "vllm")
+OFFER = ServerOffer((NodeService(model="m"),), "vllm")
 SITUATIONS = st.builds(
     Situation,
     offer=st.sampled_from([None, OFFER]),
@@ -44,12 +44,12 @@ SITUATIONS = st.builds(
 
 @given(st.lists(SITUATIONS, max_size=30))
 def test_a_session_never_goes_back_and_serves_only_what_is_well(history: list[Situation]) -> None:
-    said = Announcement(State.JOIN, None)
+    said = Announcement(SessionState.JOIN, None)
     for now in history:
         new = announcement(said, now)
         hindered = now.dead or now.idle or now.leaving
         if new.offer is not None:
-            assert new.state is State.SERVING
+            assert new.state is SessionState.SERVING
             assert now.offer == new.offer
             assert not hindered
         elif now.offer is not None:
@@ -63,7 +63,7 @@ def test_a_session_never_goes_back_and_serves_only_what_is_well(history: list[Si
 
 
 def test_the_story_of_an_engine() -> None:
-    said = Announcement(State.JOIN, None)
+    said = Announcement(SessionState.JOIN, None)
     told = []
     for now in (
         Situation(),
@@ -90,8 +90,8 @@ def test_the_story_of_an_engine() -> None:
 
 
 def test_an_engine_that_never_served_does_not_go_down() -> None:
-    said = announcement(Announcement(State.JOIN, None), Situation(dead=True))
-    assert said == Announcement(State.JOIN, None)
+    said = announcement(Announcement(SessionState.JOIN, None), Situation(dead=True))
+    assert said == Announcement(SessionState.JOIN, None)
 
 
 @given(st.lists(st.booleans(), max_size=40), st.integers(1, 4))
@@ -227,7 +227,7 @@ def test_an_order_becomes_a_command_without_a_shell(tmp_path: Path) -> None:
     settings = {"max-model-len": "4096", "tensor-parallel-size": "1"}
     order = Assignment(model="hf://org/m", name="chat", settings=settings)
     check(order)
-    prepared = assigned_engine(order, JoinOptions(), hardware, Home(tmp_path))
+    prepared = engine_for_order(order, JoinOptions(), hardware, Home(tmp_path))
     assert prepared.command is not None
     text = " ".join(prepared.command.arguments)
     assert text.startswith("vllm serve org/m --host 127.0.0.1 --port ")

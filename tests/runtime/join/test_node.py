@@ -15,10 +15,10 @@ import pytest
 from atoll.cli.assign import find_node, send_order
 from atoll.core.errors import UnknownNameError, UsageError
 from atoll.fabric.identity.access import Access
-from atoll.fabric.registry.records import State
+from atoll.fabric.registry.records import SessionState
 from atoll.runtime.adapters.base import Home
 from atoll.runtime.join.assignment import Assignment
-from atoll.runtime.join.node import Node
+from atoll.runtime.join.node import JoinedNode
 from atoll.runtime.join.options import JoinOptions
 from atoll.runtime.supervise.agent import ProcessError
 from tests.runtime.join.live import engine, fake_vllm, until, world
@@ -28,12 +28,12 @@ from tests.runtime.supervise.test_agent import gone_within
 ROOT = Path(__file__).resolve().parents[3]
 
 
-async def stop(node: Node) -> None:
+async def stop(node: JoinedNode) -> None:
     await node.leave()
     await node.close()
 
 
-def engine_pid(node: Node) -> int:
+def engine_pid(node: JoinedNode) -> int:
     pid = node._agent.keepers["engine"].pid
     assert pid is not None
     return pid
@@ -53,7 +53,7 @@ def test_a_wrapped_engine_is_served_withdrawn_restored_and_drained(
             await until(here.seen)
             first = here.seen()
             assert first is not None
-            assert first.state is State.JOIN
+            assert first.state is SessionState.JOIN
             assert first.metadata.hardware.cpus >= 1
             await until(here.serving)
             peer = here.seen()
@@ -71,7 +71,7 @@ def test_a_wrapped_engine_is_served_withdrawn_restored_and_drained(
             await until(lambda: not here.serving())
             withdrawn = here.seen()
             assert withdrawn is not None
-            assert (withdrawn.state, withdrawn.sid) == (State.SERVING, peer.sid)
+            assert (withdrawn.state, withdrawn.sid) == (SessionState.SERVING, peer.sid)
             assert (await here.ask()).status == 503
             sick.unlink()
             await until(here.serving)
@@ -87,7 +87,7 @@ def test_a_wrapped_engine_is_served_withdrawn_restored_and_drained(
             await until(lambda: here.seen() is None)
             left = here.observer.peer(peer.sid)
             assert left is not None
-            assert left.state is State.LEFT
+            assert left.state is SessionState.LEFT
             pid = engine_pid(node)
             await node.close()
             assert gone_within([pid], 2.0)
@@ -107,7 +107,7 @@ def test_an_engine_that_dies_is_down_and_comes_back_as_another_session(
             await until(here.serving)
             before = here.seen()
             assert before is not None
-            events: list[tuple[str, State]] = []
+            events: list[tuple[str, SessionState]] = []
             here.observer.listeners.append(lambda _what, p: events.append((p.sid, p.state)))
             asking = asyncio.create_task(here.ask())
             await until(lambda: node.bridge is not None and node.bridge.inflight == 1)
@@ -115,12 +115,14 @@ def test_an_engine_that_dies_is_down_and_comes_back_as_another_session(
             answer = await asking
             assert answer.over is not None
             assert "the engine failed" in answer.over
-            await until(lambda: (before.sid, State.DOWN) in events)
+            await until(lambda: (before.sid, SessionState.DOWN) in events)
             await until(here.serving)
             after = here.seen()
             assert after is not None
             assert after.sid != before.sid
-            assert (before.sid, State.LEFT) in events or here.observer.peer(before.sid) is None
+            assert (before.sid, SessionState.LEFT) in events or here.observer.peer(
+                before.sid
+            ) is None
             # The tunnel has followed.
             node.bridge.open = True  # type: ignore[union-attr]
             small = await here.ask(body=b"{}")
@@ -202,7 +204,7 @@ def test_an_operator_assigns_a_waiting_node(
             peer = find_node(here.observer.peers(), "n")
             with pytest.raises(UnknownNameError):
                 find_node(here.observer.peers(), "other")
-            assert peer.state is State.JOIN
+            assert peer.state is SessionState.JOIN
             assert peer.metadata.hardware.gpus[0].type == "L4"
             bad = Assignment(model="org/m", settings={"trust-remote-code": "yes"})
             refused = await send_order(here.observer, peer.sid, bad)
@@ -214,7 +216,7 @@ def test_an_operator_assigns_a_waiting_node(
             assert (await here.ask(body=b"{}")).status == 200
             ended = await send_order(here.observer, _sid(here), Assignment())
             assert ended.accepted
-            await until(lambda: (p := here.seen()) is not None and p.state is State.JOIN)
+            await until(lambda: (p := here.seen()) is not None and p.state is SessionState.JOIN)
             assert not here.serving()
             # It can be had again.
             await until(lambda: not node._assigning.locked())
@@ -258,7 +260,7 @@ def test_an_open_fabric_beyond_this_machine_takes_no_orders(
     access = Access.open("open://192.0.2.1:7447")
 
     async def run() -> None:
-        node = Node(JoinOptions(), access, Home(tmp_path))
+        node = JoinedNode(JoinOptions(), access, Home(tmp_path))
         with pytest.raises(UsageError, match="anybody"):
             await node.start()
 

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import InputError, UsageError
 from atoll.fabric.registry.load import Load
-from atoll.fabric.registry.records import Gpu, Metadata, Service, encode_metadata
+from atoll.fabric.registry.records import Gpu, Metadata, NodeService, encode_metadata
 from atoll.runtime.join.command import precision_of, read_command
-from atoll.runtime.join.deadline import Cloud, Deadline, SpotNotices, parse_ends, slurm_end_s
+from atoll.runtime.join.deadline import Cloud, NodeDeadline, SpotNotices, parse_ends, slurm_end_s
 from atoll.runtime.join.hardware import gpu_type, gpus_from_text, gpus_of, read_hardware
 from atoll.runtime.join.load import LoadReader, read_figures
 from atoll.runtime.join.offers import (
     Inspector,
+    KnownServer,
     NotWellError,
-    Offer,
-    Server,
+    ServerOffer,
     config_precision,
     read_models,
 )
@@ -173,11 +173,11 @@ def test_precision_of_names(text: str, expected: str | None) -> None:
     assert precision_of(text) == expected
 
 
-def look(server: Shaped, **more: object) -> Offer:
-    async def run() -> Offer:
+def look(server: Shaped, **more: object) -> ServerOffer:
+    async def run() -> ServerOffer:
         await server.start()
         try:
-            return await Inspector(Server(server.url, **more)).look(prove=True)  # type: ignore[arg-type]
+            return await Inspector(KnownServer(server.url, **more)).look(prove=True)  # type: ignore[arg-type]
         finally:
             await server.stop()
 
@@ -252,7 +252,7 @@ def test_a_server_that_was_well_once_has_to_prove_it_again() -> None:
     async def run() -> None:
         server = Shaped(SHAPES["vllm"]("m"))
         await server.start()
-        inspector = Inspector(Server(server.url))
+        inspector = Inspector(KnownServer(server.url))
         offer = await inspector.look(prove=False)
         server.status["/v1/completions"] = 500
         assert await inspector.look(prove=False) == offer
@@ -382,7 +382,7 @@ def test_slurm_says_when_a_job_ends() -> None:
 
 
 def test_a_deadline_comes_nearer() -> None:
-    deadline = Deadline(asked_s=500.0)
+    deadline = NodeDeadline(asked_s=500.0)
     deadline.notice(300.0)
     deadline.notice(400.0)
     assert deadline.ends_s == 300.0
@@ -464,14 +464,14 @@ def test_no_cloud_is_no_notice() -> None:
 class Scripted(Inspector):
     """Sees what it is told to see, one look after the other; waits where `gate` is closed."""
 
-    def __init__(self, looks: list[Offer | str]) -> None:
-        super().__init__(Server("http://nowhere"))
+    def __init__(self, looks: list[ServerOffer | str]) -> None:
+        super().__init__(KnownServer("http://nowhere"))
         self.looks = looks
         self.proved: list[bool] = []
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def look(self, *, prove: bool) -> Offer:
+    async def look(self, *, prove: bool) -> ServerOffer:
         self.proved.append(prove)
         await self.gate.wait()
         seen = self.looks.pop(0)
@@ -480,12 +480,12 @@ class Scripted(Inspector):
         return seen
 
 
-ONE, TWO = (Offer((Service(model=name),)) for name in ("a", "b"))
+ONE, TWO = (ServerOffer((NodeService(model=name),)) for name in ("a", "b"))
 
 
 def test_a_watcher_tells_of_changes_and_asks_for_tokens_when_it_matters() -> None:
     async def run() -> None:
-        changes: list[Offer | None] = []
+        changes: list[ServerOffer | None] = []
         inspector = Scripted(["no", ONE, ONE, TWO, "no", TWO, "no", "no", "no", TWO])
         watcher = Watcher(inspector, lambda: changes.append(watcher.offer), WatchSettings(1.0, 2))
         while inspector.looks:

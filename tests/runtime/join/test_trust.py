@@ -25,7 +25,7 @@ from atoll.fabric.tunnel.caller import Caller
 from atoll.fabric.tunnel.frames import Submit
 from atoll.runtime.adapters.base import Home
 from atoll.runtime.join.assignment import Assignment
-from atoll.runtime.join.node import Node
+from atoll.runtime.join.node import JoinedNode
 from atoll.runtime.join.options import JoinOptions
 from atoll.runtime.local.build import free_ports
 from tests.runtime.join.live import Answer, engine, until
@@ -105,7 +105,7 @@ def test_the_token_of_a_hub_is_refused(tmp_path: Path) -> None:
 
     async def run() -> None:
         with pytest.raises(UsageError, match="a hub's"):
-            Node(JoinOptions(), access, Home(tmp_path))
+            JoinedNode(JoinOptions(), access, Home(tmp_path))
 
     asyncio.run(run())
 
@@ -127,7 +127,7 @@ def test_an_operator_assigns_weights_to_atolls_own_engine(tmp_path: Path) -> Non
             access = authority.issue("cluster", "Uni", "worker")
             options = JoinOptions(name="cpu1", models=str(models), health_interval=0.5)
             lines: list[str] = []
-            node = Node(options, access, Home(home), say=lines.append, environment={})
+            node = JoinedNode(options, access, Home(home), say=lines.append, environment={})
             await node.start()
             await until(lambda: operator.peer(node.fabric.sid) is not None)
             order = Assignment(
@@ -164,7 +164,7 @@ def test_a_node_whose_token_was_revoked_ends_and_says_why(tmp_path: Path) -> Non
     async def run() -> None:
         async with trusted(tmp_path) as (authority, operator):
             access = authority.issue("cluster", "Uni", "worker")
-            node = Node(JoinOptions(name="n"), access, Home(tmp_path))
+            node = JoinedNode(JoinOptions(name="n"), access, Home(tmp_path))
             await node.start()
             try:
                 await until(lambda: len(operator.peers()) == 2)

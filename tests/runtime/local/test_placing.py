@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from atoll.core.errors import InputError
 from atoll.core.ids import Phase
 from atoll.plan.plan import Flow, Instance, Node, Plan, Route
-from atoll.runtime.local.cores import assigned
-from atoll.runtime.local.placing import scaled, standings
+from atoll.runtime.local.cores import assign_cores
+from atoll.runtime.local.placing import scale_layers, standings
 
 
 def instance(
@@ -54,25 +54,25 @@ def plan(*instances: Instance, routes: tuple[Route, ...] = ()) -> Plan:
 
 
 def test_scaled_keeps_shares() -> None:
-    found = scaled(instance([(0, 32), (32, 48), (32, 48), (48, 64)]), 30)
+    found = scale_layers(instance([(0, 32), (32, 48), (32, 48), (48, 64)]), 30)
     assert [(n.start, n.end) for n in found.nodes] == [(0, 15), (15, 22), (15, 22), (22, 30)]
 
 
 def test_scaled_leaves_no_range_empty() -> None:
-    found = scaled(instance([(0, 1), (1, 2), (2, 3), (3, 80)]), 4)
+    found = scale_layers(instance([(0, 1), (1, 2), (2, 3), (3, 80)]), 4)
     assert [(n.start, n.end) for n in found.nodes] == [(0, 1), (1, 2), (2, 3), (3, 4)]
 
 
 def test_too_few_layers_is_an_error() -> None:
     with pytest.raises(InputError, match="3 layers"):
-        scaled(instance([(0, 1), (1, 2), (2, 3), (3, 80)]), 3)
+        scale_layers(instance([(0, 1), (1, 2), (2, 3), (3, 80)]), 3)
 
 
 @given(st.lists(st.integers(1, 79), min_size=1, max_size=8, unique=True), st.integers(1, 100))
 def test_scaled_keeps_the_order_of_marks(marks: list[int], layers: int) -> None:
     cut = [0, *sorted(marks), 80]
     assume(len(cut) - 1 <= layers)
-    made = scaled(instance(list(itertools.pairwise(cut))), layers)
+    made = scale_layers(instance(list(itertools.pairwise(cut))), layers)
     new = [made.nodes[0].start, *(node.end for node in made.nodes)]
     assert (new[0], new[-1]) == (0, layers)
     assert all(a < b for a, b in itertools.pairwise(new))
@@ -103,7 +103,7 @@ def test_a_missing_service_is_an_error() -> None:
 
 
 def test_few_cores_are_shared_evenly() -> None:
-    found = assigned({"a": 14, "b": 10, "c": 10, "d": 6}, (0, 1))
+    found = assign_cores({"a": 14, "b": 10, "c": 10, "d": 6}, (0, 1))
     load = {
         core: sum(w for n, w in (("a", 14), ("b", 10), ("c", 10), ("d", 6)) if found[n] == (core,))
         for core in (0, 1)
@@ -118,7 +118,7 @@ def test_few_cores_are_shared_evenly() -> None:
 def test_cores_are_all_used_and_never_shared_where_there_are_enough(
     work: dict[str, float], count: int
 ) -> None:
-    found = assigned(work, tuple(range(count)))
+    found = assign_cores(work, tuple(range(count)))
     assert found.keys() == work.keys()
     assert all(found.values())
     taken = [core for cores in found.values() for core in cores]

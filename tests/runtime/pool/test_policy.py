@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
 from atoll.runtime.openai import ApiError
-from atoll.runtime.pool.policy import STABILITIES, Offer, Policy, fallbacks, precision_bits
+from atoll.runtime.pool.policy import STABILITIES, ModelOffer, Policy, fallbacks, precision_bits
 
 names = st.sampled_from(["a", "b", "c"])
 some = st.none() | st.lists(names, max_size=3).map(tuple)
@@ -23,7 +23,7 @@ policies = st.builds(
     nodes=st.none() | st.lists(st.sampled_from(["lab", "lab/n1", "x"]), max_size=2).map(tuple),
 )
 offers = st.builds(
-    Offer,
+    ModelOffer,
     node=st.sampled_from(["lab/n1", "lab/n2", "x", ""]),
     provider=names,
     verified=st.booleans(),
@@ -36,7 +36,7 @@ offers = st.builds(
 
 
 @given(policies, policies, offers)
-def test_both_together_allow_what_both_allow(one: Policy, two: Policy, offer: Offer) -> None:
+def test_both_together_allow_what_both_allow(one: Policy, two: Policy, offer: ModelOffer) -> None:
     both = one.narrow(two).refusal(offer) is None
     assert both == (one.refusal(offer) is None and two.refusal(offer) is None)
     assert both == (two.narrow(one).refusal(offer) is None)
@@ -44,7 +44,7 @@ def test_both_together_allow_what_both_allow(one: Policy, two: Policy, offer: Of
 
 
 def test_what_is_not_said_counts_against_a_node() -> None:
-    nobody = Offer()
+    nobody = ModelOffer()
     for field, value, reason in (
         ("providers", ("ETH",), "provider"),
         ("regions", ("eu",), "region"),
@@ -56,13 +56,13 @@ def test_what_is_not_said_counts_against_a_node() -> None:
     ):
         assert Policy.parse({field: value}).refusal(nobody) == reason
     assert Policy().refusal(nobody) is None
-    assert Policy(providers=()).refusal(Offer(provider="")) == "provider"
+    assert Policy(providers=()).refusal(ModelOffer(provider="")) == "provider"
 
 
 def test_a_provider_that_no_certificate_names_is_not_trusted() -> None:
     policy = Policy(providers=("ETH",))
-    assert policy.refusal(Offer(provider="ETH")) is None
-    assert policy.refusal(Offer(provider="ETH", verified=False)) == "provider"
+    assert policy.refusal(ModelOffer(provider="ETH")) is None
+    assert policy.refusal(ModelOffer(provider="ETH", verified=False)) == "provider"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import AtollError, InputError, UnknownNameError
 from atoll.runtime.pool.outliers import OutlierSettings
-from atoll.runtime.pool.pool import Backend, Member, Pool
+from atoll.runtime.pool.pool import Backend, BackendPool, Member
 
 
 def backend(name: str, weight: float = 1.0, **more: object) -> Backend:
@@ -18,11 +18,11 @@ def backend(name: str, weight: float = 1.0, **more: object) -> Backend:
     return Backend.parse(fields | more)
 
 
-def pool(*weights: float, **more: object) -> Pool:
-    return Pool([backend(f"b{i}", w) for i, w in enumerate(weights)], **more)  # type: ignore[arg-type]
+def pool(*weights: float, **more: object) -> BackendPool:
+    return BackendPool([backend(f"b{i}", w) for i, w in enumerate(weights)], **more)  # type: ignore[arg-type]
 
 
-def picked(pool: Pool, *, squeeze: bool = False) -> str | None:
+def picked(pool: BackendPool, *, squeeze: bool = False) -> str | None:
     found = pool.pick("m", squeeze=squeeze)
     return None if found is None else found.backend.id
 
@@ -47,7 +47,7 @@ def test_busy_and_slow_ones_are_passed_over() -> None:
 
 
 def test_full_down_and_avoided() -> None:
-    them = Pool([backend("b0", max_inflight=2), backend("b1", max_inflight=1)])
+    them = BackendPool([backend("b0", max_inflight=2), backend("b1", max_inflight=1)])
     them.members["b0"].inflight = 2
     assert picked(them) == "b1"
     them.members["b1"].inflight = 1
@@ -81,7 +81,7 @@ def test_every_policy_picks_among_the_well(policy: str) -> None:
     them.set_health("b1", up=False)
     assert {picked(them) for _ in range(60)} <= {"b0", "b2"}
     with pytest.raises(UnknownNameError):
-        Pool(policy="nonsense")
+        BackendPool(policy="nonsense")
 
 
 def test_backends_come_go_and_change() -> None:
@@ -125,7 +125,7 @@ def test_url_may_end_in_the_version() -> None:
     assert backend("b", url="https://api.example/v1/").url == "https://api.example"
 
 
-def fail(them: Pool, member: Member, times: int, now_s: float) -> None:
+def fail(them: BackendPool, member: Member, times: int, now_s: float) -> None:
     for _ in range(times):
         them.failed(member, now_s, "scripted")
 
@@ -176,7 +176,7 @@ def test_success_rate_far_below_the_others_ejects() -> None:
 
 
 def test_snapshot_hides_secrets() -> None:
-    them = Pool([backend("b", metadata={"api_key": "s3cret", "region": "here"})])
+    them = BackendPool([backend("b", metadata={"api_key": "s3cret", "region": "here"})])
     assert "s3cret" not in str(them.snapshot())
     assert "here" in str(them.snapshot())
 
@@ -215,12 +215,14 @@ def test_what_is_not_allowed_is_never_taken(policy: str) -> None:
 
 
 def test_weights_count_where_all_were_given_else_speed() -> None:
-    given = Pool([backend("b0", 1.0), backend("b1", 3.0)], policy="learned")
+    given = BackendPool([backend("b0", 1.0), backend("b1", 3.0)], policy="learned")
     counts = Counter(given.pick("m").name for _ in range(40))  # type: ignore[union-attr]
     assert counts == {"b0": 10, "b1": 30}
     assert given.decisions["weights"] == 40
     fields = {"url": "http://127.0.0.1:1", "models": ("m",)}
-    learned = Pool([backend("b0", 1.0), Backend.parse(fields | {"id": "b1"})], policy="learned")
+    learned = BackendPool(
+        [backend("b0", 1.0), Backend.parse(fields | {"id": "b1"})], policy="learned"
+    )
     assert learned.learns
     for name, seconds in (("b0", 1.0), ("b1", 10.0)):
         for number in range(5):
@@ -236,18 +238,20 @@ def test_weights_count_where_all_were_given_else_speed() -> None:
     learned.add(Backend.parse(fields | {"id": "b2"}))
     ring = learned.rings["m"]
     assert ring.expected_s(learned.members["b2"], 100.0) == pytest.approx(10.0, rel=0.2)
-    assert Pool([backend("x")]).rings["m"].expected_s(learned.members["b0"], 1.0) is None
+    assert BackendPool([backend("x")]).rings["m"].expected_s(learned.members["b0"], 1.0) is None
 
 
 def test_who_served_a_conversation_serves_it_again_unless_busy() -> None:
     for policy in ("learned", "iwrr"):
         fields = {"url": "http://127.0.0.1:1", "models": ("m",)}
-        them = Pool([Backend.parse(fields | {"id": f"b{i}"}) for i in range(3)], policy=policy)
+        them = BackendPool(
+            [Backend.parse(fields | {"id": f"b{i}"}) for i in range(3)], policy=policy
+        )
         for member in them.members.values():
             for number in range(10):
                 them.learn(member, "m", 100.0, 1.0, 0.0, float(number))
 
-        def home(them: Pool = them) -> str:
+        def home(them: BackendPool = them) -> str:
             return them.pick("m", prefer="b2", now_s=11.0).name  # type: ignore[union-attr]
 
         assert {home() for _ in range(6)} == {"b2"}
@@ -261,7 +265,7 @@ def test_who_served_a_conversation_serves_it_again_unless_busy() -> None:
 
 
 def test_services_and_aliases() -> None:
-    them = Pool(
+    them = BackendPool(
         [
             backend("a", models=(), services=("echo",)),
             backend("b", models=("m",), aliases={"mini": "m"}),

@@ -47,7 +47,7 @@ def serving(plan: Plan, services: Sequence[str], folder: Path) -> Iterator[Runni
     """Serve services of a plan, all with the model in `folder`, behind a gateway."""
     from atoll.runtime.adapters.base import Home
     from atoll.runtime.gateway import GatewaySettings
-    from atoll.runtime.local.build import LocalOptions, Model, build
+    from atoll.runtime.local.build import LocalModel, LocalOptions, build
     from atoll.runtime.local.fleet import Hearing, LocalFleet
     from atoll.runtime.local.state import new_home, remove_home
 
@@ -57,7 +57,7 @@ def serving(plan: Plan, services: Sequence[str], folder: Path) -> Iterator[Runni
     thread.start()
 
     async def start() -> LocalFleet:
-        models = {service: Model(str(folder), folder) for service in services}
+        models = {service: LocalModel(str(folder), folder) for service in services}
         named = build(plan, models, home, hearing, LocalOptions(kv_bytes=8 * 2**20))
         settings = GatewaySettings(port=0)
         fleet = LocalFleet("test", named, home, settings, hearing, warm=(str(folder),))

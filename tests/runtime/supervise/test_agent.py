@@ -16,9 +16,9 @@ import pytest
 
 from atoll.runtime.supervise.agent import Agent, Managed, ProcessError
 from atoll.runtime.supervise.process import Command, last_lines
-from atoll.runtime.supervise.supervision import Limits, State
+from atoll.runtime.supervise.supervision import ProcessState, RestartLimits
 
-QUICK = Limits(ready_s=5, backoff_s=0.02, backoff_most_s=0.1, tries=2, unwell=1, term_s=0.5)
+QUICK = RestartLimits(ready_s=5, backoff_s=0.02, backoff_most_s=0.1, tries=2, unwell=1, term_s=0.5)
 # Prints its pid and those of its children, one of which has left the group.
 FAMILY = """
 import os, subprocess, sys, time
@@ -55,7 +55,7 @@ class SaidProbe:
         return None if self.word in said else "not yet"
 
 
-def script(tmp_path: Path, text: str, name: str = "p", limits: Limits = QUICK) -> Managed:
+def script(tmp_path: Path, text: str, name: str = "p", limits: RestartLimits = QUICK) -> Managed:
     log = tmp_path / f"{name}.log"
     word = "pids" if "pids" in text else "up"
     command = Command((sys.executable, "-c", text), log, cpus=(min(os.sched_getaffinity(0)),))
@@ -92,7 +92,7 @@ async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
 
 def test_starts_pins_and_stops(tmp_path: Path) -> None:
     async def run() -> None:
-        changes: list[State] = []
+        changes: list[ProcessState] = []
         agent = Agent(lambda keeper: changes.append(keeper.state))
         text = "import os,time; print('up', os.sched_getaffinity(0), flush=True); time.sleep(600)"
         agent.add(script(tmp_path, text))
@@ -102,7 +102,12 @@ def test_starts_pins_and_stops(tmp_path: Path) -> None:
         assert is_alive(pid)
         await agent.close()
         assert not is_alive(pid)
-        assert changes == [State.STARTING, State.READY, State.STOPPING, State.STOPPED]
+        assert changes == [
+            ProcessState.STARTING,
+            ProcessState.READY,
+            ProcessState.STOPPING,
+            ProcessState.STOPPED,
+        ]
 
     asyncio.run(run())
     core = min(os.sched_getaffinity(0))
@@ -118,7 +123,7 @@ def test_restarts_what_was_killed(tmp_path: Path) -> None:
         first = keeper.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        await until(lambda: keeper.pid not in (None, first) and keeper.state is State.READY)
+        await until(lambda: keeper.pid not in (None, first) and keeper.state is ProcessState.READY)
         assert keeper.reason == ""
         assert keeper.restarts == 1
         await agent.close()

@@ -6,16 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.runtime.supervise.supervision import Action, Limits, State, Supervision
+from atoll.runtime.supervise.supervision import Action, ProcessState, RestartLimits, Supervision
 
-LIMITS = Limits(ready_s=10, backoff_s=1, backoff_most_s=4, calm_s=60, tries=3, unwell=2, term_s=5)
+LIMITS = RestartLimits(
+    ready_s=10, backoff_s=1, backoff_most_s=4, calm_s=60, tries=3, unwell=2, term_s=5
+)
 
 
 def ready(now_s: float = 0.0) -> Supervision:
     core = Supervision(LIMITS)
     assert core.tick(now_s) is Action.START
     core.ready(now_s)
-    assert core.state is State.READY
+    assert core.state is ProcessState.READY
     return core
 
 
@@ -23,7 +25,7 @@ def test_starts_at_once_and_only_once() -> None:
     core = Supervision(LIMITS)
     assert core.tick(0) is Action.START
     assert core.tick(0.1) is None
-    assert core.state is State.STARTING
+    assert core.state is ProcessState.STARTING
 
 
 def test_killed_once_when_not_ready_in_time() -> None:
@@ -35,7 +37,7 @@ def test_killed_once_when_not_ready_in_time() -> None:
     core.ready(10.2)
     assert core.runs
     core.exited(137, 10.3)
-    assert core.state is State.WAITING
+    assert core.state is ProcessState.WAITING
     assert core.reason == "not ready within 10 s"
 
 
@@ -60,7 +62,7 @@ def test_pauses_double_up_to_a_limit_and_begin_anew_after_calm() -> None:
 def test_fatal_codes_are_final(code: int) -> None:
     core = ready()
     core.exited(code, 1)
-    assert core.state is State.FAILED
+    assert core.state is ProcessState.FAILED
     assert core.over
     assert core.tick(1000) is None
 
@@ -71,7 +73,7 @@ def test_given_up_when_never_ready() -> None:
         assert core.tick(now_s) is Action.START
         core.exited(1, now_s)
         now_s += 100
-    assert core.state is State.FAILED
+    assert core.state is ProcessState.FAILED
     assert core.reason == "ended with code 1"
 
 
@@ -83,7 +85,7 @@ def test_unwell_in_a_row_is_killed() -> None:
     assert core.probed("no token") is Action.KILL
     assert core.probed("no token") is None
     core.exited(137, 1)
-    assert (core.state, core.reason) == (State.WAITING, "no token")
+    assert (core.state, core.reason) == (ProcessState.WAITING, "no token")
 
 
 def test_stop_terms_then_kills() -> None:
@@ -93,14 +95,14 @@ def test_stop_terms_then_kills() -> None:
     assert core.tick(5.9) is None
     assert core.tick(6.1) is Action.KILL
     core.exited(137, 6.2)
-    assert core.state is State.STOPPED
+    assert core.state is ProcessState.STOPPED
 
 
 def test_stop_while_waiting_needs_no_signal() -> None:
     core = ready()
     core.exited(1, 0)
     assert core.stop(0.5) is None
-    assert core.state is State.STOPPED
+    assert core.state is ProcessState.STOPPED
     assert core.tick(100) is None
 
 

@@ -15,8 +15,8 @@ from atoll.solve.explain.explain import expected_plans, explain
 from atoll.solve.explain.explanation import (
     Constraint,
     Explanation,
+    ExtraNodes,
     NodeUse,
-    Rental,
     Repair,
     Worth,
     money,
@@ -268,7 +268,7 @@ def test_money_is_written_to_the_cent(usd: float, text: str) -> None:
 def test_sentences() -> None:
     saving = Worth(usd_per_hour=2.0, at_least=1.0, at_most=2.5, served=1.0, served_now=1.0)
     assert saving.text == "save between $1.00/h and $2.50/h"
-    more = Rental(region="east", node_type="L4:1", market="spot", count=2)
+    more = ExtraNodes(region="east", node_type="L4:1", market="spot", count=2)
     assert more.text == "+2 L4:1 spot in east"
     limit = Constraint(
         kind="spot-share", where="GPUs on spot", used=0.3, limit=0.3, loosened="any share"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.solve.place.bound.bounds import compute_bound, coverage_bound, missing, upper_bound
-from atoll.solve.place.bound.cuts import crossing, loose, network, rates
+from atoll.solve.place.bound.bounds import compute_bound, coverage_bound, find_missing, upper_bound
+from atoll.solve.place.bound.cuts import crossing_rate, loose, network, rates
 from atoll.solve.place.bound.lanes import lanes
 from atoll.solve.place.bound.lanes_regions import region_lanes
 from atoll.solve.place.bound.proof import Covers
@@ -172,7 +172,7 @@ def test_rates_are_cut_to_the_links_of_a_node() -> None:
     assert own[0].tolist() == [0.0, 12.0, 12.0]
     assert rates(replace(instance, partial=True))[0, 1] == 12.0
     inside = np.array([True, False, False])
-    assert crossing(network(instance), inside) == 12.0 + 5.0 * 2
+    assert crossing_rate(network(instance), inside) == 12.0 + 5.0 * 2
 
 
 def test_loose_links_are_those_that_no_flow_fills() -> None:
@@ -185,12 +185,12 @@ def test_loose_links_are_those_that_no_flow_fills() -> None:
 @pytest.mark.parametrize("partial", [False, True])
 def test_missing_layers_are_counted(partial: bool) -> None:
     instance = cluster(6, [[9.0, 8.0], [9.0]], partial=partial)
-    lack = missing(instance, 1.5e9)
+    lack = find_missing(instance, 1.5e9)
     assert (lack.layers, lack.held, lack.needed, lack.gb) == (3, 3, 6, 4.5)
     assert str(lack) == "3 of 6 layers have no place, 4.5 GB at 1.5 GB a layer: the nodes hold 3"
     bound = upper_bound(instance)
     assert (bound.value, bound.kind) == (0.0, "memory")
-    assert missing(mixed()).layers == 0
+    assert find_missing(mixed()).layers == 0
 
 
 @given(st.integers(0, 10**6), shapes)

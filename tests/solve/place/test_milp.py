@@ -11,7 +11,7 @@ from atoll.core.errors import UsageError
 from atoll.solve.place.evaluate import max_flow
 from atoll.solve.place.instance import FlowInstance, Placement
 from atoll.solve.place.milp.milp import solve_milp
-from atoll.solve.place.milp.model import Model, equal_model, paper_model, prune_links
+from atoll.solve.place.milp.model import PlacementModel, equal_model, paper_model, prune_links
 from tests.reference.flow_engines import ENGINES, whole_numbers
 from tests.solve.place.exact_cases import Shape, best_flow, cluster, flow_of, random_cluster
 
@@ -74,7 +74,7 @@ def test_links_that_bind_refuse_counting_nodes_together(partial: bool) -> None:
 @pytest.mark.parametrize("partial", [False, True])
 @pytest.mark.parametrize("model", [paper_model, equal_model])
 def test_a_hint_is_a_solution_of_the_programme(
-    model: Callable[[FlowInstance, float], Model], partial: bool
+    model: Callable[[FlowInstance, float], PlacementModel], partial: bool
 ) -> None:
     instance = cluster(4, [[30.0, 20.0], [30.0, 20.0], [12.0, 9.0], [8.0]], partial=partial)
     placement = Placement(np.array([0, 2, 0, 0]), np.array([2, 4, 2, 0]))

@@ -19,7 +19,7 @@ from atoll.solve.place.sustained.sustained import (
     best_flows,
     evaluator,
     site_of,
-    sustained,
+    sustain,
 )
 
 few = settings(max_examples=max(15, settings().max_examples // 3))
@@ -181,7 +181,7 @@ def test_flows_are_conserved_and_within_kv(seed: int, nodes: int) -> None:
     assert np.allclose(into, flows.edge.sum(axis=1) + flows.leave)
     assert flows.value == pytest.approx(flows.enter.sum())
     assert (found.kv_use <= 1.0 + 1e-9).all()
-    again = sustained(own, place, flows)
+    again = sustain(own, place, flows)
     assert again.tokens_per_s == pytest.approx(found.tokens_per_s, rel=2e-3)
     assert evaluator(site_of(own))(place.start, place.end) <= found.tokens_per_s * (1 + 2e-3)
 
@@ -191,9 +191,9 @@ def test_flows_are_conserved_and_within_kv(seed: int, nodes: int) -> None:
 def test_more_memory_or_less_latency_never_sustains_less(seed: int) -> None:
     place = random_placement(np.random.default_rng(seed), 6, 16)
     flows = best_flows(instance(6, 16), place).flows
-    base = sustained(instance(6, 16), place, flows).tokens_per_s
-    assert sustained(instance(6, 16, kv=60_000.0), place, flows).tokens_per_s >= base - 1e-6
-    assert sustained(instance(6, 16, latency=0.05), place, flows).tokens_per_s <= base + 1e-6
+    base = sustain(instance(6, 16), place, flows).tokens_per_s
+    assert sustain(instance(6, 16, kv=60_000.0), place, flows).tokens_per_s >= base - 1e-6
+    assert sustain(instance(6, 16, latency=0.05), place, flows).tokens_per_s <= base + 1e-6
 
 
 def test_short_ranges_cost_what_max_flow_does_not_see() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.solve.rent.allocation import allocate
-from atoll.solve.rent.types import Allocation, AllocationLimits, Chosen, RunningColumn
+from atoll.solve.rent.types import AllocatedInstances, Allocation, AllocationLimits, RunningColumn
 from tests.solve.rent.cases import Case, faults, random_case
 
 SEEDS = st.integers(0, 10_000)
@@ -151,9 +151,9 @@ def test_equal_inputs_give_equal_answers(seed: int) -> None:
     assert (first.objective, first.bound) == (second.objective, second.bound)
 
 
-def _running(chosen: Chosen) -> RunningColumn:
+def _running(chosen: AllocatedInstances) -> RunningColumn:
     return RunningColumn(chosen.role, chosen.region, chosen.counts, chosen.number)
 
 
-def _key(chosen: Chosen) -> tuple[int, int, int | None, int]:
+def _key(chosen: AllocatedInstances) -> tuple[int, int, int | None, int]:
     return chosen.role, chosen.region, chosen.template, chosen.number

@@ -38,7 +38,7 @@ _DER = serialization.Encoding.DER
 _MAX_NAME = 64
 
 
-class Member(msgspec.Struct, frozen=True):
+class IssuedMember(msgspec.Struct, frozen=True):
     """One issued certificate."""
 
     slot: str
@@ -64,7 +64,7 @@ class _Book(msgspec.Struct, frozen=True):
     fabric: str
     slots: int
     hubs: tuple[str, ...]
-    members: tuple[Member, ...] = ()
+    members: tuple[IssuedMember, ...] = ()
     version: int = 1
 
 
@@ -147,7 +147,7 @@ class Authority:
         return self._book.slots
 
     @property
-    def members(self) -> tuple[Member, ...]:
+    def members(self) -> tuple[IssuedMember, ...]:
         """Everybody who was let in, in that order."""
         return self._book.members
 
@@ -213,13 +213,13 @@ class Authority:
             write_secret(path, access.pack() + "\n")
             return path
 
-    def _alive(self, name: str) -> Member:
+    def _alive(self, name: str) -> IssuedMember:
         alive = {m.name: m for m in self.members if m.revoked_s is None}
         if name not in alive:
             raise UnknownNameError("member", name, alive, field="NAME")
         return alive[name]
 
-    def revoke(self, name: str) -> Member:
+    def revoke(self, name: str) -> IssuedMember:
         """Take all of a member's certificates back; its slot is never used again."""
         with self._locked():
             self._book = self._load()
@@ -254,7 +254,7 @@ class Authority:
             role=role,
             days=days,
         )
-        member = Member(
+        member = IssuedMember(
             slot,
             name,
             provider,

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from atoll.core.errors import InputError
 from atoll.fabric.identity.identity import Identity, Person, RefusedError, Verifier
-from atoll.fabric.registry.records import Metadata, Record, State, decode_metadata, signed_bytes
+from atoll.fabric.registry.records import (
+    Metadata,
+    Record,
+    SessionState,
+    decode_metadata,
+    signed_bytes,
+)
 
 
 def sign_record(
     identity: Identity,
     fabric_id: str,
     sid: str,
-    state: State,
+    state: SessionState,
     rev: int,
     signed_s: float,
     body: bytes,
@@ -30,7 +36,7 @@ def refusal(verifier: Verifier, record: Record) -> str | None:
     try:
         person = verifier.person(record.certificate)
         if person.slot != record.slot:
-            if record.state is not State.LEFT or person.role != "hub":
+            if record.state is not SessionState.LEFT or person.role != "hub":
                 return "session of another"
         elif not _honest(person, decode_metadata(record.body)):
             return "forged provider"

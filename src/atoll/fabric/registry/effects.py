@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from atoll.fabric.registry.records import Record, State
+from atoll.fabric.registry.records import Record, SessionState
 
-Sign = Callable[[str, State, int, float, bytes], Record]
+Sign = Callable[[str, SessionState, int, float, bytes], Record]
 """(sid, state, rev, signed_s, body) -> the record, signed with this member's key."""
 Verify = Callable[[Record], str | None]
 """Why a record is refused, in a word or two; None if certificate and signature are good."""

@@ -22,7 +22,7 @@ def one_of(sids: Sequence[str], rng: random.Random) -> str:
     return rng.choice([sid for sid in sids if slot_of(sid) == slot])
 
 
-class Exchange:
+class SyncExchange:
     """Send `ask` to the peer, give its answer to `answered`, until `ask` is None.
 
         while exchange.ask is not None:
@@ -35,7 +35,7 @@ class Exchange:
         """Start with the hash alone."""
         self._registry = registry
         self._rounds = 0
-        self.ask: bytes | None = sync.encode_message(sync.Ask(registry.hash))
+        self.ask: bytes | None = sync.encode_message(sync.SyncRequest(registry.hash))
 
     def answered(self, data: bytes, now_s: float) -> list[Effect]:
         """Take in the peer's answer and set the next `ask`; a malformed answer raises InputError."""
@@ -43,11 +43,11 @@ class Exchange:
         self._rounds += 1
         answer = sync.decode_answer(data)
         effects = self._registry.merge(answer.records, now_s)
-        following: sync.Ask | None = None
+        following: sync.SyncRequest | None = None
         if answer.versions is not None:
             following = self._registry.lacking(answer.versions, now_s)
         elif answer.rest and answer.records:
-            following = sync.Ask(self._registry.hash, answer.rest[: sync.MOST_WANTED])
+            following = sync.SyncRequest(self._registry.hash, answer.rest[: sync.MOST_WANTED])
         if following is None or self._rounds >= _ROUNDS_MOST:
             self._registry.exchanged(now_s)
         else:

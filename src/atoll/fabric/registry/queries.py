@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from atoll.core.errors import UnknownNameError
-from atoll.fabric.registry.records import STABILITIES, Gpu, Metadata, Service, State
+from atoll.fabric.registry.records import STABILITIES, Gpu, Metadata, NodeService, SessionState
 from atoll.fabric.transport.peers import Peer
 
 
@@ -50,7 +50,9 @@ class Query:
         """Refuse names that no node could have."""
         if self.min_stability and self.min_stability.lower() not in STABILITIES:
             raise UnknownNameError("stability", self.min_stability, STABILITIES, field="stability")
-        known = [state.name.lower() for state in State if state < State.LEFT] + ["silent"]
+        known = [state.name.lower() for state in SessionState if state < SessionState.LEFT] + [
+            "silent"
+        ]
         for state in self.states:
             if state.lower() not in known:
                 raise UnknownNameError("state", state, known, field="state")
@@ -89,7 +91,7 @@ class Query:
         ]
         return sum(fitting) >= max(1, self.min_gpus)
 
-    def _serves(self, services: tuple[Service, ...]) -> bool:
+    def _serves(self, services: tuple[NodeService, ...]) -> bool:
         if not self.models and not self.precisions:
             return True
         return any(
@@ -104,7 +106,7 @@ _ROLES = ("hub", "worker", "gateway", "operator")
 
 def state_of(peer: Peer) -> str:
     """Return the state to show: "silent" if the node has a state but no token here."""
-    if not peer.alive and peer.state < State.LEFT:
+    if not peer.alive and peer.state < SessionState.LEFT:
         return "silent"
     return peer.state.name.lower()
 

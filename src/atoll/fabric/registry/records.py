@@ -39,7 +39,7 @@ STABILITIES: tuple[Stability, ...] = ("spot", "batch", "standard", "reserved")
 Kind = Literal["llm", "embedding", "generic"]
 
 
-class State(IntEnum):
+class SessionState(IntEnum):
     """Where a session is in its life; it never goes back."""
 
     JOIN = 0
@@ -66,7 +66,7 @@ class Hardware(Struct, frozen=True):
     memory_bytes: Bytes = 0
 
 
-class Service(Struct, frozen=True):
+class NodeService(Struct, frozen=True):
     """A model that a node answers for."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256, pattern=_PLAIN)]
@@ -92,7 +92,7 @@ class Metadata(Struct, frozen=True, kw_only=True, omit_defaults=True):
     hardware: Hardware = Hardware()
     engine: Text = ""
     engine_version: Text = ""
-    services: Annotated[tuple[Service, ...], Meta(max_length=64)] = ()
+    services: Annotated[tuple[NodeService, ...], Meta(max_length=64)] = ()
     weight: Annotated[float, Meta(ge=0.0, le=1e9)] | None = None
     """Share of the traffic that a plan gives the node."""
     max_inflight: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
@@ -121,7 +121,7 @@ class Record(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One session's state as its owner (or, for LEFT, a hub) signed it."""
 
     sid: str
-    state: State
+    state: SessionState
     rev: Annotated[int, Meta(ge=0, lt=1 << 53)]
     signed_s: UnixSeconds
     body: Annotated[bytes, Meta(max_length=MAX_BODY_BYTES)]
@@ -154,7 +154,7 @@ def merge(a: Record, b: Record) -> Record:
 
 
 def signed_bytes(
-    fabric: str, sid: str, state: State, rev: int, signed_s: float, body: bytes
+    fabric: str, sid: str, state: SessionState, rev: int, signed_s: float, body: bytes
 ) -> bytes:
     """Return the bytes that a record's signature is over; `fabric` is the federation's id."""
     return _ENCODER.encode(("atoll-record-v1", fabric, sid, int(state), rev, float(signed_s), body))
@@ -171,10 +171,10 @@ def decode(data: bytes) -> Record:
         raise InputError(
             f"a record of {len(data)} bytes is too large", hint=f"at most {MAX_RECORD_BYTES} bytes"
         )
-    return checked(_read(_RECORD, data, "record"))
+    return check_record(_read(_RECORD, data, "record"))
 
 
-def checked(record: Record) -> Record:
+def check_record(record: Record) -> Record:
     """Return a record that was decoded inside another message if its id is well formed."""
     if not is_sid(record.sid):
         raise InputError(f"{record.sid[:60]!r} is not a session id", hint="<slot>-<16 hex digits>")

@@ -47,11 +47,11 @@ from atoll.fabric.registry.effects import (
     Sign,
     Verify,
 )
-from atoll.fabric.registry.exchange import Exchange, one_of
+from atoll.fabric.registry.exchange import SyncExchange, one_of
 from atoll.fabric.registry.records import (
     Metadata,
     Record,
-    State,
+    SessionState,
     decode_metadata,
     encode_metadata,
     farewell,
@@ -78,7 +78,7 @@ class Registry:
         verify: Verify,
         rng: random.Random,
         now_s: float,
-        state: State = State.JOIN,
+        state: SessionState = SessionState.JOIN,
         settings: RegistrySettings | None = None,
         observer: bool = False,
     ) -> None:
@@ -144,13 +144,13 @@ class Registry:
     def peers(self) -> dict[str, Entry]:
         """Return every other session that has not left."""
         known = self._entries.items()
-        return {s: e for s, e in known if s != self.sid and e.record.state < State.LEFT}
+        return {s: e for s, e in known if s != self.sid and e.record.state < SessionState.LEFT}
 
     def stats(self) -> dict[str, object]:
         """Return figures for metrics."""
         states = Counter(entry.record.state.name.lower() for entry in self._entries.values())
         return {
-            "sessions": {state.name.lower(): states[state.name.lower()] for state in State},
+            "sessions": {state.name.lower(): states[state.name.lower()] for state in SessionState},
             "alive": len(self._tokens) + 1,
             "refused": dict(self.refusals.counts),
             **{name: self.counts[name] for name in _COUNTS},
@@ -162,11 +162,11 @@ class Registry:
     # What this member says of itself
 
     def announce(
-        self, now_s: float, state: State | None = None, metadata: Metadata | None = None
+        self, now_s: float, state: SessionState | None = None, metadata: Metadata | None = None
     ) -> list[Effect]:
         """Raise this member's record; a lower state than before takes a new session."""
         own = self.own
-        if own.record.state is State.LEFT:
+        if own.record.state is SessionState.LEFT:
             raise UsageError("a session that has left says nothing more", hint="renew it first")
         state = own.record.state if state is None else state
         metadata = own.metadata if metadata is None else metadata
@@ -180,24 +180,24 @@ class Registry:
         self,
         now_s: float,
         cause: str = "renewed",
-        state: State | None = None,
+        state: SessionState | None = None,
         metadata: Metadata | None = None,
     ) -> list[Effect]:
         """Take a new session in `state` (default: as it was); the old one is LEFT."""
         own = self.own
         effects: list[Effect] = []
-        if own.record.state < State.LEFT:
-            effects += self._raise(State.LEFT, farewell(own.metadata), now_s)
+        if own.record.state < SessionState.LEFT:
+            effects += self._raise(SessionState.LEFT, farewell(own.metadata), now_s)
         if state is None:
-            state = State.JOIN if own.record.state is State.LEFT else own.record.state
+            state = SessionState.JOIN if own.record.state is SessionState.LEFT else own.record.state
         return effects + self._restart(cause, state, metadata or own.metadata, now_s)
 
     def leave(self, now_s: float) -> list[Effect]:
         """Say LEFT; nothing can be announced after."""
         own = self.own
-        if own.record.state is State.LEFT:
+        if own.record.state is SessionState.LEFT:
             return []
-        return self._raise(State.LEFT, farewell(own.metadata), now_s)
+        return self._raise(SessionState.LEFT, farewell(own.metadata), now_s)
 
     # What others say
 
@@ -271,34 +271,34 @@ class Registry:
 
     # Exchanges
 
-    def exchange(self) -> Exchange:
+    def exchange(self) -> SyncExchange:
         """Start to compare with a peer, the one a `Pull` names."""
-        return Exchange(self)
+        return SyncExchange(self)
 
     def answer(self, data: bytes, now_s: float) -> tuple[bytes, list[Effect]]:
         """Answer a peer's `sync/` question."""
         try:
             ask = sync.decode_ask(data)
         except InputError:
-            return sync.encode_message(sync.Answer(self._map.hash)), [
+            return sync.encode_message(sync.SyncReply(self._map.hash)), [
                 self.refusals.add("malformed", "")
             ]
         effects = self.merge(ask.give, now_s)
         if ask.first:
             versions = None if ask.hash == self._map.hash else self._map.versions()
-            return sync.encode_message(sync.Answer(self._map.hash, versions)), effects
+            return sync.encode_message(sync.SyncReply(self._map.hash, versions)), effects
         held = (self._entries.get(sid) for sid in ask.want)
-        records, rest = sync.batched(entry.record for entry in held if entry is not None)
-        return sync.encode_message(sync.Answer(self._map.hash, None, records, rest)), effects
+        records, rest = sync.batch_records(entry.record for entry in held if entry is not None)
+        return sync.encode_message(sync.SyncReply(self._map.hash, None, records, rest)), effects
 
-    def lacking(self, theirs: dict[str, sync.Version], now_s: float) -> sync.Ask | None:
+    def lacking(self, theirs: dict[str, sync.Version], now_s: float) -> sync.SyncRequest | None:
         """What to send to a peer that holds `theirs`; None if there is nothing to swap."""
         want, give = sync.compare(self._map.versions(), theirs)
         want = self.refusals.wanted(want, theirs, now_s)
-        records, _ = sync.batched(self._entries[sid].record for sid in give)
+        records, _ = sync.batch_records(self._entries[sid].record for sid in give)
         if not want and not records:
             return None
-        return sync.Ask(self._map.hash, tuple(want[: sync.MOST_WANTED]), records)
+        return sync.SyncRequest(self._map.hash, tuple(want[: sync.MOST_WANTED]), records)
 
     def exchanged(self, now_s: float) -> None:
         """An exchange was completed."""
@@ -339,7 +339,7 @@ class Registry:
         effects: list[Effect] = []
         if now_s >= self._resign_s:
             self._resign_s = _NEVER
-            if self.own.record.state < State.LEFT:
+            if self.own.record.state < SessionState.LEFT:
                 effects += self._raise(self.own.record.state, self.own.metadata, now_s)
         if now_s >= self._publish_s:
             effects += self._publish()
@@ -381,7 +381,7 @@ class Registry:
         for sid in dead:
             entry = self._entries[sid]
             body = encode_metadata(farewell(entry.metadata))
-            record = self._sign(sid, State.LEFT, entry.record.rev, now_s, body)
+            record = self._sign(sid, SessionState.LEFT, entry.record.rev, now_s, body)
             effects += [Obituary(sid), *self._store(record, farewell(entry.metadata), now_s)]
             records.append(record)
             self.counts["obituaries"] += 1
@@ -416,7 +416,7 @@ class Registry:
         effects = self._store(record, metadata, now_s)
         if record.sid == self.sid and held is not None and foreign(record, held.record):
             # Never written by this process: buried while alive, or a copy of it runs elsewhere.
-            cause = "left" if record.state is State.LEFT else "cloned"
+            cause = "left" if record.state is SessionState.LEFT else "cloned"
             effects += self._restart(cause, held.record.state, held.metadata, now_s)
             self._watch(record.sid, now_s)
             effects += self._of_peer("joined", record.sid)
@@ -450,9 +450,9 @@ class Registry:
         entry = self._map.put(record, metadata, now_s)
         if sid == self.sid:
             self._own = entry
-        if record.state is State.LEFT:
+        if record.state is SessionState.LEFT:
             self._silent.pop(sid, None)
-            newly = held is not None and held.record.state < State.LEFT
+            newly = held is not None and held.record.state < SessionState.LEFT
             return [Event("left", sid)] if newly and sid != self.sid else []
         self._watch(sid, now_s)
         return self._of_peer("joined" if held is None else "changed", sid)
@@ -460,37 +460,39 @@ class Registry:
     def _drop(self, sid: str) -> list[Effect]:
         entry = self._map.drop(sid)
         self._silent.pop(sid, None)
-        return [Event("left", sid)] if entry.record.state < State.LEFT else []
+        return [Event("left", sid)] if entry.record.state < SessionState.LEFT else []
 
     def _watch(self, sid: str, now_s: float) -> None:
         """Remember since when a session that should have a token has none."""
         entry = self._entries.get(sid)
-        if entry is not None and entry.record.state < State.LEFT and not self.alive(sid):
+        if entry is not None and entry.record.state < SessionState.LEFT and not self.alive(sid):
             self._silent.setdefault(sid, now_s)
 
     def _of_peer(self, kind: str, sid: str) -> list[Effect]:
         entry = self._entries.get(sid)
-        if sid == self.sid or entry is None or entry.record.state is State.LEFT:
+        if sid == self.sid or entry is None or entry.record.state is SessionState.LEFT:
             return []
         return [Event(kind, sid)]
 
     # This member's own session
 
-    def _begin(self, state: State, metadata: Metadata, now_s: float) -> None:
+    def _begin(self, state: SessionState, metadata: Metadata, now_s: float) -> None:
         self.sid = f"{self.slot}-{self._rng.getrandbits(64):016x}"
         self.counts["sessions_taken"] += 1
         self._write(state, 0, metadata, now_s)
 
-    def _restart(self, cause: str, state: State, metadata: Metadata, now_s: float) -> list[Effect]:
+    def _restart(
+        self, cause: str, state: SessionState, metadata: Metadata, now_s: float
+    ) -> list[Effect]:
         old = self.sid
         self._begin(state, metadata, now_s)
         return [NewSession(old, self.sid, cause), *self._publish()]
 
-    def _raise(self, state: State, metadata: Metadata, now_s: float) -> list[Effect]:
+    def _raise(self, state: SessionState, metadata: Metadata, now_s: float) -> list[Effect]:
         self._write(state, self.own.record.rev + 1, metadata, now_s)
         return self._publish()
 
-    def _write(self, state: State, rev: int, metadata: Metadata, now_s: float) -> None:
+    def _write(self, state: SessionState, rev: int, metadata: Metadata, now_s: float) -> None:
         record = self._sign(self.sid, state, rev, now_s, encode_metadata(metadata))
         self._written_s = now_s
         self._resign_s = now_s + self._rng.uniform(0.5, 1.0) * self.settings.resign_s

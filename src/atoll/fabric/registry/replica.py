@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from atoll.fabric.registry import sync
-from atoll.fabric.registry.records import Metadata, Record, State
+from atoll.fabric.registry.records import Metadata, Record, SessionState
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class Replica:
             self.per_slot[record.slot] += 1
         else:
             self.bytes_per_slot[record.slot] -= sync.size(held.record)
-            self.hash = sync.toggled(self.hash, held.version.tag)
+            self.hash = sync.toggle(self.hash, held.version.tag)
             if held.record.state is record.state:
                 entry = Entry(record, metadata, entry.version, held.since_s)
-        self.hash = sync.toggled(self.hash, entry.version.tag)
+        self.hash = sync.toggle(self.hash, entry.version.tag)
         self.bytes_per_slot[record.slot] += sync.size(record)
         self.entries[record.sid] = entry
         return entry
@@ -55,7 +55,7 @@ class Replica:
     def drop(self, sid: str) -> Entry:
         """Forget a session and return what was known of it."""
         entry = self.entries.pop(sid)
-        self.hash = sync.toggled(self.hash, entry.version.tag)
+        self.hash = sync.toggle(self.hash, entry.version.tag)
         self.per_slot[entry.record.slot] -= 1
         self.bytes_per_slot[entry.record.slot] -= sync.size(entry.record)
         return entry
@@ -67,4 +67,4 @@ class Replica:
 
 def foreign(record: Record, own: Record) -> bool:
     """Whether a greater record of one's session, which one has not left, says what one never said."""
-    return own.state < State.LEFT and record.content != own.content
+    return own.state < SessionState.LEFT and record.content != own.content

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from atoll.core.errors import InputError
-from atoll.fabric.registry.records import Record, State, checked, encode, merge
+from atoll.fabric.registry.records import Record, SessionState, check_record, encode, merge
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 BATCH_BYTES = 1024 * 1024
@@ -35,12 +35,12 @@ Hash = Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
 class Version(Struct, frozen=True, array_like=True):
     """Which record of a session a replica holds; `tag` tells those of equal rank apart."""
 
-    state: State
+    state: SessionState
     rev: int
     tag: Hash
 
 
-class Ask(Struct, frozen=True, array_like=True):
+class SyncRequest(Struct, frozen=True, array_like=True):
     """What an asker sends."""
 
     hash: Hash
@@ -53,7 +53,7 @@ class Ask(Struct, frozen=True, array_like=True):
         return not self.want and not self.give
 
 
-class Answer(Struct, frozen=True, array_like=True):
+class SyncReply(Struct, frozen=True, array_like=True):
     """What comes back; `versions` is None unless the hashes differ."""
 
     hash: Hash
@@ -72,7 +72,7 @@ def size(record: Record) -> int:
     return len(record.body) + len(record.certificate) + len(record.signature) + 64
 
 
-def toggled(whole: bytes, one: bytes) -> bytes:
+def toggle(whole: bytes, one: bytes) -> bytes:
     """Return the hash of a set after one member, given by its own hash, was added or removed."""
     mixed = int.from_bytes(whole, "big") ^ int.from_bytes(one, "big")
     return mixed.to_bytes(HASH_BYTES, "big")
@@ -98,7 +98,7 @@ def _behind(held: Version | None, other: Version) -> bool:
     return (held.state, held.rev) <= (other.state, other.rev)
 
 
-def batched(records: Iterable[Record]) -> tuple[tuple[Record, ...], tuple[str, ...]]:
+def batch_records(records: Iterable[Record]) -> tuple[tuple[Record, ...], tuple[str, ...]]:
     """Return the records that fit into one message, at least one, and the ids of the rest."""
     fitting: list[Record] = []
     rest: list[str] = []
@@ -123,35 +123,35 @@ def latest(records: Iterable[Record]) -> Iterable[Record]:
 
 T = TypeVar("T")
 _ENCODER = msgspec.msgpack.Encoder()
-_ASK: msgspec.msgpack.Decoder[Ask] = msgspec.msgpack.Decoder(Ask)
-_ANSWER: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+_ASK: msgspec.msgpack.Decoder[SyncRequest] = msgspec.msgpack.Decoder(SyncRequest)
+_ANSWER: msgspec.msgpack.Decoder[SyncReply] = msgspec.msgpack.Decoder(SyncReply)
 _RECORDS: msgspec.msgpack.Decoder[tuple[Record, ...]] = msgspec.msgpack.Decoder(tuple[Record, ...])
 
 
-def encode_message(message: Ask | Answer | tuple[Record, ...]) -> bytes:
+def encode_message(message: SyncRequest | SyncReply | tuple[Record, ...]) -> bytes:
     """Write a message; a tuple of records is what is pushed under `reg/`."""
     return _ENCODER.encode(message)
 
 
-def decode_ask(data: bytes) -> Ask:
+def decode_ask(data: bytes) -> SyncRequest:
     """Read an ask; raises InputError."""
     ask = _read(_ASK, data)
     for record in ask.give:
-        checked(record)
+        check_record(record)
     return ask
 
 
-def decode_answer(data: bytes) -> Answer:
+def decode_answer(data: bytes) -> SyncReply:
     """Read an answer; raises InputError."""
     answer = _read(_ANSWER, data)
     for record in answer.records:
-        checked(record)
+        check_record(record)
     return answer
 
 
 def decode_records(data: bytes) -> tuple[Record, ...]:
     """Read what was pushed under `reg/`; raises InputError."""
-    return tuple(checked(record) for record in _read(_RECORDS, data))
+    return tuple(check_record(record) for record in _read(_RECORDS, data))
 
 
 def _read(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:

@@ -37,11 +37,11 @@ from atoll.fabric.registry.effects import (
     Revoked,
 )
 from atoll.fabric.registry.load import Load, decode_load, encode_load
-from atoll.fabric.registry.records import Metadata, Record, State
+from atoll.fabric.registry.records import Metadata, Record, SessionState
 from atoll.fabric.registry.registry import Registry
 from atoll.fabric.registry.replica import Entry
-from atoll.fabric.registry.sync import batched, encode_message
-from atoll.fabric.transport.link import Closer, Link, Question
+from atoll.fabric.registry.sync import batch_records, encode_message
+from atoll.fabric.transport.link import Closer, FabricLink, Question
 from atoll.fabric.transport.peers import Peer
 from atoll.fabric.transport.quota import Quota
 from atoll.fabric.transport.settings import FabricSettings
@@ -66,10 +66,10 @@ class Fabric:
         self,
         access: Access,
         metadata: Metadata,
-        state: State,
+        state: SessionState,
         settings: FabricSettings,
         log: Log,
-        link: Link,
+        link: FabricLink,
         observe: bool = False,
     ) -> None:
         """Start the registry; `connect` is what callers use."""
@@ -118,7 +118,7 @@ class Fabric:
         access: Access,
         metadata: Metadata,
         *,
-        state: State = State.JOIN,
+        state: SessionState = SessionState.JOIN,
         settings: FabricSettings | None = None,
         log: Log | None = None,
         listen: Sequence[str] = (),
@@ -133,7 +133,7 @@ class Fabric:
         UnreachableError if no hub answers.
         """
         settings = settings or FabricSettings()
-        link = await Link.open(access, settings, listen=listen, denied=denied)
+        link = await FabricLink.open(access, settings, listen=listen, denied=denied)
         try:
             fabric = cls(access, metadata, state, settings, log or SilentLog(), link, observe)
             fabric._begin()
@@ -156,7 +156,7 @@ class Fabric:
         return self._registry.sid
 
     @property
-    def state(self) -> State:
+    def state(self) -> SessionState:
         """What this member has announced."""
         return self._registry.own.record.state
 
@@ -170,7 +170,9 @@ class Fabric:
         """Whether there is a link to some hub this moment."""
         return bool(self._link.hubs())
 
-    async def announce(self, state: State | None = None, metadata: Metadata | None = None) -> None:
+    async def announce(
+        self, state: SessionState | None = None, metadata: Metadata | None = None
+    ) -> None:
         """Say what is new about this member; a state lower than before takes a new session."""
         own = None if metadata is None else self._own(metadata)
         self._do(self._registry.announce(time.time(), state, own))
@@ -390,7 +392,7 @@ class Fabric:
             elif isinstance(effect, Obituary):
                 self._log.event("fabric.obituary", sid=effect.sid)
         while said:  # in one message, if it fits
-            records, _ = batched(said)
+            records, _ = batch_records(said)
             self._link.put(keys.reg(self.sid), encode_message(records))
             said = said[len(records) :]
         if self._registry.synced:
@@ -465,6 +467,6 @@ class Fabric:
             alive,
             entry.since_s,
         )
-        if state < State.LEFT:
+        if state < SessionState.LEFT:
             self._view[sid] = peer
         return peer

@@ -28,7 +28,7 @@ from atoll.fabric.identity.access import (
     split_address,
 )
 from atoll.fabric.identity.authority import Authority, read_revoked
-from atoll.fabric.registry.records import Metadata, State
+from atoll.fabric.registry.records import Metadata, SessionState
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.settings import FabricSettings
 from atoll.telemetry.logs import JsonLog, Log, SilentLog
@@ -127,7 +127,7 @@ class Hub:
                 role="hub",
                 revoked=_hex(revoked),
             ),
-            state=State.SERVING,
+            state=SessionState.SERVING,
             settings=options.settings,
             log=log,
             listen=options.listen,

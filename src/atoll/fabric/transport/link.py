@@ -41,14 +41,14 @@ _RETRY_EMPTY_MOST_S = 0.5
 _BLOCK = zenoh.CongestionControl.BLOCK
 
 
-_links: weakref.WeakSet[Link] = weakref.WeakSet()
+_links: weakref.WeakSet[FabricLink] = weakref.WeakSet()
 
 
 class UnreachableError(AtollError):
     """No hub answers."""
 
 
-class Link:
+class FabricLink:
     """The session; everything but the inner threads belongs to the loop it was opened in."""
 
     def __init__(self, session: zenoh.Session, forwarders: Sequence[Forwarder]) -> None:
@@ -73,7 +73,7 @@ class Link:
         *,
         listen: Sequence[str] = (),
         denied: frozenset[str] = frozenset(),
-    ) -> Link:
+    ) -> FabricLink:
         """Connect to a hub, or be one that listens at `listen`; UnreachableError names what was tried."""
         if sys.getswitchinterval() > _SWITCH_S:
             sys.setswitchinterval(_SWITCH_S)
@@ -91,11 +91,11 @@ class Link:
                 forwarders.append(forwarder)
                 endpoints.append(forwarder.address)
             else:
-                endpoints += await _resolved(hub)
+                endpoints += await _resolve_addresses(hub)
         config = session_config(access, settings, endpoints, listen, denied)
         patience_s = 0.0 if listen else settings.connect_s
         try:
-            session = await _opened(config, patience_s, settings)
+            session = await _open_session(config, patience_s, settings)
         except zenoh.ZError as error:
             for forwarder in forwarders:
                 await forwarder.close()
@@ -389,7 +389,7 @@ def _other_hubs(access: Access, listen: Sequence[str]) -> list[str]:
     return [hub for number, hub in enumerate(access.hubs) if keys.hub_slot(number) != own]
 
 
-async def _opened(
+async def _open_session(
     config: zenoh.Config, patience_s: float, settings: FabricSettings
 ) -> zenoh.Session:
     """Try every endpoint once, then again. With a time limit zenoh would only ever try the first."""
@@ -405,7 +405,7 @@ async def _opened(
         pause_s = min(2 * pause_s, settings.retry_most_s)
 
 
-async def _resolved(hub: str) -> list[str]:
+async def _resolve_addresses(hub: str) -> list[str]:
     """Return every address a hub's name has, then the name itself, for when they change."""
     host, port = split_address(hub)
     try:

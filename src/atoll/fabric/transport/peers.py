@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.fabric.registry.records import Metadata, State
+from atoll.fabric.registry.records import Metadata, SessionState
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Peer:
     provider: str
     verified: bool
     """Whether name and provider are those of a certificate."""
-    state: State
+    state: SessionState
     metadata: Metadata
     alive: bool
     """Whether its token is up here."""
@@ -27,4 +27,4 @@ class Peer:
     @property
     def routable(self) -> bool:
         """Whether requests may be sent to it."""
-        return self.alive and self.state is State.SERVING
+        return self.alive and self.state is SessionState.SERVING

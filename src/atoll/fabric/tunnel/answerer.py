@@ -32,7 +32,7 @@ from atoll.fabric.tunnel.frames import (
 )
 from atoll.fabric.tunnel.handshake import read_hello, refusal, welcome
 from atoll.fabric.tunnel.incoming import CallerLink, Incoming
-from atoll.fabric.tunnel.line import Line, Pulse, Tally
+from atoll.fabric.tunnel.line import Line, LineTally, Pulse
 from atoll.fabric.tunnel.settings import TunnelSettings
 from atoll.telemetry.logs import Log
 
@@ -65,7 +65,7 @@ class Answerer:
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._links: dict[int, CallerLink] = {}
-        self._counts = Tally(_COUNTED)
+        self._counts = LineTally(_COUNTED)
         self._handshakes = 0
         self._handshakes_of: Counter[str] = Counter()
         self._closed = False

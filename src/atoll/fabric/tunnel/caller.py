@@ -17,7 +17,7 @@ from atoll.fabric.tunnel.call import Call, Receiver, WorkerLink
 from atoll.fabric.tunnel.channel import Channel, ForgedError, channel_of
 from atoll.fabric.tunnel.frames import Submit, TunnelError
 from atoll.fabric.tunnel.handshake import Opening
-from atoll.fabric.tunnel.line import Line, Pulse, Tally
+from atoll.fabric.tunnel.line import Line, LineTally, Pulse
 from atoll.fabric.tunnel.settings import TunnelSettings
 from atoll.telemetry.logs import Log
 
@@ -43,7 +43,7 @@ class Caller:
         """Where new calls go, by session."""
         self._lines: dict[int, WorkerLink] = {}
         """All that are open, by number of the channel; a renewed worker has two for a while."""
-        self._counts = Tally(_COUNTED)
+        self._counts = LineTally(_COUNTED)
         self._closed = False
         slot = fabric.identity.slot
         self._endpoint = keys.new_sid(slot, secrets.token_bytes(8))

@@ -24,7 +24,7 @@ from atoll.fabric.tunnel.frames import (
     PING,
     RESUME,
     TunnelError,
-    split,
+    split_frames,
 )
 from atoll.fabric.tunnel.settings import TunnelSettings
 
@@ -230,7 +230,7 @@ class Channel:
             self._wait(number, content)
             self._gap(now_s)
             return []
-        frames = split(content)
+        frames = split_frames(content)
         self._took(len(packet))
         while self._early:
             waited = self._early.pop(self._expected, None)
@@ -238,7 +238,7 @@ class Channel:
                 self._gap(now_s)
                 break
             self._early_bytes -= max(len(waited), _LEAST)
-            frames += split(waited)
+            frames += split_frames(waited)
             self._took(len(waited))
         return frames
 

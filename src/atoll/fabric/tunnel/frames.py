@@ -112,7 +112,7 @@ def decode_amount(payload: bytes) -> int:
     return int(amount)
 
 
-def split(content: bytes) -> list[tuple[int, int, bytes]]:
+def split_frames(content: bytes) -> list[tuple[int, int, bytes]]:
     """Return the frames in a DATA packet: kind, stream, payload."""
     frames: list[tuple[int, int, bytes]] = []
     at, end, size, unpack = 0, len(content), FRAME.size, FRAME.unpack_from

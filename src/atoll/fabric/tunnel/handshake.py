@@ -92,12 +92,12 @@ class Opening:
 
     def finish(self, answer: bytes, verifier: Verifier) -> Agreed:
         """Return what was agreed on; raises TunnelError if refused or not the worker that was asked."""
-        signed = _decoded(answer, _Signed)
-        welcome = _decoded(signed.body, Welcome)
+        signed = _decode(answer, _Signed)
+        welcome = _decode(signed.body, Welcome)
         if welcome.refusal:
             raise TunnelError(f"refused: {welcome.refusal[:200]}")
         person = _person(welcome.certificate, verifier)
-        if not person.check(_WELCOME + _framed(self._body, signed.body), signed.signature):
+        if not person.check(_WELCOME + _frame(self._body, signed.body), signed.signature):
             raise TunnelError("the worker's signature is wrong")
         if person.slot != keys.slot_of(self._worker):
             raise TunnelError("the answer is not of the worker that was asked")
@@ -112,8 +112,8 @@ class Opening:
 
 def read_hello(question: bytes, verifier: Verifier, worker: str) -> tuple[Hello, Person, bytes]:
     """Return a HELLO, who says it and its bytes; raises TunnelError unless all is as it should be."""
-    signed = _decoded(question, _Signed)
-    hello = _decoded(signed.body, Hello)
+    signed = _decode(question, _Signed)
+    hello = _decode(signed.body, Hello)
     if hello.version != _VERSION:
         raise TunnelError(f"tunnel version {hello.version}, not {_VERSION}")
     if hello.fabric != verifier.fabric_id or hello.worker != worker:
@@ -136,7 +136,7 @@ def welcome(
     public = secret.public_key().public_bytes_raw()
     body = msgspec.msgpack.encode(Welcome("", endpoint, channel, public, identity.certificate))
     in_key, out_key = _keys(secret, hello.ephemeral, said, body)
-    signature = identity.sign(_WELCOME + _framed(said, body))
+    signature = identity.sign(_WELCOME + _frame(said, body))
     answer = msgspec.msgpack.encode(_Signed(body, signature))
     return answer, Agreed(person, hello.caller, hello.endpoint, channel, Box(out_key, in_key))
 
@@ -146,7 +146,7 @@ def refusal(reason: str) -> bytes:
     return msgspec.msgpack.encode(_Signed(msgspec.msgpack.encode(Welcome(reason)), b""))
 
 
-def _decoded(data: bytes, kind: type[T]) -> T:
+def _decode(data: bytes, kind: type[T]) -> T:
     if len(data) > HANDSHAKE_BYTES:
         raise TunnelError("the handshake is too large")
     try:
@@ -173,7 +173,7 @@ def _check_endpoint(endpoint: str, person: Person) -> None:
         raise TunnelError("the address is not the sender's own")
 
 
-def _framed(first: bytes, second: bytes) -> bytes:
+def _frame(first: bytes, second: bytes) -> bytes:
     return len(first).to_bytes(8, "little") + first + second
 
 
@@ -185,6 +185,6 @@ def _keys(
         shared = secret.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         raise TunnelError("not a key") from None
-    salt = hashlib.sha256(_framed(hello, answer)).digest()
+    salt = hashlib.sha256(_frame(hello, answer)).digest()
     drawn = HKDF(hashes.SHA256(), 64, salt, b"atoll tunnel 1 keys").derive(shared)
     return drawn[:32], drawn[32:]

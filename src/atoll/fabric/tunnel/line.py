@@ -100,7 +100,7 @@ class Pulse:
         return slow
 
 
-class Tally:
+class LineTally:
     """Counts what happens on a side's lines, those closed included."""
 
     _OF_CHANNELS = (

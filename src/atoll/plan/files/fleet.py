@@ -87,7 +87,7 @@ def _problem(
                 spread=limits.spread,
             ),
             "settings": Settings.parse(fleet.settings.model_dump()),
-            "running": _running(document),
+            "running": _read_running(document),
             "overlays": facts,
             "cluster": cluster,
         },
@@ -196,7 +196,7 @@ def _lengths(
 # What runs
 
 
-def _running(document: FleetDocument) -> tuple[Instance, ...]:
+def _read_running(document: FleetDocument) -> tuple[Instance, ...]:
     given = document.content.running
     if given is None:
         return ()

@@ -24,9 +24,9 @@ def offers_of(document: FleetDocument, catalog: Catalog) -> tuple[Offer, ...]:
             "there are no nodes", hint="add a 'pool' to rent from, or a 'cluster' that is there"
         )
     found = {offer.key: offer for offer in _cloud(document, catalog)}
-    found |= {offer.key: offer for offer in _owned(document, catalog)}
+    found |= {offer.key: offer for offer in _owned_offers(document, catalog)}
     written: dict[tuple[str, str, Market], int] = {}
-    for index, offer in enumerate(_written(document, catalog)):
+    for index, offer in enumerate(_as_written(document, catalog)):
         if offer.key in written:
             raise document.error(
                 f"{' '.join(offer.key)} is offered twice",
@@ -57,7 +57,7 @@ def _cloud(document: FleetDocument, catalog: Catalog) -> Iterator[Offer]:
         )
     prices = catalog.prices
     places = tuple(dict.fromkeys(_places(document, prices, cloud)))
-    wanted = tuple(dict.fromkeys(_wanted(document, catalog, cloud, places)))
+    wanted = tuple(dict.fromkeys(_requested_types(document, catalog, cloud, places)))
     room = _Room(document, catalog, (*here, "available"), cloud.available)
     spot_room = (
         room
@@ -95,7 +95,7 @@ def _places(document: FleetDocument, prices: PriceTable, cloud: CloudEntry) -> I
         yield from places
 
 
-def _wanted(
+def _requested_types(
     document: FleetDocument, catalog: Catalog, cloud: CloudEntry, places: tuple[str, ...]
 ) -> Iterator[str]:
     """Yield the canonical node types asked for; each must be sold somewhere."""
@@ -172,7 +172,7 @@ class _Room:
 # Owned and written out
 
 
-def _owned(document: FleetDocument, catalog: Catalog) -> Iterator[Offer]:
+def _owned_offers(document: FleetDocument, catalog: Catalog) -> Iterator[Offer]:
     pool = document.content.pool
     for region, machines in ((pool and pool.owned) or {}).items():
         with document.at("pool", "owned", region):
@@ -193,7 +193,7 @@ def _owned(document: FleetDocument, catalog: Catalog) -> Iterator[Offer]:
             )
 
 
-def _written(document: FleetDocument, catalog: Catalog) -> Iterator[Offer]:
+def _as_written(document: FleetDocument, catalog: Catalog) -> Iterator[Offer]:
     pool = document.content.pool
     for index, entry in enumerate((pool and pool.offers) or ()):
         here = ("pool", "offers", index)

@@ -66,7 +66,17 @@ def validate(
     for instance in plan.instances:
         unknown = list(check_names(instance, problem, facts))
         found += unknown or check_node_limits(instance, problem, facts)
-    for rule in (_offers, _hosts, _kept, _demand, _loads, _limits, _spread, _prices, _goal):
+    for rule in (
+        _offers,
+        _hosts,
+        _check_running,
+        _demand,
+        _loads,
+        _limits,
+        _spread,
+        _prices,
+        _goal,
+    ):
         found += rule(plan, problem)
     return found
 
@@ -197,7 +207,7 @@ def goal_value(plan: Plan, problem: Problem) -> float:
     return min(shares, default=0.0) * sum(asked.values())
 
 
-def _kept(plan: Plan, problem: Problem) -> Iterator[Violation]:
+def _check_running(plan: Plan, problem: Problem) -> Iterator[Violation]:
     running = Counter(instance.placement_key for instance in problem.running)
     kept = Counter(instance.placement_key for instance in plan.instances if instance.kept)
     for key, count in kept.items():

@@ -62,7 +62,7 @@ def check_node_limits(instance: Instance, problem: Problem, catalog: Catalog) ->
     if max(node.end for node in instance.nodes) != layers:
         message = f"no node holds the last of {layers} layers"
         found.append(violation("layers", instance.id, message))
-    carried = _carried(instance)
+    carried = _inflow(instance)
     for node in instance.nodes:
         if not service.allows(node.node_type):
             message = f"{service.name} may not stand on {node.node_type}"
@@ -79,7 +79,7 @@ def _range(node: Node) -> str:
     return f"[{node.start}, {node.end})"
 
 
-def _carried(instance: Instance) -> dict[str, float]:
+def _inflow(instance: Instance) -> dict[str, float]:
     """Units per second that enter each node."""
     carried = {node.id: 0.0 for node in instance.nodes}
     for flow in instance.flows:

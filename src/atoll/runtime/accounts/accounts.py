@@ -21,15 +21,15 @@ from pathlib import Path
 from atoll.core.errors import InputError
 from atoll.runtime.accounts.database import AWAY, Database, is_refusal
 from atoll.runtime.accounts.held import ANYBODY, Grant, Held, no_room, unknown
-from atoll.runtime.accounts.journal import SLOTS, FullError, Journal, read_segment
-from atoll.runtime.accounts.keys import matches, presented
-from atoll.runtime.accounts.ledger import NO_PRICES, Price, Rows, rows_of
+from atoll.runtime.accounts.journal import SLOTS, FullError, UsageJournal, read_segment
+from atoll.runtime.accounts.keys import matches, read_bearer
+from atoll.runtime.accounts.ledger import NO_PRICES, LedgerRows, TokenPrice, rows_of
 from atoll.runtime.accounts.limits import TOTAL, day_of, periods
 from atoll.runtime.openai import ApiError
 from atoll.telemetry.logs import Log, SilentLog
 from atoll.telemetry.usage import UsageRecord
 
-__all__ = ["Accounts", "Grant", "Price"]
+__all__ = ["Accounts", "Grant", "TokenPrice"]
 
 _REFRESH_S = 1.0
 _ALL_S = 60.0
@@ -64,10 +64,10 @@ class Accounts:
     def __init__(
         self,
         database: Database,
-        journal: Journal,
+        journal: UsageJournal,
         *,
         required: bool = True,
-        prices: Mapping[str, Price] = NO_PRICES,
+        prices: Mapping[str, TokenPrice] = NO_PRICES,
         journal_bytes: int = _JOURNAL_BYTES,
         log: Log | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -106,7 +106,7 @@ class Accounts:
         *,
         journal: Path,
         required: bool = True,
-        prices: Mapping[str, Price] | None = None,
+        prices: Mapping[str, TokenPrice] | None = None,
         log: Log | None = None,
         slots: int = SLOTS,
         refresh_s: float = _REFRESH_S,
@@ -122,7 +122,7 @@ class Accounts:
         try:
             accounts = cls(
                 database,
-                Journal.claim(journal, slots=slots),
+                UsageJournal.claim(journal, slots=slots),
                 required=required,
                 prices=prices or NO_PRICES,
                 journal_bytes=journal_bytes,
@@ -246,7 +246,7 @@ class Accounts:
 
     def _held(self, authorization: bytes | None) -> Held | None:
         """Return the key of a caller; None for a caller without one, where none is required."""
-        given = None if authorization is None else presented(authorization)
+        given = None if authorization is None else read_bearer(authorization)
         if given is None:
             if not self.required:
                 return None
@@ -405,6 +405,6 @@ class Accounts:
         self._full = full
 
 
-def _load(segment: Path, prices: Mapping[str, Price]) -> tuple[Rows, int]:
+def _load(segment: Path, prices: Mapping[str, TokenPrice]) -> tuple[LedgerRows, int]:
     finished = read_segment(segment)
     return rows_of(finished, prices), len(finished)

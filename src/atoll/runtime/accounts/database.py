@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.core.errors import InputError, MissingDependencyError, UnknownNameError, UsageError
 from atoll.core.paths import state_dir
 from atoll.runtime.accounts.keys import Key, NewKey, make_key
-from atoll.runtime.accounts.ledger import Rows
+from atoll.runtime.accounts.ledger import LedgerRows
 
 try:
     import sqlalchemy as sa
@@ -200,7 +200,7 @@ class Database:
 
     # Usage
 
-    async def write(self, segment: str, rows: Rows) -> bool:
+    async def write(self, segment: str, rows: LedgerRows) -> bool:
         """Write a segment of a journal: all of it, once; return False if it was there already."""
         table = schema.segments
         async with self._engine.begin() as connection:

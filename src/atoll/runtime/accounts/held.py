@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from atoll.runtime.accounts.keys import Key, Models
-from atoll.runtime.accounts.limits import TOTAL, Bucket, Periods, Usage, resized, whole_seconds
+from atoll.runtime.accounts.limits import TOTAL, Bucket, KeyUsage, Periods, resize, whole_seconds
 from atoll.runtime.openai import ApiError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Held:
     )
 
     def __init__(self, key: Key, now_s: float) -> None:
-        self.usage = Usage()
+        self.usage = KeyUsage()
         self.running = 0
         """Requests."""
         self.requests: Bucket | None = None
@@ -59,8 +59,8 @@ class Held:
         """When it last asked for something, or was changed."""
         self.grant = Grant(key.id, spec.owner, spec.policy, spec.track, spec.models)
         self.models = Models(spec.models)
-        self.requests = resized(self.requests, spec.requests_per_min, now_s)
-        self.tokens = resized(self.tokens, spec.tokens_per_min, now_s)
+        self.requests = resize(self.requests, spec.requests_per_min, now_s)
+        self.tokens = resize(self.tokens, spec.tokens_per_min, now_s)
         self.quotas = any((spec.tokens_per_day, spec.tokens_per_month, spec.tokens_total))
 
     def refusal(self, model: str, now_s: float, unix_s: float, now: Periods) -> ApiError | None:

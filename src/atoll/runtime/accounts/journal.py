@@ -79,7 +79,7 @@ class FullError(AtollError):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RecoveredJournal:
     """What a start found of gateways that did not end well."""
 
     finished: int
@@ -110,11 +110,11 @@ class Folder:
         os.close(self._lock)
 
 
-class Journal:
+class UsageJournal:
     """The journal of this process."""
 
     def __init__(
-        self, folder: Folder, adopted: tuple[Folder, ...], found: Found, slots: int
+        self, folder: Folder, adopted: tuple[Folder, ...], found: RecoveredJournal, slots: int
     ) -> None:
         self.found = found
         self._folder = folder
@@ -143,7 +143,7 @@ class Journal:
         self._tokens = self._words[_HEADER // 8 : self._base // 8]
 
     @classmethod
-    def claim(cls, base: Path, *, slots: int = SLOTS) -> Journal:
+    def claim(cls, base: Path, *, slots: int = SLOTS) -> UsageJournal:
         """Take a free folder under `base`, and all that dead processes have left there."""
         try:
             return cls._claim(base, slots)
@@ -153,9 +153,9 @@ class Journal:
             raise InputError(f"cannot keep a journal: {reason}", path=base, hint=hint) from error
 
     @classmethod
-    def _claim(cls, base: Path, slots: int) -> Journal:
+    def _claim(cls, base: Path, slots: int) -> UsageJournal:
         folders: list[Folder] = []
-        found = Found(0, 0)
+        found = RecoveredJournal(0, 0)
         for number in range(_FOLDERS):
             path = base / str(number)
             if folders and not path.exists():
@@ -165,7 +165,7 @@ class Journal:
             except BlockingIOError:
                 continue
             here = recover(path)
-            found = Found(found.finished + here.finished, found.crashed + here.crashed)
+            found = RecoveredJournal(found.finished + here.finished, found.crashed + here.crashed)
             if folders and not folder.segments():
                 folder.close()
             else:
@@ -354,7 +354,7 @@ def _frames(data: bytes) -> Iterator[Done]:
             return
 
 
-def recover(folder: Path) -> Found:
+def recover(folder: Path) -> RecoveredJournal:
     """Turn the slots of a dead process into a segment; return what its folder holds.
 
     May be cut short at any moment and run again.
@@ -363,7 +363,7 @@ def recover(folder: Path) -> Found:
         half.unlink()
     known = {done.op for path in folder.glob(_NAME) for done in read_segment(path)}
     slots = folder / "slots"
-    left = [done for done in _left(slots) if done.op not in known] if slots.exists() else []
+    left = [done for done in _read_slots(slots) if done.op not in known] if slots.exists() else []
     if left:
         frames = []
         for done in left:
@@ -372,10 +372,10 @@ def recover(folder: Path) -> Found:
         atomic_write(folder / f"{secrets.token_hex(8)}-{0:08d}.done", b"".join(frames))
     if slots.exists():
         os.truncate(slots, 0)
-    return Found(finished=len(known), crashed=len(left))
+    return RecoveredJournal(finished=len(known), crashed=len(left))
 
 
-def _left(slots: Path) -> Iterator[Done]:
+def _read_slots(slots: Path) -> Iterator[Done]:
     """Yield the requests that ran when the owner of a file of slots died, as far as it is whole."""
     data = slots.read_bytes()
     if len(data) < _HEADER or data[:8] != _MAGIC:
@@ -394,10 +394,10 @@ def _left(slots: Path) -> Iterator[Done]:
             continue
         (tokens,) = struct.unpack_from("<Q", data, _HEADER + 8 * slot)
         with contextlib.suppress(msgspec.DecodeError):
-            yield _crashed(_open_decoder.decode(blob), tokens, died_s)
+            yield _close_crashed(_open_decoder.decode(blob), tokens, died_s)
 
 
-def _crashed(request: _Open, tokens: int, died_s: float) -> Done:
+def _close_crashed(request: _Open, tokens: int, died_s: float) -> Done:
     finished_s = max(died_s, request.started_s)
     record = UsageRecord(
         request_id=request.request_id,

@@ -103,7 +103,7 @@ def make_key() -> tuple[str, str, str]:
     return f"atoll-{key_id}-{secret}", key_id, _digest(secret.encode())
 
 
-def presented(authorization: bytes) -> Presented | None:
+def read_bearer(authorization: bytes) -> Presented | None:
     """Return the key in an Authorization header (`Bearer ...`); None where it holds none of ours."""
     if authorization[:7].lower() != b"bearer ":
         return None

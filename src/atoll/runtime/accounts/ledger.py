@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from atoll.runtime.accounts.journal import Done
-from atoll.runtime.accounts.limits import counted_in, day_of
+from atoll.runtime.accounts.limits import day_of, periods_of
 from atoll.telemetry.usage import Attempt, UsageRecord
 
 Row = dict[str, object]
@@ -21,18 +21,18 @@ _LARGEST = 2**63 - 1
 _NAME = 512
 
 
-class Price(NamedTuple):
+class TokenPrice(NamedTuple):
     """US dollars for a million tokens."""
 
     usd_per_mtoken_in: float
     usd_per_mtoken_out: float
 
 
-NO_PRICES: Mapping[str, Price] = {}
+NO_PRICES: Mapping[str, TokenPrice] = {}
 
 
 @dataclass(slots=True)
-class Rows:
+class LedgerRows:
     """What goes into the database for some finished requests."""
 
     operations: list[Row] = field(default_factory=list)
@@ -41,9 +41,9 @@ class Rows:
     """Tokens by key and period."""
 
 
-def rows_of(finished: Iterable[Done], prices: Mapping[str, Price] = NO_PRICES) -> Rows:
+def rows_of(finished: Iterable[Done], prices: Mapping[str, TokenPrice] = NO_PRICES) -> LedgerRows:
     """Return the rows for finished requests; a request given twice counts once."""
-    rows = Rows()
+    rows = LedgerRows()
     seen: set[str] = set()
     for done in finished:
         if done.op in seen:
@@ -51,7 +51,7 @@ def rows_of(finished: Iterable[Done], prices: Mapping[str, Price] = NO_PRICES) -
         seen.add(done.op)
         day = day_of(done.finished_s)
         if done.key_id is not None:
-            for period in counted_in(day):
+            for period in periods_of(day):
                 at = (done.key_id, period)
                 rows.counters[at] = rows.counters.get(at, 0) + done.tokens
         if done.record is not None:
@@ -62,7 +62,7 @@ def rows_of(finished: Iterable[Done], prices: Mapping[str, Price] = NO_PRICES) -
     return rows
 
 
-class Share(NamedTuple):
+class AttemptShare(NamedTuple):
     """What of a request belongs to one of its attempts."""
 
     attempt: Attempt
@@ -71,7 +71,7 @@ class Share(NamedTuple):
     cost_nusd: int
 
 
-def shares(record: UsageRecord, prices: Mapping[str, Price] = NO_PRICES) -> list[Share]:
+def shares(record: UsageRecord, prices: Mapping[str, TokenPrice] = NO_PRICES) -> list[AttemptShare]:
     """Share the tokens of a request out among its attempts; they add up to exactly its own.
 
     What each attempt says it delivered is believed as far as the total goes; what is left over (the
@@ -96,12 +96,12 @@ def shares(record: UsageRecord, prices: Mapping[str, Price] = NO_PRICES) -> list
     for i, (attempt, count) in enumerate(zip(attempts, tokens, strict=True)):
         prompt = record.prompt_tokens if i == first else 0
         cost = cost_nusd(attempt, prompt, count, fallback)
-        found.append(Share(attempt, prompt, count, cost))
+        found.append(AttemptShare(attempt, prompt, count, cost))
     return found
 
 
 def cost_nusd(
-    attempt: Attempt, prompt_tokens: int, completion_tokens: int, fallback: Price | None
+    attempt: Attempt, prompt_tokens: int, completion_tokens: int, fallback: TokenPrice | None
 ) -> int:
     """Return what tokens cost at the price the node announced, or at a fallback price.
 
@@ -143,7 +143,7 @@ def _operation_row(done: Done, record: UsageRecord, day: str, cost: int) -> Row:
     }
 
 
-def _attempt_row(op: str, number: int, share: Share) -> Row:
+def _attempt_row(op: str, number: int, share: AttemptShare) -> Row:
     attempt = share.attempt
     return {
         "operation_id": op,

@@ -48,7 +48,7 @@ class Bucket:
         return (self.per_min - self.level(now_s)) * _MINUTE_S / self.per_min
 
 
-def resized(bucket: Bucket | None, per_min: int | None, now_s: float) -> Bucket | None:
+def resize(bucket: Bucket | None, per_min: int | None, now_s: float) -> Bucket | None:
     """Return the bucket for a limit that may have changed; what was used stays used."""
     if per_min is None:
         return None
@@ -98,7 +98,7 @@ def _day(number: int) -> str:
     return f"{datetime.fromtimestamp(number * 86_400, UTC):%Y-%m-%d}"
 
 
-def counted_in(day: str) -> Iterator[str]:
+def periods_of(day: str) -> Iterator[str]:
     """Yield the periods in which tokens of a day count: the day, its month, and all time."""
     yield day
     yield day[:7]
@@ -106,7 +106,7 @@ def counted_in(day: str) -> Iterator[str]:
 
 
 @dataclass(slots=True)
-class Usage:
+class KeyUsage:
     """Tokens of a key: what the database had when it was last asked, and what it cannot know yet."""
 
     counted: dict[str, int] = field(default_factory=dict)

@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class UsagePeriod:
     """Which requests: begun at or after one moment and before another (Unix time), of one key."""
 
     since_s: float | None = None
@@ -48,7 +48,11 @@ class Span:
         return found
 
 
-async def usage(database: Database, by: str, span: Span = Span()) -> AsyncIterator[Row]:  # noqa: B008
+EVER = UsagePeriod()
+"""All requests."""
+
+
+async def usage(database: Database, by: str, span: UsagePeriod = EVER) -> AsyncIterator[Row]:
     """Yield usage: a row a group for one of SUMS, a row each for one of LISTS.
 
     Tokens of requests are in sums exactly once, and so is their cost, in US dollars. Sums by provider or
@@ -71,7 +75,7 @@ def _row(row: Row) -> Row:
     return plain | {"cost_usd": int(cost) * _NUSD}
 
 
-def _sum(by: str, span: Span) -> sa.Select[Any]:
+def _sum(by: str, span: UsagePeriod) -> sa.Select[Any]:
     if by in ("provider", "node"):
         group = sa.func.coalesce(attempts.c[by], "").label(by)
         count = sa.func.count(sa.distinct(attempts.c.operation_id)).label("requests")
@@ -109,7 +113,7 @@ def _sum(by: str, span: Span) -> sa.Select[Any]:
     )
 
 
-def _listing(by: str, span: Span) -> sa.Select[Any]:
+def _listing(by: str, span: UsagePeriod) -> sa.Select[Any]:
     if by == "operation":
         return (
             sa.select(operations)
@@ -126,7 +130,7 @@ def _listing(by: str, span: Span) -> sa.Select[Any]:
 
 def columns_of(by: str) -> tuple[str, ...]:
     """Return the names of the columns of `usage`."""
-    statement = _listing(by, Span()) if by in LISTS else _sum(by, Span())
+    statement = _listing(by, UsagePeriod()) if by in LISTS else _sum(by, UsagePeriod())
     names = [column.name for column in statement.selected_columns]
     return (*(name for name in names if name != "cost_nusd"), "cost_usd")
 

@@ -46,7 +46,7 @@ class Home:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     """What is served: the source of the weights and the names requests ask for."""
 
     source: str
@@ -73,7 +73,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class MachineShare:
     """The part of this machine that processes get: cores by process, and memory for KV per node."""
 
     cpus: dict[str, tuple[int, ...]] = field(default_factory=dict)

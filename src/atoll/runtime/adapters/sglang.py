@@ -5,18 +5,24 @@ from __future__ import annotations
 import sys
 
 from atoll.plan.plan import Instance
-from atoll.runtime.adapters.base import Endpoint, Home, Served, Share, single_node
+from atoll.runtime.adapters.base import Endpoint, Home, MachineShare, ServedModel, single_node
 from atoll.runtime.http.probes import TokenProbe
 from atoll.runtime.pool.pool import Backend
 from atoll.runtime.supervise.agent import Managed
 from atoll.runtime.supervise.process import Command
-from atoll.runtime.supervise.supervision import Limits
+from atoll.runtime.supervise.supervision import RestartLimits
 
-_LIMITS = Limits(ready_s=1800.0, unwell=3, term_s=30.0)
+_LIMITS = RestartLimits(ready_s=1800.0, unwell=3, term_s=30.0)
 
 
 def sglang_endpoint(
-    instance: Instance, served: Served, port: int, home: Home, share: Share, *, weight: float = 1.0
+    instance: Instance,
+    served: ServedModel,
+    port: int,
+    home: Home,
+    share: MachineShare,
+    *,
+    weight: float = 1.0,
 ) -> Endpoint:
     """Return the process of an instance under SGLang."""
     del share  # SGLang takes the GPUs it sees

@@ -6,25 +6,25 @@ from collections.abc import Callable, Sequence
 
 from atoll.engine.node import NodeConfig
 from atoll.plan.plan import Instance
-from atoll.runtime.adapters.base import Endpoint, Home, Served, Share
+from atoll.runtime.adapters.base import Endpoint, Home, MachineShare, ServedModel
 from atoll.runtime.http.probes import InstanceProbe, NodeProbe
 from atoll.runtime.instance.config import NODES_MISSING, InstanceConfig, Part, engine_name
 from atoll.runtime.pool.pool import Backend
 from atoll.runtime.supervise.agent import Managed
 from atoll.runtime.supervise.process import Command
-from atoll.runtime.supervise.supervision import Limits
+from atoll.runtime.supervise.supervision import RestartLimits
 
-_LIMITS = Limits(ready_s=300.0, unwell=1, term_s=12.0)
+_LIMITS = RestartLimits(ready_s=300.0, unwell=1, term_s=12.0)
 _NODE_DRAIN_S = 8.0
 
 
 def stage_endpoint(
     name: str,
     instances: Sequence[tuple[Instance, float]],
-    served: Served,
+    served: ServedModel,
     port: int,
     home: Home,
-    share: Share,
+    share: MachineShare,
     silent: Callable[[str], float],
     *,
     weight: float = 1.0,
@@ -98,7 +98,7 @@ def stage_endpoint(
     )
 
 
-def _python(home: Home, name: str, share: Share, module: str, config: str) -> Command:
+def _python(home: Home, name: str, share: MachineShare, module: str, config: str) -> Command:
     return Command.of_module(
         module,
         ("--config", config),

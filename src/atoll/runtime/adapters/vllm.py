@@ -6,14 +6,14 @@ from itertools import pairwise
 
 from atoll.core.errors import InputError
 from atoll.plan.plan import Instance
-from atoll.runtime.adapters.base import Endpoint, Home, Served, Share
+from atoll.runtime.adapters.base import Endpoint, Home, MachineShare, ServedModel
 from atoll.runtime.http.probes import TokenProbe
 from atoll.runtime.pool.pool import Backend
 from atoll.runtime.supervise.agent import Managed
 from atoll.runtime.supervise.process import Command
-from atoll.runtime.supervise.supervision import Limits
+from atoll.runtime.supervise.supervision import RestartLimits
 
-_LIMITS = Limits(ready_s=1800.0, unwell=3, term_s=30.0)
+_LIMITS = RestartLimits(ready_s=1800.0, unwell=3, term_s=30.0)
 
 
 def vllm_layout(instance: Instance) -> tuple[int, tuple[int, ...]]:
@@ -37,7 +37,7 @@ def vllm_layout(instance: Instance) -> tuple[int, tuple[int, ...]]:
     return instance.nodes[0].tp, tuple(stage.end - stage.start for stage in stages)
 
 
-def vllm_command(instance: Instance, served: Served, port: int, log: Home) -> Command:
+def vllm_command(instance: Instance, served: ServedModel, port: int, log: Home) -> Command:
     """Return the command that serves an instance."""
     tp, layers = vllm_layout(instance)
     arguments = [
@@ -55,7 +55,13 @@ def vllm_command(instance: Instance, served: Served, port: int, log: Home) -> Co
 
 
 def vllm_endpoint(
-    instance: Instance, served: Served, port: int, home: Home, share: Share, *, weight: float = 1.0
+    instance: Instance,
+    served: ServedModel,
+    port: int,
+    home: Home,
+    share: MachineShare,
+    *,
+    weight: float = 1.0,
 ) -> Endpoint:
     """Return the process of an instance under vLLM."""
     del share  # vLLM takes the GPUs it sees

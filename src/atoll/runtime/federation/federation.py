@@ -15,8 +15,8 @@ from atoll.fabric.transport.peers import Peer
 from atoll.fabric.tunnel.caller import Caller
 from atoll.runtime.federation.links import NodeLinks, probe
 from atoll.runtime.federation.members import Members
-from atoll.runtime.http.upstream import Link, Ways
-from atoll.runtime.pool.pool import Member, Pool
+from atoll.runtime.http.upstream import HttpUpstream, UpstreamPool
+from atoll.runtime.pool.pool import BackendPool, Member
 from atoll.telemetry.logs import Log, SilentLog
 
 if TYPE_CHECKING:
@@ -33,7 +33,11 @@ class Federation:
     """
 
     def __init__(
-        self, fabric: Fabric, pool: Pool, caller: Caller | None = None, log: Log | None = None
+        self,
+        fabric: Fabric,
+        pool: BackendPool,
+        caller: Caller | None = None,
+        log: Log | None = None,
     ) -> None:
         self.fabric = fabric
         self.caller = caller or Caller(fabric, log=log)
@@ -63,7 +67,7 @@ class Federation:
         for task in (*self._probes, *([self._watch] if self._watch else [])):
             task.cancel()
 
-    def ways(self, member: Member) -> Ways:
+    def ways(self, member: Member) -> UpstreamPool:
         """Return the ways to a node."""
         links = self._ways[member.name] = NodeLinks(member, self.caller, self._loop)
         return links
@@ -93,7 +97,7 @@ class Federation:
         member = self._pool.members.get(sid)
         if member is None or member.up or self._app is None or not self.fabric.connected:
             return
-        for relay in [r for r in self._app.relays if r.uses(member) and r.goes_by(Link)]:
+        for relay in [r for r in self._app.relays if r.uses(member) and r.goes_by(HttpUpstream)]:
             relay.member_down("its token is gone")
 
     async def _look(self) -> None:

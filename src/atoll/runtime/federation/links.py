@@ -11,7 +11,15 @@ import msgspec
 
 from atoll.core.errors import AtollError
 from atoll.fabric.tunnel.frames import Submit
-from atoll.runtime.http.upstream import GET, JSON, Ask, Link, Links, Receiver, Way
+from atoll.runtime.http.upstream import (
+    GET,
+    JSON,
+    HttpUpstream,
+    HttpUpstreamPool,
+    Receiver,
+    RequestTemplate,
+    Upstream,
+)
 from atoll.runtime.pool.outliers import Outliers
 from atoll.runtime.pool.pool import Backend, Member
 
@@ -40,7 +48,12 @@ class TunnelWay:
         self._call: Call | None = None
 
     def ask(
-        self, receiver: Receiver, path: bytes, body: bytes, extra: bytes, ask: Ask = JSON
+        self,
+        receiver: Receiver,
+        path: bytes,
+        body: bytes,
+        extra: bytes,
+        ask: RequestTemplate = JSON,
     ) -> None:
         """Send a request."""
         headers = [
@@ -82,7 +95,7 @@ class NodeLinks:
     def __init__(self, member: Member, tunnel: Tunnel, loop: asyncio.AbstractEventLoop) -> None:
         self.tunnel = tunnel
         self._loop = loop
-        self.direct: Links | None = None
+        self.direct: HttpUpstreamPool | None = None
         self.aim(member)
 
     def aim(self, member: Member) -> None:
@@ -93,19 +106,19 @@ class NodeLinks:
         if self.direct is not None and self.direct.url != address:
             self.go_straight(None)
 
-    def go_straight(self, direct: Links | None) -> None:
+    def go_straight(self, direct: HttpUpstreamPool | None) -> None:
         """Ask at an address from now on, or (None) through the tunnel."""
         if self.direct is not None:
             self.direct.close()
         self.direct = direct
 
-    def take(self) -> Way | None:
+    def take(self) -> Upstream | None:
         """Return a way to the node; a straight one has to be opened at first."""
         if self.direct is None:
             return TunnelWay(self)
         return self.direct.take()
 
-    async def connect(self) -> Way:
+    async def connect(self) -> Upstream:
         """Open a straight way; if that fails the tunnel is used from now on."""
         direct = self.direct
         if direct is not None:
@@ -138,7 +151,7 @@ async def probe(
     loop: asyncio.AbstractEventLoop,
     *,
     own_machine: bool,
-) -> Links | None:
+) -> HttpUpstreamPool | None:
     """Return connections to the address that a node says it has, if an engine with its models answers.
 
     The address comes from the node: one that means this machine or its link, not the node, is never asked
@@ -148,7 +161,7 @@ async def probe(
         backend = Backend(id="direct", url=url, models=models or ("-",))
         if urlsplit(backend.url).scheme not in ("http", "https"):
             return None
-        kind = Links if own_machine else FarLinks
+        kind = HttpUpstreamPool if own_machine else FarLinks
         links = kind(Member(backend, Outliers()), loop)
         async with asyncio.timeout(_PROBE_S):
             link = await links.connect()
@@ -161,10 +174,10 @@ async def probe(
     return links
 
 
-class FarLinks(Links):
+class FarLinks(HttpUpstreamPool):
     """Connections that never lead to this machine or its link, whatever a name means by now."""
 
-    async def connect(self) -> Link:
+    async def connect(self) -> HttpUpstream:
         """Open a connection."""
         link = await super().connect()
         there, here = (link.transport.get_extra_info(n) for n in ("peername", "sockname"))
@@ -188,7 +201,7 @@ def _elsewhere(address: str, own: str) -> bool:
     )
 
 
-async def _models(link: Link, loop: asyncio.AbstractEventLoop) -> set[str] | None:
+async def _models(link: HttpUpstream, loop: asyncio.AbstractEventLoop) -> set[str] | None:
     """Return the models that `/v1/models` of an address names."""
     answer: asyncio.Future[bytes] = loop.create_future()
     link.ask(_Gathers(answer), b"/v1/models", b"", b"", GET)

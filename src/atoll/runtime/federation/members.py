@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 from atoll.core.errors import AtollError
 from atoll.fabric.registry.load import Load
-from atoll.fabric.registry.records import Service, State
+from atoll.fabric.registry.records import NodeService, SessionState
 from atoll.fabric.transport.peers import Peer
 from atoll.fabric.tunnel.accept import accepts
-from atoll.runtime.pool.policy import Offer
-from atoll.runtime.pool.pool import FABRIC, Backend, Facts, Kind, Pool
+from atoll.runtime.pool.policy import ModelOffer
+from atoll.runtime.pool.pool import FABRIC, Backend, BackendPool, Facts, Kind
 from atoll.telemetry.logs import Log
 
 _KINDS: dict[str, Kind] = {
@@ -32,7 +32,7 @@ _KINDS: dict[str, Kind] = {
 class Members:
     """Keeps the nodes of a fabric in a pool; `name` and `provider` are this gateway's own."""
 
-    def __init__(self, pool: Pool, name: str, provider: str, log: Log) -> None:
+    def __init__(self, pool: BackendPool, name: str, provider: str, log: Log) -> None:
         self._pool = pool
         self._name = name
         self._provider = provider
@@ -43,7 +43,7 @@ class Members:
     def take(self, peer: Peer) -> None:
         """Take in what a peer says now."""
         pool, sid = self._pool, peer.sid
-        if peer.state is not State.SERVING or not self._useful(peer):
+        if peer.state is not SessionState.SERVING or not self._useful(peer):
             self.drop(sid)
             return
         try:
@@ -90,7 +90,7 @@ class Members:
             self._log.event("fabric.unused", sid=peer.sid, name=peer.name, reason=reason)
 
 
-def whole(service: Service) -> bool:
+def whole(service: NodeService) -> bool:
     """Whether a service answers requests by itself; a part of a model's layers does not."""
     return service.layers is None
 
@@ -136,7 +136,7 @@ def facts_of(peer: Peer) -> Facts:
     engine = f"{metadata.engine}/{metadata.engine_version}".strip("/")
     return Facts(
         {
-            s.model: Offer(
+            s.model: ModelOffer(
                 node=peer.name,
                 sid=peer.sid,
                 provider=peer.provider,

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.fabric.identity.access import Access
-from atoll.fabric.registry.records import Metadata, State
+from atoll.fabric.registry.records import Metadata, SessionState
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.settings import FabricSettings
 from atoll.runtime.federation.federation import Federation
 from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import GatewayFile
 from atoll.runtime.gateway.standalone import Signals, follow
-from atoll.runtime.pool.pool import Pool
+from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.logs import JsonLog, Log, SilentLog
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ServiceOptions:
     fabric: FabricSettings = field(default_factory=FabricSettings)
 
 
-class Service:
+class GatewayProcess:
     """Everything in one gateway process; closed in the order that loses nothing."""
 
     def __init__(self, options: ServiceOptions) -> None:
@@ -76,7 +76,7 @@ class Service:
         options = self.options
         settings = options.settings
         log = self._log()
-        pool = Pool(
+        pool = BackendPool(
             settings.backends,
             outliers=settings.outliers,
             policy=settings.policy,
@@ -146,7 +146,7 @@ class Service:
             self._stack.callback(spans.close)
         return recorder, spans
 
-    async def _federation(self, pool: Pool, log: Log) -> Federation | None:
+    async def _federation(self, pool: BackendPool, log: Log) -> Federation | None:
         options = self.options
         access = options.access
         if access is None:
@@ -157,7 +157,7 @@ class Service:
             )
         metadata = Metadata(name=options.name, provider="", role="gateway", region=options.region)
         fabric = await Fabric.connect(
-            access, metadata, state=State.SERVING, settings=options.fabric, log=log
+            access, metadata, state=SessionState.SERVING, settings=options.fabric, log=log
         )
         self._stack.push_async_callback(fabric.close)
         federation = Federation(fabric, pool, log=log)
@@ -165,10 +165,10 @@ class Service:
         return federation
 
 
-async def serve(options: ServiceOptions, ready: Callable[[Service], None]) -> None:
+async def serve(options: ServiceOptions, ready: Callable[[GatewayProcess], None]) -> None:
     """Serve until SIGTERM or SIGINT, then drain; a second signal stops at once."""
     signals = Signals()
-    service = Service(options)
+    service = GatewayProcess(options)
     await service.start()
     following: asyncio.Task[None] | None = None
     try:

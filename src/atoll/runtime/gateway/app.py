@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import msgspec
 
 from atoll.runtime.gateway.attempt import Attempts
-from atoll.runtime.gateway.chooser import Chooser
-from atoll.runtime.gateway.health import Watch
+from atoll.runtime.gateway.chooser import BackendChooser
+from atoll.runtime.gateway.health import HealthMonitor
 from atoll.runtime.gateway.metrics import GatewayMetrics
 from atoll.runtime.gateway.pages import Pages
 from atoll.runtime.gateway.relay import Relay
 from atoll.runtime.gateway.requirements import SPECIAL
 from atoll.runtime.gateway.series import Series
-from atoll.runtime.gateway.service_proxy import Passage
+from atoll.runtime.gateway.service_proxy import ServiceProxy
 from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.http.server import Connection, Request
-from atoll.runtime.http.upstream import Links, Ways
+from atoll.runtime.http.upstream import HttpUpstreamPool, UpstreamPool
 from atoll.runtime.openai import REQUESTS, AnyRequest, ApiError, Usage, read_request
-from atoll.runtime.pool.pool import Member, Pool
+from atoll.runtime.pool.pool import BackendPool, Member
 from atoll.telemetry.logs import JsonLog, Log, SilentLog
 from atoll.telemetry.trace import child_of, new_trace
 from atoll.telemetry.usage import OnUsage, UsageRecord
@@ -56,7 +56,7 @@ class Gateway:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: BackendPool,
         settings: GatewaySettings | None = None,
         *,
         on_usage: OnUsage | None = None,
@@ -76,7 +76,7 @@ class Gateway:
         self.metrics = GatewayMetrics(pool)
         self.connections: set[Connection] = set()
         self.relays: set[Relay] = set()
-        self.passages: set[Passage] = set()
+        self.passages: set[ServiceProxy] = set()
         self.waiting: dict[Attempts, None] = {}
         """Requests for which no backend has room, those that came first first."""
         self._waking = False
@@ -86,8 +86,8 @@ class Gateway:
         self.started_s = time.time()
         self.loop: asyncio.AbstractEventLoop
         self._on_usage = on_usage
-        self._links: dict[Member, Ways] = {}
-        self.chooser = Chooser(self)
+        self._links: dict[Member, UpstreamPool] = {}
+        self.chooser = BackendChooser(self)
         self.series = Series(self)
         self.metrics.more = self.series.read
         self._pages = Pages(self)
@@ -117,7 +117,7 @@ class Gateway:
         self._server = await self.loop.create_server(
             lambda: Connection(self), self.settings.host, self.settings.port, backlog=_BACKLOG
         )
-        self._watch = self.loop.create_task(Watch(self).run())
+        self._watch = self.loop.create_task(HealthMonitor(self).run())
         if self.federation is not None:
             self.federation.attach(self)
         host, port = self._server.sockets[0].getsockname()[:2]
@@ -239,13 +239,13 @@ class Gateway:
         """Send a request on to a service that is no model."""
         if len(self.passages) >= self.limits.requests or self.draining:
             raise self._full()
-        name = Passage.service_of(request.path)
+        name = ServiceProxy.service_of(request.path)
         grant: Grant | None = None
         if self.accounts is not None:
             grant = self.accounts.admit(request.headers.get(b"authorization"), name)
         if name not in self.pool.services:
             raise ApiError(404, f"there is no service {name[:200]!r}", code="not_found")
-        passage = Passage(self, connection, request, name, grant)
+        passage = ServiceProxy(self, connection, request, name, grant)
         connection.exchange = passage
         self.passages.add(passage)
         passage.attempt()
@@ -259,14 +259,14 @@ class Gateway:
             retry_after_s=1,
         )
 
-    def links(self, member: Member) -> Ways:
+    def links(self, member: Member) -> UpstreamPool:
         """Return the connections to a backend."""
         found = self._links.get(member)
         if found is None:
             if member.node and self.federation is not None:
                 found = self.federation.ways(member)
             else:
-                found = Links(member, self.loop)
+                found = HttpUpstreamPool(member, self.loop)
             self._links[member] = found
         return found
 

@@ -12,11 +12,11 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from atoll.runtime.gateway import faults
-from atoll.runtime.gateway.events import Journal
-from atoll.runtime.gateway.requirements import Wish
+from atoll.runtime.gateway.events import StreamJournal
+from atoll.runtime.gateway.requirements import Requirements
 from atoll.runtime.gateway.resume import Rewriter, resume
 from atoll.runtime.http.server import Connection, Request
-from atoll.runtime.http.upstream import Way, Ways
+from atoll.runtime.http.upstream import Upstream, UpstreamPool
 from atoll.runtime.openai import (
     AnyRequest,
     ApiError,
@@ -43,7 +43,7 @@ class Attempts(ABC):
 
     # Most requests never leave these as they are: defaults of the class cost a request nothing.
     stream = False
-    wish: Wish | None = None
+    wish: Requirements | None = None
     """What is special about it; most requests of a plain gateway have nothing."""
     slot: int | None = None
     """Where the journal of the accounts counts its tokens."""
@@ -51,13 +51,13 @@ class Attempts(ABC):
     """Whether the client has a part of the answer."""
     first_s: float | None = None
     """When the answer began."""
-    journal = Journal()
+    journal = StreamJournal()
     """What the client has received; one of its own from the first event on."""
     attempts: tuple[Attempt, ...] = ()
     """Those that are over, where anybody wants to know."""
     _avoid: frozenset[str] = frozenset()
-    _connecting: asyncio.Task[Way] | None = None
-    _way: Way | None = None
+    _connecting: asyncio.Task[Upstream] | None = None
+    _way: Upstream | None = None
     _member: Member | None = None
     _rewriter: Rewriter | None = None
     _wake_s: float | None = None
@@ -181,7 +181,7 @@ class Attempts(ABC):
             return self._app.pool.pick(self.model, self._avoid, squeeze=squeeze, now_s=now_s)
         return self._app.chooser.choose(self, self.wish, self._avoid, now_s, squeeze=squeeze)
 
-    def _connected(self, task: asyncio.Task[Way], body: bytes) -> None:
+    def _connected(self, task: asyncio.Task[Upstream], body: bytes) -> None:
         if self._connecting is not task:
             # Given up in the meantime.
             if not task.cancelled() and task.exception() is None:
@@ -194,7 +194,7 @@ class Attempts(ABC):
         else:
             self._send(task.result(), body)
 
-    def _send(self, way: Way, body: bytes) -> None:
+    def _send(self, way: Upstream, body: bytes) -> None:
         app = self._app
         deadlines = app.deadlines
         self._way = way
@@ -228,7 +228,7 @@ class Attempts(ABC):
     def _cannot_resume(self, member: Member, now_s: float) -> None:
         self._avoid |= {member.name}
         if self._choose(now_s, squeeze=False) is None:
-            self._fail(faults.interrupted("no backend can go on from here"))
+            self._fail(faults.stream_interrupted("no backend can go on from here"))
         else:
             self.attempt()
 
@@ -285,7 +285,7 @@ class Attempts(ABC):
             if blame:
                 app.pool.failed(member, now_s, reason)
             app.failed_over(self, member, reason, begun=self.begun)
-        self._error = error or faults.failed(reason, late=late)
+        self._error = error or faults.attempt_failed(reason, late=late)
         if (tried and self._tries >= app.settings.attempts) or self._broken > _MOST_BROKEN:
             self._fail(self._error)
         else:
@@ -357,5 +357,5 @@ class Attempts(ABC):
         return resume(self.request, self._body, said, other.backend.kind) is not None
 
 
-async def _connect(ways: Ways) -> Way:
+async def _connect(ways: UpstreamPool) -> Upstream:
     return await ways.connect()

@@ -15,14 +15,14 @@ from atoll.routing.affinity import Affinity
 from atoll.runtime.gateway import faults
 from atoll.runtime.gateway.requirements import (
     Candidate,
-    Wish,
+    Requirements,
     candidates_of,
     conversation,
     limit_of,
     policies_of,
 )
 from atoll.runtime.openai import AnyRequest, ApiError
-from atoll.runtime.pool.pool import Allow, Member, Pool
+from atoll.runtime.pool.pool import Allow, BackendPool, Member
 
 if TYPE_CHECKING:
     from atoll.runtime.accounts.accounts import Grant
@@ -46,12 +46,12 @@ _WHY = {
 }
 
 
-class Chooser:
+class BackendChooser:
     """Chooses backends for special requests of a gateway."""
 
     def __init__(self, app: Gateway) -> None:
         self._app = app
-        self._pool: Pool = app.pool
+        self._pool: BackendPool = app.pool
         self._affinity = Affinity()
         self._seen_s: dict[str, float] = {}
         self.refusals: Counter[str] = Counter()
@@ -61,7 +61,7 @@ class Chooser:
 
     # What a request wishes
 
-    def wish(self, request: Request, parsed: AnyRequest, grant: Grant | None) -> Wish:
+    def wish(self, request: Request, parsed: AnyRequest, grant: Grant | None) -> Requirements:
         """Return what is special about a request, or raise: no node knows its model."""
         app = self._app
         headers = request.headers
@@ -74,7 +74,7 @@ class Chooser:
         found = candidates_of(parsed, headers, policies, self._known, visible)
         if not found:
             raise self._unknown(parsed.model)
-        wish = Wish(parsed.model, found)
+        wish = Requirements(parsed.model, found)
         wish.grant = grant
         wish.policies = policies
         if app.settings.affinity:
@@ -120,7 +120,7 @@ class Chooser:
     def choose(
         self,
         relay: Attempts,
-        wish: Wish,
+        wish: Requirements,
         avoid: frozenset[str],
         now_s: float,
         *,
@@ -151,7 +151,7 @@ class Chooser:
             return member
         return None
 
-    def _allow(self, wish: Wish, model: str, alias: str) -> Allow | None:
+    def _allow(self, wish: Requirements, model: str, alias: str) -> Allow | None:
         policies, ending = wish.policies, self._pool.ending
         if not policies and not ending and not alias:
             return None
@@ -168,7 +168,7 @@ class Chooser:
 
         return allow
 
-    def _lasts(self, member: Member, model: str, wish: Wish) -> bool:
+    def _lasts(self, member: Member, model: str, wish: Requirements) -> bool:
         """Whether a node is expected to be there until a request ends."""
         if member.ends_s is None:
             return True
@@ -184,7 +184,7 @@ class Chooser:
 
     # When nobody does
 
-    def nobody(self, wish: Wish) -> tuple[ApiError, float]:
+    def nobody(self, wish: Requirements) -> tuple[ApiError, float]:
         """Return why no backend serves a request, and how long (s) one may be waited for."""
         why: Counter[str] = Counter()
         by_key = nodes = 0
@@ -231,7 +231,7 @@ class Chooser:
                 if relay.can_move(now_s):
                     relay.member_down("the node is about to end")
 
-    def heads(self, wish: Wish, member: Member, model: str) -> bytes:
+    def heads(self, wish: Requirements, member: Member, model: str) -> bytes:
         """Return headers that say who serves a request, and what its key has left."""
         offer = member.offer(model)
         found = [

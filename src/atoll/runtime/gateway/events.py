@@ -18,7 +18,7 @@ Chunk = dict[str, Any]
 """A chunk as plain data; what engines add to it is kept."""
 
 
-def split(data: bytes) -> tuple[list[bytes], bytes]:
+def split_events(data: bytes) -> tuple[list[bytes], bytes]:
     """Return the complete events in `data`, each with the blank line that ends it, and the rest."""
     if b"\r" in data:
         data = _unix(data)
@@ -108,7 +108,7 @@ def strings_of(choice: Chunk) -> list[tuple[tuple[str, ...], str]]:
 
 
 @dataclass(slots=True)
-class Answer:
+class DeliveredChoice:
     """One answer (choice) as far as the client has it."""
 
     strings: dict[tuple[str, ...], str] = field(default_factory=dict)
@@ -147,11 +147,11 @@ class Answer:
 
 
 def tokens_in(data: bytes) -> int:
-    """Return the tokens that whole events bring, counted as `Answer` counts them."""
+    """Return the tokens that whole events bring, counted as `DeliveredChoice` counts them."""
     if data.startswith(b"data: ") and data.find(b"\n\n") == len(data) - 2:
         found = [data[6:-2]]
     else:
-        found = [said for event in split(data)[0] if (said := payload(event)) is not None]
+        found = [said for event in split_events(data)[0] if (said := payload(event)) is not None]
     total = 0
     for said in found:
         for choice in choices_of(read_chunk(said) or {}):
@@ -177,7 +177,7 @@ class Delivered:
 
     head: Chunk | None = None
     """The first chunk: its id, time and model are those of the whole stream."""
-    answers: dict[int, Answer] = field(default_factory=dict)
+    answers: dict[int, DeliveredChoice] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -189,10 +189,10 @@ class Delivered:
         if self.head is None:
             self.head = chunk
         for choice in choices_of(chunk):
-            self.answers.setdefault(index_of(choice), Answer()).add(choice)
+            self.answers.setdefault(index_of(choice), DeliveredChoice()).add(choice)
 
 
-class Journal:
+class StreamJournal:
     """The events a client has received: bytes until someone asks what they say."""
 
     __slots__ = ("_delivered", "_raw", "_size")
@@ -220,7 +220,7 @@ class Journal:
         data = b"".join(self._raw)
         self._raw.clear()
         self._size = 0
-        for event in split(data)[0]:
+        for event in split_events(data)[0]:
             said = payload(event)
             chunk = read_chunk(said) if said is not None else None
             if chunk is not None:

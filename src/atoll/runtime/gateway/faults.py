@@ -48,12 +48,12 @@ def unreachable(model: str) -> ApiError:
     return _server(503, f"no backend of {model} can be reached", "overloaded", 1)
 
 
-def failed(reason: str, *, late: bool) -> ApiError:
+def attempt_failed(reason: str, *, late: bool) -> ApiError:
     """The last attempt failed, or ran into its deadline."""
     return _server(504 if late else 502, f"no backend answered: {reason}", "upstream_error")
 
 
-def interrupted(reason: str) -> ApiError:
+def stream_interrupted(reason: str) -> ApiError:
     """A stream broke off and cannot go on."""
     return _server(502, f"the stream broke off: {reason}", "stream_interrupted")
 
@@ -63,7 +63,7 @@ def too_long() -> ApiError:
     return _server(504, "the request took too long", "timeout")
 
 
-def refused(status: int, retry_after: bytes) -> ApiError:
+def backend_refused(status: int, retry_after: bytes) -> ApiError:
     """A backend answered with a status that is worth another attempt, and none was left."""
     message = f"the backend answered with status {status}"
     retry_s = min(int(retry_after[:9]), _LONGEST_RETRY_S) if retry_after.isdigit() else 1

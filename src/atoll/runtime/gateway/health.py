@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from atoll.runtime.http.upstream import GET, JSON, Ask, Way
+from atoll.runtime.http.upstream import GET, JSON, RequestTemplate, Upstream
 from atoll.runtime.pool.pool import Member
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class _Reply:
             self.status.set_exception(ConnectionError(reason))
 
 
-class Watch:
+class HealthMonitor:
     """Checks the backends of a gateway for as long as it runs."""
 
     def __init__(self, app: Gateway) -> None:
@@ -101,9 +101,11 @@ class Watch:
         # A model that completes nothing (embeddings) says so with a 4xx, which is an answer too.
         return status < 500, f"a request for one token was answered with status {status}"
 
-    async def _ask(self, member: Member, ask: Ask, path: str, body: bytes, timeout_s: float) -> int:
+    async def _ask(
+        self, member: Member, ask: RequestTemplate, path: str, body: bytes, timeout_s: float
+    ) -> int:
         links = self._app.links(member)
-        link: Way | None = None
+        link: Upstream | None = None
         reply = _Reply(self._app.loop)
         try:
             async with asyncio.timeout(timeout_s):

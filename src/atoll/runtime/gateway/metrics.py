@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from atoll.runtime.pool.pool import Pool
+from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.metrics import Count, Family, Gauge, Histogram, exposition
 
 STATES = ("up", "down", "ejected")
 _MOST_TALLIES = 10_000
 
 
-class Tally(NamedTuple):
+class RequestTally(NamedTuple):
     """The counters that a request of one kind moves when it ends."""
 
     requests: Count
@@ -34,7 +34,7 @@ class Tally(NamedTuple):
 class GatewayMetrics:
     """Counters of a gateway over its pool."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: BackendPool) -> None:
         self._pool = pool
         self._requests = Family(
             "atoll_gateway_requests_total",
@@ -69,16 +69,16 @@ class GatewayMetrics:
         self._rejected = Family(
             "atoll_gateway_rejected_total", "Requests refused at the door.", Count, ("status",)
         )
-        self._tallies: dict[tuple[str, str, int], Tally] = {}
+        self._tallies: dict[tuple[str, str, int], RequestTally] = {}
         self.more: Callable[[], Iterable[Family[Count] | Gauge]] = tuple
         """What else stands on the page."""
 
-    def tally(self, model: str, endpoint: str, status: int) -> Tally:
+    def tally(self, model: str, endpoint: str, status: int) -> RequestTally:
         """Return what counts requests of a kind."""
         key = (model, endpoint, status)
         found = self._tallies.get(key)
         if found is None:
-            found = Tally(
+            found = RequestTally(
                 self._requests.child(model, endpoint, str(status)),
                 self._seconds.child(model, endpoint),
                 self._first.child(model, endpoint),

@@ -12,12 +12,12 @@ from atoll.runtime.gateway import faults
 from atoll.runtime.gateway.attempt import Attempts
 from atoll.runtime.gateway.events import (
     DONE,
-    Journal,
+    StreamJournal,
     event_of,
     finishes,
     payload,
     read_chunk,
-    split,
+    split_events,
     tokens_in,
 )
 from atoll.runtime.gateway.resume import DivergedError
@@ -164,14 +164,14 @@ class Relay(Attempts):
     def _refused(self) -> None:
         status = self._status
         full = status == 429 or (status == 503 and self._note != b"")
-        error = faults.refused(status, self._note)
+        error = faults.backend_refused(status, self._note)
         self._failed(f"status {status}", blame=not full, error=error)
 
     # Streams
 
     def _begin(self) -> None:
         self.begun = True
-        self.journal = Journal()
+        self.journal = StreamJournal()
         self.first_s = self._app.loop.time()
         self.client.begin_stream(self._said())
 
@@ -199,7 +199,7 @@ class Relay(Attempts):
 
     def _read(self, data: bytes) -> None:
         """Take events apart: at the end of a stream, and in one that was moved."""
-        events, self._carry = split(self._carry + data)
+        events, self._carry = split_events(self._carry + data)
         for event in events:
             said = payload(event)
             if said is None:
@@ -229,7 +229,7 @@ class Relay(Attempts):
             try:
                 chunk = self._rewriter.chunk(chunk)
             except DivergedError as error:
-                self._fail(faults.interrupted(str(error)))
+                self._fail(faults.stream_interrupted(str(error)))
                 return False
             if chunk is None:
                 return True

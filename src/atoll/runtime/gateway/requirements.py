@@ -27,7 +27,7 @@ class Candidate(NamedTuple):
     """A name that nodes must give the model themselves: what one node says binds no other."""
 
 
-class Wish:
+class Requirements:
     """What a request asks for beyond its model; policies of the key and of the request both hold."""
 
     __slots__ = ("asked", "candidates", "grant", "keys", "policies", "work")

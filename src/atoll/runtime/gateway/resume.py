@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.runtime.gateway.events import Answer, Chunk, Delivered, choices_of, index_of
+from atoll.runtime.gateway.events import Chunk, Delivered, DeliveredChoice, choices_of, index_of
 from atoll.runtime.openai import ChatRequest, CompletionRequest, Generation
 from atoll.runtime.pool.pool import Kind
 
@@ -50,7 +50,7 @@ class Continuation:
         _same_stream(chunk, self._head)
         usage = chunk.get("usage")
         if isinstance(usage, dict) and not self._whole:
-            _moved(usage, self._before, mute=self._mute)
+            _move_tokens(usage, self._before, mute=self._mute)
         kept = []
         for choice in choices_of(chunk):
             if self._mute:
@@ -64,7 +64,7 @@ class Continuation:
         return chunk
 
 
-class Replay:
+class ReplayFilter:
     """Leaves out of a repeated answer what the client has already."""
 
     def __init__(self, delivered: Delivered) -> None:
@@ -146,7 +146,7 @@ class Replay:
         return piece[shared:]
 
 
-Rewriter = Continuation | Replay
+Rewriter = Continuation | ReplayFilter
 
 
 def _same_stream(chunk: Chunk, head: Chunk | None) -> None:
@@ -159,7 +159,7 @@ def _same_stream(chunk: Chunk, head: Chunk | None) -> None:
             chunk.pop(key, None)
 
 
-def _moved(usage: Chunk, tokens: int, *, mute: bool) -> None:
+def _move_tokens(usage: Chunk, tokens: int, *, mute: bool) -> None:
     """Count tokens that a backend took as prompt as what they are: part of the answer."""
     prompt, completion = usage.get("prompt_tokens"), 0 if mute else usage.get("completion_tokens")
     if isinstance(prompt, int):
@@ -210,7 +210,7 @@ def resume(request: Generation, body: bytes, delivered: Delivered, kind: Kind) -
     """
     if not any(a.tokens or any(a.strings.values()) for a in delivered.answers.values()):
         # Nothing said yet: the same request, less its greeting.
-        return Resumption(body, Replay(delivered))
+        return Resumption(body, ReplayFilter(delivered))
     answer = delivered.answers.get(0)
     if answer is not None and _continues(request, delivered, kind):
         data: Chunk = msgspec.json.decode(body)
@@ -218,7 +218,7 @@ def resume(request: Generation, body: bytes, delivered: Delivered, kind: Kind) -
             return _by_atoll(data, answer, delivered)
         return _by_text(request, data, answer, delivered, kind)
     if request.temperature == 0.0 or request.seed is not None:
-        return Resumption(body, Replay(delivered))
+        return Resumption(body, ReplayFilter(delivered))
     return None
 
 
@@ -248,7 +248,7 @@ def _continues(request: Generation, delivered: Delivered, kind: Kind) -> bool:
     return not formed and not forced and not (penalised and exact)
 
 
-def _by_atoll(data: Chunk, answer: Answer, delivered: Delivered) -> Resumption:
+def _by_atoll(data: Chunk, answer: DeliveredChoice, delivered: Delivered) -> Resumption:
     given = data.get("atoll")
     extension: Chunk = given if isinstance(given, dict) else {}
     state: Chunk = {"text": answer.text, "tokens": answer.tokens}
@@ -267,7 +267,7 @@ def _by_atoll(data: Chunk, answer: Answer, delivered: Delivered) -> Resumption:
 
 
 def _by_text(
-    request: Generation, data: Chunk, answer: Answer, delivered: Delivered, kind: Kind
+    request: Generation, data: Chunk, answer: DeliveredChoice, delivered: Delivered, kind: Kind
 ) -> Resumption:
     if isinstance(request, CompletionRequest):
         data["prompt"] = f"{data['prompt']}{answer.text}"

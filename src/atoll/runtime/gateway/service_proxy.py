@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from atoll.runtime.gateway import faults
 from atoll.runtime.gateway.requirements import policies_of
 from atoll.runtime.http.server import Connection, Request
-from atoll.runtime.http.upstream import Ask, Way
+from atoll.runtime.http.upstream import RequestTemplate, Upstream
 from atoll.runtime.openai import ApiError
 from atoll.runtime.pool.pool import Member
 
@@ -28,7 +28,7 @@ _NO_BODY = frozenset({204, 304})
 _PASSED = (b"accept", b"accept-language", b"range", b"if-none-match", b"tracestate")
 
 
-class Passage:
+class ServiceProxy:
     """One request to a service."""
 
     def __init__(
@@ -52,15 +52,17 @@ class Passage:
         headers = sent.headers
         # The answer to HEAD looks as if a body came: it is asked for, and left out.
         method = b"GET" if sent.method == b"HEAD" else sent.method
-        self._ask = Ask(method, headers.get(b"content-type", b"application/octet-stream"))
+        self._ask = RequestTemplate(
+            method, headers.get(b"content-type", b"application/octet-stream")
+        )
         self._extra = b"x-request-id: %b\r\ntraceparent: %b\r\n" % (sent.id, sent.trace.encode())
         for name in _PASSED:
             if name in headers:
                 self._extra += b"%b: %b\r\n" % (name, headers[name])
         self._avoid: frozenset[str] = frozenset()
         self._member: Member | None = None
-        self._way: Way | None = None
-        self._connecting: asyncio.Task[Way] | None = None
+        self._way: Upstream | None = None
+        self._connecting: asyncio.Task[Upstream] | None = None
         self._begun = self._paused = self._done = False
         self._status = 0
         self._began_s = self._heard_s = app.loop.time()
@@ -109,7 +111,7 @@ class Passage:
             return faults.forbidden(self._service, ", ".join(sorted(set(filter(None, refusals)))))
         return faults.not_allowed(self._service, "the policy asks for others", trusted=False)
 
-    def _connected(self, task: asyncio.Task[Way]) -> None:
+    def _connected(self, task: asyncio.Task[Upstream]) -> None:
         if self._connecting is not task:
             if not task.cancelled() and task.exception() is None:
                 task.result().close()
@@ -120,7 +122,7 @@ class Passage:
         else:
             self._send(task.result())
 
-    def _send(self, way: Way) -> None:
+    def _send(self, way: Upstream) -> None:
         self._way = way
         way.ask(self, self._path, self._sent.body, self._extra, self._ask)
         if self._paused:
@@ -142,7 +144,7 @@ class Passage:
         ):
             self.attempt()
         else:
-            self._fail(faults.failed(reason, late=False))
+            self._fail(faults.attempt_failed(reason, late=False))
 
     def _drop(self) -> None:
         connecting, self._connecting = self._connecting, None

@@ -20,7 +20,7 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class GatewayLimits:
     """How much of everything is accepted."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -86,7 +86,7 @@ class GatewaySettings(Frozen):
     """0: any free port."""
     attempts: int = Field(3, ge=1)
     """Backends a request is sent to, at most, without a token in between."""
-    limits: Limits = Limits()
+    limits: GatewayLimits = GatewayLimits()
     deadlines: Deadlines = Deadlines()
     health: HealthSettings = HealthSettings()
     outliers: OutlierSettings = OutlierSettings()

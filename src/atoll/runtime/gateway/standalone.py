@@ -13,7 +13,7 @@ from atoll.core.errors import AtollError
 from atoll.core.files import load_yaml
 from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import GatewayFile
-from atoll.runtime.pool.pool import Pool
+from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.logs import JsonLog
 
 _LOOK_S = 0.5
@@ -33,7 +33,7 @@ async def run(path: Path, ready: asyncio.Future[tuple[str, int]] | None = None) 
     """Serve until SIGTERM or SIGINT, then drain; a second signal stops at once. Returns the exit code."""
     config = read_config(path)
     log = JsonLog()
-    pool = Pool(config.backends, outliers=config.outliers, policy=config.policy)
+    pool = BackendPool(config.backends, outliers=config.outliers, policy=config.policy)
     gateway = Gateway(pool, config, log=log)
     signals = Signals()
     address = await gateway.start()

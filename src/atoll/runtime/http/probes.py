@@ -27,7 +27,7 @@ class FetchError(AtollError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpResponse:
     """What a server answered; names of headers are in small letters."""
 
     status: int
@@ -56,7 +56,7 @@ async def ask(
     api_key: str | None = None,
     headers: Mapping[str, str] | None = None,
     most_bytes: int = 64 * 2**20,
-) -> Answer:
+) -> HttpResponse:
     """Send a request, by default as `fetch` does; FetchError if there is no answer."""
     parts = urlsplit(url)
     secure = parts.scheme == "https"
@@ -116,7 +116,7 @@ def _complete(data: bytearray) -> bool:
     return chunked and data.endswith(b"\r\n0\r\n\r\n", end + 2)
 
 
-def _read(data: bytes) -> Answer:
+def _read(data: bytes) -> HttpResponse:
     head, _, body = data.partition(b"\r\n\r\n")
     first, *rest = head.decode("latin-1").split("\r\n")
     fields = first.split(None, 2)
@@ -127,7 +127,7 @@ def _read(data: bytes) -> Answer:
     }
     if headers.get("transfer-encoding", "").lower() == "chunked":
         body = _unchunked(body)
-    return Answer(int(fields[1]), headers, body)
+    return HttpResponse(int(fields[1]), headers, body)
 
 
 def _unchunked(body: bytes) -> bytes:

@@ -13,7 +13,7 @@ from typing import Protocol, cast
 
 import httptools
 
-from atoll.runtime.gateway.settings import Deadlines, Limits
+from atoll.runtime.gateway.settings import Deadlines, GatewayLimits
 from atoll.runtime.openai import ApiError
 
 _STATUS = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
@@ -41,7 +41,7 @@ class Request:
         """HTTP/1.0: no chunks, one request a connection."""
 
 
-class Exchange(Protocol):
+class Responder(Protocol):
     """What answers a request later."""
 
     def cancel(self) -> None:
@@ -57,7 +57,7 @@ class Exchange(Protocol):
 class Application(Protocol):
     """What connections belong to."""
 
-    limits: Limits
+    limits: GatewayLimits
     deadlines: Deadlines
     connections: set[Connection]
     buffered: int
@@ -118,7 +118,7 @@ class Connection(asyncio.Protocol):
         """Bytes of a request that is not complete."""
         self._reserved = 0
         self._deadline_s = app.loop.time() + app.deadlines.header_s
-        self.exchange: Exchange | None = None
+        self.exchange: Responder | None = None
         self.transport: asyncio.Transport
 
     # Transport

@@ -1,7 +1,7 @@
 """The side of the gateway that backends see: kept connections, one request at a time on each.
 
-`Way` and `Ways` are what a request needs of a backend; `Link` and `Links` are that over HTTP. Nodes of a
-fabric are reached by others (`atoll.runtime.federation.links`).
+`Upstream` and `UpstreamPool` are what a request needs of a backend; `HttpUpstream` and `HttpUpstreamPool`
+are that over HTTP. Nodes of a fabric are reached by others (`atoll.runtime.federation.links`).
 """
 
 from __future__ import annotations
@@ -43,22 +43,27 @@ class Receiver(Protocol):
         """It will never be; `unused`: a kept connection that turned out to be closed already."""
 
 
-class Ask(NamedTuple):
+class RequestTemplate(NamedTuple):
     """What requests to an endpoint have in common."""
 
     method: bytes = b"POST"
     content_type: bytes = b"application/json"
 
 
-JSON = Ask()
-GET = Ask(b"GET")
+JSON = RequestTemplate()
+GET = RequestTemplate(b"GET")
 
 
-class Way(Protocol):
+class Upstream(Protocol):
     """A way to a backend for one request."""
 
     def ask(
-        self, receiver: Receiver, path: bytes, body: bytes, extra: bytes, ask: Ask = JSON
+        self,
+        receiver: Receiver,
+        path: bytes,
+        body: bytes,
+        extra: bytes,
+        ask: RequestTemplate = JSON,
     ) -> None:
         """Send a request; `extra` are headers with their line ends, `receiver` hears of the answer."""
 
@@ -75,7 +80,7 @@ class Way(Protocol):
         """Have it go on."""
 
 
-class Ways(Protocol):
+class UpstreamPool(Protocol):
     """The ways to one backend."""
 
     url: str
@@ -84,10 +89,10 @@ class Ways(Protocol):
     def aim(self, member: Member) -> None:
         """Take the address of a backend, which may have changed."""
 
-    def take(self) -> Way | None:
+    def take(self) -> Upstream | None:
         """Return a way that is there already, or None."""
 
-    async def connect(self) -> Way:
+    async def connect(self) -> Upstream:
         """Make one."""
 
     def drop_idle(self) -> None:
@@ -100,7 +105,7 @@ class Ways(Protocol):
         """Make no more."""
 
 
-class Link(asyncio.Protocol):
+class HttpUpstream(asyncio.Protocol):
     """One connection to a backend."""
 
     __slots__ = (
@@ -118,7 +123,7 @@ class Link(asyncio.Protocol):
         "transport",
     )
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: HttpUpstreamPool) -> None:
         self._links = links
         self._headers: dict[bytes, bytes] = {}
         # Called by the parser, without any Python in between.
@@ -139,7 +144,12 @@ class Link(asyncio.Protocol):
         self.transport.write(request)
 
     def ask(
-        self, receiver: Receiver, path: bytes, body: bytes, extra: bytes, ask: Ask = JSON
+        self,
+        receiver: Receiver,
+        path: bytes,
+        body: bytes,
+        extra: bytes,
+        ask: RequestTemplate = JSON,
     ) -> None:
         """Send a request to the backend; `receiver` hears of the answer."""
         self.receiver = receiver
@@ -234,13 +244,13 @@ class Link(asyncio.Protocol):
             receiver.on_end()
 
 
-class Links:
+class HttpUpstreamPool:
     """The connections to one backend."""
 
     def __init__(self, member: Member, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._idle: deque[Link] = deque()
-        self._draining: set[Link] = set()
+        self._idle: deque[HttpUpstream] = deque()
+        self._draining: set[HttpUpstream] = set()
         self.open = 0
         self.closed = False
         self.aim(member)
@@ -262,7 +272,7 @@ class Links:
             f" HTTP/1.1\r\nhost: {parts.netloc}\r\n{auth}user-agent: atoll\r\ncontent-type: "
         ).encode()
 
-    def request(self, path: bytes, body: bytes, extra: bytes, ask: Ask = JSON) -> bytes:
+    def request(self, path: bytes, body: bytes, extra: bytes, ask: RequestTemplate = JSON) -> bytes:
         """Return a request; `extra` are headers with their line ends."""
         head = self._heads.get(path) if ask is JSON else None
         if head is None:
@@ -278,7 +288,7 @@ class Links:
                 self._heads[path] = head
         return b"%b%bcontent-length: %d\r\n\r\n%b" % (head, extra, len(body), body)
 
-    def take(self) -> Link | None:
+    def take(self) -> HttpUpstream | None:
         """Return a kept connection, the one used last, or None."""
         idle = self._idle
         while idle:
@@ -288,15 +298,15 @@ class Links:
                 return link
         return None
 
-    async def connect(self) -> Link:
+    async def connect(self) -> HttpUpstream:
         """Open a connection."""
         context = _tls() if self._secure else None
         _, link = await self._loop.create_connection(
-            lambda: Link(self), self._host, self._port, ssl=context
+            lambda: HttpUpstream(self), self._host, self._port, ssl=context
         )
         return link
 
-    def keep(self, link: Link) -> None:
+    def keep(self, link: HttpUpstream) -> None:
         """Take a connection back."""
         self._draining.discard(link)
         link.drain_until_s = 0.0
@@ -310,12 +320,12 @@ class Links:
         else:
             self._idle.append(link)
 
-    def drain(self, link: Link) -> None:
+    def drain(self, link: HttpUpstream) -> None:
         """Let an answer that nobody waits for end."""
         link.drain_until_s = self._loop.time() + _DRAIN_S
         self._draining.add(link)
 
-    def lost(self, link: Link) -> None:
+    def lost(self, link: HttpUpstream) -> None:
         """Forget a connection."""
         self.open -= 1
         self._draining.discard(link)

@@ -32,7 +32,7 @@ class Piece:
     finish: str | None = None
 
 
-class Choice:
+class ChoiceText:
     """Turns the tokens of one choice into pieces of text; stop strings end it."""
 
     def __init__(self, index: int, work: Work, codec: TextCodec) -> None:

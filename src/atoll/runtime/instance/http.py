@@ -45,13 +45,13 @@ class Response:
 
 
 @dataclass(slots=True)
-class Stream:
+class EventStream:
     """An answer in pieces, as server-sent events."""
 
     pieces: AsyncIterator[bytes]
 
 
-Handler = Callable[[Request], Awaitable[Response | Stream]]
+Handler = Callable[[Request], Awaitable[Response | EventStream]]
 
 
 def error_response(error: ApiError) -> Response:
@@ -225,7 +225,7 @@ class _Connection(asyncio.Protocol):
         keep_alive = request.keep_alive
         try:
             answer = await self._handled(request)
-            if isinstance(answer, Stream):
+            if isinstance(answer, EventStream):
                 keep_alive = await self._send_stream(answer) and keep_alive
             else:
                 self._send(answer, keep_alive=keep_alive)
@@ -240,7 +240,7 @@ class _Connection(asyncio.Protocol):
         else:
             self._transport.close()
 
-    async def _handled(self, request: Request) -> Response | Stream:
+    async def _handled(self, request: Request) -> Response | EventStream:
         try:
             return await self._handler(request)
         except ApiError as error:
@@ -269,7 +269,7 @@ class _Connection(asyncio.Protocol):
             lines.append("connection: close")
         self._transport.write("\r\n".join([*lines, "", ""]).encode("latin-1") + answer.body)
 
-    async def _send_stream(self, answer: Stream) -> bool:
+    async def _send_stream(self, answer: EventStream) -> bool:
         """Send the pieces; returns whether the stream came to its end."""
         transport = self._transport
         if transport is None:

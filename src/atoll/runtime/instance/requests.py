@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from atoll.core.errors import AtollError
-from atoll.engine.messages import Guide, SamplingParams
+from atoll.engine.messages import OutputFormat, SamplingParams
 from atoll.engine.text import TextCodec
 from atoll.runtime.openai import ApiError, ChatRequest, CompletionRequest, NonNegative, read_request
 
@@ -102,7 +102,7 @@ def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> Asked:
     if extras.atoll is not None and extras.atoll.resume is not None:
         if len(works) != 1:
             raise ApiError(400, "only a single answer can be resumed", param="atoll.resume")
-        works = [_resumed(works[0], extras.atoll.resume, codec)]
+        works = [_resume_work(works[0], extras.atoll.resume, codec)]
     options = request.stream_options
     return Asked(
         model=request.model,
@@ -155,13 +155,13 @@ def _prompts(request: ChatRequest | CompletionRequest, codec: TextCodec) -> list
     if isinstance(given, str):
         return [tuple(codec.encode(given))]
     if given and all(isinstance(part, int) for part in given):
-        return [_checked([part for part in given if isinstance(part, int)], codec)]
+        return [_check([part for part in given if isinstance(part, int)], codec)]
     found: list[tuple[int, ...]] = []
     for part in given:
         if isinstance(part, str):
             found.append(tuple(codec.encode(part)))
         elif isinstance(part, list):
-            found.append(_checked(part, codec))
+            found.append(_check(part, codec))
         else:
             raise ApiError(400, "tokens and texts are mixed", param="prompt")
     if not found:
@@ -169,7 +169,7 @@ def _prompts(request: ChatRequest | CompletionRequest, codec: TextCodec) -> list
     return found
 
 
-def _checked(tokens: list[int], codec: TextCodec) -> tuple[int, ...]:
+def _check(tokens: list[int], codec: TextCodec) -> tuple[int, ...]:
     if any(token >= codec.vocabulary for token in tokens):
         raise ApiError(400, f"tokens are below {codec.vocabulary}", param="prompt")
     return tuple(tokens)
@@ -234,27 +234,27 @@ def _bias(given: dict[str, float] | None, codec: TextCodec) -> tuple[tuple[int, 
     return tuple(found)
 
 
-def _guide(extras: _Extras) -> Guide | None:
+def _guide(extras: _Extras) -> OutputFormat | None:
     if extras.guided_regex:
-        return Guide(kind="regex", text=extras.guided_regex)
+        return OutputFormat(kind="regex", text=extras.guided_regex)
     form = extras.response_format or {}
     kind = form.get("type", "text")
     if kind == "text":
         return None
     if kind == "json_object":
-        return Guide(kind="json_object")
+        return OutputFormat(kind="json_object")
     if kind == "json_schema":
         schema = (form.get("json_schema") or {}).get("schema")
         if isinstance(schema, dict):
-            return Guide(kind="json_schema", text=json.dumps(schema))
+            return OutputFormat(kind="json_schema", text=json.dumps(schema))
         raise ApiError(400, "there is no schema", param="response_format.json_schema.schema")
     raise ApiError(400, f"unknown form {str(kind)[:40]!r}", param="response_format.type")
 
 
-def _resumed(work: Work, resume: ResumeField, codec: TextCodec) -> Work:
+def _resume_work(work: Work, resume: ResumeField, codec: TextCodec) -> Work:
     """Return the work with the answer so far as its beginning."""
     if resume.token_ids is not None:
-        generated = _checked(resume.token_ids, codec)
+        generated = _check(resume.token_ids, codec)
     else:
         generated = tuple(codec.encode(resume.text, special=False))
     return Work(

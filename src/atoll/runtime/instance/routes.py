@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from atoll.core.ids import Phase
-from atoll.engine.messages import Hop, NodeStats, Route
+from atoll.engine.messages import Hop, NodeStats, PipelineRoute
 from atoll.engine.routes import NodeSpec, RouteQuery
 from atoll.plan.plan import SINK, SOURCE
 from atoll.routing.instances import InstanceRouter, pair_weights
@@ -52,7 +52,7 @@ class PlanRouter:
         self._expected.pop(request_id, None)
         self._release(request_id)
 
-    def __call__(self, query: RouteQuery) -> Route | None:
+    def __call__(self, query: RouteQuery) -> PipelineRoute | None:
         """Return the route of a request, or None: everything is full or dead, wait."""
         alive = {node.name: node for node in query.nodes}
         for part in self._parts.values():
@@ -68,7 +68,7 @@ class PlanRouter:
             if isinstance(hops, str):
                 closed.append(hops)
                 continue
-            return Route(prefill=hops[0], decode=hops[1] if len(hops) > 1 else None)
+            return PipelineRoute(prefill=hops[0], decode=hops[1] if len(hops) > 1 else None)
 
     def _hops(
         self,

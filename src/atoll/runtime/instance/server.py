@@ -17,9 +17,9 @@ from atoll.engine.routes import NodeSpec
 from atoll.engine.scheduler import GenerateRequest, Scheduler, SchedulerSettings, TokenEvent
 from atoll.engine.text import TextCodec
 from atoll.runtime.instance import requests
-from atoll.runtime.instance.answers import Choice, Piece, Writer
+from atoll.runtime.instance.answers import ChoiceText, Piece, Writer
 from atoll.runtime.instance.config import NODES_MISSING, InstanceConfig
-from atoll.runtime.instance.http import Request, Response, Server, Stream
+from atoll.runtime.instance.http import EventStream, Request, Response, Server
 from atoll.runtime.instance.metrics import InstanceMetrics
 from atoll.runtime.instance.requests import Asked, Work
 from atoll.runtime.instance.routes import PlanRouter
@@ -85,7 +85,7 @@ class InstanceServer:
         await self._http.close(drain_s)
         await self.scheduler.close()
 
-    async def handle(self, request: Request) -> Response | Stream:
+    async def handle(self, request: Request) -> Response | EventStream:
         """Answer one request."""
         path, method = request.path, request.method
         if path in ("/v1/chat/completions", "/v1/completions"):
@@ -175,7 +175,7 @@ class InstanceServer:
         async for _ in self.events(work):
             pass
 
-    async def _generate(self, path: str, body: bytes) -> Response | Stream:
+    async def _generate(self, path: str, body: bytes) -> Response | EventStream:
         started_s = time.monotonic()
         asked = requests.read(path, body, self.codec, self.codec.max_length)
         if asked.model not in self.config.models:
@@ -196,9 +196,9 @@ class InstanceServer:
         )
         self.metrics.prompt_tokens += prompt_tokens
         writer = Writer(asked, prompt_tokens)
-        answer = _Answer(self, asked, started_s)
+        answer = _ChoiceMerger(self, asked, started_s)
         if asked.stream:
-            return Stream(_stream(answer, writer))
+            return EventStream(_stream(answer, writer))
         pieces: list[list[Piece]] = [[] for _ in asked.works]
         try:
             async with contextlib.aclosing(answer.pieces()) as found:
@@ -247,7 +247,7 @@ _ONE = SamplingParams(max_tokens=1)
 _GETS = frozenset({"/v1/models", "/health", "/ping", "/metrics", "/atoll/v1/status"})
 
 
-class _Answer:
+class _ChoiceMerger:
     """The pieces of all choices of a request as they come."""
 
     def __init__(self, server: InstanceServer, asked: Asked, started_s: float) -> None:
@@ -255,7 +255,7 @@ class _Answer:
         self._asked = asked
         self._started_s = started_s
         self._choices = [
-            Choice(index, work, server.codec) for index, work in enumerate(asked.works)
+            ChoiceText(index, work, server.codec) for index, work in enumerate(asked.works)
         ]
         self._queue: asyncio.Queue[Piece | Exception] = asyncio.Queue()
 
@@ -288,7 +288,7 @@ class _Answer:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _collect(self, choice: Choice, work: Work) -> None:
+    async def _collect(self, choice: ChoiceText, work: Work) -> None:
         try:
             async with contextlib.aclosing(self._of(choice, work)) as pieces:
                 async for piece in pieces:
@@ -296,7 +296,7 @@ class _Answer:
         except GenerationError as error:
             self._queue.put_nowait(error)
 
-    async def _of(self, choice: Choice, work: Work) -> AsyncGenerator[Piece, None]:
+    async def _of(self, choice: ChoiceText, work: Work) -> AsyncGenerator[Piece, None]:
         metrics = self._server.metrics
         if choice.finish is not None:
             yield Piece(choice.index, choice.owed, finish=choice.finish)
@@ -329,7 +329,7 @@ class _Answer:
             metrics.whole.observe(time.monotonic() - self._started_s)
 
 
-async def _stream(answer: _Answer, writer: Writer) -> AsyncGenerator[bytes, None]:
+async def _stream(answer: _ChoiceMerger, writer: Writer) -> AsyncGenerator[bytes, None]:
     first = writer.roles()
     try:
         async with contextlib.aclosing(answer.pieces()) as pieces:

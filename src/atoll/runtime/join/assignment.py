@@ -65,7 +65,7 @@ _reply = msgspec.msgpack.Decoder(Reply).decode
 encode = msgspec.msgpack.Encoder().encode
 
 
-def _signed(fabric: str, sid: str, at_s: float, nonce: bytes, body: bytes) -> bytes:
+def _sign(fabric: str, sid: str, at_s: float, nonce: bytes, body: bytes) -> bytes:
     return encode(("atoll-assign-v1", fabric, sid, float(at_s), nonce, body))
 
 
@@ -74,7 +74,7 @@ def write_order(
 ) -> bytes:
     """Return an order to the session `sid`, signed."""
     body, nonce = encode(assignment), secrets.token_bytes(16)
-    signature = identity.sign(_signed(fabric, sid, now_s, nonce, body))
+    signature = identity.sign(_sign(fabric, sid, now_s, nonce, body))
     return encode(Order(sid, now_s, nonce, body, identity.certificate, signature))
 
 
@@ -103,7 +103,7 @@ class Orders:
         except msgspec.MsgspecError as error:
             raise RefusedError("malformed", f"the order cannot be read: {error}") from error
         person = self._verifier.person(order.certificate)
-        signed = _signed(self._verifier.fabric_id, order.sid, order.at_s, order.nonce, order.body)
+        signed = _sign(self._verifier.fabric_id, order.sid, order.at_s, order.nonce, order.body)
         if not person.check(signed, order.signature):
             raise RefusedError("signature", "the order is not signed by its certificate")
         if person.role != "operator":

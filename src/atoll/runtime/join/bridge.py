@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from atoll.runtime.http.upstream import Link, Links
+from atoll.runtime.http.upstream import HttpUpstream, HttpUpstreamPool
 from atoll.runtime.pool.outliers import Outliers, OutlierSettings
 from atoll.runtime.pool.pool import Backend, Member
 
@@ -34,7 +34,7 @@ _TOKEN = re.compile(rb"[\t -~\x80-\xff]*")
 _RETRY_S = b"1"
 
 
-class Incoming(Protocol):
+class IncomingRequest(Protocol):
     """A request of the tunnel (`atoll.fabric.tunnel.answerer.Incoming`)."""
 
     method: bytes
@@ -106,14 +106,14 @@ class Bridge:
         """Drop kept connections: another process listens now."""
         self._links.drop_idle()
 
-    def _aimed(self, url: str) -> Links:
+    def _aimed(self, url: str) -> HttpUpstreamPool:
         metadata = {"api_key": self._api_key} if self._api_key else {}
         backend = Backend(id="engine", url=url, models=("-",), metadata=metadata)
         self._host = urlsplit(backend.url).netloc.encode()
         self._prefix = urlsplit(backend.url).path.encode()
-        return Links(Member(backend, Outliers(OutlierSettings())), self._loop)
+        return HttpUpstreamPool(Member(backend, Outliers(OutlierSettings())), self._loop)
 
-    def handle(self, incoming: Incoming) -> None:
+    def handle(self, incoming: IncomingRequest) -> None:
         """Take a request; the answer follows."""
         self.requests += 1
         refusal = self._refusal(incoming)
@@ -126,7 +126,7 @@ class Bridge:
         self._idle.clear()
         crossing.start(self._links)
 
-    def _refusal(self, incoming: Incoming) -> tuple[int, str] | None:
+    def _refusal(self, incoming: IncomingRequest) -> tuple[int, str] | None:
         if not reachable(incoming.method, incoming.path, generic=self.generic):
             return 404, "this node does not offer that path"
         if not self.open:
@@ -135,7 +135,7 @@ class Bridge:
             return 503, "this node is full"
         return None
 
-    def _request(self, incoming: Incoming) -> bytes:
+    def _request(self, incoming: IncomingRequest) -> bytes:
         lines = [
             incoming.method + b" " + self._prefix + incoming.path + b" HTTP/1.1",
             b"host: " + self._host,
@@ -195,18 +195,18 @@ class Crossing:
 
     __slots__ = ("_bridge", "_incoming", "_link", "_links", "_over", "_paused", "_request", "_task")
 
-    def __init__(self, bridge: Bridge, incoming: Incoming, request: bytes) -> None:
+    def __init__(self, bridge: Bridge, incoming: IncomingRequest, request: bytes) -> None:
         self._bridge = bridge
         self._incoming = incoming
         self._request = request
-        self._link: Link | None = None
-        self._links: Links
+        self._link: HttpUpstream | None = None
+        self._links: HttpUpstreamPool
         self._task: asyncio.Task[None] | None = None
         self._paused = self._over = False
         incoming.on_cancel = self._cancelled
         incoming.on_writable = self._writable
 
-    def start(self, links: Links) -> None:
+    def start(self, links: HttpUpstreamPool) -> None:
         """Send the request over a kept connection, or a new one."""
         self._links = links
         link = links.take()
@@ -240,7 +240,7 @@ class Crossing:
         else:
             self._send(link)
 
-    def _send(self, link: Link) -> None:
+    def _send(self, link: HttpUpstream) -> None:
         self._link = link
         link.send(self, self._request)
 
@@ -309,7 +309,7 @@ def reachable(method: bytes, path: bytes, *, generic: bool) -> bool:
     return named and method in (b"GET", b"POST")
 
 
-def _refuse(incoming: Incoming, status: int, message: str) -> None:
+def _refuse(incoming: IncomingRequest, status: int, message: str) -> None:
     kind = "server_error" if status >= 500 else "invalid_request_error"
     body = {"error": {"message": message, "type": kind, "param": None, "code": None}}
     incoming.head(status, b"application/json", _RETRY_S if status == 503 else b"")

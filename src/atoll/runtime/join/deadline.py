@@ -173,7 +173,7 @@ class SpotNotices:
 
 
 @dataclass(slots=True)
-class Deadline:
+class NodeDeadline:
     """The nearest of all ends that are known."""
 
     asked_s: float | None = None

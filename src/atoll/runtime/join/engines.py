@@ -9,17 +9,17 @@ from pathlib import Path
 from atoll.core.errors import InputError, UsageError
 from atoll.fabric.registry.records import Hardware
 from atoll.plan.plan import Flow, Instance, Node
-from atoll.runtime.adapters.base import Endpoint, Home, Served, Share
+from atoll.runtime.adapters.base import Endpoint, Home, MachineShare, ServedModel
 from atoll.runtime.http.probes import FetchError, ask
 from atoll.runtime.join.assignment import Assignment
 from atoll.runtime.join.command import EngineCommand, precision_of, read_command, takes_port
-from atoll.runtime.join.offers import Server
+from atoll.runtime.join.offers import KnownServer
 from atoll.runtime.join.options import JoinOptions
 from atoll.runtime.local.build import free_ports
 from atoll.runtime.local.cores import usable_cores
 from atoll.runtime.supervise.agent import Managed
 from atoll.runtime.supervise.process import Command
-from atoll.runtime.supervise.supervision import Limits
+from atoll.runtime.supervise.supervision import RestartLimits
 
 ENGINE = "engine"
 """What the process that listens is called."""
@@ -33,17 +33,17 @@ _TRIES = 3
 class Prepared:
     """A server and what has to be started for it: `before`, then `command`; it may run already."""
 
-    server: Server
+    server: KnownServer
     title: str
     command: Command | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: RestartLimits = field(default_factory=RestartLimits)
     before: tuple[Managed, ...] = ()
 
 
 def prepare(options: JoinOptions, log: Path) -> Prepared | None:
     """Return what the options ask for; None: wait for an assignment."""
     if options.command:
-        return _wrapped(options, log)
+        return _wrap(options, log)
     if options.url is not None:
         return Prepared(_server(options, options.url, None), options.url)
     return None
@@ -62,14 +62,14 @@ async def refuse_taken(url: str) -> None:
     )
 
 
-def _wrapped(options: JoinOptions, log: Path) -> Prepared:
+def _wrap(options: JoinOptions, log: Path) -> Prepared:
     port = options.port
     if port is None and takes_port(options.command):
         port = free_ports(1)[0]
     read = read_command(options.command, port=port)
     # Where the engine runs behind something else, the user says where it answers.
     url = options.url or read.url
-    limits = Limits(
+    limits = RestartLimits(
         ready_s=options.ready,
         backoff_s=1.0,
         backoff_most_s=60.0,
@@ -82,8 +82,8 @@ def _wrapped(options: JoinOptions, log: Path) -> Prepared:
     return Prepared(_server(options, url, read), " ".join(read.arguments[:3]), command, limits)
 
 
-def _server(options: JoinOptions, url: str, read: EngineCommand | None) -> Server:
-    return Server(
+def _server(options: JoinOptions, url: str, read: EngineCommand | None) -> KnownServer:
+    return KnownServer(
         url=url,
         health=options.health,
         api_key=options.engine_key or (read.api_key if read else None),
@@ -105,7 +105,7 @@ def _by_model(aliases: dict[str, str]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def assigned_engine(
+def engine_for_order(
     assignment: Assignment, options: JoinOptions, hardware: Hardware, home: Home
 ) -> Prepared:
     """Return what an order asks for; may fetch weights, so not for an event loop. The order is checked."""
@@ -113,7 +113,7 @@ def assigned_engine(
     server = endpoint.server
     assert server is not None
     settings = assignment.settings if assignment.engine in ("vllm", "sglang") else {}
-    arguments = _merged(server.command.arguments, settings)
+    arguments = _merge(server.command.arguments, settings)
     plain = _server(options, endpoint.backend.url, None)
     return Prepared(
         replace(plain, engine=assignment.engine, hint=_hint(assignment)),
@@ -131,7 +131,7 @@ def _hint(assignment: Assignment) -> str:
     return precision_of(asked) or "unknown"
 
 
-def _merged(arguments: Sequence[str], settings: dict[str, str]) -> tuple[str, ...]:
+def _merge(arguments: Sequence[str], settings: dict[str, str]) -> tuple[str, ...]:
     """Return a command with settings added; one that the adapter gave already is replaced."""
     words = list(arguments)
     for name, value in settings.items():
@@ -153,19 +153,23 @@ def _endpoint(assignment: Assignment, hardware: Hardware, home: Home) -> tuple[E
     if engine == "vllm":
         from atoll.runtime.adapters.vllm import vllm_endpoint
 
-        return vllm_endpoint(instance, Served(source, names), port, home, Share()), title
+        return vllm_endpoint(
+            instance, ServedModel(source, names), port, home, MachineShare()
+        ), title
     if engine == "sglang":
         from atoll.runtime.adapters.sglang import sglang_endpoint
 
-        return sglang_endpoint(instance, Served(source, names), port, home, Share()), title
+        return sglang_endpoint(
+            instance, ServedModel(source, names), port, home, MachineShare()
+        ), title
     if engine == "llamacpp":
         from atoll.runtime.adapters.llamacpp import llamacpp_endpoint
 
         wanted = int(assignment.settings.get("threads", hardware.cpus or 1))
         cpus = usable_cores()[: max(1, wanted)]
-        share = Share({instance.id: cpus})
+        share = MachineShare({instance.id: cpus})
         return llamacpp_endpoint(
-            instance, Served(assignment.model, names), port, home, share
+            instance, ServedModel(assignment.model, names), port, home, share
         ), title
     return _stage(assignment, hardware, home, port), title
 
@@ -174,19 +178,19 @@ def _stage(assignment: Assignment, hardware: Hardware, home: Home, port: int) ->
     """Return the stage engine with the whole model on this one node."""
     from atoll.engine.weights.sources import resolve
     from atoll.runtime.adapters.stage import stage_endpoint
-    from atoll.runtime.local.build import Model
+    from atoll.runtime.local.build import LocalModel
 
     model = assignment.model
     local = model.startswith(("/", "hf://", "pypi://"))
     folder = resolve(model if local else f"hf://{model}")
-    instance = _instance(hardware, Model(model, folder).layers)
+    instance = _instance(hardware, LocalModel(model, folder).layers)
     kv_mib = assignment.settings.get("kv-mib")
-    share = Share(
+    share = MachineShare(
         {f"{instance.id}/{node.id}": usable_cores() for node in instance.nodes},
         int(kv_mib) * 2**20 if kv_mib else _KV_BYTES,
         assignment.settings.get("dtype", "float32"),
     )
-    served = Served(str(folder), (assignment.served,))
+    served = ServedModel(str(folder), (assignment.served,))
     # Without other nodes to hear from, a node that hangs shows in the instance's own health.
     return stage_endpoint(ENGINE, [(instance, 1.0)], served, port, home, share, lambda _node: 0.0)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.fabric.registry.records import State
-from atoll.runtime.join.offers import Offer
+from atoll.fabric.registry.records import SessionState
+from atoll.runtime.join.offers import ServerOffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Situation:
     assignment comes. `leaving`: nothing new is taken.
     """
 
-    offer: Offer | None = None
+    offer: ServerOffer | None = None
     dead: bool = False
     idle: bool = False
     leaving: bool = False
@@ -33,8 +33,8 @@ class Situation:
 class Announcement:
     """What others are told. A state lower than before begins a new session."""
 
-    state: State
-    offer: Offer | None
+    state: SessionState
+    offer: ServerOffer | None
 
 
 def announcement(said: Announcement, now: Situation) -> Announcement:
@@ -43,11 +43,13 @@ def announcement(said: Announcement, now: Situation) -> Announcement:
         # Whoever waits for an answer still gets it: the state stays, services go.
         return Announcement(said.state, None)
     if now.idle:
-        return Announcement(State.JOIN, None)
+        return Announcement(SessionState.JOIN, None)
     if now.dead:
         # An engine that never served has not gone down: the node is still joining.
-        return Announcement(State.JOIN if said.state is State.JOIN else State.DOWN, None)
+        return Announcement(
+            SessionState.JOIN if said.state is SessionState.JOIN else SessionState.DOWN, None
+        )
     if now.offer is not None:
-        return Announcement(State.SERVING, now.offer)
+        return Announcement(SessionState.SERVING, now.offer)
     # Not well: withdrawn, or not there yet.
     return Announcement(said.state, None)

@@ -22,16 +22,16 @@ from atoll.core.errors import AtollError, UsageError
 from atoll.core.units import format_duration
 from atoll.fabric.identity.access import Access, is_loopback
 from atoll.fabric.identity.identity import RefusedError
-from atoll.fabric.registry.records import Hardware, Metadata, State
+from atoll.fabric.registry.records import Hardware, Metadata, SessionState
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.settings import FabricSettings
 from atoll.fabric.tunnel.answerer import Answerer
 from atoll.runtime.adapters.base import Home
 from atoll.runtime.join.assignment import Assignment
 from atoll.runtime.join.bridge import Bridge
-from atoll.runtime.join.deadline import LAST_S, Deadline, SpotNotices, parse_ends, slurm_end_s
+from atoll.runtime.join.deadline import LAST_S, NodeDeadline, SpotNotices, parse_ends, slurm_end_s
 from atoll.runtime.join.desk import Desk
-from atoll.runtime.join.engines import ENGINE, Prepared, assigned_engine, prepare, refuse_taken
+from atoll.runtime.join.engines import ENGINE, Prepared, engine_for_order, prepare, refuse_taken
 from atoll.runtime.join.hardware import gpus_from_text, host_name, read_hardware
 from atoll.runtime.join.life import Announcement, Situation, announcement
 from atoll.runtime.join.load import LoadReader
@@ -60,7 +60,7 @@ class Running:
     given_up: ProcessError | None = None
 
 
-class Node:
+class JoinedNode:
     """See the module. `say` gets a line for people whenever something happens."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Node:
         self.bridge: Bridge | None = None
         self.answerer: Answerer | None = None
         self.running: Running | None = None
-        self.deadline = Deadline()
+        self.deadline = NodeDeadline()
         if access.identity.role == "hub":
             raise UsageError(
                 "this token is a hub's",
@@ -96,7 +96,7 @@ class Node:
         self._environment = os.environ if environment is None else environment
         self._hardware = Hardware()
         self._agent = Agent(self._process_changed)
-        self._said = Announcement(State.JOIN, None)
+        self._said = Announcement(SessionState.JOIN, None)
         self._said_ends_s: float | None = None
         self._joined = self._leaving = self._closed = False
         self._dirty = asyncio.Event()
@@ -120,7 +120,7 @@ class Node:
         self.fabric = await Fabric.connect(
             self._access,
             self._metadata(None),
-            state=State.JOIN,
+            state=SessionState.JOIN,
             settings=self._settings,
             log=self._log,
         )
@@ -206,11 +206,15 @@ class Node:
     def _process_changed(self, keeper: Keeper) -> None:
         state = keeper.state
         self._event("node.process", process=keeper.name, state=str(state), reason=keeper.reason)
-        if keeper.name == ENGINE and state is supervise.State.STARTING and self.bridge is not None:
+        if (
+            keeper.name == ENGINE
+            and state is supervise.ProcessState.STARTING
+            and self.bridge is not None
+        ):
             self.bridge.fresh()
-        if state is supervise.State.WAITING and keeper.restarts:
+        if state is supervise.ProcessState.WAITING and keeper.restarts:
             self._say(f"{keeper.name} {keeper.reason}; starting it again")
-        if state is supervise.State.FAILED and self.running is not None:
+        if state is supervise.ProcessState.FAILED and self.running is not None:
             self.running.given_up = keeper.error()
         self._dirty.set()
 
@@ -219,7 +223,11 @@ class Node:
         if running is None:
             return Situation(idle=True, leaving=self._leaving)
         keeper = self._agent.keepers.get(ENGINE)
-        alive = (supervise.State.STARTING, supervise.State.READY, supervise.State.STOPPING)
+        alive = (
+            supervise.ProcessState.STARTING,
+            supervise.ProcessState.READY,
+            supervise.ProcessState.STOPPING,
+        )
         dead = keeper is not None and keeper.state not in alive
         return Situation(running.watcher.offer, dead, leaving=self._leaving)
 
@@ -260,9 +268,9 @@ class Node:
             self._say(f"serving {', '.join(models)}{engine} as {self.fabric.sid}")
         elif self._leaving:
             self._say("withdrawn: finishing what runs")
-        elif said.state is State.DOWN:
+        elif said.state is SessionState.DOWN:
             self._say("down: the engine has ended")
-        elif self.running is not None and said.state is State.SERVING:
+        elif self.running is not None and said.state is SessionState.SERVING:
             self._say(f"withdrawn: {self.running.watcher.health.reason}")
 
     def _describe_engine(self) -> str:
@@ -358,7 +366,7 @@ class Node:
                 return
             try:
                 prepared = await asyncio.to_thread(
-                    assigned_engine, assignment, self.options, self._hardware, self.home
+                    engine_for_order, assignment, self.options, self._hardware, self.home
                 )
             except AtollError as error:
                 self._event("assign.failed", message=str(error))

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from atoll.fabric.registry.records import Service
-from atoll.runtime.http.probes import Answer, FetchError, ask
+from atoll.fabric.registry.records import NodeService
+from atoll.runtime.http.probes import FetchError, HttpResponse, ask
 from atoll.runtime.join.command import precision_of
 
 _OWNERS: Mapping[str, str] = {
@@ -43,16 +43,16 @@ class NotWellError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ServerOffer:
     """What a server serves now."""
 
-    services: tuple[Service, ...]
+    services: tuple[NodeService, ...]
     engine: str = ""
     version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class KnownServer:
     """Where a server is and what is known of it beforehand.
 
     `precision` is what the user says, `hint` what the command line does. `aliases` are further names of a
@@ -76,23 +76,23 @@ class Server:
 class Inspector:
     """Looks at one server. What does not change while it runs is asked once."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: KnownServer) -> None:
         self.server = server
         self._facts: dict[str, dict[str, Any]] | None = None
         self._kind: Kind | None = None
-        self.known: Offer | None = None
+        self.known: ServerOffer | None = None
         """What it last served, also while it is not well."""
 
     def reset(self) -> None:
         """Forget everything: another process will answer."""
         self._facts = self._kind = None
 
-    async def look(self, *, prove: bool) -> Offer:
+    async def look(self, *, prove: bool) -> ServerOffer:
         """Return what is served; with `prove`, after it gave a real token. NotWellError if it does not."""
         try:
             await self._health()
             if self.server.generic is not None:
-                return Offer((Service(model=self.server.generic, kind="generic"),))
+                return ServerOffer((NodeService(model=self.server.generic, kind="generic"),))
             models = await self._get("/v1/models")
             if models.status != 200:
                 raise NotWellError(f"/v1/models answered with status {models.status}")
@@ -114,7 +114,7 @@ class Inspector:
         if answer.status >= 400 and not missing:
             raise NotWellError(f"{self.server.health} answered with status {answer.status}")
 
-    def _engine(self, models: Answer, listed: list[dict[str, Any]]) -> str:
+    def _engine(self, models: HttpResponse, listed: list[dict[str, Any]]) -> str:
         owner = str(listed[0].get("owned_by", "")).lower()
         if owner in _OWNERS:
             return _OWNERS[owner]
@@ -163,7 +163,7 @@ class Inspector:
             said = said or f"{path} answered with status {answer.status}"
         raise NotWellError(f"no token: {said}")
 
-    async def _get(self, path: str) -> Answer:
+    async def _get(self, path: str) -> HttpResponse:
         return await ask(
             self.server.url + path,
             timeout_s=self.server.timeout_s,
@@ -189,12 +189,12 @@ def _is_name(text: object) -> bool:
 
 
 def offer_of(
-    server: Server,
+    server: KnownServer,
     engine: str,
     listed: list[dict[str, Any]],
     facts: Mapping[str, Mapping[str, Any]],
     kind: Kind,
-) -> Offer:
+) -> ServerOffer:
     """Put together what a server said in several places."""
     info = facts.get("info", {})
     if not engine and "text-generation" in str(info.get("router", "")):
@@ -202,7 +202,7 @@ def offer_of(
     if facts.get("model_info", {}).get("is_generation") is False:
         kind = "embedding"
     services = tuple(
-        Service(
+        NodeService(
             model=str(entry["id"]),
             aliases=tuple(server.aliases.get(str(entry["id"]), ())),
             precision=_precision(server, entry, facts),
@@ -211,11 +211,11 @@ def offer_of(
         )
         for entry in listed
     )
-    return Offer(services, engine, _version(facts))
+    return ServerOffer(services, engine, _version(facts))
 
 
 def _precision(
-    server: Server, entry: Mapping[str, Any], facts: Mapping[str, Mapping[str, Any]]
+    server: KnownServer, entry: Mapping[str, Any], facts: Mapping[str, Mapping[str, Any]]
 ) -> str:
     if server.precision is not None:
         return server.precision

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from atoll.runtime.join.offers import Inspector, NotWellError, Offer
+from atoll.runtime.join.offers import Inspector, NotWellError, ServerOffer
 
 _FIRST_PAUSE_S = 0.1
 
@@ -32,7 +32,7 @@ class Health:
     def __init__(self, failures: int) -> None:
         self._most = failures
         self._bad = 0
-        self.offer: Offer | None = None
+        self.offer: ServerOffer | None = None
         self.reason = "not looked at yet"
         self.served = False
         self._unwell_since_s: float | None = None
@@ -46,7 +46,7 @@ class Health:
         """Whether the next look has to ask for a token."""
         return self.offer is None
 
-    def good(self, offer: Offer) -> None:
+    def good(self, offer: ServerOffer) -> None:
         """Take a good look."""
         self._bad = 0
         self.offer = offer
@@ -89,7 +89,7 @@ class Watcher:
         self._generation = 0
 
     @property
-    def offer(self) -> Offer | None:
+    def offer(self) -> ServerOffer | None:
         """What is served now; None if it is not well."""
         return self.health.offer
 

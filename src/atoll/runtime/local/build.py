@@ -11,15 +11,15 @@ from typing import Literal
 
 from atoll.core.errors import InputError
 from atoll.plan.plan import Instance, Plan
-from atoll.runtime.adapters.base import Endpoint, Home, Served, Share
+from atoll.runtime.adapters.base import Endpoint, Home, MachineShare, ServedModel
 from atoll.runtime.adapters.llamacpp import llamacpp_endpoint
 from atoll.runtime.adapters.sglang import sglang_endpoint
 from atoll.runtime.adapters.stage import stage_endpoint
 from atoll.runtime.adapters.vllm import vllm_endpoint
 from atoll.runtime.instance.config import engine_name
-from atoll.runtime.local.cores import assigned, usable_cores
+from atoll.runtime.local.cores import assign_cores, usable_cores
 from atoll.runtime.local.fleet import Hearing, Named
-from atoll.runtime.local.placing import Standing, standings
+from atoll.runtime.local.placing import PlannedEndpoint, standings
 
 Engine = Literal["atoll", "llamacpp", "vllm", "sglang"]
 ENGINES: tuple[Engine, ...] = ("atoll", "llamacpp", "vllm", "sglang")
@@ -28,7 +28,7 @@ _NODE_BYTES = 450 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class LocalModel:
     """What serves a service here: where the weights came from, and where they lie."""
 
     source: str
@@ -60,7 +60,7 @@ class LocalOptions:
 
 def build(
     plan: Plan,
-    models: Mapping[str, Model],
+    models: Mapping[str, LocalModel],
     home: Home,
     hearing: Hearing,
     options: LocalOptions | None = None,
@@ -69,7 +69,7 @@ def build(
     chosen = options or LocalOptions()
     found = standings(plan, {service: model.layers for service, model in models.items()})
     _check_memory(found)
-    share = Share(_cores(found, chosen), chosen.kv_bytes, chosen.dtype)
+    share = MachineShare(_cores(found, chosen), chosen.kv_bytes, chosen.dtype)
     ports = free_ports(len(found))
     named = []
     for standing, port in zip(found, ports, strict=True):
@@ -85,16 +85,16 @@ def build(
 
 
 def _endpoint(
-    standing: Standing,
-    model: Model,
+    standing: PlannedEndpoint,
+    model: LocalModel,
     port: int,
     home: Home,
-    share: Share,
+    share: MachineShare,
     hearing: Hearing,
     options: LocalOptions,
 ) -> Endpoint:
     if options.engine == "atoll":
-        served = Served(str(model.folder), (standing.service,))
+        served = ServedModel(str(model.folder), (standing.service,))
         return stage_endpoint(
             *(standing.name, standing.instances, served, port, home, share, hearing.silent_s),
             weight=standing.weight,
@@ -102,7 +102,7 @@ def _endpoint(
             dead_after_s=options.dead_after_s,
             silent_s=options.silent_s,
         )
-    served = Served(model.source, (standing.service,))
+    served = ServedModel(model.source, (standing.service,))
     make = {
         "llamacpp": llamacpp_endpoint,
         "vllm": vllm_endpoint,
@@ -111,7 +111,7 @@ def _endpoint(
     return make(_only_one(standing), served, port, home, share, weight=standing.weight)
 
 
-def _only_one(standing: Standing) -> Instance:
+def _only_one(standing: PlannedEndpoint) -> Instance:
     if len(standing.instances) > 1:
         raise InputError(
             f"{standing.service} runs prompts and answers on instances of their own",
@@ -121,7 +121,7 @@ def _only_one(standing: Standing) -> Instance:
     return standing.instances[0][0]
 
 
-def _cores(found: tuple[Standing, ...], options: LocalOptions) -> dict[str, tuple[int, ...]]:
+def _cores(found: tuple[PlannedEndpoint, ...], options: LocalOptions) -> dict[str, tuple[int, ...]]:
     """Share the cores out over node processes by the layers they hold."""
     work: dict[str, float] = {}
     for standing in found:
@@ -131,10 +131,10 @@ def _cores(found: tuple[Standing, ...], options: LocalOptions) -> dict[str, tupl
                     work[engine_name(instance.id, node.id)] = node.layers
             else:
                 work[instance.id] = sum(node.layers for node in instance.nodes)
-    return assigned(work, options.cores)
+    return assign_cores(work, options.cores)
 
 
-def _check_memory(found: tuple[Standing, ...]) -> None:
+def _check_memory(found: tuple[PlannedEndpoint, ...]) -> None:
     nodes = sum(standing.nodes for standing in found)
     free = _available_bytes()
     if free is not None and nodes * _NODE_BYTES > free:

@@ -13,7 +13,7 @@ def usable_cores() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
-def assigned(work: Mapping[str, float], cores: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+def assign_cores(work: Mapping[str, float], cores: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     """Return the cores of each process, given how much work each has.
 
     With at least as many cores as processes, each gets cores of its own, in proportion to its work.

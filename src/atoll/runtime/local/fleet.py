@@ -14,16 +14,16 @@ from atoll.runtime.adapters.base import Endpoint, Home
 from atoll.runtime.gateway import Gateway, GatewaySettings
 from atoll.runtime.http.probes import FetchError, fetch
 from atoll.runtime.local.state import EndpointState, FleetState, NodeState, write_state
-from atoll.runtime.pool.pool import Pool
+from atoll.runtime.pool.pool import BackendPool
 from atoll.runtime.supervise.agent import Agent, Keeper
 from atoll.runtime.supervise.process import Nursery
-from atoll.runtime.supervise.supervision import State
+from atoll.runtime.supervise.supervision import ProcessState
 from atoll.telemetry.logs import Log
 from atoll.telemetry.usage import OnUsage
 
 _POLL_S = 1.0
 _STALE_S = 3.0
-OnProgress = Callable[[str, State, str], None]
+OnProgress = Callable[[str, ProcessState, str], None]
 """Called with a process, its state and a reason whenever that changes."""
 
 
@@ -86,7 +86,7 @@ class LocalFleet:
         self.name = name
         self.endpoints = tuple(endpoints)
         self.home = home
-        self.pool = Pool(outliers=settings.outliers, policy=settings.policy)
+        self.pool = BackendPool(outliers=settings.outliers, policy=settings.policy)
         self.gateway = Gateway(self.pool, settings, on_usage=on_usage, log=log)
         self.agent = Agent(self._changed)
         self.url = ""
@@ -164,7 +164,7 @@ class LocalFleet:
         self._on_progress(keeper.name, keeper.state, keeper.reason)
         if keeper.name in self._servers and keeper.name in self.pool.members:
             # What runs there moves on at once instead of waiting for a deadline.
-            up = keeper.state is State.READY
+            up = keeper.state is ProcessState.READY
             self.pool.set_health(keeper.name, up=up, reason=keeper.reason or str(keeper.state))
 
     async def _poll(self) -> None:

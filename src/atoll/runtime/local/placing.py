@@ -16,7 +16,7 @@ LLM = "llm"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PlannedEndpoint:
     """An endpoint to be: the instances behind it, each with its share of their phase, and its weight."""
 
     name: str
@@ -30,7 +30,7 @@ class Standing:
         return sum(len(instance.nodes) for instance, _ in self.instances)
 
 
-def scaled(instance: Instance, layers: int) -> Instance:
+def scale_layers(instance: Instance, layers: int) -> Instance:
     """Return the instance with its ranges stretched to a model of so many layers.
 
     Boundaries keep their order, and no range becomes empty.
@@ -60,11 +60,11 @@ def scaled(instance: Instance, layers: int) -> Instance:
     return instance.model_copy(update={"nodes": nodes})
 
 
-def standings(plan: Plan, layers: Mapping[str, int]) -> tuple[Standing, ...]:
+def standings(plan: Plan, layers: Mapping[str, int]) -> tuple[PlannedEndpoint, ...]:
     """Return the endpoints of the services in `layers`, which has the layers of each one's model."""
-    found: list[Standing] = []
+    found: list[PlannedEndpoint] = []
     for service, count in layers.items():
-        own = [scaled(i, count) for i in plan.instances if i.service == service]
+        own = [scale_layers(i, count) for i in plan.instances if i.service == service]
         if not own:
             raise InputError(
                 f"the plan has no instance of {service!r}",
@@ -80,7 +80,7 @@ def standings(plan: Plan, layers: Mapping[str, int]) -> tuple[Standing, ...]:
     return tuple(found)
 
 
-def _of_service(plan: Plan, service: str, own: Sequence[Instance]) -> list[Standing]:
+def _of_service(plan: Plan, service: str, own: Sequence[Instance]) -> list[PlannedEndpoint]:
     shares = {
         (route.phase, name): share
         for route in plan.routes
@@ -93,7 +93,7 @@ def _of_service(plan: Plan, service: str, own: Sequence[Instance]) -> list[Stand
 
     whole = [i for i in own if i.phase is Phase.BOTH]
     apart = [i for i in own if i.phase in (Phase.PREFILL, Phase.DECODE)]
-    found = [Standing(i.id, service, ((i, 1.0),), share(i)) for i in whole]
+    found = [PlannedEndpoint(i.id, service, ((i, 1.0),), share(i)) for i in whole]
     if apart:
         missing = {Phase.PREFILL, Phase.DECODE} - {i.phase for i in apart}
         if missing:
@@ -103,5 +103,5 @@ def _of_service(plan: Plan, service: str, own: Sequence[Instance]) -> list[Stand
                 hint="plan again: every phase of a service needs an instance",
             )
         # Prompts and answers of a request may meet any pair of instances: one endpoint for all.
-        found.append(Standing(service, service, tuple((i, share(i)) for i in apart), 1.0))
+        found.append(PlannedEndpoint(service, service, tuple((i, share(i)) for i in apart), 1.0))
     return found

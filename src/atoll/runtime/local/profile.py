@@ -59,7 +59,7 @@ def measure_range(
     import torch
 
     from atoll.engine.kv import BlockPool, BlockTable
-    from atoll.engine.stage import Rows, StageModel
+    from atoll.engine.stage import SequenceRows, StageModel
 
     torch.set_num_threads(options.threads)
     longest = max(options.context + 1, *options.prompts)
@@ -69,11 +69,11 @@ def measure_range(
     width = stage.config.hidden_size
     last = end == stage.total
 
-    def rows(tables: Sequence[BlockTable], position: int, size: int) -> list[Rows]:
+    def rows(tables: Sequence[BlockTable], position: int, size: int) -> list[SequenceRows]:
         data = torch.zeros(size, dtype=torch.int64) if start == 0 else torch.zeros(size, width)
         if start and options.dtype != "float32":
             data = data.to(getattr(torch, options.dtype))
-        return [Rows(start, end, position, size, table, data, last) for table in tables]
+        return [SequenceRows(start, end, position, size, table, data, last) for table in tables]
 
     def timed(sequences: int, position: int, size: int) -> float:
         tables = [pool.open([], b"", position + size) for _ in range(sequences)]

@@ -85,7 +85,7 @@ def remove_home(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def running_fleets() -> tuple[FleetState, ...]:
+def list_running_fleets() -> tuple[FleetState, ...]:
     """Return the fleets that run, oldest first; what is left of dead ones is removed."""
     found = []
     for path in runtime_dir().glob(f"run-*/{_FILE}"):

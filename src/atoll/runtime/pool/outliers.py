@@ -30,7 +30,7 @@ class OutlierSettings(Frozen):
     success_rate_stdev_factor: float = Field(1.9, ge=0)
 
 
-class Record:
+class FailureRecord:
     """What is known of one backend's failures. A success sets `row` to 0 and counts as `good`."""
 
     __slots__ = ("bad", "ejected_until_s", "good", "multiplier", "row")
@@ -49,18 +49,18 @@ class Outliers:
 
     def __init__(self, settings: OutlierSettings | None = None) -> None:
         self.settings = settings or OutlierSettings()
-        self.records: dict[str, Record] = {}
+        self.records: dict[str, FailureRecord] = {}
         self._interval_end_s: float | None = None
 
-    def add(self, name: str) -> Record:
+    def add(self, name: str) -> FailureRecord:
         """Begin a record, or return the one that is there."""
-        return self.records.setdefault(name, Record())
+        return self.records.setdefault(name, FailureRecord())
 
     def remove(self, name: str) -> None:
         """Forget a backend."""
         self.records.pop(name, None)
 
-    def failed(self, record: Record, now_s: float) -> bool:
+    def failed(self, record: FailureRecord, now_s: float) -> bool:
         """Note that a backend failed (5xx, refused, broken, late); return whether that ejects it."""
         record.row += 1
         record.bad += 1
@@ -85,15 +85,15 @@ class Outliers:
                 record.multiplier -= 1
         return back, out
 
-    def restore(self, record: Record) -> None:
+    def restore(self, record: FailureRecord) -> None:
         """End an ejection."""
         record.ejected_until_s = None
         record.row = 0
 
-    def _over(self, record: Record, now_s: float) -> bool:
+    def _over(self, record: FailureRecord, now_s: float) -> bool:
         return record.ejected_until_s is not None and record.ejected_until_s <= now_s
 
-    def _eject(self, record: Record, now_s: float) -> bool:
+    def _eject(self, record: FailureRecord, now_s: float) -> bool:
         out = sum(r.ejected_until_s is not None for r in self.records.values())
         if out and out * 100.0 >= self.settings.max_ejection_percent * len(self.records):
             return False

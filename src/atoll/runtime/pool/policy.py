@@ -49,7 +49,7 @@ def precision_bits(name: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ModelOffer:
     """What a policy looks at in one node's offer to serve one model."""
 
     node: str = ""
@@ -108,7 +108,7 @@ class Policy(Frozen):
             else self.allow_fallback or other.allow_fallback,
         )
 
-    def refusal(self, offer: Offer) -> str | None:
+    def refusal(self, offer: ModelOffer) -> str | None:
         """Return what an offer lacks ("provider", "region", ...), or None: it may serve."""
         if self.nodes is not None and not (
             offer.sid in self.nodes or any(_of_site(offer.node, n) for n in self.nodes)
@@ -146,7 +146,7 @@ class Policy(Frozen):
                 fields[field] = items(shown, text)
             elif field == "min_context":
                 if not (text.isascii() and text.isdigit() and len(text) < 13):
-                    raise _malformed(shown, "a number of tokens is needed")
+                    raise _refuse_header(shown, "a number of tokens is needed")
                 fields[field] = int(text)
             else:
                 fields[field] = text
@@ -154,7 +154,7 @@ class Policy(Frozen):
             return cls.parse(fields)
         except AtollError as error:
             names = {field: header.decode() for header, field in _HEADERS.items()}
-            raise _malformed(names.get(error.field or "", "x-atoll-*"), str(error)) from None
+            raise _refuse_header(names.get(error.field or "", "x-atoll-*"), str(error)) from None
 
 
 def fallbacks(headers: Mapping[bytes, bytes]) -> tuple[str, ...]:
@@ -169,7 +169,7 @@ def items(header: str, text: str) -> tuple[str, ...]:
     """Return the entries of a list with commas; an empty list or entry is an ApiError."""
     found = tuple(part.strip() for part in text.split(","))
     if not all(found) or len(found) > _LISTED:
-        raise _malformed(header, f"1 to {_LISTED} names with commas between them are needed")
+        raise _refuse_header(header, f"1 to {_LISTED} names with commas between them are needed")
     return found
 
 
@@ -177,10 +177,10 @@ def _text(header: str, value: bytes) -> str:
     try:
         return value.decode().strip()
     except UnicodeDecodeError:
-        raise _malformed(header, "it is not UTF-8") from None
+        raise _refuse_header(header, "it is not UTF-8") from None
 
 
-def _malformed(header: str, why: str) -> ApiError:
+def _refuse_header(header: str, why: str) -> ApiError:
     return ApiError(400, f"{header}: {why}", param=header, code="invalid_header")
 
 

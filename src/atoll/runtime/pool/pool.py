@@ -21,7 +21,7 @@ from atoll.core.frozen import Frozen
 from atoll.routing import decisions
 from atoll.routing.policies import LEARNED, gateway_policy_code
 from atoll.runtime.pool.outliers import Outliers, OutlierSettings
-from atoll.runtime.pool.policy import Offer
+from atoll.runtime.pool.policy import ModelOffer
 from atoll.runtime.pool.rings import Ring, usable_by
 
 Kind = Literal["atoll", "vllm", "llamacpp", "sglang", "openai"]
@@ -82,7 +82,7 @@ class Backend(Frozen):
 class Facts:
     """What a node of a fabric says of itself that does not change how to ask it."""
 
-    offers: dict[str, Offer] = field(default_factory=dict)
+    offers: dict[str, ModelOffer] = field(default_factory=dict)
     """By model."""
     ends_s: float | None = None
     usd_per_mtoken_in: float | None = None
@@ -147,7 +147,7 @@ class Member:
         self.offers = {} if facts is None else dict(facts.offers)
         """What policies look at, by model; `offer` has it for every model."""
 
-    def offer(self, model: str) -> Offer:
+    def offer(self, model: str) -> ModelOffer:
         """Return what policies look at; a backend of a configuration says it in its metadata."""
         found = self.offers.get(model)
         if found is None:
@@ -174,10 +174,10 @@ class Member:
         return self.most is not None and self.inflight >= self.most
 
 
-def _offer(backend: Backend) -> Offer:
+def _offer(backend: Backend) -> ModelOffer:
     said = backend.metadata
     context = said.get("context", "")
-    return Offer(
+    return ModelOffer(
         node=backend.id,
         sid=backend.id,
         provider=said.get("provider", ""),
@@ -195,7 +195,7 @@ Listener = Callable[[str, Member], None]
 """Called with `added`, `changed`, `removed`, `masked`, `down`, `up`, `ejected` or `restored`."""
 
 
-class Pool:
+class BackendPool:
     """The backends of a gateway; they come, go and change while it runs. Not thread-safe."""
 
     def __init__(

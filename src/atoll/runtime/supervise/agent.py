@@ -21,7 +21,7 @@ from typing import Protocol
 
 from atoll.core.errors import AtollError, UnknownNameError, UsageError
 from atoll.runtime.supervise.process import Command, GuardedProcess, Nursery, last_lines
-from atoll.runtime.supervise.supervision import Action, Limits, State, Supervision
+from atoll.runtime.supervise.supervision import Action, ProcessState, RestartLimits, Supervision
 
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.05
@@ -59,7 +59,7 @@ class Managed:
     name: str
     command: Command
     probe: Probe
-    limits: Limits = field(default_factory=Limits)
+    limits: RestartLimits = field(default_factory=RestartLimits)
 
 
 OnChange = Callable[["Keeper"], None]
@@ -76,13 +76,13 @@ class Keeper:
         self._process: GuardedProcess | None = None
         self._on_change = on_change
         self._nursery = nursery
-        self._shown = State.WAITING
+        self._shown = ProcessState.WAITING
         self.changed = asyncio.Event()
         self._wake = asyncio.Event()
         self.task = asyncio.create_task(self._keep(), name=f"keep {managed.name}")
 
     @property
-    def state(self) -> State:
+    def state(self) -> ProcessState:
         """Where the process stands."""
         return self._core.state
 
@@ -142,7 +142,7 @@ class Keeper:
         probe.reset()
         process = self._process = await GuardedProcess.start(self.managed.command, self._nursery)
         self.pid = process.pid
-        if self.state is State.STOPPING:
+        if self.state is ProcessState.STOPPING:
             process.term()
         ended = asyncio.create_task(process.wait())
         looking: asyncio.Task[str | None] | None = None
@@ -159,7 +159,7 @@ class Keeper:
                 if looking is not None and looking.done():
                     self._looked(looking, now_s)
                     looking = None
-                    look_s = now_s + (probe.every_s if self.state is State.READY else 0.0)
+                    look_s = now_s + (probe.every_s if self.state is ProcessState.READY else 0.0)
                 self._tell()
             code = ended.result()
         finally:
@@ -170,12 +170,12 @@ class Keeper:
                     await looking
         self.pid = self._process = None
         self._core.exited(code, time.monotonic())
-        if not self._core.over or self.state is State.FAILED:
+        if not self._core.over or self.state is ProcessState.FAILED:
             _LOG.info("%s %s (%s)", self.name, self.reason, self.state)
 
     def _looked(self, looking: asyncio.Task[str | None], now_s: float) -> None:
         problem = looking.result()
-        if self.state is State.STARTING and problem is None:
+        if self.state is ProcessState.STARTING and problem is None:
             self._core.ready(now_s)
         else:
             self._act(self._core.probed(problem))
@@ -198,8 +198,12 @@ class Agent:
     async def ready(self, names: Iterable[str]) -> None:
         """Wait until all of these are ready; the first that is given up is a ProcessError."""
         for keeper in [self._keeper(name) for name in names]:
-            while keeper.state is not State.READY:
-                if keeper.state in (State.FAILED, State.STOPPED, State.STOPPING):
+            while keeper.state is not ProcessState.READY:
+                if keeper.state in (
+                    ProcessState.FAILED,
+                    ProcessState.STOPPED,
+                    ProcessState.STOPPING,
+                ):
                     raise keeper.error()
                 if keeper.task.done():
                     keeper.task.result()
@@ -226,7 +230,7 @@ class Agent:
 
     def _raise_failed(self) -> None:
         for keeper in self.keepers.values():
-            if keeper.state is State.FAILED:
+            if keeper.state is ProcessState.FAILED:
                 raise keeper.error()
 
     def _keeper(self, name: str) -> Keeper:

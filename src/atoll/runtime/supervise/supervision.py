@@ -19,7 +19,7 @@ from pydantic import Field
 from atoll.core.frozen import Frozen
 
 
-class State(StrEnum):
+class ProcessState(StrEnum):
     """Where a process stands."""
 
     WAITING = "waiting"
@@ -38,7 +38,7 @@ class Action(StrEnum):
     KILL = "kill"
 
 
-class Limits(Frozen):
+class RestartLimits(Frozen):
     """How patient to be, in seconds unless it is a number of times.
 
     fatal_codes: exit codes after which starting again is no use; by default those of errors in what
@@ -58,9 +58,9 @@ class Limits(Frozen):
 class Supervision:
     """What is known of one process, and what to do about it. Starts as soon as it is asked."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
-        self.state = State.WAITING
+    def __init__(self, limits: RestartLimits | None = None) -> None:
+        self.limits = limits or RestartLimits()
+        self.state = ProcessState.WAITING
         self.reason = ""
         self.restarts = 0
         self._start_at_s = float("-inf")
@@ -73,36 +73,36 @@ class Supervision:
     @property
     def over(self) -> bool:
         """Whether the process has ended and will not be started again."""
-        return self.state in (State.STOPPED, State.FAILED)
+        return self.state in (ProcessState.STOPPED, ProcessState.FAILED)
 
     @property
     def runs(self) -> bool:
         """Whether there is a process."""
-        return self.state in (State.STARTING, State.READY, State.STOPPING)
+        return self.state in (ProcessState.STARTING, ProcessState.READY, ProcessState.STOPPING)
 
     def tick(self, now_s: float) -> Action | None:
         """Return what is to be done now, if anything."""
-        if self.state is State.WAITING and now_s >= self._start_at_s:
-            self._enter(State.STARTING, now_s)
+        if self.state is ProcessState.WAITING and now_s >= self._start_at_s:
+            self._enter(ProcessState.STARTING, now_s)
             return Action.START
         if self._killed:
             return None
-        if self.state is State.STARTING and now_s - self._since_s > self.limits.ready_s:
+        if self.state is ProcessState.STARTING and now_s - self._since_s > self.limits.ready_s:
             return self._kill(f"not ready within {self.limits.ready_s:g} s")
-        if self.state is State.STOPPING and now_s - self._since_s > self.limits.term_s:
+        if self.state is ProcessState.STOPPING and now_s - self._since_s > self.limits.term_s:
             return self._kill(f"did not end within {self.limits.term_s:g} s")
         return None
 
     def ready(self, now_s: float) -> None:
         """Note that the process can do its work."""
-        if self.state is State.STARTING and not self._killed:
-            self._enter(State.READY, now_s)
+        if self.state is ProcessState.STARTING and not self._killed:
+            self._enter(ProcessState.READY, now_s)
             self.reason = ""
             self._never_ready = 0
 
     def probed(self, problem: str | None) -> Action | None:
         """Take the result of a look at a ready process; None is well."""
-        if self.state is not State.READY or self._killed:
+        if self.state is not ProcessState.READY or self._killed:
             return None
         self._unwell = 0 if problem is None else self._unwell + 1
         if problem is not None and self._unwell >= self.limits.unwell:
@@ -115,34 +115,34 @@ class Supervision:
         killed, self._killed = self._killed, False
         if not self.runs:
             return
-        if was is State.STOPPING:
-            self._enter(State.STOPPED, now_s)
+        if was is ProcessState.STOPPING:
+            self._enter(ProcessState.STOPPED, now_s)
             return
         if not killed:
             self.reason = (
                 f"ended by signal {code - 128}" if code > 128 else f"ended with code {code}"
             )
-        if was is State.STARTING:
+        if was is ProcessState.STARTING:
             self._never_ready += 1
         elif now_s - since_s >= self.limits.calm_s:
             self._in_a_row = 0
         if code in self.limits.fatal_codes or self._never_ready >= self.limits.tries:
-            self._enter(State.FAILED, now_s)
+            self._enter(ProcessState.FAILED, now_s)
             return
         pause_s = min(self.limits.backoff_s * 2**self._in_a_row, self.limits.backoff_most_s)
         self._in_a_row += 1
         self.restarts += 1
         self._start_at_s = now_s + pause_s
-        self._enter(State.WAITING, now_s)
+        self._enter(ProcessState.WAITING, now_s)
 
     def stop(self, now_s: float) -> Action | None:
         """End the process, or do not start it again."""
-        if self.over or self.state is State.STOPPING:
+        if self.over or self.state is ProcessState.STOPPING:
             return None
-        if self.state is State.WAITING:
-            self._enter(State.STOPPED, now_s)
+        if self.state is ProcessState.WAITING:
+            self._enter(ProcessState.STOPPED, now_s)
             return None
-        self._enter(State.STOPPING, now_s)
+        self._enter(ProcessState.STOPPING, now_s)
         return Action.TERM
 
     def _kill(self, reason: str) -> Action:
@@ -150,5 +150,5 @@ class Supervision:
         self._killed = True
         return Action.KILL
 
-    def _enter(self, state: State, now_s: float) -> None:
+    def _enter(self, state: ProcessState, now_s: float) -> None:
         self.state, self._since_s, self._unwell = state, now_s, 0

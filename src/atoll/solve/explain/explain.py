@@ -25,7 +25,7 @@ from atoll.solve.explain.whatif import (
     OutOfTimeError,
     Planner,
     break_even,
-    loosened,
+    loosen,
     soft,
     worth,
 )
@@ -126,7 +126,7 @@ def _worths(
         own = tight[index]
         question = f"{own.loosened}: {own.where}"
         try:
-            other = planner.plan(loosened(problem, own), question)
+            other = planner.plan(loosen(problem, own), question)
         except OutOfTimeError:
             left_out.append(f"what {len(order) - done} of the constraints are worth")
             break

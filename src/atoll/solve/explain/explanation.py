@@ -66,7 +66,7 @@ class Worth(Frozen):
         return f"save between {money(low)} and {money(self.at_most)}"
 
 
-class Rental(Frozen):
+class ExtraNodes(Frozen):
     """So many more nodes of one offer."""
 
     region: str
@@ -98,7 +98,7 @@ class Constraint(Frozen):
     used: float
     limit: float
     loosened: str
-    rental: Rental | None = None
+    rental: ExtraNodes | None = None
     worth: Worth | None = None
 
     @property
@@ -135,7 +135,7 @@ class Repair(Frozen):
     where: str
     before: float | None = None
     after: float | None = None
-    rentals: tuple[Rental, ...] = ()
+    rentals: tuple[ExtraNodes, ...] = ()
     usd_per_hour: float | None = None
     smallest: bool = True
 
@@ -275,7 +275,7 @@ def tight_constraints(plan: Plan, problem: Problem) -> tuple[Constraint, ...]:
     A limit is listed whenever it is set: instances are whole, so it may bind with something left of it.
     Only a budget cannot bind a plan that meets all demand, since that is as cheap as can be anyway.
     """
-    return (*_limits(plan, problem), *_exhausted(plan, problem))
+    return (*_limits(plan, problem), *_exhausted_limits(plan, problem))
 
 
 def _limits(plan: Plan, problem: Problem) -> Iterator[Constraint]:
@@ -321,11 +321,11 @@ def _limits(plan: Plan, problem: Problem) -> Iterator[Constraint]:
         )
 
 
-def _exhausted(plan: Plan, problem: Problem) -> Iterator[Constraint]:
+def _exhausted_limits(plan: Plan, problem: Problem) -> Iterator[Constraint]:
     rented = plan.rented()
     for offer in problem.offers:
         if offer.available and rented[offer.key] >= offer.available:
-            more = Rental(
+            more = ExtraNodes(
                 region=offer.region, node_type=offer.node_type, market=offer.market, count=1
             )
             yield Constraint(

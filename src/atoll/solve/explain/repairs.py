@@ -13,7 +13,7 @@ from typing import Protocol
 from atoll.core.ids import Phase, RoleId
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Limits, Offer, Problem, Service
-from atoll.solve.explain.explanation import Rental, Repair, RepairKind
+from atoll.solve.explain.explanation import ExtraNodes, Repair, RepairKind
 from atoll.solve.explain.whatif import OutOfTimeError, Planner, with_more
 
 _PLENTY = 10_000
@@ -240,11 +240,13 @@ def _of_offer(planner: Planner, problem: Problem, offer: Offer) -> Repair | None
     )
 
 
-def _rental(offer: Offer, count: int) -> Rental:
-    return Rental(region=offer.region, node_type=offer.node_type, market=offer.market, count=count)
+def _rental(offer: Offer, count: int) -> ExtraNodes:
+    return ExtraNodes(
+        region=offer.region, node_type=offer.node_type, market=offer.market, count=count
+    )
 
 
-def _beyond(plan: Plan, problem: Problem) -> tuple[Rental, ...]:
+def _beyond(plan: Plan, problem: Problem) -> tuple[ExtraNodes, ...]:
     """The nodes a plan uses beyond those on offer."""
     rented = plan.rented()
     return tuple(

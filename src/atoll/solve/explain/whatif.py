@@ -17,7 +17,7 @@ from atoll.core.ids import RoleId
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Offer, Problem
 from atoll.plan.validate.check import check
-from atoll.solve.explain.explanation import Constraint, Rental, Worth, served_share
+from atoll.solve.explain.explanation import Constraint, ExtraNodes, Worth, served_share
 from atoll.solve.rent.optimal import Solved
 from atoll.solve.rent.optimal import solve as solve_optimal
 from atoll.solve.templates.cache import TemplateCache
@@ -125,7 +125,7 @@ def worth(now: Plan, then: Plan, problem: Problem) -> Worth:
     )
 
 
-def loosened(problem: Problem, constraint: Constraint) -> Problem:
+def loosen(problem: Problem, constraint: Constraint) -> Problem:
     """Return the problem without a constraint, or with one more node."""
     if constraint.rental is not None:
         return with_more(problem, (constraint.rental,))
@@ -139,7 +139,7 @@ def loosened(problem: Problem, constraint: Constraint) -> Problem:
     return problem.changed(limits=problem.limits.model_copy(update={name: value}))
 
 
-def with_more(problem: Problem, rentals: Iterable[Rental]) -> Problem:
+def with_more(problem: Problem, rentals: Iterable[ExtraNodes]) -> Problem:
     """Return the problem with more nodes on offer."""
     more = {(r.region, r.node_type, r.market): r.count for r in rentals}
     return problem.changed(
@@ -169,7 +169,7 @@ def break_even(kind: str, base: Plan, problem: Problem, planner: Planner) -> Bre
     factor, exact = 0.0, _proven(base)
     for step in range(_LINES):
         question = f"{kind} at {factor:.0%} of its price"
-        found = planner.plan(_priced(problem, kind, factor), question)
+        found = planner.plan(_at_price(problem, kind, factor), question)
         exact = exact and _proven(found)
         objective = found.objective or 0.0
         slope = _cost_of(kind, found, problem)
@@ -187,7 +187,9 @@ def _fuller(kind: str, served: float, mean: bool, problem: Problem, planner: Pla
     low, high = 0.0, 1.0
     while high - low > 0.01:
         middle = (low + high) / 2.0
-        found = planner.plan(_priced(problem, kind, middle), f"{kind} at {middle:.0%} of its price")
+        found = planner.plan(
+            _at_price(problem, kind, middle), f"{kind} at {middle:.0%} of its price"
+        )
         if served_share(found, problem, mean=mean) > served + _FULLER:
             low = middle
         else:
@@ -199,7 +201,7 @@ def _proven(plan: Plan) -> bool:
     return plan.gap is not None and plan.gap <= _NEARLY
 
 
-def _priced(problem: Problem, kind: str, factor: float) -> Problem:
+def _at_price(problem: Problem, kind: str, factor: float) -> Problem:
     def at(offer: Offer) -> Offer:
         if offer.node_type != kind:
             return offer

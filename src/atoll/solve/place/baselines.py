@@ -70,7 +70,7 @@ def separate(instance: FlowInstance) -> Placement | None:
 def separate_plus(instance: FlowInstance) -> Placement | None:
     """As `separate`, and what is left serves the model together if it can."""
     found, left = _by_type(instance)
-    found |= _mixed(instance, left) or {}
+    found |= _mix(instance, left) or {}
     return _placement(instance, found) if found else None
 
 
@@ -196,7 +196,7 @@ def _by_type(instance: FlowInstance) -> tuple[Ranges, list[int]]:
     return found, sorted(left)
 
 
-def _mixed(instance: FlowInstance, nodes: Sequence[int]) -> Ranges | None:
+def _mix(instance: FlowInstance, nodes: Sequence[int]) -> Ranges | None:
     """One pipeline of unlike nodes: equal stages, or one node after the other by how much it holds."""
     room = [int(instance.most[i]) for i in nodes]
     if sum(room) < instance.layers:

@@ -37,7 +37,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Cut:
+class Bottleneck:
     """Machines and links, all full, that together carry `tokens_per_s`: the whole flow."""
 
     nodes: tuple[Node, ...]
@@ -104,7 +104,7 @@ def follows(node: Node, other: Node, *, partial: bool) -> bool:
     return other.start == node.end or (partial and other.start <= node.end < other.end)
 
 
-def bottleneck(instance: Instance, problem: Problem, catalog: Catalog) -> Cut | None:
+def bottleneck(instance: Instance, problem: Problem, catalog: Catalog) -> Bottleneck | None:
     """Return the full machines and links nearest the source, None if more could flow."""
     nodes = node_use(instance, problem, catalog)
     links = link_use(instance, problem, catalog)
@@ -131,7 +131,7 @@ def bottleneck(instance: Instance, problem: Problem, catalog: Catalog) -> Cut | 
         SOURCE: SOURCE,
         SINK: SINK,
     }
-    return Cut(
+    return Bottleneck(
         nodes=tuple(node for node in instance.nodes if (node.id, _out(node.id)) in full),
         links=tuple((hosts[a], hosts[b]) for a, b in links if (_out(a), b) in full),
         tokens_per_s=total,

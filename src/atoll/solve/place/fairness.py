@@ -34,7 +34,7 @@ from atoll.solve.place.instance import FlowInstance
 from atoll.solve.place.to_plan import plan_of
 
 if TYPE_CHECKING:
-    from atoll.solve.place.solver import Answer, FlowEffort
+    from atoll.solve.place.solver import FlowEffort, ServicePlacement
 
 _BISECTION = 40
 _TRIES = 3000
@@ -95,7 +95,7 @@ class _Shared:
     demand: tuple[float, ...] = field(init=False)
     _alone: tuple[FlowInstance, ...] = field(init=False)
     _bound: float | None = field(init=False, default=None)
-    _known: dict[tuple[int, frozenset[str]], Answer | None] = field(
+    _known: dict[tuple[int, frozenset[str]], ServicePlacement | None] = field(
         init=False, default_factory=dict
     )
 
@@ -163,7 +163,7 @@ class _Shared:
 
     # Real placements
 
-    def placed(self, split: Split, seconds: float | None = None) -> list[Answer] | None:
+    def placed(self, split: Split, seconds: float | None = None) -> list[ServicePlacement] | None:
         """Place every service on its nodes, None if one of them has no placement."""
         found = []
         for s in range(len(self.demand)):
@@ -173,7 +173,7 @@ class _Shared:
             found.append(answer)
         return found
 
-    def _place(self, s: int, split: Split, seconds: float | None) -> Answer | None:
+    def _place(self, s: int, split: Split, seconds: float | None) -> ServicePlacement | None:
         from atoll.solve.place.solver import place, shortage
 
         mine = frozenset(name for name, at in zip(self.names, split, strict=True) if at == s)
@@ -192,12 +192,12 @@ class _Shared:
             )
         return self._known[known]
 
-    def share(self, answers: Sequence[Answer]) -> float:
+    def share(self, answers: Sequence[ServicePlacement]) -> float:
         """Return the smallest share of its demand that a service gets."""
         values = (answer.placed.flows.value for answer in answers)
         return min(value / demand for value, demand in zip(values, self.demand, strict=True))
 
-    def improved(self, split: Split, answers: list[Answer]) -> list[Answer]:
+    def improved(self, split: Split, answers: list[ServicePlacement]) -> list[ServicePlacement]:
         """Move nodes to the worst served service while that helps, then place all with the time left."""
         began = time.perf_counter()
         for _ in range(_REAL_MOVES):
@@ -216,7 +216,9 @@ class _Shared:
             return final
         return answers
 
-    def _helped(self, split: Split, poor: int, share: float) -> tuple[Split, list[Answer]] | None:
+    def _helped(
+        self, split: Split, poor: int, share: float
+    ) -> tuple[Split, list[ServicePlacement]] | None:
         """Give the worst served service a node, of each kind from each other service until one helps."""
         seen: set[tuple[int, str, str]] = set()
         nodes = cluster_of(self.problem).nodes

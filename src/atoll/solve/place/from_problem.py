@@ -69,7 +69,9 @@ def flow_instance(
         enter_s=wires[1][-2, :-2],
         leave_s=wires[1][:-2, -1],
         partial=partial,
-        timing=_timing(cluster, own, [profiles[kind] for kind in kinds], most, kinds, per_token),
+        timing=_read_timing(
+            cluster, own, [profiles[kind] for kind in kinds], most, kinds, per_token
+        ),
     )
 
 
@@ -143,7 +145,7 @@ def _exchange(i: int, k: int, *matrices: Floats) -> bool:
     return True
 
 
-def _timing(
+def _read_timing(
     cluster: Cluster,
     service: Service,
     profiles: Sequence[NodeProfile],

@@ -97,7 +97,7 @@ class Flows:
 
 
 @dataclass(frozen=True)
-class Found:
+class PlacementResult:
     """What a solver found: the best placement, its value and the proven upper bound on any, tokens/s."""
 
     placement: Placement

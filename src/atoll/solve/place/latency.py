@@ -148,7 +148,7 @@ def flow_within(
     instance: FlowInstance, placement: Placement, ttft_s: float, tpot_s: float
 ) -> Flows:
     """Return a large flow whose every pipeline keeps the promise; a flow of 0 if there is none."""
-    best = scaled(max_flow(instance, placement), 0.0)
+    best = scale_flows(max_flow(instance, placement), 0.0)
     own = instance
     for _ in range(_ROUNDS):
         flows = max_flow(own, placement)
@@ -156,13 +156,13 @@ def flow_within(
             break
         share = _largest_share(own, placement, flows, ttft_s, tpot_s)
         if share * flows.value > best.value:
-            best = scaled(flows, share)
+            best = scale_flows(flows, share)
         if share >= 1.0:
             break
-        slow = slowest(own, placement, scaled(flows, max(share, 1e-6)))
+        slow = slowest(own, placement, scale_flows(flows, max(share, 1e-6)))
         late = slow.prompt_s / ttft_s > slow.token_s / tpot_s
         way = slow.prompt_way if late else slow.token_way
-        own = _without(own, min(way, key=lambda edge: (_carried(flows, edge), edge)))
+        own = _without(own, min(way, key=lambda edge: (_inflow(flows, edge), edge)))
     return best
 
 
@@ -172,7 +172,7 @@ def _largest_share(
     """The largest share of a flow that keeps the promise: 1, 0, or found by bisection."""
 
     def keeps(share: float) -> bool:
-        return slowest(instance, placement, scaled(flows, share)).keeps(ttft_s, tpot_s)
+        return slowest(instance, placement, scale_flows(flows, share)).keeps(ttft_s, tpot_s)
 
     if keeps(1.0):
         return 1.0
@@ -183,12 +183,12 @@ def _largest_share(
     return low if low > 2.0 ** (2 - _STEPS) else 0.0
 
 
-def scaled(flows: Flows, share: float) -> Flows:
+def scale_flows(flows: Flows, share: float) -> Flows:
     """Return a flow with this share of it on every edge."""
     return Flows(flows.value * share, flows.edge * share, flows.enter * share, flows.leave * share)
 
 
-def _carried(flows: Flows, edge: Edge) -> float:
+def _inflow(flows: Flows, edge: Edge) -> float:
     src, dst = edge
     if src == OUTSIDE:
         return float(flows.enter[dst])

@@ -63,10 +63,10 @@ def change(
 ) -> tuple[Ints, Ints] | None:
     """Return a placement with one step taken, None where the one drawn is impossible or bares a layer."""
     tried = _step(instance, start, end, random)
-    return tried if tried is not None and _covered(*tried, instance.layers) else None
+    return tried if tried is not None and _covers_all(*tried, instance.layers) else None
 
 
-def _covered(start: Ints, end: Ints, layers: int) -> bool:
+def _covers_all(start: Ints, end: Ints, layers: int) -> bool:
     edges = np.zeros(layers + 1, np.int64)
     used = end > start
     np.add.at(edges, start[used], 1)

@@ -105,7 +105,7 @@ def refine(
     stale = 0
     while not over() and stale < _PATIENCE:
         turn = stale % len(climbing)
-        tried = _promising(instance, climbing[turn][1], quick, seen, random)
+        tried = _pick_promising(instance, climbing[turn][1], quick, seen, random)
         stale += 1
         if tried is None:
             continue
@@ -116,7 +116,7 @@ def refine(
     return Refined(best[1], best[2], best[0], first, len(runs))
 
 
-def _promising(
+def _pick_promising(
     instance: FlowInstance,
     placement: Placement,
     quick: Value,

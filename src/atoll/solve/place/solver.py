@@ -2,7 +2,7 @@
 
 `flow.search` is the default; `flow.milp` proves optima of small clusters; the others are simple rules to
 compare with (`baselines`). What a plan is best at is its objective: `max-flow` is the largest flow, as
-published, and `sustained` what of it lasts once KV caches must hold all requests in flight; see
+published, and `sustain` what of it lasts once KV caches must hold all requests in flight; see
 `docs/flow.md`.
 """
 
@@ -48,8 +48,8 @@ class FlowEffort:
     """How to solve: for how long, what for, and with partial inference or without it.
 
     With `promise`, no pipeline may be slower than the service promises (`latency`). `rank` values plans
-    (a simulation, say): the best few by `sustained` throughput are ranked by it and the best changed
-    further (`refine`); without it the best by `sustained` is taken.
+    (a simulation, say): the best few by `sustain` throughput are ranked by it and the best changed
+    further (`refine`); without it the best by `sustain` is taken.
     """
 
     seconds: float = SECONDS
@@ -67,7 +67,7 @@ class FlowEffort:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ServicePlacement:
     """A placement of one service, the proven bound on any in tokens/s, and what limits it if not a cut."""
 
     placed: Placed
@@ -101,7 +101,7 @@ def solve(name: str, problem: Problem, catalog: Catalog, effort: FlowEffort | No
         answers = places(name, problem, catalog, service, shorter, most=_RANKED)
         if answers:
             left = own.seconds - (time.perf_counter() - began)
-            answers, notes = _ranked(problem, catalog, answers, own.rank, left)
+            answers, notes = _rank(problem, catalog, answers, own.rank, left)
     else:
         answers = places(name, problem, catalog, service, own)
     times = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
@@ -121,14 +121,18 @@ def solve(name: str, problem: Problem, catalog: Catalog, effort: FlowEffort | No
     return plan.model_copy(update={"reasons": said, "notes": notes, **times})
 
 
-def _ranked(
-    problem: Problem, catalog: Catalog, answers: Sequence[Answer], rank: Rank, seconds: float
-) -> tuple[list[Answer], tuple[str, ...]]:
+def _rank(
+    problem: Problem,
+    catalog: Catalog,
+    answers: Sequence[ServicePlacement],
+    rank: Rank,
+    seconds: float,
+) -> tuple[list[ServicePlacement], tuple[str, ...]]:
     """Return the best placement by `rank`, and how it was found."""
     from atoll.core.rng import stream
     from atoll.solve.place.evaluate import max_flow
     from atoll.solve.place.refine import refine
-    from atoll.solve.place.sustained.sustained import best_flows, evaluator, site_of, sustained
+    from atoll.solve.place.sustained.sustained import best_flows, evaluator, site_of, sustain
 
     service, instance = answers[0].placed.service, answers[0].placed.instance
     site = site_of(instance)
@@ -137,7 +141,7 @@ def _ranked(
         return within_rates(own, placement, best_flows(own, placement, site).flows)
 
     def largest(own: FlowInstance, placement: Placement) -> Flows:
-        flows = sustained(own, placement, max_flow(own, placement), site).flows
+        flows = sustain(own, placement, max_flow(own, placement), site).flows
         return within_rates(own, placement, flows)
 
     def measure(placement: Placement, flows: Flows) -> Measured:
@@ -161,7 +165,7 @@ def _ranked(
         f"{found.value.prompt_s:.2f} s: the best of {found.runs:,} simulated plans (the best by its "
         f"analytic value: {found.first.tokens_per_s:,.1f}, {found.first.prompt_s:.2f} s)"
     )
-    return [Answer(placed, answers[0].bound, limit)], (note,)
+    return [ServicePlacement(placed, answers[0].bound, limit)], (note,)
 
 
 def place(
@@ -172,7 +176,7 @@ def place(
     effort: FlowEffort,
     *,
     nodes: Sequence[str] | None = None,
-) -> Answer | None:
+) -> ServicePlacement | None:
     """Place one service on the cluster, or on some nodes of it, by name; None if nothing flows."""
     found = places(name, problem, catalog, service, effort, nodes=nodes)
     return found[0] if found else None
@@ -187,8 +191,8 @@ def places(
     *,
     nodes: Sequence[str] | None = None,
     most: int = 1,
-) -> list[Answer]:
-    """Return the best placements of one service, best first; more than one for `sustained` searches only."""
+) -> list[ServicePlacement]:
+    """Return the best placements of one service, best first; more than one for `sustain` searches only."""
     instance = flow_instance(problem, catalog, service, partial=effort.partial, nodes=nodes)
     seed = problem.settings.seed
     score = _score(service, effort)
@@ -198,10 +202,10 @@ def places(
         instance, placement = by_rule(name, instance, seed)
         placements = [placement]
     elif effort.goal == "max-flow" and not effort.promise:
-        placement, bound = _found(name, instance, effort, seed)
+        placement, bound = _search_flow(name, instance, effort, seed)
         placements = [placement]
     else:
-        placements, bound = _scored(instance, score, effort, seed, most)
+        placements, bound = _search_scored(instance, score, effort, seed, most)
     found = []
     for placement in placements:
         flows = None if placement is None else score(instance, placement)
@@ -210,7 +214,7 @@ def places(
         placed = Placed(service, instance, placement, flows)
         lasting = effort.goal == "sustained" and not effort.promise
         limit = _limit(instance, placement, flows) if lasting else None
-        found.append(Answer(placed, bound, limit))
+        found.append(ServicePlacement(placed, bound, limit))
     return found
 
 
@@ -219,16 +223,16 @@ def _score(service: Service, effort: FlowEffort) -> Score:
     from atoll.solve.place.evaluate import max_flow
 
     def within(instance: FlowInstance, placement: Placement) -> Flows:
-        from atoll.solve.place.latency import flow_within, scaled
+        from atoll.solve.place.latency import flow_within, scale_flows
 
         flows = flow_within(instance, placement, service.ttft_s, service.tpot_s)
         if effort.goal != "sustained" or flows.value <= 0:
             return flows
-        from atoll.solve.place.sustained.sustained import sustained
+        from atoll.solve.place.sustained.sustained import sustain
 
         # With less flow every way is quicker, so what lasts keeps the promise as well.
-        lasting = sustained(instance, placement, flows).flows.value
-        return scaled(flows, min(1.0, lasting / flows.value))
+        lasting = sustain(instance, placement, flows).flows.value
+        return scale_flows(flows, min(1.0, lasting / flows.value))
 
     def lasting(instance: FlowInstance, placement: Placement) -> Flows:
         from atoll.solve.place.sustained.sustained import best_flows
@@ -242,16 +246,16 @@ def _score(service: Service, effort: FlowEffort) -> Score:
 
 def within_rates(instance: FlowInstance, placement: Placement, flows: Flows) -> Flows:
     """Return a flow scaled down until no node carries more than its rate."""
-    from atoll.solve.place.latency import scaled
+    from atoll.solve.place.latency import scale_flows
 
     held = placement.end - placement.start
     rate = instance.rate[range(instance.size), held]
     through = flows.enter + flows.edge.sum(axis=0)
     used = through > 0
-    return scaled(flows, min(1.0, float((rate[used] / through[used]).min(initial=1.0))))
+    return scale_flows(flows, min(1.0, float((rate[used] / through[used]).min(initial=1.0))))
 
 
-def _scored(
+def _search_scored(
     instance: FlowInstance, score: Score, effort: FlowEffort, seed: int, most: int
 ) -> tuple[list[Placement | None], float]:
     from atoll.solve.place.bound.bounds import upper_bound
@@ -280,9 +284,9 @@ def _scored(
 
 def _limit(instance: FlowInstance, placement: Placement, flows: Flows) -> str | None:
     """Say which node's KV cache is full first."""
-    from atoll.solve.place.sustained.sustained import sustained
+    from atoll.solve.place.sustained.sustained import sustain
 
-    found = sustained(instance, placement, flows)
+    found = sustain(instance, placement, flows)
     if found.limiting is None:
         return None
     name, kind = instance.names[found.limiting], instance.node_types[found.limiting]
@@ -323,7 +327,7 @@ def starts(instance: FlowInstance, seed: int, seconds: float) -> list[Placement]
     return [placement for placement in found if placement is not None]
 
 
-def _found(
+def _search_flow(
     name: str, instance: FlowInstance, effort: FlowEffort, seed: int
 ) -> tuple[Placement | None, float | None]:
     from atoll.solve.place.search.search import search
@@ -367,11 +371,11 @@ def shortage(
     problem: Problem, catalog: Catalog, service: Service, nodes: Sequence[str] | None = None
 ) -> str | None:
     """Say how much is missing where nodes cannot hold all layers of a model together."""
-    from atoll.solve.place.bound.bounds import missing
+    from atoll.solve.place.bound.bounds import find_missing
 
     spec = catalog.model(service.model).llm
     per_layer = sum(spec.layer_weight_bytes(i) for i in range(spec.layers)) / spec.layers
-    found = missing(flow_instance(problem, catalog, service, nodes=nodes), per_layer)
+    found = find_missing(flow_instance(problem, catalog, service, nodes=nodes), per_layer)
     return f"{service.model}: {found}" if found.layers else None
 
 

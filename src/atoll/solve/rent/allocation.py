@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 
 from atoll.core.errors import InternalError, UsageError
 from atoll.solve.rent.answer import cheapest_nodes, costs, instances, keep_equals, restrict
-from atoll.solve.rent.columns import Model, available_nodes, kept_of, pairs_of
+from atoll.solve.rent.columns import RentModel, available_nodes, kept_of, pairs_of
 from atoll.solve.rent.relaxation import Prices, cheapest_rents, rents
-from atoll.solve.rent.scarcity import Served, most_served
-from atoll.solve.rent.search import Outcome, minimise
-from atoll.solve.rent.standing import Deadline, Standing, Target
+from atoll.solve.rent.scarcity import ServedDemand, most_served
+from atoll.solve.rent.search import SearchOutcome, minimise
+from atoll.solve.rent.standing import Deadline, Incumbent, Target
 from atoll.solve.rent.types import (
+    AllocatedInstances,
     Allocation,
     AllocationLimits,
-    Chosen,
     Log,
     RoleDemand,
     RunningColumn,
@@ -101,12 +101,12 @@ class _Allocator:
             model if not self.hopeless else self._model(self.active, np.ones(len(self.roles)))
         )
 
-    def _model(self, active: list[int], fraction: Floats) -> Model:
+    def _model(self, active: list[int], fraction: Floats) -> RentModel:
         """The problem of some roles, each asked for a fraction of its demand."""
         asked = [
             replace(self.roles[r], demand=self.roles[r].demand * float(fraction[r])) for r in active
         ]
-        model = Model(
+        model = RentModel(
             self.supply,
             self.limits,
             tuple(pairs_of(role, self.nodes) for role in asked),
@@ -123,7 +123,7 @@ class _Allocator:
 
     def run(self, on_shortage: Shortage) -> Allocation:
         if not self.hopeless:
-            standing = Standing(Target(self.gap), self.deadline, self.log, patience=_PATIENCE)
+            standing = Incumbent(Target(self.gap), self.deadline, self.log, patience=_PATIENCE)
             outcome = minimise(self.model, standing, self.seed)
             if standing.solution is not None:
                 return self._answer(self.active, self.model, standing, outcome, None)
@@ -139,10 +139,10 @@ class _Allocator:
         return self._serve(active, self._model(active, fraction), served, served)
 
     def _serve(
-        self, active: list[int], model: Model, served: Served, short: Served | None
+        self, active: list[int], model: RentModel, served: ServedDemand, short: ServedDemand | None
     ) -> Allocation:
         """Serve what is known to fit, at the least cost."""
-        standing = Standing(Target(self.gap), self.deadline, self.log)
+        standing = Incumbent(Target(self.gap), self.deadline, self.log)
         start = restrict(served.solution, self.active, active)
         if start is not None:
             start = replace(start, rented=cheapest_nodes(model, start))
@@ -150,7 +150,7 @@ class _Allocator:
         outcome = minimise(model, standing, self.seed)
         return self._answer(active, model, standing, outcome, short)
 
-    def _most(self, priority: bool) -> Served:
+    def _most(self, priority: bool) -> ServedDemand:
         return most_served(
             self.model,
             lambda some, fraction: self._model(
@@ -162,7 +162,7 @@ class _Allocator:
             seed=self.seed,
         )
 
-    def _nothing(self, served: Served) -> Allocation:
+    def _nothing(self, served: ServedDemand) -> Allocation:
         return self._assemble(
             "infeasible", (), np.zeros(len(self.supply.usd), np.int64), (0.0, 0.0), 0.0,
             served, served.prices, np.zeros(len(self.roles)), served.statistics,
@@ -171,10 +171,10 @@ class _Allocator:
     def _answer(
         self,
         active: list[int],
-        model: Model,
-        standing: Standing,
-        outcome: Outcome,
-        served: Served | None,
+        model: RentModel,
+        standing: Incumbent,
+        outcome: SearchOutcome,
+        served: ServedDemand | None,
     ) -> Allocation:
         if standing.solution is None:
             raise InternalError("nothing was found that could be answered")
@@ -202,11 +202,11 @@ class _Allocator:
     def _assemble(
         self,
         status: Status,
-        chosen: tuple[Chosen, ...],
+        chosen: tuple[AllocatedInstances, ...],
         rented: Ints,
         cost: tuple[float, float],
         bound: float,
-        served: Served | None,
+        served: ServedDemand | None,
         prices: Prices,
         demand: Floats,
         statistics: Statistics,
@@ -241,7 +241,7 @@ class _Allocator:
             statistics=statistics,
         )
 
-    def _dropped(self, served: Served) -> list[int]:
+    def _dropped(self, served: ServedDemand) -> list[int]:
         """Roles that others leave no node for, under shortage."""
         if served.solution is None:
             return []
@@ -300,6 +300,6 @@ def _check(
         raise UsageError(f"an initialisation penalty of {init_penalty}", hint="0 or more")
 
 
-def _servable(model: Model, role: int, spread: int) -> bool:
+def _servable(model: RentModel, role: int, spread: int) -> bool:
     regions = np.concatenate([model.pairs[role].region, model.kept[role].pairs.region])
     return len(np.unique(regions)) >= spread

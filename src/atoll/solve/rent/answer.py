@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.solve.rent.columns import Kept, Model, Solution
-from atoll.solve.rent.types import Chosen, RoleDemand
+from atoll.solve.rent.columns import Kept, RentModel, Solution
+from atoll.solve.rent.types import AllocatedInstances, RoleDemand
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -26,7 +26,7 @@ def restrict(solution: Solution | None, roles: list[int], active: list[int]) -> 
     )
 
 
-def used(model: Model, solution: Solution) -> Ints:
+def nodes_used(model: RentModel, solution: Solution) -> Ints:
     """Nodes in use per cell."""
     used = np.zeros(model.cells + 1, np.int64)
     for role, started in enumerate(solution.started):
@@ -39,11 +39,11 @@ def used(model: Model, solution: Solution) -> Ints:
     return used[:-1]
 
 
-def cheapest_nodes(model: Model, solution: Solution) -> Ints:
+def cheapest_nodes(model: RentModel, solution: Solution) -> Ints:
     """Return how many nodes of each offer to rent: the cheapest that serve, no more than are used."""
     if model.limits.spot_share is not None:
         return solution.rented
-    left = used(model, solution)
+    left = nodes_used(model, solution)
     rented = np.zeros(len(model.supply.usd), np.int64)
     for k in np.argsort(model.supply.usd, kind="stable"):
         cell = model.offer_cell[k]
@@ -52,7 +52,7 @@ def cheapest_nodes(model: Model, solution: Solution) -> Ints:
     return rented
 
 
-def costs(model: Model, solution: Solution, penalty: Floats) -> tuple[float, float]:
+def costs(model: RentModel, solution: Solution, penalty: Floats) -> tuple[float, float]:
     """Return rent and initialisation cost per hour of a solution."""
     init = 0.0
     for role, started in enumerate(solution.started):
@@ -62,7 +62,7 @@ def costs(model: Model, solution: Solution, penalty: Floats) -> tuple[float, flo
     return float(model.supply.usd @ solution.rented), init
 
 
-def keep_equals(model: Model, solution: Solution) -> Solution:
+def keep_equals(model: RentModel, solution: Solution) -> Solution:
     """Count instances as kept where the same multiset runs in the same region and was to be stopped."""
     started = [dict(own) for own in solution.started]
     kept = [own.copy() for own in solution.kept]
@@ -80,12 +80,12 @@ def keep_equals(model: Model, solution: Solution) -> Solution:
 
 
 def instances(
-    model: Model, solution: Solution, index: int, role: int, demand: RoleDemand
-) -> list[Chosen]:
+    model: RentModel, solution: Solution, index: int, role: int, demand: RoleDemand
+) -> list[AllocatedInstances]:
     """The chosen instances of one role by template and region, kept and started ones together."""
-    merged: dict[tuple[int, bytes], Chosen] = {}
+    merged: dict[tuple[int, bytes], AllocatedInstances] = {}
 
-    def put(chosen: Chosen) -> None:
+    def put(chosen: AllocatedInstances) -> None:
         key = (chosen.region, chosen.counts.tobytes())
         old = merged.get(key)
         if old is not None:
@@ -99,7 +99,7 @@ def instances(
         template = int(running.pairs.template[i])
         region = int(running.pairs.region[i])
         put(
-            Chosen(
+            AllocatedInstances(
                 role,
                 region,
                 template if template >= 0 else None,
@@ -112,5 +112,9 @@ def instances(
     for key, number in sorted(solution.started[index].items()):
         template, region = divmod(key, model.regions)
         counts = np.asarray(demand.counts[template], np.int8)
-        put(Chosen(role, region, template, counts, float(demand.throughput[template]), number))
+        put(
+            AllocatedInstances(
+                role, region, template, counts, float(demand.throughput[template]), number
+            )
+        )
     return sorted(merged.values(), key=lambda c: (c.region, c.counts.tobytes()))

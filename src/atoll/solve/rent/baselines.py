@@ -31,7 +31,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.ids import Phase, RoleId
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Offer, Problem
-from atoll.solve.assembly import Chosen, plan_from_layouts
+from atoll.solve.assembly import NewInstance, plan_from_layouts
 from atoll.solve.lp import LinearProgram, Sparse
 from atoll.solve.rent.markets import Markets
 from atoll.solve.templates.generate import best_layout
@@ -43,7 +43,7 @@ _MOST_DECODES = 8
 
 
 @dataclass(frozen=True)
-class Replica:
+class HomogeneousReplica:
     """A homogeneous replica: `count` nodes of one type in one region, offered at one price."""
 
     role: str
@@ -62,14 +62,14 @@ class Replica:
 
 def replicas(
     problem: Problem, libraries: Libraries, most_nodes: int | None = None
-) -> dict[str, list[Replica]]:
+) -> dict[str, list[HomogeneousReplica]]:
     """Return every homogeneous replica of every role on every offer, best per dollar first."""
-    found: dict[str, list[Replica]] = {}
+    found: dict[str, list[HomogeneousReplica]] = {}
     most = most_nodes or problem.settings.max_nodes_per_instance
     for role in problem.roles:
         tables = libraries.roles[str(role)].tables
         rates: dict[tuple[int, int], float] = {}
-        own: list[Replica] = []
+        own: list[HomogeneousReplica] = []
         for index, offer in enumerate(problem.offers):
             c = libraries.node_types.index(offer.node_type)
             for count in range(1, most + 1):
@@ -83,7 +83,9 @@ def replicas(
                 if rate > 0.0:
                     usd = offer.usd_per_hour * count
                     own.append(
-                        Replica(str(role), index, offer.region, offer.node_type, count, rate, usd)
+                        HomogeneousReplica(
+                            str(role), index, offer.region, offer.node_type, count, rate, usd
+                        )
                     )
         own.sort(key=lambda r: (-r.efficiency, r.usd, r.region, r.node_type, r.count))
         found[str(role)] = own
@@ -96,19 +98,19 @@ class _Stock:
     def __init__(self, available: Sequence[int]) -> None:
         self.left = list(available)
 
-    def fits(self, replica: Replica) -> int:
+    def fits(self, replica: HomogeneousReplica) -> int:
         """Return how many of this replica the stock still allows."""
         return self.left[replica.offer] // replica.count
 
-    def take(self, replica: Replica, number: int) -> None:
+    def take(self, replica: HomogeneousReplica, number: int) -> None:
         self.left[replica.offer] -= replica.count * number
 
 
 def _greedy(
-    replicas_of_role: list[Replica], demand: float, stock: _Stock
-) -> list[tuple[Replica, int]]:
+    replicas_of_role: list[HomogeneousReplica], demand: float, stock: _Stock
+) -> list[tuple[HomogeneousReplica, int]]:
     """Cover a demand with the most efficient replicas that the stock allows."""
-    taken: list[tuple[Replica, int]] = []
+    taken: list[tuple[HomogeneousReplica, int]] = []
     rest = demand
     while rest > _EPSILON * max(1.0, demand):
         best = next((r for r in replicas_of_role if stock.fits(r) > 0), None)
@@ -133,7 +135,7 @@ def homogeneous(
     start = _clock()
     stock = _Stock([offer.available for offer in problem.offers])
     every = replicas(problem, libraries, most_nodes)
-    taken: list[tuple[Replica, int]] = []
+    taken: list[tuple[HomogeneousReplica, int]] = []
     for role in problem.roles:
         taken += _greedy(every[str(role)], problem.demand(role), stock)
     name = "homogeneous-node" if most_nodes == 1 else "homogeneous"
@@ -149,7 +151,7 @@ def memory_proportional(problem: Problem, catalog: Catalog, libraries: Libraries
     }
     total = sum(weights.values()) or 1.0
     every = replicas(problem, libraries)
-    taken: list[tuple[Replica, int]] = []
+    taken: list[tuple[HomogeneousReplica, int]] = []
     shares = _shares(problem.offers, {name: w / total for name, w in weights.items()})
     for service in problem.services:
         stock = _Stock(shares[service.name])
@@ -178,8 +180,8 @@ class _Combination:
     """One prefill replica and the decode replicas it feeds, in one region."""
 
     service: int
-    prefill: Replica
-    decode: Replica
+    prefill: HomogeneousReplica
+    decode: HomogeneousReplica
     decodes: int
     requests: float
 
@@ -196,7 +198,7 @@ def cauchy(
     every = replicas(problem, libraries, most_nodes)
     combinations = _combinations(problem, every)
     chosen = _solve_cauchy(problem, combinations)
-    taken: list[tuple[Replica, int]] = []
+    taken: list[tuple[HomogeneousReplica, int]] = []
     for combination, number in chosen:
         taken += [(combination.prefill, number), (combination.decode, number * combination.decodes)]
     # Services whose phases run together have no pairs: they are served as in `homogeneous`.
@@ -210,7 +212,9 @@ def cauchy(
     return _plan(problem, catalog, libraries, taken, name, start)
 
 
-def _combinations(problem: Problem, every: dict[str, list[Replica]]) -> list[_Combination]:
+def _combinations(
+    problem: Problem, every: dict[str, list[HomogeneousReplica]]
+) -> list[_Combination]:
     """Per model and region: for each pair of node types the best ratio of decode to prefill replicas."""
     found = []
     for index, service in enumerate(problem.services):
@@ -234,9 +238,9 @@ def _combinations(problem: Problem, every: dict[str, list[Replica]]) -> list[_Co
     return found
 
 
-def _best_per_offer(sorted_replicas: list[Replica]) -> list[Replica]:
+def _best_per_offer(sorted_replicas: list[HomogeneousReplica]) -> list[HomogeneousReplica]:
     """The most efficient replica on each offer."""
-    best: dict[int, Replica] = {}
+    best: dict[int, HomogeneousReplica] = {}
     for replica in sorted_replicas:
         best.setdefault(replica.offer, replica)
     return list(best.values())
@@ -321,7 +325,7 @@ def _plan(
     problem: Problem,
     catalog: Catalog,
     libraries: Libraries,
-    taken: Iterable[tuple[Replica, int]],
+    taken: Iterable[tuple[HomogeneousReplica, int]],
     solver: str,
     start: tuple[float, float],
 ) -> Plan:
@@ -339,7 +343,7 @@ def _plan(
         for _ in range(number):
             nodes = Counter({replica.node_type: replica.count})
             rented = markets.take(replica.region, nodes)
-            chosen.append(Chosen(replica.role, replica.region, layout, rented))
+            chosen.append(NewInstance(replica.role, replica.region, layout, rented))
     seconds, cpu = (now - then for now, then in zip(_clock(), start, strict=True))
     return plan_from_layouts(
         problem,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.core.errors import UsageError
-from atoll.solve.cover import compiled
+from atoll.solve.cover import compile_typed
 from atoll.solve.rent.types import AllocationLimits, RoleDemand, RunningColumn, Supply
 
 Floats = NDArray[np.float64]
@@ -73,7 +73,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Model:
+class RentModel:
     """What every part of the solver reads: the market, and per role its pairs and running pairs.
 
     `penalty[cell]` is what starting an instance costs per node there, on top of its rent.
@@ -114,7 +114,7 @@ class Solution:
     kept: tuple[Ints, ...]
 
 
-@compiled
+@compile_typed
 def price_pairs(cells: NDArray[np.int32], cell_price: Floats) -> Floats:
     """Sum the prices of each pair's cells."""
     number, width = cells.shape
@@ -131,7 +131,7 @@ def price_pairs(cells: NDArray[np.int32], cell_price: Floats) -> Floats:
     return out
 
 
-@compiled
+@compile_typed
 def _possible(counts: NDArray[np.int8], most: Ints) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Pairs (template, region) whose nodes can all be had; `most[g, c]` nodes."""
     number, types = counts.shape
@@ -153,7 +153,7 @@ def _possible(counts: NDArray[np.int8], most: Ints) -> tuple[NDArray[np.int32], 
     return template[:found].copy(), region[:found].copy()
 
 
-@compiled
+@compile_typed
 def _list_cells(
     counts: NDArray[np.int8],
     template: NDArray[np.int32],

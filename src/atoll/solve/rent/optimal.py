@@ -12,7 +12,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.ids import parse_node_type
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem
-from atoll.solve.assembly import Chosen, infeasible, keep, plan_from_layouts
+from atoll.solve.assembly import NewInstance, infeasible, keep, plan_from_layouts
 from atoll.solve.rent import types
 from atoll.solve.rent.allocation import allocate
 from atoll.solve.rent.markets import Markets
@@ -172,14 +172,16 @@ def _plan(
         for _ in range(chosen.kept):
             kept.append(group.pop(0))
             markets.take_nodes(kept[-1])
-    started: list[Chosen] = []
+    started: list[NewInstance] = []
     for chosen in allocation.instances:
         region = problem.regions[chosen.region]
         for _ in range(chosen.number - chosen.kept):
             library = libraries.roles[roles[chosen.role]]
             layout = library.layout_of(chosen.counts)
             nodes = Counter(kind for stage in layout.stages for kind in stage.nodes)
-            started.append(Chosen(roles[chosen.role], region, layout, markets.take(region, nodes)))
+            started.append(
+                NewInstance(roles[chosen.role], region, layout, markets.take(region, nodes))
+            )
     return plan_from_layouts(
         problem,
         catalog,

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.solve.cover import cheapest_by_weight, closure, cover
-from atoll.solve.rent.columns import GRID, Kept, Model, Pairs
+from atoll.solve.rent.columns import GRID, Kept, Pairs, RentModel
 from atoll.solve.rent.types import AllocationLimits, Supply
 
 Floats = NDArray[np.float64]
@@ -107,7 +107,7 @@ def cover_role(
     return Covered(table, additive, rate, cost, kept_cost)
 
 
-def cheapest_rents(model: Model) -> Floats:
+def cheapest_rents(model: RentModel) -> Floats:
     """Return the lowest price on offer in each cell (0 where nothing is)."""
     rent = np.full(model.cells, np.inf)
     some = model.supply.available > 0
@@ -115,7 +115,7 @@ def cheapest_rents(model: Model) -> Floats:
     return np.where(np.isfinite(rent), rent, 0.0)
 
 
-def price_of_all(model: Model) -> float:
+def price_of_all(model: RentModel) -> float:
     """Return what no allocation costs more than: all nodes there are, all of them started anew."""
     supply, penalty = model.supply, model.penalty[model.offer_cell]
     rent = float(supply.usd @ supply.available)
@@ -145,7 +145,7 @@ def offers_part(supply: Supply, limits: AllocationLimits, prices: Prices) -> flo
     return total
 
 
-def evaluate(model: Model, goal: Goal, prices: Prices, weights: Floats) -> Evaluation:
+def evaluate(model: RentModel, goal: Goal, prices: Prices, weights: Floats) -> Evaluation:
     """Return the Lagrangian bound at these prices; `weights` of the roles matter to a weighted goal."""
     penalty = model.penalty if goal == "cost" else np.zeros(model.cells)
     covered = tuple(
@@ -166,7 +166,7 @@ def evaluate(model: Model, goal: Goal, prices: Prices, weights: Floats) -> Evalu
     return Evaluation(goal, prices, value, covered, weights)
 
 
-def slacks(model: Model, at: Evaluation) -> list[Floats]:
+def slacks(model: RentModel, at: Evaluation) -> list[Floats]:
     """Return per role by how much each pair, once used, raises the bound at least."""
     if at.goal == "cost":
         return [_slack(c, pairs.weight) for c, pairs in zip(at.covered, model.pairs, strict=True)]

@@ -18,16 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.solve.rent.answer import cheapest_nodes, restrict
-from atoll.solve.rent.columns import Model, Solution
+from atoll.solve.rent.columns import RentModel, Solution
 from atoll.solve.rent.mixes.decomposition import Decomposition
 from atoll.solve.rent.pairs.pair_search import PairSearch
 from atoll.solve.rent.relaxation import Prices, cheapest_rents, price_of_all
 from atoll.solve.rent.search import glance, minimise
-from atoll.solve.rent.standing import Deadline, Standing, Target
+from atoll.solve.rent.standing import Deadline, Incumbent, Target
 from atoll.solve.rent.types import Statistics
 
 Floats = NDArray[np.float64]
-Rebuild = Callable[[list[int], float], Model]
+Rebuild = Callable[[list[int], float], RentModel]
 """The model of some of the roles with this fraction of their demand asked for."""
 
 EXACT = 1e-4
@@ -42,7 +42,7 @@ _MANY = 24
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedDemand:
     """The most that can be served: a solution, the fraction of each role's demand to serve, and proof.
 
     `achieved` and `most` are the common fraction or the weighted mean; `prices` are duals that say what
@@ -58,18 +58,18 @@ class Served:
 
 
 def most_served(
-    model: Model,
+    model: RentModel,
     rebuild: Rebuild,
     weights: Floats,
     deadline: Deadline,
     *,
     priority: bool,
     seed: int,
-) -> Served:
+) -> ServedDemand:
     """Return the largest common fraction of demand, or (`priority`) the largest weighted mean fraction."""
     roles = list(range(len(model.pairs)))
     if priority:
-        served = _weighted(replace(model, penalty=np.zeros(model.cells)), weights, deadline, seed)
+        served = _weigh(replace(model, penalty=np.zeros(model.cells)), weights, deadline, seed)
         if served.solution is not None:
             return served
     some, start = _together(rebuild(roles, _LITTLE), weights, deadline.part(0.3), seed)
@@ -79,15 +79,15 @@ def most_served(
     served = _common(own, lambda f: rebuild(some, f), restrict(start, roles, some), deadline, seed)
     fraction = np.zeros(len(roles))
     fraction[some] = served.fraction
-    return replace(served, solution=_widened(model, served.solution, some), fraction=fraction)
+    return replace(served, solution=_widen(model, served.solution, some), fraction=fraction)
 
 
-def _nobody(model: Model) -> Served:
+def _nobody(model: RentModel) -> ServedDemand:
     prices = Prices(np.zeros(model.cells))
-    return Served(None, np.zeros(len(model.pairs)), 0.0, 0.0, prices, Statistics())
+    return ServedDemand(None, np.zeros(len(model.pairs)), 0.0, 0.0, prices, Statistics())
 
 
-def _widened(model: Model, solution: Solution | None, some: list[int]) -> Solution | None:
+def _widen(model: RentModel, solution: Solution | None, some: list[int]) -> Solution | None:
     """Return a solution of some roles as one of all."""
     if solution is None:
         return None
@@ -99,7 +99,7 @@ def _widened(model: Model, solution: Solution | None, some: list[int]) -> Soluti
 
 
 def _together(
-    model: Model, weights: Floats, deadline: Deadline, seed: int
+    model: RentModel, weights: Floats, deadline: Deadline, seed: int
 ) -> tuple[list[int], Solution | None]:
     """Return as many roles as can have an instance each at once, and such instances.
 
@@ -109,7 +109,7 @@ def _together(
     # All weights together count for less than one role more.
     price = 1.0 + (0.5 * weights / total if total > 0.0 else np.zeros(roles))
     free = replace(model, penalty=np.zeros(model.cells))
-    standing = Standing(Target(0.0, 2.0 * _TILT), deadline)
+    standing = Incumbent(Target(0.0, 2.0 * _TILT), deadline)
     tilt = _TILT / max(price_of_all(free), _TILT)
     mixes = Decomposition(free, price, standing, rent=tilt, serve_all=False, seed=seed)
     mixes.converge(Prices(tilt * cheapest_rents(free), rent=tilt))
@@ -124,7 +124,7 @@ def _together(
     return [role for role in range(roles) if shares[role] > 0.0], found
 
 
-def _one_by_one(model: Model) -> Solution:
+def _one_by_one(model: RentModel) -> Solution:
     """An instance for one role after the other, those with the least choice first; needs no time.
 
     Nothing where a role must stand in several regions or the share of spot is limited.
@@ -155,7 +155,7 @@ def _one_by_one(model: Model) -> Solution:
     return replace(solution, rented=cheapest_nodes(model, solution))
 
 
-def _within(model: Model, solution: Solution) -> bool:
+def _within(model: RentModel, solution: Solution) -> bool:
     """Whether the nodes in use keep budget and number of nodes."""
     rented, limits = cheapest_nodes(model, solution), model.limits
     if limits.budget is not None and float(model.supply.usd @ rented) > limits.budget:
@@ -164,14 +164,14 @@ def _within(model: Model, solution: Solution) -> bool:
 
 
 def _common(
-    model: Model,
-    rebuild: Callable[[float], Model],
+    model: RentModel,
+    rebuild: Callable[[float], RentModel],
     start: Solution | None,
     deadline: Deadline,
     seed: int,
-) -> Served:
+) -> ServedDemand:
     free = replace(model, penalty=np.zeros(model.cells))
-    standing = Standing(Target(0.0, EXACT), deadline)
+    standing = Incumbent(Target(0.0, EXACT), deadline)
     pairs = PairSearch(free, "common", np.ones(len(model.pairs)), standing, seed)
     pairs.tighten()
     prices = pairs.relaxed[0] if pairs.relaxed is not None else pairs.root.prices
@@ -193,7 +193,7 @@ def _common(
     most = max(low, min(1.0, 1.0 - standing.bound))
     statistics = Statistics(pairs=sum(len(p) for p in model.pairs), mips=pairs.mips)
     fraction = np.full(len(model.pairs), low)
-    return Served(standing.solution, fraction, low, most, prices, statistics)
+    return ServedDemand(standing.solution, fraction, low, most, prices, statistics)
 
 
 class _Probe:
@@ -202,7 +202,7 @@ class _Probe:
     From `top` on, nothing was found though it is not excluded.
     """
 
-    def __init__(self, model: Model, rebuild: Callable[[float], Model], seed: int) -> None:
+    def __init__(self, model: RentModel, rebuild: Callable[[float], RentModel], seed: int) -> None:
         self.solution: Solution | None = None
         self.low, self.high, self.top = 0.0, 1.0, 1.0
         self._model, self._rebuild, self._seed = model, rebuild, seed
@@ -229,11 +229,11 @@ class _Probe:
 
     def _look(self, fraction: float, deadline: Deadline) -> None:
         # A gap of all of it: anything will do.
-        standing = Standing(Target(1.0), deadline)
+        standing = Incumbent(Target(1.0), deadline)
         self._prices = glance(self._rebuild(fraction), standing, self._prices, self._seed)
         self._note(fraction, standing)
 
-    def _note(self, fraction: float, standing: Standing) -> None:
+    def _note(self, fraction: float, standing: Incumbent) -> None:
         if standing.solution is not None:
             self.take(standing.solution)
             return
@@ -245,15 +245,15 @@ class _Probe:
         """Look closely for allocations of fractions between `low` and `top` until these meet."""
         while self.top - self.low > EXACT and deadline.left > 0.0:
             fraction = self.low + max(0.5 * (self.top - self.low), 0.9 * EXACT)
-            standing = Standing(Target(1.0), deadline.part(0.3))
+            standing = Incumbent(Target(1.0), deadline.part(0.3))
             minimise(self._rebuild(fraction), standing, self._seed)
             self._note(fraction, standing)
 
 
-def _weighted(model: Model, weights: Floats, deadline: Deadline, seed: int) -> Served:
+def _weigh(model: RentModel, weights: Floats, deadline: Deadline, seed: int) -> ServedDemand:
     roles, total = len(model.pairs), float(weights.sum())
     normal = weights / total if total > 0.0 else np.full(roles, 1.0 / max(1, roles))
-    standing = Standing(Target(0.0, EXACT), deadline)
+    standing = Incumbent(Target(0.0, EXACT), deadline)
     pairs = PairSearch(model, "weighted", normal, standing, seed)
     pairs.tighten()
     prices = pairs.relaxed[0] if pairs.relaxed is not None else pairs.root.prices
@@ -274,10 +274,10 @@ def _weighted(model: Model, weights: Floats, deadline: Deadline, seed: int) -> S
     statistics = Statistics(
         pairs=sum(len(p) for p in model.pairs), mixes=mixes.mixes, mips=mixes.mips + pairs.mips
     )
-    return Served(standing.solution, fraction, achieved, most, prices, statistics)
+    return ServedDemand(standing.solution, fraction, achieved, most, prices, statistics)
 
 
-def served_shares(model: Model, solution: Solution) -> Floats:
+def served_shares(model: RentModel, solution: Solution) -> Floats:
     """Return the share of each role's demand that is served (an instance counts for all of it at most)."""
     share = np.zeros(len(model.pairs))
     for role, started in enumerate(solution.started):

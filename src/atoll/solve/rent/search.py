@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.solve.rent.columns import Model, Solution
+from atoll.solve.rent.columns import RentModel, Solution
 from atoll.solve.rent.mixes.decomposition import Decomposition
 from atoll.solve.rent.pairs.pair_search import PairSearch
 from atoll.solve.rent.relaxation import Prices, cheapest_rents, price_of_all
-from atoll.solve.rent.standing import Standing
+from atoll.solve.rent.standing import Incumbent
 from atoll.solve.rent.types import Statistics
 
 Floats = NDArray[np.float64]
@@ -28,7 +28,7 @@ _HAIR = 1e-9
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SearchOutcome:
     """How the search ended; `short`: not even the linear relaxation serves all demand.
 
     `prices` and `demand` (of each role's whole demand) are duals of that relaxation.
@@ -40,7 +40,7 @@ class Outcome:
     statistics: Statistics
 
 
-def minimise(model: Model, standing: Standing, seed: int) -> Outcome:
+def minimise(model: RentModel, standing: Incumbent, seed: int) -> SearchOutcome:
     """Search for the cheapest allocation from where `standing` is, and report to it."""
     standing.ceiling = price_of_all(model) * (1.0 + _HAIR)
     prices = Prices(cheapest_rents(model))
@@ -50,7 +50,9 @@ def minimise(model: Model, standing: Standing, seed: int) -> Outcome:
         mixes.integer(20)
     if standing.done and (standing.solution is None or _roomy(model, standing.solution)):
         rates = np.array([p.rate for p in mixes.root.priced])
-        return Outcome(standing.bound == np.inf, prices, rates, _statistics(model, mixes, None))
+        return SearchOutcome(
+            standing.bound == np.inf, prices, rates, _statistics(model, mixes, None)
+        )
     dear = _DEAR * np.maximum(1.0, np.array([p.least for p in mixes.root.priced]))
     mixes.set_unserved(_DEAR_MIX / _DEAR * dear)
     pairs = PairSearch(model, "cost", dear, standing, seed)
@@ -67,10 +69,10 @@ def minimise(model: Model, standing: Standing, seed: int) -> Outcome:
         pairs.lift(mixes.root.prices, [p.least for p in mixes.root.priced])
         pairs.close()
     relaxed, demand = pairs.relaxed or (prices, np.zeros(len(model.pairs)))
-    return Outcome(short, relaxed, demand, _statistics(model, mixes, pairs))
+    return SearchOutcome(short, relaxed, demand, _statistics(model, mixes, pairs))
 
 
-def glance(model: Model, standing: Standing, prices: Prices, seed: int) -> Prices:
+def glance(model: RentModel, standing: Incumbent, prices: Prices, seed: int) -> Prices:
     """Look quickly for any allocation, or for a proof that there is none; return the best prices.
 
     `prices` are those to start from.
@@ -88,7 +90,7 @@ def glance(model: Model, standing: Standing, prices: Prices, seed: int) -> Price
     return mixes.root.prices
 
 
-def _roomy(model: Model, solution: Solution) -> bool:
+def _roomy(model: RentModel, solution: Solution) -> bool:
     """Whether more could be had of everything that is rented, so that prices are those of the market."""
     full = (solution.rented > 0) & (solution.rented >= model.supply.available)
     limits = model.limits
@@ -96,7 +98,7 @@ def _roomy(model: Model, solution: Solution) -> bool:
     return free and not bool(full.any())
 
 
-def _statistics(model: Model, mixes: Decomposition, pairs: PairSearch | None) -> Statistics:
+def _statistics(model: RentModel, mixes: Decomposition, pairs: PairSearch | None) -> Statistics:
     total = sum(len(p) for p in model.pairs)
     if pairs is None:
         return Statistics(pairs=total, mixes=mixes.mixes, mips=mixes.mips)

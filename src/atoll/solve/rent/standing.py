@@ -47,7 +47,7 @@ class Target:
         return max(self.gap * abs(objective), self.absolute)
 
 
-class Standing:
+class Incumbent:
     """The best solution so far and the best bound; a bound of inf proves that there is no solution.
 
     `ceiling` is what no solution can cost more than: a bound above it is one of inf. Where nothing is

@@ -75,7 +75,7 @@ class RunningColumn:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class AllocatedInstances:
     """`number` equal instances of one role in one region, `kept` of which run already.
 
     `template` is the index into the role's templates, or None for a running multiset not among them.
@@ -117,7 +117,7 @@ class Allocation:
     """
 
     status: Status
-    instances: tuple[Chosen, ...]
+    instances: tuple[AllocatedInstances, ...]
     offers_used: NDArray[np.int64]
     usd_per_hour: float
     init_usd: float

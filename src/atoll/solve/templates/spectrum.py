@@ -19,7 +19,7 @@ Counts = NDArray[np.int8]
 
 
 @dataclass(frozen=True)
-class Priced:
+class PricedTemplates:
     """Node sets with their throughput per second and lowest price in USD per hour.
 
     `usd` is infinite where no region sells all nodes of a set, and `region[i]` then means nothing.
@@ -35,9 +35,9 @@ class Priced:
         """Throughput per dollar an hour; 0 where there is no price."""
         return self.throughput / np.maximum(self.usd, 1e-9) * np.isfinite(self.usd)
 
-    def only(self, which: NDArray[np.bool_]) -> Priced:
+    def only(self, which: NDArray[np.bool_]) -> PricedTemplates:
         """Return some of the sets."""
-        return Priced(
+        return PricedTemplates(
             self.counts[which], self.throughput[which], self.usd[which], self.region[which]
         )
 
@@ -47,13 +47,13 @@ class Priced:
         return np.lexsort((nodes, -self.throughput, -self.value))
 
 
-def priced(
+def price_templates(
     counts: Counts,
     throughput: Floats,
     node_types: Sequence[str],
     regions: Sequence[str],
     prices: Mapping[tuple[str, str], float],
-) -> Priced:
+) -> PricedTemplates:
     """Return node sets with their price in the region where they are cheapest.
 
     `prices` are in USD per hour by (region, node type); all nodes of a set stand in one region.
@@ -65,7 +65,7 @@ def priced(
         usd = np.array([0.0 if price is None else price for price in known])
         whole = ~(counts[:, ~sold] > 0).any(axis=1)
         total[r, whole] = counts[whole] @ usd
-    return Priced(counts, throughput, total.min(axis=0), total.argmin(axis=0))
+    return PricedTemplates(counts, throughput, total.min(axis=0), total.argmin(axis=0))
 
 
 def is_homogeneous(library: TemplateLibrary) -> NDArray[np.bool_]:

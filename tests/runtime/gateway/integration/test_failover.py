@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from atoll.runtime.gateway.health import Watch
+from atoll.runtime.gateway.health import HealthMonitor
 from atoll.runtime.gateway.settings import HealthSettings
-from atoll.runtime.http.upstream import GET, Link, Links
+from atoll.runtime.http.upstream import GET, HttpUpstream, HttpUpstreamPool
 from tests.runtime.gateway.engine import Fault, ScriptedEngine, expected
 from tests.runtime.gateway.harness import (
     CHAT,
@@ -322,16 +322,16 @@ def test_health_check_lets_go_of_its_connection() -> None:
         async with running([ScriptedEngine()]) as bench:
             member = bench.gateway.pool.members["e0"]
             links = bench.gateway.links(member)
-            assert isinstance(links, Links)
-            taken: list[Link | None] = []
+            assert isinstance(links, HttpUpstreamPool)
+            taken: list[HttpUpstream | None] = []
             keep = links.keep
 
-            def keep_and_take(link: Link) -> None:
+            def keep_and_take(link: HttpUpstream) -> None:
                 keep(link)
                 taken.append(links.take())
 
             links.keep = keep_and_take  # type: ignore[method-assign]
-            assert await Watch(bench.gateway)._ask(member, GET, "/health", b"", 2.0) == 200
+            assert await HealthMonitor(bench.gateway)._ask(member, GET, "/health", b"", 2.0) == 200
             (link,) = taken
             assert link is not None
             assert not link.transport.is_closing()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.runtime.gateway.settings import Limits
+from atoll.runtime.gateway.settings import GatewayLimits
 from tests.runtime.gateway.engine import Fault, ScriptedEngine
 from tests.runtime.gateway.harness import CHAT, COMPLETIONS, Bench, Reply, chat, read_reply, running
 
@@ -129,7 +129,7 @@ def test_bad_requests(raw: bytes, status: int) -> None:
         assert_error(reply, status)
         assert ("allow" in reply.headers) == (status == 405)
 
-    with_bench(go, limits=Limits(body_bytes=1000))
+    with_bench(go, limits=GatewayLimits(body_bytes=1000))
 
 
 def test_large_body_in_pieces_is_refused_while_it_comes() -> None:
@@ -143,7 +143,7 @@ def test_large_body_in_pieces_is_refused_while_it_comes() -> None:
         assert bench.gateway.buffered == 0
         writer.close()
 
-    with_bench(go, limits=Limits(body_bytes=1000))
+    with_bench(go, limits=GatewayLimits(body_bytes=1000))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_full_gateway_says_when_to_come_back() -> None:
         await first
         assert (await bench.post(CHAT, chat())).status == 200
 
-    with_bench(go, limits=Limits(requests=1), attempts=1)
+    with_bench(go, limits=GatewayLimits(requests=1), attempts=1)
     with_bench(go, max_inflight=1, attempts=1)
 
 
@@ -209,7 +209,7 @@ def test_too_many_connections() -> None:
         await asyncio.sleep(0.05)
         assert (await bench.get("/health")).status == 200
 
-    with_bench(go, limits=Limits(connections=1))
+    with_bench(go, limits=GatewayLimits(connections=1))
 
 
 def test_requests_may_follow_each_other_without_waiting() -> None:

@@ -58,7 +58,7 @@ class Missing:
         return f"{self.layers} of {self.needed} {noun} no place{memory}: the nodes hold {self.held}"
 
 
-def missing(instance: FlowInstance, bytes_per_layer: float = 0.0) -> Missing:
+def find_missing(instance: FlowInstance, bytes_per_layer: float = 0.0) -> Missing:
     """Return how many layers the nodes cannot hold together, with the memory these take."""
     held = int(instance.most.sum())
     short = max(0, instance.layers - held)
@@ -103,7 +103,7 @@ def upper_bound(instance: FlowInstance, *, tight: bool = True, value: float = 0.
 
     `value` is what some placement is known to reach: the search for the bound ends where it is met.
     """
-    short = missing(instance)
+    short = find_missing(instance)
     if short.layers:
         return Bound(0.0, "memory", str(short))
     cuts = needed_cuts(instance)

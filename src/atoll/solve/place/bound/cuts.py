@@ -69,7 +69,7 @@ def rates(instance: FlowInstance) -> Floats:
     return np.asarray(np.minimum(_allowed(instance), most[:, None]), np.float64)
 
 
-def crossing(net: Network, inside: Mask) -> float:
+def crossing_rate(net: Network, inside: Mask) -> float:
     """Return X_R of a set of nodes, tokens/s."""
     into = net.enter[inside].sum() + net.link[np.ix_(~inside, inside)].sum()
     out = net.leave[inside].sum() + net.link[np.ix_(inside, ~inside)].sum()
@@ -81,7 +81,7 @@ def region_cuts(instance: FlowInstance) -> list[Cut]:
     net = network(instance)
     own = np.array(instance.regions)
     return [
-        Cut(f"region {name}", own == name, crossing(net, own == name))
+        Cut(f"region {name}", own == name, crossing_rate(net, own == name))
         for name in dict.fromkeys(instance.regions)
     ]
 
@@ -110,7 +110,7 @@ def needed_cuts(instance: FlowInstance) -> list[Cut]:
     ]
     for name, inside in [(f"region {name}", inside) for name, inside in groups] + singles:
         if int(instance.most[~inside].sum()) < instance.layers:
-            found.append(Cut(name, inside, crossing(net, inside)))
+            found.append(Cut(name, inside, crossing_rate(net, inside)))
     return found
 
 

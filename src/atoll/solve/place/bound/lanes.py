@@ -36,7 +36,7 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class Block:
+class LaneBlock:
     """Lanes beside each other, over the same number of layers."""
 
     layers: int
@@ -67,7 +67,7 @@ def lanes(
         blocks = _blocks(
             tables, number, float(sums[middle]), instance.layers, until - time.perf_counter()
         )
-        found = None if blocks is None else placed(instance, tables, group, blocks)
+        found = None if blocks is None else place_blocks(instance, tables, group, blocks)
         if found is None:
             last = middle
         else:
@@ -99,7 +99,7 @@ def splits(tables: Floats, flow: float) -> list[tuple[float, ...]]:
 
 def _blocks(
     tables: Floats, number: Ints, flow: float, layers: int, seconds: float
-) -> list[Block] | None:
+) -> list[LaneBlock] | None:
     """Return blocks of all layers at a flow, or None where there are none (or not in time)."""
     programme = Programme(1.0)
     used: list[list[tuple[int, float]]] = [[] for _ in number]
@@ -127,14 +127,14 @@ def _blocks(
         return None
     whole = np.rint(solved.values).astype(np.int64)
     return [
-        Block(int(whole[length]), tuple(Lane(part, whole[x]) for part, x in own))
+        LaneBlock(int(whole[length]), tuple(Lane(part, whole[x]) for part, x in own))
         for length, own in found
         if whole[length] > 0
     ]
 
 
-def placed(
-    instance: FlowInstance, tables: Floats, group: Ints, blocks: list[Block]
+def place_blocks(
+    instance: FlowInstance, tables: Floats, group: Ints, blocks: list[LaneBlock]
 ) -> Placement | None:
     """Give the layers of blocks to nodes, in order; None where ranges do not add up (rates that rise)."""
     free = [list(np.flatnonzero(group == k)[::-1]) for k in range(len(tables))]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll.solve.place.bound.cuts import rates
-from atoll.solve.place.bound.lanes import Block, Lane, most_layers, placed, splits
+from atoll.solve.place.bound.lanes import Lane, LaneBlock, most_layers, place_blocks, splits
 from atoll.solve.place.instance import Floats, FlowInstance, Ints, Placement
 from atoll.solve.place.milp.engines import highs
 from atoll.solve.place.milp.model import Programme
@@ -42,7 +42,7 @@ class _Slot:
 
 
 @dataclass(frozen=True)
-class _Pool:
+class _NodeGroups:
     """Nodes by region and rate table: tables, how many, in which region; slowest links between regions."""
 
     layers: int
@@ -66,7 +66,7 @@ def region_lanes(
     if not 1 < len(names) <= _MOST_REGIONS or len(levels) > _MOST_RATES:
         return None
     keyed, group = np.unique(np.column_stack([place, own]), axis=0, return_inverse=True)
-    pool = _Pool(
+    pool = _NodeGroups(
         instance.layers,
         keyed[:, 1:],
         np.bincount(group).astype(np.int64),
@@ -89,7 +89,7 @@ def region_lanes(
         for order in orders:
             left = until - time.perf_counter()
             blocks = _blocks(pool, float(flows[middle]), order, left) if left > 0.0 else None
-            found = None if blocks is None else placed(instance, pool.tables, group, blocks)
+            found = None if blocks is None else place_blocks(instance, pool.tables, group, blocks)
             if found is not None:
                 break
         if found is None:
@@ -107,7 +107,9 @@ def _slowest(instance: FlowInstance, place: Ints, regions: int) -> Floats:
     return slow
 
 
-def _blocks(pool: _Pool, flow: float, order: Sequence[int], seconds: float) -> list[Block] | None:
+def _blocks(
+    pool: _NodeGroups, flow: float, order: Sequence[int], seconds: float
+) -> list[LaneBlock] | None:
     """Return blocks of all layers, in order, at a flow, or None where there are none (or not in time)."""
     programme = Programme(1.0)
     used: list[list[tuple[int, float]]] = [[] for _ in pool.number]
@@ -134,7 +136,7 @@ def _blocks(pool: _Pool, flow: float, order: Sequence[int], seconds: float) -> l
         return None
     whole = np.rint(solved.values).astype(np.int64)
     return [
-        Block(int(whole[slot.length]), _lanes(slot, whole, len(pool.number)))
+        LaneBlock(int(whole[slot.length]), _lanes(slot, whole, len(pool.number)))
         for slot in slots
         if whole[slot.length] > 0
     ]
@@ -152,7 +154,7 @@ def _lanes(slot: _Slot, whole: Ints, kinds: int) -> tuple[Lane, ...]:
 
 def _slot(
     programme: Programme,
-    pool: _Pool,
+    pool: _NodeGroups,
     used: list[list[tuple[int, float]]],
     region: int,
     split: tuple[float, ...],

@@ -89,7 +89,7 @@ class Covers:
         shared = self.shared(flow)
         programme = self._programme(shared)
         known = [m for m in self._met.values() if int(m @ weight) >= _GRID]
-        known += [_repeated(i, -(-_GRID // int(w)), self.items) for i, w in enumerate(weight)]
+        known += [_repeat(i, -(-_GRID // int(w)), self.items) for i, w in enumerate(weight)]
         self._add(programme, known)
         for _ in range(_ROUNDS):
             solved = programme.solve()
@@ -187,7 +187,7 @@ def cover_bound(instance: FlowInstance, *, high: float, value: float = 0.0) -> f
     return high
 
 
-def _repeated(item: int, times: int, size: int) -> Ints:
+def _repeat(item: int, times: int, size: int) -> Ints:
     cover = np.zeros(size, np.int64)
     cover[item] = times
     return cover

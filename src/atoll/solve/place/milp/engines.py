@@ -1,4 +1,4 @@
-"""What solves the integer programmes of flow placement: an engine takes a programme and returns an outcome."""
+"""What solves the integer programmes of flow placement: a programme in, an outcome out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Status = Literal["optimal", "infeasible", "stopped"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EngineOutcome:
     """What an engine reached: values of the columns (None: none found) and the bound, tokens/s."""
 
     status: Status
@@ -31,11 +31,11 @@ class Engine:
     One that `takes_start` begins at the hint; the others are only asked for something better.
     """
 
-    solve: Callable[[Programme, float, Floats | None], Outcome]
+    solve: Callable[[Programme, float, Floats | None], EngineOutcome]
     takes_start: bool = True
 
 
-def highs(programme: Programme, seconds: float, hint: Floats | None) -> Outcome:
+def highs(programme: Programme, seconds: float, hint: Floats | None) -> EngineOutcome:
     """Solve with HiGHS, from `hint`."""
     from atoll.solve.lp import LinearProgram, Sparse
 
@@ -54,7 +54,7 @@ def highs(programme: Programme, seconds: float, hint: Floats | None) -> Outcome:
     engine.add_rows(np.array(programme.row_low), np.array(programme.row_high), entries)
     engine.set_integer(np.flatnonzero(programme.whole))
     solved = engine.solve_mip(time_limit_s=seconds, gap=0.0, start=hint)
-    return Outcome(solved.status, solved.values, -solved.bound * programme.unit, solved.nodes)
+    return EngineOutcome(solved.status, solved.values, -solved.bound * programme.unit, solved.nodes)
 
 
 HIGHS = Engine(highs)

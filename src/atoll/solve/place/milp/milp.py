@@ -18,10 +18,10 @@ import numpy as np
 from atoll.core.errors import UsageError
 from atoll.solve.place.bound.bounds import upper_bound
 from atoll.solve.place.bound.cuts import loose
-from atoll.solve.place.instance import FlowInstance, Flows, Found, Placement
-from atoll.solve.place.milp.engines import HIGHS, Engine, Outcome
+from atoll.solve.place.instance import FlowInstance, Flows, Placement, PlacementResult
+from atoll.solve.place.milp.engines import HIGHS, Engine, EngineOutcome
 from atoll.solve.place.milp.model import (
-    Model,
+    PlacementModel,
     equal_model,
     paper_model,
     prune_links,
@@ -50,7 +50,7 @@ def solve_milp(
     aggregate: bool | None = None,
     degree: int | None = None,
     log: Log | None = None,
-) -> Found:
+) -> PlacementResult:
     """Return the best placement found within `seconds` and the proven bound, tokens/s.
 
     `aggregate` counts equal nodes together, which needs links that cannot bind; None does so where it can.
@@ -73,7 +73,7 @@ def solve_milp(
                 "links of this cluster can bind", hint="aggregate=False", field="aggregate"
             )
         small = instance if degree is None or together else prune_links(instance, degree)
-        model: Model = equal_model(small, bound) if together else paper_model(small, bound)
+        model: PlacementModel = equal_model(small, bound) if together else paper_model(small, bound)
         left = seconds - (time.perf_counter() - began)
         outcome = _solve(model, best, bound, engine, max(left, 0.0))
         nodes = outcome.nodes
@@ -85,10 +85,12 @@ def solve_milp(
         if log:
             log(time.perf_counter() - began, best.flows.value, bound)
     spent = time.perf_counter() - began, time.process_time() - cpu
-    return Found(best.placement, best.flows.value, bound, nodes, *spent)
+    return PlacementResult(best.placement, best.flows.value, bound, nodes, *spent)
 
 
-def _solve(model: Model, best: _Start, bound: float, engine: Engine, seconds: float) -> Outcome:
+def _solve(
+    model: PlacementModel, best: _Start, bound: float, engine: Engine, seconds: float
+) -> EngineOutcome:
     """Look for a flow above the best start."""
     programme = model.programme
     known = best.flows.value
@@ -99,7 +101,7 @@ def _solve(model: Model, best: _Start, bound: float, engine: Engine, seconds: fl
     return engine.solve(programme, seconds, hint)
 
 
-def _proven(outcome: Outcome, best: _Start, bound: float) -> float:
+def _proven(outcome: EngineOutcome, best: _Start, bound: float) -> float:
     """Return the bound an outcome proves, tokens/s."""
     if outcome.status == "infeasible":
         return best.flows.value + _SAME * bound

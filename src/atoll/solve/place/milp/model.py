@@ -95,7 +95,7 @@ class Programme:
         return len(self.low) - 1
 
 
-class Model(Protocol):
+class PlacementModel(Protocol):
     """A programme, and how its columns read as a placement and back."""
 
     @property
@@ -262,7 +262,7 @@ def equal_model(instance: FlowInstance, high: float) -> EqualModel:
     if instance.partial:
         _held_everywhere(model, tables, layers, high)
     else:
-        _conserved(model, tables, layers, high)
+        _conserve_flow(model, tables, layers, high)
     return model
 
 
@@ -278,7 +278,7 @@ def _held_everywhere(model: EqualModel, tables: Floats, layers: int, high: float
         programme.add(row, -np.inf, 0.0)
 
 
-def _conserved(model: EqualModel, tables: Floats, layers: int, high: float) -> None:
+def _conserve_flow(model: EqualModel, tables: Floats, layers: int, high: float) -> None:
     programme = model.programme
     rows: list[list[Term]] = [[] for _ in range(layers + 1)]
     for (k, s, j), column in model.number.items():

@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 
 from atoll.solve.place.search.kernel import VALUE, attempt, weigh, weigh_after
-from atoll.solve.place.search.kernel_tables import Ints, State, Tables
+from atoll.solve.place.search.kernel_tables import FlowState, Ints, Tables
 from atoll.solve.place.search.moves import Words, propose, unit
 
 _SAME_HEAT = 64
@@ -25,7 +25,7 @@ _SAME_HEAT = 64
 @njit(cache=True, nogil=True)
 def anneal(
     tables: Tables,
-    state: State,
+    state: FlowState,
     kind: Ints,
     random: Words,
     first: int,

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from atoll.solve.place.search.kernel_tables import Ints, Small, State, Tables
+from atoll.solve.place.search.kernel_tables import FlowState, Ints, Small, Tables
 
 # Slots of `State.number`: the flow, how much is logged, the number of the last search.
 VALUE, LOGGED, STAMP = 0, 1, 2
@@ -63,7 +63,7 @@ def _unlink(head: Small, after: Small, back: Small, hub: int, item: int) -> None
 
 
 @njit(cache=True, nogil=True)
-def _enlist(tables: Tables, state: State, i: int) -> None:
+def _enlist(tables: Tables, state: FlowState, i: int) -> None:
     """Put node i into the lists of the hubs it touches and add its capacity to `cover`."""
     s, e = state.start[i], state.end[i]
     if e <= s:
@@ -80,7 +80,7 @@ def _enlist(tables: Tables, state: State, i: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _delist(tables: Tables, state: State, i: int) -> None:
+def _delist(tables: Tables, state: FlowState, i: int) -> None:
     """Undo `_enlist`."""
     s, e = state.start[i], state.end[i]
     if e <= s:
@@ -189,7 +189,7 @@ def _up(
 
 
 @njit(cache=True, nogil=True)
-def _drain(tables: Tables, state: State, i: int) -> None:
+def _drain(tables: Tables, state: FlowState, i: int) -> None:
     """Cancel all flow through node i, along whole paths from source to sink."""
     flow, path, number = state.flow, state.stack, state.number
     start, end, group = state.start, state.end, tables.group
@@ -369,7 +369,7 @@ def _find_path(  # noqa: C901 - one search; split up it would pass twenty arrays
 
 
 @njit(cache=True, nogil=True)
-def augment(tables: Tables, state: State) -> None:
+def augment(tables: Tables, state: FlowState) -> None:
     """Raise the flow to a maximum."""
     flow, number, log_at, log_by = state.flow, state.number, state.log_at, state.log_by
     parent, via, rooms, leave = state.parent, state.slot, state.room, tables.leave
@@ -397,7 +397,7 @@ def augment(tables: Tables, state: State) -> None:
 
 
 @njit(cache=True, nogil=True)
-def load(tables: Tables, state: State, start: Ints, end: Ints) -> int:
+def load(tables: Tables, state: FlowState, start: Ints, end: Ints) -> int:
     """Take over a placement and compute its maximum flow from nothing; return its value."""
     state.flow[:] = 0
     state.cover[:] = 0
@@ -452,7 +452,7 @@ def weigh_after(
 
 
 @njit(cache=True, nogil=True)
-def attempt(tables: Tables, state: State, change: Ints, count: int, least: int) -> bool:
+def attempt(tables: Tables, state: FlowState, change: Ints, count: int, least: int) -> bool:
     """Move nodes (rows of `change`: node, start, end) if the flow is then at least `least`.
 
     Otherwise everything is left as it was. The rows are overwritten.
@@ -484,7 +484,7 @@ def attempt(tables: Tables, state: State, change: Ints, count: int, least: int) 
 
 
 @njit(cache=True, nogil=True)
-def _place(tables: Tables, state: State, change: Ints, c: int) -> None:
+def _place(tables: Tables, state: FlowState, change: Ints, c: int) -> None:
     """Put the node of one row where the row says, and write into the row where it was."""
     i, s, e = change[c, 0], change[c, 1], change[c, 2]
     _delist(tables, state, i)

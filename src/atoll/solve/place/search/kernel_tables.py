@@ -33,7 +33,7 @@ class Tables(NamedTuple):
     most: Ints
 
 
-class State(NamedTuple):
+class FlowState(NamedTuple):
     """A placement and a maximum flow over it.
 
     `flow` holds, one after the other: enter[n], leave[n], through[n], into the hub[n], out of the hub at
@@ -116,7 +116,7 @@ def tables_of(instance: FlowInstance) -> tuple[Tables, float]:
     ), units
 
 
-def state_of(tables: Tables) -> State:
+def state_of(tables: Tables) -> FlowState:
     """Return an empty state: no node is used."""
     n = len(tables.most)
     hubs = (tables.layers + 1) * tables.groups
@@ -130,7 +130,7 @@ def state_of(tables: Tables) -> State:
     def large(size: int) -> Ints:
         return np.zeros(size, np.int64)
 
-    return State(
+    return FlowState(
         start=large(n),
         end=large(n),
         flow=large((4 + tables.width) * n + links),

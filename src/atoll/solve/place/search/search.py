@@ -20,7 +20,7 @@ from atoll.core.errors import UsageError
 from atoll.core.rng import stream
 from atoll.solve.place.bound.bounds import upper_bound
 from atoll.solve.place.bound.lanes import lanes
-from atoll.solve.place.instance import FlowInstance, Found, Ints, Placement
+from atoll.solve.place.instance import FlowInstance, Ints, Placement, PlacementResult
 from atoll.solve.place.search.anneal import anneal
 from atoll.solve.place.search.greedy import by_level, by_region
 from atoll.solve.place.search.kernel import VALUE, load
@@ -53,7 +53,7 @@ _CHUNK = 400_000
 
 
 @dataclass
-class _Pool:
+class _BestPlacements:
     """The best distinct placements of all runs, best first, and when to stop."""
 
     instance: FlowInstance
@@ -104,7 +104,7 @@ def search(
     target: float | None = None,
     evaluations: int | None = None,
     log: Log | None = None,
-) -> Found:
+) -> PlacementResult:
     """Return the best placement found within `seconds`, or within `evaluations` if given.
 
     Ends early at the proven bound or at `target` tokens/s. `workers` threads run restarts of their own.
@@ -133,7 +133,7 @@ def search_many(
     target: float | None = None,
     evaluations: int | None = None,
     log: Log | None = None,
-) -> tuple[Found, ...]:
+) -> tuple[PlacementResult, ...]:
     """Return up to `candidates` distinct placements, best first, at least one; see `search`.
 
     Where nothing flows, the one placement uses no node.
@@ -148,7 +148,7 @@ def search_many(
         more = lanes(instance, seconds=min(_LANES_S, seconds / 6), high=bound)
         starts += [] if more is None else [more]
     goal = bound * (1.0 - 1e-8) if target is None else min(target, bound * (1.0 - 1e-8))
-    pool = _Pool(instance, candidates, goal, bound, began, log)
+    pool = _BestPlacements(instance, candidates, goal, bound, began, log)
     if starts and bound > 0.0:
         until = np.inf if evaluations is not None else began + seconds
         share = None if evaluations is None else -(-evaluations // workers)
@@ -162,7 +162,7 @@ def search_many(
                 ]
                 for job in jobs:
                     job.result()
-    return _ranked(pool, bound, began, cpu)
+    return _rank(pool, bound, began, cpu)
 
 
 def _starts(instance: FlowInstance, given: Sequence[Placement]) -> list[Placement]:
@@ -171,14 +171,16 @@ def _starts(instance: FlowInstance, given: Sequence[Placement]) -> list[Placemen
     return [*given, *(placement for placement in own if placement is not None)]
 
 
-def _ranked(pool: _Pool, bound: float, began: float, cpu: float) -> tuple[Found, ...]:
+def _rank(
+    pool: _BestPlacements, bound: float, began: float, cpu: float
+) -> tuple[PlacementResult, ...]:
     spent = (time.perf_counter() - began, time.process_time() - cpu)
     if not pool.found:
         nothing = np.zeros(pool.instance.size, np.int64)
-        return (Found(Placement(nothing, nothing.copy()), 0.0, bound, pool.done, *spent),)
+        return (PlacementResult(Placement(nothing, nothing.copy()), 0.0, bound, pool.done, *spent),)
     ranked = sorted(pool.found.items(), key=lambda item: (-item[1][0], item[0]))
     return tuple(
-        Found(placement, value, max(bound, value), pool.done, *spent)
+        PlacementResult(placement, value, max(bound, value), pool.done, *spent)
         for _, (value, placement) in ranked
     )
 
@@ -190,7 +192,9 @@ class _Worker:
     matter which is faster.
     """
 
-    def __init__(self, pool: _Pool, starts: Sequence[Placement], seed: int, number: int) -> None:
+    def __init__(
+        self, pool: _BestPlacements, starts: Sequence[Placement], seed: int, number: int
+    ) -> None:
         self.pool = pool
         self.starts = starts
         self.tables, self.units = tables_of(pool.instance)
@@ -293,14 +297,14 @@ def search_by(
     evaluations: int | None = None,
     bound: float = np.inf,
     log: Log | None = None,
-) -> tuple[Found, ...]:
+) -> tuple[PlacementResult, ...]:
     """Search for the largest value of any objective of (start, end), say sustained throughput; best first.
 
     The same steps as `search`, with nodes left out now and then; for objectives that take so long that the
     loop around them does not matter. Runs are a tenth of the time or evaluations each.
     """
     began, cpu = time.perf_counter(), time.process_time()
-    pool = _Pool(instance, candidates, bound, bound, began, log)
+    pool = _BestPlacements(instance, candidates, bound, bound, began, log)
     random = stream(seed, "flow", "any objective")
     starts = _starts(instance, start)
     scored = [(float(evaluate(own.start, own.end)), own) for own in starts]
@@ -322,11 +326,11 @@ def search_by(
         scored.append(top)
         stuck += not moved
         run += 1
-    return _ranked(pool, bound, began, cpu)
+    return _rank(pool, bound, began, cpu)
 
 
 def _run_by(
-    pool: _Pool,
+    pool: _BestPlacements,
     evaluate: Callable[[Ints, Ints], float],
     begin: tuple[float, Placement],
     random: np.random.Generator,

@@ -1,6 +1,6 @@
 """Sustained throughput: what is left of a flow once the time requests stay, and their KV cache, count.
 
-`max-flow` asks how many tokens/s nodes and links could carry. `sustained` asks how many last: every hop
+`max-flow` asks how many tokens/s nodes and links could carry. `sustain` asks how many last: every hop
 adds seconds to each token's round trip, a request stays for as many round trips as it generates tokens,
 and all that time it holds KV cache on every node of its pipeline. The model is in `residence`, the search
 for the flow and its multiple in `sustained_kernel`, the derivation and how well it predicts in
@@ -16,7 +16,8 @@ import numpy as np
 
 from atoll.core.errors import InputError
 from atoll.solve.place.instance import Floats, FlowInstance, Flows, Placement
-from atoll.solve.place.sustained.kernel import arcs_of, place_value, sustain
+from atoll.solve.place.sustained.kernel import arcs_of, place_value
+from atoll.solve.place.sustained.kernel import sustain as largest_share
 from atoll.solve.place.sustained.residence import BATCHES, Arcs, Ints, Site
 
 TRIED = (np.inf, 3.0, 2.0, 1.5, 1.25)
@@ -119,7 +120,7 @@ def _curve(x: Floats, y: Floats, at: Floats) -> Floats:
     return found
 
 
-def sustained(
+def sustain(
     instance: FlowInstance, placement: Placement, flows: Flows, site: Site | None = None
 ) -> Sustained:
     """Return what a given flow sustains: the largest multiple of it that lasts."""
@@ -165,7 +166,7 @@ def _answer(site: Site, placement: Placement, tail: Ints, head: Ints, flow: Floa
     scale = 0.0
     if len(tail):
         arcs = Arcs(tail, head, flow)
-        scale = float(sustain(site, placement.start, placement.end, arcs, use, trip, hop))
+        scale = float(largest_share(site, placement.start, placement.end, arcs, use, trip, hop))
     flow = flow * scale
     edge = np.zeros((size, size))
     enter, leave = np.zeros(size), np.zeros(size)

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from atoll.core.errors import InternalError
 from atoll.solve.lp import LpResult
 from atoll.solve.rent.answer import cheapest_nodes
-from atoll.solve.rent.columns import Model, Solution
+from atoll.solve.rent.columns import RentModel, Solution
 from atoll.solve.rent.mixes.mix_master import MixMaster
 from atoll.solve.rent.mixes.mixes import items_of
-from atoll.solve.rent.mixes.pool import Mix, MixPool, Priced
+from atoll.solve.rent.mixes.pool import Mix, MixPool, PricedRole
 from atoll.solve.rent.relaxation import Prices, offers_part
-from atoll.solve.rent.standing import Standing
+from atoll.solve.rent.standing import Incumbent
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -54,7 +54,7 @@ class Root:
 
     prices: Prices
     value: float
-    priced: tuple[Priced, ...]
+    priced: tuple[PricedRole, ...]
 
 
 class Decomposition:
@@ -66,9 +66,9 @@ class Decomposition:
 
     def __init__(
         self,
-        model: Model,
+        model: RentModel,
         unserved: Floats,
-        standing: Standing,
+        standing: Incumbent,
         *,
         rent: float = 1.0,
         partial: bool = False,
@@ -334,7 +334,7 @@ def blend(a: Prices, b: Prices, weight: float) -> Prices:
     )
 
 
-def solution_of(model: Model, chosen: list[Mix | None], rented: Ints) -> Solution:
+def solution_of(model: RentModel, chosen: list[Mix | None], rented: Ints) -> Solution:
     """Return the instances of the chosen mixes."""
     started: list[dict[int, int]] = []
     kept = []

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.solve.lp import LpResult, Sparse
-from atoll.solve.rent.columns import Model
-from atoll.solve.rent.mixes.mixes import Items
+from atoll.solve.rent.columns import RentModel
+from atoll.solve.rent.mixes.mixes import MixItems
 from atoll.solve.rent.mixes.pool import Mix
-from atoll.solve.rent.pairs.rental import Rental
+from atoll.solve.rent.pairs.rental import RentalProgramme
 from atoll.solve.rent.standing import Target
 
 Floats = NDArray[np.float64]
@@ -48,11 +48,11 @@ class _Column:
     mix: Mix | None = None
 
 
-class MixMaster(Rental):
+class MixMaster(RentalProgramme):
     """Grows by mixes and by items of loose roles."""
 
     def __init__(
-        self, model: Model, unserved: Floats, *, rent: float, partial: bool, seed: int
+        self, model: RentModel, unserved: Floats, *, rent: float, partial: bool, seed: int
     ) -> None:
         super().__init__(model, rent=rent, seed=seed)
         roles = len(model.pairs)
@@ -120,7 +120,7 @@ class MixMaster(Rental):
             key=lambda found: (-found[0], found[1], found[2]),
         )
 
-    def add_items(self, role: int, items: Items, cut: Floats) -> None:
+    def add_items(self, role: int, items: MixItems, cut: Floats) -> None:
         """Add single items of a role, whose mixes are too many to list, and its cut."""
         if role not in self._loose:
             own = [self._first + i for i, c in enumerate(self._columns) if c.role == role]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.solve.cover import compiled
+from atoll.solve.cover import compile_typed
 from atoll.solve.rent.columns import Kept, Pairs, price_pairs
 
 Floats = NDArray[np.float64]
@@ -28,7 +28,7 @@ DEEPEST = 64
 _WHOLE = 1e-9
 
 
-@compiled
+@compile_typed
 def _place(left: Ints, cells: NDArray[np.int32], i: int, by: int) -> bool:
     """Take (`by` = -1) or give back (1) the nodes of item i; return whether there were enough."""
     padding = len(left) - 1
@@ -43,7 +43,7 @@ def _place(left: Ints, cells: NDArray[np.int32], i: int, by: int) -> bool:
     return enough
 
 
-@compiled
+@compile_typed
 def _steps(rest: float, last: int, partial: bool) -> int:
     """Demand left in steps: rounded up, a cover stays one; where a part may go unserved, rounded down."""
     if rest <= _WHOLE:
@@ -51,7 +51,7 @@ def _steps(rest: float, last: int, partial: bool) -> int:
     return int(rest * last) if partial else int(np.ceil(rest * last - _WHOLE))
 
 
-@compiled
+@compile_typed
 def _next(
     i: int,
     rest: float,
@@ -76,7 +76,7 @@ def _next(
     return i
 
 
-@compiled
+@compile_typed
 def search_mixes(
     cost: Floats,
     guide: Floats,
@@ -153,7 +153,7 @@ def search_mixes(
 
 
 @dataclass(frozen=True)
-class Items:
+class MixItems:
     """What mixes of one role are made of, by falling share.
 
     `cells` has an own cell for every running item, with room for as many as run. `init` is the cost of
@@ -171,9 +171,9 @@ class Items:
     def __len__(self) -> int:
         return len(self.share)
 
-    def take(self, which: NDArray[np.bool_] | Ints) -> Items:
+    def take(self, which: NDArray[np.bool_] | Ints) -> MixItems:
         """Return some of the items, in order."""
-        return Items(
+        return MixItems(
             self.share[which],
             self.weight[which],
             self.region[which],
@@ -198,7 +198,7 @@ class Items:
         return np.bincount(self.cells[picks].ravel(), minlength=len(self.room))[:-1]
 
 
-def items_of(pairs: Pairs, kept: Kept, nodes: Ints, penalty: Floats) -> Items:
+def items_of(pairs: Pairs, kept: Kept, nodes: Ints, penalty: Floats) -> MixItems:
     """Return the items of a role; `nodes` per cell can be had."""
     cells, running = len(nodes), len(kept.pairs)
     padding = cells + running
@@ -215,7 +215,7 @@ def items_of(pairs: Pairs, kept: Kept, nodes: Ints, penalty: Floats) -> Items:
         )
     share = np.concatenate([pairs.share, kept.pairs.share])
     order = np.argsort(-share, kind="stable")
-    return Items(
+    return MixItems(
         share[order],
         np.concatenate([pairs.weight, kept.pairs.weight])[order],
         np.concatenate([pairs.region, kept.pairs.region])[order],

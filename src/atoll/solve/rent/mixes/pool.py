@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from atoll.solve.cover import cheapest_by_weight, cheapest_cover, closure, cover
 from atoll.solve.rent.columns import GRID
-from atoll.solve.rent.mixes.mixes import DEEPEST, Items, search_mixes
+from atoll.solve.rent.mixes.mixes import DEEPEST, MixItems, search_mixes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -39,7 +39,7 @@ class Mix:
 
 
 @dataclass(frozen=True)
-class Guide:
+class SearchGuide:
     """What the search for mixes is led by: item costs with a surcharge on nodes, and `cover` at those.
 
     No mix costs less than `table[-1, -1]` less `surplus`, the surcharge on all that can be had.
@@ -51,7 +51,7 @@ class Guide:
 
 
 @dataclass(frozen=True)
-class Priced:
+class PricedRole:
     """A role at some prices: no mix costs less than `least`; `fresh` is a mix to add if one was found.
 
     `rate` is what the demand costs at the best price per throughput, `cost` is that of the items.
@@ -60,14 +60,14 @@ class Priced:
     least: float
     rate: float
     cost: Floats
-    guide: Guide
+    guide: SearchGuide
     fresh: Mix | None
 
 
 class MixPool:
     """Mixes of one role; leaving all its demand unserved costs `unserved` (inf: not allowed)."""
 
-    def __init__(self, items: Items, cells: int, regions: int, spread: int) -> None:
+    def __init__(self, items: MixItems, cells: int, regions: int, spread: int) -> None:
         self.items = items
         self.mixes: list[Mix] = []
         self._cells, self._regions, self._spread = cells, regions, spread
@@ -100,12 +100,12 @@ class MixPool:
             value = value + unserved * (1.0 - share)
         return np.asarray(value)
 
-    def price(self, cell: Floats, unserved: float, eps: float) -> Priced:
+    def price(self, cell: Floats, unserved: float, eps: float) -> PricedRole:
         """Find the cheapest mix at these prices, or prove the known ones cheapest to within `eps`."""
         items = self.items
         if not len(items):
-            nothing = Guide(np.zeros(0), np.zeros((2, GRID + 1)), 0.0)
-            return Priced(unserved, unserved, np.zeros(0), nothing, None)
+            nothing = SearchGuide(np.zeros(0), np.zeros((2, GRID + 1)), 0.0)
+            return PricedRole(unserved, unserved, np.zeros(0), nothing, None)
         cost = items.prices(cell)
         rate = float((cost / items.share).min())
         known = min(unserved, float(self.values(cell, unserved).min(initial=np.inf)))
@@ -115,7 +115,7 @@ class MixPool:
             least = max(least, rate)
         least = min(least, unserved)
         if float(items.share[0]) * DEEPEST < 1.0:
-            return Priced(least, rate, cost, guide, None)
+            return PricedRole(least, rate, cost, guide, None)
         work = _EASY_WORK
         step = max(eps, 1e-3 * abs(least))
         while np.isfinite(least):
@@ -125,7 +125,7 @@ class MixPool:
             found, exhaustive = self.below(cost, guide, unserved, limit, 1, work)
             if found:
                 value = self._value(found[0], cell, unserved)
-                return Priced(value if exhaustive else least, rate, cost, guide, found[0])
+                return PricedRole(value if exhaustive else least, rate, cost, guide, found[0])
             if exhaustive:
                 least = max(least, limit)
                 if last:
@@ -138,21 +138,21 @@ class MixPool:
                 guide = self._guide(cost, unserved)
                 least = max(least, min(unserved, float(guide.table[-1, -1]) - guide.surplus))
             else:
-                return Priced(least, rate, cost, guide, self._some(cost, guide, unserved))
-        return Priced(least, rate, cost, guide, None)
+                return PricedRole(least, rate, cost, guide, self._some(cost, guide, unserved))
+        return PricedRole(least, rate, cost, guide, None)
 
     def _value(self, mix: Mix, cell: Floats, unserved: float) -> float:
         value = float(mix.use @ cell) + mix.init
         return value + unserved * (1.0 - mix.share) if np.isfinite(unserved) else value
 
-    def _some(self, cost: Floats, guide: Guide, unserved: float) -> Mix | None:
+    def _some(self, cost: Floats, guide: SearchGuide, unserved: float) -> Mix | None:
         """Any mix at all, where there is none yet."""
         if self.mixes or np.isfinite(unserved):
             return None
         found, _ = self.below(cost, guide, unserved, _ENDLESS, 1, _WORK)
         return found[0] if found else None
 
-    def _guide(self, cost: Floats, unserved: float) -> Guide:
+    def _guide(self, cost: Floats, unserved: float) -> SearchGuide:
         items = self.items
         surplus = float(self._surcharge @ items.room)
         charged = cost + items.surcharges(self._surcharge) if surplus > 0.0 else cost
@@ -173,7 +173,7 @@ class MixPool:
         if np.isfinite(unserved):
             slope = unserved * _STEPS
             table = np.minimum.accumulate(table - slope, axis=1) + slope
-        return Guide(charged, table, surplus)
+        return SearchGuide(charged, table, surplus)
 
     def _learn(self, cost: Floats, unserved: float, aim: float) -> None:
         """Surcharge nodes that the cheapest cover takes more of than there are (subgradient steps)."""
@@ -195,7 +195,7 @@ class MixPool:
             stride = max(aim - value, 1e-3 * abs(value)) / square * 0.9**lesson
             surcharge = np.append(np.maximum(0.0, surcharge[:-1] + stride * over), 0.0)
 
-    def near(self, guide: Guide, limit: float) -> Ints:
+    def near(self, guide: SearchGuide, limit: float) -> Ints:
         """Return the items that may be part of a mix below `limit`."""
         ahead = guide.table[max(0, self._spread - 1), GRID - self.items.weight]
         return np.flatnonzero(guide.cost + ahead < limit + guide.surplus)
@@ -226,7 +226,7 @@ class MixPool:
     def below(
         self,
         cost: Floats,
-        guide: Guide,
+        guide: SearchGuide,
         unserved: float,
         limit: float,
         most: int,

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.solve.lp import LpResult, Sparse
-from atoll.solve.rent.columns import GRID, Model, Pairs, Solution
-from atoll.solve.rent.pairs.rental import Rental
+from atoll.solve.rent.columns import GRID, Pairs, RentModel, Solution
+from atoll.solve.rent.pairs.rental import RentalProgramme
 from atoll.solve.rent.relaxation import Goal
 
 Floats = NDArray[np.float64]
@@ -33,7 +33,7 @@ _PRICED_OUT = 1e-7
 
 
 @dataclass(frozen=True)
-class Answer:
+class MasterResult:
     """What an integer solve over the master's pairs reached; `bound` holds for these pairs only."""
 
     complete: bool
@@ -49,10 +49,10 @@ class _Cut:
     values: Floats
 
 
-class Master(Rental):
+class Master(RentalProgramme):
     """Grows by pairs and cuts; pair i of role r is known by its index into `model.pairs[r]`."""
 
-    def __init__(self, model: Model, goal: Goal, unserved: Floats, seed: int) -> None:
+    def __init__(self, model: RentModel, goal: Goal, unserved: Floats, seed: int) -> None:
         super().__init__(model, rent=1.0 if goal == "cost" else 0.0, seed=seed)
         self.goal = goal
         self.rounds = 0
@@ -241,7 +241,7 @@ class Master(Rental):
         absolute_gap: float = 1e-9,
         start: Solution | None = None,
         node_limit: int | None = None,
-    ) -> Answer:
+    ) -> MasterResult:
         """Solve with whole nodes and instances over the pairs that are in."""
         values = None if start is None else self._values(start)
         served = np.zeros(len(self.model.pairs))
@@ -261,7 +261,7 @@ class Master(Rental):
             self.lp.set_bounds(self._unserved, served, served + 1.0)
         solution = None if found.values is None else self._solution(found.values)
         bound = np.inf if found.status == "infeasible" else found.bound
-        return Answer(found.status != "stopped", found.objective, bound, solution)
+        return MasterResult(found.status != "stopped", found.objective, bound, solution)
 
     def _values(self, solution: Solution) -> Floats:
         model = self.model

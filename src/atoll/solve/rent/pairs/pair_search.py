@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.solve.lp import LpResult
-from atoll.solve.rent.columns import Model
+from atoll.solve.rent.columns import RentModel
 from atoll.solve.rent.pairs.master import Master
 from atoll.solve.rent.relaxation import (
     Evaluation,
@@ -28,7 +28,7 @@ from atoll.solve.rent.relaxation import (
     offers_part,
     slacks,
 )
-from atoll.solve.rent.standing import Standing
+from atoll.solve.rent.standing import Incumbent
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -49,7 +49,7 @@ class PairSearch:
     """
 
     def __init__(
-        self, model: Model, goal: Goal, unserved: Floats, standing: Standing, seed: int
+        self, model: RentModel, goal: Goal, unserved: Floats, standing: Incumbent, seed: int
     ) -> None:
         self.model, self.goal, self.standing = model, goal, standing
         self.master = Master(model, goal, unserved, seed)

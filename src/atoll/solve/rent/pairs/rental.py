@@ -14,17 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.solve.lp import LinearProgram, LpResult, MipResult, Sparse
-from atoll.solve.rent.columns import Model
+from atoll.solve.rent.columns import RentModel
 from atoll.solve.rent.relaxation import Prices
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-class Rental:
+class RentalProgramme:
     """A linear programme with offers, cells and limits; `rent` = 0 makes nodes free of charge."""
 
-    def __init__(self, model: Model, *, rent: float, seed: int) -> None:
+    def __init__(self, model: RentModel, *, rent: float, seed: int) -> None:
         self.model = model
         self.lp = LinearProgram(seed)
         self.rent = rent
