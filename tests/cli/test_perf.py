@@ -313,7 +313,7 @@ BAD_SHOWS = [
     ((SMALL, "L4:1", "--overlay", "absent.yaml"), 3, ("absent.yaml", "no such file")),
     ((SMALL, "L4:1", "--backend", "absent.csv"), 3, ("absent.csv", "no such file")),
     ((SMALL, "L4:1", "-o", "p.pdf"), 2, ("p.pdf", ".png or .html")),
-    ((SMALL, "L4:1", "-o", "no/such/p.png"), 2, ("no folder no/such",)),
+    ((SMALL, "L4:1", "-o", "no/such/p.png"), 3, ("no/such: no such folder",)),
     ((SMALL,), 2, ("Missing argument",)),
     ((SMALL, "L4:1", "--frob"), 2, ("No such option",)),
 ]

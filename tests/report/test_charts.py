@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import main as cli
-from atoll.core.errors import MissingDependencyError, UsageError
+from atoll.core.errors import InputError, MissingDependencyError, UsageError
 from atoll.perf.curves import Picture, PlotLine
 from atoll.report.charts import draw, save
 
@@ -159,7 +159,7 @@ def test_other_endings_are_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_a_missing_folder_is_refused_and_not_created(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no folder"):
+    with pytest.raises(InputError, match="no such folder"):
         save(tmp_path / "deep" / "p.png", [STEPS], title="t")
     assert list(tmp_path.iterdir()) == []
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.planning import writable
 from atoll.core.errors import UsageError
+from atoll.core.files import check_target
 from atoll.report.terminal import note
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def helix(
     from atoll.core.files import atomic_write
     from atoll.plan.files.helix import helix_problem
 
-    writable(out, (".yaml", ".yml", ".json"))
+    check_target(out, (".yaml", ".yml", ".json"))
     problem = helix_problem(_cluster_file(source), model=model, data=data, tables=tables)
     if out.suffix.lower() == ".json":
         atomic_write(out, problem.to_json(indent=2) + "\n")

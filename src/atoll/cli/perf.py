@@ -336,7 +336,7 @@ def calibrate(
     What several files hold of one operator of one GPU is fitted together.
     """
     from atoll.cli.calibrate import fit_files, write_constants
-    from atoll.cli.targets import check_target
+    from atoll.core.files import check_target
 
     if out is not None:
         check_target(out)

@@ -14,9 +14,9 @@ from atoll.cli.planning import (
     parse_share,
     read_problem,
     template_libraries,
-    writable,
 )
 from atoll.core.errors import InfeasibleError, UsageError
+from atoll.core.files import check_target
 from atoll.core.units import parse_duration
 from atoll.report.terminal import console, emit
 
@@ -123,7 +123,7 @@ def plan(
         raise UsageError("--deadline is 0", hint="give it some time, as in 30s")
     for path, endings in ((out, ()), (report, (".html", ".svg"))):
         if path is not None:
-            writable(path, endings)
+            check_target(path, endings)
     need_solvers()
     problem = read_problem(fleet, overlays=overlay, running=running)
     catalog = problem.catalog()
@@ -146,13 +146,15 @@ def plan(
     if verify:
         from atoll.prove import verify as proof
 
-        made = proof.verify(
-            made,
-            problem,
-            catalog,
-            lambda raised: _solve(name, raised, catalog, libraries, seconds, share),
-            kept,
-        )
+        with live_line("verifying") as say:
+            made = proof.verify(
+                made,
+                problem,
+                catalog,
+                lambda raised: _solve(name, raised, catalog, libraries, seconds, share),
+                kept,
+                say=say,
+            )
     baselines = _baselines(made, problem, catalog, libraries) if compare else ()
     useful = made.status != "infeasible" and not (strict and made.status == "partial")
     if useful:
@@ -188,7 +190,7 @@ def _for_clusters(given: dict[str, object], report: Path | None) -> None:
         if value:
             raise UsageError(f"{option} is for fixed clusters", hint="leave it away")
     if report is not None:
-        writable(report, (".html",))
+        check_target(report, (".html",))
 
 
 def _solve(

@@ -89,16 +89,6 @@ def parse_share(text: str, *, field: str) -> float:
     return value
 
 
-def writable(path: Path, endings: tuple[str, ...] = ()) -> None:
-    """Refuse a file that cannot be written before minutes are spent on what goes into it."""
-    if endings and path.suffix.lower() not in endings:
-        raise UsageError(f"cannot write {path.name}", hint=f"name a {' or '.join(endings)} file")
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder", hint="name a file in it")
-    if not path.parent.is_dir():
-        raise UsageError(f"no folder {path.parent}", hint="create it first, or name another")
-
-
 def template_libraries(problem: Problem, catalog: Catalog, *, cached: bool = True) -> Libraries:
     """Return the templates of every role, with a bar on stderr while they are computed."""
     from atoll.solve.templates.cache import TemplateCache

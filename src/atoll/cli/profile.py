@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.planning import json_object, live_line, writable
+from atoll.cli.planning import json_object, live_line
 from atoll.cli.serving import fetch_models, need_engine
 from atoll.core.errors import InputError
+from atoll.core.files import check_target
 from atoll.core.ids import parse_node_type
 from atoll.core.units import format_duration, parse_bytes
 from atoll.report.terminal import console, emit, table
@@ -51,7 +52,7 @@ def profile(
     from atoll.runtime.local.profile import ProfileOptions, profile_range
 
     if out is not None:
-        writable(out, (".json",))
+        check_target(out, (".json",))
     kind = str(parse_node_type(node_type, field="--as"))
     found = fetch_models({name: model or DEFAULT_MODEL})[name]
     start, end = _range(layers, found.layers)

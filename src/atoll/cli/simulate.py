@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.planning import bar, need_solvers, parse_share, read_plan, read_problem, writable
+from atoll.cli.planning import bar, need_solvers, parse_share, read_plan, read_problem
 from atoll.core.errors import InfeasibleError, InputError, UsageError
+from atoll.core.files import check_target
 from atoll.core.units import parse_duration
 from atoll.report.terminal import console, emit
 
@@ -102,7 +103,7 @@ def simulate(
     least = None if attain is None else parse_share(attain, field="attain")
     for path, endings in ((requests_out, (".csv", ".parquet")), (report, (".html",))):
         if path is not None:
-            writable(path, endings)
+            check_target(path, endings)
     need_solvers()
     plan, problem = _plan_to_simulate(target, fleet, overlay)
     catalog = problem.catalog()

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.planning import bar, need_solvers, writable
+from atoll.cli.planning import bar, need_solvers
 from atoll.core.errors import AtollError, UnknownNameError, UsageError
+from atoll.core.files import check_target
 from atoll.core.ids import Phase, parse_node_type
 from atoll.core.units import format_duration, parse_duration
 from atoll.report.terminal import console, emit
@@ -89,7 +90,7 @@ def templates(
     from atoll.catalog.catalog import load_catalog
 
     for path in out or ():
-        writable(path, (".png", ".html"))
+        check_target(path, (".png", ".html"))
     need_solvers()
     from atoll.report.templates import draw_templates, facts, phase_templates
 

@@ -177,7 +177,7 @@ def convert(
 
 
 def _write(workload: Workload, out: Path, seed: int, as_json: bool) -> None:
-    from atoll.cli.targets import check_target
+    from atoll.core.files import check_target
     from atoll.report.traces import facts_of, facts_table
     from atoll.workload.stats import Summary
     from atoll.workload.writing import target_format, write_trace

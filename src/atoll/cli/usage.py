@@ -46,8 +46,8 @@ def usage(
     Tokens that a client received count once, whatever was retried or moved. Keys that are not tracked
     do not appear.
     """
-    from atoll.cli.targets import check_target
     from atoll.core.errors import UnknownNameError, UsageError
+    from atoll.core.files import check_target
     from atoll.runtime.accounts.report import LISTS, SUMS
 
     if by not in SUMS + LISTS:

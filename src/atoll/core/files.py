@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import ClassVar
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from atoll.core.errors import InputError
+from atoll.core.errors import InputError, UsageError, shorten
 
 MAX_TEXT_BYTES = 16 * 2**20
 _MAX_YAML_NODES = 2_000_000
@@ -260,3 +261,31 @@ def _lines(root: Node) -> dict[tuple[str, ...], int]:
     lines[()] = root.start_mark.line + 1
     visit(root, ())
     return lines
+
+
+def check_target(path: Path, endings: tuple[str, ...] = ()) -> None:
+    """Raise where no file could be written at `path`, or it has none of `endings`; writes nothing.
+
+    A disk may still fill up later; what a person can mistype is found here, before minutes are spent on
+    what goes into the file.
+    """
+    if endings and path.suffix.lower() not in endings:
+        raise UsageError(
+            f"cannot write {shorten(path.name)}", hint=f"name a {' or '.join(endings)} file"
+        )
+    try:
+        is_folder = stat.S_ISDIR(os.stat(path).st_mode)
+    except FileNotFoundError:
+        is_folder = False
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise InputError(f"cannot write: {reason}", path=path, hint="name another file") from error
+    if is_folder:
+        hint = "name a file, not a folder"
+        raise InputError("cannot write: is a directory", path=path, hint=hint)
+    folder = os.path.dirname(os.path.realpath(path))
+    if not os.path.isdir(folder):  # Path.is_dir() raises where the name is too long
+        raise InputError("no such folder", path=path.parent, hint="create it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        hint = "name a folder you may write to"
+        raise InputError("cannot write: permission denied", path=path, hint=hint)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from atoll.cli.planning import live_line
 from atoll.core.errors import InfeasibleError
 
 if TYPE_CHECKING:
@@ -29,28 +28,30 @@ def verify(
     catalog: Catalog,
     solve: Callable[[Problem], Plan],
     attainment: float,
+    *,
+    say: Callable[[str], None] = lambda _text: None,
 ) -> Plan:
     """Return a plan for `problem` that keeps both promises for a share of every service's requests.
 
     The headroom of services that fall short grows by a tenth at a time. The bound stays the one proven for
-    the problem as it was given: the gap says what keeping promises under queueing costs at most.
+    the problem as it was given: the gap says what keeping promises under queueing costs at most. `say` is
+    told of progress.
     """
     if plan.status not in ("optimal", "feasible"):
         return plan
     raised, found = problem, plan
     seen: Mapping[str, ServiceSummary] = {}
-    with live_line("verifying") as say:
-        for number in range(1, _ROUNDS + 1):
-            say(f"verifying, round {number}: simulating")
-            seen = simulate_services(found, problem, catalog)
-            short = {name for name, own in seen.items() if (own.attainment or 0.0) < attainment}
-            if not short:
-                return _stamp(found, plan, problem, raised, seen)
-            say(f"verifying, round {number}: more headroom for {', '.join(sorted(short))}")
-            raised = _raise_headroom(raised, short)
-            found = solve(raised)
-            if found.status not in ("optimal", "feasible"):
-                break
+    for number in range(1, _ROUNDS + 1):
+        say(f"verifying, round {number}: simulating")
+        seen = simulate_services(found, problem, catalog)
+        short = {name for name, own in seen.items() if (own.attainment or 0.0) < attainment}
+        if not short:
+            return _stamp(found, plan, problem, raised, seen)
+        say(f"verifying, round {number}: more headroom for {', '.join(sorted(short))}")
+        raised = _raise_headroom(raised, short)
+        found = solve(raised)
+        if found.status not in ("optimal", "feasible"):
+            break
     raise InfeasibleError(_why(seen, attainment), hint=_hint(seen))
 
 

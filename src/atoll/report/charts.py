@@ -9,15 +9,13 @@ from __future__ import annotations
 import html
 import io
 import math
-import os
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.cli.targets import check_target
-from atoll.core.errors import MissingDependencyError, UsageError, shorten
-from atoll.core.files import atomic_write
+from atoll.core.errors import MissingDependencyError
+from atoll.core.files import atomic_write, check_target
 
 if TYPE_CHECKING:
     from atoll.perf.curves import Picture
@@ -115,7 +113,7 @@ def save_all(
     """Write the same pictures to several files; all are checked and drawn before any is written."""
     targets = tuple(dict.fromkeys(paths))
     for path in targets:
-        _check(path)
+        check_target(path, (".png", ".html"))
     drawn = {
         path: _render(pictures, "png", title)
         if path.suffix.lower() == ".png"
@@ -124,15 +122,6 @@ def save_all(
     }
     for path, content in drawn.items():
         atomic_write(path, content)
-
-
-def _check(path: Path) -> None:
-    if path.suffix.lower() not in (".png", ".html"):
-        raise UsageError(f"cannot write {shorten(path.name)}", hint="name a .png or .html file")
-    if not os.path.isdir(path.parent):  # Path.is_dir() raises where the name is too long
-        folder = shorten(str(path.parent))
-        raise UsageError(f"no folder {folder}", hint="create it first, or name another")
-    check_target(path)
 
 
 def _render(pictures: Sequence[Picture], kind: str, title: str | None) -> bytes:
