@@ -45,7 +45,7 @@ def python(*args: str | Path) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=180,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -55,7 +55,7 @@ async def _first_byte(port: int, context: ssl.SSLContext) -> bytes:
     try:
         writer.write(b"hello")
         await writer.drain()
-        return await asyncio.wait_for(reader.readexactly(1), 3)
+        return await asyncio.wait_for(reader.readexactly(1), 60)
     finally:
         writer.close()
 
