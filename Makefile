@@ -60,7 +60,7 @@ test-full: $(VENV)/engine $(VENV)/dev $(VENV)/notebook ## The same with the slow
 bench: $(VENV)/engine $(VENV)/dev ## All benchmarks, in full (about two hours)
 	@$(try_aic)
 	@$(try_reference)
-	@for name in perf_accuracy perf_speed h200_fidelity templates template_sensitivity allocation coral_costs \
+	@for name in startup perf_accuracy perf_speed h200_fidelity templates template_sensitivity allocation coral_costs \
 		flow workload_speed sim_speed helix_figures sustained gateway engine_cpu chaos sim_vs_real \
 		fabric tunnel churn; do \
 		echo; echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done

@@ -74,6 +74,12 @@ def test_perf_speed() -> None:
         assert number(figures, key) > 0.0
 
 
+def test_startup() -> None:
+    figures = last_line(python("-m", "benchmarks.startup", "--quick"))
+    for key in ("help_cpu_s", "help_to_typer", "import_cpu_s"):
+        assert number(figures, key) > 0.0
+
+
 def test_h200_fidelity(tmp_path: Path) -> None:
     plot = tmp_path / "layers.png"
     printed = python("-m", "benchmarks.h200_fidelity", "--quick", "--plot", plot)
