@@ -147,7 +147,7 @@ def test_nodes_serve_survive_and_stop(tiny: Callable[[str], Any], nodes: Nodes) 
     asyncio.run(main())
     for process in nodes.processes[1:]:
         process.terminate()
-    assert [process.wait(20.0) for process in nodes.processes[1:]] == [0, 0]
+    assert [process.wait(120.0) for process in nodes.processes[1:]] == [0, 0]
 
 
 def test_a_node_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> None:
