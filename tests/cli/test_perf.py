@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import pytest
 
 from atoll.catalog import Catalog
+from atoll.catalog.overlay import apply_overlay
 from atoll.cli import main as cli
 from atoll.perf import operators
 from atoll.perf.batch import Batch
@@ -90,7 +91,7 @@ def products(
     gpu: str = "L40S", *, named: bool = True, facts: Path | None = None
 ) -> tuple[str, list[str]]:
     """Matrix products that follow TRUE exactly, as CSV: header and rows."""
-    kind = Catalog.default().with_overlay(facts or {}).gpu(gpu)
+    kind = apply_overlay(Catalog.default(), facts or {}).gpu(gpu)
     rows = []
     for n, k in ((4096, 4096), (14336, 4096), (4096, 14336), (8192, 8192)):
         op = operators.gemm(
