@@ -9,7 +9,7 @@ import typer
 
 from atoll.cli.planning import bar, need_solvers, read_plan, read_problem, template_libraries
 from atoll.core.errors import UsageError
-from atoll.core.units import parse_duration
+from atoll.core.units import format_price, format_share, format_throughput, parse_duration
 from atoll.report.terminal import emit, table
 
 if TYPE_CHECKING:
@@ -180,19 +180,17 @@ def _draw(found: Explanation, notes: list[str], *, only_nodes: bool) -> Renderab
 
 
 def _summary(found: Explanation) -> str:
-    from atoll.solve.explain.explanation import money, share
-
     said = f"{found.problem_name}: {found.status}"
     if found.status == "infeasible":
-        said += f"; {share(found.served)} of the demand could be served, for"
-    said += f"{'' if found.status == 'infeasible' else ','} {money(found.usd_per_hour)}"
+        said += f"; {format_share(found.served)} of the demand could be served, for"
+    said += f"{'' if found.status == 'infeasible' else ','} {format_price(found.usd_per_hour)}"
     if found.status == "partial":
-        said += f", serves {share(found.served)} of the demand"
+        said += f", serves {format_share(found.served)} of the demand"
     best = found.best_usd_per_hour
     if found.status in ("optimal", "feasible") and best is not None and found.objective is not None:
         saved = found.objective - best
         if saved > 1e-4 * max(1.0, best):
-            said += f"; another plan costs {money(best)}, {share(saved / found.objective)} less"
+            said += f"; another plan costs {format_price(best)}, {format_share(saved / found.objective)} less"
     return f"{said}. Planned again {found.plans} times."
 
 
@@ -208,16 +206,13 @@ def _constraints(found: Explanation) -> RenderableType:
 
 
 def _slacks(found: Explanation) -> Table:
-    from atoll.report.plan_tables import rate
-    from atoll.solve.explain.explanation import share
-
     rows = [
         (
             slack.role,
-            rate(slack.demand_per_s),
-            rate(slack.capacity_per_s),
-            share(slack.served),
-            share(slack.spare) if slack.spare > 0 else None,
+            format_throughput(slack.demand_per_s),
+            format_throughput(slack.capacity_per_s),
+            format_share(slack.served),
+            format_share(slack.spare) if slack.spare > 0 else None,
         )
         for slack in found.demand
     ]

@@ -17,7 +17,7 @@ from atoll.cli.planning import (
 )
 from atoll.core.errors import InfeasibleError, UsageError
 from atoll.core.files import check_target
-from atoll.core.units import parse_duration
+from atoll.core.units import format_price, format_share, parse_duration
 from atoll.report.terminal import console, emit
 
 if TYPE_CHECKING:
@@ -171,9 +171,9 @@ def plan(
         },
     }
     if as_json or made.status != "infeasible":
-        from atoll.report.plan_tables import draw_plan
+        from atoll.report.plan.show import draw_plan
 
-        emit(data, as_json, lambda: draw_plan(made, problem, baselines, console().width))
+        emit(data, as_json, lambda: draw_plan(made, problem, baselines))
     if useful:
         for path in (out, report):
             if path is not None:
@@ -202,17 +202,16 @@ def _solve(
     gap: float,
 ) -> Plan:
     """Plan, with what is found and proven so far on stderr. The plan has passed the validator."""
-    from atoll.solve.explain.explanation import money, share
     from atoll.solve.registry import Effort, solve
 
     with live_line("allocating") as say:
 
         def log(seconds: float, objective: float, bound: float) -> None:
             if math.isfinite(objective) and objective > 0:
-                best = f"best {money(objective)}, gap {share(max(0, 1 - bound / objective))}"
+                best = f"best {format_price(objective)}, gap {format_share(max(0, 1 - bound / objective))}"
             else:
                 best = "no plan yet"
-            say(f"allocating {seconds:.1f}s: {best}, proven {money(max(0.0, bound))}")
+            say(f"allocating {seconds:.1f}s: {best}, proven {format_price(max(0.0, bound))}")
 
         return solve(solver, problem, catalog, libraries, Effort(deadline_s, gap, log))
 
@@ -252,15 +251,13 @@ def _write(
     if out is not None:
         atomic_write(out, made.to_json(indent=2) + "\n")
     if report is not None:
-        from atoll.report.plan_page import page
+        from atoll.report.plan.show import render_plan_page
 
-        atomic_write(report, page(made, problem, baselines))
+        atomic_write(report, render_plan_page(made, problem, baselines))
 
 
 def _finish(made: Plan, strict: bool, *, late: bool) -> None:
     """Fail where there is no plan, or none that is good enough."""
-    from atoll.solve.explain.explanation import share
-
     why = "; ".join(made.reasons[:3])
     if late:
         why = "the deadline came first"
@@ -273,6 +270,6 @@ def _finish(made: Plan, strict: bool, *, late: bool) -> None:
         least = min(made.served_fraction.values())
         accept = "accept that (no --strict, no 'on_shortage: fail'), or ask `atoll explain`"
         raise InfeasibleError(
-            f"only {share(least)} of the demand can be met" + (f": {why}" if why else ""),
+            f"only {format_share(least)} of the demand can be met" + (f": {why}" if why else ""),
             hint=_LATE if late else accept,
         )

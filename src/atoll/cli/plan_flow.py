@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from atoll.cli.planning import live_line
 from atoll.core.errors import InfeasibleError, MissingDependencyError, UnknownNameError, UsageError
+from atoll.core.units import format_share
 from atoll.prove.rank import Simulated
 from atoll.report.terminal import console, emit
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
-    from atoll.report.flow_tables import ComparedFlow
+    from atoll.solve.comparison import ComparedFlow
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,10 @@ def plan_cluster(
     if useful:
         _write(made, problem, catalog, compared, wanted)
     if wanted.as_json or made.status != "infeasible":
-        from atoll.report.flow_tables import draw_flow_plan
+        from atoll.report.plan.show import draw_plan
 
         data = {"plan": made.model_dump(mode="json"), "compare": compared}
-        emit(data, wanted.as_json, lambda: draw_flow_plan(made, problem, catalog, compared))
+        emit(data, wanted.as_json, lambda: draw_plan(made, problem, compared, catalog=catalog))
     if useful:
         for path in (wanted.out, wanted.report):
             if path is not None:
@@ -67,7 +68,6 @@ def plan_cluster(
 
 def _solve(solver: str, problem: Problem, catalog: Catalog, wanted: Wanted) -> Plan:
     """Plan, with what is found and proven so far on stderr. The plan has passed the validator."""
-    from atoll.solve.explain.explanation import share
     from atoll.solve.place.solver import OBJECTIVES
     from atoll.solve.registry import Effort, solve
 
@@ -78,7 +78,7 @@ def _solve(solver: str, problem: Problem, catalog: Catalog, wanted: Wanted) -> P
         def log(seconds: float, value: float, bound: float) -> None:
             best = f"best {value:,.1f} tokens/s" if value > 0 else "no placement yet"
             if math.isfinite(bound) and bound > 0:
-                best += f", gap {share(max(0.0, 1 - value / bound))}, proven {bound:,.1f}"
+                best += f", gap {format_share(max(0.0, 1 - value / bound))}, proven {bound:,.1f}"
             say(f"placing {seconds:.1f}s: {best}")
 
         effort = Effort(
@@ -93,16 +93,14 @@ def _solve(solver: str, problem: Problem, catalog: Catalog, wanted: Wanted) -> P
 
 
 def _compare(made: Plan, problem: Problem, catalog: Catalog, wanted: Wanted) -> list[ComparedFlow]:
-    from atoll.report.flow_tables import ComparedFlow
+    from atoll.solve.comparison import compare_flow
     from atoll.solve.place.solver import RULES
 
     found = []
     for name in RULES:
         if name == made.solver:
             continue
-        other = _solve(name, problem, catalog, wanted)
-        hops = max((instance.stages for instance in other.instances), default=0)
-        found.append(ComparedFlow(name, other.objective, other.nodes, hops))
+        found.append(compare_flow(_solve(name, problem, catalog, wanted)))
     return found
 
 
@@ -119,28 +117,16 @@ def _write(
         atomic_write(wanted.out, made.to_json(indent=2) + "\n")
     if wanted.report is None:
         return
+    from atoll.report.plan.show import render_plan_page, render_plan_svg
+
     if wanted.report.suffix.lower() == ".svg":
-        atomic_write(wanted.report, _svg(made, problem, catalog))
+        text = render_plan_svg(made, problem, catalog=catalog)
     else:
-        from atoll.report.flow_page import flow_page
-
-        atomic_write(wanted.report, flow_page(made, problem, catalog, compared))
-
-
-def _svg(made: Plan, problem: Problem, catalog: Catalog) -> str:
-    from atoll.report.flow_svg import svg_file
-    from atoll.report.flow_tables import cuts
-    from atoll.solve.place.bottleneck import node_use
-
-    if len(made.instances) > 1:
-        raise UsageError("one .svg holds one model", hint="name an .html file for the report")
-    (own,) = cuts(made, problem, catalog)
-    return svg_file(own[0], node_use(own[0], problem, catalog), own[1])
+        text = render_plan_page(made, problem, compared, catalog=catalog)
+    atomic_write(wanted.report, text)
 
 
 def _finish(made: Plan, strict: bool) -> None:
-    from atoll.solve.explain.explanation import share
-
     why = "; ".join(made.reasons[:3])
     if made.status == "infeasible":
         raise InfeasibleError(
@@ -150,6 +136,6 @@ def _finish(made: Plan, strict: bool) -> None:
     if made.status == "partial" and strict:
         least = min(made.served_fraction.values())
         raise InfeasibleError(
-            f"only {share(least)} of the demand can be met: {why}",
+            f"only {format_share(least)} of the demand can be met: {why}",
             hint="accept that (no --strict, no 'on_shortage: fail'), or add machines",
         )

@@ -11,7 +11,7 @@ import typer
 from atoll.cli.planning import bar, need_solvers, parse_share, read_plan, read_problem
 from atoll.core.errors import InfeasibleError, InputError, UsageError
 from atoll.core.files import check_target
-from atoll.core.units import parse_duration
+from atoll.core.units import format_share, parse_duration
 from atoll.report.terminal import console, emit
 
 if TYPE_CHECKING:
@@ -113,9 +113,9 @@ def simulate(
     work = _workload(trace, problem, parse_duration(duration, field="for"), seed)
     found = _run(plan, problem, catalog, work, options)
     _write(found, problem, requests_out, report)
-    from atoll.report.sim_tables import draw_report, summary
+    from atoll.report.simulation.tables import draw_simulation, summarize
 
-    emit(summary(found), as_json, lambda: draw_report(found, problem))
+    emit(summarize(found), as_json, lambda: draw_simulation(found, problem))
     for path in (requests_out, report):
         if path is not None:
             console(stderr=True).print(f"wrote {path}", markup=False)
@@ -263,9 +263,9 @@ def _write(
         write_requests(found, requests_out)
     if report is not None:
         from atoll.core.files import atomic_write
-        from atoll.report.sim_page import page
+        from atoll.report.simulation.page import render_simulation_page
 
-        atomic_write(report, page(found, problem))
+        atomic_write(report, render_simulation_page(found, problem))
 
 
 def _judge(found: SimReport, least: float | None) -> None:
@@ -273,7 +273,10 @@ def _judge(found: SimReport, least: float | None) -> None:
         return
     kept = found.attainment
     if kept is None or kept < least:
-        said = "no request was judged" if kept is None else f"{kept:.1%} kept their promises"
+        said = (
+            "no request was judged" if kept is None else f"{format_share(kept)} kept their promises"
+        )
         raise InfeasibleError(
-            f"{said}, {least:.1%} asked for", hint="plan with more headroom, or for more demand"
+            f"{said}, {format_share(least)} asked for",
+            hint="plan with more headroom, or for more demand",
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from atoll.core.frozen import Frozen
 from atoll.plan.plan import Plan, Status
 from atoll.plan.problem import Problem
@@ -28,6 +30,16 @@ class Compared(Frozen):
     broken: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class ComparedFlow:
+    """What another solver's placement on a fixed cluster carries, in tokens/s; None where it has none."""
+
+    solver: str
+    tokens_per_s: float | None
+    nodes: int
+    hops: int
+
+
 def compare(other: Plan, plan: Plan, problem: Problem) -> Compared:
     """Return another plan's figures beside those of `plan`."""
     served, own = served_share(other, problem), served_share(plan, problem)
@@ -41,6 +53,12 @@ def compare(other: Plan, plan: Plan, problem: Problem) -> Compared:
         served_mean=served_share(other, problem, mean=True),
         ratio=other.usd_per_hour / plan.usd_per_hour if same else None,
     )
+
+
+def compare_flow(other: Plan) -> ComparedFlow:
+    """Return the figures of another plan on the same fixed cluster."""
+    hops = max((instance.stages for instance in other.instances), default=0)
+    return ComparedFlow(other.solver, other.objective, other.nodes, hops)
 
 
 def broken(solver: str, error: InvalidPlanError) -> Compared:
