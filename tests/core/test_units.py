@@ -276,6 +276,12 @@ def test_throughputs_have_three_digits_and_no_exponent(per_s: float, text: str) 
     assert units.format_throughput(per_s) == text
 
 
+def test_dollars_in_columns() -> None:
+    assert units.format_usd(2.4781, sign=False, decimals=3) == "2.478"
+    assert units.format_usd(0.0423, sign=False, decimals=3) == "0.042"
+    assert units.format_usd(1234.5, sign=False) == "1,234.50"
+
+
 def test_numbers_of_things() -> None:
     assert [units.pluralize(n, "node") for n in (0, 1, 2345)] == [
         "0 nodes",

@@ -242,13 +242,14 @@ def format_bandwidth(bytes_per_s: float) -> str:
     return f"{format_bytes(bytes_per_s)}/s"
 
 
-def format_usd(usd: float, *, sign: bool = True) -> str:
+def format_usd(usd: float, *, sign: bool = True, decimals: int = 2) -> str:
     """Write US dollars to the cent, "$1,234.50", and below ten cents with two digits, "$0.042".
 
-    Without `sign` for a column whose head says that it holds dollars.
+    Without `sign` for a column whose head says that it holds dollars; with three `decimals` where cents are
+    too coarse, as for a million tokens.
     """
-    cents = abs(usd) >= 0.095 or usd == 0
-    return f"{'$' if sign else ''}{f'{usd:,.2f}' if cents else f'{usd:.2g}'}"
+    fixed = abs(usd) >= 0.095 or usd == 0
+    return f"{'$' if sign else ''}{f'{usd:,.{decimals}f}' if fixed else f'{usd:.2g}'}"
 
 
 def format_price(usd_per_hour: float) -> str:

@@ -8,7 +8,7 @@ the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -41,17 +41,17 @@ def scale_bars(lines: Sequence[tuple[str, float, str]]) -> list[Bar]:
     return [Bar(name, label, 100.0 * value / most) for name, value, label in lines]
 
 
-def render_page(template: str, data: dict[str, object]) -> str:
+def render_page(template: str, data: Mapping[str, object]) -> str:
     """Return a template as a whole HTML page; `data` has its `title` and what else the template names."""
     return _render(template, {**data, "layout": "page.html.j2", "whole": True})
 
 
-def render_fragment(template: str, data: dict[str, object]) -> str:
+def render_fragment(template: str, data: Mapping[str, object]) -> str:
     """Return a template as one HTML element to show inside another page, such as a notebook."""
     return _render(template, {**data, "layout": "fragment.html.j2", "whole": False})
 
 
-def render_svg(template: str, data: dict[str, object]) -> str:
+def render_svg(template: str, data: Mapping[str, object]) -> str:
     """Return a template as the text of an SVG element or file."""
     return _render(template, data)
 
@@ -61,7 +61,7 @@ def format_pixels(length: float) -> str:
     return f"{length:.1f}"
 
 
-def _render(template: str, data: dict[str, object]) -> str:
+def _render(template: str, data: Mapping[str, object]) -> str:
     return str(_environment().get_template(template).render(data))
 
 

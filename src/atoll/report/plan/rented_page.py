@@ -154,7 +154,7 @@ def _list_roles(plan: Plan, problem: Problem) -> Grid:
             format_share(min(1.0, slack.demand_per_s / slack.capacity_per_s))
             if slack.capacity_per_s > 0
             else None,
-            format_share(slack.served),
+            None if plan.status == "infeasible" else format_share(slack.served),
         )
         for slack in slacks(plan, problem)
     ]
@@ -178,7 +178,7 @@ def list_services(problem: Problem) -> Grid:
         )
         for service in problem.services
     ]
-    return Grid(columns, rows, columns[2:7])
+    return Grid(columns, rows, (*columns[2:7], "headroom"))
 
 
 def _list_offers(plan: Plan, problem: Problem) -> Grid:

@@ -234,7 +234,7 @@ def _draw_roles(plan: Plan, problem: Problem) -> Table:
                 None if use is None else format_share(min(use, 1.0)),
                 *([format_share(slack.served)] if short else []),
                 format_usd(spent.usd_per_hour, sign=False),
-                None if tokens_usd is None else format_usd(tokens_usd, sign=False),
+                None if tokens_usd is None else format_usd(tokens_usd, sign=False, decimals=3),
             )
         )
     columns = ["service", "phase", "demand", "capacity", "in use", "served", "$/h", "$/M tok"]

@@ -108,8 +108,7 @@ def _split(values: Values, service: NDArray[np.int16]) -> list[Values]:
     return [values[service == at] for at in range(count)]
 
 
-def _plot_timelines(report: SimReport) -> list[tuple[dict[str, str], LinePlot]]:
-    """Plots over time, each with the colours of its lines by name."""
+def _plot_timelines(report: SimReport) -> list[LinePlot]:
     series = report.series
     starts_s = np.arange(len(series.waiting), dtype=np.float64) * series.bin_s
     # What happens after the last bin is counted in it: it ends where the run does.
@@ -131,15 +130,8 @@ def _plot_timelines(report: SimReport) -> list[tuple[dict[str, str], LinePlot]]:
             },
         ),
     )
-    return [
-        (
-            {name: choose_colour(i) for i, name in enumerate(named)},
-            plot_over_time(
-                title, starts_s + widths_s / 2, float(widths_s.sum()), list(named.values())
-            ),
-        )
-        for title, named in lines
-    ]
+    times_s, end_s = starts_s + widths_s / 2, float(widths_s.sum())
+    return [plot_over_time(title, times_s, end_s, named) for title, named in lines]
 
 
 def _list_instances(report: SimReport) -> Grid:

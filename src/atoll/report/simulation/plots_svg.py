@@ -6,8 +6,8 @@ Everything is placed here, in pixels; `pages/drawings.html.j2` makes SVG of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,12 @@ Values = NDArray[np.float64]
 COLOURS = ("#3567a8", "#c2571a", "#2c8a4b", "#8a4fa3", "#b03a48", "#6b6b2a", "#2a8c93", "#7a5230")
 _WIDTH, _HEIGHT = 490, 240
 _LEFT, _BOTTOM, _TOP, _RIGHT = 56, 34, 14, 30
+_MOST_TICKS = 7
+_TIMES_S = (
+    0.001, 0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0,
+    7200.0, 14_400.0, 21_600.0, 43_200.0, 86_400.0, 172_800.0, 604_800.0,
+)  # fmt: skip
+"""Steps of an axis of time."""
 _POINTS = 160
 _CELLS = 100
 _MAP_WIDTH, _ROW = 1000, 14
@@ -37,12 +43,13 @@ class PlotCurve:
 
 @dataclass(frozen=True)
 class LinePlot:
-    """Lines with axes, placed in pixels."""
+    """Lines with axes, placed in pixels; `names` has the colour of each line that is named beside it."""
 
     title: str
     lines: Sequence[PlotCurve]
     ticks_x: Sequence[PlacedText]
     ticks_y: Sequence[PlacedText]
+    names: Mapping[str, str] = field(default_factory=dict)
     width: int = _WIDTH
     height: int = _HEIGHT
     left: int = _LEFT
@@ -108,27 +115,35 @@ def plot_distributions(
             x = _x(math.log10(limit), low, high)
             upright = _join([x, x], [_y(0.0, 100.0), _y(100.0, 100.0)])
             lines.append(PlotCurve(upright, colour, dashed=True))
-    steps = [low + (high - low) * k / 4 for k in range(5)]
     return LinePlot(
         title,
         lines,
-        [_tick_x(_x(step, low, high), _round_time(10**step)) for step in steps],
+        [_tick_x(_x(step, low, high), _name_tick(10**step)) for step in _log_steps(low, high)],
         [_tick_y(_y(part, 100.0), f"{part:.0f}%") for part in (0.0, 25.0, 50.0, 75.0, 100.0)],
     )
 
 
-def plot_over_time(title: str, times: Values, end_s: float, lines: Sequence[Values]) -> LinePlot:
-    """Plot values at times from 0 to `end_s` seconds; each line has the colour of its number."""
-    high = max((float(line.max(initial=0.0)) for line in lines), default=0.0) or 1.0
-    xs = [_x(float(time), 0.0, end_s) for time in times]
+def plot_over_time(
+    title: str, times_s: Values, end_s: float, lines: Mapping[str, Values]
+) -> LinePlot:
+    """Plot values at times from 0 to `end_s` seconds; each line is named, with a colour of its own."""
+    most = max((float(line.max(initial=0.0)) for line in lines.values()), default=0.0)
+    step = _round_step(most / 4)
+    high = step * max(1, math.ceil(most / step - 1e-9))
+    xs = [_x(float(time), 0.0, end_s) for time in times_s]
+    colours = {name: choose_colour(i) for i, name in enumerate(lines)}
     return LinePlot(
         title,
         [
-            PlotCurve(_join(xs, [_y(float(value), high) for value in line]), choose_colour(i))
-            for i, line in enumerate(lines)
+            PlotCurve(_join(xs, [_y(float(value), high) for value in line]), colours[name])
+            for name, line in lines.items()
         ],
-        [_tick_x(_x(end_s * k / 4, 0.0, end_s), _round_time(end_s * k / 4)) for k in range(5)],
-        [_tick_y(_y(high * k / 4, high), _round_number(high * k / 4)) for k in range(5)],
+        [_tick_x(_x(time, 0.0, end_s), format_duration(time)) for time in _time_steps(end_s)],
+        [
+            _tick_y(_y(step * k, high), _round_number(step * k))
+            for k in range(round(high / step) + 1)
+        ],
+        colours,
     )
 
 
@@ -177,12 +192,36 @@ def _tick_y(y: float, text: str) -> PlacedText:
     return PlacedText(_LEFT, y, text)
 
 
-def _round_time(seconds: float) -> str:
-    """A duration of two or three digits, short enough for an axis: "1.8min", "290ms", "10.7min"."""
-    for scale, unit in ((86_400.0, "d"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g}{unit}"
-    return format_duration(float(f"{seconds:.2g}"))
+def _log_steps(low: float, high: float) -> list[float]:
+    """Where to mark a logarithmic axis: at 1, 2, 5, 10, ... or, where those are many, fewer."""
+    decades = range(math.floor(low), math.ceil(high) + 1)
+    for digits in ((1, 2, 5), (1, 3), (1,)):
+        marks = [decade + math.log10(digit) for decade in decades for digit in digits]
+        steps = [mark for mark in marks if low - 1e-9 <= mark <= high + 1e-9]
+        if 2 <= len(steps) <= _MOST_TICKS:
+            return steps
+    return [low, high]
+
+
+def _name_tick(seconds: float) -> str:
+    """A time on a logarithmic axis: round numbers of seconds are not round in minutes."""
+    return f"{seconds:,.0f}s" if seconds >= 9.95 else format_duration(float(f"{seconds:.2g}"))
+
+
+def _time_steps(end_s: float) -> Iterator[float]:
+    """Round times from 0 on, not more than an axis has room for."""
+    step = next((step for step in _TIMES_S if end_s / step < _MOST_TICKS), end_s)
+    yield from (step * k for k in range(math.floor(end_s / step + 1e-9) + 1))
+
+
+def _round_step(value: float) -> float:
+    """The next of 1, 2, 2.5, 5, 10, ... that is not below a value; 1 for nothing."""
+    if value <= 0:
+        return 1.0
+    decade = 10.0 ** math.floor(math.log10(value))
+    return next(
+        decade * digit for digit in (1, 2, 2.5, 5, 10) if decade * digit >= value * 0.999999
+    )
 
 
 def _round_number(value: float) -> str:
