@@ -173,7 +173,7 @@ def draw_trace(
             (m.statistic, _format_value(m.measured), _format_value(m.drawn), _off(m.off_percent))
             for m in match
         ]
-        caption = "measured: the public trace this workload follows (docs/workloads.md)"
+        caption = "measured: the public trace this workload follows (docs/internals/workloads.md)"
         parts.append(table(columns, rows, right=columns[1:], caption=caption))
     body = "\n\n".join(draw(p, columns=out.width, colours=colours) for p in pictures)
     # Cut, not folded: a terminal narrower than the axes still shows the shape.
