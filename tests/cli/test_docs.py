@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from atoll.catalog import Catalog
+from atoll.catalog.overlay import apply_overlay
 from atoll.cli import main as cli
 from atoll.perf.constants import OpClass, OpConstants, Tag, default_constants
 from atoll.perf.engines import ENGINES
@@ -69,7 +70,7 @@ def run(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 def test_the_overlay_of_the_catalog_page_does_what_it_says(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changed = Catalog.default().with_overlay(site / "site.yaml")
+    changed = apply_overlay(Catalog.default(), site / "site.yaml")
     assert changed.gpu("X48").fp16_tflops == 120
     assert changed.gpu("RTX3090").tdp_w == 280
     assert changed.node("RTX3090:2").interconnect.name == "nvlink-bridge"

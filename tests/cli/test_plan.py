@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from atoll.cli import main as cli
-from atoll.cli import planning
 from atoll.plan.files.fleet import load_fleet
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
@@ -22,6 +21,7 @@ from atoll.plan.validate.check import validate
 from atoll.report.layout_svg import colours, stage_widths
 from atoll.report.plan_page import page
 from atoll.report.plan_tables import draw_plan, format_gap, rows, wrap_layout
+from atoll.solve import registry
 from atoll.solve.comparison import Compared
 from tests.cli.fleets import FAILS, FLEET, SHORT
 
@@ -176,7 +176,7 @@ def test_errors_are_one_line(capsys: Captured, args: list[str], code: int, said:
 
 
 def test_missing_packages_name_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    monkeypatch.setattr(planning, "find_spec", lambda name: None)
+    monkeypatch.setattr(registry, "find_spec", lambda name: None)
     assert cli.run(["plan", "fleet.yaml"]) == 6
     assert "pip install 'atoll[plan]'" in one_line(capsys)
 

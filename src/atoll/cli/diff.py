@@ -21,11 +21,9 @@ def diff(
     """Show what changes from one plan to another: instances, nodes, cost, capacity."""
     from rich.text import Text
 
-    from atoll.core.files import read_text_limited
     from atoll.plan.diff import diff as compare
-    from atoll.plan.plan import Plan
+    from atoll.plan.files.read import read_plan
 
-    old, new = (Plan.from_json(read_text_limited(path), path=path) for path in (before, after))
-    change = compare(old, new)
+    change = compare(read_plan(before), read_plan(after))
     data = {**change.model_dump(mode="json"), "empty": change.empty}
     emit(data, as_json, lambda: Text(change.text()))

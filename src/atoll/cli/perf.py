@@ -53,7 +53,7 @@ Engine = Annotated[
 
 
 def _catalog(overlays: list[Path] | None) -> Catalog:
-    from atoll.catalog.catalog import load_catalog
+    from atoll.catalog.load import load_catalog
 
     return load_catalog(overlays or ())
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.planning import bar, need_solvers
+from atoll.catalog.overlay import apply_overlay
+from atoll.cli.progress import bar
 from atoll.core.errors import AtollError, UnknownNameError, UsageError
 from atoll.core.files import check_target
 from atoll.core.ids import Phase, parse_node_type
@@ -87,12 +88,14 @@ def templates(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")] = False,
 ) -> None:
     """List the best layouts of a model over mixed nodes by throughput per dollar, and draw their spectrum."""
-    from atoll.catalog.catalog import load_catalog
+    from atoll.catalog.load import load_catalog
 
     for path in out or ():
         check_target(path, (".png", ".html"))
-    need_solvers()
     from atoll.report.templates import draw_templates, facts, phase_templates
+    from atoll.solve.registry import require_packages
+
+    require_packages()
 
     catalog, name = _model(load_catalog(overlay or ()), model)
     service = _service(name, phase, ttft, tpot, lengths)
@@ -136,7 +139,7 @@ def _model(catalog: Catalog, name: str) -> tuple[Catalog, str]:
     path = Path(name) / "config.json" if folder else Path(name)
     own = model_from_config(path).name
     config = json.loads(read_text_limited(path))
-    return catalog.with_overlay({"models": {own: {"hf_config": config}}}), own
+    return apply_overlay(catalog, {"models": {own: {"hf_config": config}}}), own
 
 
 def _service(name: str, phase: str | None, ttft: str, tpot: str, lengths: str) -> Service:

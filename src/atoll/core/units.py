@@ -168,6 +168,20 @@ def parse_price(value: str | float, *, field: str | None = None) -> float:
     )
 
 
+def parse_share(text: str, *, field: str | None = None) -> float:
+    """Read "0.1%" or "0.001" as a share of 0 to 1."""
+    number, percent, rest = text.strip().partition("%")
+    try:
+        value = float(number) / (100 if percent else 1)
+    except ValueError:
+        value = math.nan
+    if rest or not 0 <= value <= 1:
+        raise InputError(
+            f"cannot read {text!r} as a share", field=field, hint="write it like 0.1% or 0.001"
+        )
+    return value
+
+
 def parse_count(value: str | float, *, field: str | None = None) -> int:
     """Read a whole number of things (tokens, parameters); "8k" is 8000, "32.8B" is 32.8e9."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
