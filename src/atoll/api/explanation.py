@@ -26,9 +26,9 @@ class FleetExplanation(Shown, Explanation):
         return draw_explanation(self)
 
     def _to_html(self) -> str:
-        from atoll.report.explanation import explanation_html
+        from atoll.report.explanation import render_explanation_fragment
 
-        return explanation_html(self)
+        return render_explanation_fragment(self)
 
     def __repr__(self) -> str:
         return (

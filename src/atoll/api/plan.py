@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import PrivateAttr
 
 from atoll.api.shown import Shown
+from atoll.core.units import format_price
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 
@@ -141,17 +142,17 @@ class FleetPlan(Shown, Plan):
         return collect(trace, seed)
 
     def _draw(self, width: int) -> RenderableType:
-        from atoll.report.views import draw_plan
+        from atoll.report.plan.show import draw_plan
 
         return draw_plan(self, self.problem, width=width)
 
     def _to_html(self) -> str:
-        from atoll.report.views import plan_html
+        from atoll.report.plan.show import render_plan_fragment
 
-        return plan_html(self, self.problem)
+        return render_plan_fragment(self, self.problem)
 
     def __repr__(self) -> str:
         return (
-            f"<FleetPlan {self.problem_name}: {self.status}, ${self.usd_per_hour:,.2f}/h, "
+            f"<FleetPlan {self.problem_name}: {self.status}, {format_price(self.usd_per_hour)}, "
             f"{self.nodes} nodes, {self.gpus} GPUs>"
         )

@@ -30,15 +30,15 @@ class FleetReport(Shown, SimReport):
         return {service.name: service.attainment for service in self.services}
 
     def _draw(self, width: int) -> RenderableType:
-        from atoll.report.views import draw_report
+        from atoll.report.simulation.tables import draw_simulation
 
         del width
-        return draw_report(self, self.problem)
+        return draw_simulation(self, self.problem)
 
     def _to_html(self) -> str:
-        from atoll.report.views import report_html
+        from atoll.report.simulation.page import render_simulation_fragment
 
-        return report_html(self, self.problem)
+        return render_simulation_fragment(self, self.problem)
 
     def __repr__(self) -> str:
         kept = ", ".join(

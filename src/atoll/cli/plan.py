@@ -121,9 +121,9 @@ def plan(
     require_packages()
     own = Fleet.load(fleet, overlays=overlay or (), running=running)
     if report is not None:
-        from atoll.report.views import report_endings
+        from atoll.report.plan.show import list_endings
 
-        check_target(report, report_endings(own.problem))
+        check_target(report, list_endings(own.problem))
     effort = Effort(share, not no_cache, _goal(objective), partial, promise)
     with show_progress("planning") as tell:
         if verify:
@@ -172,19 +172,19 @@ def _write(path: Path, made: FleetPlan, compared: tuple[Compared, ...], *, as_re
     if not as_report:
         made.save(path)
         return
-    from atoll.report.views import plan_page, plan_svg
+    from atoll.report.plan.show import render_plan_page, render_plan_svg
 
     if path.suffix.lower() == ".svg":
-        atomic_write(path, plan_svg(made, made.problem))
+        atomic_write(path, render_plan_svg(made, made.problem))
     else:
-        atomic_write(path, plan_page(made, made.problem, compared))
+        atomic_write(path, render_plan_page(made, made.problem, compared))
 
 
 def _show(
     made: FleetPlan, fleet: Fleet, compared: tuple[Compared, ...], *, as_json: bool, cached: bool
 ) -> None:
     from atoll.plan.cost import cost_report
-    from atoll.report.views import draw_plan
+    from atoll.report.plan.show import draw_plan
 
     if not as_json:
         emit(None, False, lambda: draw_plan(made, made.problem, compared, width=console().width))

@@ -118,10 +118,9 @@ def simulate(
             ),
         )
     _write(found, requests_out, report)
-    from atoll.report.sim_tables import summary
-    from atoll.report.views import draw_report
+    from atoll.report.simulation.tables import draw_simulation, summarize
 
-    emit(summary(found), as_json, lambda: draw_report(found, found.problem))
+    emit(summarize(found), as_json, lambda: draw_simulation(found, found.problem))
     for path in (requests_out, report):
         if path is not None:
             console(stderr=True).print(f"wrote {path}", markup=False)
@@ -219,9 +218,9 @@ def _write(found: FleetReport, requests_out: Path | None, report: Path | None) -
         write_requests(found, requests_out)
     if report is not None:
         from atoll.core.files import atomic_write
-        from atoll.report.views import report_page
+        from atoll.report.simulation.page import render_simulation_page
 
-        atomic_write(report, report_page(found, found.problem))
+        atomic_write(report, render_simulation_page(found, found.problem))
 
 
 def _judge(found: SimReport, least: float | None) -> None:

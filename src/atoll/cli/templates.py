@@ -92,7 +92,7 @@ def templates(
 
     for path in out or ():
         check_target(path, (".png", ".html"))
-    from atoll.report.templates import draw_templates, facts, phase_templates
+    from atoll.report.serving_templates import choose_best, describe_phases, draw_templates
     from atoll.solve.registry import require_packages
 
     require_packages()
@@ -105,7 +105,7 @@ def templates(
     problem = _problem(service, kinds, prices, max_nodes, memory_ratio, engine)
     wanted = None if uses is None else _uses(catalog, uses, kinds)
     found = [
-        phase_templates(library, own, places, prices, wanted, top)
+        choose_best(library, own, places, prices, wanted, top)
         for own, library in _libraries(problem, catalog, phase, cached=not no_cache)
     ]
     title = f"{name}: {_promise(service)}; up to {max_nodes} nodes of {len(kinds)} types"
@@ -113,7 +113,7 @@ def templates(
         from atoll.report.charts import save
 
         pictures = [own.spectrum for own in found if own.spectrum is not None]
-        save(path, pictures, title=title, facts=facts(found))
+        save(path, pictures, title=title, facts=describe_phases(found))
     data = {"model": name, "node_types": kinds, "phases": found}
     emit(data, as_json, lambda: draw_templates(title, found, wanted))
     for path in out or ():

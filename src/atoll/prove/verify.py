@@ -118,6 +118,7 @@ def _stamp(
 ) -> Plan:
     """Return the plan as one for the problem as it was given, checked, saying what was found."""
     from atoll.plan.validate.check import check
+    from atoll.solve.assembly import relative_gap
 
     said = tuple(
         f"{service.name} keeps its promises for {seen[service.name].attainment or 0.0:.1%} of "
@@ -126,14 +127,11 @@ def _stamp(
         if service.name in seen
     )
     bound, objective = first.bound, found.objective
-    gap = None
-    if bound is not None and objective:
-        gap = max(0.0, objective - bound) / objective
     plan = found.model_copy(
         update={
             "problem_hash": problem.content_hash(),
             "bound": bound,
-            "gap": gap,
+            "gap": relative_gap(objective, bound),
             "status": first.status if found is first else "feasible",
             "notes": said,
         }

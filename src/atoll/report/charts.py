@@ -6,7 +6,6 @@ to write files.
 
 from __future__ import annotations
 
-import html
 import io
 import math
 import textwrap
@@ -18,6 +17,8 @@ from atoll.core.errors import MissingDependencyError
 from atoll.core.files import atomic_write, check_target
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from atoll.perf.curves import Picture
 
 _COLOURS = ("cyan", "magenta", "yellow", "green", "red", "blue")
@@ -30,7 +31,9 @@ _ARROW = 3
 """Columns that the arrow of the x axis sticks out, right of the drawing."""
 
 
-def draw(picture: Picture, *, columns: int = 120, height: int = 14, colours: bool = True) -> str:
+def draw_picture(
+    picture: Picture, *, columns: int = 120, height: int = 14, colours: bool = True
+) -> str:
     """Return a picture as text for a terminal of so many columns.
 
     The drawing is 24 to 64 columns wide beside its axis, less where the terminal has fewer than 40.
@@ -65,6 +68,31 @@ def draw(picture: Picture, *, columns: int = 120, height: int = 14, colours: boo
     title = textwrap.fill(f"{picture.title} ({axes})", max(columns, _LEAST_WIDTH))
     rows = _fit_labels(figure.show().splitlines(), picture, width, columns)
     return "\n".join((title, *rows, *_legend(picture, columns, colours)))
+
+
+def draw_facts(title: str, facts: Mapping[str, str]) -> RenderableType:
+    """Return a title and a line for each fact, for a terminal."""
+    from rich.console import Group
+    from rich.text import Text
+
+    lines = "\n".join(f"  {name:14s} {value}" for name, value in facts.items())
+    return Group(Text(title, style="bold"), Text(lines))
+
+
+def draw_pictures(pictures: Sequence[Picture], *, height: int = 14) -> RenderableType:
+    """Return pictures under one another for the terminal there is, in its colours."""
+    from rich.text import Text
+
+    from atoll.report.terminal import console
+
+    out = console()
+    colours = out.color_system is not None and not out.no_color
+    body = "\n\n".join(
+        draw_picture(picture, columns=out.width, height=height, colours=colours)
+        for picture in pictures
+    )
+    # Cut, not folded: a terminal narrower than the axes still shows the shape.
+    return Text.from_ansi(body, no_wrap=True, overflow="crop")
 
 
 def _fit_labels(rows: Sequence[str], picture: Picture, width: int, columns: int) -> list[str]:
@@ -117,7 +145,7 @@ def save_all(
     drawn = {
         path: _render(pictures, "png", title)
         if path.suffix.lower() == ".png"
-        else _page(pictures, title, facts or {})
+        else _render_page(pictures, title, facts or {})
         for path in targets
     }
     for path, content in drawn.items():
@@ -158,25 +186,16 @@ def _render(pictures: Sequence[Picture], kind: str, title: str | None) -> bytes:
     return out.getvalue()
 
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; }
-body { max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.4rem; } table { border-collapse: collapse; } td { padding: .15rem 1rem .15rem 0; }
-td:first-child { color: #666; } svg { max-width: 100%; height: auto; }
-"""
+def _render_page(pictures: Sequence[Picture], title: str, facts: Mapping[str, str]) -> str:
+    from markupsafe import Markup
 
+    from atoll.report.render import render_page
 
-def _page(pictures: Sequence[Picture], title: str, facts: Mapping[str, str]) -> str:
     svg = _render(pictures, "svg", None).decode("utf-8")
-    svg = svg[svg.index("<svg") :]
-    rows = "".join(
-        f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>"
-        for name, value in facts.items()
-    )
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head>"
-        f"<body><h1>{html.escape(title)}</h1><table>{rows}</table>{svg}</body></html>\n"
+    # matplotlib has escaped the words in it; its head is for files, not for pages.
+    drawing = Markup(svg[svg.index("<svg") :])
+    return render_page(
+        "charts.html.j2", {"title": title, "facts": list(facts.items()), "drawing": drawing}
     )
 
 

@@ -65,6 +65,12 @@ def table(
     return drawn
 
 
+def tighten(drawn: Table) -> Table:
+    """Leave less space between the columns of a table, for those that would not fit a terminal."""
+    drawn.padding, drawn.pad_edge = (0, 1, 0, 0), False
+    return drawn
+
+
 def emit(
     data: object,
     as_json: bool,

@@ -28,7 +28,7 @@ class Compared(Frozen):
     ratio: float | None = None
     broken: tuple[str, ...] = ()
     tokens_per_s: float | None = None
-    hops: int | None = None
+    hops: int = 0
 
 
 def compare(other: Plan, plan: Plan, problem: Problem) -> Compared:

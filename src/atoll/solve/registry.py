@@ -115,7 +115,7 @@ def require(
     `strict` asks for all demand; a fleet that says `on_shortage: fail` does so, too. `late` says that the
     deadline came before the search ended.
     """
-    from atoll.solve.explain.explanation import share
+    from atoll.core.units import format_share
 
     why = "the deadline came first" if late else "; ".join(plan.reasons[:3])
     because = f": {why}" if why else ""
@@ -127,7 +127,7 @@ def require(
         least = min(plan.served_fraction.values())
         accept = "accept that (no --strict, no 'on_shortage: fail'), or ask `atoll explain`"
         return InfeasibleError(
-            f"only {share(least)} of the demand can be met{because}",
+            f"only {format_share(least)} of the demand can be met{because}",
             hint=LATE if late else accept,
         )
     return None

@@ -15,12 +15,12 @@ from dataclasses import replace
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import UnknownNameError, UsageError
+from atoll.core.units import format_share
 from atoll.plan.cluster_profiles import cluster_of
 from atoll.plan.plan import Goal, Plan
 from atoll.plan.problem import Problem
 from atoll.solve.assembly import infeasible
 from atoll.solve.effort import Effort, Measured, Rank
-from atoll.solve.explain.explanation import share
 from atoll.solve.family import SolverFamily
 from atoll.solve.place.instance import FlowInstance, Flows, Placement
 from atoll.solve.place.service import (
@@ -189,7 +189,7 @@ def _solve_for_family(
 def _describe(seconds: float, value: float, bound: float) -> str:
     best = f"best {value:,.1f} tokens/s" if value > 0 else "no placement yet"
     if math.isfinite(bound) and bound > 0:
-        best += f", gap {share(max(0.0, 1 - value / bound))}, proven {bound:,.1f}"
+        best += f", gap {format_share(max(0.0, 1 - value / bound))}, proven {bound:,.1f}"
     return f"{seconds:.1f}s: {best}"
 
 

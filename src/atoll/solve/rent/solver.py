@@ -13,10 +13,10 @@ from functools import partial
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import UsageError
+from atoll.core.units import format_price, format_share
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.solve.effort import Effort
-from atoll.solve.explain.explanation import money, share
 from atoll.solve.family import SolverFamily
 from atoll.solve.progress import OnProgress, Progress
 from atoll.solve.rent import baselines, optimal
@@ -68,8 +68,8 @@ def _count_templates(problem: Problem, catalog: Catalog, cached: bool) -> dict[s
 def _describe(seconds: float, objective: float, bound: float) -> str:
     best = "no plan yet"
     if math.isfinite(objective) and objective > 0:
-        best = f"best {money(objective)}, gap {share(max(0, 1 - bound / objective))}"
-    return f"{seconds:.1f}s: {best}, proven {money(max(0.0, bound))}"
+        best = f"best {format_price(objective)}, gap {format_share(max(0, 1 - bound / objective))}"
+    return f"{seconds:.1f}s: {best}, proven {format_price(max(0.0, bound))}"
 
 
 def _refuse_cluster_options(effort: Effort) -> None:

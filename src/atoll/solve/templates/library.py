@@ -120,12 +120,12 @@ def template_libraries(
 
     With `cached` False nothing is read from disk and nothing kept there.
     """
-    key = f"{template_key(problem)} {cached}"
+    cache = TemplateCache() if cached else None
+    key = f"{template_key(problem)} {cache and cache.folder}"
     kept = _KEPT.get(key)
     if kept is not None and kept[0] == catalog:
         _KEPT.move_to_end(key)
         return kept[1]
-    cache = TemplateCache() if cached else None
     made = libraries(problem, catalog, cache=cache, progress=_teller(problem, on_progress))
     _KEPT[key] = (catalog, made)
     while len(_KEPT) > _MOST_KEPT:

@@ -1,4 +1,4 @@
-"""A plan for people in a terminal: instances, roles, where the money goes, what is proven."""
+"""A plan on rented nodes in a terminal: instances, roles, where the money goes, what is proven."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from atoll.core.ids import Phase
+from atoll.core.units import format_price, format_share, format_throughput, format_usd, pluralize
 from atoll.plan.cost import cost_report
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem
-from atoll.report.terminal import table
+from atoll.report.render import Grid
+from atoll.report.terminal import table, tighten
 from atoll.solve.comparison import Compared
-from atoll.solve.explain.explanation import money, served_share, share, slacks
+from atoll.solve.explain.explanation import served_share, slacks
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,7 +28,7 @@ _UNITS = "Per second: prompt tokens (prefill), generated tokens (decode), reques
 
 
 @dataclass(frozen=True)
-class Row:
+class InstanceGroup:
     """Equal instances together: same role, region, layout and markets, all kept or all new."""
 
     example: Instance
@@ -56,7 +58,7 @@ class Row:
         return self.example.kept
 
 
-def rows(plan: Plan) -> list[Row]:
+def group_instances(plan: Plan) -> list[InstanceGroup]:
     """Return the instances of a plan with equal ones folded, by service, phase, region and layout."""
 
     def key(instance: Instance) -> tuple[str, int, str, str, bool]:
@@ -68,7 +70,7 @@ def rows(plan: Plan) -> list[Row]:
     for instance in sorted(plan.instances, key=key):
         groups.setdefault(key(instance), []).append(instance)
     return [
-        Row(
+        InstanceGroup(
             example=group[0],
             layout=group[0].describe(),
             number=len(group),
@@ -79,123 +81,125 @@ def rows(plan: Plan) -> list[Row]:
     ]
 
 
-def rate(per_s: float) -> str:
-    """Write units per second: "6,459/s", "2.59/s"."""
-    return f"{per_s:,.0f}/s" if per_s >= 99.95 else f"{per_s:.3g}/s"
-
-
 def format_gap(gap: float) -> str:
     """Write a proven gap: "0.08%", and "below 0.01%" for what hardly is one."""
-    return "0%" if gap < 1e-9 else "below 0.01%" if gap < 1e-4 else share(gap)
+    return "0%" if gap < 1e-9 else "below 0.01%" if gap < 1e-4 else format_share(gap)
 
 
-def headline(plan: Plan) -> str:
+def describe_plan(plan: Plan) -> str:
     """Say in a line or two what the plan costs and what is proven of it."""
-    size = f"{many(plan.nodes, 'node')}, {many(plan.gpus, 'GPU')}"
-    cost = f"{money(plan.usd_per_hour)} on {size}"
+    size = f"{pluralize(plan.nodes, 'node')}, {pluralize(plan.gpus, 'GPU')}"
+    cost = f"{format_price(plan.usd_per_hour)} on {size}"
     if plan.init_usd > 0:
-        cost += f", and {money(plan.init_usd)} for starting new instances"
+        cost += f", and {format_price(plan.init_usd)} for starting new instances"
     if plan.bound is None or plan.gap is None:
         return f"{cost}. Nothing is proven ({plan.solver})."
     if plan.status == "partial":
         what = "nothing within its settings serves that share for less than"
     else:
         what = "nothing within its settings costs less than"
-    proven = f"Proven: {what} {money(plan.bound)} (gap {format_gap(plan.gap)})."
+    proven = f"Proven: {what} {format_price(plan.bound)} (gap {format_gap(plan.gap)})."
     if plan.status == "feasible" and not plan.notes:
         proven += " The deadline came before the gap asked for."
     return f"{cost}. {proven}"
 
 
-def shortage(plan: Plan, problem: Problem) -> str | None:
-    """Say which share of demand a partial plan serves, and what binds."""
-    if plan.status != "partial":
+def describe_shortage(plan: Plan, problem: Problem) -> str | None:
+    """Say which share of demand a plan serves, and what binds, unless it serves all."""
+    if plan.status == "infeasible":
+        text = "INFEASIBLE: no plan meets the demand."
+    elif plan.status == "partial":
+        served = format_share(served_share(plan, problem))
+        least = {role: part for role, part in plan.served_fraction.items() if part < 1.0}
+        roles = ", ".join(f"{role} {format_share(part)}" for role, part in least.items())
+        text = f"PARTIAL: serves {served} of the demand ({roles})."
+    else:
         return None
-    served = share(served_share(plan, problem))
-    least = {role: s for role, s in plan.served_fraction.items() if s < 1.0}
-    roles = ", ".join(f"{role} {share(s)}" for role, s in least.items())
-    said = f"PARTIAL: serves {served} of the demand ({roles})."
-    return f"{said} What binds: {'; '.join(plan.reasons)}." if plan.reasons else said
+    return f"{text} What binds: {'; '.join(plan.reasons)}." if plan.reasons else text
 
 
-def draw_plan(
+def draw_rented_plan(
     plan: Plan, problem: Problem, compared: Sequence[Compared], width: int
 ) -> RenderableType:
-    """Return everything about a plan for a terminal of so many columns."""
+    """Return everything about a plan on rented nodes for a terminal of so many columns."""
     from rich.console import Group
     from rich.text import Text
 
     parts: list[RenderableType] = []
-    short = shortage(plan, problem)
-    if short is not None:
-        parts.append(Text(short, style="bold red"))
+    shortage = describe_shortage(plan, problem)
+    if shortage is not None:
+        parts.append(Text(shortage, style="bold red"))
     parts += [
-        *_instances(plan, problem, width),
-        _roles(plan, problem),
-        _costs(plan, problem, width),
+        *_draw_instances(plan, problem, width),
+        _draw_roles(plan, problem),
+        _draw_costs(plan, problem, width),
     ]
     if compared:
-        parts.append(_comparison(plan, problem, compared))
-    parts.append(Text(f"{plan.problem_name}: {headline(plan)}", style="bold"))
-    if plan.reasons and plan.bound is not None and plan.status != "partial":
+        parts.append(_draw_comparison(plan, problem, compared))
+    parts.append(Text(f"{plan.problem_name}: {describe_plan(plan)}", style="bold"))
+    if plan.reasons and plan.bound is not None and shortage is None:
         parts.append(Text(f"What keeps it from being cheaper: {'; '.join(plan.reasons)}."))
     parts += [Text(f"Simulated: {note}.") for note in plan.notes]
     return Group(*parts)
 
 
-def _instances(plan: Plan, problem: Problem, width: int) -> list[Table]:
+def _draw_instances(plan: Plan, problem: Problem, width: int) -> list[Table]:
     """One table, or where that leaves no room for the layouts one for each region."""
-    own = rows(plan)
-    regions = sorted({row.region for row in own})
+    groups = group_instances(plan)
+    regions = sorted({group.region for group in groups})
     state = bool(problem.running)
-    if len(regions) > 1 and _room(own, width, region=True, state=state) >= _GOOD_LAYOUT:
-        return [_instance_table(own, "Instances", width, region=True, state=state)]
+    if len(regions) > 1:
+        grid = list_instances(groups, region=True, state=state)
+        if _room(grid, width) >= _GOOD_LAYOUT:
+            return [_draw_layouts(grid, "Instances", width)]
     return [
-        _instance_table(
-            [row for row in own if row.region == region],
+        _draw_layouts(
+            list_instances(
+                [group for group in groups if group.region == region], region=False, state=state
+            ),
             f"Instances in {region}",
             width,
-            region=False,
-            state=state,
         )
         for region in regions
     ]
 
 
-def _cells(own: Sequence[Row], *, region: bool, state: bool) -> list[dict[str, str]]:
-    """The cells of each row by column, all but the layout's."""
-    return [
-        {
-            "": f"{row.number}x",
-            "service": row.service,
-            "phase": str(row.phase),
-            **({"region": row.region} if region else {}),
-            "layers": row.layout,
-            "carries": rate(row.per_s),
-            "$/h": f"{row.usd_per_hour:,.2f}",
-            **({"state": "kept" if row.kept else "new"} if state else {}),
-        }
-        for row in own
-    ]
+def list_instances(groups: Sequence[InstanceGroup], *, region: bool, state: bool) -> Grid:
+    """Return a row for each group of equal instances, with its region and its state if asked for."""
+    columns = ["", "service", "phase", *(["region"] if region else []), "layers", "carries", "$/h"]
+    return Grid(
+        [*columns, "state"] if state else columns,
+        [
+            [
+                f"{group.number}x",
+                group.service,
+                str(group.phase),
+                *([group.region] if region else []),
+                group.layout,
+                format_throughput(group.per_s),
+                format_usd(group.usd_per_hour, sign=False),
+                *(["kept" if group.kept else "new"] if state else []),
+            ]
+            for group in groups
+        ],
+        right=("", "carries", "$/h"),
+    )
 
 
-def _room(own: Sequence[Row], width: int, *, region: bool, state: bool) -> int:
+def _room(grid: Grid, width: int) -> int:
     """The columns left for layouts."""
-    cells = _cells(own, region=region, state=state)
-    others = [name for name in cells[0] if name != "layers"]
-    taken = sum(max(len(name), *(len(cell[name]) for cell in cells)) + 2 for name in others)
+    taken = sum(
+        max(len(name), *(len(str(row[at])) for row in grid.rows)) + 2
+        for at, name in enumerate(grid.columns)
+        if name != "layers"
+    )
     return max(_LEAST_LAYOUT, width - taken - 3)
 
 
-def _instance_table(
-    own: Sequence[Row], title: str, width: int, *, region: bool, state: bool
-) -> Table:
-    room = _room(own, width, region=region, state=state)
-    cells = _cells(own, region=region, state=state)
-    for cell in cells:
-        cell["layers"] = wrap_layout(cell["layers"], room)
-    lines = [list(cell.values()) for cell in cells]
-    return _tight(table(list(cells[0]), lines, title=title, right=("", "carries", "$/h")))
+def _draw_layouts(grid: Grid, title: str, width: int) -> Table:
+    room, at = _room(grid, width), list(grid.columns).index("layers")
+    rows = [[*row[:at], wrap_layout(str(row[at]), room), *row[at + 1 :]] for row in grid.rows]
+    return _tighten(table(grid.columns, rows, title=title, right=grid.right))
 
 
 def wrap_layout(layout: str, width: int) -> str:
@@ -209,7 +213,7 @@ def wrap_layout(layout: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def _roles(plan: Plan, problem: Problem) -> Table:
+def _draw_roles(plan: Plan, problem: Problem) -> Table:
     cost = {
         (service.service, phase.phase): phase
         for service in cost_report(plan, problem).services
@@ -218,32 +222,29 @@ def _roles(plan: Plan, problem: Problem) -> Table:
     short = plan.status == "partial"
     lines = []
     for slack, role in zip(slacks(plan, problem), problem.roles, strict=True):
-        own = cost[role.model, role.phase]
+        spent = cost[role.model, role.phase]
+        tokens_usd = spent.usd_per_million_tokens
         use = slack.demand_per_s / slack.capacity_per_s if slack.capacity_per_s > 0 else None
         lines.append(
             (
                 role.model,
                 role.phase,
-                rate(slack.demand_per_s),
-                rate(slack.capacity_per_s),
-                None if use is None else share(min(use, 1.0)),
-                *([share(slack.served)] if short else []),
-                f"{own.usd_per_hour:,.2f}",
-                _per_million(own.usd_per_million_tokens),
+                format_throughput(slack.demand_per_s),
+                format_throughput(slack.capacity_per_s),
+                None if use is None else format_share(min(use, 1.0)),
+                *([format_share(slack.served)] if short else []),
+                format_usd(spent.usd_per_hour, sign=False),
+                None if tokens_usd is None else format_usd(tokens_usd, sign=False, decimals=3),
             )
         )
     columns = ["service", "phase", "demand", "capacity", "in use", "served", "$/h", "$/M tok"]
     if not short:
         columns.remove("served")
-    made = table(columns, lines, title="Demand and capacity", right=columns[2:], caption=_UNITS)
-    return _tight(made)
+    drawn = table(columns, lines, title="Demand and capacity", right=columns[2:], caption=_UNITS)
+    return _tighten(drawn)
 
 
-def _per_million(usd: float | None) -> str | None:
-    return None if usd is None else f"{usd:.3f}" if usd < 10 else f"{usd:.2f}"
-
-
-def by_service_and_region(plan: Plan) -> dict[tuple[str, str], float]:
+def sum_costs(plan: Plan) -> dict[tuple[str, str], float]:
     """Return what each service costs in each region, in USD per hour."""
     usd: dict[tuple[str, str], float] = {}
     for instance in plan.instances:
@@ -252,8 +253,8 @@ def by_service_and_region(plan: Plan) -> dict[tuple[str, str], float]:
     return usd
 
 
-def _costs(plan: Plan, problem: Problem, width: int) -> RenderableType:
-    usd = by_service_and_region(plan)
+def _draw_costs(plan: Plan, problem: Problem, width: int) -> RenderableType:
+    usd = sum_costs(plan)
     regions = sorted({region for _, region in usd})
     services = [service.name for service in problem.services]
     names = max(map(len, [*services, "service"]))
@@ -261,7 +262,9 @@ def _costs(plan: Plan, problem: Problem, width: int) -> RenderableType:
         from rich.console import Group
 
         lines = [(r, _usd(sum(usd.get((s, r), 0.0) for s in services))) for r in regions]
-        by_region = _tight(table(("region", "$/h"), lines, title="Cost by region", right=("$/h",)))
+        by_region = _tighten(
+            table(("region", "$/h"), lines, title="Cost by region", right=("$/h",))
+        )
         return Group(_cost_table(usd, services, [], "Cost by service"), by_region)
     return _cost_table(usd, services, regions if len(regions) > 1 else [], "Cost per hour")
 
@@ -280,45 +283,42 @@ def _cost_table(
     ]
     lines.append(["total", *(_usd(total(region=r)) for r in regions), _usd(total())])
     columns = ["service", *regions, "all" if regions else "$/h"]
-    return _tight(table(columns, lines, title=title, right=columns[1:]))
+    return _tighten(table(columns, lines, title=title, right=columns[1:]))
 
 
-def _usd(value: float) -> str:
-    return f"{value:,.2f}" if value else "-"
+def _usd(value: float) -> str | None:
+    return format_usd(value, sign=False) if value else None
 
 
-def _comparison(plan: Plan, problem: Problem, compared: Sequence[Compared]) -> Table:
-    own = serves(served_share(plan, problem), served_share(plan, problem, mean=True))
+def _draw_comparison(plan: Plan, problem: Problem, compared: Sequence[Compared]) -> Table:
+    served_now = format_served(served_share(plan, problem), served_share(plan, problem, mean=True))
     lines: list[tuple[object, ...]] = [
-        (plan.solver, f"{plan.usd_per_hour:,.2f}", "x1.00", plan.nodes, own)
+        (plan.solver, format_usd(plan.usd_per_hour, sign=False), "x1.00", plan.nodes, served_now)
     ]
     for other in compared:
         if other.broken:
             lines.append((other.solver, None, None, None, f"breaks {', '.join(other.broken)}"))
             continue
         ratio = None if other.ratio is None else f"x{other.ratio:.2f}"
-        usd = f"{other.usd_per_hour or 0.0:,.2f}"
-        served = serves(other.served or 0.0, other.served_mean or 0.0)
+        usd = format_usd(other.usd_per_hour or 0.0, sign=False)
+        served = format_served(other.served or 0.0, other.served_mean or 0.0)
         lines.append((other.solver, usd, ratio, other.nodes, served))
     columns = ("solver", "$/h", "ratio", "nodes", "serves")
-    return _tight(table(columns, lines, title="Next to the baselines", right=columns[1:4]))
+    return _tighten(table(columns, lines, title="Next to the baselines", right=columns[1:4]))
 
 
-def serves(least: float, mean: float) -> str:
+def format_served(least: float, mean: float) -> str:
     """Write which share of demand is served: by the least served role, and on average."""
-    return share(least) if least >= 1.0 else f"{share(least)}, on average {share(mean)}"
+    if least >= 1.0:
+        return format_share(least)
+    return f"{format_share(least)}, on average {format_share(mean)}"
 
 
-def _tight(made: Table) -> Table:
+def _tighten(drawn: Table) -> Table:
     """Less space between columns, and no row folded where it need not be."""
-    made.padding, made.pad_edge = (0, 1, 0, 0), False
-    for column in made.columns:
+    tighten(drawn)
+    for column in drawn.columns:
         column.no_wrap = column.header != "layers"
         if not column.no_wrap:
             column.min_width = _LEAST_LAYOUT
-    return made
-
-
-def many(number: int, what: str) -> str:
-    """Write a number of things: "1 node", "3 nodes"."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return drawn

@@ -1,4 +1,4 @@
-"""What `atoll templates` shows: the best templates of each phase, their prices, the spectrum they span."""
+"""Serving templates for people: the best of each phase, their prices, the spectrum they span."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from atoll.core.ids import Phase
+from atoll.core.units import format_share, format_throughput, format_usd
 from atoll.perf.curves import Picture, PlotLine
-from atoll.report.charts import draw
-from atoll.report.plan_tables import rate, wrap_layout
-from atoll.report.terminal import console, table
+from atoll.report.charts import draw_pictures
+from atoll.report.plan.rented_tables import wrap_layout
+from atoll.report.terminal import console, table, tighten
 from atoll.solve.templates import spectrum
 from atoll.solve.templates.generate import Layout, TemplateLibrary
 from atoll.solve.templates.spectrum import PricedTemplates
@@ -46,7 +47,7 @@ class PhaseTemplates:
     spectrum: Picture | None
 
 
-def phase_templates(
+def choose_best(
     library: TemplateLibrary,
     phase: Phase,
     places: Sequence[str],
@@ -60,48 +61,50 @@ def phase_templates(
     must have one; the spectrum is of all.
     """
     kinds = library.tables.node_types
-    own = spectrum.price_templates(library.counts, library.throughput, kinds, places, prices)
-    same = own.only(spectrum.is_homogeneous(library))
-    order = own.best_first()
+    priced = spectrum.price_templates(library.counts, library.throughput, kinds, places, prices)
+    same = priced.only(spectrum.is_homogeneous(library))
+    order = priced.best_first()
     if uses is not None:
         columns = [kinds.index(kind) for kind in uses]
-        order = order[(own.counts[order][:, columns] > 0).any(axis=1)]
+        order = order[(priced.counts[order][:, columns] > 0).any(axis=1)]
     first = same.best_first()[:1]
-    there, alone = (len(own.throughput) > 0), (len(same.throughput) > 0)
-    largest = float(own.throughput.max()) if there else 1.0
+    there, alone = (len(priced.throughput) > 0), (len(same.throughput) > 0)
+    largest = float(priced.throughput.max()) if there else 1.0
     return PhaseTemplates(
         phase=phase,
         multisets=library.multisets,
         templates=len(library),
         homogeneous=len(same.throughput),
-        widest_gap=spectrum.widest_gap(own.throughput, largest) if there else None,
+        widest_gap=spectrum.widest_gap(priced.throughput, largest) if there else None,
         widest_gap_homogeneous=spectrum.widest_gap(same.throughput, largest) if alone else None,
-        best=tuple(_best(library, own, int(i), places) for i in order[:top]),
-        best_homogeneous=_best(library, same, int(first[0]), places) if len(first) else None,
-        spectrum=_spectrum(phase, own, same, largest) if there else None,
+        best=tuple(_describe_best(library, priced, int(i), places) for i in order[:top]),
+        best_homogeneous=_describe_best(library, same, int(first[0]), places)
+        if len(first)
+        else None,
+        spectrum=_plot_spectrum(phase, priced, same, largest) if there else None,
     )
 
 
-def _best(
-    library: TemplateLibrary, own: PricedTemplates, index: int, places: Sequence[str]
+def _describe_best(
+    library: TemplateLibrary, priced: PricedTemplates, index: int, places: Sequence[str]
 ) -> Best:
-    counts = own.counts[index]
-    usd = float(own.usd[index])
+    counts = priced.counts[index]
+    usd = float(priced.usd[index])
     sold = usd < float("inf")
-    value = float(own.value[index])
+    value = float(priced.value[index])
     return Best(
         nodes={
             kind: int(n) for kind, n in zip(library.tables.node_types, counts, strict=True) if n
         },
-        layout=_layout(library.layout_of(counts)),
-        throughput_per_s=float(own.throughput[index]),
+        layout=_write_layout(library.layout_of(counts)),
+        throughput_per_s=float(priced.throughput[index]),
         usd_per_hour=usd if sold else None,
-        region=places[int(own.region[index])] if sold else None,
+        region=places[int(priced.region[index])] if sold else None,
         per_s_per_usd=value if sold else None,
     )
 
 
-def _layout(layout: Layout) -> str:
+def _write_layout(layout: Layout) -> str:
     stages = []
     for stage in layout.stages:
         named = (
@@ -111,9 +114,11 @@ def _layout(layout: Layout) -> str:
     return " | ".join(stages)
 
 
-def _spectrum(phase: Phase, own: PricedTemplates, same: PricedTemplates, largest: float) -> Picture:
+def _plot_spectrum(
+    phase: Phase, priced: PricedTemplates, same: PricedTemplates, largest: float
+) -> Picture:
     curves = []
-    for name, part in (("one node type", same), ("all", own)):
+    for name, part in (("one node type", same), ("all", priced)):
         if len(part.throughput):
             x, y = spectrum.distribution(part.throughput, largest)
             # A step function: what is reached stays until the next throughput.
@@ -128,71 +133,70 @@ def _spectrum(phase: Phase, own: PricedTemplates, same: PricedTemplates, largest
     )
 
 
-def _count_templates(own: PhaseTemplates) -> str:
-    said = f"{own.templates:,} useful of {own.multisets:,} node sets"
-    if own.widest_gap is None or own.widest_gap_homogeneous is None:
-        return said
+def _count_templates(phase: PhaseTemplates) -> str:
+    count = f"{phase.templates:,} useful of {phase.multisets:,} node sets"
+    if phase.widest_gap is None or phase.widest_gap_homogeneous is None:
+        return count
     return (
-        f"{said}; widest gap between throughputs {own.widest_gap:.1%} of the largest "
-        f"(sets of one type: {own.widest_gap_homogeneous:.1%})"
+        f"{count}; widest gap between throughputs {format_share(phase.widest_gap)} of the largest "
+        f"(sets of one type: {format_share(phase.widest_gap_homogeneous)})"
     )
 
 
-def _verdict(own: PhaseTemplates) -> str | None:
+def _judge_best(phase: PhaseTemplates) -> str | None:
     """The best template against the best of one node type; both over all node types asked for."""
-    first, same = next(iter(own.best), None), own.best_homogeneous
+    first, same = next(iter(phase.best), None), phase.best_homogeneous
     if first is None or same is None or not first.per_s_per_usd or not same.per_s_per_usd:
         return None
     more = first.per_s_per_usd / same.per_s_per_usd - 1.0
     if more < 0.0005:
         return f"best per dollar: {same.layout}"
     return (
-        f"best per dollar: {first.layout}, {more:.1%} more than the best of one type, {same.layout}"
+        f"best per dollar: {first.layout}, {format_share(more)} more than the best of one type, "
+        f"{same.layout}"
     )
 
 
-def facts(found: Sequence[PhaseTemplates]) -> dict[str, str]:
+def describe_phases(phases: Sequence[PhaseTemplates]) -> dict[str, str]:
     """Return a sentence about each phase."""
     return {
-        str(own.phase): "; ".join(filter(None, (_count_templates(own), _verdict(own))))
-        for own in found
+        str(phase.phase): "; ".join(filter(None, (_count_templates(phase), _judge_best(phase))))
+        for phase in phases
     }
 
 
 def draw_templates(
-    title: str, found: Sequence[PhaseTemplates], uses: Sequence[str] | None
+    title: str, phases: Sequence[PhaseTemplates], uses: Sequence[str] | None
 ) -> RenderableType:
-    """Return all of it for a terminal."""
-    out = console()
-    colours = out.color_system is not None and not out.no_color
+    """Return the best templates of each phase and their spectrum for a terminal."""
+    width = console().width
     parts: list[RenderableType] = [Text(title, style="bold")]
-    for own in found:
-        parts.append(Text(f"\n{own.phase}: {_count_templates(own)}"))
-        if not own.best:
+    for phase in phases:
+        parts.append(Text(f"\n{phase.phase}: {_count_templates(phase)}"))
+        if not phase.best:
             what = "no template" if uses is None else f"no useful template with {', '.join(uses)}"
             parts.append(Text(f"  {what}"))
             continue
-        parts.append(_list_templates(own, out.width))
-        said = _verdict(own) if uses is None else None
-        if said is not None:
-            parts.append(Text(said))
-        if own.spectrum is not None:
-            picture = draw(own.spectrum, columns=out.width, colours=colours, height=10)
-            parts += [Text(""), Text.from_ansi(picture, no_wrap=True, overflow="crop")]
+        parts.append(_list_templates(phase, width))
+        verdict = _judge_best(phase) if uses is None else None
+        if verdict is not None:
+            parts.append(Text(verdict))
+        if phase.spectrum is not None:
+            parts += [Text(""), draw_pictures([phase.spectrum], height=10)]
     return Group(*parts)
 
 
-def _list_templates(own: PhaseTemplates, width: int) -> RenderableType:
-    unit = "req/s per $" if own.phase is Phase.BOTH else "tok/s per $"
+def _list_templates(phase: PhaseTemplates, width: int) -> RenderableType:
+    unit = "req/s per $" if phase.phase is Phase.BOTH else "tok/s per $"
     cells = [
         (
             best.layout,
-            rate(best.throughput_per_s),
-            None if best.usd_per_hour is None else f"{best.usd_per_hour:,.2f}",
+            format_throughput(best.throughput_per_s),
+            None if best.usd_per_hour is None else format_usd(best.usd_per_hour, sign=False),
             None if best.per_s_per_usd is None else f"{best.per_s_per_usd:,.4g}",
             best.region,
         )
-        for best in own.best
+        for best in phase.best
     ]
     columns = ("layers", "carries", "$/h", unit, "cheapest in")
     taken = sum(
@@ -201,7 +205,7 @@ def _list_templates(own: PhaseTemplates, width: int) -> RenderableType:
     room = max(18, width - taken - 3)
     lines = [(wrap_layout(line[0], room), *line[1:]) for line in cells]
     listed = table(columns, lines, right=columns[1:4])
-    listed.padding, listed.pad_edge = (0, 1, 0, 0), False
+    tighten(listed)
     for column in listed.columns[1:]:
         column.no_wrap = True
     return listed

@@ -1,16 +1,17 @@
-"""What `atoll trace` shows: facts, the match with measured statistics, pictures."""
+"""A workload for people: facts, the match with measured statistics, pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.core.units import format_duration, format_rate
+from atoll.core.units import format_duration, format_rate, format_share
 from atoll.perf.curves import Picture, PlotLine
-from atoll.report.terminal import console, table
+from atoll.report.charts import draw_facts, draw_pictures
+from atoll.report.terminal import table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -39,9 +40,9 @@ def compare_statistics(name: str, summary: Summary) -> tuple[Match, ...]:
     """Return every measured statistic of a built-in beside that of what was drawn."""
     from atoll.workload.builtin import get_builtin
 
-    found = _statistics(summary)
+    drawn = _statistics(summary)
     measured = get_builtin(name).measured
-    return tuple(Match(key, value, found[key]) for key, value in measured.items() if key in found)
+    return tuple(Match(key, value, drawn[key]) for key, value in measured.items() if key in drawn)
 
 
 def _statistics(summary: Summary) -> dict[str, float]:
@@ -71,8 +72,8 @@ def _statistics(summary: Summary) -> dict[str, float]:
     return made
 
 
-def facts_of(stats: TraceStats) -> dict[str, str]:
-    """Return a workload in words."""
+def describe_stats(stats: TraceStats) -> dict[str, str]:
+    """Return the statistics of a workload in words, by name."""
     facts = {
         "requests": f"{stats.requests:,} in {format_duration(stats.span_s)}",
         "rate": format_rate(stats.rate_per_s),
@@ -85,22 +86,24 @@ def facts_of(stats: TraceStats) -> dict[str, str]:
     peaks = [f"{w.peak_to_mean:.3g} in {w.window_s}s" for w in stats.windows if w.peak_to_mean]
     if peaks:
         facts["peak over mean"] = ", ".join(peaks)
-    facts["prompts"] = _length(stats.input)
-    facts["answers"] = _length(stats.output)
+    facts["prompts"] = _describe_length(stats.input)
+    facts["answers"] = _describe_length(stats.output)
     if stats.correlation is not None:
         facts["correlation"] = f"{stats.correlation:.3f} between prompt and answer"
     for what, counts in (("models", stats.models), ("classes", stats.classes)):
         if len(counts) > 1:
             total = sum(counts.values())
-            facts[what] = ", ".join(f"{name or '-'} {n / total:.1%}" for name, n in counts.items())
+            facts[what] = ", ".join(
+                f"{name or '-'} {format_share(n / total)}" for name, n in counts.items()
+            )
     if stats.items_mean:
         facts["items"] = f"{stats.items_mean:.3g} per request"
     if stats.shared_blocks is not None:
-        facts["prefix blocks"] = f"{stats.shared_blocks:.1%} were seen before"
+        facts["prefix blocks"] = f"{format_share(stats.shared_blocks)} were seen before"
     return facts
 
 
-def _length(length: LengthStats) -> str:
+def _describe_length(length: LengthStats) -> str:
     p50, p95, p99 = (length.at(share) for share in (0.5, 0.95, 0.99))
     return (
         f"mean {length.mean:,.1f}, p50 {p50:,.0f}, p95 {p95:,.0f}, p99 {p99:,.0f}, "
@@ -108,16 +111,7 @@ def _length(length: LengthStats) -> str:
     )
 
 
-def facts_table(title: str, facts: Mapping[str, str]) -> RenderableType:
-    """Return a title and lines of facts."""
-    from rich.console import Group
-    from rich.text import Text
-
-    lines = "\n".join(f"  {name:14s} {value}" for name, value in facts.items())
-    return Group(Text(title, style="bold"), Text(lines))
-
-
-def pictures_of(summary: Summary) -> list[Picture]:
+def plot_trace(summary: Summary) -> list[Picture]:
     """Return the rate over time, and the distributions of the lengths."""
     least = max(summary.span_s / _POINTS, summary.width_s)
     step = next((s for s in _STEPS_S if s >= least), float(np.ceil(least / 86_400) * 86_400))
@@ -158,26 +152,25 @@ def pictures_of(summary: Summary) -> list[Picture]:
 def draw_trace(
     title: str, stats: TraceStats, match: Sequence[Match], pictures: Sequence[Picture]
 ) -> RenderableType:
-    """Return all of it for a terminal."""
+    """Return the facts, the match and the pictures of a workload for a terminal."""
     from rich.console import Group
     from rich.text import Text
 
-    from atoll.report.charts import draw
-
-    out = console()
-    colours = out.color_system is not None and not out.no_color
-    parts: list[RenderableType] = [facts_table(title, facts_of(stats))]
+    parts: list[RenderableType] = [draw_facts(title, describe_stats(stats))]
     if match:
         columns = ("statistic", "measured", "drawn", "off")
         rows = [
-            (m.statistic, _format_value(m.measured), _format_value(m.drawn), _off(m.off_percent))
+            (
+                m.statistic,
+                _format_value(m.measured),
+                _format_value(m.drawn),
+                _format_off(m.off_percent),
+            )
             for m in match
         ]
         caption = "measured: the public trace this workload follows (docs/internals/workloads.md)"
         parts.append(table(columns, rows, right=columns[1:], caption=caption))
-    body = "\n\n".join(draw(p, columns=out.width, colours=colours) for p in pictures)
-    # Cut, not folded: a terminal narrower than the axes still shows the shape.
-    parts += [Text(""), Text.from_ansi(body, no_wrap=True, overflow="crop")]
+    parts += [Text(""), draw_pictures(pictures)]
     return Group(*parts)
 
 
@@ -185,5 +178,5 @@ def _format_value(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _off(percent: float | None) -> str | None:
+def _format_off(percent: float | None) -> str | None:
     return None if percent is None else f"{percent:+.1f} %"
