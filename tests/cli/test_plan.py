@@ -303,12 +303,14 @@ def options(verb: str) -> set[str]:
 
 
 def test_the_documentation_names_options_that_exist() -> None:
-    page_text = (Path(__file__).resolve().parents[2] / "docs/planner.md").read_text("utf-8")
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    guide = (docs / "guides/planning.md").read_text("utf-8")
     for verb in ("plan", "explain", "templates"):
-        section = page_text.split(f"## `atoll {verb}`")[1].split("\n## ")[0]
+        section = guide.split(f"## `atoll {verb}`")[1].split("\n## ")[0]
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", section))
         assert named <= options(verb), verb
-    table = page_text.split("| Option |")[1].split("\n\n")[0]
+    reference = (docs / "reference/planner.md").read_text("utf-8")
+    table = reference.split("| Option |")[1].split("\n\n")[0]
     assert set(re.findall(r"`(--[a-z-]+)`", table)) == {
         name for name in options("plan") if name.startswith("--") and name != "--help"
     }

@@ -168,7 +168,7 @@ def draw_trace(
             )
             for m in match
         ]
-        caption = "measured: the public trace this workload follows (docs/workloads.md)"
+        caption = "measured: the public trace this workload follows (docs/internals/workloads.md)"
         parts.append(table(columns, rows, right=columns[1:], caption=caption))
     parts += [Text(""), draw_pictures(pictures)]
     return Group(*parts)

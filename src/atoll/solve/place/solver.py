@@ -3,7 +3,7 @@
 `flow.search` is the default; `flow.milp` proves optima of small clusters; the others are simple rules to
 compare with (`baselines`). What a plan is best at is its objective: `max-flow` is the largest flow, as
 published, and `sustain` what of it lasts once KV caches must hold all requests in flight; see
-`docs/flow.md`.
+`docs/internals/placement.md`.
 """
 
 from __future__ import annotations
