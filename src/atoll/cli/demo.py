@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.cli.planning import read_plan
 from atoll.cli.serving import fetch_models, local_fleet, need_engine, need_serving
 from atoll.core.errors import AtollError, UsageError
+from atoll.plan.files.read import read_plan
 from atoll.report.terminal import console
 
 if TYPE_CHECKING:
