@@ -65,7 +65,7 @@ class Site:
             access,
             metadata,
             state=more.pop("state", SessionState.SERVING),
-            settings=SETTINGS,
+            settings=more.pop("settings", SETTINGS),
             **more,
         )
         self.members.append(fabric)

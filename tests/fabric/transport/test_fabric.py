@@ -123,7 +123,9 @@ def test_a_new_session_replaces_the_old(run: Scenario) -> None:
 @two_hubs
 def test_when_a_hub_dies_members_move_and_nobody_counts_as_down(run: Scenario) -> None:
     async def scenario(site: Site) -> None:
-        members = [await site.join(site.issue(f"w{n}")) for n in range(4)]
+        # On a busy machine moving takes longer than it may by default.
+        settings = replace(SETTINGS, flap_s=30.0)
+        members = [await site.join(site.issue(f"w{n}"), settings=settings) for n in range(4)]
         downs: list[str] = []
         for member in members:
             member.listeners.append(
