@@ -108,7 +108,7 @@ class Instance(Frozen):
 
     @property
     def role_id(self) -> RoleId:
-        """The role, taken apart."""
+        """The role, parsed into model, component and phase."""
         return parse_role(self.role)
 
     @property
