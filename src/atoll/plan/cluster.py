@@ -50,7 +50,7 @@ class ClusterLink(Frozen):
 
     @property
     def ends(self) -> tuple[tuple[str, str], ...]:
-        """The pairs of ends the rule speaks of, in its direction and, unless one way, in the other."""
+        """The pairs of ends the rule applies to, in its direction and, unless one way, in the other."""
         there = (self.src, self.dst)
         return (there,) if self.one_way or self.src == self.dst else (there, there[::-1])
 

@@ -43,7 +43,7 @@ _ITERATIONS = 10
 _TIGHT = 1.2
 """Below this many times the model's layers, held at typical numbers, nodes hold all they can."""
 _TYPICAL = 2 / 3
-"""Share of its most layers that a node typically holds where nobody says."""
+"""Share of the most layers a node can hold that it typically holds, where its profile does not say."""
 
 Curve = tuple[tuple[float, float], ...]
 

@@ -182,7 +182,7 @@ def read_tables(path: Path, model: str, cluster: HelixCluster) -> dict[str, tupl
             tables = cast("dict[str, list[float]]", _table(record, model))
             return {_node_type(kind): tuple(values) for kind, values in tables.items()}
     nodes = ", ".join(f"{n} {kind}" for kind, n in counts.items())
-    raise InputError(f"no table for {nodes}", path=path, hint="leave the tables away")
+    raise InputError(f"no table for {nodes}", path=path, hint="leave out --tables")
 
 
 def _nodes(cluster: HelixCluster) -> Iterator[ClusterNode]:

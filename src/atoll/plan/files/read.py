@@ -29,7 +29,7 @@ def read_problem(
     overlay_paths = tuple(overlays)
     if data is not None and _SERVICES in data:
         if overlay_paths:
-            raise UsageError(f"{path} carries its own facts", hint="leave --overlay away")
+            raise UsageError(f"{path} carries its own facts", hint="leave out --overlay")
         problem = Problem.from_json(read_text_limited(path), path=path)
     else:
         from atoll.plan.files.fleet import load_fleet
