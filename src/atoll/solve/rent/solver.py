@@ -80,7 +80,7 @@ def _refuse_cluster_options(effort: Effort) -> None:
     }
     for option, is_set in options.items():
         if is_set:
-            raise UsageError(f"--{option} is for fixed clusters", hint="leave it away")
+            raise UsageError(f"--{option} is for fixed clusters", hint="leave it out")
 
 
 FAMILY = SolverFamily(
