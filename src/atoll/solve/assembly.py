@@ -46,7 +46,7 @@ class StageLike(Protocol):
 
 
 class LayoutLike(Protocol):
-    """Stages in order, first to last; `solvers.templates.Layout` is one."""
+    """Stages in order, first to last; `templates.generate.Layout` is one."""
 
     @property
     def stages(self) -> Sequence[StageLike]:
