@@ -89,7 +89,11 @@ def test_a_plan_is_a_plan_that_knows_its_fleet(
     assert again.to_json() == plan.to_json()
     assert again.problem is fleet.problem
     assert json.loads(plan.to_json()) == Plan.from_json(plan.to_json()).model_dump(mode="json")
-    assert plan.diff(again).empty
+    change = plan.diff(again)
+    assert change.empty
+    assert str(change) == "nothing changes"
+    assert "nothing changes" in repr(change)
+    assert "<div" in change._repr_html_()
 
 
 def test_a_plan_that_does_not_hold_is_found_out(plan: FleetPlan) -> None:

@@ -16,9 +16,9 @@ from atoll.plan.problem import Problem
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from atoll.api.diff import FleetDiff
     from atoll.api.explanation import FleetExplanation
     from atoll.api.report import FleetReport
-    from atoll.plan.diff import PlanDiff
     from atoll.plan.validate.violation import Violation
     from atoll.sim.api import Progress as OnSimulated
     from atoll.sim.options import SimOptions
@@ -81,11 +81,12 @@ class FleetPlan(Shown, Plan):
             )
         )
 
-    def diff(self, other: Plan) -> PlanDiff:
+    def diff(self, other: Plan) -> FleetDiff:
         """Return what changes from this plan to another: instances, nodes, cost, capacity."""
+        from atoll.api.diff import FleetDiff
         from atoll.plan.diff import diff
 
-        return diff(self, other)
+        return FleetDiff.of(diff(self, other))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON, whole or not at all."""

@@ -53,10 +53,10 @@ def draw_picture(
     if not xs:
         return textwrap.fill(f"{picture.title}: nothing to draw", max(columns, _LEAST_WIDTH))
     low_y = min(ys) if picture.log_y else 0.0
-    figure.set_x_limits(min_=min(xs), max_=_above(min(xs), max(xs)))
-    figure.set_y_limits(min_=low_y, max_=_above(low_y, max(ys)))
-    figure.x_ticks_fkt = lambda value, _: _tick(value, picture.log_x)
-    figure.y_ticks_fkt = lambda value, _: f"{_tick(value, picture.log_y):>8}"
+    figure.set_x_limits(min_=min(xs), max_=_widen(min(xs), max(xs)))
+    figure.set_y_limits(min_=low_y, max_=_widen(low_y, max(ys)))
+    figure.x_ticks_fkt = lambda value, _: _format_tick(value, picture.log_x)
+    figure.y_ticks_fkt = lambda value, _: f"{_format_tick(value, picture.log_y):>8}"
     for index, curve in enumerate(picture.curves):
         figure.plot(
             [_scale(x, picture.log_x) for x in curve.x],
@@ -67,7 +67,7 @@ def draw_picture(
     axes = f"{picture.y_label} against {picture.x_label}"
     title = textwrap.fill(f"{picture.title} ({axes})", max(columns, _LEAST_WIDTH))
     rows = _fit_labels(figure.show().splitlines(), picture, width, columns)
-    return "\n".join((title, *rows, *_legend(picture, columns, colours)))
+    return "\n".join((title, *rows, *_draw_legend(picture, columns, colours)))
 
 
 def draw_facts(title: str, facts: Mapping[str, str]) -> RenderableType:
@@ -108,7 +108,7 @@ def _fit_labels(rows: Sequence[str], picture: Picture, width: int, columns: int)
     return [top, *body, axis, ticks]
 
 
-def _legend(picture: Picture, columns: int, colours: bool) -> list[str]:
+def _draw_legend(picture: Picture, columns: int, colours: bool) -> list[str]:
     lines: list[str] = []
     used = 0
     for index, curve in enumerate(picture.curves):
@@ -143,7 +143,7 @@ def save_all(
     for path in targets:
         check_target(path, (".png", ".html"))
     drawn = {
-        path: _render(pictures, "png", title)
+        path: _render_figure(pictures, "png", title)
         if path.suffix.lower() == ".png"
         else _render_page(pictures, title, facts or {})
         for path in targets
@@ -152,7 +152,7 @@ def save_all(
         atomic_write(path, content)
 
 
-def _render(pictures: Sequence[Picture], kind: str, title: str | None) -> bytes:
+def _render_figure(pictures: Sequence[Picture], kind: str, title: str | None) -> bytes:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -191,7 +191,7 @@ def _render_page(pictures: Sequence[Picture], title: str, facts: Mapping[str, st
 
     from atoll.report.render import render_page
 
-    svg = _render(pictures, "svg", None).decode("utf-8")
+    svg = _render_figure(pictures, "svg", None).decode("utf-8")
     # matplotlib has escaped the words in it; its head is for files, not for pages.
     drawing = Markup(svg[svg.index("<svg") :])
     return render_page(
@@ -203,11 +203,11 @@ def _scale(value: float, log: bool) -> float:
     return math.log10(value) if log else value
 
 
-def _above(low: float, high: float) -> float:
+def _widen(low: float, high: float) -> float:
     return high if high > low else low + 1.0
 
 
-def _tick(value: float, log: bool) -> str:
+def _format_tick(value: float, log: bool) -> str:
     number = 10**value if log else value
     if number == 0:
         return "0"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from atoll.core.units import format_price, format_throughput, pluralize
 from atoll.plan.diff import PlanDiff, ServiceChange
-from atoll.report.render import Grid, render_fragment, render_page
+from atoll.report.render import Grid, render_fragment
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,11 +19,6 @@ def draw_diff(change: PlanDiff) -> RenderableType:
     from rich.text import Text
 
     return Text(change.text())
-
-
-def render_diff_page(change: PlanDiff) -> str:
-    """Return the changes as the text of one HTML file."""
-    return render_page(_TEMPLATE, _gather(change))
 
 
 def render_diff_fragment(change: PlanDiff) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from atoll.core.units import format_price, format_share, format_throughput, pluralize
-from atoll.report.render import Grid, render_fragment, render_page
+from atoll.report.render import Grid, render_fragment
 from atoll.report.terminal import table
 from atoll.solve.explain.explanation import Explanation
 
@@ -118,11 +118,6 @@ def _draw_list(title: str, lines: Sequence[str]) -> RenderableType:
 
     body = (Padding(Text(line), (0, 0, 0, 2), expand=False) for line in lines)
     return Group(Text(f"\n{title}", style="italic"), *body)
-
-
-def render_explanation_page(explanation: Explanation, notes: Sequence[str] = ()) -> str:
-    """Return an explanation as the text of one HTML file."""
-    return render_page(_TEMPLATE, _gather(explanation, notes))
 
 
 def render_explanation_fragment(explanation: Explanation, notes: Sequence[str] = ()) -> str:

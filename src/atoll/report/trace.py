@@ -40,12 +40,12 @@ def compare_statistics(name: str, summary: Summary) -> tuple[Match, ...]:
     """Return every measured statistic of a built-in beside that of what was drawn."""
     from atoll.workload.builtin import get_builtin
 
-    drawn = _statistics(summary)
+    drawn = _compute_statistics(summary)
     measured = get_builtin(name).measured
     return tuple(Match(key, value, drawn[key]) for key, value in measured.items() if key in drawn)
 
 
-def _statistics(summary: Summary) -> dict[str, float]:
+def _compute_statistics(summary: Summary) -> dict[str, float]:
     stats = summary.stats()
     made = {
         "rate_per_s": stats.rate_per_s,

@@ -150,7 +150,7 @@ def _draw_instances(plan: Plan, problem: Problem, width: int) -> list[Table]:
     state = bool(problem.running)
     if len(regions) > 1:
         grid = list_instances(groups, region=True, state=state)
-        if _room(grid, width) >= _GOOD_LAYOUT:
+        if _measure_room(grid, width) >= _GOOD_LAYOUT:
             return [_draw_layouts(grid, "Instances", width)]
     return [
         _draw_layouts(
@@ -186,7 +186,7 @@ def list_instances(groups: Sequence[InstanceGroup], *, region: bool, state: bool
     )
 
 
-def _room(grid: Grid, width: int) -> int:
+def _measure_room(grid: Grid, width: int) -> int:
     """The columns left for layouts."""
     taken = sum(
         max(len(name), *(len(str(row[at])) for row in grid.rows)) + 2
@@ -197,7 +197,7 @@ def _room(grid: Grid, width: int) -> int:
 
 
 def _draw_layouts(grid: Grid, title: str, width: int) -> Table:
-    room, at = _room(grid, width), list(grid.columns).index("layers")
+    room, at = _measure_room(grid, width), list(grid.columns).index("layers")
     rows = [[*row[:at], wrap_layout(str(row[at]), room), *row[at + 1 :]] for row in grid.rows]
     return _tighten(table(grid.columns, rows, title=title, right=grid.right))
 
@@ -261,15 +261,15 @@ def _draw_costs(plan: Plan, problem: Problem, width: int) -> RenderableType:
     if len(regions) > 1 and names + 12 + sum(len(region) + 2 for region in regions) > width:
         from rich.console import Group
 
-        lines = [(r, _usd(sum(usd.get((s, r), 0.0) for s in services))) for r in regions]
+        lines = [(r, _format_cell(sum(usd.get((s, r), 0.0) for s in services))) for r in regions]
         by_region = _tighten(
             table(("region", "$/h"), lines, title="Cost by region", right=("$/h",))
         )
-        return Group(_cost_table(usd, services, [], "Cost by service"), by_region)
-    return _cost_table(usd, services, regions if len(regions) > 1 else [], "Cost per hour")
+        return Group(_draw_cost_table(usd, services, [], "Cost by service"), by_region)
+    return _draw_cost_table(usd, services, regions if len(regions) > 1 else [], "Cost per hour")
 
 
-def _cost_table(
+def _draw_cost_table(
     usd: dict[tuple[str, str], float], services: list[str], regions: list[str], title: str
 ) -> Table:
     def total(service: str | None = None, region: str | None = None) -> float:
@@ -278,15 +278,21 @@ def _cost_table(
         )
 
     lines = [
-        [service, *(_usd(usd.get((service, r), 0.0)) for r in regions), _usd(total(service))]
+        [
+            service,
+            *(_format_cell(usd.get((service, r), 0.0)) for r in regions),
+            _format_cell(total(service)),
+        ]
         for service in services
     ]
-    lines.append(["total", *(_usd(total(region=r)) for r in regions), _usd(total())])
+    lines.append(
+        ["total", *(_format_cell(total(region=r)) for r in regions), _format_cell(total())]
+    )
     columns = ["service", *regions, "all" if regions else "$/h"]
     return _tighten(table(columns, lines, title=title, right=columns[1:]))
 
 
-def _usd(value: float) -> str | None:
+def _format_cell(value: float) -> str | None:
     return format_usd(value, sign=False) if value else None
 
 
