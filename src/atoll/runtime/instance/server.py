@@ -16,10 +16,11 @@ from atoll.engine.messages import SamplingParams
 from atoll.engine.routes import NodeSpec
 from atoll.engine.scheduler import GenerateRequest, Scheduler, SchedulerSettings, TokenEvent
 from atoll.engine.text import TextCodec
+from atoll.runtime.http.handlers import EventStream, HandlerServer, Response
+from atoll.runtime.http.server import Request
 from atoll.runtime.instance import requests
 from atoll.runtime.instance.answers import ChoiceText, Piece, Writer
 from atoll.runtime.instance.config import NODES_MISSING, InstanceConfig
-from atoll.runtime.instance.http import EventStream, Request, Response, Server
 from atoll.runtime.instance.metrics import InstanceMetrics
 from atoll.runtime.instance.requests import Asked, Work
 from atoll.runtime.instance.routes import PlanRouter
@@ -67,7 +68,7 @@ class InstanceServer:
             bind=config.scheduler,
         )
         self.metrics = InstanceMetrics(config.models[0])
-        self._http = Server(self.handle)
+        self._http = HandlerServer(self.handle)
         self._created = int(time.time())
         self._token_s = float("-inf")
         self._typical = _FIRST_GUESS
@@ -87,10 +88,10 @@ class InstanceServer:
 
     async def handle(self, request: Request) -> Response | EventStream:
         """Answer one request."""
-        path, method = request.path, request.method
+        path, method = request.path.decode("latin-1"), request.method.decode("latin-1")
         if path in ("/v1/chat/completions", "/v1/completions"):
             if method != "POST":
-                raise ApiError(405, f"{path} takes POST")
+                raise ApiError(405, f"{path} takes POST", allow="POST")
             return await self._generate(path, request.body)
         if method not in ("GET", "HEAD"):
             raise ApiError(404 if path not in _GETS else 405, f"no {method} {path[:100]}")
