@@ -25,6 +25,7 @@ from atoll.runtime.instance.metrics import InstanceMetrics
 from atoll.runtime.instance.requests import Asked, Work
 from atoll.runtime.instance.routes import PlanRouter
 from atoll.runtime.openai import ApiError, error_body
+from atoll.telemetry.metrics import CONTENT_TYPE
 
 _LOG = logging.getLogger(__name__)
 _FRESH_S = 2.0
@@ -101,13 +102,13 @@ class InstanceServer:
             await self._prove()
             return Response(b"{}")
         if path == "/metrics":
-            text = self.metrics.text(
+            page = self.metrics.page(
                 self.scheduler.running,
                 self.scheduler.queued,
                 self.scheduler.stats(),
                 self.scheduler.alive(),
             )
-            return Response(text.encode(), content_type="text/plain; version=0.0.4")
+            return Response(page, content_type=CONTENT_TYPE)
         if path == "/atoll/v1/status":
             return Response(msgspec.json.encode(self.status()))
         raise ApiError(404, f"there is no {path[:100]}", code="not_found")
