@@ -164,6 +164,8 @@ def test_log_probabilities(running: Running) -> None:
         (asked(prompt=""), 400, "prompt"),
         (asked(prompt=[10_000]), 400, "prompt"),
         (asked(prompt="x" * 2000), 400, "prompt"),
+        (asked(prompt="x" * 4_000_000), 400, "prompt"),
+        (asked(prompt=[1] * 400_000), 400, "prompt"),
         (asked(n=100), 400, "n"),
         (asked(echo=True), 400, "echo"),
         (asked(logit_bias={"x": 1}), 400, "logit_bias"),

@@ -42,7 +42,7 @@ async def fetch(
     body: object = None,
     timeout_s: float = 5.0,
     api_key: str | None = None,
-    unix_socket: Path | None = None,
+    unix_socket: Path | str | None = None,
 ) -> tuple[int, bytes]:
     """GET a URL, or POST a JSON body to it; returns status and body. FetchError if there is none."""
     answer = await request(
@@ -60,7 +60,7 @@ async def request(
     api_key: str | None = None,
     headers: Mapping[str, str] | None = None,
     most_bytes: int = _MOST_BYTES,
-    unix_socket: Path | None = None,
+    unix_socket: Path | str | None = None,
 ) -> HttpResponse:
     """Send a request and return the whole answer; FetchError if there is none within `timeout_s`.
 
@@ -82,7 +82,7 @@ async def request(
 
 
 async def _exchange(
-    parts: SplitResult, unix_socket: Path | None, sent: bytes, answer: ResponseReader
+    parts: SplitResult, unix_socket: Path | str | None, sent: bytes, answer: ResponseReader
 ) -> HttpResponse:
     if unix_socket is not None:
         reader, writer = await asyncio.open_unix_connection(unix_socket)

@@ -8,6 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -31,6 +32,9 @@ _LOG = logging.getLogger(__name__)
 _FRESH_S = 2.0
 """A token this young proves as much as a request made to see one."""
 _PROBE_S = 10.0
+_SMALL_BODY_BYTES = 2**14
+"""Larger requests are read in a thread, so that no stream waits until a long prompt is tokenised."""
+_READERS = 2
 _GROW_EVERY = 16
 _SMOOTHING = 0.05
 _FIRST_GUESS = 128.0
@@ -70,6 +74,7 @@ class InstanceServer:
         )
         self.metrics = InstanceMetrics(config.models[0])
         self._http = HandlerServer(self.handle)
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
         self._created = int(time.time())
         self._token_s = float("-inf")
         self._typical = _FIRST_GUESS
@@ -85,6 +90,7 @@ class InstanceServer:
         """Take nothing new, finish what runs, and stop."""
         self._draining = True
         await self._http.close(drain_s)
+        self._readers.shutdown(wait=False, cancel_futures=True)
         await self.scheduler.close()
 
     async def handle(self, request: Request) -> Response | EventStream:
@@ -179,7 +185,11 @@ class InstanceServer:
 
     async def _generate(self, path: str, body: bytes) -> Response | EventStream:
         started_s = time.monotonic()
-        asked = requests.read(path, body, self.codec, self.codec.max_length)
+        if len(body) <= _SMALL_BODY_BYTES:
+            asked, choices = self._understand(path, body)
+        else:
+            loop = asyncio.get_running_loop()
+            asked, choices = await loop.run_in_executor(self._readers, self._understand, path, body)
         if asked.model not in self.config.models:
             raise ApiError(
                 404,
@@ -198,7 +208,7 @@ class InstanceServer:
         )
         self.metrics.prompt_tokens += prompt_tokens
         writer = Writer(asked, prompt_tokens)
-        answer = _ChoiceMerger(self, asked, started_s)
+        answer = _ChoiceMerger(self, asked, choices, started_s)
         if asked.stream:
             return EventStream(_stream(answer, writer))
         pieces: list[list[Piece]] = [[] for _ in asked.works]
@@ -209,6 +219,12 @@ class InstanceServer:
         except GenerationError as error:
             raise ApiError(500, str(error), kind="server_error") from error
         return Response(writer.whole(pieces, answer.completion_tokens))
+
+    def _understand(self, path: str, body: bytes) -> tuple[Asked, list[ChoiceText]]:
+        """Read a request and, of an answer that is resumed, the tokens so far; in any thread."""
+        asked = requests.read(path, body, self.codec, self.codec.max_length)
+        choices = [ChoiceText(index, work, self.codec) for index, work in enumerate(asked.works)]
+        return asked, choices
 
     async def events(self, work: Work) -> AsyncGenerator[TokenEvent, None]:
         """Yield the engine's events for one choice, keeping the router's books."""
@@ -252,13 +268,13 @@ _GETS = frozenset({"/v1/models", "/health", "/ping", "/metrics", "/atoll/v1/stat
 class _ChoiceMerger:
     """The pieces of all choices of a request as they come."""
 
-    def __init__(self, server: InstanceServer, asked: Asked, started_s: float) -> None:
+    def __init__(
+        self, server: InstanceServer, asked: Asked, choices: list[ChoiceText], started_s: float
+    ) -> None:
         self._server = server
         self._asked = asked
         self._started_s = started_s
-        self._choices = [
-            ChoiceText(index, work, server.codec) for index, work in enumerate(asked.works)
-        ]
+        self._choices = choices
         self._queue: asyncio.Queue[Piece | Exception] = asyncio.Queue()
 
     @property
