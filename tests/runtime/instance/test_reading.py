@@ -18,7 +18,7 @@ from atoll.runtime.http.client import HttpResponse, request
 from atoll.runtime.http.handlers import Response
 from atoll.runtime.http.server import Request
 from atoll.runtime.instance import requests
-from atoll.runtime.instance.config import InstanceConfig, Part
+from atoll.runtime.instance.config import InstanceConfig, InstancePart
 from atoll.runtime.instance.server import InstanceServer
 from atoll.runtime.openai import ApiError
 from tests.runtime.local.test_placing import instance
@@ -138,7 +138,7 @@ def make_server(tokenizer: Tokenizer) -> InstanceServer:
         name="a",
         model="m",
         models=("m",),
-        parts=(Part(instance=placed, inboxes=inboxes),),
+        parts=(InstancePart(instance=placed, inboxes=inboxes),),
         port=0,
     )
     return InstanceServer(config, Codec(tokenizer))

@@ -299,7 +299,7 @@ class HttpUpstreamPool:
         return None
 
     async def connect(self) -> HttpUpstream:
-        """Open a connection."""
+        """Open a connection; OSError if the backend is not there."""
         context = _tls() if self._secure else None
         _, link = await self._loop.create_connection(
             lambda: HttpUpstream(self), self._host, self._port, ssl=context
@@ -307,7 +307,7 @@ class HttpUpstreamPool:
         return link
 
     def keep(self, link: HttpUpstream) -> None:
-        """Take a connection back."""
+        """Keep a connection whose answer is complete for the next request, if it can be."""
         self._draining.discard(link)
         link.drain_until_s = 0.0
         if (
@@ -326,7 +326,7 @@ class HttpUpstreamPool:
         self._draining.add(link)
 
     def lost(self, link: HttpUpstream) -> None:
-        """Forget a connection."""
+        """Forget a connection that was closed."""
         self.open -= 1
         self._draining.discard(link)
         if link in self._idle:

@@ -59,7 +59,7 @@ _EXTRAS = msgspec.json.Decoder(_Extras)
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ChoiceRequest:
     """What the engine has to do for one choice, and how much of it is done."""
 
     prompt: tuple[int, ...]
@@ -71,18 +71,18 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request, understood: the work of each choice, and how to answer."""
+class ParsedRequest:
+    """A request, understood: what each choice asks of the engine, and how to answer."""
 
     model: str
     is_chat: bool
     stream: bool
     include_usage: bool
     logprobs: bool
-    works: tuple[Work, ...]
+    choices: tuple[ChoiceRequest, ...]
 
 
-def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> Asked:
+def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedRequest:
     """Read a request to /v1/chat/completions or /v1/completions; what is wrong is an ApiError.
 
     Takes long where the prompt is long: large bodies are read in a thread of their own. What cannot fit
@@ -100,25 +100,25 @@ def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> Asked:
     else:
         prompts = _prompts(request, codec, max_length)
     _refuse_unknown(request)
-    works = [
-        _work(request, extras, prompt, codec, max_length, choice)
+    choices = [
+        _choice(request, extras, prompt, codec, max_length, number)
         for prompt in prompts
-        for choice in range(request.n or 1)
+        for number in range(request.n or 1)
     ]
-    if len(works) > MOST_CHOICES:
+    if len(choices) > MOST_CHOICES:
         raise _too_many()
     if extras.atoll is not None and extras.atoll.resume is not None:
-        if len(works) != 1:
+        if len(choices) != 1:
             raise ApiError(400, "only a single answer can be resumed", param="atoll.resume")
-        works = [_resume_work(works[0], extras.atoll.resume, codec, max_length)]
+        choices = [_resume_choice(choices[0], extras.atoll.resume, codec, max_length)]
     options = request.stream_options
-    return Asked(
+    return ParsedRequest(
         model=request.model,
         is_chat=is_chat,
         stream=bool(request.stream),
         include_usage=bool(getattr(options, "include_usage", False)),
-        logprobs=works[0].sampling.logprobs is not None,
-        works=tuple(works),
+        logprobs=choices[0].sampling.logprobs is not None,
+        choices=tuple(choices),
     )
 
 
@@ -215,14 +215,14 @@ def _check(
     return tuple(tokens)
 
 
-def _work(
+def _choice(
     request: ChatRequest | CompletionRequest,
     extras: _Extras,
     prompt: tuple[int, ...],
     codec: TextCodec,
     max_length: int,
-    choice: int,
-) -> Work:
+    number: int,
+) -> ChoiceRequest:
     room = max_length - len(prompt)
     if not prompt:
         raise ApiError(400, "the prompt is empty", param="prompt")
@@ -239,7 +239,7 @@ def _work(
     if most == 0:
         raise ApiError(400, "at least one token must be generated", param="max_tokens")
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
-    seed = None if request.seed is None else (request.seed + choice) % 2**63
+    seed = None if request.seed is None else (request.seed + number) % 2**63
     sampling = SamplingParams(
         max_tokens=min(most or room, room),
         temperature=1.0 if request.temperature is None else request.temperature,
@@ -256,7 +256,7 @@ def _work(
         logprobs=logprobs,
         guide=_guide(extras),
     )
-    return Work(prompt, sampling, tuple(text for text in stop if text))
+    return ChoiceRequest(prompt, sampling, tuple(text for text in stop if text))
 
 
 def _bias(given: dict[str, float] | None, codec: TextCodec) -> tuple[tuple[int, float], ...]:
@@ -287,8 +287,10 @@ def _guide(extras: _Extras) -> OutputFormat | None:
     raise ApiError(400, f"unknown form {str(kind)[:40]!r}", param="response_format.type")
 
 
-def _resume_work(work: Work, resume: ResumeField, codec: TextCodec, max_length: int) -> Work:
-    """Return the work with the answer so far as its beginning."""
+def _resume_choice(
+    choice: ChoiceRequest, resume: ResumeField, codec: TextCodec, max_length: int
+) -> ChoiceRequest:
+    """Return a choice with the answer so far as its beginning."""
     if resume.token_ids is not None:
         generated = _check(resume.token_ids, codec, max_length, "atoll.resume")
     else:
@@ -296,10 +298,10 @@ def _resume_work(work: Work, resume: ResumeField, codec: TextCodec, max_length: 
             generated = tuple(codec.encode(resume.text, special=False, most_tokens=max_length))
         except TextTooLongError as error:
             raise _too_long(str(error), "atoll.resume") from error
-    return Work(
-        work.prompt,
-        work.sampling,
-        work.stop,
-        generated=generated[: work.sampling.max_tokens],
+    return ChoiceRequest(
+        choice.prompt,
+        choice.sampling,
+        choice.stop,
+        generated=generated[: choice.sampling.max_tokens],
         shown=resume.text,
     )
