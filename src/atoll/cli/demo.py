@@ -187,7 +187,8 @@ async def _busy_sibling(fleet: LocalFleet) -> str:
 
 async def _stream(url: str, question: str) -> AsyncGenerator[str, None]:
     """Yield the pieces of an answer as they come."""
-    host, _, port = url.removeprefix("http://").rpartition(":")
+    from atoll.runtime.http.client import stream_lines
+
     asked = {
         "model": "smollm2",
         "messages": [{"role": "user", "content": question}],
@@ -195,12 +196,9 @@ async def _stream(url: str, question: str) -> AsyncGenerator[str, None]:
         "temperature": 0,
         "stream": True,
     }
-    body = json.dumps(asked).encode()
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}"
-        writer.write(f"{head}\r\n\r\n".encode() + body)
-        while line := await reader.readline():
+    lines = stream_lines(f"{url}/v1/chat/completions", body=asked)
+    async with contextlib.aclosing(lines):
+        async for line in lines:
             text = line.decode().strip()
             if text == "data: [DONE]":
                 return
@@ -211,11 +209,7 @@ async def _stream(url: str, question: str) -> AsyncGenerator[str, None]:
                 for choice in event["choices"]:
                     if content := choice["delta"].get("content"):
                         yield content
-        raise DemoError("the stream ended early")
-    finally:
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
+    raise DemoError("the stream ended early")
 
 
 def _indent(text: str) -> str:

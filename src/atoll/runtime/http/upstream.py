@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 from collections import deque
-from functools import cache
 from typing import NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
 
+from atoll.runtime.http.client import tls_context
 from atoll.runtime.pool.pool import Member
 
 _DRAIN_S = 5.0
 _MAX_IDLE = 1024
-
-
-@cache
-def _tls() -> ssl.SSLContext:
-    return ssl.create_default_context()
 
 
 class Receiver(Protocol):
@@ -300,7 +294,7 @@ class HttpUpstreamPool:
 
     async def connect(self) -> HttpUpstream:
         """Open a connection; OSError if the backend is not there."""
-        context = _tls() if self._secure else None
+        context = tls_context() if self._secure else None
         _, link = await self._loop.create_connection(
             lambda: HttpUpstream(self), self._host, self._port, ssl=context
         )
