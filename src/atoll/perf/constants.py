@@ -183,7 +183,9 @@ def load_constants(path: Path, *, base: ConstantTable | None = None) -> Constant
     """
     data = load_yaml(path)
     if not isinstance(data, dict) or not isinstance(data.get("gpus"), dict):
-        raise InputError("no mapping 'gpus'", path=path, field="gpus", hint="see docs/perf.md")
+        raise InputError(
+            "no mapping 'gpus'", path=path, field="gpus", hint="see docs/guides/performance.md"
+        )
     table = ConstantTable(_gpu(path, str(name), entry) for name, entry in data["gpus"].items())
     return base.merged(table) if base is not None else table
 

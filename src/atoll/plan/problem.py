@@ -249,6 +249,11 @@ class Problem(Frozen):
         return tuple(sorted(running, key=lambda instance: instance.id))
 
     @property
+    def hosts(self) -> frozenset[str]:
+        """Names of the machines of a fixed cluster; none where nodes are rented."""
+        return frozenset(node.name for node in self.cluster.nodes) if self.cluster else frozenset()
+
+    @property
     def regions(self) -> tuple[str, ...]:
         """Every region with an offer, sorted."""
         return tuple(sorted({offer.region for offer in self.offers}))
@@ -298,10 +303,11 @@ class Problem(Frozen):
     def catalog(self) -> Catalog:
         """Return the facts this problem is about: the shipped catalog with its overlays."""
         from atoll.catalog.catalog import Catalog
+        from atoll.catalog.overlay import apply_overlay
 
         catalog = Catalog.default()
         for overlay in self.overlays:
-            catalog = catalog.with_overlay(overlay)
+            catalog = apply_overlay(catalog, overlay)
         return catalog
 
 

@@ -12,7 +12,7 @@
             cv=2                        CV of the gaps (gamma, weibull, built-in)
             curve=C  start=8h           the rate over a day or week (day, week, none, a file), and where
                                         in it to start
-            keep=clock | gaps           what stays when a rate is changed; see docs/workloads.md
+            keep=clock | gaps           what stays when a rate is changed; see docs/reference/workloads.md
             model=M or models=A:0.7,B:0.3, class=C, format=F
 
 An end given to one part of several is the end of all of them.

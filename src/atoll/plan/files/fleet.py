@@ -11,9 +11,11 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from atoll.catalog.catalog import OVERLAY_VARIABLE, Catalog
+from atoll.catalog.catalog import Catalog
 from atoll.catalog.document import SchemaDocument
 from atoll.catalog.hf_config import model_from_config
+from atoll.catalog.load import OVERLAY_VARIABLE
+from atoll.catalog.overlay import apply_overlay
 from atoll.core.errors import InputError
 from atoll.core.files import YamlFile, load_yaml_file, parse_yaml, read_text_limited
 from atoll.core.ids import slug
@@ -222,12 +224,12 @@ def _facts(
     catalog = Catalog.default()
     plain: list[Overlay] = []
     for path in paths:
-        catalog = catalog.with_overlay(path)
+        catalog = apply_overlay(catalog, path)
         plain.append(_complete(load_yaml_file(path).data, Path(path).parent))
     if isinstance(given, dict):
         with document.at("catalog"):
             plain.append(_complete(given, document.folder))
-            catalog = catalog.with_overlay(plain[-1])
+            catalog = apply_overlay(catalog, plain[-1])
     return catalog, tuple(plain)
 
 

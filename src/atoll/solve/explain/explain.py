@@ -6,11 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from atoll.catalog.catalog import Catalog
+from atoll.core.errors import UsageError
 from atoll.core.ids import Phase, RoleId
 from atoll.perf.layers import default_tp
 from atoll.plan.capacities import kv_context, memory_model
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem, Service
+from atoll.solve.effort import DEADLINE_S, Effort
 from atoll.solve.explain.explanation import (
     Constraint,
     Explanation,
@@ -22,6 +25,7 @@ from atoll.solve.explain.explanation import (
 )
 from atoll.solve.explain.repairs import find_repairs
 from atoll.solve.explain.whatif import (
+    MOST_SECONDS,
     OutOfTimeError,
     Planner,
     break_even,
@@ -29,8 +33,12 @@ from atoll.solve.explain.whatif import (
     soft,
     worth,
 )
+from atoll.solve.progress import OnProgress, Progress
+from atoll.solve.registry import solve
 from atoll.solve.rent.optimal import Solved
+from atoll.solve.templates.cache import TemplateCache
 from atoll.solve.templates.generate import TemplateLibrary, best_layout
+from atoll.solve.templates.library import template_libraries
 
 
 def explain(
@@ -76,6 +84,64 @@ def explain(
             "plans": planner.plans,
         }
     )
+
+
+def explain_problem(
+    problem: Problem,
+    plan: Plan | None = None,
+    *,
+    node_types: Sequence[str] | None = None,
+    repairs: bool | None = None,
+    deadline_s: float = MOST_SECONDS,
+    cached: bool = True,
+    on_progress: OnProgress | None = None,
+    catalog: Catalog | None = None,
+) -> Explanation:
+    """Return why a plan for a problem is what it is; without a plan, why the cheapest is.
+
+    `node_types` are those to say something about, and then nothing else is said; `repairs` are looked for
+    where demand is not met, unless False. `deadline_s` is for all of it together.
+    """
+    refuse_cluster(problem)
+    facts = problem.catalog() if catalog is None else catalog
+    libraries = template_libraries(problem, facts, cached=cached, on_progress=on_progress)
+    if plan is None:
+        plan = solve(
+            problem,
+            effort=Effort(cached=cached),
+            deadline_s=min(DEADLINE_S, deadline_s),
+            on_progress=on_progress,
+            catalog=facts,
+        )
+    total = expected_plans(plan, problem, node_types)
+
+    def tell(plans: int, question: str) -> None:
+        if on_progress is not None:
+            on_progress(Progress("planning again", question, min(1.0, plans / max(1, total))))
+
+    planner = Planner(
+        problem,
+        facts,
+        libraries,
+        TemplateCache() if cached else None,
+        most_seconds=deadline_s,
+        progress=tell,
+    )
+    return explain(
+        plan,
+        planner,
+        node_types=node_types,
+        constraints=node_types is None,
+        repairs=node_types is None if repairs is None else repairs,
+    )
+
+
+def refuse_cluster(problem: Problem) -> None:
+    """Refuse a fixed cluster: its plan already says what binds."""
+    if problem.cluster is not None:
+        raise UsageError(
+            f"{problem.name} is a fixed cluster", hint="its plan says what binds: run `atoll plan`"
+        )
 
 
 def expected_plans(plan: Plan, problem: Problem, node_types: Sequence[str] | None) -> int:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from atoll.core.frozen import Frozen
 from atoll.core.ids import parse_node_type
-from atoll.core.units import format_duration
+from atoll.core.units import format_duration, format_price, format_share
 from atoll.plan.plan import Market, Plan, Status
 from atoll.plan.problem import Problem
 
@@ -57,13 +57,14 @@ class Worth(Frozen):
         """What is gained, after "would"."""
         if self.serves_more:
             demand = "the demand, on average," if self.mean else "the demand"
-            return f"serve {share(self.served)} of {demand} instead of {share(self.served_now)}"
+            then, now = format_share(self.served), format_share(self.served_now)
+            return f"serve {then} of {demand} instead of {now}"
         if self.usd_per_hour <= _SAME:
             return "save nothing"
         if self.at_most - self.at_least <= 0.005 * max(1.0, self.usd_per_hour):
-            return f"save {money(self.usd_per_hour)}"
+            return f"save {format_price(self.usd_per_hour)}"
         low = max(0.0, self.at_least)
-        return f"save between {money(low)} and {money(self.at_most)}"
+        return f"save between {format_price(low)} and {format_price(self.at_most)}"
 
 
 class ExtraNodes(Frozen):
@@ -155,7 +156,7 @@ class Repair(Frozen):
             said += " (perhaps less)"
         if self.usd_per_hour is None:
             return f"{said}: then it can be served at all"
-        return f"{said}: {money(self.usd_per_hour)} in all"
+        return f"{said}: {format_price(self.usd_per_hour)} in all"
 
 
 class RoleFit(Frozen):
@@ -196,7 +197,7 @@ class NodeUse(Frozen):
         if self.verdict == "carries-nothing":
             reasons = dict.fromkeys(role.reason for role in self.roles)
             return f"carries nothing: {'; '.join(reasons)}"
-        price = money(self.usd_per_hour or 0.0)
+        price = format_price(self.usd_per_hour or 0.0)
         if not self.asked:
             return f"not used at {price}"
         if self.verdict == "idle" or self.break_even_usd_per_hour is None:
@@ -205,8 +206,8 @@ class NodeUse(Frozen):
         fall = 1.0 - low / self.usd_per_hour if self.usd_per_hour else 0.0
         if fall <= _SAME:
             return f"not used, though another plan of the same cost does, at {price}"
-        about = "" if self.exact else "about "
-        return f"not used: {price} would have to fall to {about}{money(low)} (by {share(fall)})"
+        goal = f"{'' if self.exact else 'about '}{format_price(low)} (by {format_share(fall)})"
+        return f"not used: {price} would have to fall to {goal}"
 
 
 class Explanation(Frozen):
@@ -338,23 +339,11 @@ def _exhausted_limits(plan: Plan, problem: Problem) -> Iterator[Constraint]:
             )
 
 
-def money(usd_per_hour: float) -> str:
-    """Write a price to the cent, "$17.76/h", and below ten cents with two digits, "$0.042/h"."""
-    cents = abs(usd_per_hour) >= 0.095 or usd_per_hour == 0
-    return f"${usd_per_hour:,.2f}/h" if cents else f"${usd_per_hour:.2g}/h"
-
-
-def share(value: float) -> str:
-    """Write a share as a percentage of three digits: "83.1%", "0.04%"; only the whole is "100%"."""
-    percent = 0.0 if abs(value) < 1e-7 else 100.0 * value
-    return "99.9%" if 99.9 < percent < 100 * (1 - _SAME) else f"{percent:.3g}%"
-
-
 def _amount(kind: ConstraintKind | RepairKind, value: float) -> str:
     if kind == "budget":
-        return money(value)
+        return format_price(value)
     if kind == "spot-share":
-        return share(value)
+        return format_share(value)
     if kind in ("ttft", "tpot"):
         return format_duration(value)
     return f"{value:g}"

@@ -58,12 +58,15 @@ class Planner:
     most_seconds: float = MOST_SECONDS
     progress: Progress | None = None
     plans: int = 0
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started = time.perf_counter()
 
     @property
     def seconds_left(self) -> float:
         """Seconds left for all questions together."""
-        return self.most_seconds - (time.monotonic() - self.started)
+        return self.most_seconds - (time.perf_counter() - self.started)
 
     def tick(self, question: str) -> None:
         """Say which question is being answered; raises OutOfTimeError if there is no time for it."""

@@ -18,7 +18,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,10 +30,14 @@ from atoll.plan.problem import Problem
 from atoll.solve.assembly import infeasible
 from atoll.solve.place.from_problem import flow_instance
 from atoll.solve.place.instance import FlowInstance
+from atoll.solve.place.service import (
+    FlowEffort,
+    ServicePlacement,
+    place,
+    reasons,
+    shortage,
+)
 from atoll.solve.place.to_plan import plan_of
-
-if TYPE_CHECKING:
-    from atoll.solve.place.solver import FlowEffort, ServicePlacement
 
 _BISECTION = 40
 _TRIES = 3000
@@ -48,8 +51,6 @@ Split = tuple[int, ...]
 
 def solve_fairly(name: str, problem: Problem, catalog: Catalog, effort: FlowEffort) -> Plan:
     """Return the plan that gives the worst served service the largest share of its demand."""
-    from atoll.solve.place.solver import reasons, shortage
-
     began, cpu = time.perf_counter(), time.process_time()
     for service in problem.services:
         if service.rate_per_s <= 0:
@@ -174,8 +175,6 @@ class _Shared:
         return found
 
     def _place(self, s: int, split: Split, seconds: float | None) -> ServicePlacement | None:
-        from atoll.solve.place.solver import place, shortage
-
         mine = frozenset(name for name, at in zip(self.names, split, strict=True) if at == s)
         known = (s, mine)
         if known not in self._known:

@@ -14,25 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from atoll.solve.effort import Measured
 from atoll.solve.place.instance import FlowInstance, Flows, Placement
 from atoll.solve.place.polish import Value, change
-
-_SOONER = 0.2
-"""What prompt latency counts: a plan with prompts a tenth sooner may generate 2 % less."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a plan generates, in tokens/s, and the median seconds until a prompt is done."""
-
-    tokens_per_s: float
-    prompt_s: float
-
-    @property
-    def score(self) -> float:
-        """How good that is; only ratios mean something."""
-        return self.tokens_per_s / float(max(self.prompt_s, 1e-3) ** _SOONER)
-
 
 Measure = Callable[[Placement, Flows], Measured]
 Split = Callable[[FlowInstance, Placement], Flows]

@@ -4,7 +4,7 @@
 adds seconds to each token's round trip, a request stays for as many round trips as it generates tokens,
 and all that time it holds KV cache on every node of its pipeline. The model is in `residence`, the search
 for the flow and its multiple in `sustained_kernel`, the derivation and how well it predicts in
-docs/sustained.md.
+docs/internals/sustained.md.
 """
 
 from __future__ import annotations
