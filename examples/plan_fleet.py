@@ -17,14 +17,15 @@ HERE = Path(__file__).resolve().parent
 def main() -> None:
     """Plan a fleet, by default the quickstart, and say why the plan is what it is."""
     fleet = Fleet.load(sys.argv[1] if len(sys.argv) > 1 else HERE / "quickstart.yaml")
-    plan = fleet.plan(deadline_s=30)
+    # The search ends when the plan is proven to be within 0.1 % of the cheapest: here, in a second or two.
+    plan = fleet.plan(deadline_s=300)
     print(plan)
 
     # The validator knows no solver; a plan that breaks a rule raises InvalidPlanError.
     plan.validate()
 
     # Every figure is the difference between two plans: nothing here is an estimate.
-    print(plan.explain(node_types=["L40S:4", "A10G:8"]))
+    print(plan.explain(node_types=["L40S:4", "A10G:8"], deadline_s=300))
 
 
 if __name__ == "__main__":

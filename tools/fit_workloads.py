@@ -251,8 +251,9 @@ def main() -> None:
         "curves": curves(folder),
         "workloads": dict(sorted(workloads.items())),
     }
-    sources = "docs/internals/workloads.md"
-    header = f"# Written by tools/fit_workloads.py from public traces (sources in {sources}).\n"
+    header = (
+        "# Written by tools/fit_workloads.py from public traces: see docs/internals/workloads.md.\n"
+    )
     text = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=110)
     TARGET.parent.mkdir(exist_ok=True)
     TARGET.write_text(header + text, encoding="utf-8")

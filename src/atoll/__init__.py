@@ -14,6 +14,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from atoll.core.version import __version__
+
 if TYPE_CHECKING:
     from atoll.api.explanation import FleetExplanation
     from atoll.api.fleet import Fleet
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from atoll.sim.result import SimReport
     from atoll.solve.effort import Effort
     from atoll.solve.progress import Progress
-
-__version__ = "0.1.0"
 
 _HOME = {
     "Catalog": "atoll.catalog.catalog",

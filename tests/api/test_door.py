@@ -178,3 +178,15 @@ def test_a_cluster_goes_through_the_same_door() -> None:
     for ask in (fleet.verify, fleet.explain):
         with pytest.raises(UsageError):
             ask()
+
+
+def test_a_trace_that_names_no_service_is_spread_by_demand() -> None:
+    two = TEXT.replace(
+        "pool:",
+        "  mail: {model: llama-3.1-8b, ttft: 2s, tpot: 60ms, rate: 12/s, lengths: 600x120}\npool:",
+    )
+    plan = Fleet.read(two).plan(effort=FRESH)
+    report = plan.simulate("poisson:10/s lengths=100x10 n=2000", seed=3)
+    asked = {service.name: service.requests for service in report.services}
+    assert sum(asked.values()) == 2000
+    assert asked["mail"] == pytest.approx(1500, abs=90)

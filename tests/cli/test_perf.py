@@ -640,7 +640,7 @@ def test_calibrate_finds_the_constants_behind_the_measurements(
 def known(gpu: str) -> ConstantTable:
     """The shipped constants with TRUE for the matrix products of one GPU."""
     gemm = OpConstants(e_f=TRUE["e_f"], e_b=TRUE["e_b"], t0_us=TRUE["t0_us"], p=TRUE["p"])
-    return default_constants().merged(ConstantTable([GpuConstants(gpu, {OpClass.GEMM: gemm})]))
+    return default_constants().merge(ConstantTable([GpuConstants(gpu, {OpClass.GEMM: gemm})]))
 
 
 def test_calibrated_constants_change_the_prediction_as_they_should(

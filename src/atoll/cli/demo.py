@@ -179,7 +179,7 @@ async def _ask_and_kill(fleet: LocalFleet, question: str) -> None:
 
 async def _busy_sibling(fleet: LocalFleet) -> str:
     """Return a node that works on a request and has a sibling with the same layers."""
-    from atoll.runtime.http.probes import fetch
+    from atoll.runtime.http.client import fetch
 
     endpoint = fleet.endpoints[0].endpoint
     _, body = await fetch(f"{endpoint.backend.url}/atoll/v1/status")
@@ -193,7 +193,8 @@ async def _busy_sibling(fleet: LocalFleet) -> str:
 
 async def _stream(url: str, question: str) -> AsyncGenerator[str, None]:
     """Yield the pieces of an answer as they come."""
-    host, _, port = url.removeprefix("http://").rpartition(":")
+    from atoll.runtime.http.client import stream_lines
+
     asked = {
         "model": "smollm2",
         "messages": [{"role": "user", "content": question}],
@@ -201,12 +202,9 @@ async def _stream(url: str, question: str) -> AsyncGenerator[str, None]:
         "temperature": 0,
         "stream": True,
     }
-    body = json.dumps(asked).encode()
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}"
-        writer.write(f"{head}\r\n\r\n".encode() + body)
-        while line := await reader.readline():
+    lines = stream_lines(f"{url}/v1/chat/completions", body=asked)
+    async with contextlib.aclosing(lines):
+        async for line in lines:
             text = line.decode().strip()
             if text == "data: [DONE]":
                 return
@@ -217,11 +215,7 @@ async def _stream(url: str, question: str) -> AsyncGenerator[str, None]:
                 for choice in event["choices"]:
                     if content := choice["delta"].get("content"):
                         yield content
-        raise DemoError("the stream ended early")
-    finally:
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
+    raise DemoError("the stream ended early")
 
 
 def _indent(text: str) -> str:

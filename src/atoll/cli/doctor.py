@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll import __version__
 from atoll.core.units import format_bytes
+from atoll.core.version import __version__
 from atoll.report.terminal import emit, note, table
 
 if TYPE_CHECKING:

@@ -171,11 +171,11 @@ def _services(before: Plan, after: Plan) -> Iterable[ServiceChange]:
 
 
 def _service(plan: Plan, name: str) -> tuple[float, dict[str, float]]:
-    own = [instance for instance in plan.instances if instance.service == name]
+    instances = [instance for instance in plan.instances if instance.service == name]
     rates: dict[str, float] = {}
-    for instance in sorted(own, key=lambda i: i.role):
+    for instance in sorted(instances, key=lambda i: i.role):
         rates[instance.role] = rates.get(instance.role, 0.0) + instance.throughput_per_s
-    return sum(instance.usd_per_hour for instance in own), rates
+    return sum(instance.usd_per_hour for instance in instances), rates
 
 
 def _money(before: float, after: float) -> str:

@@ -120,13 +120,13 @@ class Service(Frozen):
 
         Prompt tokens/s for prefill, generated tokens/s for decode, requests/s for both together.
         """
-        own = parse_role(role) if isinstance(role, str) else role
-        if own not in self.roles:
+        role_id = parse_role(role) if isinstance(role, str) else role
+        if role_id not in self.roles:
             raise UnknownNameError(f"role of {self.name}", str(role), map(str, self.roles))
         per_request = {
             Phase.PREFILL: self.lengths.input_mean,
             Phase.DECODE: self.lengths.output_mean,
-        }.get(own.phase, 1.0)
+        }.get(role_id.phase, 1.0)
         return self.rate_per_s * per_request * self.headroom
 
     def slo_s(self, phase: Phase) -> float:
@@ -277,8 +277,8 @@ class Problem(Frozen):
 
     def service_of(self, role: RoleId | str) -> Service:
         """Return the service a role belongs to."""
-        own = parse_role(role) if isinstance(role, str) else role
-        return self.service(own.model)
+        role_id = parse_role(role) if isinstance(role, str) else role
+        return self.service(role_id.model)
 
     def demand(self, role: RoleId | str) -> float:
         """Return what a role must carry; see `Service.demand`."""
@@ -286,8 +286,8 @@ class Problem(Frozen):
 
     def node_types_for(self, service: str) -> tuple[str, ...]:
         """Return the node types on offer that a service may stand on."""
-        own = self.service(service)
-        return tuple(kind for kind in self.node_types if own.allows(kind))
+        allows = self.service(service).allows
+        return tuple(kind for kind in self.node_types if allows(kind))
 
     def offer(self, region: str, node_type: str, market: Market) -> Offer | None:
         """Return the offer of these nodes, None if there is none."""
@@ -311,9 +311,9 @@ class Problem(Frozen):
         return catalog
 
 
-def _cluster_offers(cluster: Cluster, given: tuple[Offer, ...]) -> tuple[Offer, ...]:
+def _cluster_offers(cluster: Cluster, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
     counts = Counter((node.region, node.node_type) for node in cluster.nodes)
-    prices = {(offer.region, offer.node_type): offer for offer in given}
+    prices = {(offer.region, offer.node_type): offer for offer in offers}
     for key, offer in prices.items():
         if offer.market != "owned" or offer.available != counts[key]:
             message = f"{offer.available} {' '.join(offer.key)}, the cluster owns {counts[key]}"
@@ -328,12 +328,12 @@ def _cluster_offers(cluster: Cluster, given: tuple[Offer, ...]) -> tuple[Offer, 
 
 
 def _all_different(what: str, names: Iterable[str]) -> None:
-    seen: set[str] = set()
+    earlier: set[str] = set()
     for name in names:
-        if name in seen:
+        if name in earlier:
             raise PydanticCustomError(
                 "quantity",
                 "{message}",
                 {"message": f"the {what} {name!r} is given twice", "hint": "give each one once"},
             )
-        seen.add(name)
+        earlier.add(name)

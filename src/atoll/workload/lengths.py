@@ -114,9 +114,9 @@ BUILT_IN: dict[str, LengthMix] = {
 
 def length_mix(name: str) -> LengthMix:
     """Return a built-in mix by name, or "INxOUT" for fixed lengths, such as "1024x256"."""
-    found = BUILT_IN.get(name)
-    if found is not None:
-        return found
+    mix = BUILT_IN.get(name)
+    if mix is not None:
+        return mix
     first, x, second = name.partition("x")
     # ASCII first: isdigit() alone also holds for "²", which float() refuses.
     if x and name.isascii() and first.isdigit() and second.isdigit() and len(name) < 24:

@@ -26,15 +26,15 @@ def read_problem(
 ) -> Problem:
     """Read a fleet file or a problem.json; `running` is a plan.json whose instances run now."""
     data = _json_object(path)
-    given = tuple(overlays)
+    overlay_paths = tuple(overlays)
     if data is not None and _SERVICES in data:
-        if given:
-            raise UsageError(f"{path} carries its own facts", hint="leave --overlay away")
+        if overlay_paths:
+            raise UsageError(f"{path} carries its own facts", hint="leave out --overlay")
         problem = Problem.from_json(read_text_limited(path), path=path)
     else:
         from atoll.plan.files.fleet import load_fleet
 
-        problem = load_fleet(path, overlays=given)
+        problem = load_fleet(path, overlays=overlay_paths)
     if running is None:
         return problem
     return problem.changed(running=read_plan(running).instances)
@@ -52,7 +52,7 @@ def is_plan(path: str | os.PathLike[str]) -> bool:
 
 
 def _json_object(path: str | os.PathLike[str]) -> dict[str, object] | None:
-    """Return the content of a .json file if it is an object; what is wrong with it is said elsewhere."""
+    """Return the content of a .json file if it is an object; its reader reports what is wrong with it."""
     if Path(path).suffix.lower() != ".json":
         return None
     try:

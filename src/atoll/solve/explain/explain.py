@@ -67,7 +67,7 @@ def explain(
     if constraints:
         tight = _worths(tight, base, problem, planner, left_out)
     short = served_share(base.plan, problem) < 1.0
-    found = find_repairs(planner, left_out) if short and repairs else None
+    possible_repairs = find_repairs(planner, left_out) if short and repairs else None
     kinds = problem.node_types if node_types is None else tuple(node_types)
     asked = node_types is not None or not short
     uses = tuple(
@@ -79,7 +79,7 @@ def explain(
             "best_usd_per_hour": base.plan.objective,
             "bound": base.plan.bound,
             "constraints": tight,
-            "repairs": found,
+            "repairs": possible_repairs,
             "node_types": uses,
             "plans": planner.plans,
         }
@@ -189,14 +189,14 @@ def _worths(
     out = list(tight)
     order = sorted(range(len(tight)), key=lambda i: (-promise(i), i))
     for done, index in enumerate(order):
-        own = tight[index]
-        question = f"{own.loosened}: {own.where}"
+        constraint = tight[index]
+        question = f"{constraint.loosened}: {constraint.where}"
         try:
-            other = planner.plan(loosen(problem, own), question)
+            other = planner.plan(loosen(problem, constraint), question)
         except OutOfTimeError:
             left_out.append(f"what {len(order) - done} of the constraints are worth")
             break
-        out[index] = own.model_copy(update={"worth": worth(base.plan, other, problem)})
+        out[index] = constraint.model_copy(update={"worth": worth(base.plan, other, problem)})
     return tuple(out)
 
 
@@ -211,7 +211,7 @@ def _node_use(
     asked: bool,
 ) -> NodeUse:
     offers = [offer for offer in problem.offers if offer.node_type == kind]
-    used = sum(count for (_, own, _), count in plan.rented().items() if own == kind)
+    used = sum(count for (_, node_type, _), count in plan.rented().items() if node_type == kind)
     standing = [i for i in plan.instances if any(n.node_type == kind for n in i.nodes)]
     roles = dict.fromkeys(f"{i.service} {i.phase}" for i in standing)
     use = NodeUse(
@@ -233,18 +233,18 @@ def _node_use(
     if not asked:
         return use.model_copy(update={"verdict": "too-dear", "asked": False})
     try:
-        found = break_even(kind, base, problem, planner)
+        price = break_even(kind, base, problem, planner)
     except OutOfTimeError:
         left_out.append(f"at which price {kind} would be used")
         return use.model_copy(update={"verdict": "too-dear", "asked": False})
-    if found is None:
+    if price is None:
         return use.model_copy(update={"verdict": "idle"})
-    low = (use.usd_per_hour or 0.0) * found.factor
+    low = (use.usd_per_hour or 0.0) * price.factor
     return use.model_copy(
         update={
             "verdict": "too-dear",
             "break_even_usd_per_hour": low,
-            "exact": found.exact,
+            "exact": price.exact,
         }
     )
 
@@ -279,9 +279,9 @@ def _why_nothing(planner: Planner, service: Service, phase: Phase, kind: str) ->
     node = catalog.node(kind)
     phases = (Phase.PREFILL, Phase.DECODE) if phase is Phase.BOTH else (phase,)
     tp = default_tp(catalog.model(service.model).llm, node)
-    for own in phases:
-        memory = memory_model(problem, catalog, service, own, node, tp)
-        if memory.max_layers(kv_context(service, own)) == 0:
+    for each in phases:
+        memory = memory_model(problem, catalog, service, each, node, tp)
+        if memory.max_layers(kv_context(service, each)) == 0:
             return "not one layer fits beside a request"
     return "breaks the promise with a single layer"
 

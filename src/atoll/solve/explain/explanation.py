@@ -1,8 +1,8 @@
 """Why a plan is what it is: what stands in the way, what loosening it is worth, what would repair it.
 
 This module holds the words and what can be read off a plan; planning again, which makes the figures
-exact, is `solvers.explaining`. Every figure in an explanation is the difference between two plans, never an
-estimate from duals.
+exact, is `solve.explain.explain`. Every figure in an explanation is the difference between two plans, never
+an estimate from duals.
 """
 
 from __future__ import annotations
@@ -105,8 +105,14 @@ class Constraint(Frozen):
     @property
     def text(self) -> str:
         """The constraint in a sentence."""
-        said = f"{self.where}: {_amount(self.kind, self.used)} of {_amount(self.kind, self.limit)}"
-        return said if self.worth is None else f"{said}; {self.loosened} would {self.worth.text}"
+        sentence = (
+            f"{self.where}: {_amount(self.kind, self.used)} of {_amount(self.kind, self.limit)}"
+        )
+        return (
+            sentence
+            if self.worth is None
+            else f"{sentence}; {self.loosened} would {self.worth.text}"
+        )
 
 
 class Slack(Frozen):
@@ -144,19 +150,19 @@ class Repair(Frozen):
     def text(self) -> str:
         """The change in words, with its price."""
         if self.kind == "nodes":
-            said = ", ".join(rental.text for rental in self.rentals)
+            change = ", ".join(rental.text for rental in self.rentals)
         elif self.kind == "limits":
-            said = f"without {self.where}"
+            change = f"without {self.where}"
         else:
             before, after = (
                 _amount(self.kind, value or 0.0) for value in (self.before, self.after)
             )
-            said = f"{self.where} {before} -> {after}"
+            change = f"{self.where} {before} -> {after}"
         if not self.smallest:
-            said += " (perhaps less)"
+            change += " (perhaps less)"
         if self.usd_per_hour is None:
-            return f"{said}: then it can be served at all"
-        return f"{said}: {format_price(self.usd_per_hour)} in all"
+            return f"{change}: then it can be served at all"
+        return f"{change}: {format_price(self.usd_per_hour)} in all"
 
 
 class RoleFit(Frozen):
@@ -247,13 +253,13 @@ def served_share(plan: Plan, problem: Problem, *, mean: bool = False) -> float:
     """
     if plan.status == "infeasible":
         return 0.0
-    asked = [role for role in problem.roles if problem.demand(role) > 0]
-    shares = [plan.served_fraction.get(str(role), 1.0) for role in asked]
+    demanded = [role for role in problem.roles if problem.demand(role) > 0]
+    shares = [plan.served_fraction.get(str(role), 1.0) for role in demanded]
     if not shares:
         return 1.0
     if not mean and problem.settings.on_shortage != "priority":
         return min(shares)
-    weights = [problem.service_of(role).priority for role in asked]
+    weights = [problem.service_of(role).priority for role in demanded]
     return sum(w * s for w, s in zip(weights, shares, strict=True)) / sum(weights)
 
 

@@ -72,8 +72,8 @@ def place(
     nodes: Sequence[str] | None = None,
 ) -> ServicePlacement | None:
     """Place one service on the cluster, or on some nodes of it, by name; None if nothing flows."""
-    found = places(name, problem, catalog, service, effort, nodes=nodes)
-    return found[0] if found else None
+    best = places(name, problem, catalog, service, effort, nodes=nodes)
+    return best[0] if best else None
 
 
 def places(
@@ -100,7 +100,7 @@ def places(
         placements = [placement]
     else:
         placements, bound = _search_scored(instance, score, effort, seed, most)
-    found = []
+    placements_found = []
     for placement in placements:
         flows = None if placement is None else score(instance, placement)
         if placement is None or flows is None or flows.value <= 0:
@@ -108,8 +108,8 @@ def places(
         placed = Placed(service, instance, placement, flows)
         lasting = effort.goal == "sustained" and not effort.promise
         limit = describe_limit(instance, placement, flows) if lasting else None
-        found.append(ServicePlacement(placed, bound, limit))
-    return found
+        placements_found.append(ServicePlacement(placed, bound, limit))
+    return placements_found
 
 
 def _score(service: Service, effort: FlowEffort) -> Score:
@@ -180,14 +180,14 @@ def describe_limit(instance: FlowInstance, placement: Placement, flows: Flows) -
     """Say which node's KV cache is full first."""
     from atoll.solve.place.sustained.sustained import sustain
 
-    found = sustain(instance, placement, flows)
-    if found.limiting is None:
+    lasting = sustain(instance, placement, flows)
+    if lasting.limiting is None:
         return None
-    name, kind = instance.names[found.limiting], instance.node_types[found.limiting]
-    held = int(placement.end[found.limiting] - placement.start[found.limiting])
+    name, kind = instance.names[lasting.limiting], instance.node_types[lasting.limiting]
+    held = int(placement.end[lasting.limiting] - placement.start[lasting.limiting])
     return (
-        f"KV cache of {name} ({kind}, {held} layers) is full with {found.in_flight:,.0f} requests in "
-        f"flight for {found.residence_s:,.0f} s each"
+        f"KV cache of {name} ({kind}, {held} layers) is full with {lasting.in_flight:,.0f} requests in "
+        f"flight for {lasting.residence_s:,.0f} s each"
     )
 
 
@@ -216,9 +216,9 @@ def starts(instance: FlowInstance, seed: int, seconds: float) -> list[Placement]
     names = [name for name in RULES if name not in ("petals", "random")]
     if instance.partial:
         names.append("petals")
-    found = [by_rule(name, instance, seed)[1] for name in names]
-    found.append(lanes(instance, seconds=min(_LANES_S, seconds / 4)))
-    return [placement for placement in found if placement is not None]
+    placements = [by_rule(name, instance, seed)[1] for name in names]
+    placements.append(lanes(instance, seconds=min(_LANES_S, seconds / 4)))
+    return [placement for placement in placements if placement is not None]
 
 
 def _search_flow(
@@ -227,7 +227,7 @@ def _search_flow(
     from atoll.solve.place.search.search import search
 
     given = starts(instance, seed, effort.seconds)
-    found = search(
+    best = search(
         instance,
         seconds=effort.seconds if name == SEARCH else min(effort.seconds / 4, 10.0),
         seed=seed,
@@ -235,30 +235,30 @@ def _search_flow(
         start=given,
         log=effort.log,
     )
-    if name == MILP and found.value < found.bound:
+    if name == MILP and best.value < best.bound:
         from atoll.solve.place.milp.milp import solve_milp
 
         proven = solve_milp(
             instance,
-            seconds=max(0.0, effort.seconds - found.seconds),
-            start=[found.placement],
+            seconds=max(0.0, effort.seconds - best.seconds),
+            start=[best.placement],
             log=effort.log,
         )
-        found = replace(
-            proven if proven.value >= found.value else found, bound=min(found.bound, proven.bound)
+        best = replace(
+            proven if proven.value >= best.value else best, bound=min(best.bound, proven.bound)
         )
-    return found.placement, found.bound
+    return best.placement, best.bound
 
 
 def reasons(plan: Plan, problem: Problem, catalog: Catalog) -> list[str]:
     """Name the bottleneck of every instance of a plan."""
-    found = []
+    lines = []
     for instance in plan.instances:
         cut = bottleneck(instance, problem, catalog)
         if cut is not None:
-            own = f"{instance.service}: " if len(plan.instances) > 1 else ""
-            found.append(f"{own}bottleneck {cut}")
-    return found
+            service = f"{instance.service}: " if len(plan.instances) > 1 else ""
+            lines.append(f"{service}bottleneck {cut}")
+    return lines
 
 
 def shortage(
@@ -269,5 +269,5 @@ def shortage(
 
     spec = catalog.model(service.model).llm
     per_layer = sum(spec.layer_weight_bytes(i) for i in range(spec.layers)) / spec.layers
-    found = find_missing(flow_instance(problem, catalog, service, nodes=nodes), per_layer)
-    return f"{service.model}: {found}" if found.layers else None
+    lacking = find_missing(flow_instance(problem, catalog, service, nodes=nodes), per_layer)
+    return f"{service.model}: {lacking}" if lacking.layers else None

@@ -48,33 +48,38 @@ _SEARCHING = 0.5
 
 def solve(name: str, problem: Problem, catalog: Catalog, effort: FlowEffort | None = None) -> Plan:
     """Return the plan of the flow solver called `name`; "infeasible", with reasons, where there is none."""
-    own = effort or FlowEffort()
+    chosen = effort or FlowEffort()
     if name not in NAMES:
         raise UnknownNameError("solver", name, NAMES)
-    if own.goal not in OBJECTIVES:
-        raise UnknownNameError("objective", own.goal, OBJECTIVES)
+    if chosen.goal not in OBJECTIVES:
+        raise UnknownNameError("objective", chosen.goal, OBJECTIVES)
     if name == MILP:
-        own = _linear(own)
+        chosen = _linear(chosen)
     cluster_of(problem)
     _refuse_limits(problem)
     if len(problem.services) > 1:
         from atoll.solve.place.fairness import solve_fairly
 
-        return solve_fairly(name, problem, catalog, own)
+        return solve_fairly(name, problem, catalog, chosen)
     began, cpu = time.perf_counter(), time.process_time()
     (service,) = problem.services
     lacking = shortage(problem, catalog, service)
     if lacking:
         return infeasible(problem, solver=name, reasons=(lacking,))
     notes: tuple[str, ...] = ()
-    if own.rank is not None and own.goal == "sustained" and name == SEARCH and not own.promise:
-        shorter = replace(own, seconds=own.seconds * _SEARCHING)
+    if (
+        chosen.rank is not None
+        and chosen.goal == "sustained"
+        and name == SEARCH
+        and not chosen.promise
+    ):
+        shorter = replace(chosen, seconds=chosen.seconds * _SEARCHING)
         answers = places(name, problem, catalog, service, shorter, most=_RANKED)
         if answers:
-            left = own.seconds - (time.perf_counter() - began)
-            answers, notes = _rank(problem, catalog, answers, own.rank, left)
+            left = chosen.seconds - (time.perf_counter() - began)
+            answers, notes = _rank(problem, catalog, answers, chosen.rank, left)
     else:
-        answers = places(name, problem, catalog, service, own)
+        answers = places(name, problem, catalog, service, chosen)
     times = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
     if not answers:
         return infeasible(problem, solver=name, reasons=(_why_nothing(name),), **times)
@@ -83,7 +88,7 @@ def solve(name: str, problem: Problem, catalog: Catalog, effort: FlowEffort | No
         problem,
         catalog,
         (answers[0].placed,),
-        goal=own.goal,
+        goal=chosen.goal,
         bound=answers[0].bound,
         solver=name,
         reasons=() if limit is None else (limit,),
@@ -108,19 +113,19 @@ def _rank(
     service, instance = answers[0].placed.service, answers[0].placed.instance
     site = site_of(instance)
 
-    def lasting(own: FlowInstance, placement: Placement) -> Flows:
-        return within_rates(own, placement, best_flows(own, placement, site).flows)
+    def lasting(cluster: FlowInstance, placement: Placement) -> Flows:
+        return within_rates(cluster, placement, best_flows(cluster, placement, site).flows)
 
-    def largest(own: FlowInstance, placement: Placement) -> Flows:
-        flows = sustain(own, placement, max_flow(own, placement), site).flows
-        return within_rates(own, placement, flows)
+    def largest(cluster: FlowInstance, placement: Placement) -> Flows:
+        flows = sustain(cluster, placement, max_flow(cluster, placement), site).flows
+        return within_rates(cluster, placement, flows)
 
     def measure(placement: Placement, flows: Flows) -> Measured:
         placed = Placed(service, instance, placement, flows)
         goal: Goal = "sustained"
         return rank(plan_of(problem, catalog, (placed,), goal=goal, bound=None, solver=SEARCH))
 
-    found = refine(
+    refined = refine(
         instance,
         [answer.placed.placement for answer in answers],
         (lasting, largest),
@@ -129,12 +134,12 @@ def _rank(
         seconds=seconds,
         random=stream(problem.settings.seed, "refine"),
     )
-    limit = describe_limit(instance, found.placement, found.flows)
-    placed = Placed(service, instance, found.placement, found.flows)
+    limit = describe_limit(instance, refined.placement, refined.flows)
+    placed = Placed(service, instance, refined.placement, refined.flows)
     note = (
-        f"generates {found.value.tokens_per_s:,.1f} tokens/s under full load, prompts take "
-        f"{found.value.prompt_s:.2f} s: the best of {found.runs:,} simulated plans (the best by its "
-        f"analytic value: {found.first.tokens_per_s:,.1f}, {found.first.prompt_s:.2f} s)"
+        f"generates {refined.value.tokens_per_s:,.1f} tokens/s under full load, prompts take "
+        f"{refined.value.prompt_s:.2f} s: the best of {refined.runs:,} simulated plans (the best by its "
+        f"analytic value: {refined.first.tokens_per_s:,.1f}, {refined.first.prompt_s:.2f} s)"
     )
     return [ServicePlacement(placed, answers[0].bound, limit)], (note,)
 

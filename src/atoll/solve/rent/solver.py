@@ -24,11 +24,11 @@ from atoll.solve.templates.library import Libraries, template_libraries
 
 DEFAULT = optimal.SOLVER
 BASELINES: dict[str, Callable[[Problem, Catalog, Libraries], Plan]] = {
-    "homogeneous": baselines.homogeneous,
-    "homogeneous-node": partial(baselines.homogeneous, most_nodes=1),
-    "cauchy": baselines.cauchy,
-    "cauchy-node": partial(baselines.cauchy, most_nodes=1),
-    "memory-proportional": baselines.memory_proportional,
+    "homogeneous": baselines.plan_homogeneous,
+    "homogeneous-node": partial(baselines.plan_homogeneous, most_nodes=1),
+    "cauchy": baselines.plan_cauchy,
+    "cauchy-node": partial(baselines.plan_cauchy, most_nodes=1),
+    "memory-proportional": baselines.plan_memory_proportional,
 }
 NAMES = (DEFAULT, *BASELINES)
 
@@ -73,14 +73,14 @@ def _describe(seconds: float, objective: float, bound: float) -> str:
 
 
 def _refuse_cluster_options(effort: Effort) -> None:
-    asked = {
+    options = {
         "objective": effort.objective is not None,
         "partial": effort.partial,
         "promise": effort.promise,
     }
-    for option, given in asked.items():
-        if given:
-            raise UsageError(f"--{option} is for fixed clusters", hint="leave it away")
+    for option, is_set in options.items():
+        if is_set:
+            raise UsageError(f"--{option} is for fixed clusters", hint="leave it out")
 
 
 FAMILY = SolverFamily(

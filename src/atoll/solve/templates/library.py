@@ -86,7 +86,7 @@ def libraries(
             hint="allow fewer nodes per instance, or offer fewer node types",
         )
     assert [p.value for p in POSITIONS] == ["first", "middle", "last", "whole"]
-    found: dict[str, TemplateLibrary] = {}
+    by_role: dict[str, TemplateLibrary] = {}
     for role in problem.roles:
         tables = role_tables(problem, catalog, role)
         most = problem.settings.max_nodes_per_instance
@@ -97,11 +97,11 @@ def libraries(
 
         step = report if progress is not None else None
         if cache is not None:
-            found[str(role)] = cache.library(tables, most, progress=step)
+            by_role[str(role)] = cache.library(tables, most, progress=step)
         else:
-            found[str(role)] = generate(tables, most, progress=step)
+            by_role[str(role)] = generate(tables, most, progress=step)
         report(1, 1)
-    return Libraries(problem.node_types, found)
+    return Libraries(problem.node_types, by_role)
 
 
 _MOST_KEPT = 2
