@@ -71,7 +71,7 @@ lint: $(VENV)/engine $(VENV)/dev ## Lint, types and import rules only
 
 .PHONY: docs
 docs: $(VENV)/docs ## The documentation as a site, in build/site
-	@$(BIN)/mkdocs build --quiet --strict --site-dir build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir build/site
 	@echo "wrote build/site/index.html"
 
 # The wheel is built from the sdist, so that both are whole, and the demo runs where no checkout is.

@@ -37,7 +37,7 @@ async def _strangers(port: int, foreign: Access, good: Access) -> None:
         pass
     with pytest.raises(UnreachableError):
         await FabricLink.open(replace(foreign, authority=good.authority), _SETTINGS)
-    link = await FabricLink.open(good, _SETTINGS)
+    link = await FabricLink.open(good, FabricSettings(connect_s=60.0))
     await link.close()
 
 

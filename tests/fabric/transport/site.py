@@ -17,7 +17,7 @@ from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.hub import Hub, hub_options
 from atoll.fabric.transport.settings import FabricSettings
 
-SETTINGS = FabricSettings(connect_s=3.0)
+SETTINGS = FabricSettings(connect_s=60.0)
 
 
 class ListLog:
@@ -65,7 +65,7 @@ class Site:
             access,
             metadata,
             state=more.pop("state", SessionState.SERVING),
-            settings=SETTINGS,
+            settings=more.pop("settings", SETTINGS),
             **more,
         )
         self.members.append(fabric)

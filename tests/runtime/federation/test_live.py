@@ -153,7 +153,7 @@ def test_policies_of_requests(tmp_path: Path) -> None:
 def test_failover_obeys_the_policy(tmp_path: Path) -> None:
     async def go() -> None:
         async with site(tmp_path) as fabric:
-            slow = ScriptedEngine(step_s=0.02)
+            slow = ScriptedEngine(step_s=0.1)
             first = await fabric.worker("a", "ETH", engine=slow)
             second = await fabric.worker("b", "Acme")
             third = await fabric.worker("c", "ETH", wait=False)
@@ -271,7 +271,7 @@ def test_nodes_that_vanish_before_a_token_cost_no_attempt(tmp_path: Path) -> Non
 def test_node_that_ends_starts_nothing_long_and_hands_over(tmp_path: Path) -> None:
     async def go() -> None:
         async with site(tmp_path, handover_s=1.0) as fabric:
-            slow = ScriptedEngine(step_s=0.02)
+            slow = ScriptedEngine(step_s=0.1)
             ending = await fabric.worker("a", engine=slow)
             running = asyncio.create_task(fabric.chat(stream=True, text=LONG, max_tokens=80))
             await until(lambda: slow.running == 1)
@@ -296,7 +296,7 @@ def test_node_that_ends_starts_nothing_long_and_hands_over(tmp_path: Path) -> No
 
 def test_what_cannot_go_on_elsewhere_stays_on_a_node_that_ends(tmp_path: Path) -> None:
     async def go() -> None:
-        async with site(tmp_path, handover_s=5.0) as fabric:
+        async with site(tmp_path, handover_s=120.0) as fabric:
             slow = ScriptedEngine(kind="openai", step_s=0.01)
             ending = await fabric.worker("a", engine=slow)
             asked = fabric.chat(stream=True, text=LONG, max_tokens=80, temperature=1.0)
@@ -304,7 +304,7 @@ def test_what_cannot_go_on_elsewhere_stays_on_a_node_that_ends(tmp_path: Path) -
             await until(lambda: slow.running == 1)
             await asyncio.sleep(0.1)
             await fabric.worker("b", engine=ScriptedEngine(kind="openai"))
-            await ending.announce(ends_s=time.time() + 4.0)
+            await ending.announce(ends_s=time.time() + 110.0)
             await until(lambda: fabric.gateway.pool.ending)
             assert (await running).text == TEXT80
             await fabric.bench.settled()
@@ -437,7 +437,7 @@ def test_what_runs_straight_leaves_a_node_whose_token_is_gone(
 
     async def go() -> None:
         async with site(tmp_path, flap_s=0.1, policy="iwrr", affinity=False) as fabric:
-            slow = ScriptedEngine(step_s=0.03)
+            slow = ScriptedEngine(step_s=0.1)
             await slow.start()
             silent = await fabric.worker("a", engine=slow, direct=slow.url)
             links = fabric.gateway.links(fabric.gateway.pool.members[silent.fabric.sid])

@@ -52,6 +52,7 @@ class World:
     caller: Caller
     folder: Path
     lines: list[str] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
 
     @property
     def address(self) -> str:
@@ -78,6 +79,7 @@ class World:
 
     async def ask(self, path: str = "/v1/completions", body: bytes = b'{"stream": true}') -> Answer:
         answer = Answer()
+        self.answers.append(answer)
         peer = self.seen()
         assert peer is not None
         headers = ((b"content-type", b"application/json"),)

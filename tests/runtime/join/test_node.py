@@ -18,6 +18,7 @@ from atoll.fabric.identity.access import Access
 from atoll.fabric.registry.records import SessionState
 from atoll.runtime.adapters.base import Home
 from atoll.runtime.join.assignment import Assignment
+from atoll.runtime.join.deadline import LAST_S
 from atoll.runtime.join.node import JoinedNode
 from atoll.runtime.join.options import JoinOptions
 from atoll.runtime.supervise.agent import ProcessError
@@ -240,9 +241,10 @@ def test_a_node_leaves_before_its_end(tmp_path: Path) -> None:
         async with world(tmp_path) as here:
             with pytest.raises(UsageError, match="time is up"):
                 await here.node(url=url, ends="3s").start()
-            node = here.node(url=url, ends="6s")
+            node = here.node(url=url, ends="1h")
             await node.start()
             await until(here.serving)
+            node.deadline.asked_s = time.time() + LAST_S + 0.5
             async with asyncio.timeout(60):
                 await node.ended()
             assert here.lines[-1] == "this node's time is up"
@@ -299,9 +301,9 @@ def test_the_command_heeds_signals(tmp_path: Path) -> None:
             await until(lambda: (p := here.seen()) is not None and p.metadata.ends_s is not None)
             peer = here.seen()
             assert peer is not None
-            assert peer.metadata.ends_s == pytest.approx(time.time() + 90, abs=10)
+            assert peer.metadata.ends_s == pytest.approx(time.time() + 90, abs=60)
             asking = asyncio.create_task(here.ask())
-            await asyncio.sleep(0.2)
+            await until(lambda: here.answers and here.answers[-1].body)
             process.send_signal(signal.SIGTERM)
             answer = await asking
             assert answer.over == "end"
@@ -323,7 +325,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
             await until(here.serving)
             pids = pids_below(process)
             asking = asyncio.create_task(here.ask())
-            await asyncio.sleep(0.2)
+            await until(lambda: here.answers and here.answers[-1].body)
             process.send_signal(signal.SIGINT)
             await until(lambda: not here.serving())
             await asyncio.sleep(0.5)
