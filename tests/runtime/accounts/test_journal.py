@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
 from atoll.runtime.accounts import journal as module
+from atoll.runtime.accounts import slots as slots_module
 from atoll.runtime.accounts.journal import (
     Done,
     Folder,
@@ -25,13 +26,23 @@ from atoll.runtime.accounts.journal import (
     read_segment,
     recover,
 )
+from atoll.runtime.accounts.slots import WrittenSlots
 from tests.runtime.accounts.helpers import record
 
 SLOTS = 8
+FILES = (module.__file__, slots_module.__file__)
 
 
 class Killed(BaseException):
     pass
+
+
+@pytest.fixture(params=["mapped", "written"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """How slots reach the disk: by a map, or by `pwrite` where blocks cannot be taken beforehand."""
+    kinds = {"mapped": frozenset({slots_module._file_system(tmp_path)}), "written": frozenset()}
+    monkeypatch.setattr(slots_module, "_WRITES_IN_PLACE", kinds[request.param])
+    return str(request.param)
 
 
 def killed_at(line: int, run: Callable[[], object]) -> bool:
@@ -40,7 +51,7 @@ def killed_at(line: int, run: Callable[[], object]) -> bool:
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left
-        if frame.f_code.co_filename != module.__file__:
+        if frame.f_code.co_filename not in FILES:
             return None
         if event == "line":
             left -= 1
@@ -122,11 +133,12 @@ def check(story: Story, found: list[Done]) -> None:
         assert by_name.get(name, ("none", 0)) in possible, (name, by_name)
 
 
-def test_a_death_at_any_line_loses_and_doubles_nothing(tmp_path: Path) -> None:
+def test_a_death_at_any_line_loses_and_doubles_nothing(tmp_path: Path, kind: str) -> None:
     line, alive = 0, False
     while not alive:
         base = tmp_path / str(line)
         story = Story(base)
+        assert isinstance(story.journal._slots, WrittenSlots) == (kind == "written")
         alive = not killed_at(line, story.run)
         story.die()
         check(story, found_by_next(base))
@@ -204,7 +216,7 @@ def test_a_file_of_slots_cut_off_anywhere_is_read_as_far_as_it_goes(tmp_path: Pa
     found: list[Done] = []
     for size in [*range(0, len(whole), 97), len(whole)]:
         slots.write_bytes(whole[:size])
-        found = list(module._read_slots(slots))
+        found = list(module._read_crashed(slots))
         assert {d.record.request_id for d in found if d.record} <= {"c", "d"}
     assert len(found) == 2
 

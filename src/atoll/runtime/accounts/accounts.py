@@ -37,7 +37,6 @@ _ALL_S = 60.0
 _ANSWER_S = 10.0
 """How long the database may take for one answer."""
 _JOURNAL_BYTES = 256 * 2**20
-_UNWRITTEN = 64
 _TOKENS = 2**26
 """More than any request can have, whose body is not that large: what claims more is cut."""
 
@@ -213,8 +212,8 @@ class Accounts:
             else:
                 counted = grant.key_id if held is not None and held.quotas else None
                 slot = self._journal.open(counted, "", "", "", self._wall(), track=False)
-        except FullError:
-            raise self._refuse(no_room("too many requests at once")) from None
+        except FullError as error:
+            raise self._refuse(no_room(str(error))) from None
         if held is not None:
             held.running += 1
         self._running[slot] = _Running(held)
@@ -395,12 +394,13 @@ class Accounts:
 
     def _check_room(self) -> None:
         journal = self._journal
-        full = journal.bytes >= self._journal_bytes or journal.unwritten >= _UNWRITTEN
+        full = journal.bytes >= self._journal_bytes or journal.unwritten > 0
         if full != self._full:
             self._log.event(
                 "accounts.journal_full" if full else "accounts.journal_free",
                 bytes=journal.bytes,
                 unwritten=journal.unwritten,
+                reason=journal.trouble if journal.unwritten else "",
             )
         self._full = full
 
