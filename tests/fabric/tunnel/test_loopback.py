@@ -46,8 +46,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
     hubs = [
         subprocess.Popen(
             [
-                sys.executable, "-m", "atoll.fabric.transport.hub",
-                f"--fabric=@{tmp_path / 'f' / f'hub-h{number}.token'}",
+                sys.executable, "-m", "atoll", "hub",
+                f"@{tmp_path / 'f' / f'hub-h{number}.token'}",
                 f"--listen=127.0.0.1:{port}",
             ],
             stdout=subprocess.DEVNULL,

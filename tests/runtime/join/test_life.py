@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.cli.join import read_options
+from atoll.cli.join import JoinSettings
 from atoll.core.errors import AtollError, InputError
 from atoll.engine.weights.sources import DEFAULT_MODEL
 from atoll.fabric.identity.identity import Identity, RefusedError, Verifier
@@ -249,7 +249,7 @@ def test_options_of_a_file_and_the_command_line(tmp_path: Path) -> None:
         "region: eu\nprice: $1.5/h\nhealth-interval: 500ms\nlabels: {rack: r1}\n"
         "command: vllm serve 'a model' --port 8001\nmax_inflight: 8\naccept: allow:uni\n"
     )
-    found = read_options(path, {"region": "us", "site": None})
+    found = JoinSettings.read({"config": path, "region": "us"})
     assert (found.region, found.price, found.health_interval) == ("us", 1.5, 0.5)
     assert found.command == ("vllm", "serve", "a model", "--port", "8001")
     metadata = found.metadata("n", "uni", "worker")
@@ -274,13 +274,13 @@ def test_options_of_a_file_and_the_command_line(tmp_path: Path) -> None:
 )
 def test_wrong_options_name_the_field(options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        read_options(None, options)
+        JoinSettings.read(options)
 
 
 def test_errors_never_show_the_token() -> None:
     for wrong in ({"generic": True}, {"tunnel": False}, {"engine_key": "secret-key\n"}):
         with pytest.raises(InputError) as caught:
-            read_options(None, {"fabric": "secret-token"} | wrong)
+            JoinSettings.read({"fabric": "secret-token"} | wrong)
         assert "secret" not in str(caught.value)
 
 
