@@ -6,7 +6,7 @@
     await agent.stop(["a/n0"])         # TERM, then KILL
     await agent.close()
 
-Nothing it started outlives it, however it ends (see `supervise_guard`).
+Nothing it started outlives it, however it ends (see `guard`).
 """
 
 from __future__ import annotations
