@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from atoll.engine.kv import BlockPool
-from atoll.engine.mailbox import MemoryHub
 from atoll.engine.messages import Beat, SchedulerHello
 from atoll.engine.node_core import CoreSettings, NodeCore
 from atoll.engine.routes import LayerRouter, NodeSpec, Router
@@ -20,6 +19,7 @@ from atoll.engine.scheduler_core import (
     TokenEvent,
 )
 from atoll.engine.stage import StageModel
+from tests.engine.memory_hub import MemoryHub
 
 
 @dataclass

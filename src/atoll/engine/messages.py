@@ -140,12 +140,8 @@ class Tokens:
     table: Table
 
 
-Alternatives = dict[int, list[tuple[int, float]]]
-"""By row of a Sampled table: tokens and their natural log probabilities, likeliest first."""
-
-
 class SampledBody(Frozen):
-    """The alternatives of the rows that asked for them."""
+    """By row that asked for them: tokens and their natural log probabilities, likeliest first."""
 
     top: dict[int, list[tuple[int, float]]] = Field(default_factory=dict)
 

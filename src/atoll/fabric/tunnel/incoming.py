@@ -76,16 +76,6 @@ class Incoming:
     # The caller
 
     @property
-    def caller_sid(self) -> str:
-        """The session of the caller when it opened the channel."""
-        return self._link.session
-
-    @property
-    def caller_slot(self) -> str:
-        """The slot of the caller."""
-        return self._link.person.slot
-
-    @property
     def caller_name(self) -> str:
         """The caller's name in its certificate."""
         return self._link.person.name

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from atoll.core.bucket import TokenBucket
 from atoll.runtime.accounts.keys import Key, Models
-from atoll.runtime.accounts.limits import TOTAL, Bucket, KeyUsage, Periods, resize, whole_seconds
+from atoll.runtime.accounts.limits import TOTAL, KeyUsage, Periods, resize, whole_seconds
 from atoll.runtime.openai import ApiError
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ class Held:
         self.usage = KeyUsage()
         self.running = 0
         """Requests."""
-        self.requests: Bucket | None = None
-        self.tokens: Bucket | None = None
+        self.requests: TokenBucket | None = None
+        self.tokens: TokenBucket | None = None
         self.change(key, now_s)
 
     def change(self, key: Key, now_s: float) -> None:
@@ -74,7 +75,7 @@ class Held:
         for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
             wait_s = 0.0 if bucket is None else bucket.wait_s(now_s)
             if bucket is not None and wait_s > 0.0:
-                said = f"Rate limit reached: {bucket.per_min} {what} a minute."
+                said = f"Rate limit reached: {bucket.capacity:.0f} {what} a minute."
                 return slower(said, whole_seconds(wait_s))
         return self._over_quota(unix_s, now) if self.quotas else None
 
@@ -117,7 +118,7 @@ class Held:
             if bucket is not None:
                 left = max(0, int(bucket.level(now_s)))
                 found += [
-                    (b"x-ratelimit-limit-" + name, b"%d" % bucket.per_min),
+                    (b"x-ratelimit-limit-" + name, b"%d" % bucket.capacity),
                     (b"x-ratelimit-remaining-" + name, b"%d" % left),
                     (b"x-ratelimit-reset-" + name, b"%.3fs" % bucket.full_s(now_s)),
                 ]
