@@ -131,7 +131,8 @@ class Channel:
         self._said_s = now_s
         self._resume_from, self._resume_s = -1, 0.0
         self._resent_from, self._resent_s = -1, 0.0
-        self.resent = self.duplicates = self.gaps = 0
+        self.packets_in = self.packets_out = self.resent = self.duplicates = self.gaps = 0
+        self.bytes_in = self.bytes_out = 0
 
     # Out
 
@@ -183,6 +184,8 @@ class Channel:
         self._frames_bytes = 0
         self._kept.append(packet)
         self._kept_bytes += len(packet)
+        self.packets_out += 1
+        self.bytes_out += len(packet)
         self.outbox.append(packet)
         self._acknowledged()
         if self._kept_bytes > 2 * self._settings.channel_window:
@@ -243,6 +246,8 @@ class Channel:
         self._expected += 1
         self._taken += 1
         self._taken_bytes += size
+        self.packets_in += 1
+        self.bytes_in += size
         if self._taken >= _ACK_PACKETS or self._taken_bytes * 4 >= self._settings.channel_window:
             self._due = True
 
