@@ -59,7 +59,7 @@ def _run(options: JoinSettings) -> None:
     import dataclasses
 
     from atoll.fabric.identity.access import ENVIRONMENT, Access
-    from atoll.runtime.adapters.base import Home
+    from atoll.runtime.adapters.base import RunDirectory
     from atoll.runtime.http.loop import run
     from atoll.runtime.join.hardware import host_name
     from atoll.runtime.local.state import new_home, remove_home
@@ -70,7 +70,7 @@ def _run(options: JoinSettings) -> None:
         access = dataclasses.replace(access, open_name=options.name or host_name())
     # The engine need not know the key of this machine's certificate.
     os.environ.pop(ENVIRONMENT, None)
-    home = Home(new_home())
+    home = RunDirectory(new_home())
     descriptor, log = 1, options.log
     if log is not None and str(log) != "-":
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -90,7 +90,7 @@ async def _life(options: JoinSettings, access: Any, home: Any, log: Any) -> None
     at_once = _signals(node)
     try:
         if await _unless(at_once, node.start()):
-            await node.ended()
+            await node.wait_ended()
             await _unless(at_once, node.leave())
     except ProcessError as error:
         for line in error.lines:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atoll.runtime.accounts.database import Database
-    from atoll.runtime.accounts.keys import Key
+    from atoll.runtime.accounts.keys import ApiKey
 
 T = TypeVar("T")
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -133,7 +133,7 @@ def show(which: Which, db: Db = None, as_json: AsJson = False) -> None:
     """Show a key and what it has used so far."""
     from atoll.runtime.accounts.limits import TOTAL, periods
 
-    async def look(database: Database) -> tuple[Key, dict[str, int]]:
+    async def look(database: Database) -> tuple[ApiKey, dict[str, int]]:
         key = await database.key(which)
         now = periods(time.time())
         named = {"today": now.day, "this_month": now.month, "total": TOTAL}
@@ -156,7 +156,7 @@ def show(which: Which, db: Db = None, as_json: AsJson = False) -> None:
 def revoke(which: Which, db: Db = None, as_json: AsJson = False) -> None:
     """Make a key useless for good; gateways know within two seconds."""
 
-    async def end(database: Database) -> Key:
+    async def end(database: Database) -> ApiKey:
         return await database.revoke_key((await database.key(which)).id)
 
     key = with_database(db, end)
@@ -197,7 +197,7 @@ def moment(text: str, field: str, *, ahead: bool) -> float:
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
-def describe_key(key: Key) -> dict[str, Any]:
+def describe_key(key: ApiKey) -> dict[str, Any]:
     """Return all that may be said of a key."""
     return {
         "id": key.id,
@@ -208,7 +208,7 @@ def describe_key(key: Key) -> dict[str, Any]:
     }
 
 
-def _limits(key: Key) -> str:
+def _limits(key: ApiKey) -> str:
     from atoll.core.units import format_count
 
     spec = key.spec
@@ -223,7 +223,7 @@ def _limits(key: Key) -> str:
     return ", ".join(f"{format_count(most)} {what}" for most, what in said if most is not None)
 
 
-def _demands(key: Key) -> str:
+def _demands(key: ApiKey) -> str:
     """Say what a key demands of nodes."""
     policy = key.spec.policy
     if policy is None:

@@ -109,7 +109,7 @@ async def _nodes(token: str | None, query: Query, watch: bool, as_json: bool) ->
         if watch:
             await _watch(fabric, query, as_json)
         else:
-            found = chosen(fabric.peers(), query)
+            found = choose(fabric.peers(), query)
             said = [describe(peer, fabric.loads.get(peer.sid)) for peer in found]
             emit(
                 said,
@@ -140,7 +140,7 @@ async def _watch(fabric: Fabric, query: Query, as_json: bool) -> None:
 
     def view() -> Group:
         peers = fabric.peers()
-        sheet = draw_nodes(chosen(peers, query), fabric.loads, time.time(), len(peers))
+        sheet = draw_nodes(choose(peers, query), fabric.loads, time.time(), len(peers))
         return sheet if fabric.connected else Group(sheet, Text("no hub answers this moment"))
 
     with Live(view(), console=console(), auto_refresh=False) as live:
@@ -155,7 +155,7 @@ async def _watch_lines(fabric: Fabric, query: Query) -> None:
 
     happened: asyncio.Queue[tuple[str, Peer]] = asyncio.Queue()
     fabric.listeners.append(lambda kind, peer: happened.put_nowait((kind, peer)))
-    for peer in chosen(fabric.peers(), query):
+    for peer in choose(fabric.peers(), query):
         happened.put_nowait(("there", peer))
     while True:
         kind, peer = await happened.get()
@@ -164,7 +164,7 @@ async def _watch_lines(fabric: Fabric, query: Query) -> None:
             typer.echo(json.dumps(json.loads(to_json(said)), ensure_ascii=False))
 
 
-def chosen(peers: Sequence[Peer], query: Query) -> list[Peer]:
+def choose(peers: Sequence[Peer], query: Query) -> list[Peer]:
     """Return the nodes that have what is asked, hubs first, then by name."""
     found = [peer for peer in peers if query.lacks(peer) is None]
     return sorted(found, key=lambda peer: (peer.metadata.role != "hub", peer.name, peer.sid))

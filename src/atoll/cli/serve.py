@@ -14,7 +14,7 @@ import typer
 
 from atoll.cli.planning import live_line
 from atoll.cli.serving import (
-    Started,
+    StartProgress,
     fetch_models,
     local_fleet,
     need_engine,
@@ -109,7 +109,7 @@ def serve(
     services = services_of(made, only or [])
     models = fetch_models(sources(model or [], services, DEFAULT_MODEL))
     with live_line("loading the engine") as say:
-        started = Started(say)
+        started = StartProgress(say)
         with local_fleet(
             made, models, options, host=host, port=port, log=log, on_progress=started
         ) as fleet:
@@ -129,7 +129,7 @@ class _Offer:
         self._node: JoinedNode | None = None
 
     async def start(self) -> None:
-        """Join."""
+        """Join the fabric as a node that offers the gateway's address."""
         import dataclasses
 
         from atoll.runtime.join.hardware import host_name
@@ -152,7 +152,11 @@ class _Offer:
 
 
 async def _until_stopped(
-    fleet: LocalFleet, started: Started, drain_s: float, as_json: bool, offer: _Offer | None = None
+    fleet: LocalFleet,
+    started: StartProgress,
+    drain_s: float,
+    as_json: bool,
+    offer: _Offer | None = None,
 ) -> None:
     from atoll.runtime.supervise.agent import ProcessError
 

@@ -87,12 +87,12 @@ async def _show(
     rows = report.usage(database, by, span)
     columns = report.columns_of(by)
     if parquet is not None:
-        with report.Whole(parquet) as file:
+        with report.WholeFile(parquet) as file:
             return await report.export(rows, report.ParquetSink(file.temporary, columns))
     if csv is not None and str(csv) == "-":
         return await report.export(rows, report.CsvSink(sys.stdout, columns))
     if csv is not None:
-        with report.Whole(csv) as file, file.temporary.open("w", newline="") as stream:
+        with report.WholeFile(csv) as file, file.temporary.open("w", newline="") as stream:
             return await report.export(rows, report.CsvSink(stream, columns))
     listed: list[dict[str, Any]] = []
     async for row in rows:

@@ -189,7 +189,7 @@ class Failed(Frozen):
 
 
 @dataclass(frozen=True, slots=True)
-class Kv:
+class KvTransfer:
     """KV of positions from `position` on, layers [first, last), for a hop of a decode route.
 
     Columns of the one-row table: seq, epoch, hop, first, last, position. `data` is
@@ -230,7 +230,7 @@ class NodeStats(Frozen):
     busy_s: float = 0.0
 
 
-class Beat(Frozen):
+class Heartbeat(Frozen):
     """A sign of life with figures."""
 
     kind: ClassVar[int] = 11
@@ -253,9 +253,9 @@ Message = (
     | Release
     | Evicted
     | Failed
-    | Kv
+    | KvTransfer
     | SchedulerHello
-    | Beat
+    | Heartbeat
     | Stop
 )
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from atoll.runtime.accounts.journal import FullError, UsageJournal, read_segment
+from atoll.runtime.accounts.journal import JournalFullError, UsageJournal, read_segment
 from tests.runtime.accounts.helpers import record
 
 NO_TMPFS = 77
@@ -51,7 +51,7 @@ def main(folder: Path, kind: str) -> int:
     for number in range(_SLOTS - 2):
         try:
             taken[f"r{number}"] = journal.open("k", f"r{number}", "m", "e", 0.0)
-        except FullError:
+        except JournalFullError:
             refused.append(number)
     # Blocks of a map are there already; without them whoever cannot be written down is not let in.
     assert not refused if kind == "mapped" else len(refused) > _SLOTS // 2, len(refused)

@@ -13,7 +13,7 @@ import pytest
 
 from atoll.core.errors import InputError
 from atoll.runtime.accounts import slots as module
-from atoll.runtime.accounts.journal import FullError, UsageJournal, read_segment, recover
+from atoll.runtime.accounts.journal import JournalFullError, UsageJournal, read_segment, recover
 from atoll.runtime.accounts.slots import MappedSlots, WrittenSlots, read_slots
 from tests.runtime.accounts.full_disk import NO_TMPFS
 from tests.runtime.accounts.helpers import record
@@ -101,7 +101,7 @@ def test_what_the_disk_did_not_take_of_a_slot_comes_later(
     ends, runs = (journal.open("k", name, "m", "e", 0.0) for name in ("ends", "runs"))
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", no_space)
-        with pytest.raises(FullError, match="cannot be written down"):
+        with pytest.raises(JournalFullError, match="cannot be written down"):
             journal.open("k", "refused", "m", "e", 0.0)
         journal.delivered(runs, 5)
         assert journal.tokens(runs) == 5
@@ -115,7 +115,7 @@ def test_what_the_disk_did_not_take_of_a_slot_comes_later(
         shutil.copytree(tmp_path / "0", copy)
         recovered = recover(copy)
         assert (recovered.finished, recovered.crashed) == (1, 1)
-        with pytest.raises(FullError, match="at once"):
+        with pytest.raises(JournalFullError, match="at once"):
             journal.open("k", "no slot", "m", "e", 0.0)
     journal.retry()
     assert journal.unwritten == 0

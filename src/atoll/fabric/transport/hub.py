@@ -100,7 +100,7 @@ def _revoked_beside(fabric: str) -> Path | None:
 
 
 class Hub:
-    """A running hub."""
+    """A running hub: a member that listens, and tells everybody which certificates are revoked."""
 
     def __init__(self, options: HubOptions, fabric: Fabric, log: Log) -> None:
         """Take over a connected fabric; `start` is what callers use."""

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from atoll.core.errors import InputError
 from atoll.runtime.accounts.database import AWAY, Database, is_refusal
-from atoll.runtime.accounts.held import ANYBODY, Grant, Held, no_room, unknown
-from atoll.runtime.accounts.journal import SLOTS, FullError, UsageJournal, read_segment
+from atoll.runtime.accounts.grants import ANYBODY, ActiveKey, Grant, no_room, unknown
+from atoll.runtime.accounts.journal import SLOTS, JournalFullError, UsageJournal, read_segment
 from atoll.runtime.accounts.keys import matches, read_bearer
 from atoll.runtime.accounts.ledger import NO_PRICES, LedgerRows, TokenPrice, rows_of
 from atoll.runtime.accounts.limits import TOTAL, day_of, periods
@@ -46,7 +46,7 @@ class _Running:
 
     __slots__ = ("charged", "held")
 
-    def __init__(self, held: Held | None) -> None:
+    def __init__(self, held: ActiveKey | None) -> None:
         self.held = held
         self.charged = 0
 
@@ -82,8 +82,8 @@ class Accounts:
         self._log = log or SilentLog()
         self._clock = clock
         self._wall = wall
-        self._keys: dict[str, Held] = {}
-        self._metered: dict[str, Held] = {}
+        self._keys: dict[str, ActiveKey] = {}
+        self._metered: dict[str, ActiveKey] = {}
         """Those that have, or had, a quota."""
         self._running: dict[int, _Running] = {}
         self._version = 0
@@ -212,7 +212,7 @@ class Accounts:
             else:
                 counted = grant.key_id if held is not None and held.quotas else None
                 slot = self._journal.open(counted, "", "", "", self._wall(), track=False)
-        except FullError as error:
+        except JournalFullError as error:
             raise self._refuse(no_room(str(error))) from None
         if held is not None:
             held.running += 1
@@ -243,7 +243,7 @@ class Accounts:
         else:
             self._journal.drop(slot)
 
-    def _held(self, authorization: bytes | None) -> Held | None:
+    def _held(self, authorization: bytes | None) -> ActiveKey | None:
         """Return the key of a caller; None for a caller without one, where none is required."""
         given = None if authorization is None else read_bearer(authorization)
         if given is None:
@@ -359,7 +359,7 @@ class Accounts:
         for key in changes.keys:
             held = self._keys.get(key.id)
             if held is None:
-                held = self._keys[key.id] = Held(key, now_s)
+                held = self._keys[key.id] = ActiveKey(key, now_s)
             else:
                 held.change(key, now_s)
             if held.quotas:

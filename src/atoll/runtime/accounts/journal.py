@@ -47,7 +47,7 @@ _FRAME = struct.Struct("<II")
 _NAME = "*.done"
 
 
-class Done(msgspec.Struct, frozen=True, array_like=True):
+class FinishedRequest(msgspec.Struct, frozen=True, array_like=True):
     """A request that ended: all that the ledger will ever know of it."""
 
     op: str
@@ -61,7 +61,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True):
     """None for a key that is not tracked."""
 
 
-class _Open(msgspec.Struct, frozen=True, array_like=True):
+class _OpenRequest(msgspec.Struct, frozen=True, array_like=True):
     op: str
     key_id: str | None
     track: bool
@@ -72,11 +72,11 @@ class _Open(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_done_decoder = msgspec.msgpack.Decoder(Done)
-_open_decoder = msgspec.msgpack.Decoder(_Open)
+_done_decoder = msgspec.msgpack.Decoder(FinishedRequest)
+_open_decoder = msgspec.msgpack.Decoder(_OpenRequest)
 
 
-class FullError(AtollError):
+class JournalFullError(AtollError):
     """A request cannot be written down: all slots are taken, or the disk is full."""
 
 
@@ -90,7 +90,7 @@ class RecoveredJournal:
     """Requests that ran when the gateway died."""
 
 
-class Folder:
+class JournalFolder:
     """A folder of a journal, locked as long as this object is open."""
 
     def __init__(self, path: Path) -> None:
@@ -116,7 +116,11 @@ class UsageJournal:
     """The journal of this process."""
 
     def __init__(
-        self, folder: Folder, adopted: tuple[Folder, ...], found: RecoveredJournal, slots: int
+        self,
+        folder: JournalFolder,
+        adopted: tuple[JournalFolder, ...],
+        found: RecoveredJournal,
+        slots: int,
     ) -> None:
         self.found = found
         self.trouble = ""
@@ -149,14 +153,14 @@ class UsageJournal:
 
     @classmethod
     def _claim(cls, base: Path, slots: int) -> UsageJournal:
-        folders: list[Folder] = []
+        folders: list[JournalFolder] = []
         found = RecoveredJournal(0, 0)
         for number in range(_FOLDERS):
             path = base / str(number)
             if folders and not path.exists():
                 continue
             try:
-                folder = Folder(path)
+                folder = JournalFolder(path)
             except BlockingIOError:
                 continue
             here = recover(path)
@@ -185,20 +189,20 @@ class UsageJournal:
     ) -> int:
         """Note that a request begins; return its slot."""
         if not self._free:
-            raise FullError("too many requests at once for the journal")
+            raise JournalFullError("too many requests at once for the journal")
         self._operations += 1
         op = f"{self._run}{self._operations:016x}"
-        request = _Open(op, key_id, track, request_id, model, endpoint, started_s)
+        request = _OpenRequest(op, key_id, track, request_id, model, endpoint, started_s)
         blob = _encode(request)
         if len(blob) > SLOT_BYTES:
             cut = (_cut(request_id), _cut(model), _cut(endpoint))
-            blob = _encode(_Open(op, key_id, track, *cut, started_s))
+            blob = _encode(_OpenRequest(op, key_id, track, *cut, started_s))
         slot = self._free.pop()
         try:
             self._slots.put(slot, blob)
         except OSError as error:
             self._note(error)
-            raise FullError("usage cannot be written down at the moment") from error
+            raise JournalFullError("usage cannot be written down at the moment") from error
         self._ops[slot] = op
         return slot
 
@@ -219,7 +223,7 @@ class UsageJournal:
         record: UsageRecord | None,
     ) -> None:
         """Note that a request ended, and free its slot."""
-        data = _encode(Done(self._ops.pop(slot), key_id, tokens, finished_s, record))
+        data = _encode(FinishedRequest(self._ops.pop(slot), key_id, tokens, finished_s, record))
         frame = _FRAME.pack(len(data), zlib.crc32(data)) + data
         if self._unwritten or not self._append(frame):
             # The slot stays taken, so that what was delivered is not forgotten.
@@ -341,12 +345,12 @@ def _cut(text: str) -> str:
     return text.encode(errors="replace")[:_TEXT_BYTES].decode(errors="ignore")
 
 
-def read_segment(path: Path) -> list[Done]:
+def read_segment(path: Path) -> list[FinishedRequest]:
     """Return the requests in a segment, up to the first frame that is not whole."""
     return list(_frames(path.read_bytes()))
 
 
-def _frames(data: bytes) -> Iterator[Done]:
+def _frames(data: bytes) -> Iterator[FinishedRequest]:
     at = 0
     while at + _FRAME.size <= len(data):
         length, crc = _FRAME.unpack_from(data, at)
@@ -382,7 +386,7 @@ def recover(folder: Path) -> RecoveredJournal:
     return RecoveredJournal(finished=len(known), crashed=len(left))
 
 
-def _read_crashed(slots: Path) -> Iterator[Done]:
+def _read_crashed(slots: Path) -> Iterator[FinishedRequest]:
     """Yield the requests that ran when the owner of a file of slots died, as far as it is whole."""
     died_s = slots.stat().st_mtime
     for stored in read_slots(slots):
@@ -390,7 +394,7 @@ def _read_crashed(slots: Path) -> Iterator[Done]:
             yield _close_crashed(_open_decoder.decode(stored.request), stored.tokens, died_s)
 
 
-def _close_crashed(request: _Open, tokens: int, died_s: float) -> Done:
+def _close_crashed(request: _OpenRequest, tokens: int, died_s: float) -> FinishedRequest:
     finished_s = max(died_s, request.started_s)
     record = UsageRecord(
         request_id=request.request_id,
@@ -408,4 +412,6 @@ def _close_crashed(request: _Open, tokens: int, died_s: float) -> Done:
         outcome="crashed",
         key_id=request.key_id,
     )
-    return Done(request.op, request.key_id, tokens, finished_s, record if request.track else None)
+    return FinishedRequest(
+        request.op, request.key_id, tokens, finished_s, record if request.track else None
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from atoll.core.bucket import TokenBucket
-from atoll.runtime.accounts.keys import Key, Models
+from atoll.runtime.accounts.keys import ApiKey, ModelFilter
 from atoll.runtime.accounts.limits import TOTAL, KeyUsage, Periods, resize, whole_seconds
 from atoll.runtime.openai import ApiError
 
@@ -29,7 +29,7 @@ class Grant(NamedTuple):
 ANYBODY = Grant(None, "", None, True, ())
 
 
-class Held:
+class ActiveKey:
     """A key and what it is doing here. Times are those of one monotonic clock, in seconds."""
 
     __slots__ = (
@@ -44,7 +44,7 @@ class Held:
         "usage",
     )
 
-    def __init__(self, key: Key, now_s: float) -> None:
+    def __init__(self, key: ApiKey, now_s: float) -> None:
         self.usage = KeyUsage()
         self.running = 0
         """Requests."""
@@ -52,14 +52,14 @@ class Held:
         self.tokens: TokenBucket | None = None
         self.change(key, now_s)
 
-    def change(self, key: Key, now_s: float) -> None:
+    def change(self, key: ApiKey, now_s: float) -> None:
         """Take what the key may do now; what it has used stays used."""
         spec = key.spec
         self.key = key
         self.touched_s = now_s
         """When it last asked for something, or was changed."""
         self.grant = Grant(key.id, spec.owner, spec.policy, spec.track, spec.models)
-        self.models = Models(spec.models)
+        self.models = ModelFilter(spec.models)
         self.requests = resize(self.requests, spec.requests_per_min, now_s)
         self.tokens = resize(self.tokens, spec.tokens_per_min, now_s)
         self.quotas = any((spec.tokens_per_day, spec.tokens_per_month, spec.tokens_total))
