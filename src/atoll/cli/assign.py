@@ -42,7 +42,9 @@ class AssignSettings(VerbSettings):
     )
     stop: bool = Field(False, description="End what the node serves.")
     wait: Duration = Field(
-        0.0, ge=0, description="How long to wait until it serves; 0s: not at all."
+        "0s",
+        validate_default=True,
+        description="How long to wait until it serves; 0s: not at all.",
     )
     fabric: str | None = Field(
         None,

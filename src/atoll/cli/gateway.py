@@ -78,7 +78,7 @@ class GatewayCommandSettings(VerbSettings):
     record: Path | None = Field(None, description="Trace of requests without their text.")
     otel: str | None = Field(None, description="OpenTelemetry collector, http://host:4318.")
     drain: Duration = Field(
-        30.0, ge=0, description="How long to finish what runs when stopping: 30s."
+        "30s", validate_default=True, description="How long to finish what runs when stopping."
     )
     as_json: bool = Field(
         False,

@@ -87,7 +87,7 @@ def create(options: KeySettings) -> None:
     if demands:
         spec["policy"] = Policy.parse(demands)
     if options.expires is not None:
-        spec["expires_s"] = moment(options.expires, "--expires", ahead=True)
+        spec["expires_s"] = parse_moment(options.expires, "--expires", ahead=True)
     made = NewKey.parse(spec)
     text, key = with_database(options.db, lambda database: database.create_key(made))
     if options.as_json:
@@ -180,7 +180,7 @@ def with_database(url: str | None, use: Callable[[Database], Awaitable[T]]) -> T
     return asyncio.run(run())
 
 
-def moment(text: str, field: str, *, ahead: bool) -> float:
+def parse_moment(text: str, field: str, *, ahead: bool) -> float:
     """Read a moment: a date or time (UTC unless it says otherwise), or a span from now: 30d, 12h."""
     from atoll.core.errors import InputError
     from atoll.core.units import parse_duration

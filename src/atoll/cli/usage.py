@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.cli.keys import Db, moment, with_database
+from atoll.cli.keys import Db, parse_moment, with_database
 from atoll.report.terminal import emit, note, table
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ async def _show(
     from atoll.runtime.accounts import report
 
     span = report.UsagePeriod(
-        None if since is None else moment(since, "--since", ahead=False),
-        None if until is None else moment(until, "--until", ahead=False),
+        None if since is None else parse_moment(since, "--since", ahead=False),
+        None if until is None else parse_moment(until, "--until", ahead=False),
         None if key is None else (await database.key(key)).id,
     )
     rows = report.usage(database, by, span)

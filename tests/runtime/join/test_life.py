@@ -27,7 +27,7 @@ from atoll.runtime.join.assignment import (
     write_order,
 )
 from atoll.runtime.join.engines import engine_for_order, prepare
-from atoll.runtime.join.life import Announcement, NodeSituation, announcement
+from atoll.runtime.join.life import Announcement, NodeSituation, choose_announcement
 from atoll.runtime.join.offers import ServerOffer
 from atoll.runtime.join.options import JoinOptions
 from atoll.runtime.join.watcher import Health
@@ -48,7 +48,7 @@ def test_a_session_never_goes_back_and_serves_only_what_is_well(
 ) -> None:
     said = Announcement(SessionState.JOIN, None)
     for now in history:
-        new = announcement(said, now)
+        new = choose_announcement(said, now)
         hindered = now.dead or now.idle or now.leaving
         if new.offer is not None:
             assert new.state is SessionState.SERVING
@@ -61,7 +61,7 @@ def test_a_session_never_goes_back_and_serves_only_what_is_well(
             assert new.offer is not None or now.idle
         said = new
         # Nothing more to say of the same situation.
-        assert announcement(said, now) == said
+        assert choose_announcement(said, now) == said
 
 
 def test_the_story_of_an_engine() -> None:
@@ -77,7 +77,7 @@ def test_the_story_of_an_engine() -> None:
         NodeSituation(OFFER),
         NodeSituation(OFFER, leaving=True),
     ):
-        said = announcement(said, now)
+        said = choose_announcement(said, now)
         told.append((said.state.name, said.offer is not None))
     assert told == [
         ("JOIN", False),
@@ -92,7 +92,7 @@ def test_the_story_of_an_engine() -> None:
 
 
 def test_an_engine_that_never_served_does_not_go_down() -> None:
-    said = announcement(Announcement(SessionState.JOIN, None), NodeSituation(dead=True))
+    said = choose_announcement(Announcement(SessionState.JOIN, None), NodeSituation(dead=True))
     assert said == Announcement(SessionState.JOIN, None)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from atoll.core.errors import InputError
 from atoll.runtime.accounts.database import AWAY, Database, is_refusal
-from atoll.runtime.accounts.grants import ANYBODY, ActiveKey, Grant, no_room, unknown
+from atoll.runtime.accounts.grants import ANYBODY, ActiveKey, Grant, no_room_error, unknown_key_error
 from atoll.runtime.accounts.journal import SLOTS, JournalFullError, UsageJournal, read_segment
 from atoll.runtime.accounts.keys import matches, read_bearer
 from atoll.runtime.accounts.ledger import NO_PRICES, LedgerRows, TokenPrice, rows_of
@@ -176,7 +176,7 @@ class Accounts:
         """Let one request of a caller in, or raise 401, 403, 429 or 503."""
         held = self._held(authorization)
         if self._full:
-            raise self._refuse(no_room("usage cannot be written down at the moment"))
+            raise self._refuse(no_room_error("usage cannot be written down at the moment"))
         if held is None:
             return ANYBODY
         now_s, unix_s = self._clock(), self._wall()
@@ -213,7 +213,7 @@ class Accounts:
                 counted = grant.key_id if held is not None and held.quotas else None
                 slot = self._journal.open(counted, "", "", "", self._wall(), track=False)
         except JournalFullError as error:
-            raise self._refuse(no_room(str(error))) from None
+            raise self._refuse(no_room_error(str(error))) from None
         if held is not None:
             held.running += 1
         self._running[slot] = _Running(held)
@@ -251,7 +251,7 @@ class Accounts:
                 return None
             missing = authorization is None
             raise self._refuse(
-                unknown(
+                unknown_key_error(
                     "No API key was given: send it as 'Authorization: Bearer KEY'."
                     if missing
                     else "This is not an API key of this service."
@@ -259,10 +259,10 @@ class Accounts:
             )
         held = self._keys.get(given.id)
         if not matches(None if held is None else held.key, given) or held is None:
-            raise self._refuse(unknown("This API key is not known."))
+            raise self._refuse(unknown_key_error("This API key is not known."))
         state = held.key.state(self._wall())
         if state != "active":
-            raise self._refuse(unknown(f"This API key is {state}."))
+            raise self._refuse(unknown_key_error(f"This API key is {state}."))
         return held
 
     def _refuse(self, error: ApiError) -> ApiError:

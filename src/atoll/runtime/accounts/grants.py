@@ -68,15 +68,15 @@ class ActiveKey:
         """Return why a request for a model is not let in: 403, 429, or None if it is."""
         self.touched_s = now_s
         if not self.models.allow(model):
-            return not_allowed(model)
+            return model_not_allowed_error(model)
         most = self.key.spec.concurrent
         if most is not None and self.running >= most:
-            return slower(f"{most} requests of this API key run already.", 1)
+            return rate_limit_error(f"{most} requests of this API key run already.", 1)
         for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
             wait_s = 0.0 if bucket is None else bucket.wait_s(now_s)
             if bucket is not None and wait_s > 0.0:
                 said = f"Rate limit reached: {bucket.capacity:.0f} {what} a minute."
-                return slower(said, whole_seconds(wait_s))
+                return rate_limit_error(said, whole_seconds(wait_s))
         return self._over_quota(unix_s, now) if self.quotas else None
 
     def _over_quota(self, unix_s: float, now: Periods) -> ApiError | None:
@@ -125,12 +125,12 @@ class ActiveKey:
         return tuple(found)
 
 
-def unknown(message: str) -> ApiError:
+def unknown_key_error(message: str) -> ApiError:
     """Return the error for a caller without a key that works."""
     return ApiError(401, message, kind="authentication_error", code="invalid_api_key")
 
 
-def not_allowed(model: str) -> ApiError:
+def model_not_allowed_error(model: str) -> ApiError:
     """Return the error for a key that may not use a model."""
     return ApiError(
         403,
@@ -141,7 +141,7 @@ def not_allowed(model: str) -> ApiError:
     )
 
 
-def slower(message: str, retry_after_s: int) -> ApiError:
+def rate_limit_error(message: str, retry_after_s: int) -> ApiError:
     """Return the error for a key that asks too much at a time."""
     return ApiError(
         429,
@@ -152,6 +152,6 @@ def slower(message: str, retry_after_s: int) -> ApiError:
     )
 
 
-def no_room(message: str) -> ApiError:
+def no_room_error(message: str) -> ApiError:
     """Return the error for a gateway that cannot write down what a request would use."""
     return ApiError(503, message, kind="server_error", code="overloaded", retry_after_s=5)

@@ -37,7 +37,7 @@ class Announcement:
     offer: ServerOffer | None
 
 
-def announcement(said: Announcement, now: NodeSituation) -> Announcement:
+def choose_announcement(said: Announcement, now: NodeSituation) -> Announcement:
     """Return what to say, given what was said last; the same again means that nothing is to be said."""
     if now.leaving:
         # Whoever waits for an answer still gets it: the state stays, services go.

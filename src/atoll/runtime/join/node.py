@@ -38,7 +38,7 @@ from atoll.runtime.join.engines import (
     refuse_taken,
 )
 from atoll.runtime.join.hardware import gpus_from_text, host_name, read_hardware
-from atoll.runtime.join.life import Announcement, NodeSituation, announcement
+from atoll.runtime.join.life import Announcement, NodeSituation, choose_announcement
 from atoll.runtime.join.load import LoadReader
 from atoll.runtime.join.offers import Inspector
 from atoll.runtime.join.options import JoinOptions
@@ -251,7 +251,7 @@ class JoinedNode:
 
     async def _announce(self) -> None:
         said, ends_s = self._said, self.deadline.ends_s
-        next_said = announcement(said, self._situation())
+        next_said = choose_announcement(said, self._situation())
         if self.bridge is not None and not self._leaving:
             self.bridge.open = next_said.offer is not None
         if said == next_said and ends_s == self._said_ends_s:
