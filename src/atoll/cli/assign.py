@@ -10,7 +10,7 @@ import typer
 from pydantic import Field
 
 from atoll.cli.options import VerbSettings, verb
-from atoll.cli.planning import live_line
+from atoll.cli.progress import live_line
 from atoll.cli.serving import need_fabric
 from atoll.core.errors import AtollError, UnknownNameError, UsageError
 from atoll.core.quantities import Duration

@@ -14,7 +14,7 @@ import typer
 from pydantic import Field
 
 from atoll.cli.options import VerbSettings, verb
-from atoll.cli.planning import live_line
+from atoll.cli.progress import live_line
 from atoll.cli.serving import (
     StartProgress,
     fetch_models,

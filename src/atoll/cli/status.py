@@ -55,7 +55,7 @@ async def _ask(fleet: FleetState) -> Live:
 
 
 async def _get(url: str) -> Any:
-    from atoll.runtime.http.probes import FetchError, fetch
+    from atoll.runtime.http.client import FetchError, fetch
 
     try:
         code, body = await fetch(f"{url}/atoll/v1/status", timeout_s=2.0)

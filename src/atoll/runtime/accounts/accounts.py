@@ -20,7 +20,13 @@ from pathlib import Path
 
 from atoll.core.errors import InputError
 from atoll.runtime.accounts.database import AWAY, Database, is_refusal
-from atoll.runtime.accounts.grants import ANYBODY, ActiveKey, Grant, no_room_error, unknown_key_error
+from atoll.runtime.accounts.grants import (
+    ANYBODY,
+    ActiveKey,
+    Grant,
+    no_room_error,
+    unknown_key_error,
+)
 from atoll.runtime.accounts.journal import SLOTS, JournalFullError, UsageJournal, read_segment
 from atoll.runtime.accounts.keys import matches, read_bearer
 from atoll.runtime.accounts.ledger import NO_PRICES, LedgerRows, TokenPrice, rows_of

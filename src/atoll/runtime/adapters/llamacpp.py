@@ -19,7 +19,7 @@ from atoll.runtime.adapters.base import (
     ServedModel,
     single_node,
 )
-from atoll.runtime.http.probes import TokenProbe
+from atoll.runtime.adapters.probes import TokenProbe
 from atoll.runtime.pool.pool import Backend
 from atoll.runtime.supervise.agent import ProcessSpec
 from atoll.runtime.supervise.process import Command

@@ -7,7 +7,7 @@ from itertools import pairwise
 from atoll.core.errors import InputError
 from atoll.plan.plan import Instance
 from atoll.runtime.adapters.base import Endpoint, MachineShare, RunDirectory, ServedModel
-from atoll.runtime.http.probes import TokenProbe
+from atoll.runtime.adapters.probes import TokenProbe
 from atoll.runtime.pool.pool import Backend
 from atoll.runtime.supervise.agent import ProcessSpec
 from atoll.runtime.supervise.process import Command

@@ -75,7 +75,7 @@ class Fleet:
         log = (self.folder / "log").open("w")
         self.gateway = subprocess.Popen(command, cwd=ROOT, stderr=log, text=True)
         log.close()
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while True:
             try:
                 self.get("/v1/models")
@@ -94,7 +94,7 @@ class Fleet:
         return [json.loads(line) for line in (self.folder / "log").read_text().splitlines()]
 
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
             return json.load(answer)
 
     def stop(self) -> None:
