@@ -249,7 +249,7 @@ class Chaos:
             await asyncio.sleep(float(self._random.uniform(0.3, 1.2)))
             await self._relays[victim.backend.id].open()
             return
-        pid = self.fleet.agent.keepers[name].pid
+        pid = self.fleet.agent.processes[name].pid
         if pid is None:
             return
         frozen = way.startswith(("freeze", "thaw"))
@@ -272,14 +272,14 @@ class Chaos:
 
     async def _noticed(self, name: str, pid: int) -> None:
         deadline_s = time.monotonic() + HEAL_S
-        while self.fleet.agent.keepers[name].pid == pid and time.monotonic() < deadline_s:
+        while self.fleet.agent.processes[name].pid == pid and time.monotonic() < deadline_s:
             await asyncio.sleep(0.05)
 
     async def _healed(self) -> None:
         """Wait until every process is ready and every backend is up."""
         deadline_s = time.monotonic() + HEAL_S
         while time.monotonic() < deadline_s:
-            ready = all(str(k.state) == "ready" for k in self.fleet.agent.keepers.values())
+            ready = all(str(k.state) == "ready" for k in self.fleet.agent.processes.values())
             up = all(m.state == "up" for m in self.fleet.pool.members.values())
             if ready and up and await self._all_heard():
                 return
@@ -303,15 +303,15 @@ class Chaos:
 
 async def chaos(kills: int, seed: int, folder: Path, tokens: int = 150) -> Outcome:
     """Run a fleet of the tiny model in `folder` and strike it so many times."""
-    from atoll.runtime.adapters.base import Home
+    from atoll.runtime.adapters.base import RunDirectory
     from atoll.runtime.gateway import GatewaySettings
     from atoll.runtime.gateway.settings import Deadlines, HealthSettings
     from atoll.runtime.local.build import LocalModel, LocalOptions, build
-    from atoll.runtime.local.fleet import Hearing, LocalFleet
+    from atoll.runtime.local.fleet import LivenessTracker, LocalFleet
     from atoll.runtime.local.state import new_home, remove_home
     from atoll.runtime.pool.outliers import OutlierSettings
 
-    home, hearing = Home(new_home()), Hearing()
+    home, liveness = RunDirectory(new_home()), LivenessTracker()
     model = LocalModel(str(folder), folder)
     settings = GatewaySettings(
         port=0,
@@ -326,7 +326,7 @@ async def chaos(kills: int, seed: int, folder: Path, tokens: int = 150) -> Outco
             tiny_plan(),
             {SERVICE: model},
             home,
-            hearing,
+            liveness,
             LocalOptions(kv_bytes=8 * 2**20, dead_after_s=1.0, silent_s=2.5),
         )
         named = []
@@ -341,7 +341,7 @@ async def chaos(kills: int, seed: int, folder: Path, tokens: int = 150) -> Outco
             named,
             home,
             settings,
-            hearing,
+            liveness,
             warm=(str(folder),),
             on_usage=records.append,
         )

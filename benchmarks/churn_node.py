@@ -9,7 +9,7 @@ import uvloop
 from atoll.fabric.identity.access import Access
 from atoll.fabric.registry.records import Metadata, NodeService, SessionState
 from atoll.fabric.transport.fabric import Fabric
-from atoll.fabric.tunnel.answerer import Answerer
+from atoll.fabric.tunnel.server import TunnelServer
 from benchmarks.churn_engine import MODEL, Engine
 
 
@@ -25,7 +25,7 @@ async def serve(token: str, kind: str, width: int, step_s: float) -> None:
     )
     engine = Engine(width)
     fabric = await Fabric.connect(Access.open(token), metadata)
-    answerer = Answerer(fabric, engine.handle)
+    answerer = TunnelServer(fabric, engine.handle)
     await fabric.announce(SessionState.SERVING)
     print("ready", fabric.sid, flush=True)
     try:

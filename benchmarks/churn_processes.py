@@ -126,11 +126,11 @@ class Site:
         output = self.logs / f"hub-{number}.log"
         token = self.folder / "fabric" / f"hub-h{number}.token"
         process = await self._start(
-            "-m", "atoll.fabric.transport.hub", "--fabric", f"@{token}",
+            "-m", "atoll", "hub", f"@{token}",
             "--listen", f"127.0.0.1:{self._ports[number]}",
             output=output,
         )  # fmt: skip
-        await _said(process, "listening at", output)
+        await _said(process, " listens at ", output)
         return process
 
     async def strike_hub(self, number: int, away_s: float) -> None:

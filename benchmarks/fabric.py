@@ -78,7 +78,7 @@ class Bench:
         token = self.authority.folder / f"hub-h{number}.token"
         address = f"127.0.0.1:{self.ports[number]}"
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "atoll.fabric.transport.hub", "--fabric", f"@{token}"),
+            *(sys.executable, "-m", "atoll", "hub", f"@{token}"),
             *("--listen", address),
             cwd=ROOT,
             stdout=asyncio.subprocess.PIPE,
@@ -88,7 +88,7 @@ class Bench:
         self.hubs.append(Process(f"h{number}", process))
         opened = await _opened(self.ports[number])
         line = await asyncio.wait_for(process.stdout.readline(), _START_S)
-        if not line.startswith(b"listening"):
+        if b" listens at " not in line:
             raise RuntimeError(f"hub {number} did not start: {line!r}")
         return opened
 

@@ -211,7 +211,7 @@ def ways_to(folder: Path, stack: contextlib.ExitStack) -> list[Way]:
     authority = Authority.create(folder / "fabric", "bench", [f"127.0.0.1:{hub_port}"])
     token = f"@{folder / 'fabric' / 'hub-h0.token'}"
     hub = starter.start(
-        "hub", "atoll.fabric.transport.hub", f"--fabric={token}", f"--listen=127.0.0.1:{hub_port}",
+        "hub", "atoll", "hub", token, f"--listen=127.0.0.1:{hub_port}",
         port=hub_port,
     )  # fmt: skip
     for name, role in _MEMBERS:

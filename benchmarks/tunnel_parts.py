@@ -17,9 +17,9 @@ import uvloop
 from atoll.fabric.identity.access import Access
 from atoll.fabric.registry.records import Metadata, SessionState
 from atoll.fabric.transport.fabric import Fabric
-from atoll.fabric.tunnel.answerer import Answerer
-from atoll.fabric.tunnel.caller import Caller, Receiver
-from atoll.fabric.tunnel.frames import Submit
+from atoll.fabric.tunnel.client import Receiver, TunnelClient
+from atoll.fabric.tunnel.frames import TunnelRequest
+from atoll.fabric.tunnel.server import TunnelServer
 from atoll.runtime.http.upstream import HttpUpstream, HttpUpstreamPool
 from atoll.runtime.join.bridge import Bridge
 from atoll.runtime.pool.outliers import Outliers
@@ -128,14 +128,14 @@ async def tunnel(token: str) -> Upstream:
     fabric = await Fabric.connect(
         Access.open(token), Metadata(name="ingress", provider="", role="gateway")
     )
-    caller = Caller(fabric)
+    caller = TunnelClient(fabric)
 
     def workers() -> list[str]:
         peers = fabric.peers()
         return [p.sid for p in peers if p.routable and p.metadata.name.startswith("worker")]
 
     def send(path: bytes, body: bytes, receiver: Receiver) -> None:
-        submit = Submit(b"POST", path, ((b"content-type", b"application/json"),), body)
+        submit = TunnelRequest(b"POST", path, ((b"content-type", b"application/json"),), body)
         caller.call(workers()[0], submit, receiver)
 
     while not workers():
@@ -162,7 +162,7 @@ async def run(options: argparse.Namespace) -> None:
         )
         bridge = Bridge(f"http://127.0.0.1:{options.engine}")
         bridge.open = True
-        answerer = Answerer(fabric, bridge.handle)
+        answerer = TunnelServer(fabric, bridge.handle)
         await fabric.announce(SessionState.SERVING)
         await asyncio.Event().wait()
         await answerer.close()

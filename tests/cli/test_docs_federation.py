@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from atoll.cli import main as cli
-from atoll.cli.join import read_options
+from atoll.cli.join import JoinSettings
 from atoll.fabric.transport.settings import FabricSettings
 from atoll.fabric.tunnel.settings import TunnelSettings
 from atoll.runtime.pool.policy import HEADERS
@@ -97,7 +97,7 @@ def test_a_fabric_is_made_as_the_page_says(
 
 def test_the_file_of_options_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "node.yaml").write_text(block(text("guides/joining.md"), "yaml"), encoding="utf-8")
-    options = read_options(tmp_path / "node.yaml", {})
+    options = JoinSettings.read({"config": tmp_path / "node.yaml"})
     assert options.accept == "allow:ETHZ,EPFL"
     assert options.command
 

@@ -109,14 +109,14 @@ def test_mistakes_are_one_line(
 def test_a_hub_is_a_process_that_ends_when_told(tmp_path: Path) -> None:
     port = free_port()
     hub = subprocess.Popen(
-        [sys.executable, "-m", "atoll.fabric.transport.hub", "--listen", f"127.0.0.1:{port}"],
+        [sys.executable, "-m", "atoll", "hub", "--open", "--listen", f"127.0.0.1:{port}"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={key: value for key, value in os.environ.items() if key != "ATOLL_FABRIC"},
     )
     try:
         assert hub.stdout is not None
-        assert hub.stdout.readline() == b"listening at 127.0.0.1:%d\n" % port
+        assert hub.stdout.readline().startswith(b"hub hub listens at 127.0.0.1:%d (" % port)
         asyncio.run(_visit(port))
     finally:
         hub.send_signal(signal.SIGTERM)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.engine.kv import BlockPool
-from atoll.engine.mailbox import MemoryHub
-from atoll.engine.messages import Beat, SchedulerHello
+from atoll.engine.messages import Heartbeat, SchedulerHello
 from atoll.engine.node_core import CoreSettings, NodeCore
 from atoll.engine.routes import LayerRouter, NodeSpec, Router
 from atoll.engine.scheduler_core import (
@@ -20,6 +19,7 @@ from atoll.engine.scheduler_core import (
     TokenEvent,
 )
 from atoll.engine.stage import StageModel
+from tests.engine.memory_hub import MemoryHub
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Cluster:
         settings: SchedulerSettings | None = None,
         eos: tuple[int, ...] = (),
         max_length: int = 240,
-        guides: Any = None,
+        matchers: Any = None,
     ) -> None:
         self.random = random.Random(seed)
         self.now_s = 0.0
@@ -96,7 +96,7 @@ class Cluster:
                 box.send,
                 lambda: self.now_s,
                 settings=setup.settings,
-                guides=guides,
+                matchers=matchers,
             )
             specs.append(
                 NodeSpec(name=name, endpoint=box.endpoint, start=setup.start, end=setup.end)
@@ -156,7 +156,7 @@ class Cluster:
         core = self.nodes[to]
         for message in self.boxes[to].receive(sender=source):
             if isinstance(message, SchedulerHello):
-                self.boxes[to].send(message.reply_to, Beat(stats=core.stats()))
+                self.boxes[to].send(message.reply_to, Heartbeat(stats=core.stats()))
             else:
                 core.handle(message)
         return True

@@ -14,11 +14,11 @@ from atoll.engine.errors import FrameError
 from atoll.engine.frames import MAX_BODY_BYTES, VERSION, decode, encode
 from atoll.engine.messages import (
     Activations,
-    Beat,
     Evicted,
     Failed,
+    Heartbeat,
     Hop,
-    Kv,
+    KvTransfer,
     Message,
     NodeStats,
     Open,
@@ -44,7 +44,7 @@ PLAIN: list[Message] = [
     Evicted(seq=1, epoch=0, node="n0"),
     Failed(seq=1, epoch=0, node="n0", message="no \N{SNOWMAN}"),
     SchedulerHello(reply_to="tcp://127.0.0.1:6000"),
-    Beat(stats=STATS),
+    Heartbeat(stats=STATS),
     Stop(drain=False),
 ]
 
@@ -116,8 +116,8 @@ def test_tensors_come_back_bit_for_bit(dtype: str) -> None:
     assert back.hidden.dtype == hidden.dtype
     assert torch.equal(back.hidden, hidden)
     data = torch.randn(2, 2, 3, 4, 5).to(getattr(torch, dtype))
-    kv = over_the_wire(Kv(table_of([(1, 0, 0, 4, 6, 0)], 6), data))
-    assert isinstance(kv, Kv)
+    kv = over_the_wire(KvTransfer(table_of([(1, 0, 0, 4, 6, 0)], 6), data))
+    assert isinstance(kv, KvTransfer)
     assert torch.equal(kv.data, data)
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("llguidance", reason="needs the extra 'engine'")
 import torch
 
 from atoll.engine.errors import EngineError
-from atoll.engine.guidance import Guides
+from atoll.engine.guidance import MatcherFactory
 from atoll.engine.messages import FINISH_CODES, OutputFormat, SamplingParams
 from atoll.engine.sampling import Sampler
 from atoll.engine.text import TextCodec
@@ -29,8 +29,8 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
     return TextCodec(folder)
 
 
-def guides(codec: TextCodec) -> Guides:
-    return Guides(codec.folder, VOCABULARY, codec.eos)
+def guides(codec: TextCodec) -> MatcherFactory:
+    return MatcherFactory(codec.folder, VOCABULARY, codec.eos)
 
 
 def answer(codec: TextCodec, guide: OutputFormat, given: list[int]) -> tuple[str, str | None]:
@@ -84,4 +84,4 @@ def test_a_guide_that_is_none_is_refused(codec: TextCodec, guide: OutputFormat) 
 
 def test_without_a_tokenizer_guides_are_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"tokenizer\.json"):
-        Guides(tmp_path, 10).matcher(OutputFormat(kind="json_object"))
+        MatcherFactory(tmp_path, 10).matcher(OutputFormat(kind="json_object"))

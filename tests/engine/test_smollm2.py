@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from atoll.core.errors import AtollError
-from atoll.engine.guidance import Guides
+from atoll.engine.guidance import MatcherFactory
 from atoll.engine.messages import OutputFormat, SamplingParams
 from atoll.engine.node_core import CoreSettings
 from atoll.engine.routes import SplitRouter
@@ -113,8 +113,10 @@ def test_guides_are_followed(
     import json
     import re
 
-    guides = Guides(folder, codec.vocabulary, codec.eos)
-    cluster = Cluster(folder, LAYERS, [node(0, 30)], eos=codec.eos, max_length=512, guides=guides)
+    matchers = MatcherFactory(folder, codec.vocabulary, codec.eos)
+    cluster = Cluster(
+        folder, LAYERS, [node(0, 30)], eos=codec.eos, max_length=512, matchers=matchers
+    )
     prompt = codec.chat([{"role": "user", "content": "How old is Ann?"}])
     sampling = SamplingParams(max_tokens=40, guide=guide)
     cluster.submit(GenerateRequest(tuple(prompt), sampling, id="r"))

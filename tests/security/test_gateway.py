@@ -14,8 +14,8 @@ from atoll.fabric.identity.access import Access
 from atoll.fabric.identity.authority import Authority
 from atoll.fabric.registry.records import Metadata, NodeService, SessionState
 from atoll.fabric.transport.peers import Peer
-from atoll.fabric.tunnel.answerer import Incoming
-from atoll.runtime.accounts.keys import Key, NewKey, make_key, matches, read_bearer
+from atoll.fabric.tunnel.server import IncomingCall
+from atoll.runtime.accounts.keys import ApiKey, NewKey, make_key, matches, read_bearer
 from atoll.runtime.federation.links import FarLinks, _elsewhere, probe
 from atoll.runtime.federation.members import Members
 from atoll.runtime.gateway.settings import GatewayLimits
@@ -119,7 +119,7 @@ def test_a_node_cannot_split_the_answer_of_a_client(tmp_path: Path) -> None:
         async with site(tmp_path) as fabric:
             worker = await fabric.worker("crook")
 
-            def handle(incoming: Incoming) -> None:
+            def handle(incoming: IncomingCall) -> None:
                 incoming.head(200, b"application/json\r\nx-stolen: yes")
                 incoming.send(b"{}")
                 incoming.end()
@@ -129,7 +129,7 @@ def test_a_node_cannot_split_the_answer_of_a_client(tmp_path: Path) -> None:
             assert reply.status in (502, 503)
             assert "x-stolen" not in reply.headers
 
-            def odd(incoming: Incoming) -> None:
+            def odd(incoming: IncomingCall) -> None:
                 incoming.head(461, b"application/json")
                 incoming.send(b"{}")
                 incoming.end()
@@ -253,7 +253,7 @@ def test_a_site_is_not_another_whose_name_begins_like_it() -> None:
 
 def test_a_key_is_compared_in_a_time_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     text, key_id, digest = make_key()
-    key = Key(key_id, NewKey(name="k"), 0.0, None, 1, digest)
+    key = ApiKey(key_id, NewKey(name="k"), 0.0, None, 1, digest)
     compared: list[tuple[int, int]] = []
     real = hmac.compare_digest
 
@@ -368,7 +368,7 @@ def test_a_node_cannot_burn_a_quota_with_one_answer(tmp_path: Path) -> None:
         async with site(tmp_path, accounts=accounts) as fabric:
             worker = await fabric.worker("crook")
 
-            def handle(incoming: Incoming) -> None:
+            def handle(incoming: IncomingCall) -> None:
                 incoming.head(200, b"application/json")
                 said = claims.pop()
                 incoming.send(b'{"usage":{"prompt_tokens":%d,"completion_tokens":%d}}' % said)
@@ -390,9 +390,9 @@ def test_a_node_that_breaks_off_after_each_token_does_not_keep_a_gateway_busy(
     async def go() -> None:
         async with site(tmp_path) as fabric:
             worker = await fabric.worker("crook", engine_name="atoll")
-            asked: list[Incoming] = []
+            asked: list[IncomingCall] = []
 
-            def handle(incoming: Incoming) -> None:
+            def handle(incoming: IncomingCall) -> None:
                 asked.append(incoming)
                 incoming.head(200, b"text/event-stream")
                 incoming.send(b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n')

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from atoll.fabric.tunnel import handshake
-from atoll.fabric.tunnel.answerer import Incoming
-from atoll.fabric.tunnel.channel import Box, Channel
+from atoll.fabric.tunnel.channel import Channel, PacketCipher
 from atoll.fabric.tunnel.frames import (
     DATA,
     PACKET,
     AnswerHead,
-    Submit,
     TunnelError,
+    TunnelRequest,
     decode_answer,
     encode,
 )
+from atoll.fabric.tunnel.server import IncomingCall
 from atoll.fabric.tunnel.settings import TunnelSettings
 from tests.fabric.tunnel.harness import Log, Pair, echo, paced, request, run
 
@@ -43,7 +43,7 @@ def test_a_worker_cannot_write_headers_of_its_own(kind: bytes, retry: bytes) -> 
     with pytest.raises(TunnelError):
         decode_answer(encode(AnswerHead(200, kind, retry)))
 
-    def handle(incoming: Incoming) -> None:
+    def handle(incoming: IncomingCall) -> None:
         incoming.head(200, kind, retry)
         incoming.end()
 
@@ -75,7 +75,7 @@ def test_a_channel_that_cannot_be_is_refused_and_calls_hear_of_it(
                 patch.setattr(handshake, "Welcome", forged)
                 return welcome(*args)
 
-        monkeypatch.setattr("atoll.fabric.tunnel.answerer.welcome", lie)
+        monkeypatch.setattr("atoll.fabric.tunnel.server.welcome", lie)
         if number >= 2**64:
             # Not even the forger can write it down.
             with pytest.raises(OverflowError):
@@ -91,7 +91,7 @@ def test_a_channel_that_cannot_be_is_refused_and_calls_hear_of_it(
 
 def _hello(pair: Pair) -> tuple[Any, ...]:
     gateway, worker = pair.gateway, pair.worker
-    opening = handshake.Opening(
+    opening = handshake.ClientHandshake(
         gateway.identity, "open", gateway.sid, worker.sid, f"{gateway.identity.slot}-{'0' * 16}"
     )
     hello, person, said = handshake.read_hello(opening.hello, worker.verifier, worker.sid)
@@ -100,7 +100,7 @@ def _hello(pair: Pair) -> tuple[Any, ...]:
 
 def test_empty_packets_that_come_early_are_bounded() -> None:
     key = bytes(32)
-    box = Box(key, key)
+    box = PacketCipher(key, key)
     channel = Channel(1, box, replace(SETTINGS, channel_window=64 * 1024), 0.0)
     for number in range(1, 5000):
         header = PACKET.pack(DATA, 1, number, 0)
@@ -111,11 +111,13 @@ def test_empty_packets_that_come_early_are_bounded() -> None:
 def test_bodies_that_never_end_are_bounded_by_what_they_announced() -> None:
     async def main() -> None:
         settings = replace(SETTINGS, bodies_bytes=1_000_000, quiet_s=5.0)
-        held: list[Incoming] = []
+        held: list[IncomingCall] = []
         pair = Pair(held.append, worker_settings=settings)
         logs = [Log() for _ in range(5)]
         for log in logs:
-            pair.caller.call(pair.worker.sid, Submit(b"POST", b"/x", (), b"x" * 300_000), log)
+            pair.caller.call(
+                pair.worker.sid, TunnelRequest(b"POST", b"/x", (), b"x" * 300_000), log
+            )
         await asyncio.sleep(1.0)
         # All of a body is here and nobody has answered it: it counts until somebody does.
         assert len(held) == 3
@@ -125,7 +127,7 @@ def test_bodies_that_never_end_are_bounded_by_what_they_announced() -> None:
             incoming.end()
         await asyncio.sleep(1.0)
         log = Log()
-        pair.caller.call(pair.worker.sid, Submit(b"POST", b"/x", (), b"x" * 300_000), log)
+        pair.caller.call(pair.worker.sid, TunnelRequest(b"POST", b"/x", (), b"x" * 300_000), log)
         await asyncio.sleep(1.0)
         assert len(held) == 4
         await pair.close()
@@ -139,7 +141,7 @@ def test_handshakes_of_one_slot_leave_room_for_others() -> None:
         pair = Pair(echo, worker_settings=settings)
         key = next(iter(pair.worker.queryables))
         crook = _other(pair)
-        opening = handshake.Opening(
+        opening = handshake.ClientHandshake(
             crook.identity, "open", crook.sid, pair.worker.sid, f"{crook.identity.slot}-{'0' * 16}"
         )
         answers = [await crook.query(key, opening.hello, 1.0) for _ in range(50)]
@@ -167,7 +169,7 @@ def test_what_runs_ends_when_the_other_side_is_revoked(side: str) -> None:
         loop = asyncio.get_running_loop()
         handler = paced(1000, 0.1)
 
-        def handle(incoming: Incoming) -> None:
+        def handle(incoming: IncomingCall) -> None:
             handler(incoming)
             stop = incoming.on_cancel
             assert stop is not None

@@ -186,11 +186,6 @@ class TransformerSpec:
         """Parameters of one routed expert with its biases, 0 for a dense model."""
         return 0 if self.moe is None else self._mlp_with_bias(self.moe.intermediate)
 
-    @property
-    def expert_bytes(self) -> float:
-        """Bytes of one routed expert, 0 for a dense model."""
-        return self.expert_params * self.expert_dtype.bytes_per_weight
-
     def is_moe_layer(self, i: int) -> bool:
         """Whether layer i has routed experts."""
         return self.moe is not None and i not in self.moe.dense_layers

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+from pydantic import Field
 
+from atoll.cli.options import VerbSettings, verb
 from atoll.cli.progress import live_line
 from atoll.cli.serving import need_fabric
-from atoll.core.errors import AtollError, InputError, UnknownNameError, UsageError
-from atoll.core.units import parse_duration
+from atoll.core.errors import AtollError, UnknownNameError, UsageError
+from atoll.core.quantities import Duration
 from atoll.report.terminal import emit, note
 
 if TYPE_CHECKING:
@@ -24,35 +26,39 @@ app = typer.Typer(add_completion=False)
 _ANSWER_S = 10.0
 
 
-@app.command()
-def assign(
-    node: Annotated[str, typer.Argument(help="Name or session id of a node.")],
-    model: Annotated[
-        str, typer.Option("--model", help="org/name, pypi://..., or a path the node allows.")
-    ] = "",
-    engine: Annotated[
-        str, typer.Option("--engine", help="vllm, sglang, llamacpp or atoll.")
-    ] = "vllm",
-    name: Annotated[str, typer.Option("--name", help="What requests ask for.")] = "",
-    arg: Annotated[
-        list[str] | None,
-        typer.Option("--arg", help="SETTING=VALUE of the engine: max-model-len=8192."),
-    ] = None,
-    stop: Annotated[bool, typer.Option("--stop", help="End what the node serves.")] = False,
-    wait: Annotated[
-        str, typer.Option("--wait", help="How long to wait until it serves; 0s: not at all.")
-    ] = "0s",
-    fabric: Annotated[
-        str | None,
-        typer.Option(
-            "--fabric",
-            envvar="ATOLL_FABRIC",
-            show_envvar=True,
-            help="An operator's token, @FILE that holds it, or open://host:port.",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
-) -> None:
+class AssignSettings(VerbSettings):
+    """What `atoll assign` is told."""
+
+    node: str = Field(
+        description="Name or session id of a node.", json_schema_extra={"argument": True}
+    )
+    model: str = Field("", description="org/name, pypi://..., or a path the node allows.")
+    engine: str = Field("vllm", description="vllm, sglang, llamacpp or atoll.")
+    name: str = Field("", description="What requests ask for.")
+    settings: dict[str, str] = Field(
+        default_factory=dict,
+        description="SETTING=VALUE of the engine: max-model-len=8192.",
+        json_schema_extra={"flag": "--arg", "metavar": "SETTING=VALUE"},
+    )
+    stop: bool = Field(False, description="End what the node serves.")
+    wait: Duration = Field(
+        "0s",
+        validate_default=True,
+        description="How long to wait until it serves; 0s: not at all.",
+    )
+    fabric: str | None = Field(
+        None,
+        repr=False,
+        description="An operator's token, @FILE that holds it, or open://host:port.",
+        json_schema_extra={"env": "ATOLL_FABRIC"},
+    )
+    as_json: bool = Field(
+        False, description="Print the outcome as JSON.", json_schema_extra={"flag": "--json"}
+    )
+
+
+@verb(app, AssignSettings)
+def assign(options: AssignSettings) -> None:
     """Have a node serve a model: one that joined without a command, or with --accept-assignments.
 
     Needs an operator's certificate (`atoll fabric issue NAME --role operator`). The node starts one of the
@@ -61,28 +67,21 @@ def assign(
     need_fabric()
     from atoll.runtime.join.assignment import ENGINES, Assignment, check
 
-    if stop == bool(model):
+    if options.stop == bool(options.model):
         raise UsageError("give either --model or --stop", field="--model")
-    if engine not in ENGINES:
-        raise UnknownNameError("engine", engine, ENGINES, field="--engine")
-    chosen = next(known for known in ENGINES if known == engine)
-    order = Assignment(engine=chosen, model=model, name=name, settings=_settings(arg or []))
+    if options.engine not in ENGINES:
+        raise UnknownNameError("engine", options.engine, ENGINES, field="--engine")
+    order = Assignment(
+        engine=next(known for known in ENGINES if known == options.engine),
+        model=options.model,
+        name=options.name,
+        settings={key.removeprefix("--"): value for key, value in options.settings.items()},
+    )
     # What may lie below the node's own folder only the node knows.
-    check(order, models="/" if model.startswith("/") else None)
-    wait_s = parse_duration(wait, field="--wait")
-    with live_line(f"asking {node}") as say:
-        found = asyncio.run(_assign(fabric, node, order, wait_s, say))
-    emit(found, as_json, lambda: f"{found['node']} {found['state']}")
-
-
-def _settings(texts: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for text in texts:
-        key, sign, value = text.partition("=")
-        if not sign or not key or not value:
-            raise InputError(f"cannot read {text!r}", field="--arg", hint="write SETTING=VALUE")
-        found[key.removeprefix("--")] = value
-    return found
+    check(order, models="/" if order.model.startswith("/") else None)
+    with live_line(f"asking {options.node}") as say:
+        outcome = asyncio.run(_assign(options.fabric, options.node, order, options.wait, say))
+    emit(outcome, options.as_json, lambda: f"{outcome['node']} {outcome['state']}")
 
 
 async def _assign(

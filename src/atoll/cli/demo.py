@@ -144,7 +144,7 @@ async def _ask_and_kill(fleet: LocalFleet, question: str) -> None:
     endpoint = fleet.endpoints[0].endpoint
     for process, _, start, end in endpoint.held:
         _say(
-            f"   process {fleet.agent.keepers[process].pid}: layers {start} to {end - 1} ({process})"
+            f"   process {fleet.agent.processes[process].pid}: layers {start} to {end - 1} ({process})"
         )
     _say(f"   {fleet.url}/v1 answers")
     _say(f"\n5. Ask, undisturbed: {question}")
@@ -160,7 +160,7 @@ async def _ask_and_kill(fleet: LocalFleet, question: str) -> None:
         sys.stdout.flush()
         if count == _KILL_AFTER:
             killed = await _busy_sibling(fleet)
-            pid = fleet.agent.keepers[killed].pid
+            pid = fleet.agent.processes[killed].pid
             if pid is not None:
                 os.kill(pid, signal.SIGKILL)
             sys.stdout.write(f"\n   >>> killed process {pid} ({killed}) <<<\n   ")
@@ -174,7 +174,7 @@ async def _ask_and_kill(fleet: LocalFleet, question: str) -> None:
         "\n   letter by letter the same as undisturbed."
     )
     await fleet.agent.ready([killed])
-    _say(f"   {killed} runs again, as process {fleet.agent.keepers[killed].pid}.")
+    _say(f"   {killed} runs again, as process {fleet.agent.processes[killed].pid}.")
 
 
 async def _busy_sibling(fleet: LocalFleet) -> str:

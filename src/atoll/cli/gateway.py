@@ -8,14 +8,16 @@ import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
+from pydantic import Field
 
 from atoll.cli.keys import DB_HELP
+from atoll.cli.options import VerbSettings, verb
 from atoll.cli.serving import need_fabric, need_serving
 from atoll.core.errors import MissingDependencyError, UsageError
-from atoll.core.units import parse_duration
+from atoll.core.quantities import Duration
 from atoll.report.terminal import console, note
 
 if TYPE_CHECKING:
@@ -31,69 +33,62 @@ _RETRY_S = 15.0
 _ATTEMPTS = 6
 
 
-@app.command()
-def gateway(
-    fabric: Annotated[
-        str | None,
-        typer.Option(
-            "--fabric",
-            envvar="ATOLL_FABRIC",
-            show_envvar=False,
-            help="Token, @file or open://host:port; else $ATOLL_FABRIC.",
-        ),
-    ] = None,
-    host: Annotated[str | None, typer.Option("--host", help="Default: this machine only.")] = None,
-    port: Annotated[int | None, typer.Option("--port", help="Default 8080; 0: any.")] = None,
-    db: Annotated[
-        str | None, typer.Option("--db", envvar="ATOLL_DB", show_envvar=False, help=DB_HELP)
-    ] = None,
-    open_to_all: Annotated[
-        bool, typer.Option("--open", help="Ask for no keys; with --db usage is counted still.")
-    ] = False,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Let --open listen beyond this machine.")
-    ] = False,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            "--policy",
-            help="learned (default: weights of a plan, else speeds seen), p2c, least-load, iwrr, ...",
-        ),
-    ] = None,
-    alias: Annotated[
-        list[str] | None,
-        typer.Option("--alias", metavar="NAME=MODEL", help="Another name of a model; repeatable."),
-    ] = None,
-    affinity: Annotated[
-        bool,
-        typer.Option("--affinity/--no-affinity", help="Keep conversations where they began."),
-    ] = True,
-    direct: Annotated[
-        bool,
-        typer.Option("--direct/--no-direct", help="Ask nodes without the tunnel where they allow."),
-    ] = True,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="Settings and backends of one's own; followed.")
-    ] = None,
-    name: Annotated[str, typer.Option("--name", help="Its name in the fabric.")] = "gateway",
-    region: Annotated[str, typer.Option("--region")] = "",
-    log: Annotated[Path | None, typer.Option("--log", help="JSON lines, a request each.")] = None,
-    journal: Annotated[
-        Path | None, typer.Option("--journal", help="Folder for what the database lacks yet.")
-    ] = None,
-    record: Annotated[
-        Path | None, typer.Option("--record", help="Trace of requests without their text.")
-    ] = None,
-    otel: Annotated[
-        str | None, typer.Option("--otel", help="OpenTelemetry collector, http://host:4318.")
-    ] = None,
-    drain: Annotated[
-        str, typer.Option("--drain", help="How long to finish what runs when stopping.")
-    ] = "30s",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the address as JSON once it listens.")
-    ] = False,
-) -> None:
+class GatewayCommandSettings(VerbSettings):
+    """What `atoll gateway` is told; what `--config` says of the same counts where it is not given here."""
+
+    fabric: str | None = Field(
+        None,
+        repr=False,
+        description="Token, @file or open://host:port; else $ATOLL_FABRIC.",
+        json_schema_extra={"env": "ATOLL_FABRIC"},
+    )
+    host: str | None = Field(None, description="Default: this machine only.")
+    port: int | None = Field(None, ge=0, le=65535, description="Default 8080; 0: any.")
+    db: str | None = Field(None, description=DB_HELP, json_schema_extra={"env": "ATOLL_DB"})
+    open_to_all: bool = Field(
+        False,
+        description="Ask for no keys; with --db usage is counted still.",
+        json_schema_extra={"flag": "--open"},
+    )
+    insecure: bool = Field(False, description="Let --open listen beyond this machine.")
+    policy: str | None = Field(
+        None,
+        description="learned (default: weights of a plan, else speeds seen), p2c, least-load, iwrr, ...",
+    )
+    aliases: dict[str, str] = Field(
+        default_factory=dict,
+        description="Another name of a model; repeatable.",
+        json_schema_extra={"flag": "--alias", "metavar": "NAME=MODEL"},
+    )
+    affinity: bool = Field(
+        True,
+        description="Keep conversations where they began.",
+        json_schema_extra={"flag": "--affinity/--no-affinity"},
+    )
+    direct: bool = Field(
+        True,
+        description="Ask nodes without the tunnel where they allow.",
+        json_schema_extra={"flag": "--direct/--no-direct"},
+    )
+    config: Path | None = Field(None, description="Settings and backends of one's own; followed.")
+    name: str = Field("gateway", description="Its name in the fabric.")
+    region: str = Field("", description="")
+    log: Path | None = Field(None, description="JSON lines, a request each.")
+    journal: Path | None = Field(None, description="Folder for what the database lacks yet.")
+    record: Path | None = Field(None, description="Trace of requests without their text.")
+    otel: str | None = Field(None, description="OpenTelemetry collector, http://host:4318.")
+    drain: Duration = Field(
+        "30s", validate_default=True, description="How long to finish what runs when stopping."
+    )
+    as_json: bool = Field(
+        False,
+        description="Print the address as JSON once it listens.",
+        json_schema_extra={"flag": "--json"},
+    )
+
+
+@verb(app, GatewayCommandSettings)
+def gateway(options: GatewayCommandSettings) -> None:
     """Serve every model of a fabric behind one address, with keys, policies, failover and usage.
 
     Ctrl-C finishes what runs; a second one stops at once.
@@ -103,38 +98,43 @@ def gateway(
     from atoll.routing.policies import gateway_policy_code
     from atoll.runtime.federation.service import ServiceOptions
 
-    file = _file(config)
-    changed: dict[str, object] = {"affinity": affinity, "direct": direct}
-    given = {"host": host, "port": port, "policy": policy}
-    changed |= {key: value for key, value in given.items() if value is not None}
-    if policy is None and "policy" not in file.model_fields_set:
-        changed["policy"] = "learned"
-    changed["aliases"] = file.aliases | _aliases(alias or [])
-    if "queue_s" not in file.model_fields_set:
-        changed["queue_s"] = _QUEUE_S
-    if "attempts" not in file.model_fields_set:
-        changed["attempts"] = _ATTEMPTS
-    if "deadlines" not in file.model_fields_set:
-        changed["deadlines"] = replace(file.deadlines, retry_s=_RETRY_S)
+    file = _file(options.config)
+    changed = _overrules(options, file)
     settings = file.model_copy(update=changed)
     gateway_policy_code(settings.policy)
-    _check_open(settings.host, open_to_all=open_to_all, insecure=insecure)
-    options = ServiceOptions(
+    _check_open(settings.host, open_to_all=options.open_to_all, insecure=options.insecure)
+    told = ServiceOptions(
         settings=settings,
-        access=_access(fabric, needed=not file.backends),
-        name=name,
-        region=region,
-        database=_database(db, open_to_all=open_to_all),
-        journal=journal,
-        keys_needed=not open_to_all,
-        config=config,
+        access=_access(options.fabric, needed=not file.backends),
+        name=options.name,
+        region=options.region,
+        database=_database(options.db, open_to_all=options.open_to_all),
+        journal=options.journal,
+        keys_needed=not options.open_to_all,
+        config=options.config,
         overruled=changed,
-        log=log,
-        record=record,
-        spans=otel,
-        drain_s=parse_duration(drain, field="--drain"),
+        log=options.log,
+        record=options.record,
+        spans=options.otel,
+        drain_s=options.drain,
     )
-    _run(options, as_json=as_json)
+    _run(told, as_json=options.as_json)
+
+
+def _overrules(options: GatewayCommandSettings, file: GatewayFile) -> dict[str, object]:
+    """Return the settings that stay whatever the file says: what is given, and what a fabric needs."""
+    changed: dict[str, object] = {"aliases": file.aliases | options.aliases}
+    for name in ("host", "port", "policy", "affinity", "direct"):
+        if name in options.model_fields_set:
+            changed[name] = getattr(options, name)
+    usual = {
+        "policy": "learned",
+        "affinity": options.affinity,
+        "queue_s": _QUEUE_S,
+        "attempts": _ATTEMPTS,
+        "deadlines": replace(file.deadlines, retry_s=_RETRY_S),
+    }
+    return {n: value for n, value in usual.items() if n not in file.model_fields_set} | changed
 
 
 def _file(path: Path | None) -> GatewayFile:
@@ -150,16 +150,6 @@ def _access(text: str | None, *, needed: bool) -> Access | None:
     if not text and not needed:
         return None
     return Access.open(text)
-
-
-def _aliases(given: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for text in given:
-        name, sign, model = text.partition("=")
-        if not sign or not name or not model:
-            raise UsageError(f"cannot read {text!r}", field="--alias", hint="write NAME=MODEL")
-        found[name] = model
-    return found
 
 
 def _check_open(host: str, *, open_to_all: bool, insecure: bool) -> None:

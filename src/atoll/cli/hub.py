@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
+from pydantic import Field
 
+from atoll.cli.options import VerbSettings, verb
 from atoll.cli.serving import need_fabric
 from atoll.core.errors import UsageError
 from atoll.report.terminal import note
@@ -19,34 +21,37 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
-def hub(
-    fabric: Annotated[
-        str | None,
-        typer.Argument(help="The hub's token: @hub-h0.token; default: $ATOLL_FABRIC."),
-    ] = None,
-    listen: Annotated[
-        list[str] | None,
-        typer.Option("--listen", help="host:port; default: every address, the fabric's port."),
-    ] = None,
-    open_fabric: Annotated[
-        bool, typer.Option("--open", help="No certificates: for one machine, to try things out.")
-    ] = False,
-    peer: Annotated[
-        list[str] | None,
-        typer.Option("--peer", help="Address of another hub of an open fabric."),
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Let an open fabric listen beyond loopback.")
-    ] = False,
-    revoked: Annotated[
-        Path | None,
-        typer.Option("--revoked", help="revoked.json to watch; default: the one beside the token."),
-    ] = None,
-    log: Annotated[
-        Path | None, typer.Option("--log", help="Where to log, as JSON lines; default: stderr.")
-    ] = None,
-) -> None:
+class HubSettings(VerbSettings):
+    """What `atoll hub` is told."""
+
+    fabric: str | None = Field(
+        None,
+        repr=False,
+        description="The hub's token: @hub-h0.token; default: $ATOLL_FABRIC.",
+        json_schema_extra={"argument": True},
+    )
+    listen: tuple[str, ...] = Field(
+        (), description="host:port; default: every address, the fabric's port."
+    )
+    is_open: bool = Field(
+        False,
+        description="No certificates: for one machine, to try things out.",
+        json_schema_extra={"flag": "--open"},
+    )
+    peers: tuple[str, ...] = Field(
+        (),
+        description="Address of another hub of an open fabric.",
+        json_schema_extra={"flag": "--peer"},
+    )
+    insecure: bool = Field(False, description="Let an open fabric listen beyond loopback.")
+    revoked: Path | None = Field(
+        None, description="revoked.json to watch; default: the one beside the token."
+    )
+    log: Path | None = Field(None, description="Where to log, as JSON lines; default: stderr.")
+
+
+@verb(app, HubSettings)
+def hub(options: HubSettings) -> None:
     """Run a hub: the only process of a fabric that listens; everybody else dials out to it.
 
     One is enough to start; with two or more, any may die. Stops cleanly on SIGTERM and Ctrl-C.
@@ -56,29 +61,29 @@ def hub(
     from atoll.fabric.transport.hub import hub_options, serve
     from atoll.telemetry.logs import JsonLog
 
-    token = fabric or os.environ.get(ENVIRONMENT)
-    if open_fabric and fabric:
+    token = options.fabric or os.environ.get(ENVIRONMENT)
+    if options.is_open and options.fabric:
         raise UsageError(
             "an open fabric has no token", field="--open", hint="leave one of them out"
         )
-    if not open_fabric and not token:
+    if not options.is_open and not token:
         raise UsageError(
             "which fabric?", hint="give the hub's token, or --open for one without certificates"
         )
-    options = hub_options(
-        None if open_fabric else token,
-        listen=listen or (),
-        insecure=insecure,
-        revoked=revoked,
-        peers=peer or (),
+    told = hub_options(
+        None if options.is_open else token,
+        listen=options.listen,
+        insecure=options.insecure,
+        revoked=options.revoked,
+        peers=options.peers,
     )
-    descriptor = 2
+    descriptor, log = 2, options.log
     if log is not None:
         try:
             descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
             raise UsageError(f"cannot write {log}: {error.strerror}", field="--log") from error
-    asyncio.run(serve(options, JsonLog(descriptor, service="hub"), _ready))
+    asyncio.run(serve(told, JsonLog(descriptor, service="hub"), _ready))
 
 
 def _ready(running: Hub) -> None:

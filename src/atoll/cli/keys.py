@@ -8,15 +8,17 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from pydantic import Field
 
+from atoll.cli.options import VerbSettings, verb
+from atoll.core.quantities import Count
 from atoll.report.terminal import console, emit, note, table
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atoll.runtime.accounts.database import Database
-    from atoll.runtime.accounts.keys import Key
-    from atoll.runtime.pool.policy import Policy
+    from atoll.runtime.accounts.keys import ApiKey
 
 T = TypeVar("T")
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -32,80 +34,67 @@ def root() -> None:
     """Make, list and revoke the API keys of a gateway."""
 
 
-@app.command()
-def create(
-    name: Annotated[str, typer.Argument(help="What the key is for.")],
-    owner: Annotated[str, typer.Option("--owner", help="Whose it is.")] = "",
-    model: Annotated[
-        list[str] | None,
-        typer.Option("--model", help="A model it may use, or a pattern (llama-*); repeatable."),
-    ] = None,
-    requests_per_min: Annotated[
-        str | None, typer.Option("--requests-per-min", help="Per gateway.")
-    ] = None,
-    tokens_per_min: Annotated[
-        str | None,
-        typer.Option("--tokens-per-min", help="Prompt and answer, per gateway; 10k, 1M."),
-    ] = None,
-    tokens_per_day: Annotated[
-        str | None, typer.Option("--tokens-per-day", help="Of all gateways; UTC.")
-    ] = None,
-    tokens_per_month: Annotated[str | None, typer.Option("--tokens-per-month")] = None,
-    tokens_total: Annotated[str | None, typer.Option("--tokens-total")] = None,
-    concurrent: Annotated[
-        int | None, typer.Option("--concurrent", help="Requests at the same time, per gateway.")
-    ] = None,
-    expires: Annotated[
-        str | None, typer.Option("--expires", help="After 30d, or on 2027-01-31 (UTC).")
-    ] = None,
-    provider: Annotated[
-        list[str] | None,
-        typer.Option("--provider", help="A provider it trusts; repeatable. Default: all."),
-    ] = None,
-    region: Annotated[list[str] | None, typer.Option("--region", help="Repeatable.")] = None,
-    gpu: Annotated[list[str] | None, typer.Option("--gpu", help="A GPU class; repeatable.")] = None,
-    min_precision: Annotated[
-        str | None, typer.Option("--min-precision", help="bf16, fp8, int4.")
-    ] = None,
-    stability: Annotated[
-        str | None, typer.Option("--stability", help="At least spot, batch, standard, reserved.")
-    ] = None,
-    track: Annotated[
-        bool,
-        typer.Option("--track/--no-track", help="Whether its requests are written down."),
-    ] = True,
-    db: Db = None,
-    as_json: AsJson = False,
-) -> None:
-    """Make a key and print it, once: only a hash of it is kept."""
-    from atoll.core.units import parse_count
-    from atoll.runtime.accounts.keys import NewKey
+class KeySettings(VerbSettings):
+    """What `atoll keys create` is told; what a key may be is checked by `NewKey`."""
 
-    def count(text: str | None, field: str) -> int | None:
-        return None if text is None else parse_count(text, field=f"--{field}")
-
-    spec = NewKey.parse(
-        {
-            "name": name,
-            "owner": owner,
-            "models": tuple(model or ()),
-            "requests_per_min": count(requests_per_min, "requests-per-min"),
-            "tokens_per_min": count(tokens_per_min, "tokens-per-min"),
-            "tokens_per_day": count(tokens_per_day, "tokens-per-day"),
-            "tokens_per_month": count(tokens_per_month, "tokens-per-month"),
-            "tokens_total": count(tokens_total, "tokens-total"),
-            "concurrent": concurrent,
-            "expires_s": None if expires is None else moment(expires, "--expires", ahead=True),
-            "policy": _policy(provider, region, gpu, min_precision, stability),
-            "track": track,
-        }
+    name: str = Field(description="What the key is for.", json_schema_extra={"argument": True})
+    owner: str = Field("", description="Whose it is.")
+    models: tuple[str, ...] = Field(
+        (),
+        description="A model it may use, or a pattern (llama-*); repeatable.",
+        json_schema_extra={"flag": "--model"},
     )
-    text, key = with_database(db, lambda database: database.create_key(spec))
-    if as_json:
+    requests_per_min: Count | None = Field(None, description="Per gateway.")
+    tokens_per_min: Count | None = Field(
+        None, description="Prompt and answer, per gateway; 10k, 1M."
+    )
+    tokens_per_day: Count | None = Field(None, description="Of all gateways; UTC.")
+    tokens_per_month: Count | None = Field(None, description="")
+    tokens_total: Count | None = Field(None, description="")
+    concurrent: int | None = Field(None, description="Requests at the same time, per gateway.")
+    expires: str | None = Field(None, description="After 30d, or on 2027-01-31 (UTC).")
+    providers: tuple[str, ...] = Field(
+        (),
+        description="A provider it trusts; repeatable. Default: all.",
+        json_schema_extra={"flag": "--provider"},
+    )
+    regions: tuple[str, ...] = Field(
+        (), description="Repeatable.", json_schema_extra={"flag": "--region"}
+    )
+    gpus: tuple[str, ...] = Field(
+        (), description="A GPU class; repeatable.", json_schema_extra={"flag": "--gpu"}
+    )
+    min_precision: str | None = Field(None, description="bf16, fp8, int4.")
+    stability: str | None = Field(None, description="At least spot, batch, standard, reserved.")
+    track: bool = Field(
+        True,
+        description="Whether its requests are written down.",
+        json_schema_extra={"flag": "--track/--no-track"},
+    )
+    db: str | None = Field(None, description=DB_HELP, json_schema_extra={"env": "ATOLL_DB"})
+    as_json: bool = Field(False, description="Print JSON.", json_schema_extra={"flag": "--json"})
+
+
+@verb(app, KeySettings)
+def create(options: KeySettings) -> None:
+    """Make a key and print it, once: only a hash of it is kept."""
+    from atoll.runtime.accounts.keys import NewKey
+    from atoll.runtime.pool.policy import Policy
+
+    said = options.model_dump(exclude_none=True)
+    demands = {name: said[name] for name in Policy.model_fields if said.get(name)}
+    spec = {name: said[name] for name in NewKey.model_fields if name in said}
+    if demands:
+        spec["policy"] = Policy.parse(demands)
+    if options.expires is not None:
+        spec["expires_s"] = parse_moment(options.expires, "--expires", ahead=True)
+    made = NewKey.parse(spec)
+    text, key = with_database(options.db, lambda database: database.create_key(made))
+    if options.as_json:
         emit({"key": text} | describe_key(key), True)
         return
     console().print(text)
-    note(f"key {key.id} ({name}): shown this once; keep it safe")
+    note(f"key {key.id} ({options.name}): shown this once; keep it safe")
 
 
 @app.command("list")
@@ -144,7 +133,7 @@ def show(which: Which, db: Db = None, as_json: AsJson = False) -> None:
     """Show a key and what it has used so far."""
     from atoll.runtime.accounts.limits import TOTAL, periods
 
-    async def look(database: Database) -> tuple[Key, dict[str, int]]:
+    async def look(database: Database) -> tuple[ApiKey, dict[str, int]]:
         key = await database.key(which)
         now = periods(time.time())
         named = {"today": now.day, "this_month": now.month, "total": TOTAL}
@@ -167,7 +156,7 @@ def show(which: Which, db: Db = None, as_json: AsJson = False) -> None:
 def revoke(which: Which, db: Db = None, as_json: AsJson = False) -> None:
     """Make a key useless for good; gateways know within two seconds."""
 
-    async def end(database: Database) -> Key:
+    async def end(database: Database) -> ApiKey:
         return await database.revoke_key((await database.key(which)).id)
 
     key = with_database(db, end)
@@ -191,7 +180,7 @@ def with_database(url: str | None, use: Callable[[Database], Awaitable[T]]) -> T
     return asyncio.run(run())
 
 
-def moment(text: str, field: str, *, ahead: bool) -> float:
+def parse_moment(text: str, field: str, *, ahead: bool) -> float:
     """Read a moment: a date or time (UTC unless it says otherwise), or a span from now: 30d, 12h."""
     from atoll.core.errors import InputError
     from atoll.core.units import parse_duration
@@ -208,7 +197,7 @@ def moment(text: str, field: str, *, ahead: bool) -> float:
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
-def describe_key(key: Key) -> dict[str, Any]:
+def describe_key(key: ApiKey) -> dict[str, Any]:
     """Return all that may be said of a key."""
     return {
         "id": key.id,
@@ -219,27 +208,7 @@ def describe_key(key: Key) -> dict[str, Any]:
     }
 
 
-def _policy(
-    providers: list[str] | None,
-    regions: list[str] | None,
-    gpus: list[str] | None,
-    min_precision: str | None,
-    stability: str | None,
-) -> Policy | None:
-    from atoll.runtime.pool.policy import Policy
-
-    given: dict[str, object] = {
-        "providers": providers and tuple(providers),
-        "regions": regions and tuple(regions),
-        "gpus": gpus and tuple(gpus),
-        "min_precision": min_precision,
-        "stability": stability,
-    }
-    said = {name: value for name, value in given.items() if value}
-    return Policy.parse(said) if said else None
-
-
-def _limits(key: Key) -> str:
+def _limits(key: ApiKey) -> str:
     from atoll.core.units import format_count
 
     spec = key.spec
@@ -254,7 +223,7 @@ def _limits(key: Key) -> str:
     return ", ".join(f"{format_count(most)} {what}" for most, what in said if most is not None)
 
 
-def _demands(key: Key) -> str:
+def _demands(key: ApiKey) -> str:
     """Say what a key demands of nodes."""
     policy = key.spec.policy
     if policy is None:

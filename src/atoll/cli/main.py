@@ -74,7 +74,6 @@ class Invocation:
     """What the global options said; the context object of every command (`ctx.obj`)."""
 
     debug: bool = False
-    verbosity: int = 0
 
 
 class LazyGroup(TyperGroup):
@@ -145,7 +144,7 @@ def root(
 ) -> None:
     """Turn a pile of different GPUs into one service for many models."""
     invocation = ctx.ensure_object(Invocation)
-    invocation.debug, invocation.verbosity = debug, verbose
+    invocation.debug = debug
     if verbose:
         import logging
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 import typer
+from pydantic import Field
 
+from atoll.cli.options import VerbSettings, verb
 from atoll.cli.serving import need_fabric
 from atoll.core.errors import UsageError
-from atoll.core.units import format_bytes, format_duration, format_price, parse_bytes
+from atoll.core.quantities import Bytes
+from atoll.core.units import format_bytes, format_duration, format_price
 from atoll.report.terminal import console, emit, table, to_json
 
 if TYPE_CHECKING:
@@ -28,55 +32,54 @@ app = typer.Typer(add_completion=False)
 _LOAD_WAIT_S = 1.1
 _REDRAW_S = 0.5
 _SHOWN_MODELS = 3
-Names = list[str] | None
 
 
 def _several(flag: str, help_text: str) -> Any:
-    return typer.Option(flag, help=help_text, show_default=False)
+    return Field((), description=help_text, json_schema_extra={"flag": flag})
 
 
-@app.command()
-def nodes(
-    name: Annotated[
-        Names, typer.Argument(help="Names or session ids; none: all.", show_default=False)
-    ] = None,
-    gpu: Annotated[Names, _several("--gpu", "GPU class: A100 also means A100-80G.")] = None,
-    min_vram: Annotated[
-        str, typer.Option("--min-vram", help="Memory of one GPU: 40GB.", show_default=False)
-    ] = "",
-    min_gpus: Annotated[
-        int, typer.Option("--min-gpus", min=0, help="GPUs of that kind together.")
-    ] = 0,
-    model: Annotated[Names, _several("--model", "Model or alias; * stands for anything.")] = None,
-    precision: Annotated[Names, _several("--precision", "Of what it serves: bf16, fp8.")] = None,
-    provider: Annotated[Names, _several("--provider", "Who runs it.")] = None,
-    region: Annotated[Names, _several("--region", "Region: eu also means eu-west-1.")] = None,
-    site: Annotated[Names, _several("--site", "Site.")] = None,
-    state: Annotated[Names, _several("--state", "join, serving, down or silent.")] = None,
-    engine: Annotated[Names, _several("--engine", "vllm, sglang, llamacpp, ...")] = None,
-    stability: Annotated[
-        str,
-        typer.Option(
-            "--stability",
-            help="At least this: spot, batch, standard or reserved.",
-            show_default=False,
-        ),
-    ] = "",
-    role: Annotated[Names, _several("--role", "hub, worker, gateway or operator.")] = None,
-    fabric: Annotated[
-        str | None,
-        typer.Option(
-            "--fabric",
-            envvar="ATOLL_FABRIC",
-            show_envvar=True,
-            help="A token, @FILE that holds it, its folder, or open://host:port.",
-        ),
-    ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Stay, and redraw on change.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, in base units; with --watch a line each.")
-    ] = False,
-) -> None:
+class NodesSettings(VerbSettings):
+    """What `atoll nodes` is told; fields that narrow are called as in `Query`."""
+
+    names: tuple[str, ...] = Field(
+        (),
+        description="Names or session ids; none: all.",
+        json_schema_extra={"argument": True},
+    )
+    gpus: tuple[str, ...] = _several("--gpu", "GPU class: A100 also means A100-80G.")
+    min_vram_bytes: Bytes = Field(
+        0.0, description="Memory of one GPU: 40GB.", json_schema_extra={"flag": "--min-vram"}
+    )
+    min_gpus: int = Field(0, ge=0, description="GPUs of that kind together.")
+    models: tuple[str, ...] = _several("--model", "Model or alias; * stands for anything.")
+    precisions: tuple[str, ...] = _several("--precision", "Of what it serves: bf16, fp8.")
+    providers: tuple[str, ...] = _several("--provider", "Who runs it.")
+    regions: tuple[str, ...] = _several("--region", "Region: eu also means eu-west-1.")
+    sites: tuple[str, ...] = _several("--site", "Site.")
+    states: tuple[str, ...] = _several("--state", "join, serving, down or silent.")
+    engines: tuple[str, ...] = _several("--engine", "vllm, sglang, llamacpp, ...")
+    min_stability: str = Field(
+        "",
+        description="At least this: spot, batch, standard or reserved.",
+        json_schema_extra={"flag": "--stability"},
+    )
+    roles: tuple[str, ...] = _several("--role", "hub, worker, gateway or operator.")
+    fabric: str | None = Field(
+        None,
+        repr=False,
+        description="A token, @FILE that holds it, its folder, or open://host:port.",
+        json_schema_extra={"env": "ATOLL_FABRIC"},
+    )
+    watch: bool = Field(False, description="Stay, and redraw on change.")
+    as_json: bool = Field(
+        False,
+        description="Print JSON, in base units; with --watch a line each.",
+        json_schema_extra={"flag": "--json"},
+    )
+
+
+@verb(app, NodesSettings)
+def nodes(options: NodesSettings) -> None:
     """Show the nodes of a fabric; options narrow, several values of one option mean any of them.
 
     Reads along with any certificate of the fabric and leaves no trace in it.
@@ -84,22 +87,8 @@ def nodes(
     need_fabric()
     from atoll.fabric.registry.queries import Query
 
-    query = Query(
-        names=tuple(name or ()),
-        gpus=tuple(gpu or ()),
-        min_vram_bytes=parse_bytes(min_vram, field="--min-vram") if min_vram else 0.0,
-        min_gpus=min_gpus,
-        models=tuple(model or ()),
-        precisions=tuple(precision or ()),
-        providers=tuple(provider or ()),
-        regions=tuple(region or ()),
-        sites=tuple(site or ()),
-        states=tuple(state or ()),
-        engines=tuple(engine or ()),
-        roles=tuple(role or ()),
-        min_stability=stability,
-    )
-    asyncio.run(_nodes(fabric, query, watch, as_json))
+    query = Query(**{field.name: getattr(options, field.name) for field in fields(Query)})
+    asyncio.run(_nodes(options.fabric, query, options.watch, options.as_json))
 
 
 async def _nodes(token: str | None, query: Query, watch: bool, as_json: bool) -> None:
@@ -120,7 +109,7 @@ async def _nodes(token: str | None, query: Query, watch: bool, as_json: bool) ->
         if watch:
             await _watch(fabric, query, as_json)
         else:
-            found = chosen(fabric.peers(), query)
+            found = choose(fabric.peers(), query)
             said = [describe(peer, fabric.loads.get(peer.sid)) for peer in found]
             emit(
                 said,
@@ -151,7 +140,7 @@ async def _watch(fabric: Fabric, query: Query, as_json: bool) -> None:
 
     def view() -> Group:
         peers = fabric.peers()
-        sheet = draw_nodes(chosen(peers, query), fabric.loads, time.time(), len(peers))
+        sheet = draw_nodes(choose(peers, query), fabric.loads, time.time(), len(peers))
         return sheet if fabric.connected else Group(sheet, Text("no hub answers this moment"))
 
     with Live(view(), console=console(), auto_refresh=False) as live:
@@ -166,7 +155,7 @@ async def _watch_lines(fabric: Fabric, query: Query) -> None:
 
     happened: asyncio.Queue[tuple[str, Peer]] = asyncio.Queue()
     fabric.listeners.append(lambda kind, peer: happened.put_nowait((kind, peer)))
-    for peer in chosen(fabric.peers(), query):
+    for peer in choose(fabric.peers(), query):
         happened.put_nowait(("there", peer))
     while True:
         kind, peer = await happened.get()
@@ -175,7 +164,7 @@ async def _watch_lines(fabric: Fabric, query: Query) -> None:
             typer.echo(json.dumps(json.loads(to_json(said)), ensure_ascii=False))
 
 
-def chosen(peers: Sequence[Peer], query: Query) -> list[Peer]:
+def choose(peers: Sequence[Peer], query: Query) -> list[Peer]:
     """Return the nodes that have what is asked, hubs first, then by name."""
     found = [peer for peer in peers if query.lacks(peer) is None]
     return sorted(found, key=lambda peer: (peer.metadata.role != "hub", peer.name, peer.sid))

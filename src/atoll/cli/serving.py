@@ -104,7 +104,7 @@ def services_of(plan: Plan, only: Sequence[str]) -> list[str]:
 
 
 @dataclass
-class Started:
+class StartProgress:
     """How far the processes of a fleet are, for one line on stderr."""
 
     say: Callable[[str], None]
@@ -112,7 +112,7 @@ class Started:
     is_up: bool = False
 
     def __call__(self, name: str, state: object, reason: str) -> None:
-        """Take a change."""
+        """Take the state a process is in now, and show it."""
         before = self.states.get(name)
         self.states[name] = str(state)
         if self.is_up:
@@ -140,26 +140,26 @@ def local_fleet(
     """Return a fleet that is not started yet; its folder goes when it is left."""
     import os
 
-    from atoll.runtime.adapters.base import Home
+    from atoll.runtime.adapters.base import RunDirectory
     from atoll.runtime.gateway import GatewaySettings
     from atoll.runtime.local.build import build
-    from atoll.runtime.local.fleet import Hearing, LocalFleet
+    from atoll.runtime.local.fleet import LivenessTracker, LocalFleet
     from atoll.runtime.local.state import new_home, remove_home
     from atoll.telemetry.logs import JsonLog
 
-    home = Home(new_home())
-    hearing = Hearing()
+    home = RunDirectory(new_home())
+    liveness = LivenessTracker()
     target = log or home.folder / "gateway.log"
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        named = build(plan, models, home, hearing, options)
+        named = build(plan, models, home, liveness, options)
         warm = [str(m.folder) for m in models.values()] if options.engine == "atoll" else []
         yield LocalFleet(
             plan.problem_name,
             named,
             home,
             GatewaySettings(host=host, port=port),
-            hearing,
+            liveness,
             warm=tuple(dict.fromkeys(warm)),
             on_progress=on_progress,
             on_usage=on_usage,

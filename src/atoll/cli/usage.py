@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.cli.keys import Db, moment, with_database
+from atoll.cli.keys import Db, parse_moment, with_database
 from atoll.report.terminal import emit, note, table
 
 if TYPE_CHECKING:
@@ -80,19 +80,19 @@ async def _show(
     from atoll.runtime.accounts import report
 
     span = report.UsagePeriod(
-        None if since is None else moment(since, "--since", ahead=False),
-        None if until is None else moment(until, "--until", ahead=False),
+        None if since is None else parse_moment(since, "--since", ahead=False),
+        None if until is None else parse_moment(until, "--until", ahead=False),
         None if key is None else (await database.key(key)).id,
     )
     rows = report.usage(database, by, span)
     columns = report.columns_of(by)
     if parquet is not None:
-        with report.Whole(parquet) as file:
+        with report.WholeFile(parquet) as file:
             return await report.export(rows, report.ParquetSink(file.temporary, columns))
     if csv is not None and str(csv) == "-":
         return await report.export(rows, report.CsvSink(sys.stdout, columns))
     if csv is not None:
-        with report.Whole(csv) as file, file.temporary.open("w", newline="") as stream:
+        with report.WholeFile(csv) as file, file.temporary.open("w", newline="") as stream:
             return await report.export(rows, report.CsvSink(stream, columns))
     listed: list[dict[str, Any]] = []
     async for row in rows:

@@ -34,5 +34,7 @@ Bytes = Annotated[float, _validator(units.parse_bytes)]
 """Bytes."""
 Bandwidth = Annotated[float, _validator(units.parse_bandwidth)]
 """Bytes per second."""
+Count = Annotated[int, _validator(units.parse_count)]
+"""A whole number of things: 8192, "8k"."""
 UsdPerHour = Annotated[float, _validator(units.parse_price)]
 """US dollars per hour."""

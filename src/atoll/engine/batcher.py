@@ -1,6 +1,6 @@
 """What a node runs next: pure bookkeeping over the sequences it holds, no model and no sockets.
 
-A sequence on a node is a `Resident`. On the first hop of its route it has tokens and is run whenever
+A sequence on a node is a `ResidentSequence`. On the first hop of its route it has tokens and is run whenever
 it knows more tokens than it has run; on later hops it has a queue of chunks that came from the hop
 before. Every stage batches on its own: whatever is ready when it looks is run together, decodes
 before prefill chunks, up to a token budget.
@@ -28,7 +28,7 @@ class Chunk:
 
 
 @dataclass(slots=True)
-class Resident:
+class ResidentSequence:
     """One sequence at one hop on this node.
 
     `tokens` are those this node knows, from the start. `waiting` holds a first hop back until the
@@ -94,7 +94,7 @@ class Resident:
 class BatchUnit:
     """A resident and the rows of it that go into the next batch."""
 
-    resident: Resident
+    resident: ResidentSequence
     position: int
     count: int
     sample: bool
@@ -106,7 +106,7 @@ class BatchUnit:
         return self.position + self.count
 
 
-class Flights:
+class DecodeGroups:
     """Decode groups that are under way through the later hops.
 
     A first hop that starts a new group whenever a few tokens are back soon has many small groups,
@@ -121,7 +121,7 @@ class Flights:
         self._next = 0
         self._usual_s: float | None = None
 
-    def start(self, members: Iterable[Resident], now_s: float) -> None:
+    def start(self, members: Iterable[ResidentSequence], now_s: float) -> None:
         """Note that these residents left together."""
         group = set()
         for member in members:
@@ -131,7 +131,7 @@ class Flights:
             self._groups[self._next] = (now_s, group)
             self._next += 1
 
-    def land(self, member: Resident, now_s: float) -> None:
+    def land(self, member: ResidentSequence, now_s: float) -> None:
         """Note that a resident's token is back, or that it is gone."""
         flight, member.flight = member.flight, None
         if flight is None or flight not in self._groups:
@@ -159,7 +159,11 @@ class Flights:
 
 
 def pick(
-    residents: Iterable[Resident], budget: int, chunk: int, flights: Flights, now_s: float
+    residents: Iterable[ResidentSequence],
+    budget: int,
+    chunk: int,
+    in_flight: DecodeGroups,
+    now_s: float,
 ) -> list[BatchUnit]:
     """Choose the next batch: decodes first, then chunks, oldest first, at most `budget` rows.
 
@@ -168,7 +172,7 @@ def pick(
     """
     decodes: list[BatchUnit] = []
     others: list[BatchUnit] = []
-    may_decode = flights.may_start(now_s)
+    may_decode = in_flight.may_start(now_s)
     for resident in residents:
         if resident.waiting or resident.kv_missing:
             continue

@@ -23,10 +23,10 @@ from atoll.core.frozen import Frozen
 from atoll.engine.errors import FrameError
 from atoll.engine.messages import (
     Activations,
-    Beat,
     Evicted,
     Failed,
-    Kv,
+    Heartbeat,
+    KvTransfer,
     Message,
     Open,
     OpenBody,
@@ -187,7 +187,7 @@ def _take_apart(message: Message) -> tuple[bytes, list[Array]]:
             return body.to_json().encode(), [from_numpy(tokens)]
         case Activations(table, hidden):
             return b"", [from_numpy(table), from_torch(hidden)]
-        case Kv(table, data):
+        case KvTransfer(table, data):
             return b"", [from_numpy(table), from_torch(data)]
         case Tokens(table) | Release(table):
             return b"", [from_numpy(table)]
@@ -226,14 +226,14 @@ def _build_activations(_: bytes, arrays: list[Array]) -> Activations:
     return Activations(table, to_torch(hidden))
 
 
-def _build_kv(_: bytes, arrays: list[Array]) -> Kv:
+def _build_kv(_: bytes, arrays: list[Array]) -> KvTransfer:
     table_part, data = _arrays(arrays, 2)
-    table = _table(table_part, Kv.columns)
+    table = _table(table_part, KvTransfer.columns)
     if len(table) != 1 or len(data.shape) != 5 or data.shape[1] != 2 or data.dtype == "int64":
         raise FrameError(f"KV of shape {data.shape} and type {data.dtype}")
     if data.shape[0] != int(table[0, 4] - table[0, 3]):
         raise FrameError(f"KV of {data.shape[0]} layers for [{table[0, 3]}, {table[0, 4]})")
-    return Kv(table, to_torch(data))
+    return KvTransfer(table, to_torch(data))
 
 
 def _build_tokens(_: bytes, arrays: list[Array]) -> Tokens:
@@ -268,6 +268,6 @@ _BUILDERS: dict[int, Callable[[bytes, list[Array]], Message]] = {
     Tokens.kind: _build_tokens,
     Sampled.kind: _build_sampled,
     Release.kind: _build_release,
-    Kv.kind: _build_kv,
-    **{cls.kind: _plain(cls) for cls in (Opened, Evicted, Failed, SchedulerHello, Beat, Stop)},
+    KvTransfer.kind: _build_kv,
+    **{cls.kind: _plain(cls) for cls in (Opened, Evicted, Failed, SchedulerHello, Heartbeat, Stop)},
 }

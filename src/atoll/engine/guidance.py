@@ -62,7 +62,7 @@ def _grammar(guide: OutputFormat) -> str:
         raise EngineError(f"the guide is not a valid {guide.kind}: {error}") from error
 
 
-class Guides:
+class MatcherFactory:
     """Makes matchers for one model; the tokenizer is read when the first is asked for."""
 
     def __init__(self, folder: str | Path, vocabulary: int, eos: Sequence[int] = ()) -> None:

@@ -1,4 +1,4 @@
-"""How messages get from one process to another: in memory for tests, ZeroMQ otherwise.
+"""How messages get from one process to another: over ZeroMQ.
 
 Everyone has one inbox with an endpoint and sends to the endpoints of others. Messages from one
 sender to one receiver keep their order; nothing else is promised. A message to someone who is gone
@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import defaultdict, deque
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from atoll.core.errors import MissingDependencyError
 from atoll.engine.errors import FrameError
@@ -23,62 +21,6 @@ _HIGH_WATER = 10_000
 _LINGER_MS = 200
 _RECONNECT_MS = 50
 _RECONNECT_MAX_MS = 500
-
-
-class Mailbox(Protocol):
-    """An inbox, and a way to send."""
-
-    endpoint: str
-
-    def send(self, to: str, message: Message) -> None:
-        """Send without waiting."""
-        ...
-
-    def receive(self, timeout_s: float) -> list[Message]:
-        """Return everything that has come, waiting at most `timeout_s` for the first."""
-        ...
-
-
-class MemoryHub:
-    """Mailboxes inside one process. Messages still become bytes on the way, as over a wire.
-
-    `lost` may drop messages by (from, to), which is how tests cut a link or kill a node.
-    """
-
-    def __init__(self, lost: Callable[[str, str], bool] | None = None) -> None:
-        self.queues: dict[tuple[str, str], deque[list[Any]]] = defaultdict(deque)
-        self.lost = lost or (lambda _from, _to: False)
-
-    def mailbox(self, endpoint: str) -> MemoryMailbox:
-        """Open the inbox called `endpoint`."""
-        return MemoryMailbox(self, endpoint)
-
-    def pairs(self) -> list[tuple[str, str]]:
-        """Return the (from, to) pairs that have messages under way, sorted."""
-        return sorted(pair for pair, queue in self.queues.items() if queue)
-
-
-class MemoryMailbox:
-    """One inbox of a hub."""
-
-    def __init__(self, hub: MemoryHub, endpoint: str) -> None:
-        self.hub = hub
-        self.endpoint = endpoint
-
-    def send(self, to: str, message: Message) -> None:
-        """Put the message into the other's queue."""
-        if not self.hub.lost(self.endpoint, to):
-            self.hub.queues[self.endpoint, to].append([bytes(part) for part in encode(message)])
-
-    def receive(self, timeout_s: float = 0.0, *, sender: str | None = None) -> list[Message]:
-        """Take what has come, from one sender if named; never waits."""
-        del timeout_s
-        messages = []
-        for (source, to), queue in list(self.hub.queues.items()):
-            if to == self.endpoint and sender in (None, source):
-                while queue:
-                    messages.append(decode(queue.popleft()))
-        return messages
 
 
 class ZmqMailbox:

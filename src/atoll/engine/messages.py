@@ -140,12 +140,8 @@ class Tokens:
     table: Table
 
 
-Alternatives = dict[int, list[tuple[int, float]]]
-"""By row of a Sampled table: tokens and their natural log probabilities, likeliest first."""
-
-
 class SampledBody(Frozen):
-    """The alternatives of the rows that asked for them."""
+    """By row that asked for them: tokens and their natural log probabilities, likeliest first."""
 
     top: dict[int, list[tuple[int, float]]] = Field(default_factory=dict)
 
@@ -193,7 +189,7 @@ class Failed(Frozen):
 
 
 @dataclass(frozen=True, slots=True)
-class Kv:
+class KvTransfer:
     """KV of positions from `position` on, layers [first, last), for a hop of a decode route.
 
     Columns of the one-row table: seq, epoch, hop, first, last, position. `data` is
@@ -234,7 +230,7 @@ class NodeStats(Frozen):
     busy_s: float = 0.0
 
 
-class Beat(Frozen):
+class Heartbeat(Frozen):
     """A sign of life with figures."""
 
     kind: ClassVar[int] = 11
@@ -257,9 +253,9 @@ Message = (
     | Release
     | Evicted
     | Failed
-    | Kv
+    | KvTransfer
     | SchedulerHello
-    | Beat
+    | Heartbeat
     | Stop
 )
 

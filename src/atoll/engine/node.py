@@ -27,7 +27,7 @@ from atoll.core.files import atomic_write, read_text_limited
 from atoll.core.frozen import Frozen
 from atoll.engine.frames import encode
 from atoll.engine.mailbox import ZmqMailbox, dealer, import_zmq
-from atoll.engine.messages import Beat, Message, NodeStats, SchedulerHello, Stop
+from atoll.engine.messages import Heartbeat, Message, NodeStats, SchedulerHello, Stop
 
 _LOG = logging.getLogger("atoll.engine.node")
 _IDLE_POLL_S = 0.25
@@ -86,11 +86,11 @@ class NodeReady(Frozen):
     block_size: int
 
 
-class Heart(threading.Thread):
+class HeartbeatThread(threading.Thread):
     """Tells schedulers that the node lives, also while a long step runs."""
 
     def __init__(self, every_s: float, stats: NodeStats) -> None:
-        super().__init__(name="heart", daemon=True)
+        super().__init__(name="heartbeat", daemon=True)
         self._every_s = every_s
         self.stats = stats
         self._hello_s: dict[str, float] = {}
@@ -120,8 +120,8 @@ class Heart(threading.Thread):
         while not self._stopped:
             self._wake.wait(self._every_s)
             self._wake.clear()
-            parts = encode(Beat(stats=self.stats))
-            for endpoint in self._wanted():
+            parts = encode(Heartbeat(stats=self.stats))
+            for endpoint in self._live_schedulers():
                 if endpoint not in sockets:
                     sockets[endpoint] = dealer(context, endpoint)
                 with contextlib.suppress(zmq.Again):
@@ -130,7 +130,7 @@ class Heart(threading.Thread):
             socket.close(0)
         context.term()
 
-    def _wanted(self) -> list[str]:
+    def _live_schedulers(self) -> list[str]:
         limit_s = time.monotonic() - _FORGET_SCHEDULER_S
         with self._lock:
             self._hello_s = {e: at_s for e, at_s in self._hello_s.items() if at_s > limit_s}
@@ -143,7 +143,7 @@ class NodeProcess:
     def __init__(self, config: NodeConfig) -> None:
         import torch
 
-        from atoll.engine.guidance import Guides
+        from atoll.engine.guidance import MatcherFactory
         from atoll.engine.kv import BlockPool
         from atoll.engine.node_core import CoreSettings, NodeCore
         from atoll.engine.stage import StageModel
@@ -164,9 +164,9 @@ class NodeProcess:
             dtype=config.dtype,
             progress=_progress,
         )
-        guides = None
+        matchers = None
         if config.end == stage.total and (folder / "tokenizer.json").is_file():
-            guides = Guides(folder, stage.vocabulary, TextCodec(folder).eos)
+            matchers = MatcherFactory(folder, stage.vocabulary, TextCodec(folder).eos)
         self.mailbox = ZmqMailbox(config.bind)
         self.core = NodeCore(
             config.name,
@@ -181,10 +181,10 @@ class NodeProcess:
                 max_in_flight=config.max_in_flight,
                 orphan_s=config.orphan_s,
             ),
-            guides=guides,
+            matchers=matchers,
             incarnation=secrets.randbits(62),
         )
-        self.heart = Heart(config.heartbeat_s, self.core.stats())
+        self.heartbeat = HeartbeatThread(config.heartbeat_s, self.core.stats())
         self._draining_s: float | None = None
         self._stopping = False
         self.ready = NodeReady(
@@ -211,7 +211,7 @@ class NodeProcess:
 
     def run(self) -> None:
         """Serve until told to stop."""
-        self.heart.start()
+        self.heartbeat.start()
         if self.config.ready_file is not None:
             atomic_write(self.config.ready_file, self.ready.to_json())
         _LOG.info(
@@ -227,16 +227,16 @@ class NodeProcess:
                 worked = self.core.step()
                 if time.monotonic() - looked_s > _LOOK_S:
                     self.core.purge()
-                    self.heart.stats = self.core.stats()
+                    self.heartbeat.stats = self.core.stats()
                     looked_s = time.monotonic()
         finally:
-            self.heart.stop()
+            self.heartbeat.stop()
             self.mailbox.close()
 
     def _handle(self, message: Message) -> None:
         match message:
             case SchedulerHello(reply_to=endpoint):
-                self.heart.hello(endpoint)
+                self.heartbeat.hello(endpoint)
             case Stop(drain=drain):
                 self.stop(at_once=not drain)
             case _:

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from atoll.core.errors import AtollError
-from atoll.engine.batcher import BatchUnit, Chunk, Flights, Resident, pick
-from atoll.engine.guidance import Guides
+from atoll.engine.batcher import BatchUnit, Chunk, DecodeGroups, ResidentSequence, pick
+from atoll.engine.guidance import MatcherFactory
 from atoll.engine.kv import BlockPool, OutOfBlocks
 from atoll.engine.messages import (
     Activations,
     Evicted,
     Failed,
-    Kv,
+    KvTransfer,
     Message,
     NodeStats,
     Open,
@@ -67,18 +67,18 @@ class NodeCore:
         clock: Callable[[], float],
         *,
         settings: CoreSettings | None = None,
-        guides: Guides | None = None,
+        matchers: MatcherFactory | None = None,
         incarnation: int = 0,
     ) -> None:
         self.name, self.endpoint = name, endpoint
         self.stage, self.pool = stage, pool
         self.settings = settings or CoreSettings()
-        self._send, self._clock, self._guides = send, clock, guides
+        self._send, self._clock, self._matchers = send, clock, matchers
         self._incarnation = incarnation
-        self._residents: dict[tuple[int, int], Resident] = {}
+        self._residents: dict[tuple[int, int], ResidentSequence] = {}
         # Sequences released before their Open arrived over a slower path: seq -> epoch.
         self._released: dict[int, int] = {}
-        self._flights = Flights(self.settings.max_in_flight)
+        self._in_flight = DecodeGroups(self.settings.max_in_flight)
         self.steps = self.tokens = self.preemptions = 0
         self.busy_s = 0.0
 
@@ -90,7 +90,7 @@ class NodeCore:
     @property
     def held_back(self) -> bool:
         """Whether a decode is ready and waits for a group that is under way."""
-        return self._flights.count >= self._flights.limit and any(
+        return self._in_flight.count >= self._in_flight.limit and any(
             r.is_first and r.left > 0 for r in self._residents.values()
         )
 
@@ -130,7 +130,7 @@ class NodeCore:
             case Release():
                 for seq, epoch in message.table.tolist():
                     self._release(seq, epoch)
-            case Kv():
+            case KvTransfer():
                 self._kv(message)
             case _:
                 _LOG.warning("%s: unexpected %s", self.name, type(message).__name__)
@@ -144,7 +144,7 @@ class NodeCore:
         self._released = dict(list(self._released.items())[-10_000:])
 
     def drop_all(self) -> None:
-        """Forget every sequence."""
+        """Forget every sequence and free its blocks."""
         for resident in list(self._residents.values()):
             self._drop(resident)
 
@@ -168,7 +168,7 @@ class NodeCore:
         seed = f"{hop.start}-{hop.end}".encode()
         known = [] if body.expects_kv else tokens
         table = self.pool.open(known, seed, body.max_length)
-        resident = Resident(body, tokens, table, active_s=self._clock())
+        resident = ResidentSequence(body, tokens, table, active_s=self._clock())
         self._residents[resident.key] = resident
         if resident.is_last:
             try:
@@ -187,7 +187,7 @@ class NodeCore:
             self.pool.truncate(table, hit)
         self._announce(resident, hit, message)
 
-    def _announce(self, resident: Resident, hit: int, message: Open) -> None:
+    def _announce(self, resident: ResidentSequence, hit: int, message: Open) -> None:
         """Pass the Open on, or answer it at the end of the route."""
         body = resident.body
         if not resident.is_last:
@@ -230,10 +230,10 @@ class NodeCore:
             )
         return None
 
-    def _make_chooser(self, resident: Resident) -> None:
+    def _make_chooser(self, resident: ResidentSequence) -> None:
         body = resident.body
         resident.chooser = Sampler(
-            body.sampling, body.eos, resident.tokens, body.prompt_length, self._guides
+            body.sampling, body.eos, resident.tokens, body.prompt_length, self._matchers
         )
 
     def _opened(self, message: Opened) -> None:
@@ -250,12 +250,12 @@ class NodeCore:
             if resident.body.epoch <= epoch:
                 self._drop(resident)
 
-    def _drop(self, resident: Resident) -> None:
+    def _drop(self, resident: ResidentSequence) -> None:
         if self._residents.pop(resident.key, None) is not None:
-            self._flights.land(resident, self._clock())
+            self._in_flight.land(resident, self._clock())
             self.pool.close(resident.table)
 
-    def _find(self, seq: int, epoch: int, hop: int) -> Resident | None:
+    def _find(self, seq: int, epoch: int, hop: int) -> ResidentSequence | None:
         resident = self._residents.get((seq, hop))
         if resident is None or resident.body.epoch != epoch:
             return None
@@ -303,9 +303,9 @@ class NodeCore:
             resident = self._find(seq, epoch, 0)
             if resident is not None:
                 resident.know(position, token)
-                self._flights.land(resident, self._clock())
+                self._in_flight.land(resident, self._clock())
 
-    def _kv(self, message: Kv) -> None:
+    def _kv(self, message: KvTransfer) -> None:
         seq, epoch, hop, first, last, position = message.table[0].tolist()
         resident = self._find(seq, epoch, hop)
         if resident is None:
@@ -338,7 +338,7 @@ class NodeCore:
             self._residents.values(),
             self.settings.token_budget,
             self.settings.chunk,
-            self._flights,
+            self._in_flight,
             began_s,
         )
         units = self._with_room(units)
@@ -392,7 +392,9 @@ class NodeCore:
                 self._make_room(unit.resident, unit.end, chosen)
         return [unit for unit in units if unit.resident.key in chosen]
 
-    def _make_room(self, resident: Resident, positions: int, chosen: set[tuple[int, int]]) -> bool:
+    def _make_room(
+        self, resident: ResidentSequence, positions: int, chosen: set[tuple[int, int]]
+    ) -> bool:
         while True:
             try:
                 self.pool.grow(resident.table, positions)
@@ -404,7 +406,7 @@ class NodeCore:
                         resident.body, f"{positions} positions do not fit this node's KV blocks"
                     )
                 else:
-                    self._evicted(victim)
+                    self._report_eviction(victim)
                 chosen.discard(victim.key)
                 self._drop(victim)
                 if victim is resident:
@@ -412,7 +414,7 @@ class NodeCore:
             else:
                 return True
 
-    def _evicted(self, victim: Resident) -> None:
+    def _report_eviction(self, victim: ResidentSequence) -> None:
         self.preemptions += 1
         body = victim.body
         self._send(body.reply_to, Evicted(seq=body.seq, epoch=body.epoch, node=self.name))
@@ -432,7 +434,7 @@ class NodeCore:
             hidden[to].append(state)
             if resident.is_first and unit.sample:
                 leaving.append(resident)
-        self._flights.start(leaving, self._clock())
+        self._in_flight.start(leaving, self._clock())
         for to, table in rows.items():
             states = hidden[to]
             joined = states[0] if len(states) == 1 else torch.cat(states)
@@ -451,7 +453,7 @@ class NodeCore:
                     layers = range(first, last)
                     data = self.stage.cache.read(layers, resident.table, start, unit.end)
                 row = (body.seq, body.epoch, number, first, last, start)
-                self._post(hop.endpoint, Kv(table_of([row], Kv.columns), data))
+                self._post(hop.endpoint, KvTransfer(table_of([row], KvTransfer.columns), data))
 
     def _sample(self, units: list[BatchUnit], logits: Tensor) -> None:
         if not units:

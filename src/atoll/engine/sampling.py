@@ -15,7 +15,7 @@ from torch import Tensor
 from atoll.core.errors import AtollError
 from atoll.core.rng import stream
 from atoll.engine.errors import EngineError
-from atoll.engine.guidance import Guides, Matcher
+from atoll.engine.guidance import Matcher, MatcherFactory
 from atoll.engine.messages import FINISH_CODES, SamplingParams
 
 _STOP = FINISH_CODES.index("stop")
@@ -44,7 +44,7 @@ class Sampler:
         eos: Sequence[int],
         tokens: list[int],
         prompt_length: int,
-        guides: Guides | None = None,
+        matchers: MatcherFactory | None = None,
     ) -> None:
         self.params = params
         self.prompt_length = prompt_length
@@ -54,9 +54,9 @@ class Sampler:
         )
         self._matcher: Matcher | None = None
         if params.guide is not None:
-            if guides is None:
+            if matchers is None:
                 raise EngineError("guided answers need tokenizer.json beside the weights")
-            self._matcher = guides.matcher(params.guide)
+            self._matcher = matchers.matcher(params.guide)
         self._fed = prompt_length
 
     @property
@@ -80,7 +80,7 @@ class Sampler:
 
     def choose(self, logits: Tensor) -> SampledToken:
         """Choose from [vocabulary] logits and take the token as the next of the sequence."""
-        scores = self._adjusted(logits.float())
+        scores = self._adjust(logits.float())
         p = self.params
         greedy = p.temperature == 0.0
         token = int(scores.argmax()) if greedy else self._draw(scores / p.temperature)
@@ -114,7 +114,7 @@ class Sampler:
             self._matcher.feed(self.tokens[self._fed :])
             self._fed = len(self.tokens)
 
-    def _adjusted(self, scores: Tensor) -> Tensor:
+    def _adjust(self, scores: Tensor) -> Tensor:
         p = self.params
         self._catch_up()
         if self._penalises or p.logit_bias or self._matcher is not None:

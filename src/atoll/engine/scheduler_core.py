@@ -18,9 +18,9 @@ import numpy as np
 from atoll.core.errors import AtollError, UsageError
 from atoll.engine.messages import (
     FINISH_CODES,
-    Beat,
     Evicted,
     Failed,
+    Heartbeat,
     Hop,
     Message,
     NodeStats,
@@ -250,11 +250,11 @@ class SchedulerCore:
     # What nodes say
 
     def handle(self, message: Message, now_s: float) -> None:
-        """Take one message."""
+        """Act on one message of a node; those of earlier epochs are ignored."""
         match message:
             case Sampled():
                 self._sampled(message, now_s)
-            case Beat(stats=stats):
+            case Heartbeat(stats=stats):
                 self._beaten(stats, now_s)
             case Opened():
                 live = self._current(message.seq, message.epoch)

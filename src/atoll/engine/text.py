@@ -124,8 +124,8 @@ class TextCodec:
                 messages=[dict(message) for message in messages],
                 tools=list(tools) if tools else None,
                 add_generation_prompt=generate,
-                bos_token=self._named("bos_token"),
-                eos_token=self._named("eos_token"),
+                bos_token=self._special_token("bos_token"),
+                eos_token=self._special_token("eos_token"),
             )
         except (jinja2.TemplateError, TypeError, KeyError, AttributeError) as error:
             raise EngineError(f"the chat template refuses these messages: {error}") from error
@@ -138,7 +138,7 @@ class TextCodec:
     def _text_config(self) -> Mapping[str, Any]:
         return self._config.get("text_config") or self._config
 
-    def _named(self, name: str) -> str:
+    def _special_token(self, name: str) -> str:
         value = self._settings.get(name)
         return str(value.get("content", "")) if isinstance(value, Mapping) else str(value or "")
 
@@ -149,7 +149,7 @@ class TextCodec:
             value = source.get("eos_token_id")
             values = value if isinstance(value, list) else [] if value is None else [value]
             found += [int(token) for token in values]
-        named = self._named("eos_token")
+        named = self._special_token("eos_token")
         if named and (token := self._tokenizer.token_to_id(named)) is not None:
             found.append(int(token))
         return tuple(dict.fromkeys(found))

@@ -117,10 +117,6 @@ class LinearProgram:
         )
         return first
 
-    def delete_rows(self, rows: Ints) -> None:
-        """Remove rows; those after them move up."""
-        self._engine.deleteRows(len(rows), rows.astype(np.int32))
-
     def set_costs(self, columns: Ints, cost: Floats) -> None:
         """Change objective coefficients."""
         self._engine.changeColsCost(

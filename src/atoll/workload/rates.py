@@ -28,7 +28,7 @@ from atoll.core.rng import stream
 from atoll.workload.arrivals import MAX_CV, Renewal
 from atoll.workload.requests import CHUNK, Floats
 
-HOUR_S, DAY_S, WEEK_S = 3600.0, 86_400.0, 604_800.0
+DAY_S = 86_400.0
 MAX_RATE = 1e7
 _CELLS_PER_POINT = 12
 _HOLDS = 1024

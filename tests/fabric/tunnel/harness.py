@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from atoll.fabric.identity import keys
 from atoll.fabric.identity.identity import Identity, Verifier
-from atoll.fabric.tunnel.answerer import Answerer, Incoming
-from atoll.fabric.tunnel.caller import Caller
-from atoll.fabric.tunnel.frames import Submit
+from atoll.fabric.tunnel.client import TunnelClient
+from atoll.fabric.tunnel.frames import TunnelRequest
+from atoll.fabric.tunnel.server import IncomingCall, TunnelServer
 from atoll.fabric.tunnel.settings import TunnelSettings
 
 if TYPE_CHECKING:
@@ -210,8 +210,8 @@ class Log:
         self.done.set()
 
 
-def request(body: bytes = b"{}", path: bytes = b"/v1/x") -> Submit:
-    return Submit(b"POST", path, ((b"x-a", b"b"),), body)
+def request(body: bytes = b"{}", path: bytes = b"/v1/x") -> TunnelRequest:
+    return TunnelRequest(b"POST", path, ((b"x-a", b"b"),), body)
 
 
 class Pair:
@@ -219,7 +219,7 @@ class Pair:
 
     def __init__(
         self,
-        handler: Callable[[Incoming], None],
+        handler: Callable[[IncomingCall], None],
         *,
         net: Net | None = None,
         caller_settings: TunnelSettings | None = None,
@@ -228,12 +228,12 @@ class Pair:
     ) -> None:
         self.net = net or Net()
         self.gateway, self.worker = open_members(self.net)
-        self.caller = Caller(self.gateway.as_fabric(), caller_settings)
-        self.answerer = Answerer(
+        self.caller = TunnelClient(self.gateway.as_fabric(), caller_settings)
+        self.answerer = TunnelServer(
             self.worker.as_fabric(), handler, accept=accept, settings=worker_settings
         )
 
-    async def ask(self, submit: Submit | None = None) -> Log:
+    async def ask(self, submit: TunnelRequest | None = None) -> Log:
         log = Log()
         self.caller.call(self.worker.sid, submit or request(), log)
         async with asyncio.timeout(3600):
@@ -245,16 +245,16 @@ class Pair:
         await self.answerer.close()
 
 
-def echo(incoming: Incoming) -> None:
+def echo(incoming: IncomingCall) -> None:
     incoming.head(200, b"text/plain")
     incoming.send(incoming.body)
     incoming.end()
 
 
-def paced(tokens: int, step_s: float) -> Callable[[Incoming], None]:
+def paced(tokens: int, step_s: float) -> Callable[[IncomingCall], None]:
     """A handler that sends a token a step, until it is told to stop."""
 
-    def handle(incoming: Incoming) -> None:
+    def handle(incoming: IncomingCall) -> None:
         loop = asyncio.get_running_loop()
         state = {"sent": 0, "stopped": False}
 

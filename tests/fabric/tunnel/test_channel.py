@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.fabric.tunnel.channel import Box, Channel, ForgedError, channel_of
+from atoll.fabric.tunnel.channel import Channel, ForgedError, PacketCipher, channel_of
 from atoll.fabric.tunnel.frames import (
     CHUNK,
     DATA,
     PACKET,
-    SubmitHead,
+    RequestHead,
     TunnelError,
     decode_amount,
     decode_answer,
@@ -28,7 +28,9 @@ A, B = b"a" * 32, b"b" * 32
 
 
 def ends(settings: TunnelSettings = SETTINGS) -> tuple[Channel, Channel]:
-    return Channel(7, Box(A, B), settings, 0.0), Channel(7, Box(B, A), settings, 0.0)
+    return Channel(7, PacketCipher(A, B), settings, 0.0), Channel(
+        7, PacketCipher(B, A), settings, 0.0
+    )
 
 
 def test_frames_of_one_turn_share_a_packet() -> None:
@@ -182,7 +184,7 @@ def test_an_acknowledgement_of_what_was_never_sent_breaks_the_rules() -> None:
     _, right = ends()
     header = PACKET.pack(DATA, 7, 0, 5)
     with pytest.raises(TunnelError, match="never sent"):
-        right.receive(header + Box(A, B).seal(header, b""), 0.0)
+        right.receive(header + PacketCipher(A, B).seal(header, b""), 0.0)
 
 
 def test_what_is_never_acknowledged_is_bounded() -> None:
@@ -250,7 +252,7 @@ def test_decoders_take_or_refuse_but_never_break(noise: bytes) -> None:
 
 
 def test_the_head_of_a_request_is_bounded() -> None:
-    head = SubmitHead(b"POST", b"/x", ((b"a", b"b" * 200),), 3)
+    head = RequestHead(b"POST", b"/x", ((b"a", b"b" * 200),), 3)
     assert decode_submit(encode_submit(head, b"xyz"), 1000) == (head, b"xyz")
     with pytest.raises(TunnelError, match="a head of"):
         decode_submit(encode_submit(head, b"xyz"), 100)

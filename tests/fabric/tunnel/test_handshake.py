@@ -12,7 +12,7 @@ from atoll.fabric.identity.identity import Identity, Verifier
 from atoll.fabric.tunnel.accept import accepts, check_accept
 from atoll.fabric.tunnel.channel import Channel, ForgedError
 from atoll.fabric.tunnel.frames import CHUNK, TunnelError
-from atoll.fabric.tunnel.handshake import Opening, read_hello, refusal, welcome
+from atoll.fabric.tunnel.handshake import ClientHandshake, read_hello, refusal, welcome
 from atoll.fabric.tunnel.settings import TunnelSettings
 
 GATEWAY = Identity.self_made("m001", "gate", "uni", "gateway")
@@ -25,9 +25,9 @@ SETTINGS = TunnelSettings()
 
 def opening(
     identity: Identity = GATEWAY, fabric: str = "open", caller: str = CALLER_SID
-) -> Opening:
+) -> ClientHandshake:
     endpoint = keys.new_sid(keys.slot_of(caller), b"3" * 8)
-    return Opening(identity, fabric, caller, WORKER_SID, endpoint)
+    return ClientHandshake(identity, fabric, caller, WORKER_SID, endpoint)
 
 
 def answered(question: bytes, worker: Identity = WORKER) -> tuple[bytes, Channel]:
@@ -83,7 +83,9 @@ def test_a_caller_cannot_take_the_name_of_another() -> None:
 
 
 def test_answers_go_only_to_the_caller_itself() -> None:
-    elsewhere = Opening(GATEWAY, "open", CALLER_SID, WORKER_SID, keys.new_sid("m009", b"5" * 8))
+    elsewhere = ClientHandshake(
+        GATEWAY, "open", CALLER_SID, WORKER_SID, keys.new_sid("m009", b"5" * 8)
+    )
     with pytest.raises(TunnelError, match="address"):
         read_hello(elsewhere.hello, OPEN, WORKER_SID)
 

@@ -6,9 +6,9 @@ import asyncio
 import random
 from dataclasses import replace
 
-from atoll.fabric.tunnel.answerer import Incoming
-from atoll.fabric.tunnel.caller import Caller
-from atoll.fabric.tunnel.frames import CHUNK, HEAD, SUBMIT, Submit
+from atoll.fabric.tunnel.client import TunnelClient
+from atoll.fabric.tunnel.frames import CHUNK, HEAD, SUBMIT, TunnelRequest
+from atoll.fabric.tunnel.server import IncomingCall
 from atoll.fabric.tunnel.settings import TunnelSettings
 from tests.fabric.tunnel.harness import (
     SSE,
@@ -26,9 +26,9 @@ SETTINGS = TunnelSettings()
 
 def test_a_paused_call_stops_only_its_own_stream() -> None:
     async def main() -> None:
-        fed: list[Incoming] = []
+        fed: list[IncomingCall] = []
 
-        def handle(incoming: Incoming) -> None:
+        def handle(incoming: IncomingCall) -> None:
             """Send as fast as the caller takes it."""
             incoming.head(200, SSE)
             fed.append(incoming)
@@ -90,7 +90,7 @@ def test_a_caller_that_never_reads_is_bounded_and_ends() -> None:
     async def main() -> None:
         reasons: list[str] = []
 
-        def handle(incoming: Incoming) -> None:
+        def handle(incoming: IncomingCall) -> None:
             incoming.head(200, SSE)
             incoming.on_cancel = lambda: reasons.append("cancelled")
             while not incoming.ended:
@@ -118,7 +118,7 @@ def test_a_caller_that_never_reads_is_bounded_and_ends() -> None:
 
 def test_a_worker_that_sends_more_than_it_may_loses_that_stream_only() -> None:
     async def main() -> None:
-        def handle(incoming: Incoming) -> None:
+        def handle(incoming: IncomingCall) -> None:
             if incoming.path == b"/flood":
                 incoming.head(200, SSE)
                 for _ in range(20):
@@ -147,7 +147,7 @@ def test_frames_out_of_place_end_the_stream() -> None:
             [(99, b"")],
         ):
 
-            def handle(incoming: Incoming, frames: list[tuple[int, bytes]] = frames) -> None:
+            def handle(incoming: IncomingCall, frames: list[tuple[int, bytes]] = frames) -> None:
                 for kind, payload in frames:
                     incoming._link.line.push(kind, incoming._stream, payload)
 
@@ -187,7 +187,7 @@ def test_limits_are_those_of_the_worker() -> None:
         )
         assert "larger" in ((await pair.ask(request(b"x" * 100_001))).lost or "")
         assert (await pair.ask()).ended
-        long = Submit(b"GET", b"/" + b"x" * 600, (), b"")
+        long = TunnelRequest(b"GET", b"/" + b"x" * 600, (), b"")
         assert (await pair.ask(long)).lost == "the worker closed the channel"
         await pair.close()
 
@@ -201,7 +201,7 @@ def test_limits_are_those_of_the_caller() -> None:
         assert [log.lost for log in logs][3:] == ["too many requests to this worker"] * 2
         assert "larger" in ((await pair.ask(request(b"x" * 1001))).lost or "")
         assert "headers" in (
-            (await pair.ask(Submit(b"GET", b"/" + b"x" * 2**16, (), b""))).lost or ""
+            (await pair.ask(TunnelRequest(b"GET", b"/" + b"x" * 2**16, (), b""))).lost or ""
         )
         await pair.close()
 
@@ -258,7 +258,7 @@ def test_forged_and_stray_packets_change_nothing() -> None:
 def test_channels_are_bounded_and_idle_ones_are_closed() -> None:
     async def main() -> None:
         pair = Pair(echo, worker_settings=replace(SETTINGS, slot_channels=3))
-        callers = [Caller(pair.gateway.as_fabric()) for _ in range(5)]
+        callers = [TunnelClient(pair.gateway.as_fabric()) for _ in range(5)]
         for caller in callers:
             log = Log()
             caller.call(pair.worker.sid, request(), log)
@@ -309,7 +309,7 @@ def test_errors_of_a_handler_or_receiver_stay_with_their_stream() -> None:
             lambda _, context: problems.append(context["exception"])
         )
 
-        def handle(incoming: Incoming) -> None:
+        def handle(incoming: IncomingCall) -> None:
             if incoming.path == b"/bad":
                 raise ValueError("a bug")
             paced(20, 0.01)(incoming)

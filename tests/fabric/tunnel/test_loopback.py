@@ -19,8 +19,8 @@ from atoll.fabric.identity.access import Access
 from atoll.fabric.identity.authority import Authority
 from atoll.fabric.registry.records import Metadata, SessionState
 from atoll.fabric.transport.fabric import Fabric
-from atoll.fabric.tunnel.answerer import Answerer, Incoming
-from atoll.fabric.tunnel.caller import Caller
+from atoll.fabric.tunnel.client import TunnelClient
+from atoll.fabric.tunnel.server import IncomingCall, TunnelServer
 from tests.fabric.tunnel.harness import Log, echo, paced, request, tokens
 
 Role = Literal["worker", "gateway"]
@@ -46,8 +46,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
     hubs = [
         subprocess.Popen(
             [
-                sys.executable, "-m", "atoll.fabric.transport.hub",
-                f"--fabric=@{tmp_path / 'f' / f'hub-h{number}.token'}",
+                sys.executable, "-m", "atoll", "hub",
+                f"@{tmp_path / 'f' / f'hub-h{number}.token'}",
                 f"--listen=127.0.0.1:{port}",
             ],
             stdout=subprocess.DEVNULL,
@@ -88,11 +88,11 @@ async def known(fabric: Fabric, sid: str) -> None:
 @contextlib.asynccontextmanager
 async def pair(
     site: Site, handler: object = echo
-) -> AsyncIterator[tuple[Caller, Answerer, Fabric]]:
+) -> AsyncIterator[tuple[TunnelClient, TunnelServer, Fabric]]:
     worker = await member(site, "node", "worker", "lab")
     gateway = await member(site, "gate", "gateway")
-    answerer = Answerer(worker, handler)  # type: ignore[arg-type]
-    caller = Caller(gateway)
+    answerer = TunnelServer(worker, handler)  # type: ignore[arg-type]
+    caller = TunnelClient(gateway)
     try:
         await known(gateway, worker.sid)
         yield caller, answerer, worker
@@ -103,7 +103,7 @@ async def pair(
         await worker.close()
 
 
-async def ask(caller: Caller, sid: str, body: bytes = b"{}") -> Log:
+async def ask(caller: TunnelClient, sid: str, body: bytes = b"{}") -> Log:
     log = Log()
     caller.call(sid, request(body), log)
     async with asyncio.timeout(60):
@@ -112,9 +112,9 @@ async def ask(caller: Caller, sid: str, body: bytes = b"{}") -> Log:
 
 
 def test_requests_through_hubs_with_certificates(site: Site) -> None:
-    seen: list[Incoming] = []
+    seen: list[IncomingCall] = []
 
-    def handle(incoming: Incoming) -> None:
+    def handle(incoming: IncomingCall) -> None:
         seen.append(incoming)
         echo(incoming)
 
@@ -128,7 +128,7 @@ def test_requests_through_hubs_with_certificates(site: Site) -> None:
             # A worker's certificate is no gateway's.
             other = await member(site, "other", "worker")
             await known(other, worker.sid)
-            intruder = Caller(other)
+            intruder = TunnelClient(other)
             refused = await ask(intruder, worker.sid)
             assert "may not call" in (refused.lost or "")
             answerer.accept = "self"

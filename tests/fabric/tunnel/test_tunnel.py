@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from atoll.fabric.tunnel.answerer import Incoming
-from atoll.fabric.tunnel.frames import Submit
+from atoll.fabric.tunnel.frames import TunnelRequest
+from atoll.fabric.tunnel.server import IncomingCall
 from atoll.fabric.tunnel.settings import TunnelSettings
 from tests.fabric.tunnel.harness import (
     LATENCY_S,
@@ -33,15 +33,15 @@ SETTINGS = TunnelSettings()
 
 
 def test_a_request_and_its_answer() -> None:
-    seen: list[Incoming] = []
+    seen: list[IncomingCall] = []
 
-    def handle(incoming: Incoming) -> None:
+    def handle(incoming: IncomingCall) -> None:
         seen.append(incoming)
         echo(incoming)
 
     async def main() -> None:
         pair = Pair(handle)
-        log = await pair.ask(Submit(b"PUT", b"/a?b=c", ((b"h", b"v"),), b"hello"))
+        log = await pair.ask(TunnelRequest(b"PUT", b"/a?b=c", ((b"h", b"v"),), b"hello"))
         assert (log.status, bytes(log.data), log.ended, log.lost) == (200, b"hello", True, None)
         assert pair.answerer.running == 0
         await pair.close()
@@ -91,7 +91,7 @@ def test_streams_of_one_turn_share_packets() -> None:
 
 def test_a_long_prefill_is_bridged_by_signs_of_life() -> None:
     async def main() -> None:
-        def handle(incoming: Incoming) -> None:
+        def handle(incoming: IncomingCall) -> None:
             asyncio.get_running_loop().call_later(300.0, echo, incoming)
 
         pair = Pair(handle)
@@ -256,7 +256,7 @@ def test_a_cancelled_call_stops_the_worker_and_is_silent() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
 
-        def handle(incoming: Incoming) -> None:
+        def handle(incoming: IncomingCall) -> None:
             paced(1000, 0.01)(incoming)
             inner = incoming.on_cancel
 

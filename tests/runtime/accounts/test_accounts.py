@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -586,3 +588,29 @@ def test_a_postgresql_that_goes_away_and_comes_back(postgres: str, tmp_path: Pat
         assert it.notes.names().count("accounts.database_away") == 1
 
     run(url, tmp_path / "j", story)
+
+
+def test_a_full_disk_refuses_the_next_and_says_so_once(
+    lite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def story(it: World) -> None:
+        header, _ = await it.key()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", no_space)
+            it.request(header)
+            await it.accounts.sync()
+            await it.accounts.sync()
+            error = refusal(lambda: it.accounts.admit(header, "m"))
+            assert (error.status, error.retry_after_s) == (503, 5)
+        notes = [fields for name, fields in it.notes.events if name == "accounts.journal_full"]
+        assert [note["reason"] for note in notes] == ["no space left on device"]
+        await it.accounts.sync()
+        assert "accounts.journal_free" in it.notes.names()
+        it.request(header)
+        await it.accounts.sync()
+        assert len(await it.rows(schema.operations)) == 2
+
+    run(lite, tmp_path / "j", story)

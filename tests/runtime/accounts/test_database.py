@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from atoll.core.errors import InputError, UnknownNameError, UsageError
 from atoll.runtime.accounts import schema
 from atoll.runtime.accounts.database import Database, is_refusal, read_url
-from atoll.runtime.accounts.journal import Done
+from atoll.runtime.accounts.journal import FinishedRequest
 from atoll.runtime.accounts.keys import NewKey
 from atoll.runtime.accounts.ledger import rows_of
 from atoll.runtime.pool.policy import Policy
@@ -102,7 +102,9 @@ def test_a_segment_is_written_once(url: str) -> None:
     async def main() -> None:
         database = await Database.open(url)
         attempts = (Attempt("b", "node", "ethz", 2), Attempt("c", None, None, 3))
-        rows = rows_of([Done("op1", "k", 15, 1_800_000_000.0, record("a\0b", attempts=attempts))])
+        rows = rows_of(
+            [FinishedRequest("op1", "k", 15, 1_800_000_000.0, record("a\0b", attempts=attempts))]
+        )
         assert await database.write("s1", rows)
         assert not await database.write("s1", rows)
         assert await count(database, schema.operations) == 1
@@ -110,7 +112,7 @@ def test_a_segment_is_written_once(url: str) -> None:
         used = await database.counters(["k"], ["2027-01-15", "total"])
         assert used == {"k": {"2027-01-15": 15, "total": 15}}
         # The same operation in another segment: its rows stay as they are.
-        assert await database.write("s2", rows_of([Done("op1", None, 0, 0.0, record())]))
+        assert await database.write("s2", rows_of([FinishedRequest("op1", None, 0, 0.0, record())]))
         assert await count(database, schema.operations) == 1
         await database.forget(["s1", "s2"])
         assert await count(database, schema.segments) == 0
@@ -122,7 +124,7 @@ def test_a_segment_is_written_once(url: str) -> None:
 def test_half_a_segment_is_none(url: str) -> None:
     async def main() -> None:
         database = await Database.open(url)
-        rows = rows_of([Done("op1", "k", 15, 1_800_000_000.0, record())])
+        rows = rows_of([FinishedRequest("op1", "k", 15, 1_800_000_000.0, record())])
         rows.operations.append(rows.operations[0] | {"id": "op2", "model": None})
         with pytest.raises(sa.exc.IntegrityError) as refused:
             await database.write("s1", rows)
@@ -141,7 +143,9 @@ def test_many_gateways_count_together(url: str) -> None:
         async def work(database: Database, gateway: int) -> None:
             for number in range(6):
                 done = [
-                    Done(f"{gateway}-{number}-{key}", f"k{key}", 10, 1_800_000_000.0, None)
+                    FinishedRequest(
+                        f"{gateway}-{number}-{key}", f"k{key}", 10, 1_800_000_000.0, None
+                    )
                     for key in (range(5) if gateway % 2 else range(4, -1, -1))
                 ]
                 await database.write(f"{gateway}-{number}", rows_of(done))

@@ -17,21 +17,32 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
 from atoll.runtime.accounts import journal as module
+from atoll.runtime.accounts import slots as slots_module
 from atoll.runtime.accounts.journal import (
-    Done,
-    Folder,
-    FullError,
+    FinishedRequest,
+    JournalFolder,
+    JournalFullError,
     UsageJournal,
     read_segment,
     recover,
 )
+from atoll.runtime.accounts.slots import WrittenSlots
 from tests.runtime.accounts.helpers import record
 
 SLOTS = 8
+FILES = (module.__file__, slots_module.__file__)
 
 
 class Killed(BaseException):
     pass
+
+
+@pytest.fixture(params=["mapped", "written"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """How slots reach the disk: by a map, or by `pwrite` where blocks cannot be taken beforehand."""
+    kinds = {"mapped": frozenset({slots_module._file_system(tmp_path)}), "written": frozenset()}
+    monkeypatch.setattr(slots_module, "_WRITES_IN_PLACE", kinds[request.param])
+    return str(request.param)
 
 
 def killed_at(line: int, run: Callable[[], object]) -> bool:
@@ -40,7 +51,7 @@ def killed_at(line: int, run: Callable[[], object]) -> bool:
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left
-        if frame.f_code.co_filename != module.__file__:
+        if frame.f_code.co_filename not in FILES:
             return None
         if event == "line":
             left -= 1
@@ -60,7 +71,7 @@ def killed_at(line: int, run: Callable[[], object]) -> bool:
     return False
 
 
-def found_by_next(base: Path) -> list[Done]:
+def found_by_next(base: Path) -> list[FinishedRequest]:
     """Start anew; return all finished requests that the start finds."""
     journal = UsageJournal.claim(base, slots=SLOTS)
     found = [done for path in journal.segments() for done in read_segment(path)]
@@ -112,7 +123,7 @@ class Story:
         self.journal._folder.close()
 
 
-def check(story: Story, found: list[Done]) -> None:
+def check(story: Story, found: list[FinishedRequest]) -> None:
     counts = Counter(done.op for done in found)
     assert set(counts.values()) <= {1}
     by_name = {d.record.request_id: (d.record.outcome, d.tokens) for d in found if d.record}
@@ -122,11 +133,12 @@ def check(story: Story, found: list[Done]) -> None:
         assert by_name.get(name, ("none", 0)) in possible, (name, by_name)
 
 
-def test_a_death_at_any_line_loses_and_doubles_nothing(tmp_path: Path) -> None:
+def test_a_death_at_any_line_loses_and_doubles_nothing(tmp_path: Path, kind: str) -> None:
     line, alive = 0, False
     while not alive:
         base = tmp_path / str(line)
         story = Story(base)
+        assert isinstance(story.journal._slots, WrittenSlots) == (kind == "written")
         alive = not killed_at(line, story.run)
         story.die()
         check(story, found_by_next(base))
@@ -201,10 +213,10 @@ def test_a_file_of_slots_cut_off_anywhere_is_read_as_far_as_it_goes(tmp_path: Pa
     story.die()
     slots = tmp_path / "0" / "slots"
     whole = slots.read_bytes()
-    found: list[Done] = []
+    found: list[FinishedRequest] = []
     for size in [*range(0, len(whole), 97), len(whole)]:
         slots.write_bytes(whole[:size])
-        found = list(module._read_slots(slots))
+        found = list(module._read_crashed(slots))
         assert {d.record.request_id for d in found if d.record} <= {"c", "d"}
     assert len(found) == 2
 
@@ -222,11 +234,11 @@ def test_folders_are_not_shared_and_dead_ones_are_adopted(tmp_path: Path) -> Non
     assert {d.record.request_id: d.tokens for d in found if d.record} == {"first": 0, "second": 4}
     assert three.bytes == sum(path.stat().st_size for path in three.segments()) > 0
     with pytest.raises(BlockingIOError):
-        Folder(tmp_path / "1")
+        JournalFolder(tmp_path / "1")
     for path in three.segments():
         three.forget(path)
     assert three.bytes == 0
-    Folder(tmp_path / "1").close()  # free again, as it is empty
+    JournalFolder(tmp_path / "1").close()  # free again, as it is empty
     three.release()
 
 
@@ -236,7 +248,7 @@ def test_slots_are_used_again_and_run_out(tmp_path: Path) -> None:
         journal.drop(journal.open("k", "r", "m", "e", 0.0))
     journal.open("k", "r", "m", "e", 0.0)
     journal.open("k", "r", "m", "e", 0.0)
-    with pytest.raises(FullError):
+    with pytest.raises(JournalFullError):
         journal.open("k", "r", "m", "e", 0.0)
     assert journal.running == 2
     journal.release()

@@ -6,11 +6,11 @@ import math
 import pytest
 
 from atoll.core.errors import InputError
-from atoll.runtime.accounts.keys import Key, Models, NewKey, make_key, matches, read_bearer
+from atoll.runtime.accounts.keys import ApiKey, ModelFilter, NewKey, make_key, matches, read_bearer
 
 
-def held(digest: str, key_id: str, **more: object) -> Key:
-    return Key(key_id, NewKey.parse({"name": "n", **more}), 0.0, None, 1, digest)
+def held(digest: str, key_id: str, **more: object) -> ApiKey:
+    return ApiKey(key_id, NewKey.parse({"name": "n", **more}), 0.0, None, 1, digest)
 
 
 def test_a_key_is_recognised_and_nothing_else_is() -> None:
@@ -67,17 +67,17 @@ def test_what_is_no_key_is_none(header: bytes) -> None:
 
 
 def test_models_are_names_or_patterns() -> None:
-    some = Models(("llama-*", "org/exact.v1"))
+    some = ModelFilter(("llama-*", "org/exact.v1"))
     assert some.allow("llama-3")
     assert some.allow("org/exact.v1")
     assert not some.allow("Llama-3")
     assert not some.allow("org/exactXv1")
     assert not some.allow("xllama-3")
-    assert Models(()).allow("anything")
+    assert ModelFilter(()).allow("anything")
 
 
 def test_models_do_not_remember_without_bound() -> None:
-    some = Models(("a*",))
+    some = ModelFilter(("a*",))
     for number in range(5000):
         assert some.allow(f"a{number}")
     assert len(some._known) <= 1024
@@ -87,7 +87,7 @@ def test_the_state_of_a_key() -> None:
     key = held("0" * 64, "k", expires_s=100.0)
     assert key.state(99.9) == "active"
     assert key.state(100.0) == "expired"
-    revoked = Key("k", key.spec, 0.0, 50.0, 1)
+    revoked = ApiKey("k", key.spec, 0.0, 50.0, 1)
     assert revoked.state(60.0) == "revoked"
 
 

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.runtime.accounts.journal import Done
+from atoll.runtime.accounts.journal import FinishedRequest
 from atoll.runtime.accounts.ledger import TokenPrice, cost_nusd, rows_of, shares
 from atoll.telemetry.usage import Attempt
 from tests.runtime.accounts.helpers import record
@@ -55,7 +55,9 @@ def test_cost_is_tokens_times_announced_prices_with_the_prompt_once() -> None:
         Attempt("a", tokens=1000, usd_per_mtoken_in=2.0, usd_per_mtoken_out=10.0),
         Attempt("b", tokens=500, usd_per_mtoken_in=4.0, usd_per_mtoken_out=20.0),
     )
-    rows = rows_of([Done("o", None, 0, 0.0, record(prompt=3000, completion=1500, attempts=tried))])
+    rows = rows_of(
+        [FinishedRequest("o", None, 0, 0.0, record(prompt=3000, completion=1500, attempts=tried))]
+    )
     # 3000 * 2 + 1000 * 10 micro-dollars at a, 500 * 20 at b.
     assert [row["cost_nusd"] for row in rows.attempts] == [16_000_000, 10_000_000]
     assert rows.operations[0]["cost_nusd"] == 26_000_000
@@ -70,7 +72,7 @@ def test_a_fallback_price_holds_where_none_was_announced() -> None:
     price = TokenPrice(1.0, 2.0)
     assert cost_nusd(Attempt("a"), 1, 1, price) == 3000
     assert cost_nusd(Attempt("a", usd_per_mtoken_in=0.0), 1, 1, price) == 2000
-    done = Done("o", None, 0, 0.0, record(prompt=1, completion=1))
+    done = FinishedRequest("o", None, 0, 0.0, record(prompt=1, completion=1))
     assert rows_of([done], {"m": price}).operations[0]["cost_nusd"] == 3000
 
 
@@ -81,8 +83,8 @@ def test_prices_that_are_none_never_break_the_ledger(price: float, tokens: int) 
 
 
 def test_tokens_count_in_the_day_the_month_and_in_all_once() -> None:
-    done = Done("o", "k", 15, 1_800_000_000.0, record())
-    other = Done("p", "k", 1, 1_800_000_000.0 + 86_400, None)
+    done = FinishedRequest("o", "k", 15, 1_800_000_000.0, record())
+    other = FinishedRequest("p", "k", 1, 1_800_000_000.0 + 86_400, None)
     rows = rows_of([done, done, other])
     assert len(rows.operations) == 1
     assert rows.counters == {
@@ -94,7 +96,7 @@ def test_tokens_count_in_the_day_the_month_and_in_all_once() -> None:
 
 
 def test_who_is_not_tracked_has_no_rows() -> None:
-    rows = rows_of([Done("o", "k", 15, 0.0, None)])
+    rows = rows_of([FinishedRequest("o", "k", 15, 0.0, None)])
     assert not rows.operations
     assert not rows.attempts
     assert rows.counters[("k", "total")] == 15

@@ -6,66 +6,25 @@ from hypothesis import strategies as st
 
 from atoll.runtime.accounts.limits import (
     TOTAL,
-    Bucket,
     KeyUsage,
     day_of,
+    per_minute,
     periods,
     periods_of,
     resize,
     whole_seconds,
 )
 
-gaps = st.lists(st.floats(0.0, 90.0), min_size=1, max_size=80)
 
-
-@given(st.integers(1, 600), gaps)
-def test_no_window_lets_more_in_than_a_burst_and_its_rate(per_min: int, waits: list[float]) -> None:
-    now_s = 0.0
-    bucket = Bucket(per_min, now_s)
-    admitted: list[float] = []
-    for wait in waits:
-        now_s += wait
-        for _ in range(5):
-            if bucket.wait_s(now_s) == 0.0:
-                bucket.charge(now_s, 1)
-                admitted.append(now_s)
-    for i, first in enumerate(admitted):
-        for j in range(i, len(admitted)):
-            assert j - i + 1 <= per_min + (admitted[j] - first) * per_min / 60 + 1e-6
-
-
-@given(st.integers(1, 10**6), st.floats(0.0, 1e6), st.floats(0.0, 1e4))
-def test_waiting_as_long_as_it_says_is_enough_and_no_less(
-    per_min: int, used: float, later_s: float
-) -> None:
-    bucket = Bucket(per_min, 0.0)
-    bucket.charge(0.0, used)
-    wait_s = bucket.wait_s(later_s)
-    if wait_s > 0.01:
-        early = Bucket(per_min, 0.0)
-        early.charge(0.0, used)
-        assert early.wait_s(later_s + wait_s * 0.99) > 0.0
-    assert bucket.wait_s(later_s + wait_s + 1e-3) == 0.0
-
-
-def test_debt_is_paid_off_at_the_rate() -> None:
-    bucket = Bucket(60, 0.0)
-    bucket.charge(0.0, 180)
-    assert bucket.level(0.0) == -120
-    assert bucket.wait_s(0.0) == 121.0
-    assert bucket.wait_s(121.0) == 0.0
-    assert bucket.full_s(121.0) == 59.0
-
-
-def test_a_clock_that_goes_back_gives_nothing() -> None:
-    bucket = Bucket(60, 100.0)
-    bucket.charge(100.0, 60)
-    assert bucket.level(50.0) == 0.0
-    assert bucket.level(101.0) == 1.0
+def test_a_limit_per_minute_lets_a_minutes_worth_in_at_once() -> None:
+    bucket = per_minute(60, 0.0)
+    assert [bucket.take(0.0) for _ in range(61)] == [True] * 60 + [False]
+    assert bucket.take(1.0)
+    assert not bucket.take(1.5)
 
 
 def test_a_changed_limit_keeps_what_was_used() -> None:
-    bucket = Bucket(100, 0.0)
+    bucket = per_minute(100, 0.0)
     bucket.charge(0.0, 80)
     smaller = resize(bucket, 50, 0.0)
     assert smaller is not None

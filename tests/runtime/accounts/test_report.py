@@ -14,7 +14,7 @@ import pytest
 
 from atoll.cli.main import run
 from atoll.runtime.accounts.database import Database
-from atoll.runtime.accounts.journal import Done
+from atoll.runtime.accounts.journal import FinishedRequest
 from atoll.runtime.accounts.keys import NewKey
 from atoll.runtime.accounts.ledger import rows_of
 from atoll.runtime.accounts.report import LISTS, SUMS, UsagePeriod, columns_of, usage
@@ -34,15 +34,17 @@ async def fill(url: str) -> str:
         Attempt("b2", "n2", "epfl", 70, 0.2, "ok", 3.0, 4.0),
     )
     done = [
-        Done("o1", key.id, 0, START_S, record(prompt=10, completion=100, attempts=moved)),
-        Done(
+        FinishedRequest(
+            "o1", key.id, 0, START_S, record(prompt=10, completion=100, attempts=moved)
+        ),
+        FinishedRequest(
             "o2",
             key.id,
             0,
             START_S + DAY_S,
             record(model="x", prompt=1, completion=2, started_s=START_S + DAY_S),
         ),
-        Done(
+        FinishedRequest(
             "o3",
             None,
             0,

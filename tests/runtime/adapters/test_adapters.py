@@ -10,12 +10,12 @@ import pytest
 from atoll.cli.serving import sources
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.plan.cluster import NodeProfile
-from atoll.runtime.adapters.base import Home, MachineShare, ServedModel
+from atoll.runtime.adapters.base import MachineShare, RunDirectory, ServedModel
 from atoll.runtime.adapters.llamacpp import gguf_file
 from atoll.runtime.adapters.remote import remote_endpoint
 from atoll.runtime.adapters.sglang import sglang_endpoint
 from atoll.runtime.adapters.vllm import vllm_command
-from atoll.runtime.local.fleet import Hearing
+from atoll.runtime.local.fleet import LivenessTracker
 from atoll.runtime.local.profile import RangeTable, profile_of
 from atoll.runtime.local.state import FleetState, list_running_fleets, new_home, write_state
 from tests.runtime.local.test_placing import instance
@@ -24,7 +24,7 @@ SERVED = ServedModel("hf://org/name", ("chat",))
 
 
 def test_vllm_gets_uneven_layers(tmp_path: Path) -> None:
-    command = vllm_command(instance([(0, 20), (20, 32)]), SERVED, 9000, Home(tmp_path))
+    command = vllm_command(instance([(0, 20), (20, 32)]), SERVED, 9000, RunDirectory(tmp_path))
     assert command.environment == {"VLLM_PP_LAYER_PARTITION": "20,12"}
     text = " ".join(command.arguments)
     assert text.startswith("vllm serve org/name --host 127.0.0.1 --port 9000")
@@ -32,7 +32,7 @@ def test_vllm_gets_uneven_layers(tmp_path: Path) -> None:
 
 
 def test_vllm_on_one_node_has_no_pipeline(tmp_path: Path) -> None:
-    command = vllm_command(instance([(0, 32)]), SERVED, 9000, Home(tmp_path))
+    command = vllm_command(instance([(0, 32)]), SERVED, 9000, RunDirectory(tmp_path))
     assert "--pipeline-parallel-size" not in command.arguments
     assert command.environment == {}
 
@@ -45,12 +45,14 @@ def test_vllm_refuses_what_it_cannot_run(
     held: list[tuple[int, int]], why: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=why):
-        vllm_command(instance(held), SERVED, 9000, Home(tmp_path))
+        vllm_command(instance(held), SERVED, 9000, RunDirectory(tmp_path))
 
 
 def test_sglang_is_for_one_node(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="SGLang runs on one"):
-        sglang_endpoint(instance([(0, 1), (1, 2)]), SERVED, 9000, Home(tmp_path), MachineShare())
+        sglang_endpoint(
+            instance([(0, 1), (1, 2)]), SERVED, 9000, RunDirectory(tmp_path), MachineShare()
+        )
 
 
 def test_llamacpp_needs_a_gguf_file(tmp_path: Path) -> None:
@@ -66,7 +68,7 @@ def test_a_remote_key_is_kept_from_view() -> None:
 
 def test_sockets_must_be_short(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="too long for a socket"):
-        Home(tmp_path / ("x" * 100)).inbox("a/n0")
+        RunDirectory(tmp_path / ("x" * 100)).inbox("a/n0")
 
 
 def test_sources_for_all_and_for_one() -> None:
@@ -79,16 +81,16 @@ def test_sources_for_all_and_for_one() -> None:
 def test_silence_counts_only_while_the_instance_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
     monkeypatch.setattr("atoll.runtime.local.fleet.time.monotonic", lambda: now_s)
-    hearing = Hearing()
-    assert hearing.silent_s("n") == 0.0
-    hearing.heard([("n", True)])
+    liveness = LivenessTracker()
+    assert liveness.silent_s("n") == 0.0
+    liveness.heard([("n", True)])
     now_s = 102.0
-    hearing.heard([("n", False)])
-    assert hearing.silent_s("n") == 2.0
+    liveness.heard([("n", False)])
+    assert liveness.silent_s("n") == 2.0
     now_s = 150.0
-    assert hearing.silent_s("n") == 2.0
-    hearing.heard([("n", False)])
-    assert hearing.silent_s("n") == 0.0
+    assert liveness.silent_s("n") == 2.0
+    liveness.heard([("n", False)])
+    assert liveness.silent_s("n") == 0.0
 
 
 def test_fleets_that_died_are_forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

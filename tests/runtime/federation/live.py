@@ -15,7 +15,7 @@ from atoll.fabric.identity.authority import Authority
 from atoll.fabric.registry.records import Metadata, NodeService, SessionState
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.hub import Hub, hub_options
-from atoll.fabric.tunnel.answerer import Answerer
+from atoll.fabric.tunnel.server import TunnelServer
 from atoll.runtime.federation import Federation
 from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import Deadlines, GatewaySettings, HealthSettings
@@ -35,7 +35,7 @@ class Worker:
 
     engine: ScriptedEngine
     fabric: Fabric
-    answerer: Answerer
+    answerer: TunnelServer
     bridge: Bridge
     metadata: Metadata
 
@@ -94,7 +94,7 @@ class Site:
         generic = any(s.kind == "generic" for s in services)
         bridge = Bridge(url, generic=generic)
         bridge.open = True
-        answerer = Answerer(fabric, bridge.handle, accept=metadata.accept)
+        answerer = TunnelServer(fabric, bridge.handle, accept=metadata.accept)
         made = Worker(engine, fabric, answerer, bridge, metadata)
         self.workers.append(made)
         self.bench.engines.append(engine)

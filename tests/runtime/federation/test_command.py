@@ -88,7 +88,7 @@ def test_a_gateway_with_keys_in_front_of_a_node_without_a_port(
 ) -> None:
     (port,) = free_ports(1)
     fabric = f"open://127.0.0.1:{port}"
-    hub = processes.start("atoll.fabric.transport.hub", "--listen", f"127.0.0.1:{port}")
+    hub = processes.start("atoll", "hub", "--open", "--listen", f"127.0.0.1:{port}")
     processes.line(hub)
     engine = processes.start("tests.runtime.gateway.engine", "--kind", "vllm")
     url = processes.line(engine).strip()

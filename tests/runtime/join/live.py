@@ -14,9 +14,9 @@ from atoll.fabric.registry.records import Metadata
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.hub import Hub, hub_options
 from atoll.fabric.transport.peers import Peer
-from atoll.fabric.tunnel.caller import Caller
-from atoll.fabric.tunnel.frames import Submit
-from atoll.runtime.adapters.base import Home
+from atoll.fabric.tunnel.client import TunnelClient
+from atoll.fabric.tunnel.frames import TunnelRequest
+from atoll.runtime.adapters.base import RunDirectory
 from atoll.runtime.join.node import JoinedNode
 from atoll.runtime.join.options import JoinOptions
 from atoll.runtime.local.build import free_ports
@@ -49,7 +49,7 @@ class World:
 
     port: int
     observer: Fabric
-    caller: Caller
+    caller: TunnelClient
     folder: Path
     lines: list[str] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
@@ -64,7 +64,7 @@ class World:
         access = Access.open_loopback(self.port, name="site", provider="uni")
         home = self.folder / f"home{len(list(self.folder.iterdir()))}"
         home.mkdir()
-        return JoinedNode(made, access, Home(home), say=self.lines.append, environment={})
+        return JoinedNode(made, access, RunDirectory(home), say=self.lines.append, environment={})
 
     def seen(self) -> Peer | None:
         """The node as the observer sees it."""
@@ -83,7 +83,7 @@ class World:
         peer = self.seen()
         assert peer is not None
         headers = ((b"content-type", b"application/json"),)
-        self.caller.call(peer.sid, Submit(b"POST", path.encode(), headers, body), answer)
+        self.caller.call(peer.sid, TunnelRequest(b"POST", path.encode(), headers, body), answer)
         await until(lambda: answer.over is not None)
         return answer
 
@@ -102,7 +102,7 @@ async def world(folder: Path, role: str = "gateway") -> AsyncIterator[World]:
     assert role in ("gateway", "operator")
     metadata = Metadata(name="eyes", provider="uni", role=role)  # type: ignore[arg-type]
     observer = await Fabric.connect(access, metadata)
-    caller = Caller(observer)
+    caller = TunnelClient(observer)
     try:
         yield World(port, observer, caller, folder)
     finally:

@@ -10,31 +10,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.cli.join import read_options
+from atoll.cli.join import JoinSettings
 from atoll.core.errors import AtollError, InputError
 from atoll.engine.weights.sources import DEFAULT_MODEL
 from atoll.fabric.identity.identity import Identity, RefusedError, Verifier
 from atoll.fabric.registry.records import Gpu, Hardware, NodeService, SessionState, encode_metadata
-from atoll.runtime.adapters.base import Home
+from atoll.runtime.adapters.base import RunDirectory
 from atoll.runtime.join.assignment import (
     VALID_S,
     Assignment,
     Order,
-    Orders,
+    OrderVerifier,
     check,
     encode,
     read_reply,
     write_order,
 )
 from atoll.runtime.join.engines import engine_for_order, prepare
-from atoll.runtime.join.life import Announcement, Situation, announcement
+from atoll.runtime.join.life import Announcement, NodeSituation, choose_announcement
 from atoll.runtime.join.offers import ServerOffer
 from atoll.runtime.join.options import JoinOptions
 from atoll.runtime.join.watcher import Health
 
 OFFER = ServerOffer((NodeService(model="m"),), "vllm")
 SITUATIONS = st.builds(
-    Situation,
+    NodeSituation,
     offer=st.sampled_from([None, OFFER]),
     dead=st.booleans(),
     idle=st.booleans(),
@@ -43,10 +43,12 @@ SITUATIONS = st.builds(
 
 
 @given(st.lists(SITUATIONS, max_size=30))
-def test_a_session_never_goes_back_and_serves_only_what_is_well(history: list[Situation]) -> None:
+def test_a_session_never_goes_back_and_serves_only_what_is_well(
+    history: list[NodeSituation],
+) -> None:
     said = Announcement(SessionState.JOIN, None)
     for now in history:
-        new = announcement(said, now)
+        new = choose_announcement(said, now)
         hindered = now.dead or now.idle or now.leaving
         if new.offer is not None:
             assert new.state is SessionState.SERVING
@@ -59,23 +61,23 @@ def test_a_session_never_goes_back_and_serves_only_what_is_well(history: list[Si
             assert new.offer is not None or now.idle
         said = new
         # Nothing more to say of the same situation.
-        assert announcement(said, now) == said
+        assert choose_announcement(said, now) == said
 
 
 def test_the_story_of_an_engine() -> None:
     said = Announcement(SessionState.JOIN, None)
     told = []
     for now in (
-        Situation(),
-        Situation(OFFER),
-        Situation(),
-        Situation(OFFER),
-        Situation(OFFER, dead=True),
-        Situation(),
-        Situation(OFFER),
-        Situation(OFFER, leaving=True),
+        NodeSituation(),
+        NodeSituation(OFFER),
+        NodeSituation(),
+        NodeSituation(OFFER),
+        NodeSituation(OFFER, dead=True),
+        NodeSituation(),
+        NodeSituation(OFFER),
+        NodeSituation(OFFER, leaving=True),
     ):
-        said = announcement(said, now)
+        said = choose_announcement(said, now)
         told.append((said.state.name, said.offer is not None))
     assert told == [
         ("JOIN", False),
@@ -90,7 +92,7 @@ def test_the_story_of_an_engine() -> None:
 
 
 def test_an_engine_that_never_served_does_not_go_down() -> None:
-    said = announcement(Announcement(SessionState.JOIN, None), Situation(dead=True))
+    said = choose_announcement(Announcement(SessionState.JOIN, None), NodeSituation(dead=True))
     assert said == Announcement(SessionState.JOIN, None)
 
 
@@ -125,8 +127,8 @@ ORDER = Assignment(model="org/m", settings={"max-model-len": "4096"})
 NOW_S = time.time()
 
 
-def orders() -> Orders:
-    return Orders(Verifier("open", None))
+def orders() -> OrderVerifier:
+    return OrderVerifier(Verifier("open", None))
 
 
 def test_an_operators_order_is_obeyed_once(operator: Identity) -> None:
@@ -158,7 +160,7 @@ def test_other_orders_are_refused(operator: Identity) -> None:
     with pytest.raises(RefusedError, match="too old"):
         taking.read(good, SID, NOW_S + VALID_S + 1)
     with pytest.raises(RefusedError, match="not signed"):
-        Orders(Verifier("other", None)).read(good, SID, NOW_S)
+        OrderVerifier(Verifier("other", None)).read(good, SID, NOW_S)
     with pytest.raises(RefusedError, match="too large"):
         taking.read(b"x" * 20_000, SID, NOW_S)
     with pytest.raises(RefusedError, match="cannot be read"):
@@ -181,7 +183,7 @@ def test_a_foreign_operator_is_refused(operator: Identity) -> None:
     stranger = Identity.self_made("m001", "mallory", "uni", "operator")
     data = write_order(ORDER, stranger, "f", SID, NOW_S)
     with pytest.raises(RefusedError, match="not of this fabric"):
-        Orders(verifier).read(data, SID, NOW_S)
+        OrderVerifier(verifier).read(data, SID, NOW_S)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +229,7 @@ def test_an_order_becomes_a_command_without_a_shell(tmp_path: Path) -> None:
     settings = {"max-model-len": "4096", "tensor-parallel-size": "1"}
     order = Assignment(model="hf://org/m", name="chat", settings=settings)
     check(order)
-    prepared = engine_for_order(order, JoinOptions(), hardware, Home(tmp_path))
+    prepared = engine_for_order(order, JoinOptions(), hardware, RunDirectory(tmp_path))
     assert prepared.command is not None
     text = " ".join(prepared.command.arguments)
     assert text.startswith("vllm serve org/m --host 127.0.0.1 --port ")
@@ -249,7 +251,7 @@ def test_options_of_a_file_and_the_command_line(tmp_path: Path) -> None:
         "region: eu\nprice: $1.5/h\nhealth-interval: 500ms\nlabels: {rack: r1}\n"
         "command: vllm serve 'a model' --port 8001\nmax_inflight: 8\naccept: allow:uni\n"
     )
-    found = read_options(path, {"region": "us", "site": None})
+    found = JoinSettings.read({"config": path, "region": "us"})
     assert (found.region, found.price, found.health_interval) == ("us", 1.5, 0.5)
     assert found.command == ("vllm", "serve", "a model", "--port", "8001")
     metadata = found.metadata("n", "uni", "worker")
@@ -274,13 +276,18 @@ def test_options_of_a_file_and_the_command_line(tmp_path: Path) -> None:
 )
 def test_wrong_options_name_the_field(options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        read_options(None, options)
+        JoinSettings.read(options)
 
 
 def test_errors_never_show_the_token() -> None:
-    for wrong in ({"generic": True}, {"tunnel": False}, {"engine_key": "secret-key\n"}):
+    wrongs: tuple[tuple[str, object], ...] = (
+        ("generic", True),
+        ("tunnel", False),
+        ("engine_key", "secret-key\n"),
+    )
+    for option, wrong in wrongs:
         with pytest.raises(InputError) as caught:
-            read_options(None, {"fabric": "secret-token"} | wrong)
+            JoinSettings.read({"fabric": "secret-token", option: wrong})
         assert "secret" not in str(caught.value)
 
 

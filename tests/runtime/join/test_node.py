@@ -16,7 +16,7 @@ from atoll.cli.assign import find_node, send_order
 from atoll.core.errors import UnknownNameError, UsageError
 from atoll.fabric.identity.access import Access
 from atoll.fabric.registry.records import SessionState
-from atoll.runtime.adapters.base import Home
+from atoll.runtime.adapters.base import RunDirectory
 from atoll.runtime.join.assignment import Assignment
 from atoll.runtime.join.deadline import LAST_S
 from atoll.runtime.join.node import JoinedNode
@@ -35,7 +35,7 @@ async def stop(node: JoinedNode) -> None:
 
 
 def engine_pid(node: JoinedNode) -> int:
-    pid = node._agent.keepers["engine"].pid
+    pid = node._agent.processes["engine"].pid
     assert pid is not None
     return pid
 
@@ -140,7 +140,7 @@ def test_an_engine_that_cannot_start_ends_the_node(tmp_path: Path) -> None:
             await node.start()
             with pytest.raises(ProcessError, match="no-such-engine"):
                 async with asyncio.timeout(60):
-                    await node.ended()
+                    await node.wait_ended()
             await node.close()
             await until(lambda: here.seen() is None)
 
@@ -246,7 +246,7 @@ def test_a_node_leaves_before_its_end(tmp_path: Path) -> None:
             await until(here.serving)
             node.deadline.asked_s = time.time() + LAST_S + 0.5
             async with asyncio.timeout(60):
-                await node.ended()
+                await node.wait_ended()
             assert here.lines[-1] == "this node's time is up"
             await stop(node)
             await until(lambda: here.seen() is None)
@@ -262,7 +262,7 @@ def test_an_open_fabric_beyond_this_machine_takes_no_orders(
     access = Access.open("open://192.0.2.1:7447")
 
     async def run() -> None:
-        node = JoinedNode(JoinOptions(), access, Home(tmp_path))
+        node = JoinedNode(JoinOptions(), access, RunDirectory(tmp_path))
         with pytest.raises(UsageError, match="anybody"):
             await node.start()
 

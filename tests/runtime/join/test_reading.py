@@ -22,8 +22,8 @@ from atoll.runtime.join.load import LoadReader, read_figures
 from atoll.runtime.join.offers import (
     Inspector,
     KnownServer,
-    NotWellError,
     ServerOffer,
+    UnhealthyError,
     config_precision,
     read_models,
 )
@@ -243,7 +243,7 @@ def test_an_embedding_model_is_known_by_what_it_makes() -> None:
 def test_a_server_that_does_not_do_its_work_is_not_well(
     status: dict[str, int], message: str
 ) -> None:
-    with pytest.raises(NotWellError, match=message):
+    with pytest.raises(UnhealthyError, match=message):
         look(Shaped(SHAPES["vllm"]("m"), status=status))
 
 
@@ -255,7 +255,7 @@ def test_a_server_that_was_well_once_has_to_prove_it_again() -> None:
         offer = await inspector.look(prove=False)
         server.status["/v1/completions"] = 500
         assert await inspector.look(prove=False) == offer
-        with pytest.raises(NotWellError, match="status 500"):
+        with pytest.raises(UnhealthyError, match="status 500"):
             await inspector.look(prove=True)
         await server.stop()
 
@@ -265,7 +265,7 @@ def test_a_server_that_was_well_once_has_to_prove_it_again() -> None:
 def test_a_server_without_health_is_judged_by_its_models() -> None:
     server = Shaped(SHAPES["vllm"]("m"), status={"/health": 404})
     assert look(server).engine == "vllm"
-    with pytest.raises(NotWellError, match="/ready"):
+    with pytest.raises(UnhealthyError, match="/ready"):
         look(server, health="/ready")
 
 
@@ -278,7 +278,7 @@ def test_a_generic_service_is_asked_for_its_health_only() -> None:
 
 @given(st.binary(max_size=80) | st.just(b'{"data": []}') | st.just(b'{"data": [{"id": 3}]}'))
 def test_whatever_models_answers_is_a_list_or_not_well(body: bytes) -> None:
-    with pytest.raises(NotWellError):
+    with pytest.raises(UnhealthyError):
         read_models(body)
 
 
@@ -477,7 +477,7 @@ class Scripted(Inspector):
         await self.gate.wait()
         seen = self.looks.pop(0)
         if isinstance(seen, str):
-            raise NotWellError(seen)
+            raise UnhealthyError(seen)
         return seen
 
 

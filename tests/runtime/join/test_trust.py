@@ -21,9 +21,9 @@ from atoll.fabric.identity.authority import Authority
 from atoll.fabric.registry.records import Metadata
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.hub import Hub, hub_options
-from atoll.fabric.tunnel.caller import Caller
-from atoll.fabric.tunnel.frames import Submit
-from atoll.runtime.adapters.base import Home
+from atoll.fabric.tunnel.client import TunnelClient
+from atoll.fabric.tunnel.frames import TunnelRequest
+from atoll.runtime.adapters.base import RunDirectory
 from atoll.runtime.join.assignment import Assignment
 from atoll.runtime.join.node import JoinedNode
 from atoll.runtime.join.options import JoinOptions
@@ -105,7 +105,7 @@ def test_the_token_of_a_hub_is_refused(tmp_path: Path) -> None:
 
     async def run() -> None:
         with pytest.raises(UsageError, match="a hub's"):
-            JoinedNode(JoinOptions(), access, Home(tmp_path))
+            JoinedNode(JoinOptions(), access, RunDirectory(tmp_path))
 
     asyncio.run(run())
 
@@ -127,7 +127,7 @@ def test_an_operator_assigns_weights_to_atolls_own_engine(tmp_path: Path) -> Non
             access = authority.issue("cluster", "Uni", "worker")
             options = JoinOptions(name="cpu1", models=str(models), health_interval=0.5)
             lines: list[str] = []
-            node = JoinedNode(options, access, Home(home), say=lines.append, environment={})
+            node = JoinedNode(options, access, RunDirectory(home), say=lines.append, environment={})
             await node.start()
             await until(lambda: operator.peer(node.fabric.sid) is not None)
             order = Assignment(
@@ -137,9 +137,9 @@ def test_an_operator_assigns_weights_to_atolls_own_engine(tmp_path: Path) -> Non
             await until(lambda: serves(operator, "tiny"), 120)
             peer = find_node(operator.peers(), "cpu1")
             assert peer.metadata.engine == "atoll"
-            caller, answer = Caller(operator), Answer()
+            caller, answer = TunnelClient(operator), Answer()
             body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 5, "stream": True})
-            submit = Submit(
+            submit = TunnelRequest(
                 *(b"POST", b"/v1/completions"),
                 ((b"content-type", b"application/json"),),
                 body.encode(),
@@ -164,7 +164,7 @@ def test_a_node_whose_token_was_revoked_ends_and_says_why(tmp_path: Path) -> Non
     async def run() -> None:
         async with trusted(tmp_path) as (authority, operator):
             access = authority.issue("cluster", "Uni", "worker")
-            node = JoinedNode(JoinOptions(name="n"), access, Home(tmp_path))
+            node = JoinedNode(JoinOptions(name="n"), access, RunDirectory(tmp_path))
             await node.start()
             try:
                 await until(lambda: len(operator.peers()) == 2)
@@ -172,7 +172,7 @@ def test_a_node_whose_token_was_revoked_ends_and_says_why(tmp_path: Path) -> Non
                 node.fabric.verifier.revoke([int(serial, 16)])
                 async with asyncio.timeout(60):
                     with pytest.raises(UsageError, match="revoked"):
-                        await node.ended()
+                        await node.wait_ended()
             finally:
                 await node.close()
 

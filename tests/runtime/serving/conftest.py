@@ -45,22 +45,22 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextlib.contextmanager
 def serving(plan: Plan, services: Sequence[str], folder: Path) -> Iterator[Running]:
     """Serve services of a plan, all with the model in `folder`, behind a gateway."""
-    from atoll.runtime.adapters.base import Home
+    from atoll.runtime.adapters.base import RunDirectory
     from atoll.runtime.gateway import GatewaySettings
     from atoll.runtime.local.build import LocalModel, LocalOptions, build
-    from atoll.runtime.local.fleet import Hearing, LocalFleet
+    from atoll.runtime.local.fleet import LivenessTracker, LocalFleet
     from atoll.runtime.local.state import new_home, remove_home
 
-    home, hearing = Home(new_home()), Hearing()
+    home, liveness = RunDirectory(new_home()), LivenessTracker()
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 
     async def start() -> LocalFleet:
         models = {service: LocalModel(str(folder), folder) for service in services}
-        named = build(plan, models, home, hearing, LocalOptions(kv_bytes=8 * 2**20))
+        named = build(plan, models, home, liveness, LocalOptions(kv_bytes=8 * 2**20))
         settings = GatewaySettings(port=0)
-        fleet = LocalFleet("test", named, home, settings, hearing, warm=(str(folder),))
+        fleet = LocalFleet("test", named, home, settings, liveness, warm=(str(folder),))
         await fleet.start()
         return fleet
 

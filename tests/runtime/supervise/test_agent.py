@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.runtime.supervise.agent import Agent, Managed, ProcessError
+from atoll.runtime.supervise.agent import Agent, ProcessError, ProcessSpec
 from atoll.runtime.supervise.process import Command, last_lines
 from atoll.runtime.supervise.supervision import ProcessState, RestartLimits
 
@@ -55,11 +55,13 @@ class SaidProbe:
         return None if self.word in said else "not yet"
 
 
-def script(tmp_path: Path, text: str, name: str = "p", limits: RestartLimits = QUICK) -> Managed:
+def script(
+    tmp_path: Path, text: str, name: str = "p", limits: RestartLimits = QUICK
+) -> ProcessSpec:
     log = tmp_path / f"{name}.log"
     word = "pids" if "pids" in text else "up"
     command = Command((sys.executable, "-c", text), log, cpus=(min(os.sched_getaffinity(0)),))
-    return Managed(name, command, SaidProbe(log, word), limits)
+    return ProcessSpec(name, command, SaidProbe(log, word), limits)
 
 
 def pids_in(log: Path) -> list[int]:
@@ -97,7 +99,7 @@ def test_starts_pins_and_stops(tmp_path: Path) -> None:
         text = "import os,time; print('up', os.sched_getaffinity(0), flush=True); time.sleep(600)"
         agent.add(script(tmp_path, text))
         await agent.ready(["p"])
-        pid = agent.keepers["p"].pid
+        pid = agent.processes["p"].pid
         assert pid is not None
         assert is_alive(pid)
         await agent.close()
@@ -119,7 +121,7 @@ def test_restarts_what_was_killed(tmp_path: Path) -> None:
         agent = Agent()
         agent.add(script(tmp_path, "import time; print('up', flush=True); time.sleep(600)"))
         await agent.ready(["p"])
-        keeper = agent.keepers["p"]
+        keeper = agent.processes["p"]
         first = keeper.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
@@ -155,7 +157,7 @@ def test_an_unwell_process_is_started_anew(tmp_path: Path) -> None:
         await until(lambda: len(probe.resets) == 2)
         probe.problem = None
         await agent.ready(["p"])
-        assert agent.keepers["p"].restarts == 1
+        assert agent.processes["p"].restarts == 1
         await agent.close()
 
     asyncio.run(run())
@@ -170,7 +172,7 @@ def test_a_fatal_error_is_not_tried_again_and_shows_the_last_line(tmp_path: Path
         with pytest.raises(ProcessError, match="ended with code 3: error: no such model") as caught:
             await agent.ready(["p"])
         assert caught.value.lines == ("error: no such model",)
-        assert agent.keepers["p"].restarts == 0
+        assert agent.processes["p"].restarts == 0
         await agent.close()
 
     asyncio.run(run())
@@ -180,7 +182,7 @@ def test_a_command_that_is_not_there_is_fatal(tmp_path: Path) -> None:
     async def run() -> None:
         agent = Agent()
         log = tmp_path / "p.log"
-        agent.add(Managed("p", Command(("no-such-program",), log), SaidProbe(log), QUICK))
+        agent.add(ProcessSpec("p", Command(("no-such-program",), log), SaidProbe(log), QUICK))
         with pytest.raises(ProcessError, match="no-such-program"):
             await agent.ready(["p"])
         await agent.close()
@@ -217,7 +219,7 @@ time.sleep(600)
         managed = script(tmp_path, text)
         log = managed.command.log
         command = Command(managed.command.arguments, log, log_bytes=10_000, log_keep=2)
-        agent.add(Managed("p", command, SaidProbe(log, f"{399:099d}"), QUICK))
+        agent.add(ProcessSpec("p", command, SaidProbe(log, f"{399:099d}"), QUICK))
         await agent.ready(["p"])
         await agent.close()
 

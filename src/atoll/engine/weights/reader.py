@@ -32,7 +32,7 @@ class WeightReader:
         self._where = _locations(self.folder)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._where or self._stacked(name) is not None
+        return name in self._where or self._find_stacked(name) is not None
 
     def names(self) -> tuple[str, ...]:
         """Return the names stored on disk, sorted."""
@@ -44,7 +44,7 @@ class WeightReader:
 
         if name in self._where:
             return self._read(name)
-        parts = self._stacked(name)
+        parts = self._find_stacked(name)
         if parts is None:
             raise WeightsError(
                 f"the tensor {name!r} is in none of the files",
@@ -65,7 +65,7 @@ class WeightReader:
                 progress(number, len(wanted), name)
         return tensors
 
-    def _stacked(self, name: str) -> list[list[str]] | None:
+    def _find_stacked(self, name: str) -> list[list[str]] | None:
         """Return, per expert, the stored tensors that make up the stacked tensor `name`."""
         stem, _, last = name.rpartition(".")
         kinds = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(last)

@@ -98,7 +98,7 @@ class Access:
 
     @classmethod
     def unpack(cls, token: str) -> Access:
-        """Read a token."""
+        """Read a token as `pack` made it; InputError if it is none or damaged."""
         if not token.startswith(PREFIX):
             raise InputError("this is no fabric token", field="fabric", hint=_HINT)
         text = token.removeprefix(PREFIX)
@@ -180,7 +180,7 @@ class Access:
         return Verifier(self.fabric_id, self.authority)
 
     def pack(self) -> str:
-        """Return the token."""
+        """Return the token: hubs, authority, certificate and key in one text, to be kept secret."""
         if self.authority is None or self.certificate is None or self.key is None:
             return _OPEN_SCHEME + ",".join(self.hubs)
         body = msgspec.msgpack.encode(

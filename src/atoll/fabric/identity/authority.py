@@ -158,7 +158,7 @@ class Authority:
         """
         if role not in ROLES or role == "hub":
             raise UnknownNameError("role", role, [r for r in ROLES if r != "hub"], field="--role")
-        with self._locked():
+        with self._lock():
             self._book = self._load()
             if any(m.name == name and m.revoked_s is None for m in self.members):
                 raise UsageError(
@@ -181,7 +181,7 @@ class Authority:
 
         The one it had goes on until it expires, so that nodes can change over one after the other.
         """
-        with self._locked():
+        with self._lock():
             self._book = self._load()
             member = self._alive(name)
             return self._issue(
@@ -199,7 +199,7 @@ class Authority:
         Hubs that run let it in at once; members know of it once their token is renewed.
         """
         new = parse_address(address)
-        with self._locked():
+        with self._lock():
             self._book = self._load()
             if new in self.hubs:
                 raise UsageError(f"{new} is a hub already", field="ADDRESS")
@@ -221,7 +221,7 @@ class Authority:
 
     def revoke(self, name: str) -> IssuedMember:
         """Take all of a member's certificates back; its slot is never used again."""
-        with self._locked():
+        with self._lock():
             self._book = self._load()
             gone = msgspec.structs.replace(self._alive(name), revoked_s=round(time.time(), 3))
             members = tuple(gone if m.slot == gone.slot else m for m in self.members)
@@ -318,7 +318,7 @@ class Authority:
         atomic_write(self.folder / "revoked.json", msgspec.json.encode(serials) + b"\n")
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)

@@ -134,7 +134,7 @@ class Verifier:
         """Return whom a certificate (DER) names, or raise RefusedError."""
         person = self._known.get(certificate)
         if person is None:
-            person = self._checked(certificate)
+            person = self._check(certificate)
             if len(self._known) >= _CACHE:
                 self._known.pop(next(iter(self._known)))
             self._known[certificate] = person
@@ -148,7 +148,7 @@ class Verifier:
         """Whether the certificate of a person, once believed, still is."""
         return self._now() <= person.expires_s and person.serial not in self.revoked
 
-    def _checked(self, certificate: bytes) -> Person:
+    def _check(self, certificate: bytes) -> Person:
         person = _read(certificate, verified=not self.open)
         parsed = x509.load_der_x509_certificate(certificate)
         issuer = parsed if self._ca is None else self._ca

@@ -19,7 +19,6 @@ class Refusals:
     """Counts by reason, and the hashes of the last records that were refused."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self.counts: Counter[str] = Counter()
         self.forged = 0
         """Those that nobody honest sends, nor passes on."""
@@ -37,6 +36,8 @@ class Refusals:
             self._until_s.pop(next(iter(self._until_s)))
         self._until_s[tag] = now_s + _SHUN_S
 
-    def wanted(self, sids: list[str], theirs: Mapping[str, Version], now_s: float) -> list[str]:
+    def filter_refused(
+        self, sids: list[str], theirs: Mapping[str, Version], now_s: float
+    ) -> list[str]:
         """Return those sessions of which a peer holds a record that was not refused lately."""
         return [sid for sid in sids if self._until_s.get(theirs[sid].tag, 0.0) <= now_s]

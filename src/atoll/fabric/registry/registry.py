@@ -294,7 +294,7 @@ class Registry:
     def lacking(self, theirs: dict[str, sync.Version], now_s: float) -> sync.SyncRequest | None:
         """What to send to a peer that holds `theirs`; None if there is nothing to swap."""
         want, give = sync.compare(self._map.versions(), theirs)
-        want = self.refusals.wanted(want, theirs, now_s)
+        want = self.refusals.filter_refused(want, theirs, now_s)
         records, _ = sync.batch_records(self._entries[sid].record for sid in give)
         if not want and not records:
             return None

@@ -30,7 +30,6 @@ class Replica:
     """Entries by session id; the hash of all and the sums per slot are kept up to date."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self.entries: dict[str, Entry] = {}
         self.per_slot: Counter[str] = Counter()
         self.bytes_per_slot: Counter[str] = Counter()

@@ -1,12 +1,12 @@
 """How two replicas find out what the other lacks: a hash of everything first, details if it differs.
 
-    asker                                        answerer
-    Ask(hash)                              ->
-                                           <-    Answer(hash)                  equal: done
-                                           <-    Answer(hash, versions)        else
-    Ask(hash, want=..., give=records)      ->    merges what it is given
-                                           <-    Answer(hash, records, rest)   rest: did not fit
-    Ask(hash, want=rest)                   ->    ... until nothing is left
+    asker                                          answerer
+    SyncRequest(hash)                        ->
+                                             <-    SyncReply(hash)                  equal: done
+                                             <-    SyncReply(hash, versions)        else
+    SyncRequest(hash, want=..., give=...)    ->    merges what it is given
+                                             <-    SyncReply(hash, records, rest)   rest: did not fit
+    SyncRequest(hash, want=rest)             ->    ... until nothing is left
 
 One idle exchange is two messages of some twenty bytes, whatever the size of the registry.
 """

@@ -41,7 +41,7 @@ from atoll.fabric.registry.records import Metadata, Record, SessionState
 from atoll.fabric.registry.registry import Registry
 from atoll.fabric.registry.replica import Entry
 from atoll.fabric.registry.sync import batch_records, encode_message
-from atoll.fabric.transport.link import Closer, FabricLink, Question
+from atoll.fabric.transport.link import Declaration, FabricLink, Question
 from atoll.fabric.transport.peers import Peer
 from atoll.fabric.transport.quota import Quota
 from atoll.fabric.transport.settings import FabricSettings
@@ -50,7 +50,7 @@ from atoll.telemetry.logs import Log, SilentLog
 __all__ = ["Fabric", "Peer", "QueryIn", "Subscription"]
 
 QueryIn = Question
-Subscription = Closer
+Subscription = Declaration
 
 _PULLS_AT_ONCE = 2
 _SETTLE_S = 0.02
@@ -106,7 +106,7 @@ class Fabric:
         self._held_back: dict[str, asyncio.TimerHandle] = {}
         self._shaken_s = -settings.flap_s
         self._first_sync = asyncio.Event()
-        self._session: list[Closer] = []
+        self._session: list[Declaration] = []
         self._refusals_logged = 0
         self._refusals_from_s = 0.0
         self._left = False

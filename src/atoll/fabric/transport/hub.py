@@ -1,16 +1,14 @@
 """A hub: the only kind of member that listens. It passes on what others say and reads none of it.
 
 It is a member of the registry too, so that newcomers find somebody who knows, silent sessions get their
-obituary, and revoked certificates are told to everybody. `python -m atoll.fabric.transport.hub` runs one.
+obituary, and revoked certificates are told to everybody. `atoll hub` runs one.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +16,7 @@ from pathlib import Path
 import msgspec
 import zenoh
 
-from atoll.core.errors import AtollError, InputError, UsageError
+from atoll.core.errors import InputError, UsageError
 from atoll.fabric.identity.access import (
     DEFAULT_PORT,
     PREFIX,
@@ -31,7 +29,7 @@ from atoll.fabric.identity.authority import Authority, read_revoked
 from atoll.fabric.registry.records import Metadata, SessionState
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.settings import FabricSettings
-from atoll.telemetry.logs import JsonLog, Log, SilentLog
+from atoll.telemetry.logs import Log, SilentLog
 
 _LOOK_S = 2.0
 _FLUSH_S = 0.5
@@ -102,7 +100,7 @@ def _revoked_beside(fabric: str) -> Path | None:
 
 
 class Hub:
-    """A running hub."""
+    """A running hub: a member that listens, and tells everybody which certificates are revoked."""
 
     def __init__(self, options: HubOptions, fabric: Fabric, log: Log) -> None:
         """Take over a connected fabric; `start` is what callers use."""
@@ -214,38 +212,3 @@ async def serve(options: HubOptions, log: Log, ready: Callable[[Hub], None]) -> 
         log.event("hub.stopping", sid=hub.fabric.sid)
         await hub.close()
         log.flush()
-
-
-def main(args: Sequence[str] | None = None) -> int:
-    """Run a hub; the last word on stdout before it serves is where it listens."""
-    parser = argparse.ArgumentParser(
-        prog="python -m atoll.fabric.transport.hub", description=__doc__
-    )
-    parser.add_argument("--fabric", help="the hub's token, or @file; without: an open fabric")
-    parser.add_argument("--listen", action="append", default=[], help="host:port; may be repeated")
-    parser.add_argument("--peer", action="append", default=[], help="another hub of an open fabric")
-    parser.add_argument("--revoked", type=Path, help="revoked.json to watch")
-    parser.add_argument("--insecure", action="store_true", help="open fabric beyond loopback")
-    given = parser.parse_args(args)
-    try:
-        options = hub_options(
-            given.fabric,
-            listen=given.listen,
-            insecure=given.insecure,
-            revoked=given.revoked,
-            peers=given.peer,
-        )
-        asyncio.run(serve(options, JsonLog(2, service="hub"), _print_ready))
-    except AtollError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
-    return 0
-
-
-def _print_ready(hub: Hub) -> None:
-    sys.stdout.write(f"listening at {' '.join(hub.options.listen)}\n")
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -58,7 +58,7 @@ class FabricLink:
         self._outbox: queue.SimpleQueue[tuple[str, bytes] | Callable[[], object] | None] = (
             queue.SimpleQueue()
         )
-        self._open: set[Closer] = set()
+        self._open: set[Declaration] = set()
         self._closed = False
         self.sent = 0
         self._threads: list[threading.Thread] = []
@@ -171,10 +171,12 @@ class FabricLink:
         async with asyncio.timeout(timeout_s + 1):
             return await answered
 
-    def subscribe(self, key: str, callback: Callable[[list[tuple[str, bytes]]], None]) -> Closer:
+    def subscribe(
+        self, key: str, callback: Callable[[list[tuple[str, bytes]]], None]
+    ) -> Declaration:
         """Hear a busy key: a thread empties its channel and wakes the loop once per batch."""
         subscriber = self._session.declare_subscriber(key, zenoh.handlers.FifoChannel(_CHANNEL))
-        closer = Closer(self._open, subscriber.undeclare)
+        closer = Declaration(self._open, subscriber.undeclare)
         # Waiting on the subscriber itself would keep it from being undeclared.
         channel = subscriber.handler
 
@@ -199,7 +201,7 @@ class FabricLink:
         self._start(drain, f"fabric-{key}")
         return closer
 
-    def hear(self, key: str, callback: Callable[[list[tuple[str, bytes]]], None]) -> Closer:
+    def hear(self, key: str, callback: Callable[[list[tuple[str, bytes]]], None]) -> Declaration:
         """Hear a quiet key: no thread of its own, so an idle subscription costs nothing."""
         inbox = Inbox(self._call, callback)
 
@@ -207,9 +209,9 @@ class FabricLink:
             inbox.push((str(sample.key_expr), sample.payload.to_bytes()))
 
         subscriber = self._session.declare_subscriber(key, _direct(arrived))
-        return Closer(self._open, inbox.close, subscriber.undeclare)
+        return Declaration(self._open, inbox.close, subscriber.undeclare)
 
-    def watch(self, key: str, callback: Callable[[list[tuple[str, bool]]], None]) -> Closer:
+    def watch(self, key: str, callback: Callable[[list[tuple[str, bool]]], None]) -> Declaration:
         """Hear tokens come (True) and go (False); those that are there already come first."""
         inbox = Inbox(self._call, callback)
 
@@ -219,13 +221,13 @@ class FabricLink:
         subscriber = self._session.liveliness().declare_subscriber(
             key, _direct(arrived), history=True
         )
-        return Closer(self._open, inbox.close, subscriber.undeclare)
+        return Declaration(self._open, inbox.close, subscriber.undeclare)
 
-    def token(self, key: str) -> Closer:
+    def token(self, key: str) -> Declaration:
         """Show a token until it is closed or this process is gone."""
-        return Closer(self._open, self._session.liveliness().declare_token(key).undeclare)
+        return Declaration(self._open, self._session.liveliness().declare_token(key).undeclare)
 
-    def queryable(self, key: str, callback: Callable[[Question], None]) -> Closer:
+    def queryable(self, key: str, callback: Callable[[Question], None]) -> Declaration:
         """Answer questions under a key."""
 
         def deliver(questions: list[Question]) -> None:
@@ -238,7 +240,7 @@ class FabricLink:
             inbox.push(Question(query, self._outbox.put))
 
         queryable = self._session.declare_queryable(key, _direct(asked))
-        return Closer(self._open, inbox.close, queryable.undeclare)
+        return Declaration(self._open, inbox.close, queryable.undeclare)
 
     async def flush(self) -> None:
         """Wait until everything put so far is on its way; a second at most."""
@@ -351,10 +353,10 @@ class Inbox(Generic[_T]):
             self._deliver(batch)
 
 
-class Closer:
+class Declaration:
     """Takes something declared back, once."""
 
-    def __init__(self, register: set[Closer], *actions: Callable[[], object]) -> None:
+    def __init__(self, register: set[Declaration], *actions: Callable[[], object]) -> None:
         self._register = register
         self._actions = actions
         self.closed = False

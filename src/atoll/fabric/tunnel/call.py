@@ -18,13 +18,13 @@ from atoll.fabric.tunnel.frames import (
     FAIL,
     HEAD,
     SUBMIT,
-    Submit,
-    SubmitHead,
+    RequestHead,
     TunnelError,
+    TunnelRequest,
     decode_answer,
     encode_submit,
 )
-from atoll.fabric.tunnel.line import Line, Outlet
+from atoll.fabric.tunnel.line import Line, StreamSender
 
 _STREAMS = 2**32 - 1
 _NO_LIMIT = 2**62
@@ -68,15 +68,17 @@ class Call:
         "quiet_s",
     )
 
-    def __init__(self, link: WorkerLink, submit: Submit, receiver: Receiver, window: int) -> None:
+    def __init__(
+        self, link: WorkerLink, submit: TunnelRequest, receiver: Receiver, window: int
+    ) -> None:
         self._link = link
-        self._submit: Submit | None = submit
+        self._submit: TunnelRequest | None = submit
         self._receiver: Receiver | None = receiver
         self._window = self._credit = window
         self._used = 0
         self._paused = False
         self._buffer: deque[tuple[int, bytes]] = deque()
-        self._outlet: Outlet | None = None
+        self._outlet: StreamSender | None = None
         self._stream = 0
         self._begun = False
         self.accepted = False
@@ -88,7 +90,7 @@ class Call:
         self._paused = True
 
     def resume(self) -> None:
-        """Go on."""
+        """Deliver what came during the pause, and what comes from now on."""
         self._paused = False
         while self._buffer and not self._paused and self._receiver is not None:
             self._deliver(*self._buffer.popleft())
@@ -128,11 +130,11 @@ class Call:
             return
         self._stream = stream
         body = submit.body
-        head = SubmitHead(submit.method, submit.path, submit.headers, len(body))
+        head = RequestHead(submit.method, submit.path, submit.headers, len(body))
         whole = len(body) <= line.piece
         line.push(SUBMIT, stream, encode_submit(head, body if whole else b""))
         if not whole:
-            self._outlet = Outlet(line, BODY, stream, _NO_LIMIT)
+            self._outlet = StreamSender(line, BODY, stream, _NO_LIMIT)
             self._outlet.write(body)
 
     def take(self, kind: int, payload: bytes) -> None:

@@ -39,7 +39,7 @@ class ForgedError(TunnelError):
     """A packet that the other side did not make; the channel is none the worse for it."""
 
 
-class Box:
+class PacketCipher:
     """Seals contents for the other side and opens what it sealed.
 
     ChaCha20-Poly1305 with one key for each direction; kind and number of a packet are its nonce.
@@ -108,7 +108,9 @@ class Channel:
         "resent",
     )
 
-    def __init__(self, number: int, box: Box, settings: TunnelSettings, now_s: float) -> None:
+    def __init__(
+        self, number: int, box: PacketCipher, settings: TunnelSettings, now_s: float
+    ) -> None:
         self.number = number
         self._box = box
         self._settings = settings
@@ -187,7 +189,7 @@ class Channel:
         self.packets_out += 1
         self.bytes_out += len(packet)
         self.outbox.append(packet)
-        self._acknowledged()
+        self._reset_acknowledging()
         if self._kept_bytes > 2 * self._settings.channel_window:
             raise TunnelError("the other side acknowledges nothing")
 
@@ -195,9 +197,9 @@ class Channel:
         header = PACKET.pack(kind, self.number, self._control_out, self._expected)
         self._control_out += 1
         self.outbox.append(header + self._box.seal(header, NEXT.pack(self._next)))
-        self._acknowledged()
+        self._reset_acknowledging()
 
-    def _acknowledged(self) -> None:
+    def _reset_acknowledging(self) -> None:
         self._due = False
         self._taken = self._taken_bytes = 0
         self._acked = self._expected

@@ -38,7 +38,7 @@ FRAME = Struct("<BII")
 AMOUNT = Struct("<I")
 
 
-class Submit(msgspec.Struct, frozen=True):
+class TunnelRequest(msgspec.Struct, frozen=True):
     """A request as HTTP has it; `path` with its query, header names in small letters."""
 
     method: bytes
@@ -47,7 +47,7 @@ class Submit(msgspec.Struct, frozen=True):
     body: bytes
 
 
-class SubmitHead(msgspec.Struct, frozen=True, array_like=True):
+class RequestHead(msgspec.Struct, frozen=True, array_like=True):
     """All of a request but its body, of which only the size is known."""
 
     method: bytes
@@ -66,11 +66,11 @@ class AnswerHead(msgspec.Struct, frozen=True, array_like=True):
 
 _LINE = re.compile(rb"[\t -~]{0,256}")
 encode = msgspec.msgpack.Encoder().encode
-_submit_head = msgspec.msgpack.Decoder(SubmitHead).decode
+_submit_head = msgspec.msgpack.Decoder(RequestHead).decode
 _answer_head = msgspec.msgpack.Decoder(AnswerHead).decode
 
 
-def decode_submit(payload: bytes, most_bytes: int) -> tuple[SubmitHead, bytes]:
+def decode_submit(payload: bytes, most_bytes: int) -> tuple[RequestHead, bytes]:
     """Return the head of a request and the part of its body that came with it."""
     try:
         (size,) = AMOUNT.unpack_from(payload)
@@ -84,7 +84,7 @@ def decode_submit(payload: bytes, most_bytes: int) -> tuple[SubmitHead, bytes]:
     return head, payload[AMOUNT.size + size :]
 
 
-def encode_submit(head: SubmitHead, piece: bytes) -> bytes:
+def encode_submit(head: RequestHead, piece: bytes) -> bytes:
     """Return a SUBMIT frame's payload: the head, and as much of the body as goes with it."""
     data = encode(head)
     return AMOUNT.pack(len(data)) + data + piece

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from atoll.fabric.identity import keys
 from atoll.fabric.identity.identity import Identity, Person, RefusedError, Verifier
-from atoll.fabric.tunnel.channel import Box
+from atoll.fabric.tunnel.channel import PacketCipher
 from atoll.fabric.tunnel.frames import TunnelError
 
 HANDSHAKE_BYTES = 16 * 2**10
@@ -63,7 +63,7 @@ class _Signed(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Agreed:
+class HandshakeResult:
     """What both sides know after the handshake."""
 
     person: Person
@@ -73,10 +73,10 @@ class Agreed:
     endpoint: str
     """Where the other side listens."""
     channel: int
-    box: Box
+    box: PacketCipher
 
 
-class Opening:
+class ClientHandshake:
     """The caller's half: `hello` goes out, `finish` takes the answer."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Opening:
         )
         self.hello = msgspec.msgpack.encode(_Signed(self._body, identity.sign(_HELLO + self._body)))
 
-    def finish(self, answer: bytes, verifier: Verifier) -> Agreed:
+    def finish(self, answer: bytes, verifier: Verifier) -> HandshakeResult:
         """Return what was agreed on; raises TunnelError if refused or not the worker that was asked."""
         signed = _decode(answer, _Signed)
         welcome = _decode(signed.body, Welcome)
@@ -106,8 +106,8 @@ class Opening:
         if not 0 <= welcome.channel < 2**64:
             raise TunnelError("not a channel")
         out_key, in_key = _keys(self._secret, welcome.ephemeral, self._body, signed.body)
-        box = Box(out_key, in_key)
-        return Agreed(person, self._worker, welcome.endpoint, welcome.channel, box)
+        box = PacketCipher(out_key, in_key)
+        return HandshakeResult(person, self._worker, welcome.endpoint, welcome.channel, box)
 
 
 def read_hello(question: bytes, verifier: Verifier, worker: str) -> tuple[Hello, Person, bytes]:
@@ -130,7 +130,7 @@ def read_hello(question: bytes, verifier: Verifier, worker: str) -> tuple[Hello,
 
 def welcome(
     identity: Identity, hello: Hello, person: Person, said: bytes, endpoint: str, channel: int
-) -> tuple[bytes, Agreed]:
+) -> tuple[bytes, HandshakeResult]:
     """Return the answer to a HELLO that was read, and what is agreed on by it."""
     secret = X25519PrivateKey.generate()
     public = secret.public_key().public_bytes_raw()
@@ -138,7 +138,9 @@ def welcome(
     in_key, out_key = _keys(secret, hello.ephemeral, said, body)
     signature = identity.sign(_WELCOME + _frame(said, body))
     answer = msgspec.msgpack.encode(_Signed(body, signature))
-    return answer, Agreed(person, hello.caller, hello.endpoint, channel, Box(out_key, in_key))
+    return answer, HandshakeResult(
+        person, hello.caller, hello.endpoint, channel, PacketCipher(out_key, in_key)
+    )
 
 
 def refusal(reason: str) -> bytes:

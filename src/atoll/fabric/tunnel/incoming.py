@@ -11,18 +11,18 @@ from atoll.fabric.tunnel.frames import (
     FAIL,
     HEAD,
     AnswerHead,
-    SubmitHead,
+    RequestHead,
     TunnelError,
     encode,
 )
-from atoll.fabric.tunnel.handshake import Agreed
-from atoll.fabric.tunnel.line import Line, Outlet
+from atoll.fabric.tunnel.handshake import HandshakeResult
+from atoll.fabric.tunnel.line import Line, StreamSender
 from atoll.fabric.tunnel.settings import TunnelSettings
 
 _REASON = 500
 
 
-class Incoming:
+class IncomingCall:
     """A request, complete with its body, and the way to answer it."""
 
     __slots__ = (
@@ -47,11 +47,11 @@ class Incoming:
     )
 
     def __init__(
-        self, link: CallerLink, stream: int, head: SubmitHead, settings: TunnelSettings
+        self, link: CallerLink, stream: int, head: RequestHead, settings: TunnelSettings
     ) -> None:
         self._link = link
         self._stream = stream
-        self._outlet = Outlet(link.line, CHUNK, stream, settings.stream_window)
+        self._outlet = StreamSender(link.line, CHUNK, stream, settings.stream_window)
         self._outlet.drained = self._drained
         self._most = settings.unsent_bytes
         self._full = settings.stream_window // 4
@@ -74,16 +74,6 @@ class Incoming:
         """Called when all that was sent is under way, if it was not `writable` before."""
 
     # The caller
-
-    @property
-    def caller_sid(self) -> str:
-        """The session of the caller when it opened the channel."""
-        return self._link.session
-
-    @property
-    def caller_slot(self) -> str:
-        """The slot of the caller."""
-        return self._link.person.slot
 
     @property
     def caller_name(self) -> str:
@@ -176,7 +166,7 @@ class Incoming:
         self._outlet.grant(min(amount, 2**31))
 
     def cancelled(self) -> None:
-        """Stop: nobody waits."""
+        """The caller has gone: tell the handler, and send nothing more."""
         self._outlet.drop()
         self._link.forget(self._stream)
         callback, self.on_cancel = self.on_cancel, None
@@ -189,12 +179,14 @@ class Incoming:
 class CallerLink:
     """One channel of a caller, and the streams in it."""
 
-    def __init__(self, agreed: Agreed, certificate: bytes, line: Line, now_s: float) -> None:
+    def __init__(
+        self, agreed: HandshakeResult, certificate: bytes, line: Line, now_s: float
+    ) -> None:
         self.person: Person = agreed.person
         self.session = agreed.session
         self.certificate = certificate
         self.line = line
-        self.streams: dict[int, Incoming] = {}
+        self.streams: dict[int, IncomingCall] = {}
         self.last_stream = 0
         self.used_s = now_s
         self.confirmed = False

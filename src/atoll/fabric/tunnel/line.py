@@ -17,7 +17,7 @@ from atoll.fabric.tunnel.settings import TunnelSettings
 _SLOW_S = 1.0
 
 
-class Outlet:
+class StreamSender:
     """The sending half of a stream: what was written and may not be sent yet."""
 
     __slots__ = ("_kind", "_line", "_stream", "_waiting", "credit", "drained", "unsent")
@@ -47,7 +47,7 @@ class Outlet:
         self.pump_all()
 
     def grant(self, amount: int) -> None:
-        """Take more credit."""
+        """Let so many more bytes be sent, and send what waited for it."""
         self.credit += amount
         self.pump_all()
 
@@ -72,13 +72,13 @@ class Outlet:
         return self.unsent > 0 and self.credit > 0
 
     def drop(self) -> None:
-        """Forget what waits."""
+        """Forget what waits: nobody will read it."""
         self._waiting.clear()
         self.unsent = 0
         self._line.blocked.pop(self, None)
 
 
-class Pulse:
+class TickClock:
     """The clock of a side: whether this process slept, and when it is time for what is looked at rarely."""
 
     def __init__(self, now_s: float, every_s: float) -> None:
@@ -100,7 +100,7 @@ class Pulse:
         return slow
 
 
-class LineTally:
+class LineCounters:
     """Counts what happens on a side's lines, those closed included."""
 
     _OF_CHANNELS = (
@@ -117,7 +117,7 @@ class LineTally:
         self._counts = dict.fromkeys((*names, *self._OF_CHANNELS), 0)
 
     def add(self, name: str, amount: int = 1) -> None:
-        """Count something."""
+        """Add to a count by its name."""
         self._counts[name] += amount
 
     def closed(self, channel: Channel) -> None:
@@ -155,7 +155,7 @@ class Line:
         self.open = True
         self.piece = settings.packet_bytes // 2
         """Bodies go in pieces of at most so many bytes."""
-        self.blocked: dict[Outlet, None] = {}
+        self.blocked: dict[StreamSender, None] = {}
         self.down_s: float | None = None
         """When the fabric said that the other side is gone."""
 
@@ -194,17 +194,17 @@ class Line:
     def pump(self) -> None:
         """Let streams that wait send, a piece each in turn, while the channel has room."""
         blocked, channel, piece = self.blocked, self.channel, self.piece
-        drained: list[Outlet] = []
+        drained: list[StreamSender] = []
         while blocked and channel.room >= piece:
-            outlet = next(iter(blocked))
-            del blocked[outlet]
-            if outlet.pump():
-                blocked[outlet] = None
-            elif not outlet.unsent:
-                drained.append(outlet)
-        for outlet in drained:
-            if outlet.drained is not None and not outlet.unsent:
-                outlet.drained()
+            sender = next(iter(blocked))
+            del blocked[sender]
+            if sender.pump():
+                blocked[sender] = None
+            elif not sender.unsent:
+                drained.append(sender)
+        for sender in drained:
+            if sender.drained is not None and not sender.unsent:
+                sender.drained()
 
     def shut(self, *, say: bool) -> None:
         """Send no more, after a last word if `say`."""

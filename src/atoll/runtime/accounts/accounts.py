@@ -20,8 +20,14 @@ from pathlib import Path
 
 from atoll.core.errors import InputError
 from atoll.runtime.accounts.database import AWAY, Database, is_refusal
-from atoll.runtime.accounts.held import ANYBODY, Grant, Held, no_room, unknown
-from atoll.runtime.accounts.journal import SLOTS, FullError, UsageJournal, read_segment
+from atoll.runtime.accounts.grants import (
+    ANYBODY,
+    ActiveKey,
+    Grant,
+    no_room_error,
+    unknown_key_error,
+)
+from atoll.runtime.accounts.journal import SLOTS, JournalFullError, UsageJournal, read_segment
 from atoll.runtime.accounts.keys import matches, read_bearer
 from atoll.runtime.accounts.ledger import NO_PRICES, LedgerRows, TokenPrice, rows_of
 from atoll.runtime.accounts.limits import TOTAL, day_of, periods
@@ -37,7 +43,6 @@ _ALL_S = 60.0
 _ANSWER_S = 10.0
 """How long the database may take for one answer."""
 _JOURNAL_BYTES = 256 * 2**20
-_UNWRITTEN = 64
 _TOKENS = 2**26
 """More than any request can have, whose body is not that large: what claims more is cut."""
 
@@ -47,7 +52,7 @@ class _Running:
 
     __slots__ = ("charged", "held")
 
-    def __init__(self, held: Held | None) -> None:
+    def __init__(self, held: ActiveKey | None) -> None:
         self.held = held
         self.charged = 0
 
@@ -83,8 +88,8 @@ class Accounts:
         self._log = log or SilentLog()
         self._clock = clock
         self._wall = wall
-        self._keys: dict[str, Held] = {}
-        self._metered: dict[str, Held] = {}
+        self._keys: dict[str, ActiveKey] = {}
+        self._metered: dict[str, ActiveKey] = {}
         """Those that have, or had, a quota."""
         self._running: dict[int, _Running] = {}
         self._version = 0
@@ -177,7 +182,7 @@ class Accounts:
         """Let one request of a caller in, or raise 401, 403, 429 or 503."""
         held = self._held(authorization)
         if self._full:
-            raise self._refuse(no_room("usage cannot be written down at the moment"))
+            raise self._refuse(no_room_error("usage cannot be written down at the moment"))
         if held is None:
             return ANYBODY
         now_s, unix_s = self._clock(), self._wall()
@@ -213,8 +218,8 @@ class Accounts:
             else:
                 counted = grant.key_id if held is not None and held.quotas else None
                 slot = self._journal.open(counted, "", "", "", self._wall(), track=False)
-        except FullError:
-            raise self._refuse(no_room("too many requests at once")) from None
+        except JournalFullError as error:
+            raise self._refuse(no_room_error(str(error))) from None
         if held is not None:
             held.running += 1
         self._running[slot] = _Running(held)
@@ -244,7 +249,7 @@ class Accounts:
         else:
             self._journal.drop(slot)
 
-    def _held(self, authorization: bytes | None) -> Held | None:
+    def _held(self, authorization: bytes | None) -> ActiveKey | None:
         """Return the key of a caller; None for a caller without one, where none is required."""
         given = None if authorization is None else read_bearer(authorization)
         if given is None:
@@ -252,7 +257,7 @@ class Accounts:
                 return None
             missing = authorization is None
             raise self._refuse(
-                unknown(
+                unknown_key_error(
                     "No API key was given: send it as 'Authorization: Bearer KEY'."
                     if missing
                     else "This is not an API key of this service."
@@ -260,10 +265,10 @@ class Accounts:
             )
         held = self._keys.get(given.id)
         if not matches(None if held is None else held.key, given) or held is None:
-            raise self._refuse(unknown("This API key is not known."))
+            raise self._refuse(unknown_key_error("This API key is not known."))
         state = held.key.state(self._wall())
         if state != "active":
-            raise self._refuse(unknown(f"This API key is {state}."))
+            raise self._refuse(unknown_key_error(f"This API key is {state}."))
         return held
 
     def _refuse(self, error: ApiError) -> ApiError:
@@ -360,7 +365,7 @@ class Accounts:
         for key in changes.keys:
             held = self._keys.get(key.id)
             if held is None:
-                held = self._keys[key.id] = Held(key, now_s)
+                held = self._keys[key.id] = ActiveKey(key, now_s)
             else:
                 held.change(key, now_s)
             if held.quotas:
@@ -395,12 +400,13 @@ class Accounts:
 
     def _check_room(self) -> None:
         journal = self._journal
-        full = journal.bytes >= self._journal_bytes or journal.unwritten >= _UNWRITTEN
+        full = journal.bytes >= self._journal_bytes or journal.unwritten > 0
         if full != self._full:
             self._log.event(
                 "accounts.journal_full" if full else "accounts.journal_free",
                 bytes=journal.bytes,
                 unwritten=journal.unwritten,
+                reason=journal.trouble if journal.unwritten else "",
             )
         self._full = full
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.core.errors import InputError, MissingDependencyError, UnknownNameError, UsageError
 from atoll.core.paths import state_dir
-from atoll.runtime.accounts.keys import Key, NewKey, make_key
+from atoll.runtime.accounts.keys import ApiKey, NewKey, make_key
 from atoll.runtime.accounts.ledger import LedgerRows
 
 try:
@@ -67,11 +67,11 @@ def read_url(text: str) -> sa.URL:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class KeyChanges:
     """Keys that were made or changed since a version."""
 
     version: int
-    keys: tuple[Key, ...]
+    keys: tuple[ApiKey, ...]
 
 
 class Database:
@@ -115,12 +115,12 @@ class Database:
 
     # Keys
 
-    async def create_key(self, spec: NewKey) -> tuple[str, Key]:
+    async def create_key(self, spec: NewKey) -> tuple[str, ApiKey]:
         """Make a key; return its text, which nobody can find out later, and the key."""
         text, key_id, digest = make_key()
         async with self._engine.begin() as connection:
             version = await _next_version(connection)
-            key = Key(key_id, spec, time.time(), None, version, digest)
+            key = ApiKey(key_id, spec, time.time(), None, version, digest)
             await connection.execute(
                 schema.keys.insert().values(
                     id=key.id,
@@ -135,7 +135,7 @@ class Database:
             )
         return text, key
 
-    async def revoke_key(self, key_id: str) -> Key:
+    async def revoke_key(self, key_id: str) -> ApiKey:
         """Make a key useless for good; return it."""
         table = schema.keys
         async with self._engine.begin() as connection:
@@ -147,14 +147,14 @@ class Database:
             )
         return await self.key(key_id)
 
-    async def keys(self) -> tuple[Key, ...]:
+    async def keys(self) -> tuple[ApiKey, ...]:
         """Return all keys, oldest first."""
         table = schema.keys
         async with self._engine.connect() as connection:
             rows = await connection.execute(sa.select(table).order_by(table.c.created_s))
             return tuple(_key(row._asdict()) for row in rows)
 
-    async def key(self, name: str) -> Key:
+    async def key(self, name: str) -> ApiKey:
         """Return the key with an id, or with a name that only one key has."""
         known = await self.keys()
         found = [key for key in known if key.id == name] or [
@@ -169,18 +169,18 @@ class Database:
             )
         return found[0]
 
-    async def key_changes(self, since: int) -> Changes:
+    async def key_changes(self, since: int) -> KeyChanges:
         """Return the keys that changed after a version; one cheap query if none did."""
         table = schema.keys
         async with self._engine.connect() as connection:
             version = await connection.scalar(sa.select(schema.versions.c.version))
             if version is None or version <= since:
-                return Changes(since, ())
+                return KeyChanges(since, ())
             rows = await connection.execute(
                 sa.select(table).where(table.c.version > since).order_by(table.c.version)
             )
             keys = tuple(_key(row._asdict()) for row in rows)
-        return Changes(max((key.version for key in keys), default=since), keys)
+        return KeyChanges(max((key.version for key in keys), default=since), keys)
 
     async def counters(
         self, keys: Sequence[str], periods: Collection[str]
@@ -254,7 +254,7 @@ def is_refusal(error: Exception) -> bool:
     return isinstance(error, ValueError | OverflowError | TypeError)
 
 
-def _key(row: Mapping[str, Any]) -> Key:
+def _key(row: Mapping[str, Any]) -> ApiKey:
     revoked_s = row["revoked_s"]
     try:
         spec = NewKey.from_json(row["spec"])
@@ -262,7 +262,7 @@ def _key(row: Mapping[str, Any]) -> Key:
         # Made by a newer version: what it must not do is unknown here, so it may do nothing.
         spec = NewKey.model_construct(name=row["name"], owner=row["owner"])
         revoked_s = revoked_s or row["created_s"]
-    return Key(row["id"], spec, row["created_s"], revoked_s, row["version"], row["digest"])
+    return ApiKey(row["id"], spec, row["created_s"], revoked_s, row["version"], row["digest"])
 
 
 async def _next_version(connection: AsyncConnection) -> int:

@@ -1,14 +1,18 @@
 """The journal of a gateway: what runs and what is done, on disk before the database knows of it.
 
-A folder holds one file of fixed slots, mapped into memory, and segments of finished requests:
+A folder holds one file of fixed slots and segments of finished requests:
 
-    slots       header | tokens delivered, 8 bytes a slot | slots of 512 bytes: (length, crc), request
+    slots       a slot for each request that runs: what it is, and the tokens its client has (slots.py)
     RUN-N.done  frames: length, crc, a finished request; appended to, then read into the database
 
 A request takes a slot when it begins; each delivery is one store of 8 bytes; when it ends its frame is
 appended first and the slot freed then. So whatever the moment at which the process dies, a request is in
 a segment, in a slot, or in both with the same id, and the next start finds it exactly once. What is
 written survives the process, not a power cut: nothing is forced to the disk on the way of a request.
+
+A full disk ends no request and not the process. The blocks of the slots are taken before the first request
+is let in; a finished request whose frame the disk does not take keeps its slot, and its frame here, until
+`retry` writes it. As long as anything waits for that, new requests are refused (503).
 
 A lock on the folder says that a process uses it. Each gateway takes the first free folder under a common
 base, and on its start adopts those that dead gateways have left.
@@ -17,8 +21,8 @@ base, and on its start adopts those that dead gateways have left.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
-import mmap
 import os
 import secrets
 import struct
@@ -31,12 +35,10 @@ import msgspec
 
 from atoll.core.errors import AtollError, InputError
 from atoll.core.files import atomic_write
+from atoll.runtime.accounts.slots import SLOT_BYTES, make_slots, read_slots
 from atoll.telemetry.usage import UsageRecord
 
 SLOTS = 8192
-_MAGIC = b"ATOLLJ01"
-_HEADER = 16
-_SLOT = 512
 _TEXT_BYTES = 120
 """Of a name in a slot; longer ones are cut."""
 _FOLDERS = 64
@@ -45,7 +47,7 @@ _FRAME = struct.Struct("<II")
 _NAME = "*.done"
 
 
-class Done(msgspec.Struct, frozen=True, array_like=True):
+class FinishedRequest(msgspec.Struct, frozen=True, array_like=True):
     """A request that ended: all that the ledger will ever know of it."""
 
     op: str
@@ -59,7 +61,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True):
     """None for a key that is not tracked."""
 
 
-class _Open(msgspec.Struct, frozen=True, array_like=True):
+class _OpenRequest(msgspec.Struct, frozen=True, array_like=True):
     op: str
     key_id: str | None
     track: bool
@@ -70,12 +72,12 @@ class _Open(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_done_decoder = msgspec.msgpack.Decoder(Done)
-_open_decoder = msgspec.msgpack.Decoder(_Open)
+_done_decoder = msgspec.msgpack.Decoder(FinishedRequest)
+_open_decoder = msgspec.msgpack.Decoder(_OpenRequest)
 
 
-class FullError(AtollError):
-    """More requests at once than there are slots."""
+class JournalFullError(AtollError):
+    """A request cannot be written down: all slots are taken, or the disk is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class RecoveredJournal:
     """Requests that ran when the gateway died."""
 
 
-class Folder:
+class JournalFolder:
     """A folder of a journal, locked as long as this object is open."""
 
     def __init__(self, path: Path) -> None:
@@ -114,9 +116,15 @@ class UsageJournal:
     """The journal of this process."""
 
     def __init__(
-        self, folder: Folder, adopted: tuple[Folder, ...], found: RecoveredJournal, slots: int
+        self,
+        folder: JournalFolder,
+        adopted: tuple[JournalFolder, ...],
+        found: RecoveredJournal,
+        slots: int,
     ) -> None:
         self.found = found
+        self.trouble = ""
+        """Why the disk did not take something the last time that it did not."""
         self._folder = folder
         self._adopted = list(adopted)
         self._run = secrets.token_hex(8)
@@ -130,17 +138,7 @@ class UsageJournal:
         self._size = 0
         self._number = 0
         self._closed_bytes = sum(path.stat().st_size for path in self.segments())
-        path = folder.path / "slots"
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            os.ftruncate(handle, _HEADER + slots * (8 + _SLOT))
-            self._map = mmap.mmap(handle, 0)
-        finally:
-            os.close(handle)
-        self._map[:_HEADER] = _MAGIC + struct.pack("<Q", slots)
-        self._base = _HEADER + 8 * slots
-        self._words = memoryview(self._map).cast("Q")
-        self._tokens = self._words[_HEADER // 8 : self._base // 8]
+        self._slots = make_slots(folder.path / "slots", slots)
 
     @classmethod
     def claim(cls, base: Path, *, slots: int = SLOTS) -> UsageJournal:
@@ -149,19 +147,20 @@ class UsageJournal:
             return cls._claim(base, slots)
         except OSError as error:
             reason = (error.strerror or type(error).__name__).lower()
-            hint = "name a folder you may write to"
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            hint = "free some space" if full else "name a folder you may write to"
             raise InputError(f"cannot keep a journal: {reason}", path=base, hint=hint) from error
 
     @classmethod
     def _claim(cls, base: Path, slots: int) -> UsageJournal:
-        folders: list[Folder] = []
+        folders: list[JournalFolder] = []
         found = RecoveredJournal(0, 0)
         for number in range(_FOLDERS):
             path = base / str(number)
             if folders and not path.exists():
                 continue
             try:
-                folder = Folder(path)
+                folder = JournalFolder(path)
             except BlockingIOError:
                 continue
             here = recover(path)
@@ -190,30 +189,30 @@ class UsageJournal:
     ) -> int:
         """Note that a request begins; return its slot."""
         if not self._free:
-            raise FullError("too many requests at once for the journal")
+            raise JournalFullError("too many requests at once for the journal")
         self._operations += 1
         op = f"{self._run}{self._operations:016x}"
-        request = _Open(op, key_id, track, request_id, model, endpoint, started_s)
+        request = _OpenRequest(op, key_id, track, request_id, model, endpoint, started_s)
         blob = _encode(request)
-        if len(blob) > _SLOT - 8:
+        if len(blob) > SLOT_BYTES:
             cut = (_cut(request_id), _cut(model), _cut(endpoint))
-            blob = _encode(_Open(op, key_id, track, *cut, started_s))
+            blob = _encode(_OpenRequest(op, key_id, track, *cut, started_s))
         slot = self._free.pop()
+        try:
+            self._slots.put(slot, blob)
+        except OSError as error:
+            self._note(error)
+            raise JournalFullError("usage cannot be written down at the moment") from error
         self._ops[slot] = op
-        start = self._base + slot * _SLOT
-        self._tokens[slot] = 0
-        self._map[start + 8 : start + 8 + len(blob)] = blob
-        # The last store makes it count.
-        self._words[start >> 3] = len(blob) | zlib.crc32(blob) << 32
         return slot
 
     def delivered(self, slot: int, tokens: int) -> None:
         """Note how many tokens of the answer the client has."""
-        self._tokens[slot] = tokens
+        self._slots.deliver(slot, tokens)
 
     def tokens(self, slot: int) -> int:
         """Return what `delivered` said last."""
-        return self._tokens[slot]
+        return self._slots.tokens(slot)
 
     def close(
         self,
@@ -224,7 +223,7 @@ class UsageJournal:
         record: UsageRecord | None,
     ) -> None:
         """Note that a request ended, and free its slot."""
-        data = _encode(Done(self._ops.pop(slot), key_id, tokens, finished_s, record))
+        data = _encode(FinishedRequest(self._ops.pop(slot), key_id, tokens, finished_s, record))
         frame = _FRAME.pack(len(data), zlib.crc32(data)) + data
         if self._unwritten or not self._append(frame):
             # The slot stays taken, so that what was delivered is not forgotten.
@@ -238,8 +237,11 @@ class UsageJournal:
         self._release(slot)
 
     def _release(self, slot: int) -> None:
-        self._words[(self._base + slot * _SLOT) >> 3] = 0
-        self._free.append(slot)
+        if self._slots.clear(slot):
+            self._free.append(slot)
+
+    def _note(self, error: OSError) -> None:
+        self.trouble = (error.strerror or type(error).__name__).lower()
 
     def _append(self, frame: bytes) -> bool:
         if self._descriptor < 0 and not self._begin():
@@ -248,8 +250,9 @@ class UsageJournal:
             if os.write(self._descriptor, frame) == len(frame):
                 self._size += len(frame)
                 return True
-        except OSError:
-            pass
+            self.trouble = "no space left on device"
+        except OSError as error:
+            self._note(error)
         # Half a frame would hide those after it.
         with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, self._size)
@@ -261,7 +264,8 @@ class UsageJournal:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         try:
             self._descriptor = os.open(path, flags, 0o600)
-        except OSError:
+        except OSError as error:
+            self._note(error)
             return False
         self._segment, self._size = path, 0
         return True
@@ -280,11 +284,12 @@ class UsageJournal:
 
     @property
     def unwritten(self) -> int:
-        """Finished requests that the disk did not take."""
-        return len(self._unwritten)
+        """What the disk did not take: finished requests, and slots that are not as they should be."""
+        return len(self._unwritten) + self._slots.behind
 
     def retry(self) -> None:
         """Write what the disk did not take before."""
+        self._free += self._slots.retry()
         while self._unwritten:
             slot, frame = self._unwritten[0]
             if not self._append(frame):
@@ -293,11 +298,18 @@ class UsageJournal:
             del self._unwritten[0]
 
     def rotate(self, *, least_bytes: int = 1) -> None:
-        """End the current segment if it has as many bytes, so that it can be read into the database."""
-        if self._descriptor >= 0 and self._size >= least_bytes:
-            os.close(self._descriptor)
-            self._closed_bytes += self._size
-            self._segment, self._descriptor, self._size = None, -1, 0
+        """End the current segment if it has as many bytes, so that it can be read into the database.
+
+        Not as long as the disk may hold a slot of a request that is in it: a start after a crash tells by
+        the segment that it has ended.
+        """
+        if self._descriptor >= 0 and self._size >= least_bytes and not self._slots.behind:
+            self._end()
+
+    def _end(self) -> None:
+        os.close(self._descriptor)
+        self._closed_bytes += self._size
+        self._segment, self._descriptor, self._size = None, -1, 0
 
     def rotate_large(self) -> None:
         """End the current segment if it is large."""
@@ -322,10 +334,9 @@ class UsageJournal:
 
     def release(self) -> None:
         """Let go of the folders; what is in them stays for the next start."""
-        self.rotate()
-        self._tokens.release()
-        self._words.release()
-        self._map.close()
+        if self._descriptor >= 0:
+            self._end()
+        self._slots.close()
         for folder in (self._folder, *self._adopted):
             folder.close()
 
@@ -334,12 +345,12 @@ def _cut(text: str) -> str:
     return text.encode(errors="replace")[:_TEXT_BYTES].decode(errors="ignore")
 
 
-def read_segment(path: Path) -> list[Done]:
+def read_segment(path: Path) -> list[FinishedRequest]:
     """Return the requests in a segment, up to the first frame that is not whole."""
     return list(_frames(path.read_bytes()))
 
 
-def _frames(data: bytes) -> Iterator[Done]:
+def _frames(data: bytes) -> Iterator[FinishedRequest]:
     at = 0
     while at + _FRAME.size <= len(data):
         length, crc = _FRAME.unpack_from(data, at)
@@ -363,7 +374,7 @@ def recover(folder: Path) -> RecoveredJournal:
         half.unlink()
     known = {done.op for path in folder.glob(_NAME) for done in read_segment(path)}
     slots = folder / "slots"
-    left = [done for done in _read_slots(slots) if done.op not in known] if slots.exists() else []
+    left = [done for done in _read_crashed(slots) if done.op not in known] if slots.exists() else []
     if left:
         frames = []
         for done in left:
@@ -375,29 +386,15 @@ def recover(folder: Path) -> RecoveredJournal:
     return RecoveredJournal(finished=len(known), crashed=len(left))
 
 
-def _read_slots(slots: Path) -> Iterator[Done]:
+def _read_crashed(slots: Path) -> Iterator[FinishedRequest]:
     """Yield the requests that ran when the owner of a file of slots died, as far as it is whole."""
-    data = slots.read_bytes()
-    if len(data) < _HEADER or data[:8] != _MAGIC:
-        return
-    (count,) = struct.unpack_from("<Q", data, 8)
-    base = _HEADER + 8 * count
     died_s = slots.stat().st_mtime
-    for slot in range(count):
-        start = base + slot * _SLOT
-        if start + _SLOT > len(data):
-            return
-        (word,) = struct.unpack_from("<Q", data, start)
-        length, crc = word & 0xFFFFFFFF, word >> 32
-        blob = data[start + 8 : start + 8 + length]
-        if not 0 < length <= _SLOT - 8 or zlib.crc32(blob) != crc:
-            continue
-        (tokens,) = struct.unpack_from("<Q", data, _HEADER + 8 * slot)
+    for stored in read_slots(slots):
         with contextlib.suppress(msgspec.DecodeError):
-            yield _close_crashed(_open_decoder.decode(blob), tokens, died_s)
+            yield _close_crashed(_open_decoder.decode(stored.request), stored.tokens, died_s)
 
 
-def _close_crashed(request: _Open, tokens: int, died_s: float) -> Done:
+def _close_crashed(request: _OpenRequest, tokens: int, died_s: float) -> FinishedRequest:
     finished_s = max(died_s, request.started_s)
     record = UsageRecord(
         request_id=request.request_id,
@@ -415,4 +412,6 @@ def _close_crashed(request: _Open, tokens: int, died_s: float) -> Done:
         outcome="crashed",
         key_id=request.key_id,
     )
-    return Done(request.op, request.key_id, tokens, finished_s, record if request.track else None)
+    return FinishedRequest(
+        request.op, request.key_id, tokens, finished_s, record if request.track else None
+    )

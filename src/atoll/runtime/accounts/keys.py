@@ -30,7 +30,7 @@ _KNOWN_MODELS = 1024
 _WORST = "0" * 64
 
 
-class Presented(NamedTuple):
+class PresentedKey(NamedTuple):
     """A key as a client sent it; the secret itself is not kept."""
 
     id: str
@@ -76,7 +76,7 @@ class NewKey(Frozen):
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ApiKey:
     """A key as the database holds it."""
 
     id: str
@@ -103,15 +103,15 @@ def make_key() -> tuple[str, str, str]:
     return f"atoll-{key_id}-{secret}", key_id, _digest(secret.encode())
 
 
-def read_bearer(authorization: bytes) -> Presented | None:
+def read_bearer(authorization: bytes) -> PresentedKey | None:
     """Return the key in an Authorization header (`Bearer ...`); None where it holds none of ours."""
     if authorization[:7].lower() != b"bearer ":
         return None
     found = _TEXT.fullmatch(authorization[7:].strip())
-    return Presented(found[1].decode(), _digest(found[2])) if found else None
+    return PresentedKey(found[1].decode(), _digest(found[2])) if found else None
 
 
-def matches(key: Key | None, given: Presented) -> bool:
+def matches(key: ApiKey | None, given: PresentedKey) -> bool:
     """Return whether a presented key is this one, in a time that does not depend on the answer."""
     kept = _WORST if key is None else key.digest
     return hmac.compare_digest(kept, given.digest) and key is not None
@@ -121,7 +121,7 @@ def _digest(secret: bytes) -> str:
     return hashlib.sha256(secret).hexdigest()
 
 
-class Models:
+class ModelFilter:
     """Which models a key may use: decided once per name, then looked up."""
 
     __slots__ = ("_known", "_pattern")

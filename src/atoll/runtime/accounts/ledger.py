@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from atoll.runtime.accounts.journal import Done
+from atoll.runtime.accounts.journal import FinishedRequest
 from atoll.runtime.accounts.limits import day_of, periods_of
 from atoll.telemetry.usage import Attempt, UsageRecord
 
@@ -41,7 +41,9 @@ class LedgerRows:
     """Tokens by key and period."""
 
 
-def rows_of(finished: Iterable[Done], prices: Mapping[str, TokenPrice] = NO_PRICES) -> LedgerRows:
+def rows_of(
+    finished: Iterable[FinishedRequest], prices: Mapping[str, TokenPrice] = NO_PRICES
+) -> LedgerRows:
     """Return the rows for finished requests; a request given twice counts once."""
     rows = LedgerRows()
     seen: set[str] = set()
@@ -122,7 +124,7 @@ def _pico(usd_per_mtoken: float | None) -> int:
     return round(usd_per_mtoken * 1e6)
 
 
-def _operation_row(done: Done, record: UsageRecord, day: str, cost: int) -> Row:
+def _operation_row(done: FinishedRequest, record: UsageRecord, day: str, cost: int) -> Row:
     return {
         "id": done.op,
         "request_id": _text(record.request_id),

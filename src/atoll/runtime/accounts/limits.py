@@ -13,51 +13,26 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
+from atoll.core.bucket import TokenBucket
+
 _MINUTE_S = 60.0
 
 
-class Bucket:
-    """A token bucket that holds a minute's worth and is full at first."""
-
-    __slots__ = ("_at_s", "_level", "per_min")
-
-    def __init__(self, per_min: int, now_s: float) -> None:
-        self.per_min = per_min
-        self._level = float(per_min)
-        self._at_s = now_s
-
-    def level(self, now_s: float) -> float:
-        """Return how much is in it now; below 0 it is in debt."""
-        if now_s > self._at_s:
-            grown = self._level + (now_s - self._at_s) * (self.per_min / _MINUTE_S)
-            self._level = min(float(self.per_min), grown)
-            self._at_s = now_s
-        return self._level
-
-    def wait_s(self, now_s: float) -> float:
-        """Return how long until one whole unit is in it; 0 if it is."""
-        missing = 1.0 - self.level(now_s)
-        return 0.0 if missing <= 0.0 else missing * _MINUTE_S / self.per_min
-
-    def charge(self, now_s: float, amount: float) -> None:
-        """Take out what was used, into debt if need be."""
-        self._level = self.level(now_s) - amount
-
-    def full_s(self, now_s: float) -> float:
-        """Return how long until it is full again."""
-        return (self.per_min - self.level(now_s)) * _MINUTE_S / self.per_min
+def per_minute(most: int, now_s: float) -> TokenBucket:
+    """Return a full bucket that holds a minute's worth of a limit per minute."""
+    return TokenBucket(most, most / _MINUTE_S, now_s)
 
 
-def resize(bucket: Bucket | None, per_min: int | None, now_s: float) -> Bucket | None:
-    """Return the bucket for a limit that may have changed; what was used stays used."""
-    if per_min is None:
+def resize(bucket: TokenBucket | None, most: int | None, now_s: float) -> TokenBucket | None:
+    """Return the bucket for a limit per minute that may have changed; what was used stays used."""
+    if most is None:
         return None
     if bucket is None:
-        return Bucket(per_min, now_s)
-    if bucket.per_min == per_min:
+        return per_minute(most, now_s)
+    if bucket.capacity == most:
         return bucket
-    used = bucket.per_min - bucket.level(now_s)
-    changed = Bucket(per_min, now_s)
+    used = bucket.capacity - bucket.level(now_s)
+    changed = per_minute(most, now_s)
     changed.charge(now_s, used)
     return changed
 

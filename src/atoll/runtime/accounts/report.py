@@ -135,15 +135,15 @@ def columns_of(by: str) -> tuple[str, ...]:
     return (*(name for name in names if name != "cost_nusd"), "cost_usd")
 
 
-class Sink(Protocol):
-    """Where rows go."""
+class RowSink(Protocol):
+    """A file, or standard output, that rows of a report are written to."""
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Take some rows."""
+        """Write rows, each with a value for every column."""
         ...
 
     def close(self) -> None:
-        """Take no more."""
+        """Write what is held back; nothing may be written after."""
         ...
 
 
@@ -155,7 +155,7 @@ class CsvSink:
         self._writer.writeheader()
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Write some rows."""
+        """Write rows, each with a value for every column."""
         self._writer.writerows(rows)
 
     def close(self) -> None:
@@ -194,7 +194,7 @@ def _arrow_type(pa: Any, name: str) -> Any:
     return pa.string()
 
 
-async def export(rows: AsyncIterator[Row], sink: Sink) -> int:
+async def export(rows: AsyncIterator[Row], sink: RowSink) -> int:
     """Write all rows; return how many there were."""
     count = 0
     held: list[Row] = []
@@ -209,7 +209,7 @@ async def export(rows: AsyncIterator[Row], sink: Sink) -> int:
     return count + len(held)
 
 
-class Whole:
+class WholeFile:
     """A file that appears under its name only when it is complete."""
 
     def __init__(self, path: Path) -> None:

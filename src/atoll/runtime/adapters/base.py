@@ -10,13 +10,13 @@ from atoll.core.files import atomic_write
 from atoll.core.frozen import Frozen
 from atoll.plan.plan import Instance
 from atoll.runtime.pool.pool import Backend
-from atoll.runtime.supervise.agent import Managed
+from atoll.runtime.supervise.agent import ProcessSpec
 
 _LONGEST_SOCKET = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class RunDirectory:
     """A folder for one running fleet: configurations, sockets, logs."""
 
     folder: Path
@@ -62,12 +62,12 @@ class Endpoint:
 
     backend: Backend
     instances: tuple[str, ...]
-    nodes: tuple[Managed, ...] = ()
-    server: Managed | None = None
+    nodes: tuple[ProcessSpec, ...] = ()
+    server: ProcessSpec | None = None
     held: tuple[tuple[str, str, int, int], ...] = ()
 
     @property
-    def processes(self) -> tuple[Managed, ...]:
+    def processes(self) -> tuple[ProcessSpec, ...]:
         """Every process, in the order of starting."""
         return self.nodes if self.server is None else (*self.nodes, self.server)
 

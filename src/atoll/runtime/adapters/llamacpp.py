@@ -12,10 +12,16 @@ from pathlib import Path
 
 from atoll.core.errors import AtollError, InputError, MissingDependencyError
 from atoll.plan.plan import Instance
-from atoll.runtime.adapters.base import Endpoint, Home, MachineShare, ServedModel, single_node
+from atoll.runtime.adapters.base import (
+    Endpoint,
+    MachineShare,
+    RunDirectory,
+    ServedModel,
+    single_node,
+)
 from atoll.runtime.adapters.probes import TokenProbe
 from atoll.runtime.pool.pool import Backend
-from atoll.runtime.supervise.agent import Managed
+from atoll.runtime.supervise.agent import ProcessSpec
 from atoll.runtime.supervise.process import Command
 from atoll.runtime.supervise.supervision import RestartLimits
 
@@ -45,7 +51,7 @@ def llamacpp_endpoint(
     instance: Instance,
     served: ServedModel,
     port: int,
-    home: Home,
+    home: RunDirectory,
     share: MachineShare,
     *,
     weight: float = 1.0,
@@ -59,7 +65,7 @@ def llamacpp_endpoint(
         *("--model", str(gguf_file(served.source)), "--alias", served.names[0]),
         *("--port", str(port), "--threads", str(share.threads(instance.id))),
     )
-    server = Managed(
+    server = ProcessSpec(
         instance.id,
         Command(
             arguments,

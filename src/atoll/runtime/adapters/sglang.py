@@ -5,10 +5,16 @@ from __future__ import annotations
 import sys
 
 from atoll.plan.plan import Instance
-from atoll.runtime.adapters.base import Endpoint, Home, MachineShare, ServedModel, single_node
+from atoll.runtime.adapters.base import (
+    Endpoint,
+    MachineShare,
+    RunDirectory,
+    ServedModel,
+    single_node,
+)
 from atoll.runtime.adapters.probes import TokenProbe
 from atoll.runtime.pool.pool import Backend
-from atoll.runtime.supervise.agent import Managed
+from atoll.runtime.supervise.agent import ProcessSpec
 from atoll.runtime.supervise.process import Command
 from atoll.runtime.supervise.supervision import RestartLimits
 
@@ -19,7 +25,7 @@ def sglang_endpoint(
     instance: Instance,
     served: ServedModel,
     port: int,
-    home: Home,
+    home: RunDirectory,
     share: MachineShare,
     *,
     weight: float = 1.0,
@@ -35,7 +41,7 @@ def sglang_endpoint(
         *("--served-model-name", served.names[0]),
         *("--host", "127.0.0.1", "--port", str(port), "--tp", str(node.tp)),
     )
-    server = Managed(
+    server = ProcessSpec(
         instance.id,
         Command(arguments, home.log(instance.id)),
         TokenProbe(url, served.names[0]),

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from atoll.engine.node import NodeConfig
 from atoll.plan.plan import Instance
-from atoll.runtime.adapters.base import Endpoint, Home, MachineShare, ServedModel
+from atoll.runtime.adapters.base import Endpoint, MachineShare, RunDirectory, ServedModel
 from atoll.runtime.adapters.probes import InstanceProbe, NodeProbe
 from atoll.runtime.instance.config import NODES_MISSING, InstanceConfig, InstancePart, engine_name
 from atoll.runtime.pool.pool import Backend
-from atoll.runtime.supervise.agent import Managed
+from atoll.runtime.supervise.agent import ProcessSpec
 from atoll.runtime.supervise.process import Command
 from atoll.runtime.supervise.supervision import RestartLimits
 
@@ -23,7 +23,7 @@ def stage_endpoint(
     instances: Sequence[tuple[Instance, float]],
     served: ServedModel,
     port: int,
-    home: Home,
+    home: RunDirectory,
     share: MachineShare,
     silent: Callable[[str], float],
     *,
@@ -38,7 +38,7 @@ def stage_endpoint(
     of the model that is served. A node silent for `dead_after_s` is given up by the instance; a process
     silent for `silent_s` is started anew.
     """
-    nodes: list[Managed] = []
+    nodes: list[ProcessSpec] = []
     held: list[tuple[str, str, int, int]] = []
     parts: list[InstancePart] = []
     for instance, portion in instances:
@@ -60,7 +60,7 @@ def stage_endpoint(
                 drain_s=_NODE_DRAIN_S,
             )
             nodes.append(
-                Managed(
+                ProcessSpec(
                     process,
                     _python(
                         home, process, share, "atoll.engine.node", str(home.write(process, config))
@@ -83,7 +83,7 @@ def stage_endpoint(
     )
     url = f"http://127.0.0.1:{port}"
     path = home.write(name, config_of_server)
-    server = Managed(
+    server = ProcessSpec(
         name,
         _python(home, name, share, "atoll.runtime.instance.process", str(path)),
         InstanceProbe(url, NODES_MISSING, silent_s),
@@ -98,7 +98,9 @@ def stage_endpoint(
     )
 
 
-def _python(home: Home, name: str, share: MachineShare, module: str, config: str) -> Command:
+def _python(
+    home: RunDirectory, name: str, share: MachineShare, module: str, config: str
+) -> Command:
     return Command.of_module(
         module,
         ("--config", config),

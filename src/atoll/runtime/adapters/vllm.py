@@ -6,10 +6,10 @@ from itertools import pairwise
 
 from atoll.core.errors import InputError
 from atoll.plan.plan import Instance
-from atoll.runtime.adapters.base import Endpoint, Home, MachineShare, ServedModel
+from atoll.runtime.adapters.base import Endpoint, MachineShare, RunDirectory, ServedModel
 from atoll.runtime.adapters.probes import TokenProbe
 from atoll.runtime.pool.pool import Backend
-from atoll.runtime.supervise.agent import Managed
+from atoll.runtime.supervise.agent import ProcessSpec
 from atoll.runtime.supervise.process import Command
 from atoll.runtime.supervise.supervision import RestartLimits
 
@@ -37,7 +37,7 @@ def vllm_layout(instance: Instance) -> tuple[int, tuple[int, ...]]:
     return instance.nodes[0].tp, tuple(stage.end - stage.start for stage in stages)
 
 
-def vllm_command(instance: Instance, served: ServedModel, port: int, log: Home) -> Command:
+def vllm_command(instance: Instance, served: ServedModel, port: int, log: RunDirectory) -> Command:
     """Return the command that serves an instance."""
     tp, layers = vllm_layout(instance)
     arguments = [
@@ -58,7 +58,7 @@ def vllm_endpoint(
     instance: Instance,
     served: ServedModel,
     port: int,
-    home: Home,
+    home: RunDirectory,
     share: MachineShare,
     *,
     weight: float = 1.0,
@@ -66,7 +66,7 @@ def vllm_endpoint(
     """Return the process of an instance under vLLM."""
     del share  # vLLM takes the GPUs it sees
     url = f"http://127.0.0.1:{port}"
-    server = Managed(
+    server = ProcessSpec(
         instance.id,
         vllm_command(instance, served, port, home),
         TokenProbe(url, served.names[0]),

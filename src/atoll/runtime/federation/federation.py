@@ -12,7 +12,7 @@ import msgspec
 from atoll.fabric.registry.records import as_dict
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.peers import Peer
-from atoll.fabric.tunnel.caller import Caller
+from atoll.fabric.tunnel.client import TunnelClient
 from atoll.runtime.federation.links import NodeLinks, probe
 from atoll.runtime.federation.members import Members
 from atoll.runtime.http.upstream import HttpUpstream, UpstreamPool
@@ -36,11 +36,11 @@ class Federation:
         self,
         fabric: Fabric,
         pool: BackendPool,
-        caller: Caller | None = None,
+        caller: TunnelClient | None = None,
         log: Log | None = None,
     ) -> None:
         self.fabric = fabric
-        self.caller = caller or Caller(fabric, log=log)
+        self.caller = caller or TunnelClient(fabric, log=log)
         self.log: Log = log or SilentLog()
         identity = fabric.identity
         self.members = Members(pool, identity.name, identity.provider, self.log)

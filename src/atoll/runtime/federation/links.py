@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from atoll.core.errors import AtollError
-from atoll.fabric.tunnel.frames import Submit
+from atoll.fabric.tunnel.frames import TunnelRequest
 from atoll.runtime.http.upstream import (
     GET,
     JSON,
@@ -24,16 +24,16 @@ from atoll.runtime.pool.outliers import Outliers
 from atoll.runtime.pool.pool import Backend, Member
 
 if TYPE_CHECKING:
-    from atoll.fabric.tunnel.caller import Call
+    from atoll.fabric.tunnel.client import Call
 
 _PROBE_S = 2.0
 _MOST_MODELS_BYTES = 2**20
 
 
 class Tunnel(Protocol):
-    """What a request needs of `atoll.fabric.tunnel.caller.Caller`."""
+    """What a request needs of `atoll.fabric.tunnel.client.TunnelClient`."""
 
-    def call(self, sid: str, submit: Submit, receiver: Receiver) -> Call:
+    def call(self, sid: str, submit: TunnelRequest, receiver: Receiver) -> Call:
         """Send a request to a session."""
         ...
 
@@ -64,7 +64,7 @@ class TunnelWay:
         if body or ask is JSON:
             headers.append((b"content-type", ask.content_type))
         links = self._links
-        submit = Submit(ask.method, path, tuple(headers), body)
+        submit = TunnelRequest(ask.method, path, tuple(headers), body)
         self._call = links.tunnel.call(links.sid, submit, receiver)
 
     def leave(self) -> None:

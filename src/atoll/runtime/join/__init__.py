@@ -10,7 +10,7 @@ deadline    when this node ends: Slurm, spot notices, the user
 life        what to announce: pure
 bridge      requests from the tunnel to the engine's own address
 assignment  an operator asks a waiting node to serve a model: what may be asked, who may ask
-desk        where a node takes such orders
+order_receiver  where a node takes such orders
 engines     what is to be started
 node        the whole life of a node
 """

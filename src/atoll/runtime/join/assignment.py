@@ -86,7 +86,7 @@ def read_reply(data: bytes) -> Reply:
         return Reply(False, "the node's answer cannot be read")
 
 
-class Orders:
+class OrderVerifier:
     """Decides which orders are obeyed."""
 
     def __init__(self, verifier: Verifier) -> None:

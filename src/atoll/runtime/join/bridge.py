@@ -35,7 +35,7 @@ _RETRY_S = b"1"
 
 
 class IncomingRequest(Protocol):
-    """A request of the tunnel (`atoll.fabric.tunnel.answerer.Incoming`)."""
+    """A request of the tunnel (`atoll.fabric.tunnel.server.Incoming`)."""
 
     method: bytes
     path: bytes

@@ -9,7 +9,7 @@ from pathlib import Path
 from atoll.core.errors import InputError, UsageError
 from atoll.fabric.registry.records import Hardware
 from atoll.plan.plan import Flow, Instance, Node
-from atoll.runtime.adapters.base import Endpoint, Home, MachineShare, ServedModel
+from atoll.runtime.adapters.base import Endpoint, MachineShare, RunDirectory, ServedModel
 from atoll.runtime.http.client import FetchError, request
 from atoll.runtime.join.assignment import Assignment
 from atoll.runtime.join.command import EngineCommand, precision_of, read_command, takes_port
@@ -17,7 +17,7 @@ from atoll.runtime.join.offers import KnownServer
 from atoll.runtime.join.options import JoinOptions
 from atoll.runtime.local.build import free_ports
 from atoll.runtime.local.cores import usable_cores
-from atoll.runtime.supervise.agent import Managed
+from atoll.runtime.supervise.agent import ProcessSpec
 from atoll.runtime.supervise.process import Command
 from atoll.runtime.supervise.supervision import RestartLimits
 
@@ -30,22 +30,22 @@ _TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedEngine:
     """A server and what has to be started for it: `before`, then `command`; it may run already."""
 
     server: KnownServer
     title: str
     command: Command | None = None
     limits: RestartLimits = field(default_factory=RestartLimits)
-    before: tuple[Managed, ...] = ()
+    before: tuple[ProcessSpec, ...] = ()
 
 
-def prepare(options: JoinOptions, log: Path) -> Prepared | None:
+def prepare(options: JoinOptions, log: Path) -> PreparedEngine | None:
     """Return what the options ask for; None: wait for an assignment."""
     if options.command:
         return _wrap(options, log)
     if options.url is not None:
-        return Prepared(_server(options, options.url, None), options.url)
+        return PreparedEngine(_server(options, options.url, None), options.url)
     return None
 
 
@@ -62,7 +62,7 @@ async def refuse_taken(url: str) -> None:
     )
 
 
-def _wrap(options: JoinOptions, log: Path) -> Prepared:
+def _wrap(options: JoinOptions, log: Path) -> PreparedEngine:
     port = options.port
     if port is None and takes_port(options.command):
         port = free_ports(1)[0]
@@ -79,7 +79,9 @@ def _wrap(options: JoinOptions, log: Path) -> Prepared:
         fatal_codes=_FATAL,
     )
     command = Command(read.arguments, log, threads=None)
-    return Prepared(_server(options, url, read), " ".join(read.arguments[:3]), command, limits)
+    return PreparedEngine(
+        _server(options, url, read), " ".join(read.arguments[:3]), command, limits
+    )
 
 
 def _server(options: JoinOptions, url: str, read: EngineCommand | None) -> KnownServer:
@@ -106,8 +108,8 @@ def _by_model(aliases: dict[str, str]) -> dict[str, tuple[str, ...]]:
 
 
 def engine_for_order(
-    assignment: Assignment, options: JoinOptions, hardware: Hardware, home: Home
-) -> Prepared:
+    assignment: Assignment, options: JoinOptions, hardware: Hardware, home: RunDirectory
+) -> PreparedEngine:
     """Return what an order asks for; may fetch weights, so not for an event loop. The order is checked."""
     endpoint, title = _endpoint(assignment, hardware, home)
     server = endpoint.server
@@ -115,7 +117,7 @@ def engine_for_order(
     settings = assignment.settings if assignment.engine in ("vllm", "sglang") else {}
     arguments = _merge(server.command.arguments, settings)
     plain = _server(options, endpoint.backend.url, None)
-    return Prepared(
+    return PreparedEngine(
         replace(plain, engine=assignment.engine, hint=_hint(assignment)),
         title,
         replace(server.command, arguments=arguments, log=home.log(ENGINE)),
@@ -143,7 +145,9 @@ def _merge(arguments: Sequence[str], settings: dict[str, str]) -> tuple[str, ...
     return tuple(words)
 
 
-def _endpoint(assignment: Assignment, hardware: Hardware, home: Home) -> tuple[Endpoint, str]:
+def _endpoint(
+    assignment: Assignment, hardware: Hardware, home: RunDirectory
+) -> tuple[Endpoint, str]:
     engine = assignment.engine
     port = free_ports(1)[0]
     names = (assignment.served,)
@@ -174,7 +178,7 @@ def _endpoint(assignment: Assignment, hardware: Hardware, home: Home) -> tuple[E
     return _stage(assignment, hardware, home, port), title
 
 
-def _stage(assignment: Assignment, hardware: Hardware, home: Home, port: int) -> Endpoint:
+def _stage(assignment: Assignment, hardware: Hardware, home: RunDirectory, port: int) -> Endpoint:
     """Return the stage engine with the whole model on this one node."""
     from atoll.engine.weights.sources import resolve
     from atoll.runtime.adapters.stage import stage_endpoint

@@ -43,15 +43,15 @@ class DriverNvml:
         """Return identity (UUID), name and memory in bytes of every GPU."""
         count = self._library.nvmlDeviceGetCount()
         return [
-            self._described(self._library.nvmlDeviceGetHandleByIndex(index))
+            self._describe(self._library.nvmlDeviceGetHandleByIndex(index))
             for index in range(count)
         ]
 
     def by_uuid(self, uuid: str) -> tuple[str, str, int]:
         """Return the same of one GPU, or of one slice of one."""
-        return self._described(self._library.nvmlDeviceGetHandleByUUID(uuid))
+        return self._describe(self._library.nvmlDeviceGetHandleByUUID(uuid))
 
-    def _described(self, handle: Any) -> tuple[str, str, int]:
+    def _describe(self, handle: Any) -> tuple[str, str, int]:
         library = self._library
         name, uuid = library.nvmlDeviceGetName(handle), library.nvmlDeviceGetUUID(handle)
         return _text(uuid), _text(name), int(library.nvmlDeviceGetMemoryInfo(handle).total)

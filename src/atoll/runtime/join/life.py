@@ -16,7 +16,7 @@ from atoll.runtime.join.offers import ServerOffer
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class NodeSituation:
     """How things stand. `offer` is what is served now, None if nothing is or it is not well.
 
     `dead`: the engine's process has ended. `idle`: there is no engine, and none is wanted until an
@@ -37,7 +37,7 @@ class Announcement:
     offer: ServerOffer | None
 
 
-def announcement(said: Announcement, now: Situation) -> Announcement:
+def choose_announcement(said: Announcement, now: NodeSituation) -> Announcement:
     """Return what to say, given what was said last; the same again means that nothing is to be said."""
     if now.leaving:
         # Whoever waits for an answer still gets it: the state stays, services go.

@@ -2,7 +2,7 @@
 
 node = Node(options, access, home)
 await node.start()
-await node.ended()          # stop() was called, the node's time is up, or its engine was given up
+await node.wait_ended()          # stop() was called, the node's time is up, or its engine was given up
 await node.close()
 """
 
@@ -25,21 +25,27 @@ from atoll.fabric.identity.identity import RefusedError
 from atoll.fabric.registry.records import Hardware, Metadata, SessionState
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.settings import FabricSettings
-from atoll.fabric.tunnel.answerer import Answerer
-from atoll.runtime.adapters.base import Home
+from atoll.fabric.tunnel.server import TunnelServer
+from atoll.runtime.adapters.base import RunDirectory
 from atoll.runtime.join.assignment import Assignment
 from atoll.runtime.join.bridge import Bridge
 from atoll.runtime.join.deadline import LAST_S, NodeDeadline, SpotNotices, parse_ends, slurm_end_s
-from atoll.runtime.join.desk import Desk
-from atoll.runtime.join.engines import ENGINE, Prepared, engine_for_order, prepare, refuse_taken
+from atoll.runtime.join.engines import (
+    ENGINE,
+    PreparedEngine,
+    engine_for_order,
+    prepare,
+    refuse_taken,
+)
 from atoll.runtime.join.hardware import gpus_from_text, host_name, read_hardware
-from atoll.runtime.join.life import Announcement, Situation, announcement
+from atoll.runtime.join.life import Announcement, NodeSituation, choose_announcement
 from atoll.runtime.join.load import LoadReader
 from atoll.runtime.join.offers import Inspector
 from atoll.runtime.join.options import JoinOptions
+from atoll.runtime.join.order_receiver import OrderReceiver
 from atoll.runtime.join.watcher import EngineProbe, Watcher, WatchSettings
 from atoll.runtime.supervise import supervision as supervise
-from atoll.runtime.supervise.agent import Agent, Keeper, Managed, ProcessError
+from atoll.runtime.supervise.agent import Agent, ProcessError, ProcessSpec, SupervisedProcess
 from atoll.telemetry.logs import Log, SilentLog
 
 _DOOR_S = 0.3
@@ -49,10 +55,10 @@ _TRUST_S = 2.0
 
 
 @dataclass(slots=True)
-class Running:
+class RunningEngine:
     """The engine of a node."""
 
-    prepared: Prepared
+    prepared: PreparedEngine
     watcher: Watcher
     load: LoadReader
     tasks: tuple[asyncio.Task[None], ...]
@@ -67,7 +73,7 @@ class JoinedNode:
         self,
         options: JoinOptions,
         access: Access,
-        home: Home,
+        home: RunDirectory,
         *,
         log: Log | None = None,
         say: Callable[[str], None] | None = None,
@@ -80,8 +86,8 @@ class JoinedNode:
         self.engine_log = engine_log or home.log(ENGINE)
         self.fabric: Fabric
         self.bridge: Bridge | None = None
-        self.answerer: Answerer | None = None
-        self.running: Running | None = None
+        self.answerer: TunnelServer | None = None
+        self.running: RunningEngine | None = None
         self.deadline = NodeDeadline()
         if access.identity.role == "hub":
             raise UsageError(
@@ -103,7 +109,7 @@ class JoinedNode:
         self._over = asyncio.Event()
         self._error: AtollError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._desk: Desk | None = None
+        self._order_receiver: OrderReceiver | None = None
         self._assigning = asyncio.Lock()
 
     # Beginning
@@ -133,7 +139,9 @@ class JoinedNode:
         if options.spot is not None:
             self._spawn(self._noticing(SpotNotices(options.spot, options.spot_url or "")))
         if options.waits or options.accept_assignments:
-            self._desk = Desk(self.fabric, self._ordered, self._log, models=options.models)
+            self._order_receiver = OrderReceiver(
+                self.fabric, self._ordered, self._log, models=options.models
+            )
             self._say(f"taking assignments: atoll assign {self.fabric.sid} --model ...")
         if prepared is not None:
             self._run(prepared)
@@ -154,7 +162,7 @@ class JoinedNode:
             found = msgspec.structs.replace(found, gpus=gpus_from_text(self.options.gpus))
         return found
 
-    def _run(self, prepared: Prepared, *, assigned: bool = False) -> None:
+    def _run(self, prepared: PreparedEngine, *, assigned: bool = False) -> None:
         """Start an engine, or take up with one that runs."""
         options = self.options
         settings = WatchSettings(options.health_interval, options.health_failures)
@@ -170,16 +178,16 @@ class JoinedNode:
                 on_trouble=self._trouble,
             )
             if options.tunnel:
-                self.answerer = Answerer(
+                self.answerer = TunnelServer(
                     self.fabric, bridge.handle, accept=options.accept, log=self._log
                 )
         else:
             bridge.aim(server.url)
-        for managed in prepared.before:
-            self._agent.add(managed)
+        for spec in prepared.before:
+            self._agent.add(spec)
         if prepared.command is not None:
             probe = EngineProbe(watcher, options.hung)
-            self._agent.add(Managed(ENGINE, prepared.command, probe, prepared.limits))
+            self._agent.add(ProcessSpec(ENGINE, prepared.command, probe, prepared.limits))
         load = LoadReader(
             server.url if server.generic is None else None,
             lambda: bridge.inflight,
@@ -188,7 +196,7 @@ class JoinedNode:
             capacity=options.max_inflight,
         )
         tasks = (self._spawn(watcher.run()), self._spawn(load.run()))
-        self.running = Running(prepared, watcher, load, tasks, assigned)
+        self.running = RunningEngine(prepared, watcher, load, tasks, assigned)
         if prepared.command is not None:
             self._say(f"starting {prepared.title} ...; its words go to {prepared.command.log}")
         else:
@@ -203,33 +211,33 @@ class JoinedNode:
         if self.running is not None:
             self.running.watcher.hurry()
 
-    def _process_changed(self, keeper: Keeper) -> None:
-        state = keeper.state
-        self._event("node.process", process=keeper.name, state=str(state), reason=keeper.reason)
+    def _process_changed(self, process: SupervisedProcess) -> None:
+        state = process.state
+        self._event("node.process", process=process.name, state=str(state), reason=process.reason)
         if (
-            keeper.name == ENGINE
+            process.name == ENGINE
             and state is supervise.ProcessState.STARTING
             and self.bridge is not None
         ):
             self.bridge.fresh()
-        if state is supervise.ProcessState.WAITING and keeper.restarts:
-            self._say(f"{keeper.name} {keeper.reason}; starting it again")
+        if state is supervise.ProcessState.WAITING and process.restarts:
+            self._say(f"{process.name} {process.reason}; starting it again")
         if state is supervise.ProcessState.FAILED and self.running is not None:
-            self.running.given_up = keeper.error()
+            self.running.given_up = process.error()
         self._dirty.set()
 
-    def _situation(self) -> Situation:
+    def _situation(self) -> NodeSituation:
         running = self.running
         if running is None:
-            return Situation(idle=True, leaving=self._leaving)
-        keeper = self._agent.keepers.get(ENGINE)
+            return NodeSituation(idle=True, leaving=self._leaving)
+        process = self._agent.processes.get(ENGINE)
         alive = (
             supervise.ProcessState.STARTING,
             supervise.ProcessState.READY,
             supervise.ProcessState.STOPPING,
         )
-        dead = keeper is not None and keeper.state not in alive
-        return Situation(running.watcher.offer, dead, leaving=self._leaving)
+        dead = process is not None and process.state not in alive
+        return NodeSituation(running.watcher.offer, dead, leaving=self._leaving)
 
     async def _announcing(self) -> None:
         """Say whatever changed, one thing after the other."""
@@ -243,7 +251,7 @@ class JoinedNode:
 
     async def _announce(self) -> None:
         said, ends_s = self._said, self.deadline.ends_s
-        next_said = announcement(said, self._situation())
+        next_said = choose_announcement(said, self._situation())
         if self.bridge is not None and not self._leaving:
             self.bridge.open = next_said.offer is not None
         if said == next_said and ends_s == self._said_ends_s:
@@ -385,7 +393,7 @@ class JoinedNode:
             await self.bridge.drain(self.options.drain)
             self.bridge.abandon("the node serves something else now")
         await _cancel(running.tasks)
-        await self._agent.stop(list(self._agent.keepers))
+        await self._agent.stop(list(self._agent.processes))
 
     # The end
 
@@ -402,7 +410,7 @@ class JoinedNode:
         self._error = self._error or error
         self._over.set()
 
-    async def ended(self) -> None:
+    async def wait_ended(self) -> None:
         """Wait until the node should end; raises the error that made it."""
         await self._over.wait()
         if self._error is not None:
@@ -425,7 +433,7 @@ class JoinedNode:
             if late:
                 self._say(f"{late} requests were not finished in time; they go on elsewhere")
             self.bridge.abandon("the node leaves")
-            await self._flushed(max(_FLUSH_S, drain_s / 4))
+            await self._flush(max(_FLUSH_S, drain_s / 4))
         await self.fabric.leave()
         self._event("node.left", sid=self.fabric.sid)
 
@@ -436,7 +444,7 @@ class JoinedNode:
         while time.monotonic() < until_s and await self.running.load.running() != 0:
             await asyncio.sleep(0.2)
 
-    async def _flushed(self, most_s: float) -> None:
+    async def _flush(self, most_s: float) -> None:
         """Wait until callers have got what was sent."""
         until_s = time.monotonic() + most_s
         while self.answerer is not None and self.answerer.running and time.monotonic() < until_s:
@@ -453,8 +461,8 @@ class JoinedNode:
             await self.bridge.close()
         if self.answerer is not None:
             await self.answerer.close()
-        if self._desk is not None:
-            self._desk.close()
+        if self._order_receiver is not None:
+            self._order_receiver.close()
         if self._joined:
             await self.fabric.close()
         await self._agent.close()

@@ -38,7 +38,7 @@ _MOST_CONFIG_BYTES = 2**20
 Kind = Literal["llm", "embedding", "generic"]
 
 
-class NotWellError(Exception):
+class UnhealthyError(Exception):
     """A server that does not do its work, and how that shows."""
 
 
@@ -88,14 +88,14 @@ class Inspector:
         self._facts = self._kind = None
 
     async def look(self, *, prove: bool) -> ServerOffer:
-        """Return what is served; with `prove`, after it gave a real token. NotWellError if it does not."""
+        """Return what is served; with `prove`, after it gave a real token. UnhealthyError if it does not."""
         try:
             await self._health()
             if self.server.generic is not None:
                 return ServerOffer((NodeService(model=self.server.generic, kind="generic"),))
             models = await self._get("/v1/models")
             if models.status != 200:
-                raise NotWellError(f"/v1/models answered with status {models.status}")
+                raise UnhealthyError(f"/v1/models answered with status {models.status}")
             listed = read_models(models.body)
             engine = self._engine(models, listed)
             if self._facts is None:
@@ -105,14 +105,14 @@ class Inspector:
             self.known = offer_of(self.server, engine, listed, self._facts, self._kind)
             return self.known
         except FetchError as error:
-            raise NotWellError(str(error)) from error
+            raise UnhealthyError(str(error)) from error
 
     async def _health(self) -> None:
         answer = await self._get(self.server.health)
         # Not every server has it; one that the user named has to be there.
         missing = answer.status == 404 and self.server.health == DEFAULT_HEALTH
         if answer.status >= 400 and not missing:
-            raise NotWellError(f"{self.server.health} answered with status {answer.status}")
+            raise UnhealthyError(f"{self.server.health} answered with status {answer.status}")
 
     def _engine(self, models: HttpResponse, listed: list[dict[str, Any]]) -> str:
         owner = str(listed[0].get("owned_by", "")).lower()
@@ -159,9 +159,9 @@ class Inspector:
                 return kind
             if answer.status >= 500 and answer.status != 501:
                 text = answer.body[:200].decode("utf-8", "replace")
-                raise NotWellError(f"{path} answered with status {answer.status}: {text}")
+                raise UnhealthyError(f"{path} answered with status {answer.status}: {text}")
             said = said or f"{path} answered with status {answer.status}"
-        raise NotWellError(f"no token: {said}")
+        raise UnhealthyError(f"no token: {said}")
 
     async def _get(self, path: str) -> HttpResponse:
         return await request(
@@ -173,14 +173,14 @@ class Inspector:
 
 
 def read_models(body: bytes) -> list[dict[str, Any]]:
-    """Read the answer of /v1/models: at least one model, each with a name; NotWellError otherwise."""
+    """Read the answer of /v1/models: at least one model, each with a name; UnhealthyError otherwise."""
     try:
         listed = json.loads(body)["data"]
         found = [entry for entry in listed if _is_name(entry["id"])]
     except (ValueError, KeyError, TypeError) as error:
-        raise NotWellError("/v1/models did not answer with a list of models") from error
+        raise UnhealthyError("/v1/models did not answer with a list of models") from error
     if not found:
-        raise NotWellError("/v1/models lists no model")
+        raise UnhealthyError("/v1/models lists no model")
     return found[:_MOST_SERVICES]
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic.config import JsonDict
 
 from atoll.core.errors import InputError, UsageError
 from atoll.core.frozen import Frozen
 from atoll.core.quantities import Duration, UsdPerHour
-from atoll.fabric.registry.records import Metadata
 from atoll.fabric.tunnel.accept import check_accept
 from atoll.plan.names import refuse
+
+if TYPE_CHECKING:
+    from atoll.fabric.registry.records import Metadata
 
 
 def _words(value: object) -> object:
@@ -31,61 +34,173 @@ def _plain_url(url: str | None) -> str | None:
     return url.rstrip("/").removesuffix("/v1")
 
 
+_OFFER: JsonDict = {"panel": "What is offered"}
+_WATCH: JsonDict = {"panel": "How the engine is watched"}
+_END: JsonDict = {"panel": "How it ends"}
+
+
 class JoinOptions(Frozen):
     """What a node offers, how it is watched, and how it ends. Times are in seconds.
 
     Prices are in US dollars: `price` per hour of the whole node, `price_in` and `price_out` per million
-    tokens. `accept`: any, self, allow:NAME,... or deny:NAME,... `ends`: a time or "in how long".
-    `notice_s`: how long before the end SIGUSR1 comes. `hung_s`: an engine not well for so long is started
-    anew. `models`: a folder below which an assignment may name weights.
+    tokens. `hung`: an engine not well for so long is started anew. Descriptions are those of `atoll join`,
+    whose options these are (see `atoll.cli.options`); a field without one stands only in a file.
     """
 
-    fabric: str | None = Field(default=None, repr=False)
-    command: Annotated[tuple[str, ...], BeforeValidator(_words)] = ()
-    url: str | None = None
-    port: int | None = Field(None, ge=1, le=65535)
+    fabric: str | None = Field(
+        None,
+        repr=False,
+        description="The join token, @FILE that holds it, or open://host:port.",
+        json_schema_extra={"env": "ATOLL_FABRIC"},
+    )
+    command: Annotated[tuple[str, ...], BeforeValidator(_words)] = Field(
+        (),
+        description="The engine's command, after --. {port} in it becomes a free port.",
+        json_schema_extra={"argument": True},
+    )
+    url: str | None = Field(
+        None, description="Offer a server that runs already, or say where COMMAND answers."
+    )
+    port: int | None = Field(
+        None, ge=1, le=65535, description="Where COMMAND listens, if it does not say."
+    )
 
-    name: str | None = Field(None, min_length=1, max_length=100)
-    region: str = ""
-    site: str = ""
-    price: UsdPerHour | None = Field(None, ge=0)
-    price_in: float | None = Field(None, ge=0)
-    price_out: float | None = Field(None, ge=0)
-    stability: Literal["spot", "batch", "standard", "reserved"] = "standard"
-    max_inflight: int | None = Field(None, ge=1)
-    weight: float | None = Field(None, ge=0)
-    advertise: str | None = None
-    tunnel: bool = True
-    proxy: str | None = Field(None, repr=False)
-    accept: str | None = None
-    labels: dict[str, str] = Field(default_factory=dict)
-    gpus: str | None = None
+    name: str | None = Field(
+        None,
+        min_length=1,
+        max_length=100,
+        description="This node's name. Default: the host's.",
+        json_schema_extra={"env": "ATOLL_NODE"},
+    )
+    region: str = Field(
+        "", description="Where it stands.", json_schema_extra={"env": "ATOLL_REGION"}
+    )
+    site: str = Field(
+        "", description="The cluster it belongs to.", json_schema_extra={"env": "ATOLL_SITE"}
+    )
+    price: UsdPerHour | None = Field(
+        None, ge=0, description="Of the whole node: $1.86/h.", json_schema_extra=_OFFER
+    )
+    price_in: float | None = Field(
+        None, ge=0, description="USD per million tokens read.", json_schema_extra=_OFFER
+    )
+    price_out: float | None = Field(
+        None, ge=0, description="USD per million tokens written.", json_schema_extra=_OFFER
+    )
+    stability: Literal["spot", "batch", "standard", "reserved"] = Field(
+        "standard", description="spot, batch, standard or reserved.", json_schema_extra=_OFFER
+    )
+    max_inflight: int | None = Field(
+        None, ge=1, description="Requests taken at a time.", json_schema_extra=_OFFER
+    )
+    weight: float | None = Field(
+        None, ge=0, description="Share of the requests by a plan.", json_schema_extra=_OFFER
+    )
+    advertise: str | None = Field(
+        None,
+        description="URL at which gateways may reach the engine without the tunnel.",
+        json_schema_extra=_OFFER,
+    )
+    tunnel: bool = Field(
+        True,
+        description="Take requests through hubs.",
+        json_schema_extra=_OFFER | {"flag": "--tunnel/--no-tunnel"},
+    )
+    accept: str | None = Field(
+        None,
+        description="Whose requests: any, self, allow:NAME,... or deny:NAME,...",
+        json_schema_extra=_OFFER,
+    )
+    labels: dict[str, str] = Field(
+        default_factory=dict,
+        description="KEY=VALUE, shown in `atoll nodes`.",
+        json_schema_extra=_OFFER | {"flag": "--label"},
+    )
+    gpus: str | None = Field(
+        None, description="GPUs, if the driver cannot tell: L4:2.", json_schema_extra=_OFFER
+    )
+    aliases: dict[str, str] = Field(
+        default_factory=dict,
+        description="ALIAS=MODEL: a further name of a model.",
+        json_schema_extra=_OFFER | {"flag": "--alias"},
+    )
+    precision: str | None = Field(
+        None, description="bf16, fp8, int4, ...", json_schema_extra=_OFFER
+    )
+    context: int | None = Field(
+        None, ge=1, description="Most tokens of a request.", json_schema_extra=_OFFER
+    )
+    kind: Literal["llm", "embedding"] | None = Field(
+        None, description="llm or embedding.", json_schema_extra=_OFFER
+    )
+    service: str | None = Field(
+        None,
+        min_length=1,
+        max_length=200,
+        description="Name of a service that is no LLM.",
+        json_schema_extra=_OFFER,
+    )
+    generic: bool = Field(
+        False, description="Offer any HTTP service (with --service).", json_schema_extra=_OFFER
+    )
 
-    service: str | None = Field(None, min_length=1, max_length=200)
-    generic: bool = False
-    kind: Literal["llm", "embedding"] | None = None
-    precision: str | None = None
-    context: int | None = Field(None, ge=1)
-    aliases: dict[str, str] = Field(default_factory=dict)
-    """Further names: alias -> model."""
-
-    engine_key: str | None = Field(None, repr=False)
+    engine_key: str | None = Field(
+        None,
+        repr=False,
+        description="API key of the engine.",
+        json_schema_extra=_WATCH | {"env": "ATOLL_ENGINE_KEY"},
+    )
     """Sent to the engine as a bearer token."""
-    health: str = "/health"
-    health_interval: Duration = Field(2.0, gt=0)
-    health_failures: int = Field(3, ge=1)
-    health_timeout: Duration = Field(5.0, gt=0)
-    ready: Duration = Field(1800.0, gt=0)
-    hung: Duration = Field(300.0, gt=0)
+    health: str = Field(
+        "/health", description="Path that says it is well.", json_schema_extra=_WATCH
+    )
+    health_interval: Duration = Field(
+        2.0, gt=0, description="Between looks: 2s.", json_schema_extra=_WATCH
+    )
+    health_failures: int = Field(
+        3, ge=1, description="Bad looks before it is withdrawn.", json_schema_extra=_WATCH
+    )
+    health_timeout: Duration = Field(
+        5.0, gt=0, description="Longest look: 5s.", json_schema_extra=_WATCH
+    )
+    ready: Duration = Field(
+        1800.0, gt=0, description="Longest start of the engine: 30min.", json_schema_extra=_WATCH
+    )
+    hung: Duration = Field(
+        300.0, gt=0, description="Started anew if not well for: 5min.", json_schema_extra=_WATCH
+    )
 
-    drain: Duration = Field(25.0, ge=0)
-    ends: str | None = None
-    notice: Duration = Field(120.0, ge=0)
-    spot: Literal["aws", "gcp", "azure"] | None = None
+    drain: Duration = Field(
+        25.0, ge=0, description="To finish what runs when stopping: 25s.", json_schema_extra=_END
+    )
+    ends: str | None = Field(
+        None,
+        description="When this node ends: 2h, 2025-07-01T18:00. Slurm's limit is read by itself.",
+        json_schema_extra=_END,
+    )
+    notice: Duration = Field(
+        120.0,
+        ge=0,
+        description="How long before the end SIGUSR1 comes: 120s.",
+        json_schema_extra=_END,
+    )
+    spot: Literal["aws", "gcp", "azure"] | None = Field(
+        None, description="Heed notices of aws, gcp or azure.", json_schema_extra=_END
+    )
     spot_url: str | None = None
+    """Where such notices are asked for, if not where that cloud has them."""
 
-    accept_assignments: bool = False
-    models: str | None = None
+    accept_assignments: bool = Field(
+        False, description="Let operators change what is served (`atoll assign`)."
+    )
+    models: str | None = Field(
+        None,
+        description="A folder from which operators may assign weights.",
+        json_schema_extra={"metavar": "<path>"},
+    )
+    proxy: str | None = Field(
+        None, repr=False, description="HTTP proxy to the hubs. Default: $https_proxy."
+    )
 
     _urls = field_validator("url", "advertise", "spot_url")(_plain_url)
 
@@ -133,6 +248,8 @@ class JoinOptions(Frozen):
 
     def metadata(self, name: str, provider: str, role: str) -> Metadata:
         """Return what is said of the node apart from its hardware and what it serves."""
+        from atoll.fabric.registry.records import Metadata
+
         assert role in ("hub", "worker", "gateway", "operator")
         return Metadata(
             name=name,

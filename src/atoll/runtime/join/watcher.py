@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from atoll.runtime.join.offers import Inspector, NotWellError, ServerOffer
+from atoll.runtime.join.offers import Inspector, ServerOffer, UnhealthyError
 
 _FIRST_PAUSE_S = 0.1
 
@@ -105,7 +105,7 @@ class Watcher:
         self._wake.set()
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Look at the server again and again until cancelled."""
         pause_s = _FIRST_PAUSE_S
         while True:
             await self.look()
@@ -120,11 +120,11 @@ class Watcher:
                 )
 
     async def look(self) -> None:
-        """Look once."""
+        """Look at the server once and take what it says into account."""
         before, generation = self.health.offer, self._generation
         try:
             offer = await self.inspector.look(prove=self.health.prove)
-        except NotWellError as error:
+        except UnhealthyError as error:
             if generation == self._generation:
                 self.health.bad(str(error), time.monotonic())
         else:
@@ -136,7 +136,7 @@ class Watcher:
 
 @dataclass(slots=True)
 class EngineProbe:
-    """What the keeper of a process asks: ready is one that serves, hung one that has not for `hung_s`."""
+    """What the supervisor of a process asks: ready is one that serves, hung one that has not for `hung_s`."""
 
     watcher: Watcher
     hung_s: float

@@ -11,14 +11,14 @@ from typing import Literal
 
 from atoll.core.errors import InputError
 from atoll.plan.plan import Instance, Plan
-from atoll.runtime.adapters.base import Endpoint, Home, MachineShare, ServedModel
+from atoll.runtime.adapters.base import Endpoint, MachineShare, RunDirectory, ServedModel
 from atoll.runtime.adapters.llamacpp import llamacpp_endpoint
 from atoll.runtime.adapters.sglang import sglang_endpoint
 from atoll.runtime.adapters.stage import stage_endpoint
 from atoll.runtime.adapters.vllm import vllm_endpoint
 from atoll.runtime.instance.config import engine_name
 from atoll.runtime.local.cores import assign_cores, usable_cores
-from atoll.runtime.local.fleet import Hearing, Named
+from atoll.runtime.local.fleet import LivenessTracker, ServiceEndpoint
 from atoll.runtime.local.placing import PlannedEndpoint, standings
 
 Engine = Literal["atoll", "llamacpp", "vllm", "sglang"]
@@ -61,10 +61,10 @@ class LocalOptions:
 def build(
     plan: Plan,
     models: Mapping[str, LocalModel],
-    home: Home,
-    hearing: Hearing,
+    home: RunDirectory,
+    liveness: LivenessTracker,
     options: LocalOptions | None = None,
-) -> tuple[Named, ...]:
+) -> tuple[ServiceEndpoint, ...]:
     """Return the endpoints of the services in `models`, with configurations written to `home`."""
     chosen = options or LocalOptions()
     found = standings(plan, {service: model.layers for service, model in models.items()})
@@ -74,13 +74,13 @@ def build(
     named = []
     for standing, port in zip(found, ports, strict=True):
         model = models[standing.service]
-        endpoint = _endpoint(standing, model, port, home, share, hearing, chosen)
+        endpoint = _endpoint(standing, model, port, home, share, liveness, chosen)
         kinds = {
             engine_name(instance.id, node.id): node.node_type
             for instance, _ in standing.instances
             for node in instance.nodes
         }
-        named.append(Named(endpoint, standing.service, kinds))
+        named.append(ServiceEndpoint(endpoint, standing.service, kinds))
     return tuple(named)
 
 
@@ -88,15 +88,15 @@ def _endpoint(
     standing: PlannedEndpoint,
     model: LocalModel,
     port: int,
-    home: Home,
+    home: RunDirectory,
     share: MachineShare,
-    hearing: Hearing,
+    liveness: LivenessTracker,
     options: LocalOptions,
 ) -> Endpoint:
     if options.engine == "atoll":
         served = ServedModel(str(model.folder), (standing.service,))
         return stage_endpoint(
-            *(standing.name, standing.instances, served, port, home, share, hearing.silent_s),
+            *(standing.name, standing.instances, served, port, home, share, liveness.silent_s),
             weight=standing.weight,
             policy=options.policy,
             dead_after_s=options.dead_after_s,

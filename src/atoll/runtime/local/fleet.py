@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from atoll.runtime.adapters.base import Endpoint, Home
+from atoll.runtime.adapters.base import Endpoint, RunDirectory
 from atoll.runtime.gateway import Gateway, GatewaySettings
 from atoll.runtime.http.client import FetchError, fetch
 from atoll.runtime.local.state import EndpointState, FleetState, NodeState, write_state
 from atoll.runtime.pool.pool import BackendPool
-from atoll.runtime.supervise.agent import Agent, Keeper
+from atoll.runtime.supervise.agent import Agent, SupervisedProcess
 from atoll.runtime.supervise.process import Nursery
 from atoll.runtime.supervise.supervision import ProcessState
 from atoll.telemetry.logs import Log
@@ -28,7 +28,7 @@ OnProgress = Callable[[str, ProcessState, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class ServiceEndpoint:
     """An endpoint with the service it belongs to and the node types of its nodes, by process."""
 
     endpoint: Endpoint
@@ -36,7 +36,7 @@ class Named:
     node_types: dict[str, str]
 
 
-class Hearing:
+class LivenessTracker:
     """When the instances last heard from their nodes."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Hearing:
 class LocalFleet:
     """Endpoints and a gateway, kept running until stopped.
 
-    fleet = LocalFleet("demo", named, home, GatewaySettings(port=8080), hearing)
+    fleet = LocalFleet("demo", named, home, GatewaySettings(port=8080), liveness)
     await fleet.start(); ...; await fleet.stop(10.0)
 
     `warm` names the folders of models whose nodes are forked from a process that has loaded the code.
@@ -73,10 +73,10 @@ class LocalFleet:
     def __init__(
         self,
         name: str,
-        endpoints: Sequence[Named],
-        home: Home,
+        endpoints: Sequence[ServiceEndpoint],
+        home: RunDirectory,
         settings: GatewaySettings,
-        hearing: Hearing,
+        liveness: LivenessTracker,
         *,
         warm: Sequence[str] = (),
         on_progress: OnProgress | None = None,
@@ -90,7 +90,7 @@ class LocalFleet:
         self.gateway = Gateway(self.pool, settings, on_usage=on_usage, log=log)
         self.agent = Agent(self._changed)
         self.url = ""
-        self._hearing = hearing
+        self._liveness = liveness
         self._warm = tuple(warm)
         self._on_progress = on_progress or (lambda _name, _state, _reason: None)
         self._servers = {e.endpoint.backend.id for e in self.endpoints if e.endpoint.server}
@@ -101,8 +101,8 @@ class LocalFleet:
         if self._warm:
             self.agent.nursery = await Nursery.start(self._warm)
         for named in self.endpoints:
-            for managed in named.endpoint.processes:
-                self.agent.add(managed)
+            for spec in named.endpoint.processes:
+                self.agent.add(spec)
         try:
             await self.agent.ready([m.name for e in self.endpoints for m in e.endpoint.processes])
             for named in self.endpoints:
@@ -124,7 +124,7 @@ class LocalFleet:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._poller
         await self.gateway.close()
-        await self.agent.stop([name for name in self._servers if name in self.agent.keepers])
+        await self.agent.stop([name for name in self._servers if name in self.agent.processes])
         await self.agent.close()
 
     def state(self) -> FleetState:
@@ -138,7 +138,7 @@ class LocalFleet:
             endpoints=tuple(self._endpoint_state(named) for named in self.endpoints),
         )
 
-    def _endpoint_state(self, named: Named) -> EndpointState:
+    def _endpoint_state(self, named: ServiceEndpoint) -> EndpointState:
         endpoint = named.endpoint
         return EndpointState(
             id=endpoint.backend.id,
@@ -160,12 +160,12 @@ class LocalFleet:
             ),
         )
 
-    def _changed(self, keeper: Keeper) -> None:
-        self._on_progress(keeper.name, keeper.state, keeper.reason)
-        if keeper.name in self._servers and keeper.name in self.pool.members:
+    def _changed(self, process: SupervisedProcess) -> None:
+        self._on_progress(process.name, process.state, process.reason)
+        if process.name in self._servers and process.name in self.pool.members:
             # What runs there moves on at once instead of waiting for a deadline.
-            up = keeper.state is ProcessState.READY
-            self.pool.set_health(keeper.name, up=up, reason=keeper.reason or str(keeper.state))
+            up = process.state is ProcessState.READY
+            self.pool.set_health(process.name, up=up, reason=process.reason or str(process.state))
 
     async def _poll(self) -> None:
         """Ask the instances about their nodes, so that a node that hangs is noticed."""
@@ -180,4 +180,4 @@ class LocalFleet:
             nodes = json.loads(body)["nodes"] if status == 200 else []
         except (FetchError, ValueError, KeyError):
             return
-        self._hearing.heard([(n["name"], bool(n["alive"])) for n in nodes])
+        self._liveness.heard([(n["name"], bool(n["alive"])) for n in nodes])

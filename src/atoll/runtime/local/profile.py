@@ -75,7 +75,7 @@ def measure_range(
             data = data.to(getattr(torch, options.dtype))
         return [SequenceRows(start, end, position, size, table, data, last) for table in tables]
 
-    def timed(sequences: int, position: int, size: int) -> float:
+    def time_step(sequences: int, position: int, size: int) -> float:
         tables = [pool.open([], b"", position + size) for _ in range(sequences)]
         for table in tables:
             pool.grow(table, position + size)
@@ -94,10 +94,10 @@ def measure_range(
     prefill, decode = [], []
     for size in options.prompts:
         tell(f"layers [{start}, {end}): prompts of {size} tokens")
-        prefill.append((size, timed(1, 0, size)))
+        prefill.append((size, time_step(1, 0, size)))
     for number in options.sequences:
         tell(f"layers [{start}, {end}): {number} sequences")
-        decode.append((number, timed(number, options.context, 1)))
+        decode.append((number, time_step(number, options.context, 1)))
     return RangeTable(start=start, end=end, prefill_s=tuple(prefill), decode_s=tuple(decode))
 
 

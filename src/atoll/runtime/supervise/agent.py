@@ -1,12 +1,12 @@
 """The node agent: keeps the engine processes of a machine running.
 
     agent = Agent(on_change=tell)
-    agent.add(Managed("a/n0", Command((...), log=path), probe))
+    agent.add(ProcessSpec("a/n0", Command((...), log=path), probe))
     await agent.ready(["a/n0"])
     await agent.stop(["a/n0"])         # TERM, then KILL
     await agent.close()
 
-Nothing it started outlives it, however it ends (see `supervise_guard`).
+Nothing it started outlives it, however it ends (see `guard`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Probe(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Managed:
+class ProcessSpec:
     """A process to keep running."""
 
     name: str
@@ -62,24 +62,24 @@ class Managed:
     limits: RestartLimits = field(default_factory=RestartLimits)
 
 
-OnChange = Callable[["Keeper"], None]
+OnChange = Callable[["SupervisedProcess"], None]
 
 
-class Keeper:
+class SupervisedProcess:
     """Keeps one process running, in a task of its own."""
 
-    def __init__(self, managed: Managed, on_change: OnChange, nursery: Nursery | None) -> None:
-        self.managed = managed
-        self.name = managed.name
+    def __init__(self, spec: ProcessSpec, on_change: OnChange, nursery: Nursery | None) -> None:
+        self.spec = spec
+        self.name = spec.name
         self.pid: int | None = None
-        self._core = Supervision(managed.limits)
+        self._core = Supervision(spec.limits)
         self._process: GuardedProcess | None = None
         self._on_change = on_change
         self._nursery = nursery
         self._shown = ProcessState.WAITING
         self.changed = asyncio.Event()
         self._wake = asyncio.Event()
-        self.task = asyncio.create_task(self._keep(), name=f"keep {managed.name}")
+        self.task = asyncio.create_task(self._keep(), name=f"keep {spec.name}")
 
     @property
     def state(self) -> ProcessState:
@@ -98,7 +98,7 @@ class Keeper:
 
     def lines(self) -> tuple[str, ...]:
         """Return its last lines."""
-        return last_lines(self.managed.command.log)
+        return last_lines(self.spec.command.log)
 
     def stop(self) -> None:
         """Begin to end it."""
@@ -109,7 +109,7 @@ class Keeper:
     def error(self) -> ProcessError:
         """Return why it does not run."""
         reason = self.reason or f"is {self.state}"
-        return ProcessError(self.name, reason, self.lines(), str(self.managed.command.log))
+        return ProcessError(self.name, reason, self.lines(), str(self.spec.command.log))
 
     def _act(self, action: Action | None) -> None:
         if self._process is None or action is None:
@@ -138,9 +138,9 @@ class Keeper:
 
     async def _run(self) -> None:
         """Start the process and see it through to its end."""
-        probe = self.managed.probe
+        probe = self.spec.probe
         probe.reset()
-        process = self._process = await GuardedProcess.start(self.managed.command, self._nursery)
+        process = self._process = await GuardedProcess.start(self.spec.command, self._nursery)
         self.pid = process.pid
         if self.state is ProcessState.STOPPING:
             process.term()
@@ -185,55 +185,55 @@ class Agent:
     """Keeps many processes running."""
 
     def __init__(self, on_change: OnChange | None = None) -> None:
-        self._on_change = on_change or (lambda _keeper: None)
+        self._on_change = on_change or (lambda _find: None)
         self.nursery: Nursery | None = None
-        self.keepers: dict[str, Keeper] = {}
+        self.processes: dict[str, SupervisedProcess] = {}
 
-    def add(self, managed: Managed) -> None:
+    def add(self, spec: ProcessSpec) -> None:
         """Start a process and keep it running."""
-        if managed.name in self.keepers:
-            raise UsageError(f"there is a process {managed.name!r} already", field="name")
-        self.keepers[managed.name] = Keeper(managed, self._on_change, self.nursery)
+        if spec.name in self.processes:
+            raise UsageError(f"there is a process {spec.name!r} already", field="name")
+        self.processes[spec.name] = SupervisedProcess(spec, self._on_change, self.nursery)
 
     async def ready(self, names: Iterable[str]) -> None:
         """Wait until all of these are ready; the first that is given up is a ProcessError."""
-        for keeper in [self._keeper(name) for name in names]:
-            while keeper.state is not ProcessState.READY:
-                if keeper.state in (
+        for process in [self._find(name) for name in names]:
+            while process.state is not ProcessState.READY:
+                if process.state in (
                     ProcessState.FAILED,
                     ProcessState.STOPPED,
                     ProcessState.STOPPING,
                 ):
-                    raise keeper.error()
-                if keeper.task.done():
-                    keeper.task.result()
+                    raise process.error()
+                if process.task.done():
+                    process.task.result()
                 self._raise_failed()
-                keeper.changed.clear()
+                process.changed.clear()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(keeper.changed.wait(), 0.2)
+                    await asyncio.wait_for(process.changed.wait(), 0.2)
 
     async def stop(self, names: Iterable[str]) -> None:
         """End processes, all at a time, and forget them."""
-        keepers = [self._keeper(name) for name in names]
-        for keeper in keepers:
-            keeper.stop()
-        await asyncio.gather(*(keeper.task for keeper in keepers), return_exceptions=True)
-        for keeper in keepers:
-            del self.keepers[keeper.name]
+        processes = [self._find(name) for name in names]
+        for process in processes:
+            process.stop()
+        await asyncio.gather(*(process.task for process in processes), return_exceptions=True)
+        for process in processes:
+            del self.processes[process.name]
 
     async def close(self) -> None:
-        """End everything."""
-        await self.stop(list(self.keepers))
+        """Stop all processes, and the one they are forked from."""
+        await self.stop(list(self.processes))
         if self.nursery is not None:
             await self.nursery.close()
             self.nursery = None
 
     def _raise_failed(self) -> None:
-        for keeper in self.keepers.values():
-            if keeper.state is ProcessState.FAILED:
-                raise keeper.error()
+        for process in self.processes.values():
+            if process.state is ProcessState.FAILED:
+                raise process.error()
 
-    def _keeper(self, name: str) -> Keeper:
-        if name not in self.keepers:
-            raise UnknownNameError("process", name, self.keepers)
-        return self.keepers[name]
+    def _find(self, name: str) -> SupervisedProcess:
+        if name not in self.processes:
+            raise UnknownNameError("process", name, self.processes)
+        return self.processes[name]

@@ -2,7 +2,7 @@
 
 Importing torch and transformers takes seconds of CPU time, and every node of a machine would spend them
 anew; a node that died would be back only after that. Here it is done once. Every fork has a guard of its
-own (`supervise_guard`), so nothing else differs from a process started afresh.
+own (`guard`), so nothing else differs from a process started afresh.
 
 Run with the number of a socket and the folders of the models that nodes will hold. Each message on the
 socket is a JSON order for a guard, with two descriptors: what the guard reads orders from, and what it

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.core.errors import InternalError, UsageError
+from atoll.runtime.supervise import guard as guard_program
 
-_GUARD = Path(__file__).with_name("guard.py")
+_GUARD = Path(guard_program.__file__)
 _TAIL_BYTES = 16 * 2**10
 _GUARD_TERM_S = 2.0
 
@@ -172,7 +173,7 @@ class GuardedProcess:
 
 
 class Nursery:
-    """Forks processes that need much code from one that has loaded it (see `supervise_nursery`)."""
+    """Forks processes that need much code from one that has loaded it (see `nursery`)."""
 
     modules = frozenset({"atoll.engine.node", "atoll.runtime.instance.process"})
 

@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING
 from atoll.fabric.identity import keys
 from atoll.fabric.tunnel.call import Call, Receiver, WorkerLink
 from atoll.fabric.tunnel.channel import Channel, ForgedError, channel_of
-from atoll.fabric.tunnel.frames import Submit, TunnelError
-from atoll.fabric.tunnel.handshake import Opening
-from atoll.fabric.tunnel.line import Line, LineTally, Pulse
+from atoll.fabric.tunnel.frames import TunnelError, TunnelRequest
+from atoll.fabric.tunnel.handshake import ClientHandshake
+from atoll.fabric.tunnel.line import Line, LineCounters, TickClock
 from atoll.fabric.tunnel.settings import TunnelSettings
 from atoll.telemetry.logs import Log
 
 if TYPE_CHECKING:
     from atoll.fabric.transport.fabric import Fabric, Peer
 
-__all__ = ["Call", "Caller", "Receiver"]
+__all__ = ["Call", "Receiver", "TunnelClient"]
 
 _COUNTED = ("calls", "channels", "lost", "strays", "forged", "violations")
 
 
-class Caller:
+class TunnelClient:
     """Sends requests to workers; one for a process."""
 
     def __init__(
@@ -43,19 +43,19 @@ class Caller:
         """Where new calls go, by session."""
         self._lines: dict[int, WorkerLink] = {}
         """All that are open, by number of the channel; a renewed worker has two for a while."""
-        self._counts = LineTally(_COUNTED)
+        self._counts = LineCounters(_COUNTED)
         self._closed = False
         slot = fabric.identity.slot
         self._endpoint = keys.new_sid(slot, secrets.token_bytes(8))
         self._subscription = fabric.subscribe(keys.outward_all(self._endpoint), self._receive)
         fabric.listeners.append(self._heard_of)
-        self._pulse = Pulse(self._loop.time(), self._settings.keep_alive_s)
+        self._ticks = TickClock(self._loop.time(), self._settings.keep_alive_s)
         """When last nothing could be heard here, whoever said what."""
         self._timer = self._loop.call_later(self._settings.keep_alive_s, self._tick)
 
     # Calls
 
-    def call(self, sid: str, submit: Submit, receiver: Receiver) -> Call:
+    def call(self, sid: str, submit: TunnelRequest, receiver: Receiver) -> Call:
         """Send a request to a session; returns at once, `receiver` is told later, never from in here."""
         now_s = self._loop.time()
         link = self._links.get(sid)
@@ -83,7 +83,7 @@ class Caller:
                 link.opening = self._loop.create_task(self._open(link))
         return call
 
-    def _refusal(self, link: WorkerLink, submit: Submit) -> str:
+    def _refusal(self, link: WorkerLink, submit: TunnelRequest) -> str:
         most = self._settings
         if self._closed:
             return "the tunnel is closed"
@@ -99,7 +99,7 @@ class Caller:
     async def _open(self, link: WorkerLink) -> None:
         fabric, settings = self._fabric, self._settings
         try:
-            opening = Opening(
+            opening = ClientHandshake(
                 fabric.identity, fabric.verifier.fabric_id, fabric.sid, link.sid, self._endpoint
             )
             async with asyncio.timeout(settings.handshake_s * 1.1):
@@ -145,7 +145,7 @@ class Caller:
                 self._counts.add("forged")
                 continue
             except TunnelError as error:
-                self._violated(link, str(error))
+                self._report_violation(link, str(error))
                 continue
             calls = link.calls
             for kind, stream, payload in frames:
@@ -176,7 +176,7 @@ class Caller:
         except Exception as error:  # noqa: BLE001  the other receivers are to be told, too
             self._loop.call_exception_handler({"message": "tunnel receiver", "exception": error})
 
-    def _violated(self, link: WorkerLink, reason: str) -> None:
+    def _report_violation(self, link: WorkerLink, reason: str) -> None:
         self._counts.add("violations")
         self._say("tunnel.violation", sid=link.sid, reason=reason)
         self._lose(link, reason)
@@ -234,7 +234,7 @@ class Caller:
         settings = self._settings
         now_s = self._loop.time()
         self._timer = self._loop.call_later(settings.keep_alive_s, self._tick)
-        slow = self._pulse.beat(now_s)
+        slow = self._ticks.beat(now_s)
         verifier = self._fabric.verifier
         for link in list(self._lines.values()):
             line = link.line
@@ -248,7 +248,7 @@ class Caller:
             if busy or not channel.settled:
                 link.used_s = now_s
                 heard_s = max(channel.heard_s, link.since_s)
-                if self._stalled(now_s, heard_s):
+                if self._is_stalled(now_s, heard_s):
                     self._lose(link, f"the worker is silent for {now_s - heard_s:.1f} s")
                     continue
                 self._check_calls(link, now_s)
@@ -260,13 +260,13 @@ class Caller:
             channel.tick(now_s, busy=busy)
             line.nudge()
 
-    def _stalled(self, now_s: float, heard_s: float) -> bool:
+    def _is_stalled(self, now_s: float, heard_s: float) -> bool:
         """Whether a worker is silent for too long; time in which nothing could be heard counts less."""
         if now_s - heard_s < 2 * self._settings.keep_alive_s:
             return False
         if not self._fabric.connected:
-            self._pulse.excused_s = now_s
-        since_s = max(heard_s, self._pulse.excused_s)
+            self._ticks.excused_s = now_s
+        since_s = max(heard_s, self._ticks.excused_s)
         return now_s - since_s > self._settings.stall_s or (
             now_s - heard_s > self._settings.offline_s
         )

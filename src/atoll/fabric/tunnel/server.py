@@ -1,7 +1,7 @@
 """The side of the tunnel that serves.
 
 Callers open channels by a question (`handshake`); what they submit is handed to the handler as an
-`Incoming` once its body is complete. Everything a caller can make grow is bounded by this side's own
+`IncomingCall` once its body is complete. Everything a caller can make grow is bounded by this side's own
 settings, and everything that can stand still has an end: a caller that goes away, falls silent or stops
 reading loses its own streams and nobody else's.
 """
@@ -25,33 +25,33 @@ from atoll.fabric.tunnel.frames import (
     CREDIT,
     FAIL,
     SUBMIT,
-    SubmitHead,
+    RequestHead,
     TunnelError,
     decode_amount,
     decode_submit,
 )
 from atoll.fabric.tunnel.handshake import read_hello, refusal, welcome
-from atoll.fabric.tunnel.incoming import CallerLink, Incoming
-from atoll.fabric.tunnel.line import Line, LineTally, Pulse
+from atoll.fabric.tunnel.incoming import CallerLink, IncomingCall
+from atoll.fabric.tunnel.line import Line, LineCounters, TickClock
 from atoll.fabric.tunnel.settings import TunnelSettings
 from atoll.telemetry.logs import Log
 
 if TYPE_CHECKING:
     from atoll.fabric.transport.fabric import Fabric, Peer, QueryIn, Subscription
 
-__all__ = ["Answerer", "Incoming"]
+__all__ = ["IncomingCall", "TunnelServer"]
 
 _LOGGED_PER_S = 20
 _COUNTED = ("requests", "channels", "cancelled", "refused", "strays", "forged", "violations")
 
 
-class Answerer:
+class TunnelServer:
     """Takes requests of callers; one for a process."""
 
     def __init__(
         self,
         fabric: Fabric,
-        handler: Callable[[Incoming], None],
+        handler: Callable[[IncomingCall], None],
         *,
         accept: str | None = None,
         settings: TunnelSettings | None = None,
@@ -65,7 +65,7 @@ class Answerer:
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._links: dict[int, CallerLink] = {}
-        self._counts = LineTally(_COUNTED)
+        self._counts = LineCounters(_COUNTED)
         self._handshakes = 0
         self._handshakes_of: Counter[str] = Counter()
         self._closed = False
@@ -74,7 +74,7 @@ class Answerer:
         self._door: Subscription = fabric.queryable(keys.req(fabric.sid), self._asked)
         fabric.listeners.append(self._heard_of)
         fabric.on_renewed.append(self._renewed)
-        self._pulse = Pulse(self._loop.time(), self._settings.keep_alive_s)
+        self._ticks = TickClock(self._loop.time(), self._settings.keep_alive_s)
         self._timer = self._loop.call_later(self._settings.keep_alive_s, self._tick)
 
     @property
@@ -203,14 +203,14 @@ class Answerer:
             self._say("tunnel.refused", caller=link.person.name, reason=reason)
             link.line.push(FAIL, stream, reason.encode())
             return
-        incoming = Incoming(link, stream, head, self._settings)
+        incoming = IncomingCall(link, stream, head, self._settings)
         incoming.quiet_s = link.used_s
         link.streams[stream] = incoming
         link.line.push(ACCEPT, stream)
         if incoming.take(piece):
             self._hand(incoming)
 
-    def _refusal(self, link: CallerLink, head: SubmitHead) -> str:
+    def _refusal(self, link: CallerLink, head: RequestHead) -> str:
         most, slot = self._settings, link.person.slot
         try:
             self._check_accept(self._fabric.verifier.person(link.certificate))
@@ -233,7 +233,7 @@ class Answerer:
                 return "too many large requests of this caller"
         return ""
 
-    def _hand(self, incoming: Incoming) -> None:
+    def _hand(self, incoming: IncomingCall) -> None:
         incoming.handed = True
         self._counts.add("requests")
         try:
@@ -242,7 +242,7 @@ class Answerer:
             self._loop.call_exception_handler({"message": "tunnel handler", "exception": error})
             incoming.fail("the worker failed")
 
-    def _cancel(self, incoming: Incoming) -> None:
+    def _cancel(self, incoming: IncomingCall) -> None:
         self._counts.add("cancelled")
         try:
             incoming.cancelled()
@@ -293,7 +293,7 @@ class Answerer:
         settings, fabric = self._settings, self._fabric
         now_s = self._loop.time()
         self._timer = self._loop.call_later(settings.keep_alive_s, self._tick)
-        slow = self._pulse.beat(now_s)
+        slow = self._ticks.beat(now_s)
         if slow:
             self._handshakes = 0
             self._handshakes_of.clear()
@@ -304,7 +304,7 @@ class Answerer:
                 continue
             busy = bool(link.streams)
             if busy or not channel.settled:
-                heard_s = max(channel.heard_s, self._pulse.excused_s)
+                heard_s = max(channel.heard_s, self._ticks.excused_s)
                 if now_s - heard_s > settings.caller_gone_s:
                     self._lose(number, f"the caller is silent for {settings.caller_gone_s:g} s")
                     continue

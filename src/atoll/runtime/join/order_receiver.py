@@ -10,7 +10,7 @@ from atoll.core.errors import AtollError
 from atoll.fabric.identity import keys
 from atoll.fabric.identity.identity import RefusedError
 from atoll.fabric.transport.fabric import Fabric
-from atoll.runtime.join.assignment import Assignment, Orders, Reply, check, encode
+from atoll.runtime.join.assignment import Assignment, OrderVerifier, Reply, check, encode
 from atoll.telemetry.logs import Log
 
 OnOrder = Callable[[Assignment, str], None]
@@ -24,7 +24,7 @@ class _Query(Protocol):
     def reply(self, payload: bytes) -> None: ...
 
 
-class Desk:
+class OrderReceiver:
     """Takes orders for as long as it is open, also when the session is renewed."""
 
     def __init__(
@@ -34,12 +34,12 @@ class Desk:
         self._on_order = on_order
         self._log = log
         self._models = models
-        self._orders = Orders(fabric.verifier)
+        self._orders = OrderVerifier(fabric.verifier)
         self._key = fabric.queryable(keys.assign(fabric.sid), self._asked)
         fabric.on_renewed.append(self._renewed)
 
     def close(self) -> None:
-        """Take no more."""
+        """Stop answering operators; orders that come later go unanswered."""
         self._fabric.on_renewed.remove(self._renewed)
         self._key.close()
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from atoll.runtime.accounts.keys import Key, Models
-from atoll.runtime.accounts.limits import TOTAL, Bucket, KeyUsage, Periods, resize, whole_seconds
+from atoll.core.bucket import TokenBucket
+from atoll.runtime.accounts.keys import ApiKey, ModelFilter
+from atoll.runtime.accounts.limits import TOTAL, KeyUsage, Periods, resize, whole_seconds
 from atoll.runtime.openai import ApiError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Grant(NamedTuple):
 ANYBODY = Grant(None, "", None, True, ())
 
 
-class Held:
+class ActiveKey:
     """A key and what it is doing here. Times are those of one monotonic clock, in seconds."""
 
     __slots__ = (
@@ -43,22 +44,22 @@ class Held:
         "usage",
     )
 
-    def __init__(self, key: Key, now_s: float) -> None:
+    def __init__(self, key: ApiKey, now_s: float) -> None:
         self.usage = KeyUsage()
         self.running = 0
         """Requests."""
-        self.requests: Bucket | None = None
-        self.tokens: Bucket | None = None
+        self.requests: TokenBucket | None = None
+        self.tokens: TokenBucket | None = None
         self.change(key, now_s)
 
-    def change(self, key: Key, now_s: float) -> None:
+    def change(self, key: ApiKey, now_s: float) -> None:
         """Take what the key may do now; what it has used stays used."""
         spec = key.spec
         self.key = key
         self.touched_s = now_s
         """When it last asked for something, or was changed."""
         self.grant = Grant(key.id, spec.owner, spec.policy, spec.track, spec.models)
-        self.models = Models(spec.models)
+        self.models = ModelFilter(spec.models)
         self.requests = resize(self.requests, spec.requests_per_min, now_s)
         self.tokens = resize(self.tokens, spec.tokens_per_min, now_s)
         self.quotas = any((spec.tokens_per_day, spec.tokens_per_month, spec.tokens_total))
@@ -67,15 +68,15 @@ class Held:
         """Return why a request for a model is not let in: 403, 429, or None if it is."""
         self.touched_s = now_s
         if not self.models.allow(model):
-            return not_allowed(model)
+            return model_not_allowed_error(model)
         most = self.key.spec.concurrent
         if most is not None and self.running >= most:
-            return slower(f"{most} requests of this API key run already.", 1)
+            return rate_limit_error(f"{most} requests of this API key run already.", 1)
         for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
             wait_s = 0.0 if bucket is None else bucket.wait_s(now_s)
             if bucket is not None and wait_s > 0.0:
-                said = f"Rate limit reached: {bucket.per_min} {what} a minute."
-                return slower(said, whole_seconds(wait_s))
+                said = f"Rate limit reached: {bucket.capacity:.0f} {what} a minute."
+                return rate_limit_error(said, whole_seconds(wait_s))
         return self._over_quota(unix_s, now) if self.quotas else None
 
     def _over_quota(self, unix_s: float, now: Periods) -> ApiError | None:
@@ -117,19 +118,19 @@ class Held:
             if bucket is not None:
                 left = max(0, int(bucket.level(now_s)))
                 found += [
-                    (b"x-ratelimit-limit-" + name, b"%d" % bucket.per_min),
+                    (b"x-ratelimit-limit-" + name, b"%d" % bucket.capacity),
                     (b"x-ratelimit-remaining-" + name, b"%d" % left),
                     (b"x-ratelimit-reset-" + name, b"%.3fs" % bucket.full_s(now_s)),
                 ]
         return tuple(found)
 
 
-def unknown(message: str) -> ApiError:
+def unknown_key_error(message: str) -> ApiError:
     """Return the error for a caller without a key that works."""
     return ApiError(401, message, kind="authentication_error", code="invalid_api_key")
 
 
-def not_allowed(model: str) -> ApiError:
+def model_not_allowed_error(model: str) -> ApiError:
     """Return the error for a key that may not use a model."""
     return ApiError(
         403,
@@ -140,7 +141,7 @@ def not_allowed(model: str) -> ApiError:
     )
 
 
-def slower(message: str, retry_after_s: int) -> ApiError:
+def rate_limit_error(message: str, retry_after_s: int) -> ApiError:
     """Return the error for a key that asks too much at a time."""
     return ApiError(
         429,
@@ -151,6 +152,6 @@ def slower(message: str, retry_after_s: int) -> ApiError:
     )
 
 
-def no_room(message: str) -> ApiError:
+def no_room_error(message: str) -> ApiError:
     """Return the error for a gateway that cannot write down what a request would use."""
     return ApiError(503, message, kind="server_error", code="overloaded", retry_after_s=5)
