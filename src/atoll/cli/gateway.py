@@ -21,7 +21,6 @@ from atoll.report.terminal import console, note
 if TYPE_CHECKING:
     from atoll.fabric.identity.access import Access
     from atoll.runtime.federation.service import GatewayProcess, ServiceOptions
-    from atoll.runtime.gateway.settings import GatewayFile
 
 app = typer.Typer(add_completion=False)
 
@@ -102,8 +101,9 @@ def gateway(
     need_fabric()
     from atoll.routing.policies import gateway_policy_code
     from atoll.runtime.federation.service import ServiceOptions
+    from atoll.runtime.gateway.standalone import read_config
 
-    file = _file(config)
+    file = read_config(config)
     changed: dict[str, object] = {"affinity": affinity, "direct": direct}
     given = {"host": host, "port": port, "policy": policy}
     changed |= {key: value for key, value in given.items() if value is not None}
@@ -135,13 +135,6 @@ def gateway(
         drain_s=parse_duration(drain, field="--drain"),
     )
     _run(options, as_json=as_json)
-
-
-def _file(path: Path | None) -> GatewayFile:
-    from atoll.runtime.gateway.settings import GatewayFile
-    from atoll.runtime.gateway.standalone import read_config
-
-    return GatewayFile() if path is None else read_config(path)
 
 
 def _access(text: str | None, *, needed: bool) -> Access | None:
@@ -203,8 +196,11 @@ def _ready(service: GatewayProcess, *, as_json: bool) -> None:
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{port}"
     models = service.gateway.chooser.names()
+    admin_socket = service.gateway.admin_socket
     if as_json:
-        sys.stdout.write(json.dumps({"url": url, "models": models}) + "\n")
+        shown_socket = None if admin_socket is None else str(admin_socket)
+        said = {"url": url, "models": models, "admin_socket": shown_socket}
+        sys.stdout.write(json.dumps(said) + "\n")
     else:
         body = json.dumps(
             {
@@ -217,6 +213,8 @@ def _ready(service: GatewayProcess, *, as_json: bool) -> None:
         out = console()
         out.print(f"answers at {url}/v1 until Ctrl-C", soft_wrap=True)
         out.print(f"models now: {', '.join(models) or 'none yet'}", soft_wrap=True)
+        if admin_socket is not None:
+            out.print(f"administered at {admin_socket}", soft_wrap=True)
         out.print(
             f"\n  curl -N {url}/v1/chat/completions{key} -d {shlex.quote(body)}\n", soft_wrap=True
         )

@@ -9,7 +9,7 @@ from atoll.plan.plan import Instance
 from atoll.runtime.adapters.base import Endpoint, Home, MachineShare, ServedModel
 from atoll.runtime.http.probes import InstanceProbe, NodeProbe
 from atoll.runtime.instance.config import NODES_MISSING, InstanceConfig, Part, engine_name
-from atoll.runtime.pool.pool import Backend
+from atoll.runtime.pool.member import Backend
 from atoll.runtime.supervise.agent import Managed
 from atoll.runtime.supervise.process import Command
 from atoll.runtime.supervise.supervision import RestartLimits

@@ -41,9 +41,12 @@ async def fetch(
     body: object = None,
     timeout_s: float = 5.0,
     api_key: str | None = None,
+    unix_socket: str | None = None,
 ) -> tuple[int, bytes]:
     """GET a URL, or POST a JSON body to it; returns status and body. FetchError if there is none."""
-    answer = await ask(url, body=body, timeout_s=timeout_s, api_key=api_key)
+    answer = await ask(
+        url, body=body, timeout_s=timeout_s, api_key=api_key, unix_socket=unix_socket
+    )
     return answer.status, answer.body
 
 
@@ -56,8 +59,12 @@ async def ask(
     api_key: str | None = None,
     headers: Mapping[str, str] | None = None,
     most_bytes: int = 64 * 2**20,
+    unix_socket: str | None = None,
 ) -> HttpResponse:
-    """Send a request, by default as `fetch` does; FetchError if there is no answer."""
+    """Send a request, by default as `fetch` does; FetchError if there is no answer.
+
+    With `unix_socket` it goes there, whatever host and port the URL names.
+    """
     parts = urlsplit(url)
     secure = parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
@@ -79,7 +86,11 @@ async def ask(
     try:
         async with asyncio.timeout(timeout_s):
             context = ssl.create_default_context() if secure else None
-            reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=context)
+            reader, writer = await (
+                asyncio.open_connection(parts.hostname, port, ssl=context)
+                if unix_socket is None
+                else asyncio.open_unix_connection(unix_socket)
+            )
             try:
                 writer.write(head + data)
                 return _read(await _read_all(reader, most_bytes))

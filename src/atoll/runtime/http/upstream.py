@@ -1,7 +1,7 @@
 """The side of the gateway that backends see: kept connections, one request at a time on each.
 
 `Upstream` and `UpstreamPool` are what a request needs of a backend; `HttpUpstream` and `HttpUpstreamPool`
-are that over HTTP. Nodes of a fabric are reached by others (`atoll.runtime.federation.links`).
+are that over HTTP. Nodes of a fabric are reached by others (`atoll.runtime.federation.upstreams`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from atoll.runtime.pool.pool import Member
+from atoll.runtime.pool.member import Member
 
 _DRAIN_S = 5.0
 _MAX_IDLE = 1024

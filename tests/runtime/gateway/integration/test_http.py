@@ -120,7 +120,8 @@ def test_error_names_the_field() -> None:
         (b"GET /\xff HTTP/1.1\r\n\r\n", 400),
         (b"GET /v1/chat/completions HTTP/1.1\r\n\r\n", 405),
         (b"POST /v1/models HTTP/1.1\r\ncontent-length: 0\r\n\r\n", 405),
-        (b"DELETE /metrics HTTP/1.1\r\n\r\n", 405),
+        (b"DELETE /health HTTP/1.1\r\n\r\n", 405),
+        (b"DELETE /metrics HTTP/1.1\r\n\r\n", 403),
     ],
 )
 def test_bad_requests(raw: bytes, status: int) -> None:
