@@ -194,7 +194,7 @@ class Chaos:
 
     async def _ask(self, which: int) -> str | None:
         """Stream an answer; returns its text, None where it did not come."""
-        from atoll.runtime.http.probes import FetchError, fetch
+        from atoll.runtime.http.client import FetchError, fetch
 
         self.outcome.requests += 1
         body = {
@@ -289,7 +289,7 @@ class Chaos:
 
     async def _all_heard(self) -> bool:
         """Whether every instance hears from all its nodes."""
-        from atoll.runtime.http.probes import FetchError, fetch
+        from atoll.runtime.http.client import FetchError, fetch
 
         for named in self.fleet.endpoints:
             try:

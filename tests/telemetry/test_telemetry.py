@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
 from atoll.telemetry.logs import JsonLog, SilentLog
-from atoll.telemetry.metrics import Count, Family, Gauge, Histogram, exposition
+from atoll.telemetry.metrics import (
+    CONTENT_TYPE,
+    CounterFamily,
+    Histogram,
+    HistogramFamily,
+    make_gauge,
+    render_page,
+)
 from atoll.telemetry.trace import child_of
 
 GIVEN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -80,27 +91,56 @@ def test_bad_trace_begins_a_new_one(bad: str) -> None:
     assert made != child_of(bad)
 
 
-def test_exposition() -> None:
-    counts = Family("a_total", "Things.", Count, ("name",))
+def test_the_page_is_what_prometheus_reads() -> None:
+    counts = CounterFamily("a_total", "Things.", ("name",))
     counts.child('say "hi"\\\n').add(2)
-    times = Family("t_seconds", "Times.", lambda: Histogram((0.1, 1.0)))
+    times = HistogramFamily("t_seconds", "Times.", bounds=(0.1, 1))
     for value in (0.1, 0.5, 3.0):
         times.child().observe(value)
-    gauge = Gauge("g", "Now.", ("x",), lambda: [(("1",), 2.5)])
-    assert exposition((counts, times, gauge)).decode() == (
+    gauge = make_gauge("g", "Now.", ("x", "a"), [(("1", "b"), 2.5)])
+    page = render_page((counts.read(), times.read(), gauge)).decode()
+    assert page == (
         "# HELP a_total Things.\n# TYPE a_total counter\n"
-        'a_total{name="say \\"hi\\"\\\\\\n"} 2\n'
+        'a_total{name="say \\"hi\\"\\\\\\n"} 2.0\n'
         "# HELP t_seconds Times.\n# TYPE t_seconds histogram\n"
-        't_seconds_bucket{le="0.1"} 1\nt_seconds_bucket{le="1"} 2\nt_seconds_bucket{le="+Inf"} 3\n'
-        "t_seconds_sum 3.6\nt_seconds_count 3\n"
-        '# HELP g Now.\n# TYPE g gauge\ng{x="1"} 2.5\n'
+        't_seconds_bucket{le="0.1"} 1.0\nt_seconds_bucket{le="1.0"} 2.0\n'
+        't_seconds_bucket{le="+Inf"} 3.0\nt_seconds_count 3.0\nt_seconds_sum 3.6\n'
+        '# HELP g Now.\n# TYPE g gauge\ng{a="b",x="1"} 2.5\n'
     )
+    read = {family.name: family for family in text_string_to_metric_families(page)}
+    assert read["a"].samples[0].labels == {"name": 'say "hi"\\\n'}
+    assert CONTENT_TYPE == "text/plain; version=0.0.4; charset=utf-8"
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(math.nan, "NaN"), (math.inf, "+Inf"), (-math.inf, "-Inf"), (1e21, "1e+21")],
+)
+def test_no_number_ends_the_page(number: float, shown: str) -> None:
+    counts = CounterFamily("c_total", "Counted.")
+    counts.child().add(number)
+    times = HistogramFamily("t_seconds", "Times.")
+    times.child().observe(number)
+    gauge = make_gauge("g", "Now.", (), [((), number)])
+    page = render_page((gauge, counts.read(), times.read(), make_gauge("last", "", (), [((), 1)])))
+    lines = page.decode().splitlines()
+    assert f"g {shown}" in lines
+    assert f"c_total {shown}" in lines
+    assert lines[-1] == "last 1.0"
 
 
 def test_labels_are_bounded() -> None:
-    counts = Family("a_total", "Things.", Count, ("name",), limit=3)
+    counts = CounterFamily("a_total", "Things.", ("name",), limit=3)
     for number in range(100):
         counts.child(str(number)).add()
-    lines = [line for line in counts.lines() if not line.startswith("#")]
-    assert len(lines) == 4
-    assert 'a_total{name="other"} 97' in lines
+    samples = {sample.labels["name"]: sample.value for sample in counts.read().samples}
+    assert samples == {"0": 1, "1": 1, "2": 1, "other": 97}
+
+
+@given(st.lists(st.floats(0, 1000), max_size=50))
+def test_buckets_hold_all_values_up_to_their_bound(values: list[float]) -> None:
+    histogram = Histogram()
+    for value in values:
+        histogram.observe(value)
+    for bound, count in histogram.buckets():
+        assert count == sum(value <= float(bound) for value in values)

@@ -173,7 +173,7 @@ async def _ask_and_kill(fleet: LocalFleet, question: str) -> None:
 
 async def _busy_sibling(fleet: LocalFleet) -> str:
     """Return a node that works on a request and has a sibling with the same layers."""
-    from atoll.runtime.http.probes import fetch
+    from atoll.runtime.http.client import fetch
 
     endpoint = fleet.endpoints[0].endpoint
     _, body = await fetch(f"{endpoint.backend.url}/atoll/v1/status")

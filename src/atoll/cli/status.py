@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -55,11 +56,13 @@ async def _ask(fleet: FleetState) -> Live:
 
 
 async def _get(url: str, admin_socket: str = "") -> Any:
-    from atoll.runtime.http.probes import FetchError, fetch
+    from atoll.runtime.http.client import FetchError, fetch
 
     try:
         code, body = await fetch(
-            f"{url}/atoll/v1/status", timeout_s=2.0, unix_socket=admin_socket or None
+            f"{url}/atoll/v1/status",
+            timeout_s=2.0,
+            unix_socket=Path(admin_socket) if admin_socket else None,
         )
         return json.loads(body) if code == 200 else None
     except (FetchError, ValueError):

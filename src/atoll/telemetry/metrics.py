@@ -1,19 +1,34 @@
-"""Counters, gauges and histograms in Prometheus' text format, with a bound on label values.
+"""Counters and histograms for hot paths, and the page that Prometheus reads.
 
-Made for one thread and for hot paths: a child is looked up once and then costs an addition. Labels that
-come from outside (a model's name in a request, say) go through `limit`ed families: past the limit every
-new combination is counted under "other", so that no client can fill the memory.
+Made for one thread: a child is looked up once and then costs an addition, without the locks of
+`prometheus_client`, which writes the page. Labels that come from outside (a model's name in a request,
+say) are bounded: past the limit of a family every new combination is counted under "other", so that no
+client can fill the memory. Needs the extra `serve`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+from prometheus_client import generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = choose_encoder("")[1]
+"""Of the page, for whoever asks for no other."""
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Bounds for times of requests, in seconds."""
+Rows = Iterable[tuple[tuple[str, ...], float]]
+"""Label values, and the number of each."""
 
 
 class Count:
@@ -28,10 +43,6 @@ class Count:
         """Count something."""
         self.value += amount
 
-    def lines(self, name: str, labels: str) -> list[str]:
-        """Return the lines of the exposition."""
-        return [f"{name}{_braced(labels)} {_number(self.value)}"]
-
 
 class Histogram:
     """How often a value fell below each of some bounds."""
@@ -39,7 +50,7 @@ class Histogram:
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
-        self.bounds = tuple(bounds)
+        self.bounds = tuple(map(float, bounds))
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
 
@@ -48,111 +59,113 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
-    def lines(self, name: str, labels: str) -> list[str]:
-        """Return the lines of the exposition."""
-        found: list[str] = []
+    def buckets(self) -> list[tuple[str, float]]:
+        """Return how many values were at most each bound, as Prometheus has it."""
+        found: list[tuple[str, float]] = []
         seen = 0
-        for bound, count in zip((*map(_number, self.bounds), "+Inf"), self.counts, strict=True):
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             seen += count
-            inner = f'{labels},le="{bound}"' if labels else f'le="{bound}"'
-            found.append(f"{name}_bucket{{{inner}}} {seen}")
-        found.append(f"{name}_sum{_braced(labels)} {_number(self.total)}")
-        found.append(f"{name}_count{_braced(labels)} {seen}")
+            found.append((bound, seen))
         return found
 
 
 _Child = TypeVar("_Child", Count, Histogram)
 
 
-class Family(Generic[_Child]):
+class LabelledFamily(ABC, Generic[_Child]):
     """A metric with labels: one child for each combination of their values."""
 
     def __init__(
-        self,
-        name: str,
-        help_text: str,
-        make: Callable[[], _Child],
-        labels: Sequence[str] = (),
-        *,
-        limit: int = 1000,
+        self, name: str, help_text: str, labels: Sequence[str] = (), *, limit: int = 1000
     ) -> None:
         self.name = name
-        self._help = help_text
-        self._make: Callable[[], _Child] = make
-        self._labels = tuple(labels)
+        self.help_text = help_text
+        self.labels = tuple(labels)
+        self.children: dict[tuple[str, ...], _Child] = {}
         self._limit = limit
-        self._children: dict[tuple[str, ...], _Child] = {}
         if not labels:
             self.child()
 
     def child(self, *values: str) -> _Child:
         """Return the child for these label values, or the one for "other" past the limit."""
-        found = self._children.get(values)
+        found = self.children.get(values)
         if found is not None:
             return found
-        if len(self._children) >= self._limit:
-            values = ("other",) * len(self._labels)
-        return self._children.setdefault(values, self._make())
+        if len(self.children) >= self._limit:
+            values = ("other",) * len(self.labels)
+        return self.children.setdefault(values, self._make())
 
-    def lines(self) -> list[str]:
-        """Return the lines of the exposition."""
-        # The type is that of what is made, whatever it is called.
-        kind = "histogram" if isinstance(self._make(), Histogram) else "counter"
-        found = [f"# HELP {self.name} {self._help}", f"# TYPE {self.name} {kind}"]
-        for values, child in self._children.items():
-            found += child.lines(self.name, _pairs(self._labels, values))
-        return found
+    @abstractmethod
+    def _make(self) -> _Child:
+        """Return a child that has counted nothing."""
+
+    @abstractmethod
+    def read(self) -> Metric:
+        """Return what was counted so far."""
 
 
-class Gauge:
-    """A metric read when it is asked for: label values and the number of each."""
+class CounterFamily(LabelledFamily[Count]):
+    """Counters, one for each combination of label values."""
 
-    kind = "gauge"
+    def _make(self) -> Count:
+        return Count()
+
+    def read(self) -> Metric:
+        """Return what was counted so far."""
+        rows = ((values, child.value) for values, child in self.children.items())
+        return make_counter(self.name, self.help_text, self.labels, rows)
+
+
+class HistogramFamily(LabelledFamily[Histogram]):
+    """Histograms, one for each combination of label values."""
 
     def __init__(
         self,
         name: str,
         help_text: str,
-        labels: Sequence[str],
-        read: Callable[[], Iterable[tuple[tuple[str, ...], float]]],
+        labels: Sequence[str] = (),
+        *,
+        bounds: Sequence[float] = SECONDS,
+        limit: int = 1000,
     ) -> None:
-        self.name = name
-        self._help = help_text
-        self._labels = tuple(labels)
-        self._read = read
+        self._bounds = tuple(bounds)
+        super().__init__(name, help_text, labels, limit=limit)
 
-    def lines(self) -> list[str]:
-        """Return the lines of the exposition."""
-        found = [f"# HELP {self.name} {self._help}", f"# TYPE {self.name} {self.kind}"]
-        found += [
-            f"{self.name}{_braced(_pairs(self._labels, values))} {_number(number)}"
-            for values, number in self._read()
-        ]
+    def _make(self) -> Histogram:
+        return Histogram(self._bounds)
+
+    def read(self) -> Metric:
+        """Return what was counted so far."""
+        found = HistogramMetricFamily(self.name, self.help_text, labels=self.labels)
+        for values, child in self.children.items():
+            found.add_metric(values, child.buckets(), child.total)
         return found
 
 
-class Total(Gauge):
-    """A number that grows and is kept elsewhere, read when it is asked for."""
+def make_counter(name: str, help_text: str, labels: Sequence[str], rows: Rows) -> Metric:
+    """Return numbers that grow and are kept elsewhere, as they are now."""
+    found = CounterMetricFamily(name, help_text, labels=labels)
+    for values, number in rows:
+        found.add_metric(values, number)
+    return found
 
-    kind = "counter"
+
+def make_gauge(name: str, help_text: str, labels: Sequence[str], rows: Rows) -> Metric:
+    """Return numbers that come and go, as they are now."""
+    found = GaugeMetricFamily(name, help_text, labels=labels)
+    for values, number in rows:
+        found.add_metric(values, number)
+    return found
 
 
-def exposition(families: Iterable[Family[Count] | Family[Histogram] | Gauge]) -> bytes:
+class _Snapshot(Collector):
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
+
+
+def render_page(metrics: Iterable[Metric]) -> bytes:
     """Return the page that Prometheus reads."""
-    return "".join(f"{line}\n" for family in families for line in family.lines()).encode()
-
-
-def _pairs(names: Sequence[str], values: Sequence[str]) -> str:
-    return ",".join(f'{n}="{_escaped(v)}"' for n, v in zip(names, values, strict=True))
-
-
-def _braced(labels: str) -> str:
-    return f"{{{labels}}}" if labels else ""
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else repr(float(value))
+    return generate_latest(_Snapshot(metrics))

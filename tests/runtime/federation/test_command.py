@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from atoll.cli.main import run
-from atoll.runtime.http.probes import fetch
+from atoll.runtime.http.client import fetch
 from atoll.runtime.local.build import free_ports
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -125,7 +125,7 @@ def test_a_gateway_with_keys_in_front_of_a_node_without_a_port(
     assert headers["x-atoll-provider-verified"] == "no"
     assert ask(f"{at}/v1/chat/completions", body)[0] == 401
     assert ask(f"{at}/atoll/v1/fabric", None, key)[0] == 403
-    _, page = asyncio.run(fetch(f"{at}/atoll/v1/fabric", unix_socket=said["admin_socket"]))
+    _, page = asyncio.run(fetch(f"{at}/atoll/v1/fabric", unix_socket=Path(said["admin_socket"])))
     nodes = json.loads(page)["nodes"]
     assert [n["services"][0]["model"] for n in nodes if n["services"]] == ["m"]
     gateway.send_signal(signal.SIGTERM)

@@ -201,7 +201,7 @@ def test_pages(running: Running) -> None:
         line for line in metrics.splitlines() if line.startswith("vllm:generation_tokens_total{")
     )
     assert float(counted.rpartition(" ")[2]) > 0
-    assert 'vllm:time_to_first_token_seconds_bucket{model_name="tiny",le="+Inf"}' in metrics
+    assert 'vllm:time_to_first_token_seconds_bucket{le="+Inf",model_name="tiny"}' in metrics
     nodes = json.loads(get(f"{url}/atoll/v1/status")[1])["nodes"]
     assert [(n["name"], n["start"], n["end"], n["alive"]) for n in nodes] == [
         ("a/n0", 0, 1, True),

@@ -6,7 +6,7 @@ import sys
 
 from atoll.plan.plan import Instance
 from atoll.runtime.adapters.base import Endpoint, Home, MachineShare, ServedModel, single_node
-from atoll.runtime.http.probes import TokenProbe
+from atoll.runtime.adapters.probes import TokenProbe
 from atoll.runtime.pool.member import Backend
 from atoll.runtime.supervise.agent import Managed
 from atoll.runtime.supervise.process import Command

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from atoll.engine.node import NodeConfig
 from atoll.plan.plan import Instance
 from atoll.runtime.adapters.base import Endpoint, Home, MachineShare, ServedModel
-from atoll.runtime.http.probes import InstanceProbe, NodeProbe
+from atoll.runtime.adapters.probes import InstanceProbe, NodeProbe
 from atoll.runtime.instance.config import NODES_MISSING, InstanceConfig, Part, engine_name
 from atoll.runtime.pool.member import Backend
 from atoll.runtime.supervise.agent import Managed

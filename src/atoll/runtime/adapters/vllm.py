@@ -7,7 +7,7 @@ from itertools import pairwise
 from atoll.core.errors import InputError
 from atoll.plan.plan import Instance
 from atoll.runtime.adapters.base import Endpoint, Home, MachineShare, ServedModel
-from atoll.runtime.http.probes import TokenProbe
+from atoll.runtime.adapters.probes import TokenProbe
 from atoll.runtime.pool.member import Backend
 from atoll.runtime.supervise.agent import Managed
 from atoll.runtime.supervise.process import Command

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from atoll.core.errors import InputError
 from atoll.core.paths import runtime_dir
-from atoll.runtime.gateway.settings import Deadlines, GatewayLimits
-from atoll.runtime.http.server import Connection, Request
+from atoll.runtime.http.server import Connection, ConnectionDeadlines, ConnectionLimits, Request
 from atoll.runtime.openai import ApiError
 
 _MODE = 0o600
@@ -38,8 +37,8 @@ class AdminListener:
         self,
         answer: Callable[[Connection, Request], None],
         on_refused: Callable[[ApiError], None],
-        limits: GatewayLimits,
-        deadlines: Deadlines,
+        limits: ConnectionLimits,
+        deadlines: ConnectionDeadlines,
     ) -> None:
         self._answer = answer
         self._on_refused = on_refused

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import Callable
 from email.utils import formatdate
@@ -48,7 +47,7 @@ from atoll.runtime.gateway.series import Series
 from atoll.runtime.gateway.service_proxy import ServiceProxy
 from atoll.runtime.gateway.settings import GatewaySettings, split_address
 from atoll.runtime.gateway.usage import ENDPOINTS, UsageWriter
-from atoll.runtime.http.server import Connection, Request
+from atoll.runtime.http.server import REQUEST_ID, Connection, Request
 from atoll.runtime.http.upstream import HttpUpstreamPool, UpstreamPool
 from atoll.runtime.openai import AnyRequest, ApiError, Usage, read_request
 from atoll.runtime.pool.member import Member
@@ -65,7 +64,6 @@ if TYPE_CHECKING:
 
 _TICK_S = 0.1
 _BACKLOG = 2048
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
 class Gateway:
@@ -246,7 +244,7 @@ class Gateway:
         if self.spans is not None and given is None:
             request.trace = self.spans.sampled(request.trace)
         given = headers.get(b"x-request-id")
-        if given is not None and _REQUEST_ID.fullmatch(given):
+        if given is not None and REQUEST_ID.fullmatch(given):
             request.id = given
         else:
             # Without a name of its own a request is called like its trace.

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from prometheus_client.core import Metric
+
 from atoll.runtime.pool.pool import BackendPool
-from atoll.telemetry.metrics import Count, Family, Gauge, Histogram, exposition
+from atoll.telemetry.metrics import (
+    Count,
+    CounterFamily,
+    Histogram,
+    HistogramFamily,
+    make_gauge,
+    render_page,
+)
 
 STATES = ("up", "down", "ejected")
 _MOST_TALLIES = 10_000
@@ -36,41 +45,36 @@ class GatewayMetrics:
 
     def __init__(self, pool: BackendPool) -> None:
         self._pool = pool
-        self._requests = Family(
+        self._requests = CounterFamily(
             "atoll_gateway_requests_total",
             "Requests answered, by status (499: the client left).",
-            Count,
             ("model", "endpoint", "status"),
         )
-        self._seconds = Family(
+        self._seconds = HistogramFamily(
             "atoll_gateway_request_seconds",
             "From request to the end of its answer.",
-            Histogram,
             ("model", "endpoint"),
         )
-        self._first = Family(
+        self._first = HistogramFamily(
             "atoll_gateway_first_token_seconds",
             "From request to the first byte of its answer.",
-            Histogram,
             ("model", "endpoint"),
         )
-        self._tokens = Family(
+        self._tokens = CounterFamily(
             "atoll_gateway_tokens_total",
             "Tokens of requests, by kind (prompt, completion).",
-            Count,
             ("model", "kind"),
         )
-        self._failovers = Family(
+        self._failovers = CounterFamily(
             "atoll_gateway_failovers_total",
             "Attempts given up, by when (before, after: the first token).",
-            Count,
             ("model", "when"),
         )
-        self._rejected = Family(
-            "atoll_gateway_rejected_total", "Requests refused at the door.", Count, ("status",)
+        self._rejected = CounterFamily(
+            "atoll_gateway_rejected_total", "Requests refused at the door.", ("status",)
         )
         self._tallies: dict[tuple[str, str, int], RequestTally] = {}
-        self.more: Callable[[], Iterable[Family[Count] | Gauge]] = tuple
+        self.more: Callable[[], Iterable[Metric]] = tuple
         """What else stands on the page."""
 
     def tally(self, model: str, endpoint: str, status: int) -> RequestTally:
@@ -99,43 +103,30 @@ class GatewayMetrics:
 
     def page(self, requests: int, connections: int) -> bytes:
         """Return the page that Prometheus reads."""
-        return exposition(
-            (
-                self._requests,
-                self._seconds,
-                self._first,
-                self._tokens,
-                self._failovers,
-                self._rejected,
-                Gauge("atoll_gateway_running", "Requests running.", (), lambda: [((), requests)]),
-                Gauge(
-                    "atoll_gateway_connections",
-                    "Connections of clients.",
-                    (),
-                    lambda: [((), connections)],
-                ),
-                Gauge(
-                    "atoll_gateway_backend_running",
-                    "Requests running at a backend.",
-                    ("backend",),
-                    self._running,
-                ),
-                Gauge(
-                    "atoll_gateway_backend_state",
-                    "1 for the state a backend is in.",
-                    ("backend", "state"),
-                    self._states,
-                ),
-                *self.more(),
-            )
+        return render_page(self._read(requests, connections))
+
+    def _read(self, requests: int, connections: int) -> Iterator[Metric]:
+        yield self._requests.read()
+        yield self._seconds.read()
+        yield self._first.read()
+        yield self._tokens.read()
+        yield self._failovers.read()
+        yield self._rejected.read()
+        yield make_gauge("atoll_gateway_running", "Requests running.", (), [((), requests)])
+        yield make_gauge(
+            "atoll_gateway_connections", "Connections of clients.", (), [((), connections)]
         )
-
-    def _running(self) -> Iterable[tuple[tuple[str, ...], float]]:
-        return [((m.backend.id,), float(m.inflight)) for m in self._pool.members.values()]
-
-    def _states(self) -> Iterable[tuple[tuple[str, ...], float]]:
-        return [
-            ((m.backend.id, state), float(m.state == state))
-            for m in self._pool.members.values()
-            for state in STATES
-        ]
+        members = self._pool.members.values()
+        yield make_gauge(
+            "atoll_gateway_backend_running",
+            "Requests running at a backend.",
+            ("backend",),
+            [((m.backend.id,), m.inflight) for m in members],
+        )
+        yield make_gauge(
+            "atoll_gateway_backend_state",
+            "1 for the state a backend is in.",
+            ("backend", "state"),
+            [((m.backend.id, state), float(m.state == state)) for m in members for state in STATES],
+        )
+        yield from self.more()

@@ -7,27 +7,98 @@ fabric: bounded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from atoll.telemetry.metrics import Count, Family, Gauge, Total
+from prometheus_client.core import Metric
 
-if TYPE_CHECKING:
-    from atoll.runtime.gateway.app import Gateway
+from atoll.telemetry.metrics import CounterFamily, make_counter, make_gauge
 
-Rows = list[tuple[tuple[str, ...], float]]
 _PROVIDERS = 200
 _CALLS = ("calls", "lost", "forged", "violations")
+
+
+class CountsStats(Protocol):
+    """What keeps figures of itself: the fabric, the tunnel's caller, accounts."""
+
+    def stats(self) -> Mapping[str, Any]:
+        """Return them by name."""
+        ...
+
+
+class CountsDecisions(Protocol):
+    """A pool, as far as it counts why backends were chosen."""
+
+    @property
+    def decisions(self) -> Mapping[Any, int]:
+        """Backends chosen, by reason."""
+        ...
+
+
+class CountsRefusals(Protocol):
+    """A chooser, as far as it counts what special requests came to."""
+
+    @property
+    def stand_ins(self) -> Mapping[str, int]:
+        """Requests served under another model's name, by why."""
+        ...
+
+    @property
+    def refusals(self) -> Mapping[str, int]:
+        """Requests that no node might serve, by what the nodes lacked."""
+        ...
+
+
+class CountsFabric(Protocol):
+    """A federation, as far as its parts count."""
+
+    @property
+    def fabric(self) -> CountsStats:
+        """The registry and its transport."""
+        ...
+
+    @property
+    def caller(self) -> CountsStats:
+        """The gateway's end of the tunnel."""
+        ...
+
+
+class SeriesSource(Protocol):
+    """A gateway, as far as its parts count."""
+
+    @property
+    def pool(self) -> CountsDecisions:
+        """The backends."""
+        ...
+
+    @property
+    def chooser(self) -> CountsRefusals:
+        """What finds a backend for a special request."""
+        ...
+
+    @property
+    def federation(self) -> CountsFabric | None:
+        """The fabric, if there is one."""
+        ...
+
+    @property
+    def accounts(self) -> CountsStats | None:
+        """Keys and usage, if they are kept."""
+        ...
+
+    @property
+    def detailed(self) -> bool:
+        """Whether it is known which provider made an answer."""
+        ...
 
 
 class Series:
     """The series of a gateway that others keep."""
 
-    def __init__(self, app: Gateway) -> None:
-        self._app = app
-        self._tokens = Family(
+    def __init__(self, source: SeriesSource) -> None:
+        self._source = source
+        self._tokens = CounterFamily(
             "atoll_provider_tokens_total",
             "Tokens of answers, by the provider that made them.",
-            Count,
             ("provider",),
             limit=_PROVIDERS,
         )
@@ -36,108 +107,105 @@ class Series:
         """Count tokens of a provider."""
         self._tokens.child(provider or "").add(count)
 
-    def read(self) -> Iterable[Family[Count] | Gauge]:
+    def read(self) -> Iterable[Metric]:
         """Return the series there are now."""
-        app = self._app
-        found: list[Family[Count] | Gauge] = [
-            Total(
-                "atoll_routing_decisions_total",
-                "Backends chosen, by reason; alias and fallback: under another model's name.",
-                ("reason",),
-                lambda: _rows({**app.pool.decisions, **app.chooser.stand_ins}),
-            ),
-            Total(
-                "atoll_policy_refusals_total",
-                "Requests that no node might serve, by what the nodes lacked.",
-                ("reason",),
-                lambda: _rows(app.chooser.refusals),
-            ),
-        ]
-        if app.detailed:
-            found.append(self._tokens)
-        if app.federation is not None:
-            found += _fabric(app.federation.fabric.stats())
-            found += _tunnel(app.federation.caller.stats())
-        if app.accounts is not None:
-            found += _accounts(app.accounts.stats())
-        return found
+        source = self._source
+        yield make_counter(
+            "atoll_routing_decisions_total",
+            "Backends chosen, by reason; alias and fallback: under another model's name.",
+            ("reason",),
+            _rows({**source.pool.decisions, **source.chooser.stand_ins}),
+        )
+        yield make_counter(
+            "atoll_policy_refusals_total",
+            "Requests that no node might serve, by what the nodes lacked.",
+            ("reason",),
+            _rows(source.chooser.refusals),
+        )
+        if source.detailed:
+            yield self._tokens.read()
+        if source.federation is not None:
+            yield from _fabric(source.federation.fabric.stats())
+            yield from _tunnel(source.federation.caller.stats())
+        if source.accounts is not None:
+            yield from _accounts(source.accounts.stats())
 
 
-def _fabric(stats: Mapping[str, Any]) -> list[Gauge]:
+def _fabric(stats: Mapping[str, Any]) -> list[Metric]:
     spread_s = stats.get("spread_s")
     return [
-        Gauge(
+        make_gauge(
             "atoll_fabric_members",
             "Sessions in the registry, by state.",
             ("state",),
-            lambda: _rows(stats.get("sessions", {})),
+            _rows(stats.get("sessions", {})),
         ),
-        Gauge(
+        make_gauge(
             "atoll_fabric_alive",
             "Sessions whose token is up, this one among them.",
             (),
-            lambda: [((), float(stats.get("alive", 0)))],
+            [((), float(stats.get("alive", 0)))],
         ),
-        Gauge(
+        make_gauge(
             "atoll_fabric_hubs",
             "Hubs this gateway is connected to.",
             (),
-            lambda: [((), float(stats.get("hubs", 0)))],
+            [((), float(stats.get("hubs", 0)))],
         ),
-        Total(
+        make_counter(
             "atoll_fabric_refused_total",
             "Records refused, by reason.",
             ("reason",),
-            lambda: _rows(stats.get("refused", {})),
+            _rows(stats.get("refused", {})),
         ),
-        Gauge(
+        make_gauge(
             "atoll_fabric_convergence_seconds",
             "From the signing of the last news to its arrival here.",
             (),
-            lambda: [] if spread_s is None else [((), float(spread_s))],
+            [] if spread_s is None else [((), float(spread_s))],
         ),
     ]
 
 
-def _tunnel(stats: Mapping[str, float]) -> list[Gauge]:
+def _tunnel(stats: Mapping[str, float]) -> list[Metric]:
     return [
-        Gauge(
+        make_gauge(
             "atoll_tunnel_streams",
             "Requests running through the tunnel.",
             (),
-            lambda: [((), stats.get("open_calls", 0.0))],
+            [((), stats.get("open_calls", 0.0))],
         ),
-        Total(
+        make_counter(
             "atoll_tunnel_calls_total",
             "Requests through the tunnel, and what went wrong with them, by kind.",
             ("kind",),
-            lambda: [((kind,), stats.get(kind, 0.0)) for kind in _CALLS],
+            [((kind,), stats.get(kind, 0.0)) for kind in _CALLS],
         ),
     ]
 
 
-def _accounts(stats: Mapping[str, Any]) -> list[Gauge]:
+def _accounts(stats: Mapping[str, Any]) -> list[Metric]:
     return [
-        Total(
+        make_counter(
             "atoll_keys_refused_total",
             "Requests refused for their key, by status.",
             ("status",),
-            lambda: _rows(stats.get("refused", {})),
+            _rows(stats.get("refused", {})),
         ),
-        Gauge(
+        make_gauge(
             "atoll_accounts_unwritten",
             "Finished requests that the database does not have yet.",
             (),
-            lambda: [((), float(stats.get("unwritten", 0)))],
+            [((), float(stats.get("unwritten", 0)))],
         ),
-        Gauge(
+        make_gauge(
             "atoll_accounts_database_up",
             "1 while the database of keys and usage answers.",
             (),
-            lambda: [((), float(bool(stats.get("database_up"))))],
+            [((), float(bool(stats.get("database_up"))))],
         ),
     ]
 
 
-def _rows(numbers: Mapping[Any, float]) -> Rows:
+def _rows(numbers: Mapping[Any, float]) -> list[tuple[tuple[str, ...], float]]:
     return [((str(name),), float(number)) for name, number in numbers.items()]

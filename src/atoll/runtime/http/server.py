@@ -1,21 +1,24 @@
-"""The side of the gateway that clients see: HTTP/1.1 on a connection, without a task a request.
+"""The server: HTTP/1.1 on a connection, without a task a request.
 
 A connection reads requests one after the other and hands each to the application, which answers at once
-or later. Everything a client can do slowly has a deadline, everything it can do largely has a limit.
+or later. Everything a client can do slowly has a deadline, everything it can do largely has a limit. The
+gateway is an application of its own; `atoll.runtime.http.handlers` makes one of an async function.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from http import HTTPStatus
 from typing import Protocol, cast
 
 import httptools
 
-from atoll.runtime.gateway.settings import Deadlines, GatewayLimits
 from atoll.runtime.openai import ApiError
 
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+"""What a client may call its request; other names are replaced."""
 _STATUS = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 _LINGER_S = 2.0
 _HIGH_WATER = 256 * 2**10
@@ -54,11 +57,72 @@ class Responder(Protocol):
         """The client keeps up again."""
 
 
+class ConnectionLimits(Protocol):
+    """How much of everything a connection accepts."""
+
+    @property
+    def body_bytes(self) -> int:
+        """Of one request; more is answered with 413."""
+        ...
+
+    @property
+    def header_bytes(self) -> int:
+        """Of the first line and headers of a request together; more is answered with 431."""
+        ...
+
+    @property
+    def headers(self) -> int:
+        """Of one request; more are answered with 431."""
+        ...
+
+    @property
+    def connections(self) -> int:
+        """At the same time; more are answered with 503."""
+        ...
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Large bodies of requests in memory at the same time; more are answered with 503."""
+        ...
+
+
+class ConnectionDeadlines(Protocol):
+    """How long a client may take over anything, in seconds."""
+
+    @property
+    def header_s(self) -> float:
+        """From the first byte of a connection or request to the end of its headers."""
+        ...
+
+    @property
+    def body_s(self) -> float:
+        """From the headers of a request to the end of its body."""
+        ...
+
+    @property
+    def idle_s(self) -> float:
+        """Between two requests of a connection."""
+        ...
+
+    @property
+    def client_s(self) -> float:
+        """For a client that has stopped reading its answer."""
+        ...
+
+
 class Application(Protocol):
     """What connections belong to."""
 
-    limits: GatewayLimits
-    deadlines: Deadlines
+    @property
+    def limits(self) -> ConnectionLimits:
+        """How much is accepted."""
+        ...
+
+    @property
+    def deadlines(self) -> ConnectionDeadlines:
+        """How long clients may take."""
+        ...
+
     connections: set[Connection]
     buffered: int
     """Bytes of large bodies of requests in memory."""
@@ -124,7 +188,7 @@ class Connection(asyncio.Protocol):
     # Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Join the application's connections, or refuse if there are too many."""
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=_HIGH_WATER)
         connections = self._app.connections
@@ -150,7 +214,7 @@ class Connection(asyncio.Protocol):
         return False
 
     def data_received(self, data: bytes) -> None:
-        """Read on."""
+        """Parse what came; every request that is complete goes to the application."""
         if self._closing:
             return
         fresh = self._received == 0
@@ -189,7 +253,11 @@ class Connection(asyncio.Protocol):
         if self._received > limits.body_bytes + limits.header_bytes:
             self._refuse(_too_large(limits.body_bytes))
         elif app.buffered > limits.buffered_bytes:
-            self._refuse(ApiError(503, "the gateway is full", kind="server_error", retry_after_s=1))
+            self._refuse(
+                ApiError(
+                    503, "too many large requests at once", kind="server_error", retry_after_s=1
+                )
+            )
 
     def _expect_body(self) -> None:
         """Say to a client whose headers are there that the body may come, or that it may not."""

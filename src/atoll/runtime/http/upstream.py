@@ -1,4 +1,4 @@
-"""The side of the gateway that backends see: kept connections, one request at a time on each.
+"""Towards backends: kept connections, one request at a time on each.
 
 `Upstream` and `UpstreamPool` are what a request needs of a backend; `HttpUpstream` and `HttpUpstreamPool`
 are that over HTTP. Nodes of a fabric are reached by others (`atoll.runtime.federation.upstreams`).
@@ -55,7 +55,7 @@ GET = RequestTemplate(b"GET")
 
 
 class Upstream(Protocol):
-    """A way to a backend for one request."""
+    """A connection to a backend, or what stands for one, for one request at a time."""
 
     def ask(
         self,
@@ -77,11 +77,11 @@ class Upstream(Protocol):
         """Have the backend wait with its answer."""
 
     def resume(self) -> None:
-        """Have it go on."""
+        """Have the backend go on after `pause`."""
 
 
 class UpstreamPool(Protocol):
-    """The ways to one backend."""
+    """The upstreams of one backend."""
 
     url: str
     open: int
@@ -90,10 +90,10 @@ class UpstreamPool(Protocol):
         """Take the address of a backend, which may have changed."""
 
     def take(self) -> Upstream | None:
-        """Return a way that is there already, or None."""
+        """Return an upstream that is there already, or None."""
 
     async def connect(self) -> Upstream:
-        """Make one."""
+        """Open a new upstream; OSError if the backend is not there."""
 
     def drop_idle(self) -> None:
         """Give up what is kept: the backend behind it is not the one it was opened to."""
@@ -102,7 +102,7 @@ class UpstreamPool(Protocol):
         """Give up what takes too long."""
 
     def close(self) -> None:
-        """Make no more."""
+        """Give up what is kept, and keep nothing from now on."""
 
 
 class HttpUpstream(asyncio.Protocol):
@@ -111,7 +111,7 @@ class HttpUpstream(asyncio.Protocol):
     __slots__ = (
         "_ended",
         "_headers",
-        "_links",
+        "_pool",
         "_sized",
         "_status",
         "_touched",
@@ -123,8 +123,8 @@ class HttpUpstream(asyncio.Protocol):
         "transport",
     )
 
-    def __init__(self, links: HttpUpstreamPool) -> None:
-        self._links = links
+    def __init__(self, pool: HttpUpstreamPool) -> None:
+        self._pool = pool
         self._headers: dict[bytes, bytes] = {}
         # Called by the parser, without any Python in between.
         self.on_header = self._headers.__setitem__
@@ -155,12 +155,12 @@ class HttpUpstream(asyncio.Protocol):
         self.receiver = receiver
         self._status = 0
         self._sized = self._touched = self._ended = False
-        self.transport.write(self._links.request(path, body, extra, ask))
+        self.transport.write(self._pool.request(path, body, extra, ask))
 
     def leave(self) -> None:
         """Listen no more; the connection is kept if the answer ends before long."""
         self.receiver = None
-        self._links.drain(self)
+        self._pool.drain(self)
 
     def close(self) -> None:
         """Close; a backend takes that as the request being cancelled."""
@@ -172,20 +172,20 @@ class HttpUpstream(asyncio.Protocol):
         self.transport.pause_reading()
 
     def resume(self) -> None:
-        """Read on."""
+        """Read again after `pause`."""
         with contextlib.suppress(RuntimeError):
             self.transport.resume_reading()
 
     # Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Count the connection as open."""
         self.transport = cast("asyncio.Transport", transport)
-        self._links.open += 1
+        self._pool.open += 1
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell whoever waits."""
-        self._links.lost(self)
+        """Tell the receiver: a body without a length is complete, anything else is lost."""
+        self._pool.lost(self)
         receiver, self.receiver = self.receiver, None
         if receiver is None:
             return
@@ -197,7 +197,7 @@ class HttpUpstream(asyncio.Protocol):
             receiver.on_lost(reason, unused=self.reused and not self._touched)
 
     def data_received(self, data: bytes) -> None:
-        """Read on."""
+        """Parse what came; the receiver hears of it."""
         self._touched = True
         if self.receiver is None and not self.drain_until_s:
             # Nobody asked.
@@ -229,7 +229,7 @@ class HttpUpstream(asyncio.Protocol):
             self.receiver.on_head(status, kind, retry)
 
     def on_body(self, data: bytes) -> None:
-        """Pass on."""
+        """Pass a piece of the body on."""
         if self.receiver is not None:
             self.receiver.on_body(data)
 
@@ -239,7 +239,7 @@ class HttpUpstream(asyncio.Protocol):
             return
         self._ended = True
         receiver, self.receiver = self.receiver, None
-        self._links.keep(self)
+        self._pool.keep(self)
         if receiver is not None:
             receiver.on_end()
 

@@ -1,7 +1,6 @@
 """An instance of the stage engine as an OpenAI endpoint: one process in front of the nodes of a pipeline.
 
 config    what the process is told
-http      a small HTTP/1.1 server
 requests  OpenAI's bodies, as what the engine is asked
 answers   the engine's tokens, as OpenAI's answers
 routes    the pipeline of each request, by the plan's flows

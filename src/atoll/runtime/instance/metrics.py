@@ -5,11 +5,13 @@ https://docs.vllm.ai/en/latest/usage/metrics.html
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.core import Metric
 
 from atoll.engine.messages import NodeStats
+from atoll.telemetry.metrics import HistogramFamily, make_counter, make_gauge, render_page
 
 _FIRST_TOKEN_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
@@ -23,88 +25,104 @@ _WHOLE_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-
-
-class Histogram:
-    """Counts by upper bounds."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = tuple(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        """Count a value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-    def lines(self, name: str, labels: str) -> Iterator[str]:
-        """Yield the histogram as Prometheus reads it."""
-        below = 0
-        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
-            below += count
-            shown = "+Inf" if bound == float("inf") else repr(bound)
-            yield f'{name}_bucket{{{labels},le="{shown}"}} {below}'
-        yield f"{name}_sum{{{labels}}} {self.total}"
-        yield f"{name}_count{{{labels}}} {below}"
+_REASONS = ("stop", "length", "abort", "error")
+_MODEL = ("model_name",)
+_NODE = ("model_name", "node")
 
 
 class InstanceMetrics:
     """What an instance counts."""
 
     def __init__(self, model: str) -> None:
-        self._labels = f'model_name="{_escaped(model)}"'
+        self._model = model
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.restarts = 0
         self.finished: Counter[str] = Counter()
-        self.first_token = Histogram(_FIRST_TOKEN_S)
-        self.per_token = Histogram(_PER_TOKEN_S)
-        self.whole = Histogram(_WHOLE_S)
+        self._histograms = (
+            HistogramFamily(
+                "vllm:time_to_first_token_seconds",
+                "From request to its first token.",
+                _MODEL,
+                bounds=_FIRST_TOKEN_S,
+            ),
+            HistogramFamily(
+                "vllm:inter_token_latency_seconds",
+                "From one token to the next.",
+                _MODEL,
+                bounds=_PER_TOKEN_S,
+            ),
+            HistogramFamily(
+                "vllm:e2e_request_latency_seconds",
+                "From request to the end of its answer.",
+                _MODEL,
+                bounds=_WHOLE_S,
+            ),
+        )
+        self.first_token, self.per_token, self.whole = (
+            family.child(model) for family in self._histograms
+        )
 
-    def text(
+    def page(
         self, running: int, waiting: int, nodes: Mapping[str, NodeStats], alive: frozenset[str]
-    ) -> str:
-        """Return everything in Prometheus' text format."""
-        own = self._labels
+    ) -> bytes:
+        """Return the page that Prometheus reads."""
+        return render_page(self._read(running, waiting, nodes, alive))
+
+    def _read(
+        self, running: int, waiting: int, nodes: Mapping[str, NodeStats], alive: frozenset[str]
+    ) -> Iterator[Metric]:
+        yield self._gauge("vllm:num_requests_running", "Requests running.", running)
+        yield self._gauge("vllm:num_requests_waiting", "Requests waiting.", waiting)
         fullest = max((n.blocks_used / max(1, n.blocks) for n in nodes.values()), default=0.0)
-        lines: list[str] = []
-
-        def put(name: str, kind: str, value: float, labels: str = own) -> None:
-            if not any(line.startswith(f"# TYPE {name} ") for line in lines):
-                lines.append(f"# TYPE {name} {kind}")
-            lines.append(f"{name}{{{labels}}} {value}")
-
-        put("vllm:num_requests_running", "gauge", running)
-        put("vllm:num_requests_waiting", "gauge", waiting)
-        put("vllm:kv_cache_usage_perc", "gauge", round(fullest, 6))
-        put("vllm:prompt_tokens_total", "counter", self.prompt_tokens)
-        put("vllm:generation_tokens_total", "counter", self.generation_tokens)
-        for name, total in (
-            ("vllm:num_preemptions_total", sum(n.preemptions for n in nodes.values())),
-            ("vllm:prefix_cache_queries_total", sum(n.prefix_lookups for n in nodes.values())),
-            ("vllm:prefix_cache_hits_total", sum(n.prefix_hits for n in nodes.values())),
-            ("atoll:request_restarts_total", self.restarts),
+        help_text = "Share of the KV cache in use, of the fullest node."
+        yield self._gauge("vllm:kv_cache_usage_perc", help_text, round(fullest, 6))
+        stats = nodes.values()
+        for name, help_text, total in (
+            ("vllm:prompt_tokens_total", "Tokens of prompts.", self.prompt_tokens),
+            ("vllm:generation_tokens_total", "Tokens made.", self.generation_tokens),
+            (
+                "vllm:num_preemptions_total",
+                "Requests put off for room in the KV cache.",
+                sum(n.preemptions for n in stats),
+            ),
+            (
+                "vllm:prefix_cache_queries_total",
+                "Tokens looked up in the prefix cache.",
+                sum(n.prefix_lookups for n in stats),
+            ),
+            (
+                "vllm:prefix_cache_hits_total",
+                "Tokens found in the prefix cache.",
+                sum(n.prefix_hits for n in stats),
+            ),
+            (
+                "atoll:request_restarts_total",
+                "Requests begun anew because a node was lost.",
+                self.restarts,
+            ),
         ):
-            put(name, "counter", total)
-        for reason in ("stop", "length", "abort", "error"):
-            labels = f'{own},finished_reason="{reason}"'
-            put("vllm:request_success_total", "counter", self.finished[reason], labels)
-        for name, histogram in (
-            ("vllm:time_to_first_token_seconds", self.first_token),
-            ("vllm:inter_token_latency_seconds", self.per_token),
-            ("vllm:e2e_request_latency_seconds", self.whole),
-        ):
-            lines.append(f"# TYPE {name} histogram")
-            lines.extend(histogram.lines(name, own))
-        for name in sorted(nodes):
-            labels = f'{own},node="{_escaped(name)}"'
-            put("atoll:node_up", "gauge", int(name in alive), labels)
-        for name, stats in sorted(nodes.items()):
-            labels = f'{own},node="{_escaped(name)}"'
-            put("atoll:node_busy_seconds_total", "counter", round(stats.busy_s, 6), labels)
-        return "\n".join(lines) + "\n"
+            yield make_counter(name, help_text, _MODEL, [((self._model,), total)])
+        yield make_counter(
+            "vllm:request_success_total",
+            "Answers ended, by reason.",
+            ("model_name", "finished_reason"),
+            [((self._model, reason), self.finished[reason]) for reason in _REASONS],
+        )
+        for family in self._histograms:
+            yield family.read()
+        yield make_gauge(
+            "atoll:node_up",
+            "1 for a node that is heard from.",
+            _NODE,
+            [((self._model, name), float(name in alive)) for name in sorted(nodes)],
+        )
+        yield make_counter(
+            "atoll:node_busy_seconds_total",
+            "Time that a node spent on steps.",
+            _NODE,
+            [((self._model, name), round(n.busy_s, 6)) for name, n in sorted(nodes.items())],
+        )
 
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    def _gauge(self, name: str, help_text: str, number: float) -> Metric:
+        return make_gauge(name, help_text, _MODEL, [((self._model,), number)])

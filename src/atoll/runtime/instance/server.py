@@ -16,14 +16,16 @@ from atoll.engine.messages import SamplingParams
 from atoll.engine.routes import NodeSpec
 from atoll.engine.scheduler import GenerateRequest, Scheduler, SchedulerSettings, TokenEvent
 from atoll.engine.text import TextCodec
+from atoll.runtime.http.handlers import EventStream, HandlerServer, Response
+from atoll.runtime.http.server import Request
 from atoll.runtime.instance import requests
 from atoll.runtime.instance.answers import ChoiceText, Piece, Writer
 from atoll.runtime.instance.config import NODES_MISSING, InstanceConfig
-from atoll.runtime.instance.http import EventStream, Request, Response, Server
 from atoll.runtime.instance.metrics import InstanceMetrics
 from atoll.runtime.instance.requests import Asked, Work
 from atoll.runtime.instance.routes import PlanRouter
 from atoll.runtime.openai import ApiError, error_body
+from atoll.telemetry.metrics import CONTENT_TYPE
 
 _LOG = logging.getLogger(__name__)
 _FRESH_S = 2.0
@@ -67,7 +69,7 @@ class InstanceServer:
             bind=config.scheduler,
         )
         self.metrics = InstanceMetrics(config.models[0])
-        self._http = Server(self.handle)
+        self._http = HandlerServer(self.handle)
         self._created = int(time.time())
         self._token_s = float("-inf")
         self._typical = _FIRST_GUESS
@@ -87,10 +89,10 @@ class InstanceServer:
 
     async def handle(self, request: Request) -> Response | EventStream:
         """Answer one request."""
-        path, method = request.path, request.method
+        path, method = request.path.decode("latin-1"), request.method.decode("latin-1")
         if path in ("/v1/chat/completions", "/v1/completions"):
             if method != "POST":
-                raise ApiError(405, f"{path} takes POST")
+                raise ApiError(405, f"{path} takes POST", allow="POST")
             return await self._generate(path, request.body)
         if method not in ("GET", "HEAD"):
             raise ApiError(404 if path not in _GETS else 405, f"no {method} {path[:100]}")
@@ -100,13 +102,13 @@ class InstanceServer:
             await self._prove()
             return Response(b"{}")
         if path == "/metrics":
-            text = self.metrics.text(
+            page = self.metrics.page(
                 self.scheduler.running,
                 self.scheduler.queued,
                 self.scheduler.stats(),
                 self.scheduler.alive(),
             )
-            return Response(text.encode(), content_type="text/plain; version=0.0.4")
+            return Response(page, content_type=CONTENT_TYPE)
         if path == "/atoll/v1/status":
             return Response(msgspec.json.encode(self.status()))
         raise ApiError(404, f"there is no {path[:100]}", code="not_found")

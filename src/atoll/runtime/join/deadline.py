@@ -19,7 +19,7 @@ from typing import Literal
 
 from atoll.core.errors import InputError
 from atoll.core.units import parse_duration
-from atoll.runtime.http.probes import FetchError, ask
+from atoll.runtime.http.client import FetchError, request
 
 Cloud = Literal["aws", "gcp", "azure"]
 CLOUDS: Mapping[Cloud, str] = {
@@ -129,7 +129,7 @@ class SpotNotices:
 
     async def _aws(self, base: str, now_s: float) -> float | None:
         del now_s
-        token = await ask(
+        token = await request(
             f"{base}/latest/api/token",
             method="PUT",
             headers={"x-aws-ec2-metadata-token-ttl-seconds": "60"},
@@ -138,7 +138,7 @@ class SpotNotices:
         headers = {"x-aws-ec2-metadata-token": token.body.decode("ascii").strip()}
         if token.status != 200 or not headers["x-aws-ec2-metadata-token"].isprintable():
             headers = {}
-        answer = await ask(
+        answer = await request(
             f"{base}/latest/meta-data/spot/instance-action",
             headers=headers,
             timeout_s=self.timeout_s,
@@ -148,7 +148,7 @@ class SpotNotices:
         return datetime.fromisoformat(json.loads(answer.body)["time"]).timestamp()
 
     async def _gcp(self, base: str, now_s: float) -> float | None:
-        answer = await ask(
+        answer = await request(
             f"{base}/computeMetadata/v1/instance/preempted",
             headers={"metadata-flavor": "Google"},
             timeout_s=self.timeout_s,
@@ -157,7 +157,7 @@ class SpotNotices:
         return now_s + _GCP_NOTICE_S if preempted else None
 
     async def _azure(self, base: str, now_s: float) -> float | None:
-        answer = await ask(
+        answer = await request(
             f"{base}/metadata/scheduledevents?api-version=2020-07-01",
             headers={"metadata": "true"},
             timeout_s=self.timeout_s,

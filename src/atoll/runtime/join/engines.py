@@ -10,7 +10,7 @@ from atoll.core.errors import InputError, UsageError
 from atoll.fabric.registry.records import Hardware
 from atoll.plan.plan import Flow, Instance, Node
 from atoll.runtime.adapters.base import Endpoint, Home, MachineShare, ServedModel
-from atoll.runtime.http.probes import FetchError, ask
+from atoll.runtime.http.client import FetchError, request
 from atoll.runtime.join.assignment import Assignment
 from atoll.runtime.join.command import EngineCommand, precision_of, read_command, takes_port
 from atoll.runtime.join.offers import KnownServer
@@ -52,7 +52,7 @@ def prepare(options: JoinOptions, log: Path) -> Prepared | None:
 async def refuse_taken(url: str) -> None:
     """Raise UsageError if somebody answers where the engine is going to."""
     try:
-        await ask(url + "/health", timeout_s=1.0)
+        await request(url + "/health", timeout_s=1.0)
     except FetchError:
         return
     raise UsageError(

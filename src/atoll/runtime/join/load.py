@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from atoll.fabric.registry.load import Load
-from atoll.runtime.http.probes import FetchError, ask
+from atoll.runtime.http.client import FetchError, request
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "running": (
@@ -123,7 +123,7 @@ class LoadReader:
             return
         begun_s = time.monotonic()
         try:
-            answer = await ask(
+            answer = await request(
                 self._url, timeout_s=2.0, api_key=self._api_key, most_bytes=_MOST_BYTES
             )
             self._figures = read_figures(answer.body) if answer.status == 200 else {}

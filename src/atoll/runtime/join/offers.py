@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from atoll.fabric.registry.records import NodeService
-from atoll.runtime.http.probes import FetchError, HttpResponse, ask
+from atoll.runtime.http.client import FetchError, HttpResponse, request
 from atoll.runtime.join.command import precision_of
 
 _OWNERS: Mapping[str, str] = {
@@ -148,7 +148,7 @@ class Inspector:
         )
         said = ""
         for kind, path, body in tries:
-            answer = await ask(
+            answer = await request(
                 self.server.url + path,
                 body=body,
                 timeout_s=self.server.token_s,
@@ -164,7 +164,7 @@ class Inspector:
         raise NotWellError(f"no token: {said}")
 
     async def _get(self, path: str) -> HttpResponse:
-        return await ask(
+        return await request(
             self.server.url + path,
             timeout_s=self.server.timeout_s,
             api_key=self.server.api_key,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from atoll.runtime.adapters.base import Endpoint, Home
 from atoll.runtime.gateway import Gateway, GatewaySettings
-from atoll.runtime.http.probes import FetchError, fetch
+from atoll.runtime.http.client import FetchError, fetch
 from atoll.runtime.local.state import EndpointState, FleetState, NodeState, write_state
 from atoll.runtime.pool.pool import BackendPool
 from atoll.runtime.supervise.agent import Agent, Keeper

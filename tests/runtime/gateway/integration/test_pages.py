@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from atoll.core.errors import InputError
 from atoll.runtime.gateway.settings import GatewayFile, GatewaySettings
@@ -71,17 +72,24 @@ def test_metrics_count_requests_once() -> None:
         page = reply.body.decode()
         # Names that clients make up are no labels.
         assert "unknown" not in page
-        lines = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
-        labels = 'model="m",endpoint="/v1/chat/completions"'
-        assert lines[f'atoll_gateway_requests_total{{{labels},status="200"}}'] == "1"
-        assert lines['atoll_gateway_failovers_total{model="m",when="after"}'] == "1"
-        assert lines['atoll_gateway_rejected_total{status="404"}'] == "30"
-        assert lines['atoll_gateway_backend_state{backend="e0",state="up"}'] == "1"
-        assert lines[f"atoll_gateway_request_seconds_count{{{labels}}}"] == "1"
+        found = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+        }
+
+        def value(name: str, **labels: str) -> float:
+            return found[f"atoll_gateway_{name}", frozenset(labels.items())]
+
+        kind = {"model": "m", "endpoint": "/v1/chat/completions"}
+        assert value("requests_total", **kind, status="200") == 1
+        assert value("failovers_total", model="m", when="after") == 1
+        assert value("rejected_total", status="404") == 30
+        assert value("backend_state", backend="e0", state="up") == 1
+        assert value("request_seconds_count", **kind) == 1
         record = bench.records[0]
-        counted = lines['atoll_gateway_tokens_total{model="m",kind="completion"}']
-        assert counted == str(record.completion_tokens)
-        assert all(name.startswith("atoll_") for name in lines)
+        assert value("tokens_total", model="m", kind="completion") == record.completion_tokens
+        assert all(name.startswith("atoll_") for name, _ in found)
 
     with_bench(go)
 

@@ -1,0 +1,217 @@
+"""A small HTTP/1.1 client: one request on a connection of its own, and the whole answer.
+
+For questions asked now and then: is an engine well, what does it offer, how is a fleet. Requests that
+clients wait for go over kept connections (`atoll.runtime.http.upstream`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from atoll.core.errors import AtollError, MissingDependencyError
+
+_READ_BYTES = 2**16
+_MOST_HEADER_BYTES = 64 * 2**10
+_MOST_BYTES = 64 * 2**20
+
+
+class FetchError(AtollError):
+    """A server did not answer, or not in HTTP."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    """What a server answered; names of headers are in small letters."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+async def fetch(
+    url: str,
+    *,
+    body: object = None,
+    timeout_s: float = 5.0,
+    api_key: str | None = None,
+    unix_socket: Path | None = None,
+) -> tuple[int, bytes]:
+    """GET a URL, or POST a JSON body to it; returns status and body. FetchError if there is none."""
+    answer = await request(
+        url, body=body, timeout_s=timeout_s, api_key=api_key, unix_socket=unix_socket
+    )
+    return answer.status, answer.body
+
+
+async def request(
+    url: str,
+    *,
+    method: str | None = None,
+    body: object = None,
+    timeout_s: float = 5.0,
+    api_key: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    most_bytes: int = _MOST_BYTES,
+    unix_socket: Path | None = None,
+) -> HttpResponse:
+    """Send a request and return the whole answer; FetchError if there is none within `timeout_s`.
+
+    Without a method it is GET, or POST where there is a body, which is sent as JSON. An answer of more
+    than `most_bytes`, headers included, is refused. With `unix_socket` the connection goes to that
+    socket, and the URL says only what is asked for there.
+    """
+    named = method or ("GET" if body is None else "POST")
+    try:
+        parts = urlsplit(url)
+        sent = _compose(parts, named, body, api_key, headers or {})
+        reader = ResponseReader(most_bytes, is_head=named == "HEAD")
+        async with asyncio.timeout(timeout_s):
+            return await _exchange(parts, unix_socket, sent, reader)
+    except TimeoutError as error:
+        raise FetchError(f"{url} did not answer within {timeout_s:g} s") from error
+    except (OSError, ValueError) as error:
+        raise FetchError(f"{url} did not answer: {error}") from error
+
+
+async def _exchange(
+    parts: SplitResult, unix_socket: Path | None, sent: bytes, answer: ResponseReader
+) -> HttpResponse:
+    if unix_socket is not None:
+        reader, writer = await asyncio.open_unix_connection(unix_socket)
+    else:
+        secure = parts.scheme == "https"
+        context = ssl.create_default_context() if secure else None
+        port = parts.port or (443 if secure else 80)
+        reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=context)
+    try:
+        writer.write(sent)
+        # Not every server closes the connection when it is asked to.
+        while not answer.complete:
+            piece = await reader.read(_READ_BYTES)
+            if piece:
+                answer.feed(piece)
+            else:
+                answer.end()
+        return answer.response()
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+def _compose(
+    parts: SplitResult,
+    method: str,
+    body: object,
+    api_key: str | None,
+    headers: Mapping[str, str],
+) -> bytes:
+    data = b"" if body is None else json.dumps(body).encode()
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    lines = [
+        f"{method} {target} HTTP/1.1",
+        f"host: {parts.netloc.rpartition('@')[2]}",
+        "connection: close",
+        "accept: application/json",
+        f"content-length: {len(data)}",
+        *(f"{name}: {value}" for name, value in headers.items()),
+    ]
+    if data:
+        lines.append("content-type: application/json")
+    if api_key:
+        lines.append(f"authorization: Bearer {api_key}")
+    if any("\r" in line or "\n" in line for line in lines):
+        raise ValueError("a header holds a line break")
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + data
+
+
+class ResponseReader:
+    """Reads one answer out of the bytes of a connection; ValueError for what is none.
+
+    `is_head`: the answer to a HEAD has no body, whatever length its headers say.
+    """
+
+    def __init__(self, most_bytes: int = _MOST_BYTES, *, is_head: bool = False) -> None:
+        try:
+            import httptools
+        except ImportError as error:
+            raise MissingDependencyError("httptools", "serve", needed_for="HTTP") from error
+
+        self._errors = (httptools.HttpParserError, httptools.HttpParserUpgrade)
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._most_bytes = most_bytes
+        self._is_head = is_head
+        self._received = 0
+        self._status = 0
+        self._headers: dict[str, str] = {}
+        self._body: list[bytes] = []
+        self._ends_with_connection = False
+        self.complete = False
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes as they came."""
+        self._received += len(data)
+        if self._received > self._most_bytes:
+            raise ValueError(f"more than {self._most_bytes} bytes")
+        if not self._status and self._received > _MOST_HEADER_BYTES + _READ_BYTES:
+            raise ValueError("the headers are too large")
+        try:
+            self._parser.feed_data(data)
+        except self._errors as error:
+            # What comes after the end of the answer was not asked for.
+            if not self.complete:
+                raise ValueError(f"no HTTP: {error}") from error
+
+    def end(self) -> None:
+        """Take the end of the connection, which is the end of an answer that says no length."""
+        if not self._ends_with_connection:
+            raise ValueError("the connection was closed before the answer was complete")
+        self.complete = True
+
+    def response(self) -> HttpResponse:
+        """Return the answer, once it is complete."""
+        return HttpResponse(self._status, self._headers, b"".join(self._body))
+
+    # Called by the parser.
+
+    def on_message_begin(self) -> None:
+        """Forget the headers of an interim answer."""
+        if not self._status:
+            self._headers = {}
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header; trailers, which come after the body, are nothing to us."""
+        if not self._status:
+            self._headers[name.decode("latin-1").lower()] = value.decode("latin-1").strip()
+
+    def on_headers_complete(self) -> None:
+        """Find out where the body will end."""
+        status = self._parser.get_status_code()
+        if self._status or status < 200:
+            return
+        self._status = status
+        if self._is_head or status in (204, 304):
+            self.complete = True
+            return
+        coding = self._headers.get("transfer-encoding", "").lower()
+        self._ends_with_connection = (
+            not coding.endswith("chunked") if coding else "content-length" not in self._headers
+        )
+
+    def on_body(self, data: bytes) -> None:
+        """Keep a piece of the body."""
+        if not self.complete:
+            self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        """Note the end of the answer, unless it was an interim one."""
+        if self._status:
+            self.complete = True

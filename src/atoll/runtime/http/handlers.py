@@ -1,0 +1,214 @@
+"""An application of the server in which an async function answers each request.
+
+The simple way to serve HTTP: a task a request, cancelled when the client goes away. Requests on one
+connection are answered in order. For what the gateway does with thousands of streams this costs too much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from email.utils import formatdate
+
+from atoll.runtime.http.server import REQUEST_ID, Connection, Request
+from atoll.runtime.openai import ApiError
+
+_LOG = logging.getLogger(__name__)
+_BACKLOG = 1024
+_TICK_S = 0.5
+_DRAIN_CHECK_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """How much of everything is accepted (`atoll.runtime.http.server.ConnectionLimits`)."""
+
+    body_bytes: int = 32 * 2**20
+    header_bytes: int = 64 * 2**10
+    headers: int = 100
+    connections: int = 10_000
+    buffered_bytes: int = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDeadlines:
+    """How long clients may take, in seconds (`atoll.runtime.http.server.ConnectionDeadlines`)."""
+
+    header_s: float = 10.0
+    body_s: float = 60.0
+    idle_s: float = 75.0
+    client_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A whole answer."""
+
+    body: bytes
+    status: int = 200
+    content_type: str = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class EventStream:
+    """An answer in pieces, as server-sent events."""
+
+    pieces: AsyncGenerator[bytes, None]
+
+
+Handler = Callable[[Request], Awaitable[Response | EventStream]]
+"""Answers a request; an ApiError is answered as such."""
+
+
+class HandlerServer:
+    """Listens, and has the handler answer every request (`atoll.runtime.http.server.Application`)."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        limits: ServerLimits | None = None,
+        deadlines: ServerDeadlines | None = None,
+    ) -> None:
+        self.handler = handler
+        self.limits = limits or ServerLimits()
+        self.deadlines = deadlines or ServerDeadlines()
+        self.connections: set[Connection] = set()
+        self.running: set[HandlerCall] = set()
+        self.buffered = 0
+        self.date = b""
+        self.draining = False
+        self.loop: asyncio.AbstractEventLoop
+        self._server: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen, and return the host and port listened on."""
+        self.loop = asyncio.get_running_loop()
+        self._tick()
+        self._server = await self.loop.create_server(
+            lambda: Connection(self), host, port, backlog=_BACKLOG
+        )
+        address = self._server.sockets[0].getsockname()
+        return str(address[0]), int(address[1])
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Accept nothing more, wait for what runs, then cut off what is left."""
+        self.draining = True
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in list(self.connections):
+            connection.finish_up()
+        deadline_s = self.loop.time() + drain_s
+        # A connection is there until its client has all of the answer.
+        while self.connections and self.loop.time() < deadline_s:
+            await asyncio.sleep(_DRAIN_CHECK_S)
+        for connection in list(self.connections):
+            connection.abort()
+        if self._timer is not None:
+            self._timer.cancel()
+        # Connections hear that they are closed in the loop's next round.
+        await asyncio.sleep(0)
+
+    def handle(self, connection: Connection, request: Request) -> None:
+        """Begin to answer a request in a task of its own."""
+        given = request.headers.get(b"x-request-id", b"")
+        if REQUEST_ID.fullmatch(given):
+            request.id = given
+        else:
+            request.id = b"req-" + secrets.token_hex(16).encode()
+        call = HandlerCall(self, connection, request)
+        connection.exchange = call
+        self.running.add(call)
+
+    def refused(self, error: ApiError) -> None:
+        """Note a request that could not be read."""
+        _LOG.info("refused with %d: %s", error.status, error.message)
+
+    def _tick(self) -> None:
+        self._timer = self.loop.call_later(_TICK_S, self._tick)
+        self.date = formatdate(usegmt=True).encode()
+        now_s = self.loop.time()
+        for connection in list(self.connections):
+            connection.tick(now_s)
+        for call in list(self.running):
+            call.tick(now_s)
+
+
+class HandlerCall:
+    """One request being answered by the handler (`atoll.runtime.http.server.Responder`)."""
+
+    __slots__ = ("_connection", "_paused_s", "_request", "_server", "_task", "_writable")
+
+    def __init__(self, server: HandlerServer, connection: Connection, request: Request) -> None:
+        self._server = server
+        self._connection = connection
+        self._request = request
+        self._paused_s: float | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._task = server.loop.create_task(self._answer())
+        self._task.add_done_callback(self._done)
+
+    def cancel(self) -> None:
+        """Stop: the client is gone."""
+        self._task.cancel()
+
+    def pause(self) -> None:
+        """Take no more pieces of a stream until the client has read those before."""
+        self._paused_s = self._server.loop.time()
+        self._writable.clear()
+
+    def resume(self) -> None:
+        """Take pieces again after `pause`."""
+        self._paused_s = None
+        self._writable.set()
+
+    def tick(self, now_s: float) -> None:
+        """Give up on a client that has stopped reading."""
+        if self._paused_s is not None and now_s - self._paused_s > self._server.deadlines.client_s:
+            self._connection.abort()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._server.running.discard(self)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _LOG.error("%r failed while it was answered", self._request.path, exc_info=error)
+            self._connection.abort()
+
+    async def _answer(self) -> None:
+        connection = self._connection
+        try:
+            answer = await self._server.handler(self._request)
+        except ApiError as error:
+            connection.respond_error(error)
+            return
+        except Exception:  # noqa: BLE001 - one request must not end the others
+            _LOG.exception("%r failed", self._request.path)
+            connection.respond_error(ApiError(500, "internal error", kind="server_error"))
+            return
+        if isinstance(answer, EventStream):
+            await self._send(answer)
+        else:
+            connection.respond(answer.status, answer.body, answer.content_type.encode())
+
+    async def _send(self, answer: EventStream) -> None:
+        connection = self._connection
+        begun = False
+        # A generator left half way must end now, not when it is collected.
+        async with contextlib.aclosing(answer.pieces) as pieces:
+            async for piece in pieces:
+                if not begun:
+                    begun = True
+                    connection.begin_stream()
+                if piece:
+                    # An empty chunk would be the end of the stream.
+                    connection.send(piece)
+                if not self._writable.is_set():
+                    await self._writable.wait()
+        if not begun:
+            connection.begin_stream()
+        connection.end_stream(b"")

@@ -1,0 +1,241 @@
+"""An answer is complete when HTTP says so, however its bytes arrive, and never before."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.runtime.http.client import FetchError, HttpResponse, ResponseReader, fetch, request
+
+BODY = json.dumps({"object": "list", "data": [{"id": "m"}]}).encode()
+# What ends an answer in chunks, inside of one.
+TRAP = b"before\r\n0\r\n\r\nafter"
+
+
+def sized(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def chunked(*pieces: bytes, trailers: bytes = b"") -> bytes:
+    written = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces if piece)
+    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: Chunked\r\n\r\n"
+    return head + written + b"0\r\n" + trailers + b"\r\n"
+
+
+def read(pieces: Sequence[bytes], *, is_head: bool = False) -> ResponseReader:
+    """Read as the client does: until the answer is complete, or there is nothing more."""
+    reader = ResponseReader(is_head=is_head)
+    for piece in pieces:
+        if not reader.complete:
+            reader.feed(piece)
+    return reader
+
+
+def cut(data: bytes, places: Sequence[int]) -> list[bytes]:
+    ends = sorted({place % (len(data) + 1) for place in places} | {0, len(data)})
+    return [data[a:b] for a, b in pairwise(ends)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "body"),
+    [
+        (sized(BODY), BODY),
+        (sized(b""), b""),
+        (chunked(BODY[:5], BODY[5:]), BODY),
+        (chunked(), b""),
+        (chunked(TRAP), TRAP),
+        (chunked(b"abc", trailers=b"x-checksum: 1\r\nx-more: 2\r\n"), b"abc"),
+        (b"HTTP/1.1 100 Continue\r\nx-early: 1\r\n\r\n" + chunked(b"abc"), b"abc"),
+    ],
+)
+def test_the_whole_is_complete_and_no_beginning_of_it_is(answer: bytes, body: bytes) -> None:
+    for end in range(len(answer)):
+        # In one read, and in two that are cut here.
+        assert not read([answer[:end]]).complete
+        whole = read([answer[:end], answer[end:]])
+        assert whole.complete
+        assert (whole.response().status, whole.response().body) == (200, body)
+    bytewise = read([answer[at : at + 1] for at in range(len(answer))])
+    assert bytewise.complete
+    assert bytewise.response().body == body
+
+
+def test_trailers_and_interim_answers_are_no_headers() -> None:
+    answer = chunked(b"abc", trailers=b"x-late: 1\r\ntransfer-encoding: no\r\n")
+    found = read([b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + answer]).response()
+    assert found.headers == {"transfer-encoding": "Chunked"}
+
+
+bodies = st.lists(
+    st.one_of(st.binary(max_size=40), st.sampled_from([b"\r\n", b"0\r\n\r\n", b"\r\n0\r\n\r\n"])),
+    max_size=8,
+)
+
+
+@given(bodies, st.lists(st.integers(0, 10_000), max_size=12), st.booleans())
+def test_chunks_and_reads_may_be_cut_anywhere(
+    pieces: list[bytes], places: list[int], has_trailers: bool
+) -> None:
+    answer = chunked(*pieces, trailers=b"x-a: 0\r\n" if has_trailers else b"")
+    parts = cut(answer, places)
+    assert not read(parts[:-1]).complete
+    found = read(parts)
+    assert found.complete
+    assert found.response().body == b"".join(pieces)
+
+
+@given(st.binary(max_size=200), st.lists(st.integers(0, 10_000), max_size=5))
+def test_without_a_length_only_the_end_of_the_connection_ends_it(
+    body: bytes, places: list[int]
+) -> None:
+    reader = read(cut(b"HTTP/1.0 200 OK\r\nserver: x\r\n\r\n" + body, places))
+    assert not reader.complete
+    reader.end()
+    assert (reader.complete, reader.response().body) == (True, body)
+
+
+@pytest.mark.parametrize(
+    ("status", "is_head"), [(204, False), (304, False), (200, True), (404, True)]
+)
+@pytest.mark.parametrize("more", [b"", b"content-length: 7\r\n"])
+def test_what_has_no_body_ends_with_its_headers(status: int, is_head: bool, more: bytes) -> None:
+    answer = b"HTTP/1.1 %d X\r\n%b\r\n" % (status, more)
+    reader = read([answer], is_head=is_head)
+    assert reader.complete
+    assert reader.response() == HttpResponse(status, {"content-length": "7"} if more else {}, b"")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        sized(BODY)[:-1],
+        chunked(BODY)[:-1],
+        chunked(BODY, trailers=b"x-a: 1\r\n")[:-2],
+        b"HTTP/1.1 200 OK\r\ncontent-le",
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"",
+    ],
+)
+def test_an_answer_cut_short_is_none(answer: bytes) -> None:
+    reader = read([answer])
+    assert not reader.complete
+    with pytest.raises(ValueError, match="closed before the answer was complete"):
+        reader.end()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n...",
+        b"HTTP/1.1 200 OK\r\nx: " + b"a" * 200_000,
+    ],
+)
+def test_what_is_no_http_is_refused(answer: bytes) -> None:
+    with pytest.raises(ValueError, match=r"HTTP|headers"):
+        read([answer])
+
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def answering(*pieces: bytes, then_close: bool = True) -> Serve:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+        if not then_close:
+            # Until the client has closed.
+            await reader.read()
+        writer.close()
+
+    return serve
+
+
+def asked(serve: Serve, **more: Any) -> HttpResponse:
+    async def go() -> HttpResponse:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            return await request(f"http://127.0.0.1:{port}/x?y=z", **more)
+
+    return asyncio.run(go())
+
+
+def test_a_server_that_keeps_the_connection_open_is_not_waited_for() -> None:
+    for answer in (sized(TRAP), chunked(TRAP), chunked(TRAP, trailers=b"x-a: 1\r\n")):
+        assert asked(answering(answer, then_close=False), timeout_s=60.0).body == TRAP
+
+
+def test_a_chunk_that_looks_like_the_end_is_read_on() -> None:
+    answer = chunked(TRAP, BODY)
+    at = answer.index(b"0\r\n\r\n") + 5
+    assert asked(answering(answer[:at], answer[at:])).body == TRAP + BODY
+
+
+def test_early_close_too_much_and_nonsense_are_errors_of_the_server() -> None:
+    given: list[tuple[Serve, dict[str, Any], str]] = [
+        (answering(sized(BODY)[:-1]), {}, "closed before"),
+        (answering(), {}, "closed before"),
+        (answering(sized(b"x" * 10_000)), {"most_bytes": 5000}, "more than 5000 bytes"),
+        (answering(b"\x00\x01\x02"), {}, "no HTTP"),
+        (answering(sized(BODY)[:-1], then_close=False), {"timeout_s": 0.05}, "within 0.05 s"),
+    ]
+    for serve, more, said in given:
+        with pytest.raises(FetchError, match=said):
+            asked(serve, **more)
+
+
+def test_nobody_there_and_impossible_addresses() -> None:
+    for url in ("http://127.0.0.1:1/", "http://127.0.0.1:99999/", "http://[::1/"):
+        with pytest.raises(FetchError):
+            asyncio.run(request(url, timeout_s=5.0))
+    with pytest.raises(FetchError, match="line break"):
+        asyncio.run(request("http://127.0.0.1:1/", headers={"x": "a\r\nhost: b"}))
+
+
+def test_what_is_sent() -> None:
+    seen: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        seen.append(head + await reader.readexactly(length))
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        writer.close()
+
+    asked(serve)
+    asked(serve, body={"a": 1}, api_key="k", headers={"x-more": "yes"})
+    asked(serve, method="HEAD")
+    first, second, third = seen
+    assert first.startswith(b"GET /x?y=z HTTP/1.1\r\nhost: 127.0.0.1:")
+    assert b"connection: close\r\n" in first
+    assert second.startswith(b"POST /x?y=z HTTP/1.1\r\n")
+    for line in (b"content-type: application/json", b"authorization: Bearer k", b"x-more: yes"):
+        assert line + b"\r\n" in second
+    assert second.endswith(b'\r\n\r\n{"a": 1}')
+    assert third.startswith(b"HEAD ")
+
+
+def test_unix_sockets(tmp_path: Path) -> None:
+    async def go() -> tuple[int, bytes]:
+        path = tmp_path / "admin.sock"
+        server = await asyncio.start_unix_server(answering(chunked(BODY)), path)
+        async with server:
+            return await fetch("http://gateway/atoll/v1/status", unix_socket=path)
+
+    assert asyncio.run(go()) == (200, BODY)
+    with pytest.raises(FetchError):
+        asyncio.run(fetch("http://gateway/", unix_socket=tmp_path / "none.sock"))

@@ -1,0 +1,320 @@
+"""The server with an async function behind it: order, leaving clients, limits, deadlines, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+import pytest
+
+from atoll.runtime.http.client import request
+from atoll.runtime.http.handlers import (
+    EventStream,
+    Handler,
+    HandlerServer,
+    Response,
+    ServerDeadlines,
+    ServerLimits,
+)
+from atoll.runtime.http.server import Request
+from atoll.runtime.openai import ApiError
+
+PATIENCE_S = 30.0
+
+
+class Client:
+    """A connection on which bytes are written and read as they are."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self.writer = writer
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def until(self, end: bytes) -> bytes:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self._reader.readuntil(end)
+
+    async def rest(self) -> bytes:
+        """Read until the server closes."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self._reader.read()
+
+
+class Bench:
+    """A server and connections to it."""
+
+    def __init__(self, server: HandlerServer, url: str, port: int) -> None:
+        self.server = server
+        self.url = url
+        self._port = port
+        self._clients: list[Client] = []
+
+    async def connect(self) -> Client:
+        client = Client(*await asyncio.open_connection("127.0.0.1", self._port))
+        self._clients.append(client)
+        return client
+
+    def leave(self) -> None:
+        for client in self._clients:
+            client.writer.close()
+
+
+def with_server(
+    handler: Handler,
+    go: Callable[[Bench], Awaitable[None]],
+    limits: ServerLimits | None = None,
+    deadlines: ServerDeadlines | None = None,
+) -> None:
+    async def run() -> None:
+        server = HandlerServer(handler, limits, deadlines)
+        host, port = await server.start("127.0.0.1", 0)
+        bench = Bench(server, f"http://{host}:{port}", port)
+        try:
+            await go(bench)
+        finally:
+            bench.leave()
+            await server.close()
+
+    asyncio.run(run())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+def get(path: str, *headers: str) -> bytes:
+    return "\r\n".join([f"GET {path} HTTP/1.1", "host: x", *headers, "", ""]).encode()
+
+
+async def echo(asked: Request) -> Response:
+    return Response(asked.method + b" " + asked.path + b" " + asked.body)
+
+
+def test_whole_answers_and_errors() -> None:
+    async def handler(asked: Request) -> Response:
+        if asked.path == b"/refused":
+            raise ApiError(503, "no", kind="server_error", retry_after_s=7)
+        if asked.path == b"/broken":
+            raise RuntimeError("a bug")
+        return await echo(asked)
+
+    async def go(bench: Bench) -> None:
+        answer = await request(bench.url + "/a?b", body={}, headers={"x-request-id": "mine"})
+        assert (answer.status, answer.body) == (200, b"POST /a {}")
+        assert answer.headers["x-request-id"] == "mine"
+        refused = await request(bench.url + "/refused")
+        assert (refused.status, refused.headers["retry-after"]) == (503, "7")
+        assert b'"type":"server_error"' in refused.body
+        assert (await request(bench.url + "/broken")).status == 500
+        head = await request(bench.url + "/a", method="HEAD")
+        assert (head.status, head.headers["content-length"], head.body) == (200, "8", b"")
+
+    with_server(handler, go)
+
+
+def test_pipelined_requests_are_answered_in_order() -> None:
+    async def handler(asked: Request) -> Response:
+        # Those that came later would be ready earlier.
+        await asyncio.sleep({b"/1": 0.03, b"/2": 0.01}.get(asked.path, 0.0))
+        return await echo(asked)
+
+    async def go(bench: Bench) -> None:
+        client = await bench.connect()
+        client.send(b"".join(get(f"/{n}") for n in range(1, 6)) + get("/6", "connection: close"))
+        answered = await client.rest()
+        places = [answered.index(b"GET /%d " % n) for n in range(1, 7)]
+        assert places == sorted(places)
+        assert answered.count(b"HTTP/1.1 200 OK") == 6
+
+    with_server(handler, go)
+
+
+def test_a_stream_comes_in_pieces_and_an_empty_piece_does_not_end_it() -> None:
+    gate = asyncio.Event()
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        yield b"data: 1\n\n"
+        await gate.wait()
+        yield b""
+        yield b"data: 2\n\n"
+
+    async def handler(asked: Request) -> EventStream:
+        return EventStream(pieces())
+
+    async def go(bench: Bench) -> None:
+        client = await bench.connect()
+        client.send(get("/") + get("/", "connection: close"))
+        first = await client.until(b"data: 1\n\n\r\n")
+        assert b"content-type: text/event-stream" in first
+        gate.set()
+        assert (await client.until(b"0\r\n\r\n")).endswith(b"9\r\ndata: 2\n\n\r\n0\r\n\r\n")
+        assert (await client.rest()).endswith(b"data: 1\n\n\r\n9\r\ndata: 2\n\n\r\n0\r\n\r\n")
+
+    with_server(handler, go)
+
+
+def test_a_client_that_leaves_cancels_what_is_done_for_it() -> None:
+    ended: list[bytes] = []
+
+    async def forever(name: bytes) -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                yield b"data: x\n\n"
+                await asyncio.sleep(0.001)
+        finally:
+            ended.append(name)
+
+    async def handler(asked: Request) -> Response | EventStream:
+        if asked.path == b"/stream":
+            return EventStream(forever(asked.path))
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(asked.path)
+        raise AssertionError
+
+    async def go(bench: Bench) -> None:
+        client = await bench.connect()
+        client.send(get("/stream"))
+        await client.until(b"data: x")
+        client.writer.close()
+        await until(lambda: ended == [b"/stream"])
+        client = await bench.connect()
+        client.send(get("/whole"))
+        await until(lambda: bool(bench.server.running))
+        client.writer.close()
+        await until(lambda: ended == [b"/stream", b"/whole"])
+        await until(lambda: not bench.server.running and not bench.server.connections)
+
+    with_server(handler, go)
+
+
+def test_a_stream_that_fails_is_cut_off_not_ended() -> None:
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        yield b"data: 1\n\n"
+        raise RuntimeError("a bug")
+
+    async def handler(asked: Request) -> EventStream:
+        return EventStream(pieces())
+
+    async def go(bench: Bench) -> None:
+        client = await bench.connect()
+        client.send(get("/"))
+        await client.until(b"data: 1\n\n\r\n")
+        try:
+            rest = await client.rest()
+        except ConnectionError:
+            rest = b""
+        assert b"0\r\n\r\n" not in rest
+
+    with_server(handler, go)
+
+
+def test_the_source_waits_for_a_client_that_does_not_read() -> None:
+    made = 0
+
+    async def endless() -> AsyncGenerator[bytes, None]:
+        nonlocal made
+        while True:
+            made += 1
+            yield b"x" * 2**16
+            await asyncio.sleep(0)
+
+    async def handler(asked: Request) -> EventStream:
+        return EventStream(endless())
+
+    async def go(bench: Bench) -> None:
+        client = await bench.connect()
+        client.send(get("/"))
+        # It stops, and after `client_s` the connection is given up.
+        await until(lambda: bool(bench.server.running))
+        await until(lambda: not bench.server.connections)
+        # Whatever the buffers of the system hold, it is not what a loop makes in this time.
+        assert made < 2000
+        await until(lambda: not bench.server.running)
+
+    with_server(handler, go, deadlines=ServerDeadlines(client_s=0.2))
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"POST / HTTP/1.1\r\ncontent-length: 1001\r\n\r\n", 413),
+        (b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nfa0\r\n" + b"x" * 4000, 413),
+        (get("/", "x: " + "a" * 3000), 431),
+        (get("/", *(f"x-{n}: 1" for n in range(200))), 431),
+        (b"nonsense\r\n\r\n", 400),
+        (get("/", "connection: upgrade", "upgrade: h2c"), 400),
+        (get("/")[:-2], 408),
+        (b"POST / HTTP/1.1\r\ncontent-length: 5\r\n\r\nabc", 408),
+    ],
+)
+def test_limits_and_deadlines(raw: bytes, status: int) -> None:
+    async def go(bench: Bench) -> None:
+        client = await bench.connect()
+        client.send(raw)
+        assert (await client.rest()).startswith(b"HTTP/1.1 %d " % status)
+        assert not bench.server.running
+
+    with_server(
+        echo,
+        go,
+        ServerLimits(body_bytes=1000, header_bytes=2000, headers=50),
+        ServerDeadlines(header_s=0.05, body_s=0.05) if status == 408 else None,
+    )
+
+
+def test_an_idle_connection_is_closed() -> None:
+    async def go(bench: Bench) -> None:
+        client = await bench.connect()
+        client.send(get("/a"))
+        assert (await client.rest()).endswith(b"GET /a ")
+
+    with_server(echo, go, deadlines=ServerDeadlines(idle_s=0.05))
+
+
+def test_draining_lets_what_runs_end() -> None:
+    gate = asyncio.Event()
+
+    async def handler(asked: Request) -> Response:
+        await gate.wait()
+        return await echo(asked)
+
+    async def go(bench: Bench) -> None:
+        idle, busy = await bench.connect(), await bench.connect()
+        busy.send(get("/a"))
+        await until(lambda: bool(bench.server.running) and len(bench.server.connections) == 2)
+        closing = asyncio.create_task(bench.server.close(PATIENCE_S))
+        assert await idle.rest() == b""
+        with pytest.raises(ConnectionRefusedError):
+            await bench.connect()
+        gate.set()
+        answered = await busy.rest()
+        assert b"connection: close" in answered
+        assert answered.endswith(b"GET /a ")
+        await closing
+        assert not bench.server.connections
+
+    with_server(handler, go)
+
+
+def test_what_does_not_end_in_time_is_cut_off() -> None:
+    async def handler(asked: Request) -> Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def go(bench: Bench) -> None:
+        client = await bench.connect()
+        client.send(get("/a"))
+        await until(lambda: bool(bench.server.running))
+        await bench.server.close(0.01)
+        with contextlib.suppress(ConnectionError):
+            assert await client.rest() == b""
+        await until(lambda: not bench.server.running)
+
+    with_server(handler, go)
