@@ -304,7 +304,7 @@ class Gateway:
             self._require(relay, request, parsed, endpoint)
         connection.exchange = relay
         self.relays.add(relay)
-        relay.attempts.attempt()
+        relay.attempts.attempt(relay)
 
     def _require(self, relay: Relay, request: Request, parsed: AnyRequest, endpoint: str) -> None:
         """Find out what a request requires, and whether its key lets it in."""
@@ -330,7 +330,7 @@ class Gateway:
         proxy = ServiceProxy(self, connection, request, name, grant)
         connection.exchange = proxy
         self.service_proxies.add(proxy)
-        proxy.attempts.attempt()
+        proxy.attempts.attempt(proxy)
 
     def _full(self) -> ApiError:
         return ApiError(

@@ -7,6 +7,7 @@ hear its answer, and decide what follows a failure; the way there and back is he
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Protocol
 
 from atoll.runtime.gateway.queue import RequestQueue
@@ -45,7 +46,11 @@ class Sender(Receiver, Protocol):
 
 
 class Attempts:
-    """Where a request is, and where it has been."""
+    """Where a request is, and where it has been.
+
+    The sender is named in calls and not kept: the two would refer to each other, and a request that ends
+    would have to be found by the garbage collector.
+    """
 
     # Most requests never leave these as they are: defaults of the class cost a request nothing.
     member: Member | None = None
@@ -64,13 +69,11 @@ class Attempts:
     def __init__(
         self,
         context: AttemptContext,
-        sender: Sender,
         path: bytes,
         headers: bytes,
         template: RequestTemplate = JSON,
     ) -> None:
         self._context = context
-        self._sender = sender
         self._path = path
         self._headers = headers
         self._template = template
@@ -79,13 +82,13 @@ class Attempts:
         self.began_s = 0.0
         """When the attempt under way was sent, or began to connect."""
 
-    def attempt(self) -> None:
+    def attempt(self, sender: Sender) -> None:
         """Send the request to the next backend, or have the sender know that there is none."""
         context = self._context
         now_s = context.loop.time()
-        member = self._sender.choose(now_s)
+        member = sender.choose(now_s)
         if member is None:
-            self._sender.on_nobody(now_s)
+            sender.on_nobody(now_s)
             return
         self.member = member
         if context.pool.learns:
@@ -96,13 +99,13 @@ class Attempts:
         upstreams = context.upstreams(member)
         upstream = upstreams.take()
         if upstream is not None:
-            self._send(upstream, now_s)
+            self._send(sender, upstream, now_s)
             return
         self.began_s = now_s
         self.connecting = task = context.loop.create_task(_connect(upstreams))
-        task.add_done_callback(self._use_connection)
+        task.add_done_callback(partial(self._use_connection, sender))
 
-    def _use_connection(self, task: asyncio.Task[Upstream]) -> None:
+    def _use_connection(self, sender: Sender, task: asyncio.Task[Upstream]) -> None:
         error = None if task.cancelled() else task.exception()
         failed = task.cancelled() or error is not None
         if self.connecting is not task:
@@ -112,25 +115,24 @@ class Attempts:
             return
         self.connecting = None
         if failed:
-            self._sender.on_unreachable(f"cannot connect: {error}")
+            sender.on_unreachable(f"cannot connect: {error}")
         else:
-            self._send(task.result(), self._context.loop.time())
+            self._send(sender, task.result(), self._context.loop.time())
 
-    def _send(self, upstream: Upstream, now_s: float) -> None:
+    def _send(self, sender: Sender, upstream: Upstream, now_s: float) -> None:
         self.upstream = upstream
         self.began_s = now_s
         self.tries += 1
-        sender = self._sender
         upstream.ask(sender, self._path, sender.body, self._headers, self._template)
         if self._paused:
             upstream.pause()
 
-    def reopen(self, member: Member) -> None:
+    def reopen(self, sender: Sender, member: Member) -> None:
         """Try again after a kept connection turned out to be closed already: that is nobody's failure."""
         self._context.upstreams(member).drop_idle()
         self.tries -= 1
         self.release()
-        self.attempt()
+        self.attempt(sender)
 
     def give_up(self, reason: str, now_s: float, *, blame: bool) -> None:
         """Let go of a backend that failed the request, and avoid it; `blame` holds it against it."""

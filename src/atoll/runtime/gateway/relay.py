@@ -144,7 +144,7 @@ class Relay:
             self._body = with_usage(request, sent.body)
         self.body = self._body
         """As the backend chosen last is to get it; `_body` is without what it takes to go on."""
-        self.attempts = Attempts(context, self, sent.path, headers)
+        self.attempts = Attempts(context, sent.path, headers)
         self.started_s = self._last_s = context.loop.time()
         self._gather: list[bytes] = []
         """Of an answer that is no stream."""
@@ -153,7 +153,7 @@ class Relay:
 
     def retry(self) -> None:
         """Look for a backend again, now that one may have room."""
-        self.attempts.attempt()
+        self.attempts.attempt(self)
 
     def choose(self, now_s: float) -> Member | None:
         """Return the backend to try next, and make ready what it is to get."""
@@ -246,7 +246,7 @@ class Relay:
         if wait_s is None:
             self._fail(self._error or faults.unreachable(self.model))
         elif wait_s == 0.0 and self.attempts.backends:
-            self.attempts.attempt()
+            self.attempts.attempt(self)
         else:
             self._wake_s = now_s + wait_s
 
@@ -412,7 +412,7 @@ class Relay:
         self.attempts.upstream = None
         member = self.attempts.member
         if unused and member is not None and not member.node:
-            self.attempts.reopen(member)
+            self.attempts.reopen(self, member)
         elif self._finished and self._usage is not None:
             # All but the end mark is there.
             self._end_stream()
@@ -599,7 +599,7 @@ class Relay:
             self._fail(faults.too_long())
         elif self._wake_s is not None:
             if now_s >= self._wake_s:
-                self.attempts.attempt()
+                self.attempts.attempt(self)
         elif self._paused_s is not None:
             if now_s - self._paused_s > deadlines.client_s:
                 self.client.abort()

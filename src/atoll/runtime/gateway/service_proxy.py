@@ -67,7 +67,6 @@ class ServiceProxy:
         method = b"GET" if sent.method == b"HEAD" else sent.method
         self.attempts = Attempts(
             context,
-            self,
             b"/" + rest + (b"?" + sent.query if sent.query else b""),
             passed,
             RequestTemplate(method, headers.get(b"content-type", b"application/octet-stream")),
@@ -133,7 +132,7 @@ class ServiceProxy:
         elif len(attempts.avoid) < context.settings.attempts and (
             not reached or self._sent.method in _REPEATED
         ):
-            attempts.attempt()
+            attempts.attempt(self)
         else:
             self._fail(faults.attempt_failed(reason, late=False))
 
@@ -180,7 +179,7 @@ class ServiceProxy:
         self.attempts.upstream = None
         member = self.attempts.member
         if unused and member is not None and not member.node:
-            self.attempts.reopen(member)
+            self.attempts.reopen(self, member)
         else:
             self._fail_over(reason, reached=not unused)
 
