@@ -44,10 +44,10 @@ def status(
 
 
 async def _ask_all(fleets: tuple[FleetState, ...]) -> list[Live]:
-    return list(await asyncio.gather(*(_ask(fleet) for fleet in fleets)))
+    return list(await asyncio.gather(*(ask_fleet(fleet) for fleet in fleets)))
 
 
-async def _ask(fleet: FleetState) -> Live:
+async def ask_fleet(fleet: FleetState) -> Live:
     """Ask the gateway and the instances of a fleet; who does not answer is left out."""
     asked = {"gateway": _get(fleet.url, fleet.admin_socket)}
     asked |= {e.id: _get(e.url) for e in fleet.endpoints if e.kind == "atoll"}

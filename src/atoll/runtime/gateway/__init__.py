@@ -5,6 +5,7 @@ What happens to a request, in order, stands at the top of `app`. The modules:
     app            all of it together
     settings       limits, deadlines, health checks, where to listen
     relay          one request for a model: what its backend says, what the client hears of it
+    answer         what one backend has said; the end is held back until it is all there
     service_proxy  one request for a service that is no model
     attempt        choosing a backend, connecting, sending, letting go
     retry          how often and how long another backend is looked for

@@ -15,7 +15,7 @@ The way of one request, in order:
 5. It is sent (`attempt`) on a kept or a new connection: over HTTP (`http.upstream`), or to a node of a
    fabric, through the tunnel or straight (`federation.upstreams`).
 6. The answer comes back (`relay`). Events of a stream pass to the client as bytes, kept in a journal
-   (`events`); the end is held back until it is all there.
+   (`events`); the end is held back until it is all there (`answer`).
 7. If the backend fails, the relay lets go of it and goes back to 4, as often as `retry` allows. A stream
    that had begun goes on where it broke off (`resume`), and the client sees one stream.
 8. It ends: answered, failed or given up by its client. Its backend has room for the next, and what it used

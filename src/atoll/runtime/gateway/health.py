@@ -85,7 +85,7 @@ class HealthMonitor:
             status = await self._ask(member, GET, path, b"", settings.timeout_s)
             fine, reason = status < 500, f"{path} answered with status {status}"
             if fine and not member.up:
-                fine, reason = await self._token(member)
+                fine, reason = await self._try_token(member)
         except (OSError, TimeoutError) as error:
             fine, reason = False, str(error) or f"no answer in {settings.timeout_s:g} s"
         if member.removed:
@@ -99,7 +99,7 @@ class HealthMonitor:
         if member.up and self._failures[name] >= settings.failures:
             self._pool.set_health(name, up=False, reason=reason)
 
-    async def _token(self, member: Member) -> tuple[bool, str]:
+    async def _try_token(self, member: Member) -> tuple[bool, str]:
         """Return whether a backend makes a token: some are well only until they are used."""
         model = member.backend.models[0]
         body = msgspec.json.encode({"model": model, "prompt": "Hi", "max_tokens": 1})

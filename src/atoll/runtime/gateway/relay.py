@@ -4,9 +4,6 @@ Before the client has seen anything, a failed attempt is simply made again elsew
 begun, it is moved (`resume`). A request is sent to at most `attempts` backends without a token in
 between; a connection that is refused costs no attempt, but the search for a backend has a deadline
 (`retry`).
-
-The last chunk with its reason, the usage and the end mark are held back until all three are there: a
-client that sees the end of an answer sees all of it, and a backend that dies before costs nothing.
 """
 
 from __future__ import annotations
@@ -14,20 +11,12 @@ from __future__ import annotations
 from typing import Protocol
 
 from atoll.runtime.gateway import faults
+from atoll.runtime.gateway.answer import Answer, BrokenStreamError
 from atoll.runtime.gateway.attempt import AttemptContext, Attempts
 from atoll.runtime.gateway.chooser import BackendChooser
-from atoll.runtime.gateway.events import (
-    DONE,
-    StreamJournal,
-    event_of,
-    finishes,
-    payload,
-    read_chunk,
-    split_events,
-    tokens_in,
-)
+from atoll.runtime.gateway.events import DONE, StreamJournal, tokens_in
 from atoll.runtime.gateway.requirements import Requirements
-from atoll.runtime.gateway.resume import DivergedError, Rewriter, resume
+from atoll.runtime.gateway.resume import DivergedError, resume
 from atoll.runtime.gateway.retry import RetryBudget
 from atoll.runtime.gateway.settings import Deadlines, GatewaySettings
 from atoll.runtime.http.server import Connection, Request
@@ -39,7 +28,6 @@ from atoll.runtime.openai import (
     answer_usage,
     asks_for_usage,
     upstream_error,
-    usage_of,
     with_model,
     with_usage,
 )
@@ -98,6 +86,8 @@ class Relay:
     """What each backend did that is done with the request, where anybody wants to know."""
     _counted = 0
     """Tokens in `shares`."""
+    _sent = 0
+    """Tokens that were written down."""
     _retry: RetryBudget | None = None
     """Once a backend failed, or none was there."""
     _wake_s: float | None = None
@@ -107,23 +97,6 @@ class Relay:
     _stuck = False
     """Whether backends are there, but none that can go on with the stream."""
     _done = False
-
-    # Of the answer being read:
-    _status = 0
-    _usage: Usage | None = None
-    _rewriter: Rewriter | None = None
-    _streaming = False
-    _plain = False
-    """Whether events may pass unread."""
-    _carry = b""
-    _held: tuple[bytes, ...] = ()
-    """The end of the answer, as far as it is there."""
-    _finished = False
-    _sent = 0
-    """Tokens that were written down."""
-    _size = 0
-    _note = b""
-    """Content type of an answer, Retry-After of an error."""
 
     def __init__(
         self,
@@ -146,8 +119,7 @@ class Relay:
         """As the backend chosen last is to get it; `_body` is without what it takes to go on."""
         self.attempts = Attempts(context, sent.path, headers)
         self.started_s = self._last_s = context.loop.time()
-        self._gather: list[bytes] = []
-        """Of an answer that is no stream."""
+        self._answer = Answer()
 
     # Which backend
 
@@ -160,7 +132,10 @@ class Relay:
         attempts = self.attempts
         again = bool(attempts.backends)
         if again:
-            self._clear()
+            # What came of the answer before is void.
+            self._answer = Answer()
+            self._wake_s = None
+            self._stuck = False
         if self.requirements is None and not self.begun:
             return self._context.pool.pick(self.model, attempts.avoid, squeeze=again, now_s=now_s)
         member, model = self._pick(attempts.avoid, now_s, squeeze=again)
@@ -175,15 +150,6 @@ class Relay:
             if self._retry is not None:
                 self._retry.restart_search()
         return member
-
-    def _clear(self) -> None:
-        """Forget an answer that came to nothing."""
-        self._wake_s = self._usage = self._rewriter = None
-        self._status = self._size = 0
-        self._streaming = self._plain = self._finished = self._stuck = False
-        self._carry = self._note = b""
-        self._held = ()
-        self._gather = []
 
     def _pick(
         self, avoid: frozenset[str], now_s: float, *, squeeze: bool
@@ -204,11 +170,11 @@ class Relay:
             self._body = with_model(self._body, model)
         self.body = self._body
         if self.begun and isinstance(self.request, Generation):
-            said = self.journal.delivered()
+            said = self.journal.read()
             resumption = resume(self.request, self._body, said, member.backend.kind)
             if resumption is None:
                 return False
-            self.body, self._rewriter = resumption.body, resumption.rewriter
+            self.body, self._answer.rewriter = resumption.body, resumption.rewriter
         return True
 
     def on_nobody(self, now_s: float) -> None:
@@ -281,7 +247,7 @@ class Relay:
         member = attempts.member
         if member is not None:
             if context.detailed:
-                self._record_share(member, "failed", self.journal.delivered().tokens, now_s)
+                self._record_share(member, "failed", self.journal.read().tokens, now_s)
             if self.begun and self._last_s > attempts.began_s:
                 budget.note_progress()
                 attempts.tries = 0
@@ -331,81 +297,83 @@ class Relay:
         other, _ = self._pick(self.attempts.avoid | {member.name}, now_s, squeeze=False)
         if other is None or not self.begun or not isinstance(self.request, Generation):
             return other is not None
-        said = self.journal.delivered()
+        said = self.journal.read()
         return resume(self.request, self._body, said, other.backend.kind) is not None
 
     # What the backend says
 
     def on_head(self, status: int, content_type: bytes, retry_after: bytes) -> None:
         """Note what kind of answer comes."""
-        self._status = status
-        self._note = content_type if status < 400 else retry_after
-        if status == 200 and content_type.startswith(b"text/event-stream"):
-            self._streaming = True
-            self._plain = self._rewriter is None
+        self._answer.begin(status, content_type, retry_after)
 
     def on_body(self, data: bytes) -> None:
         """Pass a piece of the answer on."""
-        if not self._streaming:
-            self._gather.append(data)
-            self._size += len(data)
-            if self._size > _ERROR_BYTES:
+        answer = self._answer
+        if not answer.streaming:
+            answer.parts.append(data)
+            answer.size += len(data)
+            if answer.size > _ERROR_BYTES:
                 self._check_size()
             return
         self._last_s = self._context.loop.time()
         # The usual case: whole events, none of which says that the answer ends or went wrong. (Inside of
         # text the quotes would be escaped.)
         if (
-            self._plain
-            and not self._carry
+            answer.plain
+            and not answer.carry
             and data.endswith(b"\n\n")
             and b'"finish_reason":"' not in data
             and b'"finish_reason": "' not in data
             and b'"error"' not in data
             and not data.endswith(DONE)
         ):
+            # As `_deliver`, without a call for every token.
             if not self.begun:
                 self._begin()
             self.journal.append(data)
             if self.slot is not None:
                 self._count(data)
             self.client.send(data)
-            return
-        self._read(data)
+        else:
+            self._read(data)
 
     def on_end(self) -> None:
         """Finish with a complete answer, or find that it is none."""
         self.attempts.upstream = None
-        if not self._streaming:
+        if not self._answer.streaming:
             self._end_answer()
-        elif self._finished:
+        elif self._answer.finished:
             self._end_stream()
         else:
             self._fail_over("the stream ended early")
 
     def _end_answer(self) -> None:
-        body = b"".join(self._gather)
-        if self._status == 200 and not self.begun:
-            self._usage = answer_usage(body)
+        answer = self._answer
+        status = answer.status
+        body = b"".join(answer.parts)
+        if status == 200 and not self.begun:
+            answer.usage = usage = answer_usage(body)
             self._note_success()
             self.first_s = self._context.loop.time()
-            said = b""
+            headers = b""
             if self.requirements is not None:
-                said = self._headers()
-                if self.slot is not None and self._usage is not None:
-                    self._context.record_delivery(self.slot, self._usage.completion_tokens)
-            self.client.respond(200, body, self._note or b"application/json", said)
+                headers = self._headers()
+                if self.slot is not None and usage is not None:
+                    self._context.record_delivery(self.slot, usage.completion_tokens)
+            self.client.respond(200, body, answer.note or b"application/json", headers)
             self._finish(200, "ok")
-        elif self._status in _RETRIED:
-            self._refuse()
+        elif status in _RETRIED:
+            full = status == 429 or (status == 503 and answer.note != b"")
+            error = faults.backend_refused(status, answer.note)
+            self._fail_over(f"status {status}", blame=not full, error=error)
         elif self.begun:
-            self._fail_over(f"status {self._status} instead of a stream")
-        elif self._status >= 400:
+            self._fail_over(f"status {status} instead of a stream")
+        elif status >= 400:
             self._note_success()
-            self.client.respond(self._status, upstream_error(self._status, body))
-            self._finish(self._status, "error")
+            self.client.respond(status, upstream_error(status, body))
+            self._finish(status, "error")
         else:
-            self._fail_over(f"unexpected status {self._status}")
+            self._fail_over(f"unexpected status {status}")
 
     def on_lost(self, reason: str, *, unused: bool) -> None:
         """Go on elsewhere; a kept connection that was closed already is nobody's failure."""
@@ -413,26 +381,21 @@ class Relay:
         member = self.attempts.member
         if unused and member is not None and not member.node:
             self.attempts.reopen(self, member)
-        elif self._finished and self._usage is not None:
+        elif self._answer.finished and self._answer.usage is not None:
             # All but the end mark is there.
             self._end_stream()
         elif member is not None and member.node:
             # A node that never answered was not tried; one that is gone is not to blame.
             gone = not self._context.is_present(member)
-            self._fail_over(reason, tried=self._status != 0, died=gone, blame=not gone)
+            self._fail_over(reason, tried=self._answer.status != 0, died=gone, blame=not gone)
         else:
             self._fail_over(reason)
 
     def _check_size(self) -> None:
-        most = self._context.settings.limits.answer_bytes if self._status < 400 else _ERROR_BYTES
-        if self._size > most:
+        is_error = self._answer.status >= 400
+        most = _ERROR_BYTES if is_error else self._context.settings.limits.answer_bytes
+        if self._answer.size > most:
             self._fail_over("the answer is too large")
-
-    def _refuse(self) -> None:
-        status = self._status
-        full = status == 429 or (status == 503 and self._note != b"")
-        error = faults.backend_refused(status, self._note)
-        self._fail_over(f"status {status}", blame=not full, error=error)
 
     # Streams
 
@@ -465,64 +428,26 @@ class Relay:
         self.client.send(event)
 
     def _read(self, data: bytes) -> None:
-        """Take events apart: at the end of a stream, and in one that was moved."""
-        events, self._carry = split_events(self._carry + data)
-        for event in events:
-            said = payload(event)
-            if said is None:
-                if self._rewriter is None:
-                    self._deliver(event)
-                continue
-            if said == b"[DONE]":
-                if self._finished or self._rewriter is None:
-                    upstream, self.attempts.upstream = self.attempts.upstream, None
-                    if upstream is not None:
-                        upstream.leave()
-                    self._end_stream()
-                else:
-                    self._fail_over("the stream ended early")
-                return
-            if not self._take(event, said):
-                return
-
-    def _take(self, event: bytes, said: bytes) -> bool:
-        """Pass one chunk on, hold it, or fail; return whether to read on."""
-        chunk = read_chunk(said)
-        if chunk is None or chunk.get("error") is not None:
-            self._fail_over(f"error in the stream: {said[:200].decode(errors='replace')}")
-            return False
-        if self._rewriter is not None:
-            try:
-                chunk = self._rewriter.chunk(chunk)
-            except DivergedError as error:
-                self._fail(faults.stream_interrupted(str(error)))
-                return False
-            if chunk is None:
-                return True
-            event = event_of(chunk)
-        usage = chunk.get("usage")
-        if isinstance(usage, dict):
-            self._usage = usage_of(usage)
-            if not chunk.get("choices"):
-                if asks_for_usage(self.request):
-                    self._held += (event,)
-                return True
-        if finishes(chunk):
-            self._finished = True
-            self._plain = False
-            self._held += (event,)
-            return True
-        if self._held:
-            # Another of several answers goes on.
-            self._deliver(b"".join(self._held))
-            self._held = ()
-        self._deliver(event)
-        return True
+        """Pass on what a piece brings that has to be read: the end, or a stream that was moved."""
+        answer = self._answer
+        try:
+            for event in answer.read(data, wants_usage=asks_for_usage(self.request)):
+                self._deliver(event)
+        except BrokenStreamError as error:
+            self._fail_over(str(error))
+        except DivergedError as error:
+            self._fail(faults.stream_interrupted(str(error)))
+        else:
+            if answer.ended:
+                upstream, self.attempts.upstream = self.attempts.upstream, None
+                if upstream is not None:
+                    upstream.leave()
+                self._end_stream()
 
     def _end_stream(self) -> None:
         if not self.begun:
             self._begin()
-        last = b"".join(self._held)
+        last = b"".join(self._answer.held)
         self.journal.append(last)
         self._note_success()
         if self.slot is not None:
@@ -542,7 +467,7 @@ class Relay:
         now_s = context.loop.time()
         seconds = now_s - attempts.began_s
         pool.note_success(member, seconds)
-        usage = self._usage
+        usage = self._answer.usage
         if pool.learns and usage is not None and len(attempts.backends) == 1 and seconds > 0:
             load = member.integrate_load(now_s) - attempts.load_before
             beside = load / seconds - 1.0 + member.elsewhere
@@ -567,12 +492,12 @@ class Relay:
         if self.requirements is not None:
             context.queue.remove(self)
             if context.detailed and member is not None:
-                usage = self._usage
-                tokens = usage.completion_tokens if usage else self.journal.delivered().tokens
+                usage = self._answer.usage
+                tokens = usage.completion_tokens if usage else self.journal.read().tokens
                 ended = outcome if outcome in ("ok", "cancelled") else "error"
                 self._record_share(member, ended, tokens, context.loop.time())
         self.attempts.release()
-        context.end_relay(self, status, outcome, self._usage)
+        context.end_relay(self, status, outcome, self._answer.usage)
 
     # What the client and the clock say
 
@@ -612,12 +537,12 @@ class Relay:
         heard_s = attempts.began_s
         if attempts.connecting is not None:
             most_s, what = deadlines.connect_s, "no connection in time"
-        elif not self._streaming:
+        elif not self._answer.streaming:
             most_s = deadlines.first_token_s if self.stream else deadlines.answer_s
             what = "no answer in time"
         else:
             # Some engines greet before they prefill: the second event is the first token.
-            moved = self._rewriter is not None
+            moved = self._answer.rewriter is not None
             early = self._last_s <= heard_s if moved else self.journal.short
             heard_s = max(self._last_s, heard_s)
             most_s = deadlines.first_token_s if early else deadlines.between_tokens_s

@@ -63,7 +63,7 @@ class UsageWriter:
         first_s = None if relay.first_s is None else relay.first_s - relay.started_s
         estimated = usage is None and outcome != "error"
         if usage is None:
-            tokens = relay.journal.delivered().tokens
+            tokens = relay.journal.read().tokens
             usage = Usage(0, tokens, tokens)
         endpoint = ENDPOINTS[relay.sent.path]
         prompt, completion = usage.prompt_tokens, usage.completion_tokens

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from atoll.cli.status import ask_fleet
 from atoll.core.errors import InputError
 from atoll.runtime.gateway.settings import GatewayFile, GatewaySettings
+from atoll.runtime.local.state import FleetState
 from tests.runtime.gateway.engine import Fault, ScriptedEngine
 from tests.runtime.gateway.harness import CHAT, Bench, chat, running
 
@@ -230,6 +232,23 @@ def test_where_it_is_administered_by_default(
 
     with_bench(go, admin_socket=None)
     with_bench(without, admin_socket="")
+
+
+def test_status_asks_on_the_admin_socket() -> None:
+    async def go(bench: Bench) -> None:
+        fleet = FleetState(
+            name="f",
+            pid=1,
+            url=f"http://127.0.0.1:{bench.port}",
+            started_s=0.0,
+            folder="",
+            admin_socket=str(bench.gateway.admin_socket),
+        )
+        live = await ask_fleet(fleet)
+        assert [b["id"] for b in live["gateway"]["backends"]] == ["e0", "e1"]
+        assert await ask_fleet(fleet.model_copy(update={"admin_socket": ""})) == {}
+
+    with_bench(go)
 
 
 def test_a_port_for_prometheus_has_metrics_and_nothing_else() -> None:
