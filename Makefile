@@ -9,11 +9,24 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# Pip is quiet when it succeeds and shows all it said when it fails.
-define pip_install
-$(BIN)/python -m pip install --disable-pip-version-check --no-input $(1) >$(VENV)/pip.log 2>&1 \
-	|| { grep -v 'Location .* is ignored' $(VENV)/pip.log >&2; echo "error: pip failed, see above" >&2; exit 1; }
-endef
+# Torch first and exactly: what follows would otherwise bring the version it likes best, and with it
+# gigabytes for GPUs that may not be there.
+TORCH := torch==2.13.0
+BASE_EXTRAS := plan,serve
+DEMO_EXTRAS := engine,$(BASE_EXTRAS)
+
+# Pip is quiet when it succeeds and shows all it said when it fails. It compiles nothing: Python does so for what
+# it imports, a fifth of the files, and the rest would take 250 MB.
+quiet_pip = $(1)/bin/python -m pip install --no-compile --disable-pip-version-check --no-input $(2) \
+	>$(1)/pip.log 2>&1 || { grep -v 'Location .* is ignored' $(1)/pip.log >&2; \
+	echo "error: pip failed, see above" >&2; exit 1; }
+pip_install = $(call quiet_pip,$(VENV),$(1))
+
+# Compiles the numeric kernels of planner and simulator, once a machine. Where the module is not there, the first
+# plan compiles them.
+warm_up = $(BIN)/python -c 'import importlib.util, runpy; \
+	name = "atoll.warm_up"; \
+	importlib.util.find_spec(name) and runpy.run_module(name, run_name="__main__")'
 
 # Comparisons with AIConfigurator are worth having, never worth failing for.
 try_aic = $(MAKE) $(VENV)/aic || echo "skipped: everything that needs the extra 'aic' (not installed)"
@@ -29,67 +42,89 @@ help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(VENV)/ready $(VENV)/engine ## Plan, simulate, then serve a small real model and kill a node mid-answer (no GPU needed)
+demo: $(VENV)/engine ## Plan, simulate, then serve a small real model and kill a node mid-answer (no GPU needed)
 	@$(BIN)/atoll demo
 
 .PHONY: test
-test: $(VENV)/ready $(VENV)/engine ## Lint, types, import rules and the fast tests
+test: $(VENV)/engine $(VENV)/dev ## Lint, types, import rules and the fast tests
 	@$(BIN)/python tools/check.py
 
 .PHONY: test-full
-test-full: $(VENV)/ready $(VENV)/engine ## The same with the slow tests and those that need extras
+test-full: $(VENV)/engine $(VENV)/dev $(VENV)/notebook ## The same with the slow tests and those that need extras
 	@$(try_aic)
 	@$(try_reference)
 	@$(try_llamacpp)
 	@$(BIN)/python tools/check.py --full
 
 .PHONY: bench
-bench: $(VENV)/ready $(VENV)/engine ## All benchmarks, in full (about two hours)
+bench: $(VENV)/engine $(VENV)/dev ## All benchmarks, in full (about two hours)
 	@$(try_aic)
 	@$(try_reference)
-	@for name in perf_accuracy perf_speed h200_fidelity templates template_sensitivity allocation coral_costs \
+	@for name in startup perf_accuracy perf_speed h200_fidelity templates template_sensitivity allocation coral_costs \
 		flow workload_speed sim_speed helix_figures sustained gateway engine_cpu chaos sim_vs_real \
 		fabric tunnel churn; do \
 		echo; echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
 
 .PHONY: lint
-lint: $(VENV)/ready ## Lint, types and import rules only
+lint: $(VENV)/engine $(VENV)/dev ## Lint, types and import rules only
 	@$(BIN)/python tools/check.py --no-tests
+
+.PHONY: docs
+docs: $(VENV)/docs ## The documentation as a site, in build/site
+	@$(BIN)/mkdocs build --quiet --strict --site-dir build/site
+	@echo "wrote build/site/index.html"
+
+# The wheel is built from the sdist, so that both are whole, and the demo runs where no checkout is.
+.PHONY: wheel
+wheel: $(VENV)/dev ## Build wheel and sdist into dist/, install the wheel elsewhere and run the demo from it
+	@rm -rf dist
+	@echo "wheel: building"
+	@$(BIN)/python -m build >$(VENV)/build.log 2>&1 || { cat $(VENV)/build.log >&2; exit 1; }
+	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; wheel=$$(ls "$$PWD"/dist/*.whl); \
+		echo "wheel: installing $$(basename "$$wheel") into a new environment (torch, several minutes)"; \
+		$(PYTHON) -m venv "$$folder/venv"; \
+		$(call quiet_pip,"$$folder/venv",$(TORCH)); \
+		$(call quiet_pip,"$$folder/venv","$$wheel[$(DEMO_EXTRAS)]"); \
+		cd "$$folder"; venv/bin/atoll init --example quickstart; venv/bin/atoll demo
+	@ls dist
 
 .PHONY: clean
 clean: ## Remove the virtual environment and every cache
-	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage htmlcov
 	@find src tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
+# The environment and what planning, simulating and serving need; all else is added to it.
 $(VENV)/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "error: Atoll needs Python 3.11 or newer, and '$(PYTHON)' is" \
 			"$$($(PYTHON) --version 2>/dev/null || echo not there) (fix: make PYTHON=python3.12 ...)" >&2; exit 1; }
 	@$(BIN)/python -c 'import pip' 2>/dev/null || { \
 		echo "setup: creating $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
-	@echo "setup: installing Atoll and its tools into $(VENV) (about a minute the first time)"
+	@echo "setup: installing Atoll into $(VENV) (about a minute the first time)"
+	@$(call pip_install,-e '.[$(BASE_EXTRAS)]')
+	@touch $@
+
+# Nothing downloads faster for being watched: the kernels are compiled meanwhile.
+$(VENV)/engine: $(VENV)/ready
+	@echo "setup: installing the extra 'engine' into $(VENV) (torch, several minutes)"
+	@echo "setup: compiling planner and simulator beside it (once)"
+	@$(warm_up) >$(VENV)/warm_up.log 2>&1 & warming=$$!; \
+		$(call pip_install,$(TORCH)); \
+		$(call pip_install,-e '.[engine]'); \
+		wait $$warming || { cat $(VENV)/warm_up.log >&2; echo "setup: not compiled, see above; the first plan will" >&2; }
+	@$(BIN)/python -c 'from transformers import LlamaForCausalLM' 2>>$(VENV)/warm_up.log || true
+	@touch $@
+
+$(VENV)/dev: $(VENV)/ready
+	@echo "setup: installing the tools of developers into $(VENV)"
 	@$(call pip_install,-e '.[dev]')
 	@touch $@
 
-# AIConfigurator brings packages of its own, so only what compares against it installs it.
-$(VENV)/aic: $(VENV)/ready
-	@echo "setup: installing the extra 'aic' into $(VENV)"
-	@$(call pip_install,-e '.[aic]')
-	@touch $@
-
-$(VENV)/reference: $(VENV)/ready
-	@echo "setup: installing the extra 'reference' into $(VENV)"
-	@$(call pip_install,-e '.[reference]')
-	@touch $@
-
-$(VENV)/llamacpp: $(VENV)/ready
-	@echo "setup: installing the extra 'llamacpp' into $(VENV)"
-	@$(call pip_install,-e '.[llamacpp]')
-	@touch $@
-
-# Torch first and exactly: what follows would otherwise bring the version it likes best.
-$(VENV)/engine: $(VENV)/ready
-	@echo "setup: installing the extra 'engine' into $(VENV) (torch, several minutes)"
-	@$(call pip_install,torch==2.13.0)
-	@$(call pip_install,-e '.[engine]')
-	@touch $@
+# Extras that few targets need.
+define extra
+$(VENV)/$(1): $(VENV)/ready
+	@echo "setup: installing the extra '$(1)' into $(VENV)"
+	@$$(call pip_install,-e '.[$(1)]')
+	@touch $$@
+endef
+$(foreach name,aic docs llamacpp notebook reference,$(eval $(call extra,$(name))))

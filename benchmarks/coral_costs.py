@@ -13,7 +13,7 @@ import time
 from atoll.catalog import Catalog
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
-from atoll.solve import registry
+from atoll.solve.registry import solve
 from atoll.solve.templates.cache import TemplateCache
 from atoll.solve.templates.library import Libraries, libraries
 from benchmarks.allocation import edge_margin, gpu_memory
@@ -29,17 +29,15 @@ PAPER = {
     "core_small": (1.1, 1.1),
     "small": (2.34, 1.64),
 }
-EFFORT = registry.Effort(deadline_s=20.0)
+DEADLINE_S = 20.0
 
 
-def costs(
-    name: str, problem: Problem, catalog: Catalog, library: Libraries
-) -> dict[str, float | None]:
+def costs(name: str, problem: Problem, catalog: Catalog) -> dict[str, float | None]:
     """Return dollars per hour of every method; None where it cannot meet demand."""
     found: dict[str, float | None] = {}
     start = time.perf_counter()
     for method in METHODS:
-        plan = registry.solve(method, problem, catalog, library, EFFORT)
+        plan = solve(problem, solver=method, deadline_s=DEADLINE_S, catalog=catalog)
         met = plan.instances and min(plan.served_fraction.values()) >= 1.0
         found[method] = plan.usd_per_hour if met else None
     own = found["optimal"]
@@ -72,23 +70,21 @@ def goodput(plan: Plan, problem: Problem) -> float:
     return sum(shares) / len(shares)
 
 
-def served(
-    method: str, problem: Problem, catalog: Catalog, library: Libraries
-) -> tuple[float, float, Plan]:
+def served(method: str, problem: Problem, catalog: Catalog) -> tuple[float, float, Plan]:
     """Return the goodput of a method, the common share of every demand it meets, and its plan.
 
     Goodput is the better of two: as it is, or with all demands scaled down. Scaling down together until
     everything is met is what the paper does, and the common share is that; where one model cannot be
     carried at all it is nothing, so serving what can be served counts for goodput too.
     """
-    best = registry.solve(method, problem, catalog, library, EFFORT)
+    best = solve(problem, solver=method, deadline_s=DEADLINE_S, catalog=catalog)
     most = goodput(best, problem)
     low, high = (1.0 if most >= 1.0 else 0.0), 1.0
     if method == "optimal":
         low = min(best.served_fraction.values(), default=0.0)
     while method != "optimal" and most < 1.0 and high - low > 0.01:
         middle = (low + high) / 2.0
-        plan = registry.solve(method, scaled(problem, middle), catalog, library, EFFORT)
+        plan = solve(scaled(problem, middle), solver=method, deadline_s=DEADLINE_S, catalog=catalog)
         if min(plan.served_fraction.values(), default=0.0) >= 1.0:
             low = middle
             if middle > most:
@@ -114,7 +110,7 @@ def main() -> None:
             f"{prefix}small": heavy(problem, SMALL[problem.name]),
         }
         for name, case in cases.items():
-            found = costs(name, case, catalog, library[setup])
+            found = costs(name, case, catalog)
             homo, cauchy = PAPER[name]
             figures += [
                 Figure(f"{name}_vs_homo", ratio(found, "homogeneous"), note=f"paper {homo}"),
@@ -130,7 +126,7 @@ def main() -> None:
     for setup, problem, margin in (("core", core(), 1.25), ("extended", extended(), 1.75)):
         if setup == "core" and arguments.quick:
             continue
-        plenty = registry.solve("optimal", problem, catalog, library[setup], EFFORT)
+        plenty = solve(problem, solver="optimal", deadline_s=DEADLINE_S, catalog=catalog)
         start = time.perf_counter()
         edge = edge_margin(problem, plenty, catalog, library[setup])
         print(f"  {setup}: edge at {edge:.1f}, {time.perf_counter() - start:6.1f} s", flush=True)
@@ -140,7 +136,7 @@ def main() -> None:
             common: dict[str, float] = {}
             for method in METHODS:
                 start = time.perf_counter()
-                fraction, together, plan = served(method, tight, catalog, library[setup])
+                fraction, together, plan = served(method, tight, catalog)
                 seconds = time.perf_counter() - start
                 shares[method], common[method] = fraction, together
                 label = f"{setup}-{kind}"

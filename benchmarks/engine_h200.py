@@ -302,6 +302,7 @@ def exactness() -> bool:
         output = stage.forward([rows])
         position += count
         if position >= len(tokens):
+            assert output.logits is not None
             tokens.append(int(output.logits[0].argmax()))
     return bool(tokens == wanted[0].tolist())
 

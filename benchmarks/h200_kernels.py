@@ -49,7 +49,7 @@ def candidate_plans(pairs: int, ctx: int, sms: int) -> list[DecodePlan]:
 
 
 @triton.jit
-def noop_kernel(x_ptr):
+def noop_kernel(_x_ptr):
     """Do nothing: its launch is the overhead being timed."""
 
 

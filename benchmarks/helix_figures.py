@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.prove.rank import Simulated
-from atoll.solve.place.solver import FlowEffort, solve
+from atoll.solve.place.service import FlowEffort
+from atoll.solve.place.solver import solve
 from benchmarks.helix_runs import (
     Part,
     Ran,

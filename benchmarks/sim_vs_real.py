@@ -160,7 +160,7 @@ def main() -> None:
     seconds = 60 if chosen.quick else 300
     requests = collect(
         workload_of(f"poisson:{RATE_PER_S}/s lengths={LENGTHS} for={seconds}s"), 0
-    ).renamed(SERVICE)
+    ).with_model(SERVICE)
     measured = profiles(plan, model)
     idle_s, real = asyncio.run(served(plan, model, requests))
     hop_s = hop_seconds(plan, measured, idle_s)

@@ -15,7 +15,8 @@ from atoll.plan.problem import Problem
 from atoll.prove.rank import Simulated
 from atoll.sim.api import simulate
 from atoll.solve.place.instance import FlowInstance, Flows, Placement
-from atoll.solve.place.solver import FlowEffort, solve
+from atoll.solve.place.service import FlowEffort
+from atoll.solve.place.solver import solve
 from atoll.solve.place.sustained.sustained import site_of, sustain
 from benchmarks.helix_runs import (
     Part,

@@ -1,4 +1,7 @@
-"""Run every check, show what failed, end with a summary; the exit code says if all passed."""
+"""Run every check, show what failed, end with a summary; the exit code says if all passed.
+
+The static checks run side by side, two at a time, and say nothing unless they fail; then come the tests.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,41 +21,64 @@ SOURCES = [name for name in ("src", "tests", "tools", "benchmarks") if (ROOT / n
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One command; `quiet` ones are shown only when they fail."""
+    """One command, whose program is a script of the environment."""
 
     name: str
     command: tuple[str, ...]
-    quiet: bool = True
 
 
-def checks(*, full: bool, tests: bool) -> list[Check]:
-    found = [
-        Check("ruff check", ("ruff", "check", *SOURCES)),
-        Check("ruff format", ("ruff", "format", "--check", *SOURCES)),
-        Check("mypy", ("mypy", *SOURCES)),
-        Check("imports", ("lint-imports", "--no-logo")),
-    ]
-    if tests:
-        selection = () if full else ("-m", "not slow and not aic")
-        found.append(Check("pytest", ("pytest", "-q", "-rs", "-n", "2", *selection), quiet=False))
-    return found
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a check went: what it said (unless it said so itself) and its wall seconds."""
+
+    check: Check
+    passed: bool
+    said: str
+    seconds: float
 
 
-def run(check: Check) -> tuple[bool, float]:
-    """Run one check from the repository root; returns whether it passed, and its seconds."""
-    print(f"{check.name} ...", flush=True)
+# The longest first: the others fit beside it.
+STATIC = (
+    Check("mypy", ("mypy", *SOURCES)),
+    Check("imports", ("lint-imports", "--no-logo")),
+    Check("unused code", ("vulture", "--min-confidence", "80", *SOURCES)),
+    Check("structure", ("python", "tools/structure.py")),
+    Check("ruff check", ("ruff", "check", *SOURCES)),
+    Check("ruff format", ("ruff", "format", "--check", *SOURCES)),
+)
+
+
+def tests(*, full: bool) -> Check:
+    """Return the tests: all of them, or those that are fast and need nothing that may be missing."""
+    selection = () if full else ("-m", "not slow and not aic")
+    return Check("pytest", ("pytest", "-q", "-rs", "-n", "2", *selection))
+
+
+def run(check: Check, *, aloud: bool = False) -> Outcome:
+    """Run one check from the repository root; `aloud` shows what it says as it says it."""
     start = time.perf_counter()
     done = subprocess.run(
         [str(SCRIPTS / check.command[0]), *check.command[1:]],
         cwd=ROOT,
         check=False,
         text=True,
-        stdout=subprocess.PIPE if check.quiet else None,
-        stderr=subprocess.STDOUT if check.quiet else None,
+        stdout=None if aloud else subprocess.PIPE,
+        stderr=None if aloud else subprocess.STDOUT,
     )
-    if check.quiet and done.returncode != 0:
-        print(done.stdout)
-    return done.returncode == 0, time.perf_counter() - start
+    seconds = time.perf_counter() - start
+    return Outcome(check, done.returncode == 0, done.stdout or "", seconds)
+
+
+def run_static() -> list[Outcome]:
+    """Run the static checks two at a time; what a failed one said is shown as soon as it ends."""
+    outcomes = []
+    print(", ".join(check.name for check in STATIC), "...", flush=True)
+    with ThreadPoolExecutor(2) as pool:
+        for outcome in pool.map(run, STATIC):
+            if not outcome.passed:
+                print(f"\n{outcome.check.name}:\n{outcome.said}", flush=True)
+            outcomes.append(outcome)
+    return outcomes
 
 
 def main() -> int:
@@ -59,13 +86,15 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="also run slow and extra-needing tests")
     parser.add_argument("--no-tests", action="store_true", help="only the static checks")
     options = parser.parse_args()
-    results = [
-        (check, *run(check)) for check in checks(full=options.full, tests=not options.no_tests)
-    ]
+    outcomes = run_static()
+    if not options.no_tests:
+        print("pytest ...", flush=True)
+        outcomes.append(run(tests(full=options.full), aloud=True))
     print()
-    for check, passed, seconds in results:
-        print(f"  {'ok    ' if passed else 'FAILED'}  {check.name:12} {seconds:6.1f} s")
-    failed = [check.name for check, passed, _ in results if not passed]
+    for outcome in outcomes:
+        word = "ok    " if outcome.passed else "FAILED"
+        print(f"  {word}  {outcome.check.name:12} {outcome.seconds:6.1f} s")
+    failed = [outcome.check.name for outcome in outcomes if not outcome.passed]
     print(f"\n{'all checks passed' if not failed else 'FAILED: ' + ', '.join(failed)}")
     return 1 if failed else 0
 

@@ -252,7 +252,7 @@ def main() -> None:
         "workloads": dict(sorted(workloads.items())),
     }
     header = (
-        "# Written by tools/fit_workloads.py from public traces (sources in docs/workloads.md).\n"
+        "# Written by tools/fit_workloads.py from public traces: see docs/internals/workloads.md.\n"
     )
     text = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=110)
     TARGET.parent.mkdir(exist_ok=True)

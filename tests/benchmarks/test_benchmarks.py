@@ -45,7 +45,7 @@ def python(*args: str | Path) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=180,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -71,6 +71,12 @@ def number(figures: Figures, key: str) -> float:
 def test_perf_speed() -> None:
     figures = last_line(python("-m", "benchmarks.perf_speed", "--quick"))
     for key in ("tables_cpu_s", "scalar_query_us"):
+        assert number(figures, key) > 0.0
+
+
+def test_startup() -> None:
+    figures = last_line(python("-m", "benchmarks.startup", "--quick"))
+    for key in ("help_cpu_s", "help_to_typer", "import_cpu_s"):
         assert number(figures, key) > 0.0
 
 

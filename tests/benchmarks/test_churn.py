@@ -192,7 +192,7 @@ def test_nobody_notices_when_nodes_die() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=150,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.catalog.catalog import Catalog, load_catalog
+from atoll.catalog.catalog import Catalog
 from atoll.catalog.describe import describe
 from atoll.catalog.facts import Fact
+from atoll.catalog.load import load_catalog
+from atoll.catalog.overlay import apply_overlay
 from atoll.catalog.prices import Price
 from atoll.core.errors import AtollError, InputError
 
@@ -39,32 +41,34 @@ NEW_MODEL: dict[str, object] = {
 class TestNothing:
     @pytest.mark.parametrize("overlay", [{}, {"gpus": {}}, {"prices": []}, {"links": {}}])
     def test_an_empty_overlay_changes_nothing(self, overlay: dict[str, object]) -> None:
-        assert DEFAULT.with_overlay(overlay) == DEFAULT
+        assert apply_overlay(DEFAULT, overlay) == DEFAULT
 
     def test_nor_does_an_empty_file(self, tmp_path: Path) -> None:
         path = tmp_path / "empty.yaml"
         path.write_text("# nothing\n")
-        assert DEFAULT.with_overlay(path) == DEFAULT
+        assert apply_overlay(DEFAULT, path) == DEFAULT
 
     @given(st.sampled_from(sorted(DEFAULT.gpus)))
     def test_nor_does_an_entry_without_fields(self, name: str) -> None:
-        assert DEFAULT.with_overlay({"gpus": {name: {}}}) == DEFAULT
+        assert apply_overlay(DEFAULT, {"gpus": {name: {}}}) == DEFAULT
 
     @given(st.sampled_from(sorted(DEFAULT.models)))
     def test_nor_a_model_without_fields(self, name: str) -> None:
-        changed = DEFAULT.with_overlay({"models": {name: {}}})
+        changed = apply_overlay(DEFAULT, {"models": {name: {}}})
         assert changed == DEFAULT
         assert changed.model(name).facts == DEFAULT.model(name).facts
 
     def test_the_default_is_untouched(self) -> None:
         before = DEFAULT.gpu("L4")
-        DEFAULT.with_overlay({"gpus": {"L4": {"memory": "25GB"}}})
+        apply_overlay(DEFAULT, {"gpus": {"L4": {"memory": "25GB"}}})
         assert DEFAULT.gpu("L4") is before
 
 
 class TestGpus:
     def test_change_one_field(self) -> None:
-        changed = DEFAULT.with_overlay({"gpus": {"l4": {"memory": "23GB", "source": "nvidia-smi"}}})
+        changed = apply_overlay(
+            DEFAULT, {"gpus": {"l4": {"memory": "23GB", "source": "nvidia-smi"}}}
+        )
         gpu = changed.gpu("L4")
         assert gpu.memory_bytes == 23_000_000_000
         assert gpu.bandwidth_bytes_per_s == DEFAULT.gpu("L4").bandwidth_bytes_per_s
@@ -74,14 +78,14 @@ class TestGpus:
 
     def test_new_like_another(self) -> None:
         overlay = {"gpus": {"L40": {"like": "L40S", "fp16_tflops": 181, "aliases": ["NVIDIA L40"]}}}
-        changed = DEFAULT.with_overlay(overlay)
+        changed = apply_overlay(DEFAULT, overlay)
         assert changed.gpu("nvidia l40").fp16_tflops == 181
         assert changed.node("L40:4").interconnect == DEFAULT.node("L40S:4").interconnect
         assert changed.gpu("L40S") == DEFAULT.gpu("L40S")
         assert "L40:8" in changed.nodes
 
     def test_what_is_taken_over_says_so_and_is_trusted_less(self) -> None:
-        changed = DEFAULT.with_overlay({"gpus": {"L40": {"like": "l40s", "fp16_tflops": 181}}})
+        changed = apply_overlay(DEFAULT, {"gpus": {"L40": {"like": "l40s", "fp16_tflops": 181}}})
         own, theirs = changed.gpu("L40"), DEFAULT.gpu("L40S")
         assert own.like == "L40S"
         assert own.facts["fp16_tflops"] == Fact(181, "overlay", "medium")
@@ -93,7 +97,7 @@ class TestGpus:
                 assert taken.confidence == ("low" if fact.confidence == "low" else "medium")
                 assert taken.value == fact.value
         # Only from another GPU: what stays as it was keeps its source.
-        again = changed.with_overlay({"gpus": {"L40": {"sms": 7}, "L4": {"sms": 7}}})
+        again = apply_overlay(changed, {"gpus": {"L40": {"sms": 7}, "L4": {"sms": 7}}})
         assert again.gpu("L40").facts["tdp_w"] == own.facts["tdp_w"]
         assert again.gpu("L40").like == "L40S"
         assert again.gpu("L4").facts["tdp_w"] == DEFAULT.gpu("L4").facts["tdp_w"]
@@ -103,7 +107,7 @@ class TestGpus:
         assert rows["tdp_w"].source == own.facts["tdp_w"].source
 
     def test_new_from_nothing(self) -> None:
-        changed = DEFAULT.with_overlay({"gpus": {"X1": NEW_GPU}})
+        changed = apply_overlay(DEFAULT, {"gpus": {"X1": NEW_GPU}})
         gpu = changed.gpu("x1")
         assert (gpu.fp8_tflops, gpu.nvlink_bytes_per_s) == (None, None)
         assert gpu.l2_bytes == 64 * 2**20
@@ -112,16 +116,17 @@ class TestGpus:
 
     def test_a_later_gpu_may_be_like_an_earlier_one(self) -> None:
         overlay = {"gpus": {"X1": NEW_GPU, "X2": {"like": "X1", "sms": 7}}}
-        assert DEFAULT.with_overlay(overlay).gpu("X2").sms == 7
+        assert apply_overlay(DEFAULT, overlay).gpu("X2").sms == 7
 
     def test_null_takes_fp8_away(self) -> None:
-        changed = DEFAULT.with_overlay({"gpus": {"L4": {"fp8_tflops": None}}})
+        changed = apply_overlay(DEFAULT, {"gpus": {"L4": {"fp8_tflops": None}}})
         assert changed.gpu("L4").fp8_tflops is None
 
 
 class TestNodes:
     def test_interconnect_of_one_node_type(self) -> None:
-        changed = DEFAULT.with_overlay(
+        changed = apply_overlay(
+            DEFAULT,
             {
                 "interconnects": {
                     "bridge": {
@@ -132,7 +137,7 @@ class TestNodes:
                     }
                 },
                 "nodes": {"RTX 3090:2": {"interconnect": "bridge"}},
-            }
+            },
         )
         node = changed.node("RTX3090:2")
         assert node.interconnect.kind == "nvlink"
@@ -144,7 +149,7 @@ class TestNodes:
         overlay = {
             "interconnects": {"pcie4": {"allreduce": {4: {"alpha_us": 1, "bus_bandwidth": 4e9}}}}
         }
-        changed = DEFAULT.with_overlay(overlay)
+        changed = apply_overlay(DEFAULT, overlay)
         assert changed.node("L40S:4").interconnect.allreduce_for(4).alpha_us == 1
         assert changed.node("L40S:2").interconnect.allreduce_for(2) == (
             DEFAULT.node("L40S:2").interconnect.allreduce_for(2)
@@ -152,14 +157,15 @@ class TestNodes:
 
     def test_the_sharpness_of_an_all_reduce(self) -> None:
         row = {"alpha_us": 1, "bus_bandwidth": "4GB/s"}
-        changed = DEFAULT.with_overlay(
+        changed = apply_overlay(
+            DEFAULT,
             {
                 "interconnects": {
                     "nvlink4": {"allreduce": {2: row, 4: row | {"p": 2}, 16: row}},
                     "mine": {"like": "nvlink4-h200", "allreduce": {8: row, 3: row}},
                     "new": {"kind": "pcie", "allreduce": {2: row, 4: row | {"p": 0.5}}},
                 }
-            }
+            },
         )
         before = DEFAULT.interconnect("nvlink4")
 
@@ -196,12 +202,12 @@ class TestNodes:
             f"      2: {{alpha_us: 1, bus_bandwidth: 1GB/s, p: {p}}}\n"
         )
         with pytest.raises(InputError) as caught:
-            DEFAULT.with_overlay(path)
+            apply_overlay(DEFAULT, path)
         assert caught.value.field == "interconnects.pcie4.allreduce.2.p"
         assert caught.value.line == 4
 
     def test_a_larger_node(self) -> None:
-        changed = DEFAULT.with_overlay({"nodes": {"H100:32": {"interconnect": "nvlink4"}}})
+        changed = apply_overlay(DEFAULT, {"nodes": {"H100:32": {"interconnect": "nvlink4"}}})
         assert changed.node("H100:32").memory_bytes == 32 * 81559 * 2**20
 
 
@@ -218,7 +224,7 @@ class TestModels:
                 }
             }
         }
-        model = DEFAULT.with_overlay(overlay).model("Llama 3.1 70B")
+        model = apply_overlay(DEFAULT, overlay).model("Llama 3.1 70B")
         assert model.llm.max_context == 131072
         assert model.llm.attention_dtype.name == "fp8"
         assert model.llm.kv_bytes_per_token == 163840
@@ -228,10 +234,10 @@ class TestModels:
 
     def test_like_a_variant(self) -> None:
         overlay = {"models": {"mine": {"like": "llama-3-70b@int4"}}}
-        assert DEFAULT.with_overlay(overlay).model("mine").llm.mlp_dtype.name == "int4"
+        assert apply_overlay(DEFAULT, overlay).model("mine").llm.mlp_dtype.name == "int4"
 
     def test_from_nothing(self) -> None:
-        model = DEFAULT.with_overlay({"models": {"org/tiny": NEW_MODEL}}).model("org/tiny")
+        model = apply_overlay(DEFAULT, {"models": {"org/tiny": NEW_MODEL}}).model("org/tiny")
         assert model.llm.kv_heads == 4
         assert model.llm.head_dim == 16
         assert model.llm.total_params == 2 * (4 * 64 * 64 + 3 * 64 * 128 + 128) + 2 * 64000 + 64
@@ -242,32 +248,32 @@ class TestModels:
             "moe": {"experts": 8, "top_k": 2, "intermediate": 32, "dense_layers": [0]},
             "sliding": {"size": 128, "every": 2, "offset": 1},
         }
-        llm = DEFAULT.with_overlay({"models": {"t": entry}}).model("t").llm
+        llm = apply_overlay(DEFAULT, {"models": {"t": entry}}).model("t").llm
         assert llm.windows == (None, 128, None, 128)
         assert not llm.is_moe_layer(0)
         assert llm.moe is not None
         assert llm.moe.experts == 8
-        listed = DEFAULT.with_overlay({"models": {"t": NEW_MODEL | {"windows": [None, 64]}}})
+        listed = apply_overlay(DEFAULT, {"models": {"t": NEW_MODEL | {"windows": [None, 64]}}})
         assert listed.model("t").llm.windows == (None, 64)
 
     def test_fewer_layers(self) -> None:
-        changed = DEFAULT.with_overlay({"models": {"llama-3-70b": {"layers": 40}}})
+        changed = apply_overlay(DEFAULT, {"models": {"llama-3-70b": {"layers": 40}}})
         assert changed.model("llama-3-70b").llm.windows == (None,) * 40
 
     def test_fewer_experts(self) -> None:
-        changed = DEFAULT.with_overlay({"models": {"gpt-oss-20b": {"moe": {"experts": 16}}}})
+        changed = apply_overlay(DEFAULT, {"models": {"gpt-oss-20b": {"moe": {"experts": 16}}}})
         moe = changed.model("gpt-oss-20b").llm.moe
         assert moe is not None
         assert (moe.experts, moe.top_k) == (16, 4)
 
     def test_multimodal_keeps_its_other_parts(self) -> None:
-        changed = DEFAULT.with_overlay({"models": {"qwen2.5-vl-7b": {"weights": "fp8"}}})
+        changed = apply_overlay(DEFAULT, {"models": {"qwen2.5-vl-7b": {"weights": "fp8"}}})
         model, before = changed.model("qwen2.5-vl-7b"), DEFAULT.model("qwen2.5-vl-7b")
         assert model.components["vision"] == before.components["vision"]
         assert model.llm.mlp_dtype.name == "fp8"
 
     def test_note_of_a_model_without_llm(self) -> None:
-        changed = DEFAULT.with_overlay({"models": {"qwen-image": {"note": "hello"}}})
+        changed = apply_overlay(DEFAULT, {"models": {"qwen-image": {"note": "hello"}}})
         assert changed.model("qwen-image").note == "hello"
 
     def test_hf_config_beside_the_overlay(self, tmp_path: Path) -> None:
@@ -285,9 +291,9 @@ class TestModels:
         (folder / "config.json").write_text(json.dumps(config))
         path = tmp_path / "overlay.yaml"
         path.write_text("models:\n  tiny: {hf_config: weights, kv_dtype: fp8}\n")
-        model = DEFAULT.with_overlay(path).model("tiny")
+        model = apply_overlay(DEFAULT, path).model("tiny")
         assert model.llm.total_params == (
-            DEFAULT.with_overlay({"models": {"t": NEW_MODEL}}).model("t").llm.total_params
+            apply_overlay(DEFAULT, {"models": {"t": NEW_MODEL}}).model("t").llm.total_params
         )
         assert model.llm.kv_dtype.name == "fp8"
 
@@ -312,7 +318,7 @@ class TestPrices:
                 },
             ]
         }
-        prices = DEFAULT.with_overlay(overlay).prices
+        prices = apply_overlay(DEFAULT, overlay).prices
         assert len(prices) == len(DEFAULT.prices) + 1
         (own,) = prices.query(region="basement")
         spot = own.spot_usd_per_hour
@@ -325,7 +331,7 @@ class TestPrices:
 
     def test_take_a_machine_off_the_market(self) -> None:
         row = {"cloud": "aws", "region": "us-east-2", "node": "L4:1", "instance": "g6.xlarge"}
-        prices = DEFAULT.with_overlay({"prices": [row | {"offered": False}]}).prices
+        prices = apply_overlay(DEFAULT, {"prices": [row | {"offered": False}]}).prices
         cheapest = prices.cheapest("us-east-2", "L4:1")
         assert cheapest is not None
         assert cheapest.instance != "g6.xlarge"
@@ -344,7 +350,7 @@ class TestLinks:
                 "nics": {"l4:8": "50Gbit/s"},
             }
         }
-        links = DEFAULT.with_overlay(overlay).links
+        links = apply_overlay(DEFAULT, overlay).links
         assert links.between("r", "r", "H100:8", "H100:8").bandwidth_bytes_per_s == 25e9 / 8
         assert links.between("r", "r", "L4:8", "L4:8").bandwidth_bytes_per_s == 50e9 / 8
         assert links.between("b", "a").latency_s == 0.01
@@ -417,16 +423,16 @@ def merged(first: dict[str, object], second: dict[str, object]) -> dict[str, obj
 def test_a_later_overlay_wins_field_by_field(
     first: dict[str, object], second: dict[str, object]
 ) -> None:
-    assert DEFAULT.with_overlay(first).with_overlay(second) == DEFAULT.with_overlay(
-        merged(first, second)
+    assert apply_overlay(apply_overlay(DEFAULT, first), second) == apply_overlay(
+        DEFAULT, merged(first, second)
     )
 
 
 @settings(max_examples=30)
 @given(OVERLAYS)
 def test_an_overlay_twice_is_an_overlay_once(overlay: dict[str, object]) -> None:
-    once = DEFAULT.with_overlay(overlay)
-    assert once.with_overlay(overlay) == once
+    once = apply_overlay(DEFAULT, overlay)
+    assert apply_overlay(once, overlay) == once
 
 
 BAD = [
@@ -542,7 +548,7 @@ def test_errors_name_file_line_field_and_fix(
     path = tmp_path / "overlay.yaml"
     path.write_text(text)
     with pytest.raises(InputError) as caught:
-        DEFAULT.with_overlay(path)
+        apply_overlay(DEFAULT, path)
     error = caught.value
     assert message in error.message
     assert error.field == field
@@ -555,7 +561,7 @@ def test_errors_name_file_line_field_and_fix(
 
 def test_a_key_that_would_break_the_line() -> None:
     with pytest.raises(InputError) as caught:
-        DEFAULT.with_overlay({"gpus": {"a\nb": None}})
+        apply_overlay(DEFAULT, {"gpus": {"a\nb": None}})
     assert str(caught.value).startswith(r"gpus.'a\nb': input should be")
 
 
@@ -563,7 +569,7 @@ def test_a_file_too_large(tmp_path: Path) -> None:
     path = tmp_path / "big.yaml"
     path.write_text("#" * (16 * 2**20 + 1))
     with pytest.raises(InputError, match="larger than"):
-        DEFAULT.with_overlay(path)
+        apply_overlay(DEFAULT, path)
 
 
 JUNK = st.recursive(
@@ -588,7 +594,7 @@ SECTIONS = st.sampled_from(["gpus", "interconnects", "nodes", "models", "prices"
 def test_junk_is_refused_in_one_line(section: str, name: str, field: str, junk: object) -> None:
     for overlay in ({section: junk}, {section: {name: junk}}, {section: {name: {field: junk}}}):
         try:
-            result: Catalog | AtollError = DEFAULT.with_overlay(overlay)
+            result: Catalog | AtollError = apply_overlay(DEFAULT, overlay)
         except AtollError as error:
             result = error
         assert "\n" not in str(result)
@@ -634,7 +640,7 @@ def test_a_worked_overlay(tmp_path: Path) -> None:
             """
         )
     )
-    catalog = DEFAULT.with_overlay(path)
+    catalog = apply_overlay(DEFAULT, path)
     cheapest = catalog.prices.cheapest("cellar", "L40:2")
     assert cheapest is not None
     assert cheapest.cost() == 0

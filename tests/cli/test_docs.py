@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from atoll.catalog import Catalog
+from atoll.catalog.overlay import apply_overlay
 from atoll.cli import main as cli
 from atoll.perf.constants import OpClass, OpConstants, Tag, default_constants
 from atoll.perf.engines import ENGINES
@@ -23,12 +24,12 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The files that the documentation prints, in the current folder."""
     monkeypatch.delenv("ATOLL_CATALOG", raising=False)
     monkeypatch.chdir(tmp_path)
-    catalog, perf = text("catalog.md"), text("perf.md")
+    catalog, perf = text("reference/catalog.md"), text("reference/perf.md")
     (tmp_path / "my-model").mkdir()
     for name, content in {
         "site.yaml": block(catalog, "yaml"),
         "my-model/config.json": block(catalog, "json"),
-        "x48.yaml": block(perf, "yaml"),
+        "x48.yaml": block(text("guides/performance.md"), "yaml"),
         "steps.csv": next(b for b in blocks(perf, "") if b.startswith("model,node,tp")),
     }.items():
         (tmp_path / name).write_text(content, encoding="utf-8")
@@ -69,7 +70,7 @@ def run(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 def test_the_overlay_of_the_catalog_page_does_what_it_says(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changed = Catalog.default().with_overlay(site / "site.yaml")
+    changed = apply_overlay(Catalog.default(), site / "site.yaml")
     assert changed.gpu("X48").fp16_tflops == 120
     assert changed.gpu("RTX3090").tdp_w == 280
     assert changed.node("RTX3090:2").interconnect.name == "nvlink-bridge"
@@ -112,11 +113,11 @@ def test_the_table_of_tags_is_that_of_the_constants() -> None:
         gpu: [tag(default_constants().gpu(gpu).op(op)) for op in FITTED]
         for gpu in Catalog.default().gpus
     }
-    assert rows(text("perf.md"), "GPU") == shipped
+    assert rows(text("reference/perf.md"), "GPU") == shipped
 
 
 def test_host_times_and_lengths_are_the_ones_used() -> None:
-    page = text("perf.md")
+    page = text("reference/perf.md")
     for names, cells in rows(page, "Engine").items():
         for name in re.findall(r"`(\w+)`", names):
             shown = [float(cell.removesuffix(" ms")) * 1e-3 for cell in cells]
@@ -135,12 +136,12 @@ def anchors(page: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in DOCS.glob("*.md")))
+@pytest.mark.parametrize("name", sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")))
 def test_links_lead_somewhere(name: str) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", text(name)):
         if target.startswith("http"):
             continue
         file, _, anchor = target.partition("#")
-        there = DOCS / file if file else DOCS / name
+        there = (DOCS / name).parent / file if file else DOCS / name
         assert there.exists(), target
         assert not anchor or anchor in anchors(there.read_text(encoding="utf-8")), target

@@ -17,7 +17,16 @@ from atoll.runtime.pool.policy import HEADERS
 from tests.cli.test_docs import block, rows, run, text
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("federation.md", "accounts.md", "gateway.md")
+GUIDE = "guides/federation.md"
+PAGES = (
+    GUIDE,
+    "guides/joining.md",
+    "guides/operating.md",
+    "guides/gateway.md",
+    "guides/keys.md",
+    "reference/federation.md",
+    "reference/gateway.md",
+)
 VERBS = {"fabric", "hub", "join", "nodes", "assign", "gateway", "keys", "usage"}
 
 
@@ -69,12 +78,13 @@ def test_a_fabric_is_made_as_the_page_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    lines = [line for line in typed(text("federation.md")) if line.startswith("atoll fabric")]
+    told = typed(text(GUIDE)) + typed(text("guides/operating.md"))
+    lines = [line for line in told if line.startswith("atoll fabric")]
     wanted = ("init", "issue", "list", "revoke")
     said = {
         line: run(capsys, *shlex.split(line)[1:]) for line in lines if line.split()[2] in wanted
     }
-    page = text("federation.md")
+    page = text(GUIDE)
     (listed,) = (out for line, out in said.items() if line == "atoll fabric list")
     for name in re.findall(r"^  (\S+) .*days left", listed, re.MULTILINE):
         assert re.search(rf"^  {name} .*days left", page, re.MULTILINE), name
@@ -86,14 +96,14 @@ def test_a_fabric_is_made_as_the_page_says(
 
 
 def test_the_file_of_options_can_be_read(tmp_path: Path) -> None:
-    (tmp_path / "node.yaml").write_text(block(text("federation.md"), "yaml"), encoding="utf-8")
+    (tmp_path / "node.yaml").write_text(block(text("guides/joining.md"), "yaml"), encoding="utf-8")
     options = read_options(tmp_path / "node.yaml", {})
     assert options.accept == "allow:ETHZ,EPFL"
     assert options.command
 
 
 def test_times_are_those_of_the_settings() -> None:
-    shown = rows(text("federation.md"), "Setting")
+    shown = rows(text("reference/federation.md"), "Setting")
     assert len(shown) > 5
     for name, (seconds, _) in shown.items():
         holders = [s for s in (FabricSettings(), TunnelSettings()) if hasattr(s, name.strip("`"))]
@@ -101,14 +111,16 @@ def test_times_are_those_of_the_settings() -> None:
 
 
 def test_the_headers_of_policies_are_all_there() -> None:
-    shown = {re.findall(r"`([\w-]+):", cell)[0] for cell in rows(text("gateway.md"), "Header")}
+    shown = {
+        re.findall(r"`([\w-]+):", cell)[0] for cell in rows(text("reference/gateway.md"), "Header")
+    }
     assert shown == {header.decode() for header in HEADERS}
 
 
 def test_the_table_of_keys_names_every_option() -> None:
     (verb,) = (verb for verb in cli.VERBS if verb.name == "keys")
     options = cli.load(verb).commands["create"].params
-    shown = " ".join(rows(text("accounts.md"), "Option of `create`"))
+    shown = " ".join(rows(text("guides/keys.md"), "Option of `create`"))
     left_out = {"--db", "--json", "--owner", "--track", "--help"}
     names = {name for option in options for name in (*option.opts, *option.secondary_opts)}
     missing = {n for n in names - left_out if n.startswith("--") and n not in shown}

@@ -14,6 +14,8 @@ from atoll.cli import doctor
 from atoll.cli.main import run
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
+# Extras for people who work on Atoll; the doctor is for those who use it.
+DEVELOPERS = {"dev", "docs", "notebook"}
 
 
 def package_name(requirement: str) -> str:
@@ -28,7 +30,7 @@ def test_tables_agree_with_the_project_file() -> None:
     declared = {
         name: sorted(map(package_name, requirements))
         for name, requirements in project["optional-dependencies"].items()
-        if name != "dev"
+        if name not in DEVELOPERS
     }
     assert {extra.name: sorted(extra.packages) for extra in doctor.EXTRAS} == declared
 

@@ -15,7 +15,7 @@ import pytest
 from atoll.catalog import Catalog
 from atoll.cli import main as cli
 from atoll.perf.curves import Picture, PlotLine
-from atoll.report.charts import draw
+from atoll.report.charts import draw_picture
 from atoll.workload.lengths import LengthMix, length_mix
 
 SMALL = "smollm2-135m"
@@ -301,7 +301,7 @@ PICTURE = Picture(
 
 
 def rows(columns: int, picture: Picture = PICTURE) -> list[str]:
-    return draw(picture, columns=columns, colours=False).splitlines()
+    return draw_picture(picture, columns=columns, colours=False).splitlines()
 
 
 def canvas(columns: int) -> int:

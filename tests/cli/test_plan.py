@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from atoll.cli import main as cli
-from atoll.cli import planning
 from atoll.plan.files.fleet import load_fleet
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
-from atoll.report.layout_svg import colours, stage_widths
-from atoll.report.plan_page import page
-from atoll.report.plan_tables import draw_plan, format_gap, rows, wrap_layout
+from atoll.report.plan.layout_svg import choose_colours, divide_width
+from atoll.report.plan.rented_tables import format_gap, group_instances, wrap_layout
+from atoll.report.plan.show import draw_plan, render_plan_page
+from atoll.solve import registry
 from atoll.solve.comparison import Compared
 from tests.cli.fleets import FAILS, FLEET, SHORT
 
@@ -176,7 +176,7 @@ def test_errors_are_one_line(capsys: Captured, args: list[str], code: int, said:
 
 
 def test_missing_packages_name_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    monkeypatch.setattr(planning, "find_spec", lambda name: None)
+    monkeypatch.setattr(registry, "find_spec", lambda name: None)
     assert cli.run(["plan", "fleet.yaml"]) == 6
     assert "pip install 'atoll[plan]'" in one_line(capsys)
 
@@ -206,7 +206,7 @@ def test_tables_fit_the_terminal(run: Run, name: str, width: int) -> None:
         Compared(solver="cauchy", broken=("budget", "spot-share")),
     )
     stream = io.StringIO()
-    Console(file=stream, width=width).print(draw_plan(plan, problem, compared, width))
+    Console(file=stream, width=width).print(draw_plan(plan, problem, compared, width=width))
     text = stream.getvalue()
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
@@ -226,11 +226,13 @@ def test_equal_instances_are_one_row(run: Run) -> None:
     _, plan = made("fleet")
     twin = plan.instances[0].model_copy(update={"id": "twin"})
     doubled = plan.model_copy(update={"instances": (*plan.instances, twin)})
-    (row,) = (row for row in rows(doubled) if row.number > 1)
+    (row,) = (row for row in group_instances(doubled) if row.number > 1)
     assert row.number == 2
     assert row.per_s == pytest.approx(2 * twin.throughput_per_s)
     assert row.usd_per_hour == pytest.approx(2 * twin.usd_per_hour)
-    assert sum(row.usd_per_hour for row in rows(plan)) == pytest.approx(plan.usd_per_hour)
+    assert sum(row.usd_per_hour for row in group_instances(plan)) == pytest.approx(
+        plan.usd_per_hour
+    )
 
 
 def test_layouts_break_between_stages() -> None:
@@ -251,12 +253,12 @@ def test_the_report_is_one_file_with_everything(run: Run) -> None:
     text = Path("report.html").read_text("utf-8")
     assert not re.search(r"https?:|<script|<link|src=|@import|url\(", text)
     problem, plan = made("fleet")
-    assert text.count("<svg") == len(rows(plan))
+    assert text.count("<svg") == len(group_instances(plan))
     for part in ("$8.89/h", "Next to the baselines", "prefers-color-scheme: dark", "phi-4-14b"):
         assert part in text
     assert plan.problem_hash in text
     again = plan.model_copy(update={"seconds": plan.seconds + 1, "cpu_seconds": 9.0})
-    assert page(again, problem) == page(plan, problem)
+    assert render_plan_page(again, problem) == render_plan_page(plan, problem)
 
 
 def test_the_report_of_a_partial_plan_warns(run: Run) -> None:
@@ -268,7 +270,7 @@ def test_the_report_says_what_baselines_break(run: Run) -> None:
     run("plan", "fleet.yaml", "-o", "plan.json")
     problem, plan = made("fleet")
     compared = [Compared(solver=name, broken=("budget",)) for name in ("one", "two")]
-    assert "Breaks budget: one, two." in page(plan, problem, compared)
+    assert "Breaks budget: one, two." in render_plan_page(plan, problem, compared)
 
 
 @given(
@@ -276,7 +278,7 @@ def test_the_report_says_what_baselines_break(run: Run) -> None:
     room=st.floats(100.0, 2000.0),
 )
 def test_stages_share_the_width(layers: list[int], room: float) -> None:
-    widths = stage_widths(layers, room)
+    widths = divide_width(layers, room)
     assert sum(widths) == pytest.approx(room)
     assert min(widths) >= min(62.0, room / len(layers)) - 1e-6
     for a, b in zip(layers, widths, strict=True):
@@ -285,8 +287,8 @@ def test_stages_share_the_width(layers: list[int], room: float) -> None:
 
 
 def test_colours_do_not_depend_on_order() -> None:
-    assert colours(["L4", "H100", "L4"]) == colours(["H100", "L4"])
-    assert len(set(colours(["A", "B", "C"]).values())) == 3
+    assert choose_colours(["L4", "H100", "L4"]) == choose_colours(["H100", "L4"])
+    assert len(set(choose_colours(["A", "B", "C"]).values())) == 3
 
 
 # Documentation
@@ -301,12 +303,14 @@ def options(verb: str) -> set[str]:
 
 
 def test_the_documentation_names_options_that_exist() -> None:
-    page_text = (Path(__file__).resolve().parents[2] / "docs/planner.md").read_text("utf-8")
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    guide = (docs / "guides/planning.md").read_text("utf-8")
     for verb in ("plan", "explain", "templates"):
-        section = page_text.split(f"## `atoll {verb}`")[1].split("\n## ")[0]
+        section = guide.split(f"## `atoll {verb}`")[1].split("\n## ")[0]
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", section))
         assert named <= options(verb), verb
-    table = page_text.split("| Option |")[1].split("\n\n")[0]
+    reference = (docs / "reference/planner.md").read_text("utf-8")
+    table = reference.split("| Option |")[1].split("\n\n")[0]
     assert set(re.findall(r"`(--[a-z-]+)`", table)) == {
         name for name in options("plan") if name.startswith("--") and name != "--help"
     }

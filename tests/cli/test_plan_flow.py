@@ -12,15 +12,15 @@ import pytest
 
 from atoll.cli import main as cli
 from atoll.plan.plan import Plan
-from atoll.report.flow_page import flow_page
-from atoll.report.flow_svg import placement_drawing
-from atoll.report.flow_tables import (
-    ComparedFlow,
+from atoll.report.plan.cluster_tables import (
+    describe_plan,
     describe_unused,
-    headline,
-    machine_rows,
-    site_flows,
+    list_machines,
+    sum_site_flows,
 )
+from atoll.report.plan.placement_svg import render_placement_svg
+from atoll.report.plan.show import render_plan_page
+from atoll.solve.comparison import Compared
 from atoll.solve.place.bottleneck import bottleneck, node_use
 from tests.plan.clusters import HELIX, instance, plan, problem
 
@@ -37,6 +37,7 @@ cluster:
   links:
     - {between: ["*", "*"], bandwidth: 1Gbit/s, latency: 1ms}
 """
+SVG = "{http://www.w3.org/2000/svg}"
 QUICK = ("--time", "1s")
 
 
@@ -78,7 +79,7 @@ def test_a_cluster_is_planned(run: Run, folder: Path) -> None:
     for name in ("flow.search", "swarm", "petals", "chain"):
         assert name in out
     run("plan", "lab.yaml", "--solver", "chain", "--report", "r.svg")
-    assert ElementTree.parse(folder / "r.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    assert ElementTree.parse(folder / "r.svg").getroot().tag == f"{SVG}svg"
     made = Plan.from_json((folder / "plan.json").read_text())
     assert made.goal == "sustained"
     assert "valid" in run("validate", "plan.json", "--fleet", "lab.yaml")
@@ -129,21 +130,21 @@ def test_demand_that_cannot_be_met(capsys: Captured, run: Run, folder: Path) -> 
 # Tables and drawings of the plan made by hand
 
 
-def test_the_headline() -> None:
-    said = headline(plan(), problem())
+def test_the_describe_plan() -> None:
+    said = describe_plan(plan(), problem())
     assert said == (
         "1,400.0 tokens/s (7 requests/s) on 4 of 4 nodes, at most 2 hops. "
         "Proven: no placement carries more than 1,500.0 (gap 6.67%)."
     )
-    assert "Nothing is proven" in headline(plan(bound=None), problem())
+    assert "Nothing is proven" in describe_plan(plan(bound=None), problem())
 
 
 def test_rows_are_machines_in_order() -> None:
     asked = problem()
-    rows = machine_rows(plan(), asked, asked.catalog())
+    rows = list_machines(plan(), asked, asked.catalog())
     assert [row.machine for row in rows] == ["a", "b", "c", "d"]
     assert [round(row.use, 3) for row in rows] == [0.933, 1.0, 0.9, 0.9]
-    assert site_flows(instance(), asked) == {("north", "south"): pytest.approx(900.0)}
+    assert sum_site_flows(instance(), asked) == {("north", "south"): pytest.approx(900.0)}
     assert describe_unused(plan(), asked) is None
     some = instance().model_copy(update={"nodes": instance().nodes[:3]})
     assert (
@@ -155,21 +156,24 @@ def test_rows_are_machines_in_order() -> None:
 def test_the_drawing_is_sound() -> None:
     asked = problem()
     own, catalog = instance(), asked.catalog()
-    drawn = placement_drawing(own, node_use(own, asked, catalog), bottleneck(own, asked, catalog))
-    root = ElementTree.fromstring(drawn)
-    titles = [element.text for element in root.iter("title")]
+    use, cut = node_use(own, asked, catalog), bottleneck(own, asked, catalog)
+    root = ElementTree.fromstring(render_placement_svg(own, use, cut))
+    titles = [element.text for element in root.iter(f"{SVG}title")]
     assert "a: L40S:1, layers [0, 8), 1,400 of 1,500 tokens/s (93%)" in titles
-    assert len(list(root.iter("path"))) == len(own.flows)
+    assert len(list(root.iter(f"{SVG}path"))) == len(own.flows)
     width = float(root.attrib["width"])
-    for box in root.iter("rect"):
+    for box in root.iter(f"{SVG}rect"):
         assert 0 <= float(box.attrib["x"]) <= width
         assert float(box.attrib["x"]) + float(box.attrib["width"]) <= width + 1e-6
 
 
 def test_the_report_is_the_same_each_time() -> None:
     asked = problem()
-    compared = [ComparedFlow("swarm", 700.0, 4, 2), ComparedFlow("separate", None, 0, 0)]
-    pages = {flow_page(plan(), asked, asked.catalog(), compared) for _ in range(2)}
+    compared = [
+        Compared(solver="swarm", tokens_per_s=700.0, nodes=4, hops=2),
+        Compared(solver="separate", nodes=0),
+    ]
+    pages = {render_plan_page(plan(), asked, compared) for _ in range(2)}
     (page,) = pages
     assert "no placement" in page
     assert "http" not in page.replace("http-equiv", "")

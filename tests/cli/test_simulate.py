@@ -11,7 +11,7 @@ import pytest
 from atoll.cli.main import run
 from atoll.sim.api import simulate
 from atoll.sim.demand import demand_of
-from atoll.sim.files import columns, write_requests
+from atoll.sim.files import write_requests
 from atoll.sim.options import SimOptions
 from atoll.workload.requests import collect
 from tests.sim.builders import CATALOG, poisson, problem, service, whole
@@ -141,7 +141,7 @@ def test_csv_and_parquet_hold_the_same(tmp_path: Path) -> None:
     write_requests(found, one)
     write_requests(found, two)
     table = parquet.read_table(two)
-    assert table.column_names == list(columns(found))
+    assert table.column_names == list(found.columns())
     with one.open() as file:
         read = [float(row["ttft_s"]) for row in csv.DictReader(file)]
     assert read == pytest.approx(table["ttft_s"].to_pylist(), abs=1e-6)

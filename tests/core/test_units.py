@@ -217,7 +217,6 @@ magnitudes = st.one_of(
         (units.parse_rate, units.format_rate),
         (units.parse_bytes, units.format_bytes),
         (units.parse_bandwidth, units.format_bandwidth),
-        (units.parse_price, units.format_price),
     ],
 )
 @given(value=magnitudes)
@@ -228,6 +227,67 @@ def test_reading_what_was_written_loses_only_rounding(
     # Four significant digits, rounded at most twice.
     assert parse(text) == pytest.approx(value, rel=1.1e-3, abs=0)
     assert write(parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0%"),
+        (0.5, "50%"),
+        (0.99996, "99.9%"),
+        (1.0, "100%"),
+        (1e-9, "0%"),
+        (2.381, "238%"),
+        (12.3, "1,230%"),
+    ],
+)
+def test_shares_are_written_short_and_never_round_to_all(value: float, text: str) -> None:
+    assert units.format_share(value) == text
+
+
+@pytest.mark.parametrize(
+    ("usd", "text"),
+    [(0.0, "$0.00/h"), (17.755, "$17.75/h"), (0.042, "$0.042/h"), (1234.5, "$1,234.50/h")],
+)
+def test_money_is_written_to_the_cent(usd: float, text: str) -> None:
+    assert units.format_price(usd) == text
+
+
+@given(value=st.floats(min_value=1e-12, max_value=1e12))
+def test_prices_are_rounded_to_the_cent_or_two_digits(value: float) -> None:
+    text = units.format_price(value)
+    assert units.parse_price(text.replace(",", "")) == pytest.approx(value, rel=0.051, abs=0.0051)
+    assert (
+        text == units.format_usd(value) + "/h" == "$" + units.format_usd(value, sign=False) + "/h"
+    )
+
+
+@pytest.mark.parametrize(
+    ("per_s", "text"),
+    [
+        (0.0, "0/s"),
+        (2.589, "2.59/s"),
+        (0.00123, "0.00123/s"),
+        (99.96, "100/s"),
+        (6459.4, "6,459/s"),
+    ],
+)
+def test_throughputs_have_three_digits_and_no_exponent(per_s: float, text: str) -> None:
+    assert units.format_throughput(per_s) == text
+
+
+def test_dollars_in_columns() -> None:
+    assert units.format_usd(2.4781, sign=False, decimals=3) == "2.478"
+    assert units.format_usd(0.0423, sign=False, decimals=3) == "0.042"
+    assert units.format_usd(1234.5, sign=False) == "1,234.50"
+
+
+def test_numbers_of_things() -> None:
+    assert [units.pluralize(n, "node") for n in (0, 1, 2345)] == [
+        "0 nodes",
+        "1 node",
+        "2,345 nodes",
+    ]
 
 
 @given(st.integers(min_value=0, max_value=10**15))

@@ -115,7 +115,7 @@ async def scenario(scheduler: Scheduler, nodes: Nodes, model: Any) -> None:
         GenerateRequest(tuple(PROMPTS[8]), SamplingParams(max_tokens=200, ignore_eos=True))
     ):
         break
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 60.0
     while any(scheduler.stats()[name].blocks_used for name in scheduler.alive()):
         assert time.monotonic() < deadline, "cancelling left blocks behind"
         await asyncio.sleep(0.05)
@@ -140,14 +140,14 @@ def test_nodes_serve_survive_and_stop(tiny: Callable[[str], Any], nodes: Nodes) 
         )
         await scheduler.start()
         try:
-            await asyncio.wait_for(scenario(scheduler, nodes, model), 90.0)
+            await asyncio.wait_for(scenario(scheduler, nodes, model), 240.0)
         finally:
             await scheduler.close()
 
     asyncio.run(main())
     for process in nodes.processes[1:]:
         process.terminate()
-    assert [process.wait(20.0) for process in nodes.processes[1:]] == [0, 0]
+    assert [process.wait(120.0) for process in nodes.processes[1:]] == [0, 0]
 
 
 def test_a_node_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> None:

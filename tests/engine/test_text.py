@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("tokenizers", reason="needs the extra 'engine'")
 
 from atoll.core.errors import InputError
-from atoll.engine.errors import EngineError
+from atoll.engine.errors import EngineError, TextTooLongError
 from atoll.engine.text import TextCodec
 from tests.engine.tokens import SPECIAL, write_tokenizer
 
@@ -85,3 +88,85 @@ def test_messages_the_template_refuses_are_an_error_of_one_line(codec: TextCodec
 def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"tokenizer\.json"):
         TextCodec(tmp_path)
+
+
+class Spy:
+    """A tokenizer that notes the lengths of what it is given."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.seen: list[int] = []
+
+    def encode(self, text: str, **more: Any) -> Any:
+        self.seen.append(len(text))
+        return self._tokenizer.encode(text, **more)
+
+    def encode_batch_fast(self, texts: list[str], **more: Any) -> Any:
+        self.seen += map(len, texts)
+        return self._tokenizer.encode_batch_fast(texts, **more)
+
+
+@pytest.fixture
+def spy(codec: TextCodec, monkeypatch: pytest.MonkeyPatch) -> Spy:
+    found = Spy(codec._tokenizer)
+    monkeypatch.setattr(codec, "_tokenizer", found)
+    return found
+
+
+@given(st.text(max_size=200) | st.sampled_from([text * 20 for text in (*SPECIAL, "the", " w")]))
+def test_no_text_is_longer_than_its_tokens_allow(codec: TextCodec, text: str) -> None:
+    tokens = len(codec.encode(text))
+    assert len(text) <= codec.most_chars(tokens)
+    # So that what fits is never refused.
+    assert len(codec.encode(text, most_tokens=tokens)) == tokens
+
+
+def test_what_cannot_fit_never_reaches_the_tokenizer(codec: TextCodec, spy: Spy) -> None:
+    text = "x" * (codec.most_chars(64) + 1)
+    with pytest.raises(TextTooLongError, match="characters"):
+        codec.encode(text, most_tokens=64)
+    with pytest.raises(TextTooLongError, match="characters"):
+        codec.chat([{"role": "user", "content": text}], most_tokens=64)
+    with pytest.raises(TextTooLongError, match="65 messages"):
+        codec.chat([{"role": "user", "content": ""}] * 65, most_tokens=64)
+    assert spy.seen == []
+    assert len(codec.encode(text)) == len(text)
+
+
+def test_what_does_not_fit_is_given_up_soon(codec: TextCodec, spy: Spy) -> None:
+    # Short enough to fit if all of it were the longest token, which it is not.
+    most = 100_000
+    text = "".join(f"{number} " for number in range(200_000))
+    assert 8 * most < len(text) < codec.most_chars(most)
+    with pytest.raises(TextTooLongError, match=f"more than {most} tokens"):
+        codec.encode(text, most_tokens=most)
+    assert sum(spy.seen) < 2 * most + 2 * max(spy.seen)
+    assert max(spy.seen) <= 2**16
+
+
+def test_a_long_text_has_the_tokens_of_its_parts(codec: TextCodec) -> None:
+    part = "the words or the worst of them\n"
+    assert codec.encode(part * 1000) == codec.encode(part) * 1000
+    text = SPECIAL[1] * 200_000
+    assert codec.encode(text, most_tokens=200_000) == codec.encode(SPECIAL[1]) * 200_000
+
+
+def test_other_threads_go_on_while_a_long_text_is_tokenised(codec: TextCodec) -> None:
+    text = "".join(f"{number} words or " for number in range(100_000))
+    running = threading.Event()
+    turns = 0
+
+    def encode() -> None:
+        running.set()
+        codec.encode(text)
+        running.clear()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    running.wait()
+    while running.is_set():
+        turns += 1
+        time.sleep(0)
+    thread.join()
+    # A tokenizer that keeps the lock gives this thread a turn or two before and after.
+    assert turns > 50

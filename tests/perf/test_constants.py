@@ -177,7 +177,7 @@ def test_merged_adds_gpus_and_replaces_single_classes() -> None:
     other = ConstantTable(
         [GpuConstants("TEST", {OpClass.GEMM: own}), GpuConstants("NEW", {OpClass.GEMM: own})]
     )
-    both = base.merged(other)
+    both = base.merge(other)
     assert both.names() == ("NEW", "TEST")
     assert both.gpu("TEST").op(OpClass.GEMM) == own
     assert both.gpu("TEST").op(OpClass.EXPERTS) == base.gpu("TEST").op(OpClass.EXPERTS)

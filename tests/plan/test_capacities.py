@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.catalog.links import Link
+from atoll.catalog.overlay import apply_overlay
 from atoll.core.ids import Phase
 from atoll.perf.capacity import RoleLoad, capacity_table
 from atoll.perf.step import Position
@@ -83,7 +84,7 @@ def test_layers_the_model_does_not_have(layers: int) -> None:
 
 
 def test_a_thin_link_bounds_every_stage() -> None:
-    thin = catalog().with_overlay({"links": {"in_region": {"bandwidth": "10Mbit/s"}}})
+    thin = apply_overlay(catalog(), {"links": {"in_region": {"bandwidth": "10Mbit/s"}}})
     assert hop_link(thin, "L40S:1") == Link(1.25e6, thin.links.in_region.latency_s)
     for own in (APART, TOGETHER):
         for role in own.roles:

@@ -14,7 +14,7 @@ from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 from atoll.plan.validate.check import check
 from atoll.prove import verify as verifying
 from atoll.solve import registry
-from atoll.solve.templates.library import libraries
+from atoll.solve.effort import Effort
 from atoll.workload.lengths import LengthMix
 
 CATALOG = Catalog.default()
@@ -32,11 +32,10 @@ PROBLEM = Problem(
     offers=(Offer(region="here", node_type="L40S:1", available=40, usd_per_hour=1.86),),
     settings=Settings(max_nodes_per_instance=1, engine="none"),
 )
-LIBRARY = libraries(PROBLEM, CATALOG)
 
 
 def solve(problem: Problem) -> Plan:
-    return registry.solve("optimal", problem, CATALOG, LIBRARY)
+    return registry.solve(problem, effort=Effort(cached=False), catalog=CATALOG)
 
 
 def seen(share: float) -> Any:
@@ -46,7 +45,7 @@ def seen(share: float) -> Any:
 
 
 def test_a_plan_that_holds_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifying, "simulated", lambda *_: {"chat": seen(0.97)})
+    monkeypatch.setattr(verifying, "simulate_services", lambda *_: {"chat": seen(0.97)})
     first = solve(PROBLEM)
     made = verifying.verify(first, PROBLEM, CATALOG, solve, 0.95)
     assert made.instances == first.instances
@@ -66,7 +65,7 @@ def test_headroom_grows_until_promises_are_kept(monkeypatch: pytest.MonkeyPatch)
         )
         return {"chat": seen(min(1.0, capacity / 1.5))}
 
-    monkeypatch.setattr(verifying, "simulated", simulated)
+    monkeypatch.setattr(verifying, "simulate_services", simulated)
     made = verifying.verify(first, PROBLEM, CATALOG, solve, 0.95)
     check(made, PROBLEM, CATALOG)
     assert made.usd_per_hour > first.usd_per_hour
@@ -76,7 +75,7 @@ def test_headroom_grows_until_promises_are_kept(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_more_nodes_cannot_mend_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifying, "simulated", lambda *_: {"chat": seen(0.6)})
+    monkeypatch.setattr(verifying, "simulate_services", lambda *_: {"chat": seen(0.6)})
     with pytest.raises(InfeasibleError, match=r"chat keeps ttft for 60.0%") as caught:
         verifying.verify(solve(PROBLEM), PROBLEM, CATALOG, solve, 0.95)
     assert "input_tail" in (caught.value.hint or "")

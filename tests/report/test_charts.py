@@ -11,7 +11,7 @@ import pytest
 from atoll.cli import main as cli
 from atoll.core.errors import InputError, MissingDependencyError, UsageError
 from atoll.perf.curves import Picture, PlotLine
-from atoll.report.charts import draw, save
+from atoll.report.charts import draw_picture, save
 
 PNG = b"\x89PNG\r\n\x1a\n"
 ESCAPE = "\x1b["
@@ -32,13 +32,13 @@ NOTHING = Picture("prefill: throughput", "layers", "tokens/s", ())
 
 
 def test_a_drawing_names_its_axes_and_every_curve() -> None:
-    text = draw(STEPS, colours=False)
+    text = draw_picture(STEPS, colours=False)
     assert text.startswith("decode: step time (ms against sequences)\n")
     assert text.endswith("a 32 layers   b 8 layers")
 
 
 def test_without_colours_curves_are_told_apart_by_letters() -> None:
-    body = draw(STEPS, colours=False).partition("\n")[2].rpartition("\n")[0]
+    body = draw_picture(STEPS, colours=False).partition("\n")[2].rpartition("\n")[0]
     assert ESCAPE not in body
     assert "a" in body
     assert "b" in body
@@ -47,7 +47,7 @@ def test_without_colours_curves_are_told_apart_by_letters() -> None:
 def test_with_colours_there_are_no_letters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    text = draw(STEPS, colours=True)
+    text = draw_picture(STEPS, colours=True)
     assert ESCAPE in text
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
     assert plain[-1] == "── 32 layers   ── 8 layers"
@@ -55,7 +55,7 @@ def test_with_colours_there_are_no_letters(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_picture_without_points_says_so() -> None:
-    assert draw(NOTHING) == "prefill: throughput: nothing to draw"
+    assert draw_picture(NOTHING) == "prefill: throughput: nothing to draw"
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,13 @@ def test_a_picture_without_points_says_so() -> None:
 @pytest.mark.parametrize("log", [False, True])
 def test_awkward_curves_are_drawn(xs: Sequence[float], ys: Sequence[float], log: bool) -> None:
     curve = PlotLine("only", tuple(xs), tuple(ys))
-    text = draw(Picture("t", "x", "y", (curve,), log_x=log, log_y=log), colours=False)
+    text = draw_picture(Picture("t", "x", "y", (curve,), log_x=log, log_y=log), colours=False)
     assert text.endswith("a only")
 
 
 def test_more_curves_than_letters_are_still_drawn() -> None:
     curves = tuple(PlotLine(f"c{i}", (1.0, 2.0), (1.0, float(i))) for i in range(9))
-    named = draw(Picture("t", "x", "y", curves), colours=False).splitlines()[-1]
+    named = draw_picture(Picture("t", "x", "y", curves), colours=False).splitlines()[-1]
     assert [word for word in named.split() if len(word) == 2] == [f"c{i}" for i in range(9)]
 
 

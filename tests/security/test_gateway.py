@@ -37,7 +37,7 @@ pytest.importorskip("sqlalchemy", reason="needs the extra 'accounts'")
 
 
 def run(main: Any) -> None:
-    asyncio.run(asyncio.wait_for(main, 60))
+    asyncio.run(asyncio.wait_for(main, 240))
 
 
 def test_services_obey_the_models_the_policy_and_the_rate_of_a_key(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_node_cannot_split_the_answer_of_a_client(tmp_path: Path) -> None:
                 incoming.end()
 
             worker.answerer._handler = odd
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 assert (await fabric.chat()).status == 461
 
     run(go())
@@ -295,7 +295,7 @@ def test_a_request_that_can_be_read_two_ways_is_not_read(head: bytes) -> None:
             raw += b"/atoll/v1/status HTTP/1.1\r\nhost: x\r\n\r\n"
             reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
             writer.write(raw)
-            answer = await asyncio.wait_for(reader.read(), 5)
+            answer = await asyncio.wait_for(reader.read(), 60)
             writer.close()
             assert answer.startswith(b"HTTP/1.1 400")
             assert answer.count(b"HTTP/1.1") == 1
@@ -448,7 +448,7 @@ def test_a_node_cannot_burn_a_quota_with_one_answer(tmp_path: Path) -> None:
             worker.answerer._handler = handle
             claims = [(2**62, -5), (-(2**62), 2**62), (1, 2**70), (0, 0)]
             while claims:
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(60):
                     assert (await fabric.chat(bearer(secret))).status == 200
         await accounts.close()
 
@@ -471,7 +471,7 @@ def test_a_node_that_breaks_off_after_each_token_does_not_keep_a_gateway_busy(
                 incoming.end()
 
             worker.answerer._handler = handle
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 reply = await fabric.chat(stream=True)
             assert b'"error"' in reply.body
             assert 10 < len(asked) < 100

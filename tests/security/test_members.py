@@ -40,7 +40,7 @@ def live(tmp_path: Path, scenario: Callable[[Site], Awaitable[None]]) -> None:
         finally:
             await made.close()
 
-    asyncio.run(asyncio.wait_for(go(), 60))
+    asyncio.run(asyncio.wait_for(go(), 240))
 
 
 def test_nobody_speaks_for_a_session_of_another_under_its_own_slot(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_nobody_speaks_for_a_session_of_another_under_its_own_slot(tmp_path: Pat
             token.close()
             token = crook.token(f"{keys.PREFIX}/alive/{own}/{friend.sid}")
             await asyncio.sleep(0.005)
-        await until(lambda: not watcher._registry.alive(friend.sid), 3.0)
+        await until(lambda: not watcher._registry.alive(friend.sid))
         await crook.close()
 
     live(tmp_path, scenario)
@@ -185,7 +185,7 @@ def test_a_revoked_member_is_nobody_to_those_who_hear_of_it(tmp_path: Path) -> N
         bad = await site.join(site.issue("bad"))
         await until(lambda: watcher.peer(bad.sid) is not None)
         site.authority.revoke("bad")
-        await until(lambda: watcher.peer(bad.sid) is None, 8.0)
+        await until(lambda: watcher.peer(bad.sid) is None)
         # It goes on talking, and is refused each time.
         before = watcher.stats()["refused"].get("revoked", 0)
         await bad.announce(SessionState.DOWN)

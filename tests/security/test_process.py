@@ -31,7 +31,7 @@ async def _strangers(port: int, foreign: Access, good: Access) -> None:
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
         writer.write(b"hello")
-        assert await asyncio.wait_for(reader.read(1), 3) == b""
+        assert await asyncio.wait_for(reader.read(1), 60) == b""
         writer.close()
     except (ssl.SSLError, ConnectionError):
         pass
@@ -73,7 +73,7 @@ def test_strangers_are_logged_and_secrets_are_not(tmp_path: Path) -> None:
         asyncio.run(_strangers(port, foreign, authority.issue("w", "p", "worker")))
     finally:
         hub.send_signal(signal.SIGTERM)
-        rest, _ = hub.communicate(timeout=15)
+        rest, _ = hub.communicate(timeout=60)
     said = b"".join(lines) + rest
     warned = [line for line in rest.splitlines() if b"WARN" in line or b"ERROR" in line]
     assert any(b"certificate" in line.lower() for line in warned), said.decode()

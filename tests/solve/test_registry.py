@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from atoll.catalog import Catalog
 from atoll.core.errors import UnknownNameError
+from atoll.plan.plan import Plan
 from atoll.plan.problem import Lengths, Limits, Offer, Problem, Service, Settings
 from atoll.plan.validate.check import validate
 from atoll.solve import registry
-from atoll.solve.templates.library import Libraries, libraries
+from atoll.solve.effort import Effort
+from atoll.solve.rent import solver as rent
 from atoll.workload.lengths import LengthMix
 
 CATALOG = Catalog.default()
@@ -60,28 +62,23 @@ def problem(
     )
 
 
-_LIBRARIES: dict[str, Libraries] = {}
-
-
-def library(own: Problem) -> Libraries:
-    key = repr([(s.model, s.ttft_s, s.tpot_s, s.phases, s.lengths) for s in own.services])
-    if key not in _LIBRARIES:
-        _LIBRARIES[key] = libraries(own, CATALOG)
-    return _LIBRARIES[key]
+def solve(own: Problem, solver: str | None = None, gap: float = 1e-3) -> Plan:
+    effort = Effort(gap=gap, cached=False)
+    return registry.solve(own, solver=solver, effort=effort, catalog=CATALOG)
 
 
 def cost(own: Problem) -> float:
-    plan = registry.solve("optimal", own, CATALOG, library(own), registry.Effort(gap=1e-6))
+    plan = solve(own, gap=1e-6)
     assert plan.status == "optimal", plan.reasons
     assert plan.objective is not None
     return plan.objective
 
 
-@pytest.mark.parametrize("name", registry.RENTING)
+@pytest.mark.parametrize("name", rent.NAMES)
 @pytest.mark.parametrize("phases", ["apart", "together"])
 def test_every_solver_passes_the_validator_and_meets_demand(name: str, phases: str) -> None:
     own = problem(phases=phases)
-    plan = registry.solve(name, own, CATALOG, library(own))
+    plan = solve(own, solver=name)
     assert validate(plan, own, CATALOG) == []
     assert min(plan.served_fraction.values()) >= 1.0
     assert plan.solver == name
@@ -92,8 +89,8 @@ def test_every_solver_passes_the_validator_and_meets_demand(name: str, phases: s
 def test_no_baseline_is_cheaper(rate: float) -> None:
     own = problem(rate, available=40)
     best = cost(own)
-    for name in registry.BASELINES:
-        plan = registry.solve(name, own, CATALOG, library(own))
+    for name in rent.BASELINES:
+        plan = solve(own, solver=name)
         if min(plan.served_fraction.values()) >= 1.0:
             assert plan.usd_per_hour >= best * (1 - 1e-6), name
 
@@ -118,22 +115,22 @@ def test_cost_never_rises_when_a_promise_loosens(looser: dict[str, float]) -> No
 def test_order_of_inputs_changes_nothing() -> None:
     own = problem()
     turned = own.changed(services=own.services[::-1], offers=own.offers[::-1])
-    one = registry.solve("optimal", own, CATALOG, library(own))
-    other = registry.solve("optimal", turned, CATALOG, library(turned))
+    one = solve(own)
+    other = solve(turned)
     assert one.instances == other.instances
     assert one.objective == other.objective
 
 
 def test_same_input_same_plan() -> None:
     own = problem(17.0)
-    plans = [registry.solve("optimal", own, CATALOG, library(own)) for _ in range(2)]
+    plans = [solve(own) for _ in range(2)]
     same = [p.model_copy(update={"seconds": 0.0, "cpu_seconds": 0.0}).to_json() for p in plans]
     assert same[0] == same[1]
 
 
 def test_shortage_serves_a_common_fraction_and_says_so() -> None:
     own = problem(400.0, 2)
-    plan = registry.solve("optimal", own, CATALOG, library(own))
+    plan = solve(own)
     assert plan.status == "partial"
     shares = list(plan.served_fraction.values())
     assert 0.0 < min(shares) < 1.0
@@ -145,7 +142,7 @@ def test_budget_is_kept() -> None:
     own = problem(20.0, 40)
     full = cost(own)
     limited = problem(20.0, 40, budget=full * 0.6)
-    plan = registry.solve("optimal", limited, CATALOG, library(limited))
+    plan = solve(limited)
     assert plan.usd_per_hour <= full * 0.6 * (1 + 1e-9)
     assert plan.status == "partial"
 
@@ -154,8 +151,8 @@ def test_what_runs_is_kept_when_starting_costs() -> None:
     own = problem(9.0).changed(
         settings=Settings(max_nodes_per_instance=3, engine="none", init_penalty=0.5)
     )
-    first = registry.solve("optimal", own, CATALOG, library(own))
-    again = registry.solve("optimal", own.changed(running=first.instances), CATALOG, library(own))
+    first = solve(own)
+    again = solve(own.changed(running=first.instances))
     assert all(instance.kept for instance in again.instances)
     assert again.init_usd == 0.0
     assert {i.id for i in again.instances} == {i.id for i in first.instances}
@@ -164,4 +161,4 @@ def test_what_runs_is_kept_when_starting_costs() -> None:
 def test_unknown_solvers_are_named() -> None:
     own = problem()
     with pytest.raises(UnknownNameError, match="optimal"):
-        registry.solve("best", own, CATALOG, library(own))
+        solve(own, solver="best")

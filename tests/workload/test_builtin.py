@@ -117,7 +117,7 @@ def test_no_rows_of_traces_ship() -> None:
 
 
 def test_the_table_of_the_documentation_shows_what_was_measured() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "workloads.md").read_text("utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs/internals/workloads.md").read_text("utf-8")
     lines = page[page.index("| Statistic |") :].split("\n\n")[0].splitlines()
     names = [cell.strip(" `") for cell in lines[0].strip("|").split("|")][1:]
     assert sorted(names) == MEASURED

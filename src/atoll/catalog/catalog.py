@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from atoll.catalog.frozenmap import FrozenMap
@@ -16,7 +15,7 @@ from atoll.catalog.nodes import (
     default_interconnects,
     default_node_rules,
 )
-from atoll.core.errors import InputError, UnknownNameError
+from atoll.core.errors import UnknownNameError
 from atoll.core.ids import format_node_type, parse_node_type
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from atoll.catalog.models import ModelSpec
     from atoll.catalog.prices import PriceTable
 
-OVERLAY_VARIABLE = "ATOLL_CATALOG"
 # Sizes nobody lists are still allowed up to here: "L40S:3" is a machine someone may own.
 _MOST_GPUS = 16
 
@@ -180,12 +178,6 @@ class Catalog:
             index_names((n, ()) for n in self.interconnects),
         )
 
-    def with_overlay(self, overlay: str | os.PathLike[str] | Mapping[str, object]) -> Catalog:
-        """This catalog with the facts of an overlay (a YAML file or its content) put in."""
-        from atoll.catalog.overlay import apply_overlay
-
-        return apply_overlay(self, overlay)
-
     def _node(self, node_id: str) -> NodeType:
         name, count = parse_node_type(node_id)
         rule = self.node_rules.get(name)
@@ -223,27 +215,3 @@ class Catalog:
 
 
 _DEFAULT = Catalog()
-
-
-def load_catalog(
-    overlays: Iterable[str | os.PathLike[str]] = (), *, environ: Mapping[str, str] | None = None
-) -> Catalog:
-    """The shipped catalog with the overlay named by ATOLL_CATALOG, then `overlays` in order."""
-    catalog = Catalog.default()
-    environment = os.environ if environ is None else environ
-    from_environment = environment.get(OVERLAY_VARIABLE, "").strip()
-    if from_environment:
-        try:
-            catalog = catalog.with_overlay(from_environment)
-        except InputError as error:
-            if error.line is None and error.path == from_environment:
-                raise InputError(
-                    error.message,
-                    path=error.path,
-                    field=error.field,
-                    hint=f"{OVERLAY_VARIABLE} names this file; unset it or correct it",
-                ) from None
-            raise
-    for overlay in overlays:
-        catalog = catalog.with_overlay(overlay)
-    return catalog

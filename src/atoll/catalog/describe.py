@@ -52,12 +52,12 @@ def describe(catalog: Catalog, name: str) -> Description:
         ("interconnect", catalog.interconnect),
     ):
         try:
-            found = find(name)
+            thing = find(name)
         except UnknownNameError as error:
             if error.kind != kind:  # the model exists, its "@precision" does not
                 raise
             continue
-        return Description(kind, found.name, tuple(_rows(found)))
+        return Description(kind, thing.name, tuple(_rows(thing)))
     known = [*catalog.gpus, *catalog.models, *catalog.interconnects, "links"]
     raise UnknownNameError("name in the catalog", name, known)
 
@@ -174,10 +174,10 @@ def counts(spec: ComponentSpec) -> dict[str, Scalar]:
             "kv_bytes_per_token": spec.kv_bytes_per_token,
         }
     if isinstance(spec, EncoderSpec):
-        found = {"total_params": spec.total_params, "weight_bytes": spec.weight_bytes}
+        totals = {"total_params": spec.total_params, "weight_bytes": spec.weight_bytes}
     else:
-        found = {"weight_bytes": spec.weight_bytes}
-    return {key: value for key, value in found.items() if value is not None}
+        totals = {"weight_bytes": spec.weight_bytes}
+    return {key: value for key, value in totals.items() if value is not None}
 
 
 def _plain(value: object) -> Scalar:

@@ -42,11 +42,11 @@ class ConfigFields:
         """A whole number of at least 1 that must be there."""
         if not self.has(name):
             raise self.error("this field is required", name)
-        return self._checked(name, self._data[name], 1, most)
+        return self._check(name, self._data[name], 1, most)
 
     def whole(self, name: str, *, default: int, least: int = 0, most: int = _MOST) -> int:
         """A whole number, `default` if absent or null."""
-        return self._checked(name, self._data[name], least, most) if self.has(name) else default
+        return self._check(name, self._data[name], least, most) if self.has(name) else default
 
     def optional(self, name: str) -> int | None:
         """A whole number of at least 1, None if absent or null."""
@@ -57,7 +57,7 @@ class ConfigFields:
         value = self._data.get(name, default)
         if value is None or (value == -1 and not isinstance(value, bool)):
             return None
-        return self._checked(name, value, 1, _MOST)
+        return self._check(name, value, 1, _MOST)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
         """True or false, `default` if absent or null."""
@@ -91,7 +91,7 @@ class ConfigFields:
             return ()
         if not isinstance(value, list):
             raise self.error(f"{_short(value)} is not a list of whole numbers", name)
-        return tuple(self._checked(name, item, least, _MOST) for item in value)
+        return tuple(self._check(name, item, least, _MOST) for item in value)
 
     def section(self, name: str) -> ConfigFields | None:
         """A nested mapping, None if absent or null."""
@@ -102,7 +102,7 @@ class ConfigFields:
             raise self.error(f"{_short(value)} is not a mapping", name)
         return ConfigFields(value, path=self._path, prefix=f"{self._prefix}{name}.")
 
-    def _checked(self, name: str, value: object, least: int, most: int) -> int:
+    def _check(self, name: str, value: object, least: int, most: int) -> int:
         # Some published configs write whole numbers as 8.0.
         if isinstance(value, float) and value.is_integer():
             value = int(value)

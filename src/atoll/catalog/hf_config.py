@@ -149,9 +149,9 @@ def _transformer(text: ConfigFields, root: ConfigFields, traits: _Traits) -> Tra
 
 
 def _head_dim(text: ConfigFields, hidden: int, heads: int) -> int:
-    given = text.optional("head_dim")
-    if given is not None:
-        return given
+    head_dim = text.optional("head_dim")
+    if head_dim is not None:
+        return head_dim
     if hidden % heads:
         raise text.error(
             f"{heads} heads do not divide hidden_size {hidden}",
@@ -347,12 +347,12 @@ def _read_json(path: Path) -> dict[str, object]:
     text = read_text_limited(path)
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        seen: dict[str, object] = {}
+        fields: dict[str, object] = {}
         for key, value in pairs:
-            if key in seen:
+            if key in fields:
                 raise InputError("this key is given twice", path=path, field=printable(key))
-            seen[key] = value
-        return seen
+            fields[key] = value
+        return fields
 
     def not_json(constant: str) -> NoReturn:
         raise InputError(f"{constant} is not a JSON number", path=path)

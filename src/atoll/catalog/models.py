@@ -178,9 +178,11 @@ def _model(name: str, entry: Table, sources: Table) -> ModelSpec:
     for key, value in section(entry, "reference").items():
         facts[f"reference.{key}"] = Fact(cast(Scalar, value), _COMPUTED, confidence)
     for key, value in section(entry, "facts").items():
-        said, trust = cast("list[str]", value)
+        fact_source, trust = cast("list[str]", value)
         facts[key] = Fact(
-            _scalar(components, key), str(sources.get(said, said)), cast(Confidence, trust)
+            _scalar(components, key),
+            str(sources.get(fact_source, fact_source)),
+            cast(Confidence, trust),
         )
     note = entry.get("note")
     return ModelSpec(

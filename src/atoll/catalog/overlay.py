@@ -116,13 +116,13 @@ def _gpus(catalog: Catalog, document: Document) -> tuple[dict[str, GpuType], dic
 
 
 def _gpu(name: str, entry: GpuEntry, base: GpuType | None, document: Document) -> GpuType:
-    given = entry.model_fields_set
+    fields_set = entry.model_fields_set
     values: dict[str, object] = {}
     facts: dict[str, Fact] = {}
     if base is not None:
         facts |= base.facts if base.name == name else _as_of(base)
     for key, attribute in _GPU_FIELDS.items():
-        if key not in given:
+        if key not in fields_set:
             continue
         value = getattr(entry, key)
         if value is None and key not in _GPU_OPTIONAL:
@@ -133,7 +133,7 @@ def _gpu(name: str, entry: GpuEntry, base: GpuType | None, document: Document) -
         values[attribute] = value
         facts[attribute] = _fact(value, entry.source, entry.confidence, document)
     if base is None:
-        missing = [key for key in _GPU_FIELDS if key not in given and key not in _GPU_OPTIONAL]
+        missing = [key for key in _GPU_FIELDS if key not in fields_set and key not in _GPU_OPTIONAL]
         if missing:
             raise document.error(
                 f"a new GPU type needs {', '.join(missing)}",
@@ -206,10 +206,10 @@ def _interconnect(
         before = start.allreduce.get(count)
         p = row.p if row.p is not None else 1.0 if before is None else before.p
         costs[count] = AllReduceCost(row.alpha_us, row.bus_bandwidth, p)
-        given = ["alpha_us", "bus_bandwidth_bytes_per_s"]
+        parameters = ["alpha_us", "bus_bandwidth_bytes_per_s"]
         if before is None or row.p is not None:  # else it keeps its source with its value
-            given.append("p")
-        for key in given:
+            parameters.append("p")
+        for key in parameters:
             value = getattr(costs[count], key)
             facts[f"allreduce.{count}.{key}"] = _fact(
                 value, row.source or entry.source, row.confidence or entry.confidence, document

@@ -73,7 +73,7 @@ def _model(
     known: ModelSpec | None,
     document: Document,
 ) -> ModelSpec:
-    given = entry.model_fields_set
+    fields_set = entry.model_fields_set
     if base is None:
         missing = [key for key in _REQUIRED if getattr(entry, key) is None]
         if missing:
@@ -107,13 +107,13 @@ def _model(
     return ModelSpec(
         name=name,
         aliases=tuple(entry.aliases) if entry.aliases is not None else aliases,
-        hf_id=entry.hf_id if "hf_id" in given else base.hf_id,
+        hf_id=entry.hf_id if "hf_id" in fields_set else base.hf_id,
         architecture=entry.architecture or base.architecture,
         graph=base.graph,
         components=components,
         source=base.source if same or entry.source is None else entry.source,
         confidence=entry.confidence or base.confidence,
-        note=entry.note if "note" in given else base.note,
+        note=entry.note if "note" in fields_set else base.note,
         facts=FrozenMap(facts),
     )
 
@@ -143,8 +143,8 @@ def _new_llm(entry: ModelEntry) -> TransformerSpec:
 def _apply_to_llm(base: ModelSpec, entry: ModelEntry) -> TransformerSpec | None:
     """The llm with the entry's shapes and dtypes; None for a model without one."""
     keys = (*_SHAPES, *_DTYPES, "moe", "windows", "sliding", "weights")
-    given = [key for key in keys if key in entry.model_fields_set]
-    if not base.has_llm and not given:
+    llm_fields = [key for key in keys if key in entry.model_fields_set]
+    if not base.has_llm and not llm_fields:
         return None
     llm = base.llm
     values: dict[str, object] = {
@@ -187,12 +187,12 @@ def _dtype(field: str, name: str) -> DType:
 
 def _moe(base: MoeSpec | None, entry: ModelEntry) -> MoeSpec:
     assert entry.moe is not None
-    given = {key: value for key, value in entry.moe.model_dump().items() if value is not None}
-    if "dense_layers" in given:
-        given["dense_layers"] = frozenset(given["dense_layers"])
+    moe_fields = {key: value for key, value in entry.moe.model_dump().items() if value is not None}
+    if "dense_layers" in moe_fields:
+        moe_fields["dense_layers"] = frozenset(moe_fields["dense_layers"])
     if base is not None:
-        return replace(base, **given)
-    missing = [key for key in ("experts", "top_k", "intermediate") if key not in given]
+        return replace(base, **moe_fields)
+    missing = [key for key in ("experts", "top_k", "intermediate") if key not in moe_fields]
     if missing:
         raise InputError(f"new experts need {', '.join(missing)}", field="moe", hint="add them")
-    return MoeSpec(**given)
+    return MoeSpec(**moe_fields)

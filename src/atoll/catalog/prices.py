@@ -148,11 +148,11 @@ class PriceTable:
     ) -> dict[str, Price]:
         """For every node type sold in a region, its cheapest machine."""
         rows = self.query(region=region, include_imputed=include_imputed)
-        found = {
+        prices = {
             node: self.cheapest(region, node, spot=spot, include_imputed=include_imputed)
             for node in dict.fromkeys(row.node_type for row in rows)
         }
-        return {node: price for node, price in found.items() if price is not None}
+        return {node: price for node, price in prices.items() if price is not None}
 
     def with_rows(self, rows: Iterable[Price]) -> PriceTable:
         """The table with rows added; a row of the same key replaces the old one in its place."""

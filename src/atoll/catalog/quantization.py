@@ -230,10 +230,10 @@ class _Rule:
         at = len(first)
         last = rest.pop() if self.to_end and rest else None
         for text in rest:
-            found = name.find(text, at)
-            if found < 0:
+            place = name.find(text, at)
+            if place < 0:
                 return False
-            at = found + len(text)
+            at = place + len(text)
         if last is not None:
             return len(name) - len(last) >= at and name.endswith(last)
         return not self.to_end or at == len(name)
@@ -248,8 +248,8 @@ def _rules(expression: str) -> tuple[_Rule, ...]:
     such as `.*` and `\d+`, groups of choices, and the anchors. A dot alone means a dot. What asks
     for more matches nothing.
     """
-    found = (_rule(choice) for choice in _choices(expression))
-    return tuple(rule for rule in found if rule is not None)
+    rules = (_rule(choice) for choice in _choices(expression))
+    return tuple(rule for rule in rules if rule is not None)
 
 
 def _choices(expression: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.cli.planning import live_line
+from atoll.cli.progress import live_line
 from atoll.cli.serving import need_fabric
 from atoll.core.errors import AtollError, InputError, UnknownNameError, UsageError
 from atoll.core.units import parse_duration

@@ -12,6 +12,7 @@ from atoll.core.units import (
     format_bytes,
     format_count,
     format_duration,
+    format_usd,
 )
 from atoll.report.terminal import emit
 from atoll.report.terminal import table as plain_table
@@ -61,7 +62,7 @@ def table(
 
 
 def _catalog(overlays: list[Path] | None) -> Catalog:
-    from atoll.catalog.catalog import load_catalog
+    from atoll.catalog.load import load_catalog
 
     return load_catalog(overlays or ())
 
@@ -274,7 +275,7 @@ def _price_row(row: Price) -> tuple[object, ...]:
 
 
 def _usd(usd_per_hour: float | None) -> str | None:
-    return None if usd_per_hour is None else f"{usd_per_hour:.2f}"
+    return None if usd_per_hour is None else format_usd(usd_per_hour, sign=False)
 
 
 def _price_caption(rows: tuple[Price, ...]) -> str:

@@ -19,13 +19,10 @@ def diff(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what changes from one plan to another: instances, nodes, cost, capacity."""
-    from rich.text import Text
-
-    from atoll.core.files import read_text_limited
     from atoll.plan.diff import diff as compare
-    from atoll.plan.plan import Plan
+    from atoll.plan.files.read import read_plan
+    from atoll.report.diff import draw_diff
 
-    old, new = (Plan.from_json(read_text_limited(path), path=path) for path in (before, after))
-    change = compare(old, new)
+    change = compare(read_plan(before), read_plan(after))
     data = {**change.model_dump(mode="json"), "empty": change.empty}
-    emit(data, as_json, lambda: Text(change.text()))
+    emit(data, as_json, lambda: draw_diff(change))

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll import __version__
 from atoll.core.units import format_bytes
+from atoll.core.version import __version__
 from atoll.report.terminal import emit, note, table
 
 if TYPE_CHECKING:
@@ -27,9 +27,11 @@ NVIDIA_SMI_TIMEOUT_S = 10.0
 
 # Import name of every base dependency by distribution name.
 REQUIRED: dict[str, str] = {
+    "jinja2": "jinja2",
     "numpy": "numpy",
     "plotille": "plotille",
     "pydantic": "pydantic",
+    "pydantic-settings": "pydantic_settings",
     "pyyaml": "yaml",
     "rich": "rich",
     "typer": "typer",
@@ -55,7 +57,6 @@ EXTRAS: tuple[Extra, ...] = (
             "safetensors",
             "gguf",
             "huggingface_hub",
-            "jinja2",
             "llguidance",
             "pyzmq",
         ),
@@ -64,7 +65,11 @@ EXTRAS: tuple[Extra, ...] = (
     Extra("aic", ("aiconfigurator-core",), "comparing predictions with AIConfigurator's tables"),
     Extra("calibrate", ("scipy",), "fitting the performance model to measurements"),
     Extra("plan", ("numba", "highspy", "scipy"), "finding plans and simulating them"),
-    Extra("serve", ("httptools", "msgspec", "uvloop"), "the gateway and instances"),
+    Extra(
+        "serve",
+        ("httptools", "msgspec", "prometheus_client", "uvloop"),
+        "the gateway and instances",
+    ),
     Extra(
         "fabric",
         ("eclipse-zenoh", "cryptography", "msgspec", "nvidia-ml-py"),

@@ -7,20 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.planning import bar, need_solvers, read_plan, read_problem, template_libraries
+from atoll.cli.progress import show_progress
 from atoll.core.errors import UsageError
 from atoll.core.units import parse_duration
-from atoll.report.terminal import emit, table
+from atoll.report.terminal import emit
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-
-    from atoll.catalog.catalog import Catalog
-    from atoll.plan.plan import Plan
-    from atoll.plan.problem import Problem
-    from atoll.solve.explain.explanation import Explanation
-    from atoll.solve.templates.library import Libraries
+    from atoll.api.fleet import Fleet
+    from atoll.api.plan import FleetPlan
 
 app = typer.Typer(add_completion=False)
 
@@ -64,178 +58,68 @@ def explain(
     Every figure comes from planning again with one thing changed.
     """
     seconds = parse_duration(deadline, field="deadline")
-    need_solvers()
-    problem = read_problem(fleet, overlays=overlay, running=running)
-    if problem.cluster is not None:
-        raise UsageError(
-            f"{problem.name} is a fixed cluster", hint="its plan says what binds: run `atoll plan`"
+    from atoll.api.fleet import Fleet
+    from atoll.report.explanation import draw_explanation
+    from atoll.solve.explain.explain import refuse_cluster
+    from atoll.solve.registry import require_packages
+
+    require_packages()
+    own = Fleet.load(fleet, overlays=overlay or (), running=running)
+    refuse_cluster(own.problem)
+    given = None if plan is None else own.load_plan(plan)
+    kinds = None if node is None else _kinds(node, own)
+    notes = [] if given is None else _still_holds(given)
+    with show_progress("planning again") as tell:
+        explanation = own.explain(
+            given,
+            node_types=kinds,
+            repairs=repairs,
+            deadline_s=seconds,
+            cached=not no_cache,
+            on_progress=tell,
         )
-    catalog = problem.catalog()
-    given = None if plan is None else read_plan(plan)
-    kinds = None if node is None else _kinds(node, problem, catalog)
-    notes = [] if given is None else _still_holds(given, problem, catalog)
-    libraries = template_libraries(problem, catalog, cached=not no_cache)
-    found = _explain_plan(
-        given, problem, catalog, libraries, seconds, kinds, repairs, cached=not no_cache
-    )
-    if repairs and found.repairs is None:
+    if repairs and explanation.repairs is None:
         notes.append("all demand can be met: there is nothing to repair")
-    data = {**found.model_dump(mode="json"), "notes": notes}
-    emit(data, as_json, lambda: _draw(found, notes, only_nodes=kinds is not None))
+    data = {**explanation.model_dump(mode="json"), "notes": notes}
+    emit(
+        data,
+        as_json,
+        lambda: draw_explanation(explanation, notes, only_nodes=kinds is not None),
+    )
 
 
-def _kinds(names: list[str], problem: Problem, catalog: Catalog) -> tuple[str, ...]:
+def _kinds(names: list[str], fleet: Fleet) -> tuple[str, ...]:
     """Canonical node types, each on offer; a GPU type stands for all its sizes on offer."""
     from atoll.core.errors import UnknownNameError
     from atoll.core.ids import parse_node_type
 
-    found: list[str] = []
+    problem, catalog = fleet.problem, fleet.catalog
+    kinds: list[str] = []
     for name in names:
         if ":" in name:
             kind = catalog.node(name).id
             if kind not in problem.node_types:
                 raise UnknownNameError("node type on offer", kind, problem.node_types)
-            found.append(kind)
+            kinds.append(kind)
             continue
         gpu = catalog.gpu(name).name
         sizes = [kind for kind in problem.node_types if parse_node_type(kind).gpu == gpu]
         if not sizes:
             raise UnknownNameError("GPU type on offer", gpu, problem.node_types)
-        found += sizes
-    return tuple(dict.fromkeys(found))
+        kinds += sizes
+    return tuple(dict.fromkeys(kinds))
 
 
-def _still_holds(plan: Plan, problem: Problem, catalog: Catalog) -> list[str]:
+def _still_holds(plan: FleetPlan) -> list[str]:
     """Refuse a plan that does not hold for this problem; note one made for another."""
     from atoll.plan.validate.check import validate
 
-    if plan.problem_hash == problem.content_hash():
+    if plan.problem_hash == plan.problem.content_hash():
         return []
-    found = validate(plan, problem, catalog, same_problem=False)
-    if found:
+    violations = validate(plan, plan.problem, same_problem=False)
+    if violations:
         raise UsageError(
-            f"the plan does not hold for this fleet: {found[0]}", hint="make it again: `atoll plan`"
+            f"the plan does not hold for this fleet: {violations[0]}",
+            hint="make it again: `atoll plan`",
         )
     return ["the fleet file has changed since this plan was made; it still holds"]
-
-
-def _explain_plan(
-    given: Plan | None,
-    problem: Problem,
-    catalog: Catalog,
-    libraries: Libraries,
-    seconds: float,
-    kinds: tuple[str, ...] | None,
-    repairs: bool | None,
-    *,
-    cached: bool,
-) -> Explanation:
-    from atoll.solve.explain.explain import expected_plans
-    from atoll.solve.explain.explain import explain as explain_plan
-    from atoll.solve.explain.whatif import Planner
-    from atoll.solve.registry import DEFAULT, Effort, solve
-    from atoll.solve.templates.cache import TemplateCache
-
-    with bar("planning again", 1) as step:
-        step(0, "the plan itself")
-        plan = given or solve(DEFAULT, problem, catalog, libraries, Effort(min(30.0, seconds)))
-    total = expected_plans(plan, problem, kinds)
-    with bar("planning again", total) as step:
-        planner = Planner(
-            problem,
-            catalog,
-            libraries,
-            TemplateCache() if cached else None,
-            most_seconds=seconds,
-            progress=step,
-        )
-        return explain_plan(
-            plan,
-            planner,
-            node_types=kinds,
-            constraints=kinds is None,
-            repairs=kinds is None if repairs is None else repairs,
-        )
-
-
-def _draw(found: Explanation, notes: list[str], *, only_nodes: bool) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
-
-    parts: list[RenderableType] = [Text(_summary(found), style="bold")]
-    parts += [Text(note) for note in notes]
-    if not only_nodes:
-        parts += [_constraints(found), Text(""), _slacks(found)]
-    if found.repairs:
-        parts.append(_list("Any one of these meets all demand", [r.text for r in found.repairs]))
-    elif found.repairs is not None:
-        parts.append(_list("Repairs", ["no single change was found that meets all demand"]))
-    if found.node_types:
-        parts += [Text(""), _nodes(found)]
-    if found.left_out:
-        parts.append(
-            _list("Left out for lack of time (give a longer --deadline)", list(found.left_out))
-        )
-    return Group(*parts)
-
-
-def _summary(found: Explanation) -> str:
-    from atoll.solve.explain.explanation import money, share
-
-    said = f"{found.problem_name}: {found.status}"
-    if found.status == "infeasible":
-        said += f"; {share(found.served)} of the demand could be served, for"
-    said += f"{'' if found.status == 'infeasible' else ','} {money(found.usd_per_hour)}"
-    if found.status == "partial":
-        said += f", serves {share(found.served)} of the demand"
-    best = found.best_usd_per_hour
-    if found.status in ("optimal", "feasible") and best is not None and found.objective is not None:
-        saved = found.objective - best
-        if saved > 1e-4 * max(1.0, best):
-            said += f"; another plan costs {money(best)}, {share(saved / found.objective)} less"
-    return f"{said}. Planned again {found.plans} times."
-
-
-def _constraints(found: Explanation) -> RenderableType:
-    if not found.constraints:
-        return _list("What binds", ["nothing: no offer is used up and no limit is set"])
-    order = sorted(
-        found.constraints,
-        key=lambda c: (c.worth is None or c.worth.nothing, c.kind == "availability", c.where),
-    )
-    lines = [constraint.text for constraint in order]
-    return _list("What binds", lines)
-
-
-def _slacks(found: Explanation) -> Table:
-    from atoll.report.plan_tables import rate
-    from atoll.solve.explain.explanation import share
-
-    rows = [
-        (
-            slack.role,
-            rate(slack.demand_per_s),
-            rate(slack.capacity_per_s),
-            share(slack.served),
-            share(slack.spare) if slack.spare > 0 else None,
-        )
-        for slack in found.demand
-    ]
-    columns = ("role", "demand", "capacity", "served", "to spare")
-    return table(columns, rows, title="Demand", right=columns[1:])
-
-
-def _nodes(found: Explanation) -> Table:
-    rows = [(use.node_type, use.text) for use in found.node_types]
-    drawn = table(("node type", "why"), rows, title="Node types")
-    drawn.columns[0].no_wrap = True
-    return drawn
-
-
-def _list(title: str, lines: list[str]) -> RenderableType:
-    from rich.console import Group
-    from rich.padding import Padding
-    from rich.text import Text
-
-    body = (Padding(Text(line), (0, 0, 0, 2), expand=False) for line in lines)
-    return Group(Text(f"\n{title}", style="italic"), *body)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from atoll import __version__
 from atoll.core.errors import AtollError, InternalError, UsageError
+from atoll.core.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.core.units import format_duration, parse_duration
-from atoll.report.terminal import console, emit, note, table
+from atoll.core.units import format_duration, format_usd, parse_duration
+from atoll.report.terminal import emit, note, table, tighten
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -53,7 +53,7 @@ Engine = Annotated[
 
 
 def _catalog(overlays: list[Path] | None) -> Catalog:
-    from atoll.catalog.catalog import load_catalog
+    from atoll.catalog.load import load_catalog
 
     return load_catalog(overlays or ())
 
@@ -190,17 +190,10 @@ def show(
 
 def _draw(title: str, facts: dict[str, str], pictures: list[Picture]) -> RenderableType:
     from rich.console import Group
-    from rich.text import Text
 
-    from atoll.report.charts import draw
+    from atoll.report.charts import draw_facts, draw_pictures
 
-    out = console()
-    colours = out.color_system is not None and not out.no_color
-    lines = "\n".join(f"  {name:14s} {value}" for name, value in facts.items())
-    body = "\n\n".join(draw(p, columns=out.width, colours=colours) for p in pictures)
-    # Cut, not folded: a terminal narrower than the axes still shows the shape.
-    drawn = Text.from_ansi(body, no_wrap=True, overflow="crop")
-    return Group(Text(title, style="bold"), Text(lines), Text(""), drawn)
+    return Group(draw_facts(title, facts), "", draw_pictures(pictures))
 
 
 @app.command()
@@ -263,11 +256,11 @@ def _comparison(title: str, choices: list[NodeChoice], layers: int, spot: bool) 
     rows = [
         (
             choice.node,
-            _money(choice.usd_per_hour),
+            _usd(choice.usd_per_hour),
             min(choice.max_layers, layers),
             *_copy(choice.prefill),
             *_copy(choice.decode),
-            _money(None if choice.request_usd is None else choice.request_usd * 1000),
+            _usd(None if choice.request_usd is None else choice.request_usd * 1000),
             choice.provenance.partition(" ")[0].replace("layer-fitted", "layers"),
         )
         for choice in choices
@@ -288,7 +281,7 @@ def _comparison(title: str, choices: list[NodeChoice], layers: int, spot: bool) 
         "1,000 requests."
     )
     drawn = table(columns, rows, title=title, right=columns[1:-1])
-    drawn.padding, drawn.pad_edge = (0, 1, 0, 0), False
+    tighten(drawn)
     for column in drawn.columns:
         column.no_wrap = True
     best = next((c for c in choices if c.request_usd is not None), None)
@@ -306,11 +299,11 @@ def _copy(copy: PhaseCopy | None) -> tuple[str | None, str | None]:
     if copy is None:
         return None, None
     rate = f"{copy.nodes}x {copy.tokens_per_s:>6,.0f}"
-    return rate, _money(copy.usd_per_million_tokens)
+    return rate, _usd(copy.usd_per_million_tokens)
 
 
-def _money(usd: float | None) -> str | None:
-    return None if usd is None else f"{usd:,.2f}" if usd >= 0.1 else f"{usd:.3g}"
+def _usd(usd: float | None) -> str | None:
+    return None if usd is None else format_usd(usd, sign=False)
 
 
 @app.command()

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.planning import (
-    live_line,
-    need_solvers,
-    parse_share,
-    read_problem,
-    template_libraries,
-)
-from atoll.core.errors import InfeasibleError, UsageError
-from atoll.core.files import check_target
-from atoll.core.units import parse_duration
+from atoll.cli.progress import show_progress
+from atoll.core.errors import UnknownNameError, UsageError
+from atoll.core.files import atomic_write, check_target
+from atoll.core.units import parse_duration, parse_share
 from atoll.report.terminal import console, emit
 
 if TYPE_CHECKING:
-    from atoll.catalog.catalog import Catalog
-    from atoll.plan.plan import Plan
-    from atoll.plan.problem import Problem
+    from atoll.api.fleet import Fleet
+    from atoll.api.plan import FleetPlan
+    from atoll.plan.plan import Goal
     from atoll.solve.comparison import Compared
-    from atoll.solve.templates.library import Libraries
 
 app = typer.Typer(add_completion=False)
-
-_LATE = "a longer --deadline may find a plan that serves more"
 
 
 @app.command()
@@ -124,155 +114,87 @@ def plan(
     for path, endings in ((out, ()), (report, (".html", ".svg"))):
         if path is not None:
             check_target(path, endings)
-    need_solvers()
-    problem = read_problem(fleet, overlays=overlay, running=running)
-    catalog = problem.catalog()
-    from atoll.solve.registry import default_for, fits
+    from atoll.api.fleet import Fleet
+    from atoll.solve.effort import Effort
+    from atoll.solve.registry import LATE, require, require_packages
 
-    name = solver or default_for(problem)
-    fits(name, problem)
-    if problem.cluster is not None:
-        from atoll.cli.plan_flow import Wanted, plan_cluster
+    require_packages()
+    own = Fleet.load(fleet, overlays=overlay or (), running=running)
+    if report is not None:
+        from atoll.report.plan.show import list_endings
 
-        ways = (partial, promise, compare, strict, rank)
-        wanted = Wanted(name, seconds, objective, *ways, out, report, as_json)
-        plan_cluster(problem, catalog, wanted, verify=verify)
-        return
-    _for_clusters({"--objective": objective, "--partial": partial, "--promise": promise}, report)
-    # Baselines serve what they can; where the fleet says that is no answer, it is none.
-    strict = strict or problem.settings.on_shortage == "fail"
-    libraries = template_libraries(problem, catalog, cached=not no_cache)
-    made = _solve(name, problem, catalog, libraries, seconds, share)
-    if verify:
-        from atoll.prove import verify as proof
-
-        with live_line("verifying") as say:
-            made = proof.verify(
-                made,
-                problem,
-                catalog,
-                lambda raised: _solve(name, raised, catalog, libraries, seconds, share),
-                kept,
-                say=say,
+        check_target(report, list_endings(own.problem))
+    effort = Effort(share, not no_cache, _goal(objective), partial, promise)
+    with show_progress("planning") as tell:
+        if verify:
+            made = own.verify(
+                attainment=kept,
+                solver=solver,
+                effort=effort,
+                deadline_s=seconds,
+                on_progress=tell,
             )
-    baselines = _baselines(made, problem, catalog, libraries) if compare else ()
-    useful = made.status != "infeasible" and not (strict and made.status == "partial")
-    if useful:
-        _write(made, problem, baselines, out, report)
+        else:
+            made = own.plan(
+                solver=solver, effort=effort, deadline_s=seconds, on_progress=tell, rank=rank
+            )
+    compared: tuple[Compared, ...] = ()
+    if compare:
+        with show_progress("baselines") as tell:
+            compared = own.compare(made, effort=effort, deadline_s=seconds, on_progress=tell)
+    late = made.seconds >= seconds and made.status in ("partial", "infeasible")
+    refused = require(made, own.problem, strict=strict, late=late)
+    targets = [path for path in (out, report) if path is not None and refused is None]
+    for path in targets:
+        _write(path, made, compared, as_report=path is report)
+    if as_json or made.status != "infeasible":
+        _show(made, own, compared, as_json=as_json, cached=not no_cache)
+    for path in targets:
+        console(stderr=True).print(f"wrote {path}", markup=False)
+    if refused is not None:
+        raise refused
+    if late:
+        console(stderr=True).print(f"note: the deadline came first; {LATE}", markup=False)
+
+
+def _goal(objective: str | None) -> Goal | None:
+    from atoll.solve.place.service import OBJECTIVES
+
+    for goal in OBJECTIVES:
+        if goal == objective:
+            return goal
+    if objective is not None:
+        raise UnknownNameError("objective", objective, OBJECTIVES)
+    return None
+
+
+def _write(path: Path, made: FleetPlan, compared: tuple[Compared, ...], *, as_report: bool) -> None:
+    if not as_report:
+        made.save(path)
+        return
+    from atoll.report.plan.show import render_plan_page, render_plan_svg
+
+    if path.suffix.lower() == ".svg":
+        atomic_write(path, render_plan_svg(made, made.problem))
+    else:
+        atomic_write(path, render_plan_page(made, made.problem, compared))
+
+
+def _show(
+    made: FleetPlan, fleet: Fleet, compared: tuple[Compared, ...], *, as_json: bool, cached: bool
+) -> None:
     from atoll.plan.cost import cost_report
+    from atoll.report.plan.show import draw_plan
+
+    if not as_json:
+        emit(None, False, lambda: draw_plan(made, made.problem, compared, width=console().width))
+        return
+    from atoll.solve.registry import count_templates
 
     data = {
         "plan": made.model_dump(mode="json"),
-        "cost": cost_report(made, problem),
-        "compare": baselines,
-        "templates": {
-            role: {"templates": len(own), "multisets": own.multisets}
-            for role, own in libraries.roles.items()
-        },
+        "cost": cost_report(made, fleet.problem),
+        "compare": compared,
+        "templates": count_templates(fleet.problem, catalog=fleet.catalog, cached=cached),
     }
-    if as_json or made.status != "infeasible":
-        from atoll.report.plan_tables import draw_plan
-
-        emit(data, as_json, lambda: draw_plan(made, problem, baselines, console().width))
-    if useful:
-        for path in (out, report):
-            if path is not None:
-                console(stderr=True).print(f"wrote {path}", markup=False)
-    late = made.seconds >= seconds and made.status in ("partial", "infeasible")
-    if late and useful:
-        console(stderr=True).print(f"note: the deadline came first; {_LATE}", markup=False)
-    _finish(made, strict, late=late)
-
-
-def _for_clusters(given: dict[str, object], report: Path | None) -> None:
-    """Refuse what only a plan on a fixed cluster knows."""
-    for option, value in given.items():
-        if value:
-            raise UsageError(f"{option} is for fixed clusters", hint="leave it away")
-    if report is not None:
-        check_target(report, (".html",))
-
-
-def _solve(
-    solver: str,
-    problem: Problem,
-    catalog: Catalog,
-    libraries: Libraries,
-    deadline_s: float,
-    gap: float,
-) -> Plan:
-    """Plan, with what is found and proven so far on stderr. The plan has passed the validator."""
-    from atoll.solve.explain.explanation import money, share
-    from atoll.solve.registry import Effort, solve
-
-    with live_line("allocating") as say:
-
-        def log(seconds: float, objective: float, bound: float) -> None:
-            if math.isfinite(objective) and objective > 0:
-                best = f"best {money(objective)}, gap {share(max(0, 1 - bound / objective))}"
-            else:
-                best = "no plan yet"
-            say(f"allocating {seconds:.1f}s: {best}, proven {money(max(0.0, bound))}")
-
-        return solve(solver, problem, catalog, libraries, Effort(deadline_s, gap, log))
-
-
-def _baselines(
-    made: Plan, problem: Problem, catalog: Catalog, libraries: Libraries
-) -> tuple[Compared, ...]:
-    from atoll.plan.validate.violation import InvalidPlanError
-    from atoll.solve.comparison import broken, compare
-    from atoll.solve.registry import BASELINES, solve
-
-    found = []
-    with live_line("baselines") as say:
-        for name in BASELINES:
-            if name == made.solver:
-                continue
-            say(f"baseline {name}")
-            try:
-                other = solve(name, problem, catalog, libraries)
-            except InvalidPlanError as error:
-                # Baselines know no limits of the whole; the validator says which they break.
-                found.append(broken(name, error))
-            else:
-                found.append(compare(other, made, problem))
-    return tuple(found)
-
-
-def _write(
-    made: Plan,
-    problem: Problem,
-    baselines: tuple[Compared, ...],
-    out: Path | None,
-    report: Path | None,
-) -> None:
-    from atoll.core.files import atomic_write
-
-    if out is not None:
-        atomic_write(out, made.to_json(indent=2) + "\n")
-    if report is not None:
-        from atoll.report.plan_page import page
-
-        atomic_write(report, page(made, problem, baselines))
-
-
-def _finish(made: Plan, strict: bool, *, late: bool) -> None:
-    """Fail where there is no plan, or none that is good enough."""
-    from atoll.solve.explain.explanation import share
-
-    why = "; ".join(made.reasons[:3])
-    if late:
-        why = "the deadline came first"
-    if made.status == "infeasible":
-        raise InfeasibleError(
-            f"no plan meets the demand of {made.problem_name}" + (f": {why}" if why else ""),
-            hint=_LATE if late else "`atoll explain --fleet FLEET` finds what would help",
-        )
-    if made.status == "partial" and strict:
-        least = min(made.served_fraction.values())
-        accept = "accept that (no --strict, no 'on_shortage: fail'), or ask `atoll explain`"
-        raise InfeasibleError(
-            f"only {share(least)} of the demand can be met" + (f": {why}" if why else ""),
-            hint=_LATE if late else accept,
-        )
+    emit(data, True)

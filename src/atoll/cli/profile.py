@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.planning import json_object, live_line
+from atoll.cli.progress import live_line
 from atoll.cli.serving import fetch_models, need_engine
 from atoll.core.errors import InputError
 from atoll.core.files import check_target
@@ -67,9 +67,9 @@ def profile(
         )
     data = {name: {kind: made.model_dump(mode="json", exclude_none=True)}}
     if out is not None:
-        from atoll.core.files import atomic_write
+        from atoll.core.files import atomic_write, read_json_object
 
-        known: dict[str, object] = (json_object(out) or {}) if out.exists() else {}
+        known: dict[str, object] = read_json_object(out) if out.exists() else {}
         own = known.get(name)
         merged = known | {name: (own if isinstance(own, dict) else {}) | data[name]}
         atomic_write(out, json.dumps(merged, indent=2) + "\n")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.planning import live_line
+from atoll.cli.progress import live_line
 from atoll.cli.serving import (
     Started,
     fetch_models,

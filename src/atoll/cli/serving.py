@@ -9,14 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.cli.planning import (
-    SERVICES,
-    live_line,
-    need_solvers,
-    read_plan,
-    read_problem,
-    template_libraries,
-)
+from atoll.cli.progress import live_line, show_progress
 from atoll.core.errors import InfeasibleError, MissingDependencyError, UnknownNameError, UsageError
 from atoll.report.terminal import note
 
@@ -25,9 +18,6 @@ if TYPE_CHECKING:
     from atoll.runtime.local.build import LocalModel, LocalOptions
     from atoll.runtime.local.fleet import LocalFleet
     from atoll.telemetry.usage import OnUsage
-
-INSTANCES = "instances"
-"""The key that tells a plan.json from a fleet file written as JSON."""
 
 
 def need_serving() -> None:
@@ -53,31 +43,21 @@ def need_engine() -> None:
 
 def plan_to_serve(path: Path, seconds: float) -> Plan:
     """Read a plan, or make one of a fleet file in so many seconds."""
-    if _is_plan(path):
-        return read_plan(path)
-    need_solvers()
-    problem = read_problem(path)
-    catalog = problem.catalog()
-    from atoll.solve.registry import Effort, default_for, solve
+    from atoll.plan.files.read import is_plan, read_plan
 
-    libraries = None if problem.cluster is not None else template_libraries(problem, catalog)
-    with live_line(f"planning {problem.name}"):
-        made = solve(default_for(problem), problem, catalog, libraries, Effort(seconds))
-    if made.status == "infeasible":
+    if is_plan(path):
+        return read_plan(path)
+    from atoll.api.fleet import Fleet
+
+    fleet = Fleet.load(path)
+    with show_progress(f"planning {fleet.name}") as tell:
+        plan = fleet.plan(deadline_s=seconds, on_progress=tell, rank=False)
+    if plan.status == "infeasible":
         raise InfeasibleError(
-            f"no plan meets the demand of {made.problem_name}",
+            f"no plan meets the demand of {plan.problem_name}",
             hint=f"`atoll plan {path}` says why",
         )
-    return made
-
-
-def _is_plan(path: Path) -> bool:
-    if path.suffix.lower() != ".json":
-        return False
-    from atoll.cli.planning import json_object
-
-    data = json_object(path)
-    return data is not None and SERVICES not in data and INSTANCES in data
+    return plan
 
 
 def sources(given: Sequence[str], services: Sequence[str], default: str) -> dict[str, str]:

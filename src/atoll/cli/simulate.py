@@ -8,23 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.planning import bar, need_solvers, parse_share, read_plan, read_problem
+from atoll.cli.progress import bar, show_progress
 from atoll.core.errors import InfeasibleError, InputError, UsageError
 from atoll.core.files import check_target
-from atoll.core.units import parse_duration
+from atoll.core.units import parse_duration, parse_share
 from atoll.report.terminal import console, emit
 
 if TYPE_CHECKING:
-    from atoll.catalog.catalog import Catalog
-    from atoll.plan.plan import Plan
+    from atoll.api.plan import FleetPlan
+    from atoll.api.report import FleetReport
     from atoll.plan.problem import Problem
     from atoll.sim.options import Epoch, Failure, SimOptions
     from atoll.sim.result import SimReport
-    from atoll.workload.requests import Requests
 
 app = typer.Typer(add_completion=False)
-
-_SEEN_S = "30s"
 
 
 @app.command()
@@ -104,63 +101,52 @@ def simulate(
     for path, endings in ((requests_out, (".csv", ".parquet")), (report, (".html",))):
         if path is not None:
             check_target(path, endings)
-    need_solvers()
-    plan, problem = _plan_to_simulate(target, fleet, overlay)
-    catalog = problem.catalog()
-    options = _options(
-        problem, policy, batching, seed, failures or [], then or [], startup, warm_up, until
-    )
-    work = _workload(trace, problem, parse_duration(duration, field="for"), seed)
-    found = _run(plan, problem, catalog, work, options)
-    _write(found, problem, requests_out, report)
-    from atoll.report.sim_tables import draw_report, summary
+    from atoll.solve.registry import require_packages
 
-    emit(summary(found), as_json, lambda: draw_report(found, problem))
+    require_packages()
+    plan = _plan_to_simulate(target, fleet, overlay)
+    options = _options(
+        plan.problem, policy, batching, seed, failures or [], then or [], startup, warm_up, until
+    )
+    with bar("simulating", 1.0) as step:
+        found = plan.simulate(
+            trace,
+            duration_s=parse_duration(duration, field="for"),
+            options=options,
+            on_progress=lambda done, total, clock: step(
+                done / max(1, total), f"{done:,} of {total:,}, {clock:,.0f} s"
+            ),
+        )
+    _write(found, requests_out, report)
+    from atoll.report.simulation.tables import draw_simulation, summarize
+
+    emit(summarize(found), as_json, lambda: draw_simulation(found, found.problem))
     for path in (requests_out, report):
         if path is not None:
             console(stderr=True).print(f"wrote {path}", markup=False)
     _judge(found, least)
 
 
-def _plan_to_simulate(
-    target: Path, fleet: Path | None, overlay: list[Path] | None
-) -> tuple[Plan, Problem]:
+def _plan_to_simulate(target: Path, fleet: Path | None, overlay: list[Path] | None) -> FleetPlan:
     """The plan of a plan.json with its fleet file, or of a fleet file planned now."""
+    from atoll.api.fleet import Fleet
+    from atoll.plan.files.read import is_plan
+
     if fleet is not None:
-        return read_plan(target), read_problem(fleet, overlays=overlay)
-    if _is_plan(target):
+        return Fleet.load(fleet, overlays=overlay or ()).load_plan(target)
+    if is_plan(target):
         raise UsageError(
             f"{target} does not say what was promised", hint="add --fleet with its fleet file"
         )
-    problem = read_problem(target, overlays=overlay)
-    from atoll.cli.planning import template_libraries
-    from atoll.solve.registry import Effort, default_for, solve
-
-    catalog = problem.catalog()
-    libraries = None if problem.cluster is not None else template_libraries(problem, catalog)
-    seconds = parse_duration(_SEEN_S, field="deadline")
-    plan = solve(default_for(problem), problem, catalog, libraries, Effort(seconds))
+    with show_progress("planning") as tell:
+        plan = Fleet.load(target, overlays=overlay or ()).plan(on_progress=tell, rank=False)
     if not plan.instances:
         why = "; ".join(plan.reasons[:2])
         raise InfeasibleError(
-            f"there is no plan for {problem.name}" + (f": {why}" if why else ""),
+            f"there is no plan for {plan.problem_name}" + (f": {why}" if why else ""),
             hint="`atoll explain --fleet FLEET` finds what would help",
         )
-    return plan, problem
-
-
-def _is_plan(path: Path) -> bool:
-    import json
-
-    from atoll.core.files import read_text_limited
-
-    if path.suffix.lower() != ".json":
-        return False
-    try:
-        data = json.loads(read_text_limited(path))
-    except ValueError:
-        return False
-    return isinstance(data, dict) and "problem_hash" in data
+    return plan
 
 
 def _options(
@@ -181,12 +167,11 @@ def _options(
     policy_code(policy)
     if batching not in ("engine", "best-effort"):
         raise UnknownNameError("batching", batching, ("engine", "best-effort"))
-    hosts = {node.name for node in problem.cluster.nodes} if problem.cluster is not None else set()
     return SimOptions(
         seed=seed,
         policy=policy,
         batching="engine" if batching == "engine" else "best-effort",
-        failures=tuple(_failure(text, hosts) for text in failures),
+        failures=tuple(_failure(text, problem.hosts) for text in failures),
         epochs=tuple(_epoch(text) for text in then),
         startup_s=parse_duration(startup, field="startup"),
         from_s=parse_duration(warm_up, field="warm-up"),
@@ -194,7 +179,7 @@ def _options(
     )
 
 
-def _failure(text: str, hosts: set[str]) -> Failure:
+def _failure(text: str, hosts: frozenset[str]) -> Failure:
     """Read "60s HOST", "60s INSTANCE", "60s-300s INSTANCE/NODE"."""
     from atoll.sim.options import Failure
 
@@ -217,55 +202,25 @@ def _failure(text: str, hosts: set[str]) -> Failure:
 
 def _epoch(text: str) -> Epoch:
     """Read "10min PLAN.json"."""
+    from atoll.plan.files.read import read_plan
     from atoll.sim.options import Epoch
 
     when, _, path = text.strip().partition(" ")
     if not path.strip():
         raise InputError(f"cannot read {text!r}", field="then", hint='write "10min PLAN.json"')
-    return Epoch(parse_duration(when, field="then"), read_plan(Path(path.strip())))
+    return Epoch(parse_duration(when, field="then"), read_plan(path.strip()))
 
 
-def _workload(trace: str | None, problem: Problem, duration_s: float, seed: int) -> Requests:
-    from atoll.sim.demand import demand_of
-    from atoll.workload.requests import collect
-
-    if trace is None:
-        return collect(demand_of(problem, duration_s), seed)
-    from atoll.workload.spec import workload_of
-
-    return collect(workload_of(trace), seed)
-
-
-def _run(
-    plan: Plan, problem: Problem, catalog: Catalog, work: Requests, options: SimOptions
-) -> SimReport:
-    from atoll.sim.api import simulate as run
-
-    with bar("simulating", float(len(work))) as step:
-        return run(
-            plan,
-            problem,
-            catalog,
-            work,
-            options,
-            progress=lambda done, total, clock: step(
-                done, f"{done:,} of {total:,}, {clock:,.0f} s"
-            ),
-        )
-
-
-def _write(
-    found: SimReport, problem: Problem, requests_out: Path | None, report: Path | None
-) -> None:
+def _write(found: FleetReport, requests_out: Path | None, report: Path | None) -> None:
     if requests_out is not None:
         from atoll.sim.files import write_requests
 
         write_requests(found, requests_out)
     if report is not None:
         from atoll.core.files import atomic_write
-        from atoll.report.sim_page import page
+        from atoll.report.simulation.page import render_simulation_page
 
-        atomic_write(report, page(found, problem))
+        atomic_write(report, render_simulation_page(found, found.problem))
 
 
 def _judge(found: SimReport, least: float | None) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.planning import bar, need_solvers
+from atoll.catalog.overlay import apply_overlay
+from atoll.cli.progress import bar
 from atoll.core.errors import AtollError, UnknownNameError, UsageError
 from atoll.core.files import check_target
 from atoll.core.ids import Phase, parse_node_type
@@ -87,12 +88,14 @@ def templates(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")] = False,
 ) -> None:
     """List the best layouts of a model over mixed nodes by throughput per dollar, and draw their spectrum."""
-    from atoll.catalog.catalog import load_catalog
+    from atoll.catalog.load import load_catalog
 
     for path in out or ():
         check_target(path, (".png", ".html"))
-    need_solvers()
-    from atoll.report.templates import draw_templates, facts, phase_templates
+    from atoll.report.serving_templates import choose_best, describe_phases, draw_templates
+    from atoll.solve.registry import require_packages
+
+    require_packages()
 
     catalog, name = _model(load_catalog(overlay or ()), model)
     service = _service(name, phase, ttft, tpot, lengths)
@@ -102,7 +105,7 @@ def templates(
     problem = _problem(service, kinds, prices, max_nodes, memory_ratio, engine)
     wanted = None if uses is None else _uses(catalog, uses, kinds)
     found = [
-        phase_templates(library, own, places, prices, wanted, top)
+        choose_best(library, own, places, prices, wanted, top)
         for own, library in _libraries(problem, catalog, phase, cached=not no_cache)
     ]
     title = f"{name}: {_promise(service)}; up to {max_nodes} nodes of {len(kinds)} types"
@@ -110,7 +113,7 @@ def templates(
         from atoll.report.charts import save
 
         pictures = [own.spectrum for own in found if own.spectrum is not None]
-        save(path, pictures, title=title, facts=facts(found))
+        save(path, pictures, title=title, facts=describe_phases(found))
     data = {"model": name, "node_types": kinds, "phases": found}
     emit(data, as_json, lambda: draw_templates(title, found, wanted))
     for path in out or ():
@@ -136,7 +139,7 @@ def _model(catalog: Catalog, name: str) -> tuple[Catalog, str]:
     path = Path(name) / "config.json" if folder else Path(name)
     own = model_from_config(path).name
     config = json.loads(read_text_limited(path))
-    return catalog.with_overlay({"models": {own: {"hf_config": config}}}), own
+    return apply_overlay(catalog, {"models": {own: {"hf_config": config}}}), own
 
 
 def _service(name: str, phase: str | None, ttft: str, tpot: str, lengths: str) -> Service:

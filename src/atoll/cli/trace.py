@@ -88,7 +88,7 @@ def describe(
     A built-in without an end is described over a million requests (burstgpt over 61 days), beside what
     was measured.
     """
-    from atoll.report.traces import compare_statistics, draw_trace, facts_of, pictures_of
+    from atoll.report.trace import compare_statistics, describe_stats, draw_trace, plot_trace
     from atoll.workload.builtin import NAMES, get_builtin
     from atoll.workload.spec import workload_of
     from atoll.workload.stats import summarise
@@ -101,11 +101,11 @@ def describe(
     summary = summarise(workload.chunks(seed))
     stats = summary.stats()
     match = compare_statistics(spec.strip(), summary) if pure else ()
-    pictures = pictures_of(summary)
+    pictures = plot_trace(summary)
     if out:
         from atoll.report.charts import save_all
 
-        save_all(out, pictures, title=workload.name, facts=facts_of(stats))
+        save_all(out, pictures, title=workload.name, facts=describe_stats(stats))
     data = {
         "workload": workload.name,
         "stats": stats,
@@ -178,7 +178,8 @@ def convert(
 
 def _write(workload: Workload, out: Path, seed: int, as_json: bool) -> None:
     from atoll.core.files import check_target
-    from atoll.report.traces import facts_of, facts_table
+    from atoll.report.charts import draw_facts
+    from atoll.report.trace import describe_stats
     from atoll.workload.stats import Summary
     from atoll.workload.writing import target_format, write_trace
 
@@ -195,8 +196,8 @@ def _write(workload: Workload, out: Path, seed: int, as_json: bool) -> None:
         "stats": stats,
         "files": _reports(workload),
     }
-    facts = {} if stats is None else facts_of(stats)
-    emit(data, as_json, lambda: facts_table(f"{workload.name} -> {out}", facts))
+    facts = {} if stats is None else describe_stats(stats)
+    emit(data, as_json, lambda: draw_facts(f"{workload.name} -> {out}", facts))
     _say_rows(workload)
     note(f"wrote {out}")
 

@@ -38,19 +38,16 @@ def validate(
     Ends with code 7 if anything is wrong. With a fleet file that has changed since, it says whether the
     plan would still hold.
     """
-    from atoll.core.files import read_text_limited
-    from atoll.plan.plan import Plan
+    from atoll.plan.files.read import read_plan, read_problem
     from atoll.plan.validate.check import InvalidPlanError, validate_structure
     from atoll.plan.validate.check import validate as validate_plan
 
-    own = Plan.from_json(read_text_limited(plan), path=plan)
+    own = read_plan(plan)
     same: bool | None = None
     if fleet is None:
         found = validate_structure(own)
     else:
-        from atoll.plan.files.fleet import load_fleet
-
-        problem = load_fleet(fleet, overlays=overlay or ())
+        problem = read_problem(fleet, overlays=overlay or ())
         same = own.problem_hash == problem.content_hash()
         found = validate_plan(own, problem, same_problem=False)
     data = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import stat
@@ -261,6 +262,17 @@ def _lines(root: Node) -> dict[tuple[str, ...], int]:
     lines[()] = root.start_mark.line + 1
     visit(root, ())
     return lines
+
+
+def read_json_object(path: str | os.PathLike[str]) -> dict[str, object]:
+    """Read a JSON file that holds an object; anything else is an InputError."""
+    try:
+        data = json.loads(read_text_limited(path))
+    except json.JSONDecodeError as error:
+        raise InputError(f"not JSON: {error.msg}", path=path, line=error.lineno) from error
+    if not isinstance(data, dict):
+        raise InputError("not a JSON object", path=path, hint="it should begin with {")
+    return data
 
 
 def check_target(path: Path, endings: tuple[str, ...] = ()) -> None:

@@ -3,6 +3,9 @@
 Inside Atoll every quantity is a plain float in its base unit: seconds, bytes, bytes/s, 1/s,
 USD/hour. Text always carries its unit; a bare number inside a string is refused, because the
 reader cannot tell 1600 ms from 1600 s. A Python number is taken to be in the base unit already.
+
+Durations, rates, sizes and bandwidths are written so that they can be read again; money, shares and
+throughputs are rounded for people. Tables, pages and sentences take all their figures from here.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ _QUANTITY = re.compile(rf"{_NUMBER}\s*(?P<unit>\D.*)?", re.ASCII)
 _PRICE = re.compile(rf"(?P<sign>\$)?\s*{_NUMBER}\s*(?P<unit>\D.*)?", re.ASCII)
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
+_WHOLE = 1e-6
+"""How near a share must be to one to be written as all."""
 
 _DURATION: Mapping[str, float] = {
     "ns": 1e-9,
@@ -168,6 +173,20 @@ def parse_price(value: str | float, *, field: str | None = None) -> float:
     )
 
 
+def parse_share(text: str, *, field: str | None = None) -> float:
+    """Read "0.1%" or "0.001" as a share of 0 to 1."""
+    number, percent, rest = text.strip().partition("%")
+    try:
+        value = float(number) / (100 if percent else 1)
+    except ValueError:
+        value = math.nan
+    if rest or not 0 <= value <= 1:
+        raise InputError(
+            f"cannot read {text!r} as a share", field=field, hint="write it like 0.1% or 0.001"
+        )
+    return value
+
+
 def parse_count(value: str | float, *, field: str | None = None) -> int:
     """Read a whole number of things (tokens, parameters); "8k" is 8000, "32.8B" is 32.8e9."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
@@ -237,11 +256,39 @@ def format_bandwidth(bytes_per_s: float) -> str:
     return f"{format_bytes(bytes_per_s)}/s"
 
 
+def format_usd(usd: float, *, sign: bool = True, decimals: int = 2) -> str:
+    """Write US dollars to the cent, "$1,234.50", and below ten cents with two digits, "$0.042".
+
+    Without `sign` for a column whose head says that it holds dollars; with three `decimals` where cents are
+    too coarse, as for a million tokens.
+    """
+    fixed = abs(usd) >= 0.095 or usd == 0
+    return f"{'$' if sign else ''}{f'{usd:,.{decimals}f}' if fixed else f'{usd:.2g}'}"
+
+
 def format_price(usd_per_hour: float) -> str:
-    """Write US dollars per hour as "$1.86/h", with cents at least and four digits at most."""
-    return f"${_digits(usd_per_hour, digits=4, min_decimals=2)}/h"
+    """Write US dollars per hour as "$17.76/h", with the digits of `format_usd`."""
+    return f"{format_usd(usd_per_hour)}/h"
+
+
+def format_share(share: float) -> str:
+    """Write a share as a percentage of three digits: "83.1%", "0.04%"; only the whole is "100%"."""
+    percent = 0.0 if abs(share) < 1e-7 else 100.0 * share
+    if 99.9 < percent < 100 * (1 - _WHOLE):
+        return "99.9%"
+    return f"{percent:,.0f}%" if abs(percent) >= 999.5 else f"{percent:.3g}%"
+
+
+def format_throughput(per_s: float) -> str:
+    """Write what flows per second with three digits at least, "6,459/s", "2.59/s"; never per minute."""
+    return f"{per_s:,.0f}/s" if per_s >= 99.95 else f"{per_s:.3g}/s"
 
 
 def format_count(count: float) -> str:
     """Write a number of things as "950", "8.192k", "32.8B"."""
     return _format_scaled(count, [(unit, _COUNT[unit]) for unit in ("", "k", "M", "B", "T")])
+
+
+def pluralize(number: int, noun: str) -> str:
+    """Write a number of things: "1 node", "3 nodes"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

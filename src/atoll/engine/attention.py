@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from atoll.engine.kv import BlockTable
 
@@ -36,8 +37,8 @@ class KvCache:
         layers: Sequence[tuple[int, int, int]],
         blocks: int,
         block_size: int,
-        device: Any,
-        dtype: Any,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         """Allocate `blocks` blocks for each (layer index, kv heads, head size)."""
         self.block_size = block_size
@@ -45,20 +46,20 @@ class KvCache:
         self.layers = tuple(index for index, _, _ in layers)
         # One block more than is handed out: rows that pad a batch work there.
         slots = (blocks + 1) * block_size
-        self.keys: dict[int, Any] = {}
-        self.values: dict[int, Any] = {}
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
         for index, heads, size in layers:
             self.keys[index] = torch.zeros(slots, heads, size, device=device, dtype=dtype)
             self.values[index] = torch.zeros(slots, heads, size, device=device, dtype=dtype)
 
-    def read(self, layers: Sequence[int], table: BlockTable, start: int, end: int) -> Any:
+    def read(self, layers: Sequence[int], table: BlockTable, start: int, end: int) -> Tensor:
         """Copy positions [start, end) of some layers: [layers, 2, positions, kv heads, head size]."""
         where = slots_of(table, start, end, self.block_size, self.keys[layers[0]].device)
         return torch.stack(
             [torch.stack((self.keys[i][where], self.values[i][where])) for i in layers]
         )
 
-    def write(self, layers: Sequence[int], table: BlockTable, start: int, data: Any) -> None:
+    def write(self, layers: Sequence[int], table: BlockTable, start: int, data: Tensor) -> None:
         """Put back what `read` of another cache returned, from position `start` on."""
         device = self.keys[layers[0]].device
         where = slots_of(table, start, start + data.shape[2], self.block_size, device)
@@ -67,7 +68,9 @@ class KvCache:
             self.values[index][where] = data[number, 1].to(device)
 
 
-def slots_of(table: BlockTable, start: int, end: int, block_size: int, device: Any) -> Any:
+def slots_of(
+    table: BlockTable, start: int, end: int, block_size: int, device: torch.device
+) -> Tensor:
     """Return the cache slots of positions [start, end) as an int64 tensor."""
     positions = torch.arange(start, end)
     blocks = torch.tensor(table.blocks, dtype=torch.int64)
@@ -78,7 +81,7 @@ def slots_of(table: BlockTable, start: int, end: int, block_size: int, device: A
 class PagedBatch:
     """What attention needs to know about one ragged batch, worked out once for all layers."""
 
-    def __init__(self, spans: Sequence[RowSpan], cache: KvCache, device: Any) -> None:
+    def __init__(self, spans: Sequence[RowSpan], cache: KvCache, device: torch.device) -> None:
         self.spans = tuple(spans)
         self.cache = cache
         self.rows = sum(span.count for span in spans)
@@ -92,11 +95,11 @@ class PagedBatch:
                 slots.append(blocks[at // size] * size + at % size)
         self.positions = torch.tensor([positions], dtype=torch.int64, device=device)
         self.slots = torch.tensor(slots, dtype=torch.int64, device=device)
-        self._gather: dict[int, Any] = {}
-        self._masks: dict[tuple[int, int | None], Any] = {}
-        self._tables: tuple[Any, Any, Any, int] | None = None
+        self._gather: dict[int, Tensor] = {}
+        self._masks: dict[tuple[int, int | None], Tensor] = {}
+        self._tables: tuple[Tensor, Tensor, Tensor, int] | None = None
 
-    def context(self, number: int, stored: Any, window: int | None) -> Any:
+    def context(self, number: int, stored: Tensor, window: int | None) -> Tensor:
         """Return [1, kv heads, positions, head size] of the span's keys or values.
 
         With a window, only the positions the first row of the span can still see.
@@ -116,7 +119,7 @@ class PagedBatch:
             part = stored.index_select(0, index[first:])
         return part.transpose(0, 1).unsqueeze(0)
 
-    def mask(self, number: int, window: int | None, heads: int) -> Any:
+    def mask(self, number: int, window: int | None, heads: int) -> Tensor:
         """Return the additive mask of a span's rows, repeated for `heads` query heads of a group."""
         key = (number, window)
         if key not in self._masks:
@@ -134,14 +137,14 @@ class PagedBatch:
 
     def attend(
         self,
-        query: Any,
-        keys: Any,
-        values: Any,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
         scaling: float,
         window: int | None = None,
         softcap: float | None = None,
-        sinks: Any = None,
-    ) -> Any:
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """Attend with [rows, heads, size] queries over what the cache holds; same shape out."""
         plain = softcap is None and sinks is None
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -180,7 +183,13 @@ class PagedBatch:
         return output
 
     def _decode_rows(
-        self, query: Any, keys: Any, values: Any, scaling: float, window: int | None, output: Any
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scaling: float,
+        window: int | None,
+        output: Tensor,
     ) -> list[int]:
         """Run all single-row spans in one kernel and return the numbers of the others."""
         from atoll.engine import triton_ops
@@ -218,18 +227,18 @@ def first_seen(position: int, window: int | None) -> int:
 
 def attend(
     module: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    attention_mask: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     *,
     scaling: float,
     paged: PagedBatch,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    s_aux: Any = None,
+    s_aux: Tensor | None = None,
     **_: Any,
-) -> tuple[Any, None]:
+) -> tuple[Tensor, None]:
     """Store this layer's new keys and values and attend over all of them.
 
     query [1, heads, rows, size], key and value [1, kv heads, rows, size]; the result is
@@ -246,8 +255,14 @@ def attend(
 
 
 def _eager(
-    q: Any, k: Any, v: Any, mask: Any, scaling: float, softcap: float | None, sinks: Any
-) -> Any:
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
     """Attention with capped scores (Gemma 2) or a learnt sink per head (GPT-OSS)."""
     scores = (q @ k.transpose(2, 3)) * scaling
     if softcap is not None:
@@ -265,7 +280,9 @@ def _eager(
     return weights.to(q.dtype) @ v
 
 
-def _block_tables(spans: Sequence[RowSpan], device: Any) -> tuple[Any, Any, Any, int]:
+def _block_tables(
+    spans: Sequence[RowSpan], device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, int]:
     """Return rows, block tables, context lengths and the longest of them, for single-row spans."""
     longest = max(span.position for span in spans) + 1
     width = max(len(span.table.blocks) for span in spans)

@@ -15,3 +15,7 @@ class FrameError(AtollError):
 
 class EngineError(AtollError):
     """A request could not be carried out; the text goes to whoever asked."""
+
+
+class TextTooLongError(EngineError):
+    """A text has more tokens than are wanted; how many it has need not be known."""

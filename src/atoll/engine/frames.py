@@ -14,7 +14,7 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,6 +39,9 @@ from atoll.engine.messages import (
     Table,
     Tokens,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAGIC = b"ATOL"
 VERSION = 1
@@ -153,7 +156,7 @@ def to_numpy(array: Array, dtype: str, dimensions: int) -> np.ndarray[Any, Any]:
     return np.frombuffer(array.data, dtype=dtype).reshape(array.shape)
 
 
-def from_torch(tensor: Any) -> Array:
+def from_torch(tensor: Tensor) -> Array:
     """Bring a tensor to the CPU if need be and wrap its bytes."""
     import torch
 
@@ -163,7 +166,7 @@ def from_torch(tensor: Any) -> Array:
     return Array(name, tuple(solid.shape), raw.reshape(-1).data)
 
 
-def to_torch(array: Array) -> Any:
+def to_torch(array: Array) -> Tensor:
     """View the bytes as a tensor on the CPU; it must not be written to."""
     import warnings
 

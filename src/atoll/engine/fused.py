@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from atoll.engine.packing import PackedLinear, can_pack
 
@@ -39,7 +40,9 @@ class FusedLayer:
             (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
         )
 
-    def __call__(self, x: Any, residual: Any, rope: tuple[Any, Any], paged: Any) -> tuple[Any, Any]:
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, rope: tuple[Tensor, Tensor], paged: Any
+    ) -> tuple[Tensor, Tensor]:
         """Run the layer over a ragged batch."""
         ops, cache = self._ops, paged.cache
         before, after = self._norms
@@ -54,7 +57,7 @@ class FusedLayer:
         x, residual = ops.add_norm(x, residual, after.weight, after.variance_epsilon)
         return self._down(ops.silu_mul(self._gate_up(x))), residual
 
-    def _norm_heads(self, qkv: Any, kv_heads: int) -> None:
+    def _norm_heads(self, qkv: Tensor, kv_heads: int) -> None:
         """Norm every query and key head in place (Qwen 3)."""
         split = qkv.view(qkv.shape[0], -1, self._size)
         ends = (self._heads, self._heads + kv_heads)
@@ -89,7 +92,7 @@ def _join_linears(*linears: Any) -> Any:
     return lambda rows: torch.nn.functional.linear(rows, weight, bias)
 
 
-def fuse(layers: dict[int, Any], device: Any) -> dict[int, FusedLayer] | None:
+def fuse(layers: dict[int, Any], device: torch.device) -> dict[int, FusedLayer] | None:
     """Return fused layers where every layer has the plain shape, else None.
 
     The layers' own weights are let go, so that they are not held twice.

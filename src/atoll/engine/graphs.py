@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from atoll.engine import triton_ops
 from atoll.engine.attention import KvCache
@@ -23,7 +24,9 @@ _SPLIT_FOR = 2048
 class DecodeBatch:
     """What attention needs to know of a decode step, in tensors that stay where they are."""
 
-    def __init__(self, rows: int, width: int, cache: KvCache, device: Any, splits: int) -> None:
+    def __init__(
+        self, rows: int, width: int, cache: KvCache, device: torch.device, splits: int
+    ) -> None:
         self.cache = cache
         self._splits = splits
         spare = cache.blocks * cache.block_size
@@ -33,8 +36,8 @@ class DecodeBatch:
         self.tables = torch.full((rows, width), cache.blocks, dtype=torch.int32, device=device)
 
     def attend(
-        self, query: Any, keys: Any, values: Any, scaling: float, window: int | None = None
-    ) -> Any:
+        self, query: Tensor, keys: Tensor, values: Tensor, scaling: float, window: int | None = None
+    ) -> Tensor:
         """Attend with one query a row."""
         page = self.cache.block_size
         return triton_ops.paged_decode(
@@ -44,11 +47,11 @@ class DecodeBatch:
 
 @dataclass(slots=True)
 class _Captured:
-    graph: Any
+    graph: torch.cuda.CUDAGraph
     batch: DecodeBatch
-    inputs: Any
-    output: Any
-    host: dict[str, Any]
+    inputs: Tensor
+    output: Tensor
+    host: dict[str, Tensor]
     held: list[tuple[BlockTable | None, int]] = field(default_factory=list)
     filled: int = 0
 
@@ -75,7 +78,7 @@ class DecodeGraphs:
             for rows in batch
         )
 
-    def run(self, batch: Sequence[Any]) -> Any:
+    def run(self, batch: Sequence[Any]) -> Tensor:
         """Run the step; returns logits where the stage has the head, else hidden states.
 
         The result is overwritten by the next step of the same size.
@@ -116,11 +119,13 @@ class DecodeGraphs:
         }
         return _Captured(graph, batch, inputs, output, host, [(None, 0)] * size)
 
-    def _body(self, inputs: Any, batch: DecodeBatch) -> Any:
+    def _body(self, inputs: Tensor, batch: DecodeBatch) -> Tensor:
         stage = self._stage
-        hidden = stage.embed(inputs) if stage.embed is not None else inputs
+        hidden: Tensor = stage.embed(inputs) if stage.embed is not None else inputs
         hidden = stage.run_layers(hidden, stage.start, stage.end, batch)
-        return stage.logits(hidden) if stage.head is not None else hidden
+        if stage.head is not None:
+            hidden = stage.logits(hidden)
+        return hidden
 
     def _fill(self, captured: _Captured, batch: Sequence[Any]) -> None:
         """Bring positions, slots, tables and inputs of this step to the device."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from atoll.core.errors import AtollError
 from atoll.engine.batcher import BatchUnit, Chunk, Flights, Resident, pick
@@ -350,7 +351,8 @@ class NodeCore:
             self._ran(unit)
         self._push_kv(units)
         self._pass_on(list(zip(units, output.hidden, strict=True)))
-        self._sample([units[i] for i in output.sampled], output.logits)
+        if output.logits is not None:
+            self._sample([units[i] for i in output.sampled], output.logits)
         for unit in units:
             if unit.sample and unit.resident.body.kv_to:
                 # The prompt is done here; the answer goes on elsewhere.
@@ -451,7 +453,7 @@ class NodeCore:
                 row = (body.seq, body.epoch, number, first, last, start)
                 self._post(hop.endpoint, Kv(table_of([row], Kv.columns), data))
 
-    def _sample(self, units: list[BatchUnit], logits: Any) -> None:
+    def _sample(self, units: list[BatchUnit], logits: Tensor) -> None:
         if not units:
             return
         with torch.inference_mode():

@@ -6,32 +6,31 @@ of its time re-arranging the weights; arranged once, the same product takes abou
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from torch import Tensor, nn
 
 _ROWS = 8
 _SMALLEST = 1 << 14
 
 
-class PackedLinear(torch.nn.Module):  # type: ignore[misc]
+class PackedLinear(nn.Module):
     """A linear layer over oneDNN's own weight layout; gives what the original layer gave."""
 
-    def __init__(self, weight: Any, bias: Any) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         # Kept out of the module's parameters: the layout is opaque and cannot be moved or cast.
         self._packed = (torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS),)
         self._bias = (bias,)
 
-    def forward(self, rows: Any) -> Any:
+    def forward(self, rows: Tensor) -> Tensor:
         """Multiply; any leading shape."""
-        return torch.ops.mkldnn._linear_pointwise(
-            rows, self._packed[0], self._bias[0], "none", [], ""
-        )
+        packed, bias = self._packed[0], self._bias[0]
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
+        return product
 
 
-def can_pack(device: Any, dtype: Any) -> bool:
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether packing is possible here: a CPU with oneDNN, float32 or bfloat16."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
@@ -40,16 +39,17 @@ def can_pack(device: Any, dtype: Any) -> bool:
     return bool(dtype == torch.float32)
 
 
-def pack_linears(module: Any) -> None:
+def pack_linears(module: nn.Module) -> None:
     """Replace every plain linear layer inside `module` by its packed form."""
     for name, child in list(module.named_children()):
-        if type(child) is torch.nn.Linear and child.weight.numel() >= _SMALLEST:
-            bias = None if child.bias is None else child.bias.data
-            setattr(module, name, PackedLinear(child.weight.data, bias))
+        if type(child) is nn.Linear and child.weight.numel() >= _SMALLEST:
+            setattr(module, name, pack(child))
         else:
             pack_linears(child)
 
 
-def pack(linear: Any) -> Any:
+def pack(linear: nn.Linear) -> PackedLinear:
     """Return the packed form of one linear layer."""
-    return PackedLinear(linear.weight.data, None if linear.bias is None else linear.bias.data)
+    # Not `linear.bias`: by its types there always is one.
+    bias = linear._parameters["bias"]
+    return PackedLinear(linear.weight.data, None if bias is None else bias.data)

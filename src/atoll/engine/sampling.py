@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from atoll.core.errors import AtollError
 from atoll.core.rng import stream
@@ -78,7 +78,7 @@ class Sampler:
             p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
         )
 
-    def choose(self, logits: Any) -> SampledToken:
+    def choose(self, logits: Tensor) -> SampledToken:
         """Choose from [vocabulary] logits and take the token as the next of the sequence."""
         scores = self._adjusted(logits.float())
         p = self.params
@@ -114,7 +114,7 @@ class Sampler:
             self._matcher.feed(self.tokens[self._fed :])
             self._fed = len(self.tokens)
 
-    def _adjusted(self, scores: Any) -> Any:
+    def _adjusted(self, scores: Tensor) -> Tensor:
         p = self.params
         self._catch_up()
         if self._penalises or p.logit_bias or self._matcher is not None:
@@ -139,7 +139,7 @@ class Sampler:
             scores[~allowed] = float("-inf")
         return scores
 
-    def _draw(self, scores: Any) -> int:
+    def _draw(self, scores: Tensor) -> int:
         """Draw from softmax(scores) cut by top-k, top-p and min-p, in that order."""
         p = self.params
         probabilities, order = torch.sort(
@@ -161,7 +161,7 @@ class Sampler:
         return int(order[min(index, last)])
 
 
-def choose_batch(logits: Any, choosers: Sequence[Sampler]) -> list[SampledToken | AtollError]:
+def choose_batch(logits: Tensor, choosers: Sequence[Sampler]) -> list[SampledToken | AtollError]:
     """Choose for several sequences from [sequences, vocabulary]; the plain greedy ones in one go.
 
     A sequence that cannot go on (its guide allows nothing more) gets its error and no choice.

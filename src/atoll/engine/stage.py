@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from atoll.core.errors import InputError, UsageError
 from atoll.engine import attention
@@ -53,8 +54,8 @@ class StageOutput:
     else None. `logits` is [sampled rows, vocabulary]; `sampled` says which `SequenceRows` each is of.
     """
 
-    hidden: tuple[Any, ...]
-    logits: Any = None
+    hidden: tuple[Tensor | None, ...]
+    logits: Tensor | None = None
     sampled: tuple[int, ...] = ()
 
 
@@ -179,7 +180,7 @@ class StageModel:
             for name, parameter in module.named_parameters():
                 yield f"{prefix}.{name}", parameter
 
-    def _set(self, name: str, tensor: Any) -> None:
+    def _set(self, name: str, tensor: Tensor) -> None:
         for prefix, module in self._parts():
             if name.startswith(f"{prefix}."):
                 path, _, leaf = name[len(prefix) + 1 :].rpartition(".")
@@ -304,45 +305,44 @@ class StageModel:
             return StageOutput(hidden)
         return StageOutput(hidden, self.logits(torch.stack([states[i][-1] for i in last])), last)
 
-    def logits(self, hidden: Any) -> Any:
+    def logits(self, hidden: Tensor) -> Tensor:
         """Final norm, head and the cap some models put on logits: [rows, vocabulary]."""
         if self.norm is None or self.head is None:
             raise UsageError(f"the stage [{self.start}, {self.end}) has no head")
-        logits = self.head(self.norm(hidden))
+        logits: Tensor = self.head(self.norm(hidden))
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return logits
 
-    def run_layers(self, hidden: Any, low: int, high: int, paged: Any) -> Any:
+    def run_layers(self, hidden: Tensor, low: int, high: int, paged: Any) -> Tensor:
         """Run layers [low, high) over [rows, width] hidden states."""
         if self.fused is not None:
             return self._run_fused(self.fused, hidden, low, high, paged)
         hidden = hidden.unsqueeze(0)
         rope = self._rope(hidden, paged.positions, low, high)
         for index in range(low, high):
-            hidden = self.layers[index](
+            output = self.layers[index](
                 hidden,
                 attention_mask=None,
                 position_ids=paged.positions,
                 position_embeddings=rope[self.layer_types[index]],
                 paged=paged,
             )
-            if isinstance(hidden, tuple):
-                hidden = hidden[0]
+            hidden = output[0] if isinstance(output, tuple) else output
         return hidden.squeeze(0)
 
     def _run_fused(
-        self, layers: dict[int, FusedLayer], hidden: Any, low: int, high: int, paged: Any
-    ) -> Any:
+        self, layers: dict[int, FusedLayer], hidden: Tensor, low: int, high: int, paged: Any
+    ) -> Tensor:
         ropes = self._rope(hidden, paged.positions, low, high)
         flat = {kind: (cos[0], sin[0]) for kind, (cos, sin) in ropes.items()}
-        residual = None
+        residual: Tensor | None = None
         for index in range(low, high):
             rope = flat[self.layer_types[index]]
             hidden, residual = layers[index](hidden, residual, rope, paged)
-        return hidden + residual
+        return hidden if residual is None else hidden + residual
 
-    def _rope(self, hidden: Any, positions: Any, low: int, high: int) -> dict[str, Any]:
+    def _rope(self, hidden: Tensor, positions: Tensor, low: int, high: int) -> dict[str, Any]:
         kinds = set(self.layer_types[low:high])
         if self._rope_by_type:
             return {kind: self.rotary(hidden, positions, kind) for kind in kinds}

@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import InputError, MissingDependencyError
-from atoll.engine.errors import EngineError
+from atoll.engine.errors import EngineError, TextTooLongError
 
 _UNFINISHED = "\ufffd"
 # A character needs at most this many byte tokens; beyond it a replacement sign is really meant.
 _LONGEST_UNFINISHED = 8
+_LONG_TEXT = 2**13
+"""Characters above which other threads go on while a text is tokenised."""
+_SLICE = 2**16
+"""Characters that are tokenised at a time to see whether a text is too long."""
+_CHARS_PER_TOKEN = 8
+"""Of text as people and programs write it, with a margin; more is possible but unusual."""
 
 
 class TextCodec:
@@ -32,6 +38,7 @@ class TextCodec:
         self._tokenizer = Tokenizer.from_file(str(path))
         self._settings = _read_json(self.folder / "tokenizer_config.json")
         self._config = _read_json(self.folder / "config.json")
+        self._longest_token = max(map(len, self._tokenizer.get_vocab()), default=1)
         self.eos = self._ends()
         self._template = self._chat_template()
 
@@ -50,10 +57,43 @@ class TextCodec:
         """How many tokens the model's head knows."""
         return int(self._text_config()["vocab_size"])
 
-    def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Return the tokens of `text`; with `special`, as the tokenizer begins a text."""
-        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
+    def most_chars(self, tokens: int) -> int:
+        """Return how many characters so many tokens can stand for: each for its own, at most."""
+        return tokens * self._longest_token
+
+    def encode(
+        self, text: str, *, special: bool = True, most_tokens: int | None = None
+    ) -> list[int]:
+        """Return the tokens of `text`; with `special`, as the tokenizer begins a text.
+
+        A text of far more than `most_tokens` raises TextTooLongError before much work was done for it;
+        one of a few more is returned whole. While a long text is tokenised, other threads go on.
+        """
+        if most_tokens is not None:
+            self._refuse_too_long(text, most_tokens)
+        tokens: list[int] = self._encoding(text, special=special).ids
         return tokens
+
+    def _refuse_too_long(self, text: str, most_tokens: int) -> None:
+        most_chars = self.most_chars(most_tokens)
+        if len(text) > most_chars:
+            raise TextTooLongError(
+                f"the text has {len(text)} characters, and {most_tokens} tokens hold {most_chars}"
+            )
+        if len(text) <= max(_SLICE, _CHARS_PER_TOKEN * most_tokens):
+            return
+        # A cut may split a word into more tokens than it has, but it cannot double those of a slice.
+        seen = 0
+        for start in range(0, len(text), _SLICE):
+            seen += len(self._encoding(text[start : start + _SLICE], special=False))
+            if seen > 2 * most_tokens:
+                raise TextTooLongError(f"the text has more than {most_tokens} tokens")
+
+    def _encoding(self, text: str, *, special: bool) -> Any:
+        if len(text) <= _LONG_TEXT:
+            return self._tokenizer.encode(text, add_special_tokens=special)
+        # `encode` keeps every other thread waiting until it is done; a batch, even of one, does not.
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0]
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of tokens."""
@@ -70,10 +110,13 @@ class TextCodec:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         generate: bool = True,
+        most_tokens: int | None = None,
     ) -> list[int]:
-        """Return the tokens of a conversation in the model's own format."""
+        """Return the tokens of a conversation in the model's own format; `most_tokens` as in `encode`."""
         if self._template is None:
             raise EngineError("this model has no chat template", hint="use /v1/completions")
+        if most_tokens is not None and len(messages) > most_tokens:
+            raise TextTooLongError(f"{len(messages)} messages have more than {most_tokens} tokens")
         import jinja2
 
         try:
@@ -86,7 +129,7 @@ class TextCodec:
             )
         except (jinja2.TemplateError, TypeError, KeyError, AttributeError) as error:
             raise EngineError(f"the chat template refuses these messages: {error}") from error
-        return self.encode(text, special=False)
+        return self.encode(text, special=False, most_tokens=most_tokens)
 
     def stream(self, stop: Sequence[str] = ()) -> TextStream:
         """Start a text that grows token by token."""

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from torch import Tensor
 
 
-def add_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, Any]:
+def add_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
     """Return (norm(x + residual), x + residual); without a residual, (norm(x), x)."""
     total = x if residual is None else x + residual
     return torch.rms_norm(total, (total.shape[-1],), weight, eps), total
 
 
-def silu_mul(x: Any) -> Any:
+def silu_mul(x: Tensor) -> Tensor:
     """Return silu(left half) * right half of [rows, 2 * width]."""
     gate, up = x.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate).mul_(up)
 
 
-def rope_store(qkv: Any, cos: Any, sin: Any, slots: Any, keys: Any, values: Any, heads: int) -> Any:
+def rope_store(
+    qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, keys: Tensor, values: Tensor, heads: int
+) -> Tensor:
     """Turn queries and keys to their positions, store keys and values, return the queries."""
     kv_heads, size = keys.shape[1], keys.shape[2]
     rows = qkv.shape[0]

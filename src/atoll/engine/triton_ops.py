@@ -6,10 +6,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
+from torch import Tensor
 
 from atoll.engine import triton_kernels as kernels
 
@@ -17,7 +16,9 @@ _TILE = 64
 _GROUP_MIN = 16
 
 
-def add_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, Any]:
+def add_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
     """Return (norm(x + residual), x + residual); without a residual, (norm(x), x)."""
     out = torch.empty_like(x)
     total = x if residual is None else torch.empty_like(x)
@@ -38,7 +39,7 @@ def add_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, Any]:
     return out, total
 
 
-def silu_mul(x: Any) -> Any:
+def silu_mul(x: Tensor) -> Tensor:
     """Return silu(left half) * right half of [rows, 2 * width]."""
     rows, double = x.shape
     width = double // 2
@@ -48,7 +49,9 @@ def silu_mul(x: Any) -> Any:
     return out
 
 
-def rope_store(qkv: Any, cos: Any, sin: Any, slots: Any, keys: Any, values: Any, heads: int) -> Any:
+def rope_store(
+    qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, keys: Tensor, values: Tensor, heads: int
+) -> Tensor:
     """Turn queries and keys to their positions, store keys and values, return the queries.
 
     qkv is [rows, (heads + 2 kv heads) * size], cos and sin [rows, size] with equal halves; the
@@ -85,16 +88,16 @@ def splits_for(rows: int, kv_heads: int, longest: int, processors: int) -> int:
 
 
 def paged_decode(
-    q: Any,
-    keys: Any,
-    values: Any,
-    tables: Any,
-    lengths: Any,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    lengths: Tensor,
     scale: float,
     page: int,
     window: int | None = None,
     splits: int = 1,
-) -> Any:
+) -> Tensor:
     """Attend with one query a row: q [rows, heads, size] over `lengths` positions of each table.
 
     keys and values are [slots, kv heads, size]; tables int32 [rows, pages].

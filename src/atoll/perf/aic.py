@@ -24,7 +24,7 @@ from atoll.perf.engines import EngineProfile
 from atoll.perf.engines import engine as engine_profile
 from atoll.perf.layers import LayerKind, layer_kinds
 from atoll.perf.operators import Array, Num
-from atoll.perf.step import StepParts, check_tp, own_limit
+from atoll.perf.step import StepParts, check_tp, engine_limit
 
 if TYPE_CHECKING:
     from aiconfigurator_core.sdk.engine import EngineHandle
@@ -59,8 +59,8 @@ class AicStepModel:
         return tuple(dict.fromkeys(layer_kinds(self.spec)))
 
     def largest_batch(self, phase: Phase) -> float:
-        """Return the engine's own limit."""
-        return own_limit(self.engine, phase)
+        """Return the most prompt tokens or sequences that the engine puts into one step."""
+        return engine_limit(self.engine, phase)
 
     def measures_host(self, phase: Phase) -> bool:  # noqa: ARG002
         """Return False: the tables hold kernels only."""
@@ -69,7 +69,7 @@ class AicStepModel:
     def parts(self, batch: Batch[Num]) -> StepParts[Num]:
         """Return the pieces of a step; mixed steps add the times of both phases."""
         if isinstance(batch.prefill_tokens, float):
-            embedding, layer, head = self._one(
+            embedding, layer, head = self._step_seconds(
                 batch.prefill_tokens,
                 batch.prefill_sequences,
                 batch.prefill_context,
@@ -85,7 +85,9 @@ class AicStepModel:
             batch.decode_sequences,
             batch.decode_context,
         )
-        rows: Array = np.array([self._one(*map(float, row)) for row in zip(*columns, strict=True)])
+        rows: Array = np.array(
+            [self._step_seconds(*map(float, row)) for row in zip(*columns, strict=True)]
+        )
         return StepParts(
             self.engine.host_seconds(self.tp),
             rows[:, 0],
@@ -93,7 +95,7 @@ class AicStepModel:
             rows[:, 2],
         )
 
-    def _one(
+    def _step_seconds(
         self, tokens: float, prompts: float, before: float, sequences: float, context: float
     ) -> tuple[float, float, float]:
         """Seconds of (embedding, one layer, head) of one step."""

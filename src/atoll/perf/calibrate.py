@@ -183,11 +183,11 @@ def _bounds(op: OpClass, gpu: GpuType) -> tuple[Predict, tuple[_Free, ...]]:
         wide = (_Free("e_f", 0.6, 0.05, 1.0), _Free("e_b", 0.5, 0.05, 2.0))
         return predict_prefill, wide + shape + (_Free("serial_ns", 5.0, 1e-3, 500.0),)
     if op is OpClass.ATTENTION_DECODE:
-        own = (_Free("e_b", 0.85, 0.1, 1.3), _Free("pad", 20.0, 1e-2, 400.0))
-        return predict_decode, own + shape + (_Free("serial_ns", 5.0, 1e-3, 500.0),) + hot
+        efficiency = (_Free("e_b", 0.85, 0.1, 1.3), _Free("pad", 20.0, 1e-2, 400.0))
+        return predict_decode, efficiency + shape + (_Free("serial_ns", 5.0, 1e-3, 500.0),) + hot
     if op in (OpClass.EXPERTS, OpClass.EXPERTS_FP8, OpClass.EXPERTS_INT4):
-        own = (_Free("e_f", 0.5, 0.05, 1.0), _Free("e_b", 0.7, 0.1, 1.3))
-        return predict_experts, own + shape + (_Free("pad", 4.0, 1e-2, 128.0),)
+        efficiency = (_Free("e_f", 0.5, 0.05, 1.0), _Free("e_b", 0.7, 0.1, 1.3))
+        return predict_experts, efficiency + shape + (_Free("pad", 4.0, 1e-2, 128.0),)
     raise InputError(f"{op.value} is not fitted to single measurements", field="op")
 
 
@@ -243,8 +243,8 @@ def fit(op: OpClass, points: Points, gpu: GpuType, *, source: str, hold_out: boo
         )
     predictor, free = _bounds(op, gpu)
     start = OpConstants(tag=Tag.MEASURED, source=source)
-    found = minimise(lambda c: predictor(c, train, gpu), train.seconds, start, free)
-    rounded = _round_constants(found)
+    constants = minimise(lambda c: predictor(c, train, gpu), train.seconds, start, free)
+    rounded = _round_constants(constants)
     return Fit(
         gpu=gpu.name,
         op=op,

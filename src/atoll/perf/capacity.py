@@ -117,10 +117,10 @@ class CapacityTable:
             raise UsageError(
                 f"{position.value} is no position in a pipeline of {stages}", field="position"
             )
-        own = self.stage_row(stages)[:, layers]
+        rates = self.stage_row(stages)[:, layers]
         if position is None:
-            return float(own[-1] if stages == 1 else own[:3].min())
-        return float(own[self.POSITIONS.index(position)])
+            return float(rates[-1] if stages == 1 else rates[:3].min())
+        return float(rates[self.POSITIONS.index(position)])
 
     def stage_row(self, stages: int) -> Array:
         """Return the table of one stage count: (position, layers)."""
@@ -287,8 +287,8 @@ class CapacityModel:
         """Whether the longest prompt that must keep the promise does so alone, per number of layers."""
         if not self._tail:
             return np.ones(1, dtype=np.bool_)
-        one = np.ones(1)
-        batch = Batch(one * self._tail, one, 0.0 * one, 0.0 * one, 0.0 * one)
+        ones = np.ones(1)
+        batch = Batch(ones * self._tail, ones, 0.0 * ones, 0.0 * ones, 0.0 * ones)
         parts = self._model.parts(batch)
         step = slowest_run(self._counts, parts.layers) + _fixed_seconds(parts, position)
         transfer = np.where(stages > 1.0, self._transfer(batch.tokens), 0.0)
@@ -391,14 +391,14 @@ def table_of(
     role: RoleLoad, model: StepModel, stages: int, *, link: Link | None = None
 ) -> CapacityTable:
     """Return the capacity table of one role on one node type with any backend."""
-    own = CapacityModel(role, model, link=link)
+    capacity_model = CapacityModel(role, model, link=link)
     shape = (len(CapacityTable.POSITIONS), stages, role.spec.layers + 1)
     throughput = np.zeros(shape)
     many = range(2, stages + 1)
     for index, position in enumerate(CapacityTable.POSITIONS):
         if position is Position.WHOLE:
-            throughput[index, 0] = own.throughput([1], [role.slo_s], position)[0]
+            throughput[index, 0] = capacity_model.throughput([1], [role.slo_s], position)[0]
         elif stages > 1:
             budgets = [role.slo_s / count for count in many]
-            throughput[index, 1:] = own.throughput(many, budgets, position)
+            throughput[index, 1:] = capacity_model.throughput(many, budgets, position)
     return CapacityTable(role, model.node, model.tp, throughput, model.provenance)

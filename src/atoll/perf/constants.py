@@ -118,10 +118,10 @@ class ConstantTable:
 
     def gpu(self, name: str) -> GpuConstants:
         """Return the constants of a GPU type by its canonical name."""
-        found = self._gpus.get(name)
-        if found is None:
+        constants = self._gpus.get(name)
+        if constants is None:
             raise UnknownNameError("GPU with performance constants", name, self._gpus)
-        return found
+        return constants
 
     def for_gpu(self, gpu: GpuType) -> GpuConstants:
         """Return the constants of a GPU type; what is missing is taken from the nearest relative.
@@ -129,13 +129,16 @@ class ConstantTable:
         That is the GPU it was declared to be like; else one of the same architecture, else any, nearest in
         compute per byte. What is taken over is tagged a proxy.
         """
-        own = self._gpus.get(gpu.name)
-        missing = [op for op in OpClass if own is None or op not in own.ops]
-        if own is not None and not missing:
-            return own
+        constants = self._gpus.get(gpu.name)
+        missing = [op for op in OpClass if constants is None or op not in constants.ops]
+        if constants is not None and not missing:
+            return constants
         return GpuConstants(
             gpu.name,
-            {**(own.ops if own else {}), **{op: self._relative(gpu, op) for op in missing}},
+            {
+                **(constants.ops if constants else {}),
+                **{op: self._relative(gpu, op) for op in missing},
+            },
         )
 
     def _relative(self, gpu: GpuType, op: OpClass) -> OpConstants:
@@ -152,8 +155,8 @@ class ConstantTable:
         if not known:
             raise UnknownNameError("GPU with performance constants", gpu.name, self._gpus)
         # What was itself taken over is not lent on, unless there is nothing else.
-        own = [name for name in known if self._gpus[name].ops[op].tag is not Tag.PROXY] or known
-        nearest = gpu.like if gpu.like in known else min(own, key=distance)
+        lenders = [name for name in known if self._gpus[name].ops[op].tag is not Tag.PROXY] or known
+        nearest = gpu.like if gpu.like in known else min(lenders, key=distance)
         taken = self._gpus[nearest].ops[op]
         return replace(taken, tag=Tag.PROXY, source=nearest, hot_bytes=0.0, hot_gain=1.0)
 
@@ -161,7 +164,7 @@ class ConstantTable:
         """Return the GPU names that have constants, sorted."""
         return tuple(sorted(self._gpus))
 
-    def merged(self, other: ConstantTable) -> ConstantTable:
+    def merge(self, other: ConstantTable) -> ConstantTable:
         """Return a table where `other` adds GPUs and replaces single operator classes."""
         out = dict(self._gpus)
         for name, entry in other._gpus.items():
@@ -183,9 +186,11 @@ def load_constants(path: Path, *, base: ConstantTable | None = None) -> Constant
     """
     data = load_yaml(path)
     if not isinstance(data, dict) or not isinstance(data.get("gpus"), dict):
-        raise InputError("no mapping 'gpus'", path=path, field="gpus", hint="see docs/perf.md")
+        raise InputError(
+            "no mapping 'gpus'", path=path, field="gpus", hint="see docs/guides/performance.md"
+        )
     table = ConstantTable(_gpu(path, str(name), entry) for name, entry in data["gpus"].items())
-    return base.merged(table) if base is not None else table
+    return base.merge(table) if base is not None else table
 
 
 def _gpu(path: Path, name: str, entry: object) -> GpuConstants:

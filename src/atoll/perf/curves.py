@@ -16,7 +16,7 @@ from atoll.perf.step import Position, StepModel, step_seconds
 
 @dataclass(frozen=True, slots=True)
 class PlotLine:
-    """One line of a picture."""
+    """One line of a chart: its name and its points."""
 
     name: str
     x: tuple[float, ...]

@@ -105,7 +105,7 @@ def fit_gpu(
             grouped,
         )
 
-    def predicted(x: Array) -> Array:
+    def predict(x: Array) -> Array:
         constants = build(x).constants(node.gpu.name, grouped=True)
         return predict_layers(spec, node, constants, points, conditions)
 
@@ -113,7 +113,7 @@ def fit_gpu(
     start = (0.50, 0.80, 2.0, 0.50, 0.20, 8.0)
     low = (0.05, 0.30, 1.0, 0.05, 0.08, 4.0)
     high = (1.00, 0.95, 6.0, 1.00, 0.70, 12.0)
-    return build(_least_squares(predicted, points, start, low, high))
+    return build(_least_squares(predict, points, start, low, high))
 
 
 def fit_all_reduce(
@@ -130,13 +130,13 @@ def fit_all_reduce(
         alpha, bus = (float(v) for v in x)
         return AllReduceCost(alpha, bus)
 
-    def predicted(x: Array) -> Array:
+    def predict(x: Array) -> Array:
         link = replace(node.interconnect, allreduce={node.count: build(x)})
         trial = NodeType(node.gpu, node.count, link)
         return predict_layers(spec, trial, constants, points, conditions)
 
     bounds = (20.0, 5e9), (2.0, 2e8), (500.0, 1e11)
-    return build(_least_squares(predicted, points, *bounds))
+    return build(_least_squares(predict, points, *bounds))
 
 
 def _check_enough(points: Points, node: NodeType) -> None:
@@ -150,7 +150,7 @@ def _check_enough(points: Points, node: NodeType) -> None:
 
 
 def _least_squares(
-    predicted: Callable[[Array], Array],
+    predict: Callable[[Array], Array],
     points: Points,
     start: tuple[float, ...],
     low: tuple[float, ...],
@@ -167,7 +167,7 @@ def _least_squares(
         weight[kind == name] = 1.0 / np.sqrt(np.sum(kind == name))
     target = np.log(points.seconds)
     best = least_squares(
-        lambda x: (np.log(predicted(np.exp(x))) - target) * weight,
+        lambda x: (np.log(predict(np.exp(x))) - target) * weight,
         np.log(start),
         bounds=(np.log(low), np.log(high)),
         loss="soft_l1",

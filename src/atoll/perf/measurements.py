@@ -94,8 +94,8 @@ class Points:
 
         Shapes that one implementation alone was measured on keep all their points.
         """
-        own = self.labels.get(IMPLEMENTATION)
-        if own is None:
+        implementations = self.labels.get(IMPLEMENTATION)
+        if implementations is None:
             return self
         texts = [self.labels[name].tolist() for name in self.schema.labels]
         sizes = [self.sizes[name].tolist() for name in self.schema.sizes]
@@ -103,7 +103,7 @@ class Points:
         ran: dict[tuple[object, ...], set[str]] = {}
         best: dict[tuple[object, ...], int] = {}
         for index, shape in enumerate(shapes):
-            ran.setdefault(shape, set()).add(str(own[index]))
+            ran.setdefault(shape, set()).add(str(implementations[index]))
             first = best.setdefault(shape, index)
             if self.seconds[index] < self.seconds[first]:
                 best[shape] = index

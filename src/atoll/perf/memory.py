@@ -85,14 +85,17 @@ class MemoryModel:
 
     @cached_property
     def _kind_weight_bytes(self) -> Array:
-        own = layer_kinds(self.spec)
+        kinds_by_layer = layer_kinds(self.spec)
         held = as_held(self.spec, self.tp)
-        return np.array([held.layer_weight_bytes(own.index(kind)) for kind in self.kinds]) / self.tp
+        return (
+            np.array([held.layer_weight_bytes(kinds_by_layer.index(kind)) for kind in self.kinds])
+            / self.tp
+        )
 
     def layer_weight_bytes(self, start: int, end: int) -> float:
         """Return bytes per GPU of the weights of layers [start, end)."""
-        own = layer_kinds(self.spec)[start:end]
-        return float(sum(self._kind_weight_bytes[self.kinds.index(kind)] for kind in own))
+        held_kinds = layer_kinds(self.spec)[start:end]
+        return float(sum(self._kind_weight_bytes[self.kinds.index(kind)] for kind in held_kinds))
 
     def outer_bytes(self, position: Position) -> float:
         """Return bytes per GPU of embedding and output matrix at a position in the pipeline."""
@@ -136,8 +139,8 @@ class MemoryModel:
         of `tp` GPUs holds this many.
         """
         free = self.free_bytes(start, end)
-        one = self.kv_bytes_per_sequence(start, end, context)
-        return max(0, math.floor(free / one * context))
+        sequence_bytes = self.kv_bytes_per_sequence(start, end, context)
+        return max(0, math.floor(free / sequence_bytes * context))
 
     def sequences_by_layers(self, context: float, position: Position) -> Array:
         """Return how many sequences of `context` tokens fit beside j layers, for j = 0..layers.

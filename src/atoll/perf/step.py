@@ -70,12 +70,12 @@ class StepModel(Protocol):
 
     @property
     def spec(self) -> TransformerSpec:
-        """The model."""
+        """The shapes of the model whose layers run."""
         ...
 
     @property
     def node(self) -> NodeType:
-        """The node type."""
+        """The node type that runs them."""
         ...
 
     @property
@@ -140,8 +140,8 @@ def range_counts(
     """Return how many layers of each kind lie in [start, end)."""
     if len(kinds) == 1:
         return (end - start,)
-    own = layer_kinds(spec)[start:end]
-    return tuple(own.count(kind) for kind in kinds)
+    range_kinds = layer_kinds(spec)[start:end]
+    return tuple(range_kinds.count(kind) for kind in kinds)
 
 
 @lru_cache(maxsize=256)
@@ -155,8 +155,8 @@ def window_counts(spec: TransformerSpec, kinds: tuple[LayerKind, ...]) -> NDArra
     total = spec.layers
     if len(kinds) == 1:
         return np.arange(total + 1, dtype=np.float64).reshape(-1, 1, 1)
-    own = layer_kinds(spec)
-    one_hot = np.array([[kind == k for k in kinds] for kind in own], dtype=np.float64)
+    kinds_by_layer = layer_kinds(spec)
+    one_hot = np.array([[kind == k for k in kinds] for kind in kinds_by_layer], dtype=np.float64)
     before = np.vstack([np.zeros(len(kinds)), np.cumsum(one_hot, axis=0)])
     runs = [np.unique(before[j:] - before[: total + 1 - j], axis=0) for j in range(total + 1)]
     most = max(len(run) for run in runs)
@@ -193,8 +193,8 @@ class AnalyticStepModel:
         return self.ops.kinds
 
     def largest_batch(self, phase: Phase) -> float:
-        """Return the engine's own limit."""
-        return own_limit(self.engine, phase)
+        """Return the most prompt tokens or sequences that the engine puts into one step."""
+        return engine_limit(self.engine, phase)
 
     def measures_host(self, phase: Phase) -> bool:  # noqa: ARG002
         """Return False: the host time is the engine profile's."""
@@ -210,7 +210,7 @@ class AnalyticStepModel:
         )
 
 
-def own_limit(engine: EngineProfile, phase: Phase) -> float:
+def engine_limit(engine: EngineProfile, phase: Phase) -> float:
     """Return the most prompt tokens or sequences an engine puts into one step."""
     return float(engine.max_sequences if phase is Phase.DECODE else engine.max_tokens)
 

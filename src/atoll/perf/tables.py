@@ -29,7 +29,7 @@ from atoll.perf.batch import Batch
 from atoll.perf.engines import EngineProfile
 from atoll.perf.layers import LayerKind, layer_kinds
 from atoll.perf.operators import Array, Num
-from atoll.perf.step import StepParts, check_tp, own_limit
+from atoll.perf.step import StepParts, check_tp, engine_limit
 
 _MAX_BYTES = 64 * 2**20
 _REACH = 4.0
@@ -66,8 +66,8 @@ class Surface:
         return np.asarray(np.exp(low * (1 - v) + high * v))
 
     @staticmethod
-    def _check(name: str, asked: Array, known: Array) -> None:
-        top = float(np.max(asked, initial=0.0))
+    def _check(name: str, requested: Array, known: Array) -> None:
+        top = float(np.max(requested, initial=0.0))
         if top > known[-1] * _REACH + 64.0:
             raise InputError(
                 f"{top:g} is far beyond the {known[-1]:g} measured",
@@ -119,7 +119,7 @@ class TableStepModel:
         """Return the largest batch that was measured."""
         surface = self._surface(phase, "layer_us", 0)
         assert surface is not None
-        return min(own_limit(self.engine, phase), float(surface.tokens[-1]))
+        return min(engine_limit(self.engine, phase), float(surface.tokens[-1]))
 
     def measures_host(self, phase: Phase) -> bool:
         """Return whether the table holds host times of a phase."""
@@ -158,14 +158,14 @@ class TableStepModel:
         return out
 
     def _surface(self, phase: Phase, column: str, kind: int) -> Surface | None:
-        found = self.surfaces.get((phase, column, kind)) or self.surfaces.get((phase, column, 0))
-        if found is None and column == "layer_us":
+        surface = self.surfaces.get((phase, column, kind)) or self.surfaces.get((phase, column, 0))
+        if surface is None and column == "layer_us":
             raise InputError(
                 f"no measurements of {phase.value} for {self.node.id}",
                 field="phase",
                 hint="measure it, or use the analytic backend",
             )
-        return found
+        return surface
 
 
 def _like(batch: Batch[Num], values: Array) -> Num:
@@ -221,7 +221,7 @@ class TableFile:
         self, rows: Iterable[tuple[int, Row]]
     ) -> Mapping[tuple[Phase, str, int], Surface]:
         cells: dict[tuple[Phase, str, int], dict[tuple[float, float], float]] = {}
-        seen: dict[tuple[str, int, float, float], int] = {}
+        lines: dict[tuple[str, int, float, float], int] = {}
         for line, row in rows:
             if row["phase"] not in ("prefill", "decode"):
                 raise InputError(
@@ -233,7 +233,7 @@ class TableFile:
             tokens = _number(self._path, line, row, "tokens")
             context = _number(self._path, line, row, "context", zero=True)
             kind = int(_number(self._path, line, row, "kind", zero=True)) if row.get("kind") else 0
-            first = seen.setdefault((row["phase"], kind, tokens, context), line)
+            first = lines.setdefault((row["phase"], kind, tokens, context), line)
             if first != line:
                 raise InputError(
                     f"the same sizes as line {first}",

@@ -3,10 +3,9 @@
     problem     services with promises and demand, offers of nodes, limits: what a planner is given
     plan        instances with layer ranges and flows, routes, cost, proven bound: what it returns
     cluster     machines that are there and the network between them, instead of offers
-    fleet       the YAML a person writes, turned into a problem
+    files/      the YAML a person writes, and other systems' formats, turned into a problem
     capacities  what one node carries of a service, as solvers and the validator both count it
-    result      from chosen layouts to a plan: flows, routes, cost
-    validate    whether a plan keeps what it says, without trusting the solver that made it
+    validate/   whether a plan keeps what it says, without trusting the solver that made it
     diff, cost  what changes from one plan to the next, and where the money goes
 
 Start reading at `problem` and `plan`; they are the waist between solvers and everything else.

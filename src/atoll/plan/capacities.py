@@ -42,12 +42,14 @@ def hop_link(catalog: Catalog, node_type: str, region: str | None = None) -> Lin
 
 def phase_loads(catalog: Catalog, service: Service, role: RoleId | str) -> tuple[RoleLoad, ...]:
     """Return what the performance model must be asked for: one phase, or both of them."""
-    own = parse_role(role) if isinstance(role, str) else role
-    phases = (Phase.PREFILL, Phase.DECODE) if own.phase is Phase.BOTH else (own.phase,)
+    role_id = parse_role(role) if isinstance(role, str) else role
+    phases = (Phase.PREFILL, Phase.DECODE) if role_id.phase is Phase.BOTH else (role_id.phase,)
     spec = catalog.model(service.model).llm
     mix = service.lengths.mix()
     return tuple(
-        RoleLoad(f"{service.name}/{own.component}/{phase}", spec, phase, service.slo_s(phase), mix)
+        RoleLoad(
+            f"{service.name}/{role_id.component}/{phase}", spec, phase, service.slo_s(phase), mix
+        )
         for phase in phases
     )
 
@@ -104,11 +106,11 @@ def node_capacity(
     Prompt tokens/s, generated tokens/s, or requests/s where both phases run together; 0 where the
     layers do not fit or the promise cannot be kept. `tp` is `default_tp` unless given.
     """
-    own = parse_role(role) if isinstance(role, str) else role
+    role_id = parse_role(role) if isinstance(role, str) else role
     node = catalog.node(node_type)
     link = hop_link(catalog, node_type, region)
     rates: list[float] = []
-    for load in phase_loads(catalog, service, own):
+    for load in phase_loads(catalog, service, role_id):
         if not 1 <= layers <= load.spec.layers:
             return 0.0
         model = _model(load, node, tp, problem.settings.engine, link)
@@ -132,7 +134,7 @@ def role_table(
     Shape (4, stages, layers + 1): positions as in `POSITIONS` (first, middle, last, whole), S = 1..
     `stages`, j = 0..layers. Whole is for S = 1 only, the others for S >= 2; the rest is 0.
     """
-    own = parse_role(role) if isinstance(role, str) else role
+    role_id = parse_role(role) if isinstance(role, str) else role
     node = catalog.node(node_type)
     link = hop_link(catalog, node_type, region)
     tables = [
@@ -142,7 +144,7 @@ def role_table(
             stages,
             link=link,
         ).throughput
-        for load in phase_loads(catalog, service, own)
+        for load in phase_loads(catalog, service, role_id)
     ]
     return tables[0] if len(tables) == 1 else np.asarray(_together(service, *tables))
 

@@ -50,7 +50,7 @@ class ClusterLink(Frozen):
 
     @property
     def ends(self) -> tuple[tuple[str, str], ...]:
-        """The pairs of ends the rule speaks of, in its direction and, unless one way, in the other."""
+        """The pairs of ends the rule applies to, in its direction and, unless one way, in the other."""
         there = (self.src, self.dst)
         return (there,) if self.one_way or self.src == self.dst else (there, there[::-1])
 
@@ -101,9 +101,9 @@ class NodeProfile(Frozen):
     def _for_every_number_of_layers(self) -> Self:
         most = self.max_layers
         for name in ("kv_tokens", "prefill_requests", "decode_sequences", "tokens_per_s"):
-            given = getattr(self, name)
-            if given is not None and len(given) != most:
-                message = f"{name} has {len(given)} values for 1 to {most} layers"
+            values = getattr(self, name)
+            if values is not None and len(values) != most:
+                message = f"{name} has {len(values)} values for 1 to {most} layers"
                 raise refuse(InputError(message, hint="give one for each number of layers"))
         for layers in self.typical_layers or ():
             if layers > most:
@@ -198,12 +198,13 @@ class Cluster(Frozen):
 
     def link(self, src: str, dst: str) -> ClusterLink | None:
         """Return the rule for the way from `src` to `dst` (node names, "source", "sink"), None if no link."""
-        found = [
+        matches = [
             self._rules[pair]
-            for pair in ((a, b) for a in self._called(src) for b in self._called(dst))
+            for pair in ((a, b) for a in self._names_of(src) for b in self._names_of(dst))
             if pair in self._rules
         ]
-        return self.links[max(found)[1]] if found else None
+        return self.links[max(matches)[1]] if matches else None
 
-    def _called(self, end: str) -> Iterable[str]:
+    def _names_of(self, end: str) -> Iterable[str]:
+        """Return what a rule may call an end: its name, its region if it is a node, or "*"."""
         return (end, ANY) if end in (SOURCE, SINK) else (end, self.node(end).region, ANY)

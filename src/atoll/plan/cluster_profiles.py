@@ -43,7 +43,7 @@ _ITERATIONS = 10
 _TIGHT = 1.2
 """Below this many times the model's layers, held at typical numbers, nodes hold all they can."""
 _TYPICAL = 2 / 3
-"""Share of its most layers that a node typically holds where nobody says."""
+"""Share of the most layers a node can hold that it typically holds, where its profile does not say."""
 
 Curve = tuple[tuple[float, float], ...]
 
@@ -77,19 +77,19 @@ def service_profiles(
     """
     cluster = cluster_of(problem)
     model = catalog.model(service.model)
-    given = {
+    measured = {
         **cluster.profiles.get(model.name, {}),
         **cluster.profiles.get(service.model, {}),
         **cluster.profiles.get(service.name, {}),
     }
-    found: dict[str, NodeProfile] = {}
+    profiles: dict[str, NodeProfile] = {}
     for kind in sorted(cluster.counts()):
-        own = given.get(kind) or tabulate(
+        profile = measured.get(kind) or tabulate(
             model.llm, catalog.node(kind), problem.settings.engine, service.lengths.mix()
         )
-        if own is not None and most_layers(own, cluster, service) > 0:
-            found[kind] = own
-    return found
+        if profile is not None and most_layers(profile, cluster, service) > 0:
+            profiles[kind] = profile
+    return profiles
 
 
 def most_layers(profile: NodeProfile, cluster: Cluster, service: Service) -> int:
@@ -105,7 +105,7 @@ def service_rates(
     """Return, per node type, the tokens/s a node carries with 1, 2, ... layers of the service's model."""
     cluster = cluster_of(problem)
     profiles = service_profiles(problem, catalog, service)
-    allowed = {kind: own for kind, own in profiles.items() if service.allows(kind)}
+    allowed = {kind: profile for kind, profile in profiles.items() if service.allows(kind)}
     if not allowed:
         return {}
     return rates(
@@ -132,25 +132,25 @@ def rates(
     Given rates are taken as they are; the others come from the iteration in this module's docstring.
     """
     normal, tight, speed = {}, {}, {}
-    for kind, own in profiles.items():
-        most = own.max_layers
-        normal[kind], tight[kind] = own.typical_layers or (max(1, round(most * _TYPICAL)), most)
-        speed[kind] = own.start_rate or _alone(own, input_mean, output_mean)
+    for kind, profile in profiles.items():
+        most = profile.max_layers
+        normal[kind], tight[kind] = profile.typical_layers or (max(1, round(most * _TYPICAL)), most)
+        speed[kind] = profile.start_rate or _alone(profile, input_mean, output_mean)
     roomy = sum(counts[kind] * normal[kind] for kind in profiles) >= _TIGHT * layers
     typical = normal if roomy else tight
 
     def rate(kind: str, held: int) -> float:
         total = sum(counts[kind] * typical[kind] for kind in profiles)
         mean = sum(counts[u] * typical[u] / speed[u] for u in profiles) / total
-        own = held / speed[kind]
-        share = own / ((layers - held) * mean + own)
+        seconds_here = held / speed[kind]
+        share = seconds_here / ((layers - held) * mean + seconds_here)
         return _rate(profiles[kind], held, share, input_mean, output_mean, fill)
 
     for _ in range(_ITERATIONS):
         speed = {kind: typical[kind] * rate(kind, typical[kind]) for kind in profiles}
     return {
-        kind: own.tokens_per_s or tuple(rate(kind, j) for j in range(1, own.max_layers + 1))
-        for kind, own in profiles.items()
+        kind: profile.tokens_per_s or tuple(rate(kind, j) for j in range(1, profile.max_layers + 1))
+        for kind, profile in profiles.items()
     }
 
 

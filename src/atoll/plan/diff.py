@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 
 from atoll.core.frozen import Frozen
-from atoll.core.units import format_price
+from atoll.core.units import format_price, format_throughput
 from atoll.plan.plan import Instance, Market, Plan
 from atoll.plan.validate.violation import differs
 
@@ -171,11 +171,11 @@ def _services(before: Plan, after: Plan) -> Iterable[ServiceChange]:
 
 
 def _service(plan: Plan, name: str) -> tuple[float, dict[str, float]]:
-    own = [instance for instance in plan.instances if instance.service == name]
+    instances = [instance for instance in plan.instances if instance.service == name]
     rates: dict[str, float] = {}
-    for instance in sorted(own, key=lambda i: i.role):
+    for instance in sorted(instances, key=lambda i: i.role):
         rates[instance.role] = rates.get(instance.role, 0.0) + instance.throughput_per_s
-    return sum(instance.usd_per_hour for instance in own), rates
+    return sum(instance.usd_per_hour for instance in instances), rates
 
 
 def _money(before: float, after: float) -> str:
@@ -191,7 +191,7 @@ def _money(before: float, after: float) -> str:
 def _line(instance: ChangedInstance) -> str:
     return (
         f"{instance.id} in {instance.region}: {instance.layout}, "
-        f"{_rate(instance.throughput_per_s)}, {format_price(instance.usd_per_hour)}"
+        f"{format_throughput(instance.throughput_per_s)}, {format_price(instance.usd_per_hour)}"
     )
 
 
@@ -205,9 +205,6 @@ def _service_line(change: ServiceChange) -> str:
         before = change.throughput_before.get(role, 0.0)
         after = change.throughput_after.get(role, 0.0)
         if differs(before, after):
-            rates.append(f"{role.rsplit('/', 1)[-1]} {_rate(before)} -> {_rate(after)}")
+            change_of_rate = f"{format_throughput(before)} -> {format_throughput(after)}"
+            rates.append(f"{role.rsplit('/', 1)[-1]} {change_of_rate}")
     return "; ".join([f"{change.service}: {_money(change.usd_before, change.usd_after)}", *rates])
-
-
-def _rate(per_s: float) -> str:
-    return f"{per_s:,.0f}/s" if per_s >= 100 else f"{per_s:.3g}/s"

@@ -21,7 +21,7 @@ SOURCE = "source"
 SINK = "sink"
 
 Market = Literal["on-demand", "spot", "owned"]
-"""How a node is had: rented at a fixed price, rented until someone pays more, or one's own."""
+"""How a node is paid for: rented at a fixed price, rented until someone pays more, or one's own."""
 Status = Literal["optimal", "feasible", "partial", "infeasible"]
 """Proven best; valid; valid but serves only a share of the demand; there is no plan."""
 Goal = Literal["cost", "max-flow", "sustained", "fair"]
@@ -108,7 +108,7 @@ class Instance(Frozen):
 
     @property
     def role_id(self) -> RoleId:
-        """The role, taken apart."""
+        """The role, parsed into model, component and phase."""
         return parse_role(self.role)
 
     @property

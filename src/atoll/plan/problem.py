@@ -120,13 +120,13 @@ class Service(Frozen):
 
         Prompt tokens/s for prefill, generated tokens/s for decode, requests/s for both together.
         """
-        own = parse_role(role) if isinstance(role, str) else role
-        if own not in self.roles:
+        role_id = parse_role(role) if isinstance(role, str) else role
+        if role_id not in self.roles:
             raise UnknownNameError(f"role of {self.name}", str(role), map(str, self.roles))
         per_request = {
             Phase.PREFILL: self.lengths.input_mean,
             Phase.DECODE: self.lengths.output_mean,
-        }.get(own.phase, 1.0)
+        }.get(role_id.phase, 1.0)
         return self.rate_per_s * per_request * self.headroom
 
     def slo_s(self, phase: Phase) -> float:
@@ -249,6 +249,11 @@ class Problem(Frozen):
         return tuple(sorted(running, key=lambda instance: instance.id))
 
     @property
+    def hosts(self) -> frozenset[str]:
+        """Names of the machines of a fixed cluster; none where nodes are rented."""
+        return frozenset(node.name for node in self.cluster.nodes) if self.cluster else frozenset()
+
+    @property
     def regions(self) -> tuple[str, ...]:
         """Every region with an offer, sorted."""
         return tuple(sorted({offer.region for offer in self.offers}))
@@ -272,8 +277,8 @@ class Problem(Frozen):
 
     def service_of(self, role: RoleId | str) -> Service:
         """Return the service a role belongs to."""
-        own = parse_role(role) if isinstance(role, str) else role
-        return self.service(own.model)
+        role_id = parse_role(role) if isinstance(role, str) else role
+        return self.service(role_id.model)
 
     def demand(self, role: RoleId | str) -> float:
         """Return what a role must carry; see `Service.demand`."""
@@ -281,8 +286,8 @@ class Problem(Frozen):
 
     def node_types_for(self, service: str) -> tuple[str, ...]:
         """Return the node types on offer that a service may stand on."""
-        own = self.service(service)
-        return tuple(kind for kind in self.node_types if own.allows(kind))
+        allows = self.service(service).allows
+        return tuple(kind for kind in self.node_types if allows(kind))
 
     def offer(self, region: str, node_type: str, market: Market) -> Offer | None:
         """Return the offer of these nodes, None if there is none."""
@@ -298,16 +303,17 @@ class Problem(Frozen):
     def catalog(self) -> Catalog:
         """Return the facts this problem is about: the shipped catalog with its overlays."""
         from atoll.catalog.catalog import Catalog
+        from atoll.catalog.overlay import apply_overlay
 
         catalog = Catalog.default()
         for overlay in self.overlays:
-            catalog = catalog.with_overlay(overlay)
+            catalog = apply_overlay(catalog, overlay)
         return catalog
 
 
-def _cluster_offers(cluster: Cluster, given: tuple[Offer, ...]) -> tuple[Offer, ...]:
+def _cluster_offers(cluster: Cluster, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
     counts = Counter((node.region, node.node_type) for node in cluster.nodes)
-    prices = {(offer.region, offer.node_type): offer for offer in given}
+    prices = {(offer.region, offer.node_type): offer for offer in offers}
     for key, offer in prices.items():
         if offer.market != "owned" or offer.available != counts[key]:
             message = f"{offer.available} {' '.join(offer.key)}, the cluster owns {counts[key]}"
@@ -322,12 +328,12 @@ def _cluster_offers(cluster: Cluster, given: tuple[Offer, ...]) -> tuple[Offer, 
 
 
 def _all_different(what: str, names: Iterable[str]) -> None:
-    seen: set[str] = set()
+    earlier: set[str] = set()
     for name in names:
-        if name in seen:
+        if name in earlier:
             raise PydanticCustomError(
                 "quantity",
                 "{message}",
                 {"message": f"the {what} {name!r} is given twice", "hint": "give each one once"},
             )
-        seen.add(name)
+        earlier.add(name)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem, Service
-    from atoll.solve.place.refine import Measured
+    from atoll.solve.effort import Measured
     from atoll.workload.requests import Ints, Requests
 
 _WARM_S = 60.0
@@ -49,7 +49,7 @@ class Simulated:
         """Return what a plan generates when there is always another request, and how long prompts take."""
         from atoll.sim.api import simulate
         from atoll.sim.options import SimOptions
-        from atoll.solve.place.refine import Measured
+        from atoll.solve.effort import Measured
 
         end = _WARM_S + _WINDOW_S
         options = SimOptions(

@@ -1,11 +1,11 @@
-"""`atoll plan --verify`: simulate a plan, and plan with more headroom until its promises are kept."""
+"""Simulate a plan, and plan with more headroom until its promises are kept."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from atoll.core.errors import InfeasibleError
+from atoll.core.errors import InfeasibleError, UsageError
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
@@ -20,6 +20,12 @@ _LONGEST_S = 3600.0
 _STEP = 1.1
 """Factor by which headroom grows where a promise is broken."""
 _ROUNDS = 12
+
+
+def refuse_cluster(problem: Problem) -> None:
+    """Refuse a fixed cluster: there are no more nodes to give it headroom with."""
+    if problem.cluster is not None:
+        raise UsageError("--verify is for rented fleets", hint="run `atoll simulate` on the plan")
 
 
 def verify(
@@ -37,6 +43,7 @@ def verify(
     the problem as it was given: the gap says what keeping promises under queueing costs at most. `say` is
     told of progress.
     """
+    refuse_cluster(problem)
     if plan.status not in ("optimal", "feasible"):
         return plan
     raised, found = problem, plan
@@ -111,6 +118,7 @@ def _stamp(
 ) -> Plan:
     """Return the plan as one for the problem as it was given, checked, saying what was found."""
     from atoll.plan.validate.check import check
+    from atoll.solve.assembly import relative_gap
 
     said = tuple(
         f"{service.name} keeps its promises for {seen[service.name].attainment or 0.0:.1%} of "
@@ -119,14 +127,11 @@ def _stamp(
         if service.name in seen
     )
     bound, objective = first.bound, found.objective
-    gap = None
-    if bound is not None and objective:
-        gap = max(0.0, objective - bound) / objective
     plan = found.model_copy(
         update={
             "problem_hash": problem.content_hash(),
             "bound": bound,
-            "gap": gap,
+            "gap": relative_gap(objective, bound),
             "status": first.status if found is first else "feasible",
             "notes": said,
         }

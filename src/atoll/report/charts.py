@@ -6,7 +6,6 @@ to write files.
 
 from __future__ import annotations
 
-import html
 import io
 import math
 import textwrap
@@ -18,6 +17,8 @@ from atoll.core.errors import MissingDependencyError
 from atoll.core.files import atomic_write, check_target
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from atoll.perf.curves import Picture
 
 _COLOURS = ("cyan", "magenta", "yellow", "green", "red", "blue")
@@ -30,7 +31,9 @@ _ARROW = 3
 """Columns that the arrow of the x axis sticks out, right of the drawing."""
 
 
-def draw(picture: Picture, *, columns: int = 120, height: int = 14, colours: bool = True) -> str:
+def draw_picture(
+    picture: Picture, *, columns: int = 120, height: int = 14, colours: bool = True
+) -> str:
     """Return a picture as text for a terminal of so many columns.
 
     The drawing is 24 to 64 columns wide beside its axis, less where the terminal has fewer than 40.
@@ -50,10 +53,10 @@ def draw(picture: Picture, *, columns: int = 120, height: int = 14, colours: boo
     if not xs:
         return textwrap.fill(f"{picture.title}: nothing to draw", max(columns, _LEAST_WIDTH))
     low_y = min(ys) if picture.log_y else 0.0
-    figure.set_x_limits(min_=min(xs), max_=_above(min(xs), max(xs)))
-    figure.set_y_limits(min_=low_y, max_=_above(low_y, max(ys)))
-    figure.x_ticks_fkt = lambda value, _: _tick(value, picture.log_x)
-    figure.y_ticks_fkt = lambda value, _: f"{_tick(value, picture.log_y):>8}"
+    figure.set_x_limits(min_=min(xs), max_=_widen(min(xs), max(xs)))
+    figure.set_y_limits(min_=low_y, max_=_widen(low_y, max(ys)))
+    figure.x_ticks_fkt = lambda value, _: _format_tick(value, picture.log_x)
+    figure.y_ticks_fkt = lambda value, _: f"{_format_tick(value, picture.log_y):>8}"
     for index, curve in enumerate(picture.curves):
         figure.plot(
             [_scale(x, picture.log_x) for x in curve.x],
@@ -64,7 +67,32 @@ def draw(picture: Picture, *, columns: int = 120, height: int = 14, colours: boo
     axes = f"{picture.y_label} against {picture.x_label}"
     title = textwrap.fill(f"{picture.title} ({axes})", max(columns, _LEAST_WIDTH))
     rows = _fit_labels(figure.show().splitlines(), picture, width, columns)
-    return "\n".join((title, *rows, *_legend(picture, columns, colours)))
+    return "\n".join((title, *rows, *_draw_legend(picture, columns, colours)))
+
+
+def draw_facts(title: str, facts: Mapping[str, str]) -> RenderableType:
+    """Return a title and a line for each fact, for a terminal."""
+    from rich.console import Group
+    from rich.text import Text
+
+    lines = "\n".join(f"  {name:14s} {value}" for name, value in facts.items())
+    return Group(Text(title, style="bold"), Text(lines))
+
+
+def draw_pictures(pictures: Sequence[Picture], *, height: int = 14) -> RenderableType:
+    """Return pictures under one another for the terminal there is, in its colours."""
+    from rich.text import Text
+
+    from atoll.report.terminal import console
+
+    out = console()
+    colours = out.color_system is not None and not out.no_color
+    body = "\n\n".join(
+        draw_picture(picture, columns=out.width, height=height, colours=colours)
+        for picture in pictures
+    )
+    # Cut, not folded: a terminal narrower than the axes still shows the shape.
+    return Text.from_ansi(body, no_wrap=True, overflow="crop")
 
 
 def _fit_labels(rows: Sequence[str], picture: Picture, width: int, columns: int) -> list[str]:
@@ -80,7 +108,7 @@ def _fit_labels(rows: Sequence[str], picture: Picture, width: int, columns: int)
     return [top, *body, axis, ticks]
 
 
-def _legend(picture: Picture, columns: int, colours: bool) -> list[str]:
+def _draw_legend(picture: Picture, columns: int, colours: bool) -> list[str]:
     lines: list[str] = []
     used = 0
     for index, curve in enumerate(picture.curves):
@@ -115,16 +143,16 @@ def save_all(
     for path in targets:
         check_target(path, (".png", ".html"))
     drawn = {
-        path: _render(pictures, "png", title)
+        path: _render_figure(pictures, "png", title)
         if path.suffix.lower() == ".png"
-        else _page(pictures, title, facts or {})
+        else _render_page(pictures, title, facts or {})
         for path in targets
     }
     for path, content in drawn.items():
         atomic_write(path, content)
 
 
-def _render(pictures: Sequence[Picture], kind: str, title: str | None) -> bytes:
+def _render_figure(pictures: Sequence[Picture], kind: str, title: str | None) -> bytes:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -158,25 +186,16 @@ def _render(pictures: Sequence[Picture], kind: str, title: str | None) -> bytes:
     return out.getvalue()
 
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; }
-body { max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.4rem; } table { border-collapse: collapse; } td { padding: .15rem 1rem .15rem 0; }
-td:first-child { color: #666; } svg { max-width: 100%; height: auto; }
-"""
+def _render_page(pictures: Sequence[Picture], title: str, facts: Mapping[str, str]) -> str:
+    from markupsafe import Markup
 
+    from atoll.report.render import render_page
 
-def _page(pictures: Sequence[Picture], title: str, facts: Mapping[str, str]) -> str:
-    svg = _render(pictures, "svg", None).decode("utf-8")
-    svg = svg[svg.index("<svg") :]
-    rows = "".join(
-        f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>"
-        for name, value in facts.items()
-    )
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head>"
-        f"<body><h1>{html.escape(title)}</h1><table>{rows}</table>{svg}</body></html>\n"
+    svg = _render_figure(pictures, "svg", None).decode("utf-8")
+    # matplotlib has escaped the words in it; its head is for files, not for pages.
+    drawing = Markup(svg[svg.index("<svg") :])
+    return render_page(
+        "charts.html.j2", {"title": title, "facts": list(facts.items()), "drawing": drawing}
     )
 
 
@@ -184,11 +203,11 @@ def _scale(value: float, log: bool) -> float:
     return math.log10(value) if log else value
 
 
-def _above(low: float, high: float) -> float:
+def _widen(low: float, high: float) -> float:
     return high if high > low else low + 1.0
 
 
-def _tick(value: float, log: bool) -> str:
+def _format_tick(value: float, log: bool) -> str:
     number = 10**value if log else value
     if number == 0:
         return "0"

@@ -65,6 +65,12 @@ def table(
     return drawn
 
 
+def tighten(drawn: Table) -> Table:
+    """Leave less space between the columns of a table, for those that would not fit a terminal."""
+    drawn.padding, drawn.pad_edge = (0, 1, 0, 0), False
+    return drawn
+
+
 def emit(
     data: object,
     as_json: bool,
@@ -78,7 +84,7 @@ def emit(
         sys.stdout.write(to_json(data) + "\n")
         return
     drawn = human() if callable(human) else human
-    console().print(drawn if drawn is not None else _generic(jsonable(data)))
+    console().print(drawn if drawn is not None else _draw_generic(jsonable(data)))
 
 
 def to_json(data: object) -> str:
@@ -100,10 +106,10 @@ def jsonable(value: object) -> object:
         return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
-    return _jsonable_container(value)
+    return _convert_container(value)
 
 
-def _jsonable_container(value: object) -> object:
+def _convert_container(value: object) -> object:
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: jsonable(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -124,14 +130,16 @@ def _jsonable_container(value: object) -> object:
     raise TypeError(f"cannot write {type(value).__name__} as JSON")
 
 
-def _generic(data: object) -> RenderableType:
+def _draw_generic(data: object) -> RenderableType:
     if isinstance(data, list) and data and all(isinstance(row, dict) for row in data):
         columns = list(dict.fromkeys(key for row in data for key in row))
-        return table(columns, [[_cell(row.get(key)) for key in columns] for row in data])
+        return table(columns, [[_format_cell(row.get(key)) for key in columns] for row in data])
     if isinstance(data, dict):
-        return table(("field", "value"), [(key, _cell(value)) for key, value in data.items()])
+        return table(
+            ("field", "value"), [(key, _format_cell(value)) for key, value in data.items()]
+        )
     return "(nothing)" if data in ([], None) else str(data)
 
 
-def _cell(value: object) -> object:
+def _format_cell(value: object) -> object:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value

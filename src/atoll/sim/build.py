@@ -27,6 +27,8 @@ from atoll.sim.units import PROMPTS_IN_STEP, UnitMaker, UnitRow
 from atoll.workload.requests import Requests
 
 _GAPS = 512
+_SPREAD = -1
+"""The place of requests that name no service, before they are spread over all of them."""
 _FEEDS = {"open": a.OPEN, "closed": a.CLOSED, "watermark": a.WATERMARK}
 
 
@@ -263,14 +265,17 @@ def _requests(requests: Requests, problem: Problem, options: SimOptions) -> a.Re
     made["prompt"] = made["target"] = np.maximum(requests.input, 1)
     made["answer"] = np.maximum(requests.output, 1)
     made["after"] = made["join"] = made["instance"] = -1
-    made["service"] = _service_of(requests, problem)
+    made["service"] = _service_of(requests, problem, options.seed)
     made["klass"] = requests.klass
     made["items"] = 1 if requests.items is None else np.maximum(requests.items, 0)
     return made
 
 
-def _service_of(requests: Requests, problem: Problem) -> a.Longs:
-    """The service of each request: by its name, by its model's, or the only one there is."""
+def _service_of(requests: Requests, problem: Problem, seed: int) -> a.Longs:
+    """The service of each request: by its name or its model's, or the only one there is.
+
+    Requests that name none are spread over the services at random, in proportion to what is asked of each.
+    """
     names = [service.name for service in problem.services]
     models = [service.model for service in problem.services]
     used = np.bincount(requests.model, minlength=len(requests.models))
@@ -282,9 +287,18 @@ def _service_of(requests: Requests, problem: Problem) -> a.Longs:
             place.append(models.index(name))
         elif len(names) == 1 or count == 0:
             place.append(0)
+        elif name == "":
+            place.append(_SPREAD)
         else:
             raise UnknownNameError("model of the workload", name, names)
-    return np.array(place, np.int64)[requests.model]
+    services = np.array(place, np.int64)[requests.model]
+    nameless = services == _SPREAD
+    if nameless.any():
+        rates = np.array([service.rate_per_s for service in problem.services])
+        shares = rates / rates.sum() if rates.sum() > 0 else None
+        drawn = stream(seed, "services").choice(len(names), int(nameless.sum()), p=shares)
+        services[nameless] = drawn
+    return services
 
 
 def _components(

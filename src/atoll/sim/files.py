@@ -10,31 +10,11 @@ import numpy as np
 
 from atoll.core.errors import MissingDependencyError, UsageError
 from atoll.core.files import atomic_write
-from atoll.sim.result import OUTCOMES
 
 if TYPE_CHECKING:
     from atoll.sim.result import SimReport
 
 ENDINGS = (".csv", ".parquet")
-
-
-def columns(result: SimReport) -> dict[str, np.ndarray]:
-    """Return the requests of a run, a column an array; times in seconds."""
-    q = result.requests
-    names = np.array([service.name for service in result.services])
-    return {
-        "service": names[q.service],
-        "arrival_s": q.arrival_s,
-        "input": q.input,
-        "output": q.output,
-        "ttft_s": q.ttft_s,
-        "tpot_s": q.tpot_s,
-        "largest_gap_s": q.largest_gap_s,
-        "e2e_s": q.e2e_s,
-        "retries": q.retries,
-        "outcome": np.array(OUTCOMES)[q.outcome],
-        "slo_met": q.met_ttft & q.met_tpot,
-    }
 
 
 def write_requests(result: SimReport, path: Path) -> None:
@@ -46,7 +26,7 @@ def write_requests(result: SimReport, path: Path) -> None:
 
 
 def _csv(result: SimReport) -> str:
-    table = columns(result)
+    table = result.columns()
     out = io.StringIO()
     out.write(",".join(table) + "\n")
     written = [_format_cell(column) for column in table.values()]
@@ -67,7 +47,7 @@ def _parquet(result: SimReport) -> bytes:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise MissingDependencyError("pyarrow", "plots", needed_for="Parquet files") from error
+        raise MissingDependencyError("pyarrow", "parquet", needed_for="Parquet files") from error
     out = io.BytesIO()
-    pq.write_table(pa.table(columns(result)), out)
+    pq.write_table(pa.table(result.columns()), out)
     return out.getvalue()

@@ -6,17 +6,20 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.core.errors import MissingDependencyError
 from atoll.plan.problem import Problem, Service
 from atoll.sim import arrays as a
 from atoll.sim.lifetime import GAP_LEAST_S, GAP_PER_DECADE
 from atoll.sim.options import SimOptions
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from atoll.sim.build import Built
 
 PERCENTILES = (50, 90, 95, 99)
@@ -175,6 +178,32 @@ class SimReport:
         if not judged.any():
             return None
         return float((self.requests.met_ttft & self.requests.met_tpot)[judged].mean())
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Return the requests of the run, a column an array; times in seconds."""
+        requests = self.requests
+        names = np.array([service.name for service in self.services])
+        return {
+            "service": names[requests.service],
+            "arrival_s": requests.arrival_s,
+            "input": requests.input,
+            "output": requests.output,
+            "ttft_s": requests.ttft_s,
+            "tpot_s": requests.tpot_s,
+            "largest_gap_s": requests.largest_gap_s,
+            "e2e_s": requests.e2e_s,
+            "retries": requests.retries,
+            "outcome": np.array(OUTCOMES)[requests.outcome],
+            "slo_met": requests.met_ttft & requests.met_tpot,
+        }
+
+    def to_frame(self) -> DataFrame:
+        """Return the requests of the run as a pandas DataFrame; columns as in `columns`."""
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise MissingDependencyError("pandas", "notebook", needed_for="data frames") from error
+        return pd.DataFrame(self.columns())
 
     @property
     def usd_per_hour(self) -> float:

@@ -46,7 +46,7 @@ class StageLike(Protocol):
 
 
 class LayoutLike(Protocol):
-    """Stages in order, first to last; `solvers.templates.Layout` is one."""
+    """Stages in order, first to last; `templates.generate.Layout` is one."""
 
     @property
     def stages(self) -> Sequence[StageLike]:
@@ -147,12 +147,12 @@ def assemble(
     of the objective, as rounding leaves it, is moved to the objective. The status becomes "partial" where
     demand is not met, and "infeasible" means an empty plan.
     """
-    own = tuple(instances)
-    served = {str(role): _served_fraction(problem, str(role), own) for role in problem.roles}
+    standing = tuple(instances)
+    served = {str(role): _served_fraction(problem, str(role), standing) for role in problem.roles}
     if status in ("optimal", "feasible") and min(served.values()) < 1.0:
         status = "partial"
-    usd = sum(instance.usd_per_hour for instance in own)
-    fresh = sum(instance.usd_per_hour for instance in own if not instance.kept)
+    usd = sum(instance.usd_per_hour for instance in standing)
+    fresh = sum(instance.usd_per_hour for instance in standing if not instance.kept)
     init = problem.settings.init_penalty * fresh
     reached = usd + init if goal == "cost" else value
     objective = None if status == "infeasible" else reached
@@ -163,8 +163,8 @@ def assemble(
     return Plan(
         problem_hash=problem.content_hash(),
         problem_name=problem.name,
-        instances=own,
-        routes=routes_by_throughput(own),
+        instances=standing,
+        routes=routes_by_throughput(standing),
         served_fraction=served,
         usd_per_hour=usd,
         init_usd=init,
@@ -288,8 +288,8 @@ def routes_by_throughput(instances: Iterable[Instance]) -> tuple[Route, ...]:
     for role, group in by_role.items():
         total = sum(instance.throughput_per_s for instance in group)
         weights = {i.id: min(1.0, i.throughput_per_s / total) for i in group}
-        own = parse_role(role)
-        routes.append(Route(service=own.model, phase=own.phase, weights=weights))
+        role_id = parse_role(role)
+        routes.append(Route(service=role_id.model, phase=role_id.phase, weights=weights))
     return tuple(routes)
 
 
@@ -321,13 +321,13 @@ def _nodes(problem: Problem, catalog: Catalog, choice: NewInstance) -> tuple[Nod
 
 def _only_markets(problem: Problem, choice: NewInstance) -> dict[tuple[str, Market], int]:
     counts = Counter(kind for stage in choice.layout.stages for kind in stage.nodes)
-    found: dict[tuple[str, Market], int] = {}
+    rented: dict[tuple[str, Market], int] = {}
     for kind, count in counts.items():
         markets = [m for m in _MARKET_ORDER if problem.offer(choice.region, kind, m) is not None]
         if len(markets) != 1:
             raise InternalError(f"{kind} in {choice.region}: on {len(markets)} markets, say which")
-        found[kind, markets[0]] = count
-    return found
+        rented[kind, markets[0]] = count
+    return rented
 
 
 def price(problem: Problem, region: str, nodes: Sequence[Node]) -> float:
@@ -371,11 +371,11 @@ def _served_fraction(problem: Problem, role: str, instances: Sequence[Instance])
 
 
 def _next_id(role: str, taken: set[str]) -> str:
-    own = parse_role(role)
+    role_id = parse_role(role)
     number = 0
-    while f"{own.model}-{own.phase}-{number}" in taken:
+    while f"{role_id.model}-{role_id.phase}-{number}" in taken:
         number += 1
-    return f"{own.model}-{own.phase}-{number}"
+    return f"{role_id.model}-{role_id.phase}-{number}"
 
 
 def _shape(layout: LayoutLike) -> tuple[tuple[int, int, tuple[str, ...]], ...]:

@@ -15,7 +15,8 @@ class Compared(Frozen):
     `served` is the share of demand of the least served role (the mean where the problem weighs services by
     priority) and `served_mean` the mean of all. `ratio` is its cost over that of the plan it is compared
     with, where both serve the same. `broken` names the rules it breaks: a baseline may know nothing of a
-    budget, and then has no plan to compare.
+    budget, and then has no plan to compare. On a fixed cluster `tokens_per_s` is what it carries and `hops`
+    its longest pipeline.
     """
 
     solver: str
@@ -26,6 +27,8 @@ class Compared(Frozen):
     served_mean: float | None = None
     ratio: float | None = None
     broken: tuple[str, ...] = ()
+    tokens_per_s: float | None = None
+    hops: int = 0
 
 
 def compare(other: Plan, plan: Plan, problem: Problem) -> Compared:
@@ -40,6 +43,8 @@ def compare(other: Plan, plan: Plan, problem: Problem) -> Compared:
         served=served,
         served_mean=served_share(other, problem, mean=True),
         ratio=other.usd_per_hour / plan.usd_per_hour if same else None,
+        tokens_per_s=None if other.goal == "cost" else other.objective,
+        hops=max((instance.stages for instance in other.instances), default=0),
     )
 
 

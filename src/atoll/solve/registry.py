@@ -1,93 +1,165 @@
-"""All solvers by name, behind one call: a problem in, a checked plan out."""
+"""All solvers behind one call: a problem in, a checked plan out.
+
+    plan = solve(problem)
+
+There are two families. Where nodes are on offer, the cheapest of them are rented (`rent`); where a cluster is
+given, layers are placed on it (`place`). Nobody else has to know which family a problem belongs to.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from atoll.catalog.catalog import Catalog
-from atoll.core.errors import UnknownNameError, UsageError
-from atoll.plan.plan import Goal, Plan
-from atoll.plan.problem import Problem
-from atoll.plan.validate.check import check
-from atoll.solve.place import solver as flow
-from atoll.solve.rent import baselines, optimal
-from atoll.solve.templates.library import Libraries
+from atoll.core.errors import (
+    InfeasibleError,
+    MissingDependencyError,
+    UnknownNameError,
+    UsageError,
+)
+from atoll.solve.effort import DEADLINE_S, Effort
 
-DEFAULT = optimal.SOLVER
-BASELINES: dict[str, Callable[[Problem, Catalog, Libraries], Plan]] = {
-    "homogeneous": baselines.homogeneous,
-    "homogeneous-node": partial(baselines.homogeneous, most_nodes=1),
-    "cauchy": baselines.cauchy,
-    "cauchy-node": partial(baselines.cauchy, most_nodes=1),
-    "memory-proportional": baselines.memory_proportional,
-}
-RENTING = (DEFAULT, *BASELINES)
-NAMES = (*RENTING, *flow.NAMES)
+if TYPE_CHECKING:
+    from atoll.catalog.catalog import Catalog
+    from atoll.plan.plan import Plan
+    from atoll.plan.problem import Problem
+    from atoll.solve.comparison import Compared
+    from atoll.solve.family import SolverFamily
+    from atoll.solve.progress import OnProgress
 
-
-@dataclass(frozen=True)
-class Effort:
-    """How long to try and how close to the optimum to come; baselines take what they take.
-
-    `objective`, `partial` (inference), `promise` (no pipeline slower than it) and `rank` (which of the best
-    plans to take) are for fixed clusters only.
-    """
-
-    deadline_s: float = optimal.DEADLINE_S
-    gap: float = optimal.GAP
-    log: optimal.Log | None = None
-    objective: Goal | None = None
-    partial: bool = False
-    promise: bool = False
-    rank: flow.Rank | None = None
-
-
-def default_for(problem: Problem) -> str:
-    """Return the solver to use unless told: the cheapest fleet, or the best placement on a cluster."""
-    return DEFAULT if problem.cluster is None else flow.SEARCH
-
-
-def fits(name: str, problem: Problem) -> None:
-    """Refuse a solver that nobody knows, or that is for another kind of problem."""
-    if name not in NAMES:
-        raise UnknownNameError("solver", name, NAMES)
-    if (name in flow.NAMES) != (problem.cluster is not None):
-        what = "no fixed cluster" if problem.cluster is None else "a fixed cluster"
-        own = RENTING if problem.cluster is None else flow.NAMES
-        raise UsageError(f"{problem.name} has {what}", hint=f"use {', '.join(own)}", field="solver")
+_PACKAGES = ("numba", "highspy", "scipy")
+LATE = "a longer --deadline may find a plan that serves more"
+"""What to do where the deadline came before the search ended."""
 
 
 def solve(
-    name: str,
     problem: Problem,
-    catalog: Catalog,
-    libraries: Libraries | None,
+    *,
+    solver: str | None = None,
     effort: Effort | None = None,
+    deadline_s: float = DEADLINE_S,
+    on_progress: OnProgress | None = None,
+    catalog: Catalog | None = None,
 ) -> Plan:
-    """Return the plan of the solver called `name`, having passed the validator.
+    """Return a plan for a problem that has passed the validator.
 
-    Solvers for fixed clusters need no template libraries.
+    `solver` is one of `solvers(problem)`, by default the first of them. The search ends when the plan is
+    proven as close to the best as `effort` asks, or after `deadline_s` seconds; `on_progress` is told how
+    far it is. `catalog` are the facts to plan with, by default those of the problem. Where there is no plan
+    its status is "infeasible" and its reasons say why.
     """
-    own = effort or Effort()
-    fits(name, problem)
-    if name in flow.NAMES:
-        plan = flow.solve(
-            name,
-            problem,
-            catalog,
-            flow.FlowEffort(
-                own.deadline_s, own.objective, own.partial, own.promise, log=own.log, rank=own.rank
-            ),
-        )
-    elif libraries is None:
-        raise UsageError(f"{name} needs the templates of the problem")
-    elif name == DEFAULT:
-        plan = optimal.solve(
-            problem, catalog, libraries, deadline_s=own.deadline_s, gap=own.gap, log=own.log
-        ).plan
-    else:
-        plan = BASELINES[name](problem, catalog, libraries)
-    check(plan, problem, catalog)
+    require_packages()
+    from atoll.plan.validate.check import check
+
+    family = _family(problem)
+    name = solver or family.names[0]
+    _check_name(name, problem)
+    facts = problem.catalog() if catalog is None else catalog
+    plan = family.solve(name, problem, facts, effort or Effort(), deadline_s, on_progress)
+    check(plan, problem, facts)
     return plan
+
+
+def solvers(problem: Problem) -> tuple[str, ...]:
+    """Return the names of the solvers that fit a problem, the default first."""
+    return _family(problem).names
+
+
+def compare_solvers(
+    plan: Plan,
+    problem: Problem,
+    *,
+    effort: Effort | None = None,
+    deadline_s: float = DEADLINE_S,
+    on_progress: OnProgress | None = None,
+    catalog: Catalog | None = None,
+) -> Iterator[Compared]:
+    """Yield what simple rules make of the problem, beside a plan for it."""
+    from atoll.plan.validate.violation import InvalidPlanError
+    from atoll.solve.comparison import broken, compare
+
+    facts = problem.catalog() if catalog is None else catalog
+    for name in _family(problem).baselines:
+        if name == plan.solver:
+            continue
+        try:
+            other = solve(
+                problem,
+                solver=name,
+                effort=effort,
+                deadline_s=deadline_s,
+                on_progress=on_progress,
+                catalog=facts,
+            )
+        except InvalidPlanError as error:
+            # Baselines know no limits of the whole; the validator says which they break.
+            yield broken(name, error)
+        else:
+            yield compare(other, plan, problem)
+
+
+def count_templates(
+    problem: Problem, *, catalog: Catalog | None = None, cached: bool = True
+) -> dict[str, dict[str, int]]:
+    """Return by role how many templates there are, of how many sets of nodes; placing needs none."""
+    facts = problem.catalog() if catalog is None else catalog
+    return _family(problem).count_templates(problem, facts, cached)
+
+
+def require(
+    plan: Plan, problem: Problem, *, strict: bool = False, late: bool = False
+) -> InfeasibleError | None:
+    """Return why a plan is not good enough, None if it is: there is none, or it must meet all demand.
+
+    `strict` asks for all demand; a fleet that says `on_shortage: fail` does so, too. `late` says that the
+    deadline came before the search ended.
+    """
+    from atoll.core.units import format_share
+
+    why = "the deadline came first" if late else "; ".join(plan.reasons[:3])
+    because = f": {why}" if why else ""
+    family = _family(problem)
+    if plan.status == "infeasible":
+        hint = LATE if late else family.hint
+        return InfeasibleError(family.failure.format(name=plan.problem_name) + because, hint=hint)
+    if plan.status == "partial" and (strict or problem.settings.on_shortage == "fail"):
+        least = min(plan.served_fraction.values())
+        accept = "accept that (no --strict, no 'on_shortage: fail'), or ask `atoll explain`"
+        return InfeasibleError(
+            f"only {format_share(least)} of the demand can be met{because}",
+            hint=LATE if late else accept,
+        )
+    return None
+
+
+def require_packages() -> None:
+    """Say which extra to install where the packages that plan are missing."""
+    for package in _PACKAGES:
+        if find_spec(package) is None:
+            raise MissingDependencyError(package, "plan", needed_for="planning")
+
+
+def _family(problem: Problem) -> SolverFamily:
+    """Return the solvers for a problem: the one place that asks whether it has a cluster."""
+    if problem.cluster is not None:
+        from atoll.solve.place.solver import FAMILY as PLACING
+
+        return PLACING
+    from atoll.solve.rent.solver import FAMILY as RENTING
+
+    return RENTING
+
+
+def _check_name(name: str, problem: Problem) -> None:
+    """Refuse a solver that nobody knows, or that is for another kind of problem."""
+    from atoll.solve.place.solver import FAMILY as PLACING
+    from atoll.solve.rent.solver import FAMILY as RENTING
+
+    fitting = solvers(problem)
+    if name in fitting:
+        return
+    if name not in (*RENTING.names, *PLACING.names):
+        raise UnknownNameError("solver", name, (*RENTING.names, *PLACING.names))
+    what = "no fixed cluster" if name in PLACING.names else "a fixed cluster"
+    raise UsageError(f"{problem.name} has {what}", hint=f"use {', '.join(fitting)}", field="solver")

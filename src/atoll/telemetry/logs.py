@@ -79,7 +79,7 @@ class SilentLog:
     """Forgets everything."""
 
     def event(self, name: str, /, **fields: object) -> None:
-        """Forget it."""
+        """Do nothing with an event."""
 
     def flush(self) -> None:
-        """Nothing to write."""
+        """Do nothing: no event was kept."""

@@ -35,11 +35,11 @@ class Exporter(Protocol):
     """Where spans go: one of OpenTelemetry's exporters."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> object:
-        """Send spans."""
+        """Hand spans over for sending."""
         ...
 
     def shutdown(self) -> None:
-        """Stop."""
+        """Send what waits and end the exporter's threads."""
         ...
 
 

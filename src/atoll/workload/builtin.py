@@ -77,10 +77,10 @@ def get_builtin(name: str) -> BuiltIn:
 @cache
 def curve(name: str) -> RateCurve:
     """Return a rate curve by name: `day` and `week`, or one of `CURVES`."""
-    own = ALIASES.get(name, name)
-    if own not in CURVES:
+    key = ALIASES.get(name, name)
+    if key not in CURVES:
         raise UnknownNameError("rate curve", name, [*ALIASES, *CURVES])
-    entry = _data()["curves"][own]
+    entry = _data()["curves"][key]
     return RateCurve(tuple(entry["levels"]), entry["period_s"])
 
 

@@ -114,9 +114,9 @@ def detect(first: str, wanted: str | None, path: str) -> Columns | None:
         if wanted == each.name or (wanted is None and each is not LENGTHS)
     ]
     for each in formats:
-        found = _columns(each, header)
-        if found is not None:
-            return found
+        columns = _columns(each, header)
+        if columns is not None:
+            return columns
     if wanted is None and PLAIN.input[0] in header and PLAIN.output[0] in header:
         raise InputError(
             "there are lengths but no arrivals (no column arrival_s)",
@@ -133,24 +133,24 @@ def detect(first: str, wanted: str | None, path: str) -> Columns | None:
     )
 
 
-def _columns(own: CsvFormat, header: tuple[str, ...]) -> Columns | None:
+def _columns(csv_format: CsvFormat, header: tuple[str, ...]) -> Columns | None:
     def find(names: tuple[str, ...]) -> int | None:
         return next((header.index(name) for name in names if name in header), None)
 
-    time, prompts, answers = find(own.time), find(own.input), find(own.output)
-    if prompts is None or answers is None or (time is None and own.time_kind != "none"):
+    time, prompts, answers = find(csv_format.time), find(csv_format.input), find(csv_format.output)
+    if prompts is None or answers is None or (time is None and csv_format.time_kind != "none"):
         return None
     matches = [(at, _PREFIX.fullmatch(name)) for at, name in enumerate(header)]
     prefix, block = next(((at, int(m[1])) for at, m in matches if m is not None), (None, 512))
     return Columns(
-        own,
+        csv_format,
         header,
         time,
         prompts,
         answers,
-        find(own.model),
-        find(own.klass),
-        find(own.items),
+        find(csv_format.model),
+        find(csv_format.klass),
+        find(csv_format.items),
         prefix,
         block,
     )

@@ -101,7 +101,7 @@ def _lognormal_square(mean: float, median: float) -> float:
 
 # Moments computed from public traces: Azure LLM inference 2023 (code, conversation), Mooncake
 # conversation, and one hour generated from ServeGen's image and DeepSeek-R1 clients. Of BurstGPT only
-# the mean of prompt and answer together is measured; the rest is assumed (docs/workloads.md).
+# the mean of prompt and answer together is measured; the rest is assumed (docs/internals/workloads.md).
 BUILT_IN: dict[str, LengthMix] = {
     "azure-code": LengthMix(2047.8, 27.88, 8.0894e6, 4360.5),
     "azure-conv": LengthMix(1154.7, 211.13, 2.5628e6, 7.11e4),
@@ -114,9 +114,9 @@ BUILT_IN: dict[str, LengthMix] = {
 
 def length_mix(name: str) -> LengthMix:
     """Return a built-in mix by name, or "INxOUT" for fixed lengths, such as "1024x256"."""
-    found = BUILT_IN.get(name)
-    if found is not None:
-        return found
+    mix = BUILT_IN.get(name)
+    if mix is not None:
+        return mix
     first, x, second = name.partition("x")
     # ASCII first: isdigit() alone also holds for "²", which float() refuses.
     if x and name.isascii() and first.isdigit() and second.isdigit() and len(name) < 24:

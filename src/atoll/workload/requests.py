@@ -152,7 +152,7 @@ class Requests:
             self.prefix,
         )
 
-    def named(self, models: Sequence[str], classes: Sequence[str]) -> Requests:
+    def with_names(self, models: Sequence[str], classes: Sequence[str]) -> Requests:
         """Return the same requests over lists of names that hold all of theirs."""
         if tuple(models) == self.models and tuple(classes) == self.classes:
             return self
@@ -168,7 +168,7 @@ class Requests:
             self.prefix,
         )
 
-    def renamed(self, model: str) -> Requests:
+    def with_model(self, model: str) -> Requests:
         """Return the same requests, all for one model."""
         return Requests(
             self.arrival_s,
@@ -209,7 +209,7 @@ def join_requests(parts: Iterable[Requests]) -> Requests:
         return chunks[0]
     models = _unite_names(chunk.models for chunk in chunks)
     classes = _unite_names(chunk.classes for chunk in chunks)
-    chunks = [chunk.named(models, classes) for chunk in chunks]
+    chunks = [chunk.with_names(models, classes) for chunk in chunks]
     return Requests(
         np.concatenate([chunk.arrival_s for chunk in chunks]),
         np.concatenate([chunk.model for chunk in chunks]),
@@ -232,10 +232,10 @@ def _join_items(chunks: Sequence[Requests]) -> Small | None:
 
 
 def _join_prefixes(chunks: Sequence[Requests]) -> PrefixBlocks | None:
-    own = [chunk.prefix for chunk in chunks if chunk.prefix is not None]
-    if not own:
+    prefixes = [chunk.prefix for chunk in chunks if chunk.prefix is not None]
+    if not prefixes:
         return None
-    sizes = {prefix.block_tokens for prefix in own}
+    sizes = {prefix.block_tokens for prefix in prefixes}
     if len(sizes) > 1:
         raise InputError(
             f"prefix blocks of {' and '.join(map(str, sorted(sizes)))} tokens are mixed"
@@ -245,7 +245,7 @@ def _join_prefixes(chunks: Sequence[Requests]) -> PrefixBlocks | None:
         for c in chunks
     ]
     offsets = np.concatenate(([0], np.cumsum(np.concatenate(counts)))).astype(np.int64)
-    return PrefixBlocks(offsets, np.concatenate([p.ids for p in own]), sizes.pop())
+    return PrefixBlocks(offsets, np.concatenate([p.ids for p in prefixes]), sizes.pop())
 
 
 def _unite_names(names: Iterable[Sequence[str]]) -> tuple[str, ...]:

@@ -53,10 +53,10 @@ class Names:
     def indices(self, names: Sequence[str]) -> Small:
         """Return the index of each name; new names are added."""
         places = self._places
-        found = np.array([places.setdefault(name, len(places)) for name in names], np.int64)
+        indices = np.array([places.setdefault(name, len(places)) for name in names], np.int64)
         if len(places) > MAX_NAMES:
             raise InputError(f"the trace names more than {MAX_NAMES:,} models or classes")
-        return found.astype(np.int16)
+        return indices.astype(np.int16)
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -151,7 +151,7 @@ class _Csv:
             if self._start_s is None:
                 self._start_s = float(times[keep].min())
             times = times - self._start_s
-        own_items = None if items is None else items[keep].astype(np.int16)
+        kept_items = None if items is None else items[keep].astype(np.int16)
         models = [""] * len(keep)
         if at.model is not None:
             column = cells[at.model]
@@ -159,8 +159,8 @@ class _Csv:
         if at.klass is not None:
             column = cells[at.klass]
             classes = [column[row].strip()[:_LONGEST_NAME] or TEXT for row in keep]
-        elif own_items is not None:
-            classes = [IMAGE if count else TEXT for count in own_items.tolist()]
+        elif kept_items is not None:
+            classes = [IMAGE if count else TEXT for count in kept_items.tolist()]
         else:
             classes = [TEXT] * len(keep)
         model, klass = self._models.indices(models), self._classes.indices(classes)
@@ -172,7 +172,7 @@ class _Csv:
             tokens[at.output][keep].astype(np.int32),
             self._models.all or ("",),
             self._classes.all or (TEXT,),
-            own_items,
+            kept_items,
             None if prefix is None else prefix.take(keep),
         )
 
@@ -216,12 +216,12 @@ class _Csv:
         good = so_far.copy()
         ids: list[list[int]] = []
         for row, text in enumerate(texts):
-            own = _block_ids(text.split())
-            if own is None and good[row]:
+            block_ids = _block_ids(text.split())
+            if block_ids is None and good[row]:
                 name = self._at.header[self._at.prefix or 0]
                 self._report.bad_row(int(numbered[row]), name, "is not a list of block ids", text)
                 good[row] = False
-            ids.append(own or [])
+            ids.append(block_ids or [])
         return good, _prefixes(ids, self._at.block_tokens)
 
 
@@ -237,15 +237,15 @@ def _cells(line: str) -> list[str]:
 
 def _block_ids(texts: Sequence[object]) -> list[int] | None:
     try:
-        own = [int(text) for text in texts]  # type: ignore[call-overload]
+        values = [int(text) for text in texts]  # type: ignore[call-overload]
     except (TypeError, ValueError):
         return None
-    return own if all(-(2**63) <= value < 2**63 for value in own) else None
+    return values if all(-(2**63) <= value < 2**63 for value in values) else None
 
 
 def _prefixes(ids: Sequence[Sequence[int]], block_tokens: int) -> PrefixBlocks:
-    offsets = np.concatenate(([0], np.cumsum([len(own) for own in ids]))).astype(np.int64)
-    flat = np.array([value for own in ids for value in own], np.int64)
+    offsets = np.concatenate(([0], np.cumsum([len(row_ids) for row_ids in ids]))).astype(np.int64)
+    flat = np.array([value for row_ids in ids for value in row_ids], np.int64)
     return PrefixBlocks(offsets, flat, block_tokens)
 
 
@@ -268,7 +268,7 @@ class _Mooncake:
                 kept.append((*read, number))
         if not kept:
             return None
-        times, prompts, answers, ids, names, own_lines = zip(*kept, strict=True)
+        times, prompts, answers, ids, names, line_numbers = zip(*kept, strict=True)
         requests = Requests.of(
             np.array(times) / 1000.0, np.array(prompts, np.int32), np.array(answers, np.int32)
         )
@@ -278,7 +278,7 @@ class _Mooncake:
             requests.arrival_s, model, requests.klass, requests.input, requests.output,
             self._models.all, prefix=prefix,
         )  # fmt: skip
-        return RowBlock(whole, np.array(own_lines, np.int64))
+        return RowBlock(whole, np.array(line_numbers, np.int64))
 
     def _row(self, line: str, number: int) -> tuple[float, int, int, list[int], str] | None:
         try:

@@ -176,9 +176,9 @@ class Quantiles:
         prompts, answers = self._tables
         size = len(answers) // len(self.output)
         rank = rng.integers(0, _RANKS, count, np.uint16)
-        own = rng.integers(0, size, count, np.uint16)
+        offset = rng.integers(0, size, count, np.uint16)
         # The prompt's rank names its group, and the group its stretch of the table of answers.
-        place = rank // np.uint16(_RANKS // len(self.output)) * np.int32(size) + own
+        place = rank // np.uint16(_RANKS // len(self.output)) * np.int32(size) + offset
         return prompts[rank], answers[place]
 
     def mix(self) -> LengthMix:

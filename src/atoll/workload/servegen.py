@@ -90,13 +90,13 @@ class ClientPool:
             try:
                 at, rate = float(row["t_s"]), float(row["rate_req_s"])
                 shape, family = float(row["shape"]), row["iat_family"]
-                own = Activity(int(row["client"]), rate, family == "Weibull", shape)
+                activity = Activity(int(row["client"]), rate, family == "Weibull", shape)
             except (KeyError, ValueError, TypeError) as error:
                 raise InputError("not a row of client windows", path=path, line=line) from error
             known = family in ("Weibull", "Gamma")
             if not (known and at >= 0 and 0 <= rate <= _MAX_RATE and 1e-3 < shape < 1e6):
                 raise InputError("a value is out of range", path=path, line=line)
-            windows.setdefault(int(at // WINDOW_S), []).append(own)
+            windows.setdefault(int(at // WINDOW_S), []).append(activity)
         if not windows:
             raise InputError("no client is ever active", path=path)
         return windows
@@ -109,7 +109,7 @@ class ClientPool:
             laws.setdefault(client, {}).setdefault(int(at // DATA_S), {})[field] = law
         # A client may be quiet in some six hours; only whole sets of fields can be drawn from.
         whole = {
-            client: {part: own for part, own in parts.items() if _is_whole(own)}
+            client: {part: fields for part, fields in parts.items() if _is_whole(fields)}
             for client, parts in laws.items()
         }
         return {client: parts for client, parts in whole.items() if parts}
@@ -141,7 +141,7 @@ class ClientPool:
                 self._client(rng, active, number, scale, lenders[active.client])
                 for active in self._active(number)
             ]
-            whole = join_requests(parts).named((self.model,), (TEXT, IMAGE))
+            whole = join_requests(parts).with_names((self.model,), (TEXT, IMAGE))
             since = whole.arrival_s - self.start_s
             kept = np.flatnonzero((since >= 0.0) & (since < self.duration_s))
             order = kept[np.argsort(since[kept], kind="stable")]

@@ -12,7 +12,7 @@
             cv=2                        CV of the gaps (gamma, weibull, built-in)
             curve=C  start=8h           the rate over a day or week (day, week, none, a file), and where
                                         in it to start
-            keep=clock | gaps           what stays when a rate is changed; see docs/workloads.md
+            keep=clock | gaps           what stays when a rate is changed; see docs/reference/workloads.md
             model=M or models=A:0.7,B:0.3, class=C, format=F
 
 An end given to one part of several is the end of all of them.
@@ -101,15 +101,19 @@ def workload_of(spec: str, *, strict: bool = False, bad_limit: int = BAD_LIMIT) 
         words = shlex.split(spec)
     except ValueError as error:
         raise InputError(f"{shorten(spec)!r}: {error}", hint="close every quote") from error
-    parts = [_part(own, strict, bad_limit) for own in _split(words)]
+    parts = [_part(part_words, strict, bad_limit) for part_words in _split(words)]
     ends = [part.options["for"] for part in parts if "for" in part.options]
     if len(parts) > 1 and len(ends) == 1:
         parts = [
             part if "n" in part.options else replace(part, options={"for": ends[0], **part.options})
             for part in parts
         ]
-    made = tuple(_workload(part) for part in parts)
-    return made[0] if len(made) == 1 else Mixed(" + ".join(part.name for part in made), made)
+    workloads = tuple(_workload(part) for part in parts)
+    return (
+        workloads[0]
+        if len(workloads) == 1
+        else Mixed(" + ".join(part.name for part in workloads), workloads)
+    )
 
 
 def generate(spec: str, seed: int = 0) -> Iterator[Requests]:
@@ -242,13 +246,15 @@ def _parse_drawn(part: _SpecPart, family: Family, rate: float) -> Synthetic:
 
 
 def _parse_builtin(part: _SpecPart, name: str, rate: float | None) -> Synthetic:
-    own = get_builtin(name)
+    builtin = get_builtin(name)
     duration_s, count = _end(part)
     models, shares = _models(part)
-    clock = own.clock(rate, _start(part))
+    clock = builtin.clock(rate, _start(part))
     if part.keep == "gaps":
         # The whole process runs faster: bursts get shorter by what the rate grows.
-        layers = tuple(_faster(layer, clock.rate_per_s / own.rate_per_s) for layer in clock.layers)
+        layers = tuple(
+            _speed_up(layer, clock.rate_per_s / builtin.rate_per_s) for layer in clock.layers
+        )
         clock = replace(clock, layers=layers)
     if "curve" in part.options:
         clock = replace(clock, curve=_curve(part.options["curve"]))
@@ -257,18 +263,18 @@ def _parse_builtin(part: _SpecPart, name: str, rate: float | None) -> Synthetic:
     return Synthetic(
         name,
         clock,
-        own.lengths if lengths is None else lengths_of(lengths),
-        own.renewal if cv is None else Renewal(own.renewal.family, cv),
+        builtin.lengths if lengths is None else lengths_of(lengths),
+        builtin.renewal if cv is None else Renewal(builtin.renewal.family, cv),
         duration_s,
         count,
         models,
         shares,
         part.options.get("class", "text"),
-        own.items if lengths is None else None,
+        builtin.items if lengths is None else None,
     )
 
 
-def _faster(layer: Layer | Silence, speed: float) -> Layer | Silence:
+def _speed_up(layer: Layer | Silence, speed: float) -> Layer | Silence:
     if isinstance(layer, Layer):
         return Layer(layer.hold_s / speed, layer.cv)
     return Silence(layer.on_s / speed, layer.off_s / speed)
@@ -284,10 +290,10 @@ def _pool(part: _SpecPart, place: str) -> ClientPool:
     if not slash or not pool:
         raise InputError(f"{shorten(name)!r} is not FOLDER/POOL", field="servegen")
     duration_s = part.duration_s or DEFAULT_S
-    own = ClientPool(
+    clients = ClientPool(
         folder or "/", pool, duration_s, _start(part), rate, part.options.get("model", "")
     )
-    return own if factor is None else replace(own, rate_per_s=own.mean_rate() * factor)
+    return clients if factor is None else replace(clients, rate_per_s=clients.mean_rate() * factor)
 
 
 def replay_of(

@@ -82,8 +82,8 @@ class _Histogram:
         most = int(values.max())
         if most >= len(self.counts):
             self.counts = np.pad(self.counts, (0, 2 * most + 1 - len(self.counts)))
-        found = np.bincount(values)
-        self.counts[: len(found)] += found
+        counts = np.bincount(values)
+        self.counts[: len(counts)] += counts
 
     def cumulated(self) -> tuple[Longs, Longs]:
         """The values that occur, and how many are at or below each."""
@@ -152,9 +152,9 @@ class Summary:
                 counts[name] = counts.get(name, 0) + int(number)
         self._items += 0 if chunk.items is None else int(chunk.items.sum())
         if chunk.prefix is not None:
-            total, seen = self._blocks or (0, set())
-            seen.update(chunk.prefix.ids.tolist())
-            self._blocks = (total + len(chunk.prefix.ids), seen)
+            total, distinct = self._blocks or (0, set())
+            distinct.update(chunk.prefix.ids.tolist())
+            self._blocks = (total + len(chunk.prefix.ids), distinct)
 
     def _count(self, since_s: Floats) -> None:
         while since_s[-1] / self.width_s >= _MOST_BINS:
@@ -166,8 +166,8 @@ class Summary:
             size = min(_MOST_BINS, max(need, 2 * len(self._bins)))
             self._bins = np.pad(self._bins, (0, size - len(self._bins)))
         first = int(place[0])
-        found = np.bincount(place - first)
-        self._bins[first : first + len(found)] += found
+        counts = np.bincount(place - first)
+        self._bins[first : first + len(counts)] += counts
 
     @property
     def span_s(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -137,10 +137,6 @@ class Synthetic:
     def _model_picks(self) -> Small:
         return _picks(self.shares, range(len(self.models)), _PICKS)
 
-    def ending(self, duration_s: float | None, count: int | None) -> Synthetic:
-        """Return the same workload with another end."""
-        return replace(self, duration_s=duration_s, count=count)
-
 
 def _picks(shares: Sequence[float], values: Sequence[int], size: int) -> Small:
     """A table in which each value stands as often as its share says, to the nearest entry."""
@@ -161,7 +157,9 @@ class Mixed:
         Parts that are alike still differ: each has a seed of its own, derived from `seed`.
         """
         seeds = stream(seed, "workload", self.name, "parts").integers(0, 2**62, len(self.parts))
-        streams = [part.chunks(int(own)) for part, own in zip(self.parts, seeds, strict=True)]
+        streams = [
+            part.chunks(int(part_seed)) for part, part_seed in zip(self.parts, seeds, strict=True)
+        ]
         waiting = [next(each, None) for each in streams]
         models: tuple[str, ...] = ()
         classes: tuple[str, ...] = ()
@@ -179,4 +177,4 @@ class Mixed:
             models = tuple(dict.fromkeys((*models, *merged.models)))
             classes = tuple(dict.fromkeys((*classes, *merged.classes)))
             order = np.argsort(merged.arrival_s, kind="stable")
-            yield merged.named(models, classes).take(order)
+            yield merged.with_names(models, classes).take(order)

@@ -145,7 +145,7 @@ class TraceReplay:
     def chunks(self, seed: int = 0) -> Iterator[Requests]:
         """Yield the requests in order of arrival; chance is used only to keep some of them."""
         left = self.count
-        for chunk in self._paced(seed):
+        for chunk in self._pace(seed):
             if self.duration_s is not None:
                 cut = int(np.searchsorted(chunk.arrival_s, self.duration_s, side="left"))
                 ended, chunk = cut < len(chunk), chunk.take(slice(0, cut))
@@ -155,11 +155,11 @@ class TraceReplay:
                 chunk = chunk.take(slice(0, left))
                 left -= len(chunk)
             if len(chunk):
-                yield chunk if self.model is None else chunk.renamed(self.model)
+                yield chunk if self.model is None else chunk.with_model(self.model)
             if ended or left == 0:
                 return
 
-    def _paced(self, seed: int) -> Iterator[Requests]:
+    def _pace(self, seed: int) -> Iterator[Requests]:
         rng = stream(seed, "workload", self.name, "replay")
         start: float | None = None
         before = 0.0

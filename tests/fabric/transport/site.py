@@ -92,7 +92,7 @@ def free_port() -> int:
         return port
 
 
-async def until(test: Callable[[], object], timeout_s: float = 10.0) -> None:
+async def until(test: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Wait until something is true."""
     async with asyncio.timeout(timeout_s):
         while not test():

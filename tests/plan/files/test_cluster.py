@@ -103,7 +103,7 @@ def test_editors_know_the_section() -> None:
 
 
 def test_the_cluster_of_the_file_that_init_writes() -> None:
-    start = Path(atoll.plan.__file__).parent / "data/fleet.yaml"
+    start = Path(atoll.plan.__file__).parent / "files/data/fleet.yaml"
     lines = start.read_text("utf-8").splitlines()
     first, past = (lines.index(f"# {key}:") for key in ("cluster", "limits"))
     block = [line.removeprefix("# ") for line in lines[first:past] if "profiles:" not in line]

@@ -1,4 +1,4 @@
-"""What docs/fleet.md shows can be run, and what it lists is what there is."""
+"""What docs/reference/fleet.md shows can be run, and what it lists is what there is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from atoll.plan.validate.violation import Rule
 from tests.plan.files.test_fleet import SMALL
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = (ROOT / "docs/fleet.md").read_text("utf-8")
+PAGE = (ROOT / "docs/reference/fleet.md").read_text("utf-8")
 
 
 def first_cells(header: str) -> set[str]:

@@ -18,7 +18,7 @@ from tests.plan.builders import small
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
-START = ROOT / "src/atoll/plan/data/fleet.yaml"
+START = ROOT / "src/atoll/plan/files/data/fleet.yaml"
 SMALL = """\
 models:
   chat:

@@ -34,7 +34,7 @@ def bearer(secret: str) -> str:
 
 
 def run(main: Any) -> None:
-    asyncio.run(asyncio.wait_for(main, 60))
+    asyncio.run(asyncio.wait_for(main, 240))
 
 
 def test_keys_models_and_policies(tmp_path: Path) -> None:

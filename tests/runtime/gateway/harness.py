@@ -108,13 +108,13 @@ class Bench:
         reader, writer = await opening
         try:
             writer.write(raw)
-            return await asyncio.wait_for(read_reply(reader), 20)
+            return await asyncio.wait_for(read_reply(reader), 60)
         finally:
             writer.close()
 
     async def settled(self) -> None:
         """Wait until nothing runs any more."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while self.gateway.relays or any(e.running for e in self.engines):
                 await asyncio.sleep(0.01)
 

@@ -1,4 +1,4 @@
-"""What the page on the gateway says is what ships."""
+"""What the reference of the gateway says is what ships."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll.runtime.gateway.metrics import GatewayMetrics
 from atoll.runtime.gateway.settings import Deadlines, GatewayFile, GatewayLimits
 from atoll.runtime.pool.pool import BackendPool
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "gateway.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[3] / "docs/reference/gateway.md").read_text("utf-8")
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 

@@ -13,7 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.runtime.http.client import FetchError, HttpResponse, ResponseReader, fetch, request
+from atoll.runtime.http.client import (
+    FetchError,
+    HttpResponse,
+    ResponseReader,
+    fetch,
+    request,
+    stream_lines,
+)
 
 BODY = json.dumps({"object": "list", "data": [{"id": "m"}]}).encode()
 # What ends an answer in chunks, inside of one.
@@ -239,3 +246,56 @@ def test_unix_sockets(tmp_path: Path) -> None:
     assert asyncio.run(go()) == (200, BODY)
     with pytest.raises(FetchError):
         asyncio.run(fetch("http://gateway/", unix_socket=tmp_path / "none.sock"))
+
+
+def lines_of(serve: Serve, **more: Any) -> list[bytes]:
+    async def go() -> list[bytes]:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            url = f"http://127.0.0.1:{port}/x"
+            return [line async for line in stream_lines(url, body={}, **more)]
+
+    return asyncio.run(go())
+
+
+def test_lines_are_whole_however_they_come() -> None:
+    # Cut in the middle of lines by chunks, and of chunks by reads.
+    answer = chunked(b"data: 1\n\nda", b"ta: 2\n", b"\ndata: [DO", b"NE]")
+    for at in range(len(answer)):
+        serve = answering(answer[:at], answer[at:], then_close=False)
+        assert lines_of(serve) == [b"data: 1", b"", b"data: 2", b"", b"data: [DONE]"]
+
+
+def test_lines_come_before_the_answer_is_complete() -> None:
+    seen = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first, last = chunked(b"1\n"), b"2\r\n2\n\r\n0\r\n\r\n"
+        writer.write(first.removesuffix(b"0\r\n\r\n"))
+        # Nothing more until the client has the first line.
+        await seen.wait()
+        writer.write(last)
+        writer.close()
+
+    async def go() -> list[bytes]:
+        found = []
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            async for line in stream_lines(f"http://127.0.0.1:{port}/", body={}):
+                found.append(line)
+                seen.set()
+        return found
+
+    assert asyncio.run(go()) == [b"1", b"2"]
+
+
+def test_a_stream_that_fails_says_so() -> None:
+    for serve, more, said in (
+        (answering(chunked(b"1\n")[:-1]), {}, "closed before"),
+        (answering(sized(b"x").replace(b"200 OK", b"503 No")), {}, "status 503: x"),
+        (answering(chunked(b"1\n")[:-1], then_close=False), {"timeout_s": 0.05}, "for 0.05 s"),
+    ):
+        with pytest.raises(FetchError, match=said):
+            lines_of(serve, **more)

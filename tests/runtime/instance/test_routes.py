@@ -10,7 +10,7 @@ from atoll.core.errors import InputError
 from atoll.engine.messages import NodeStats
 from atoll.engine.routes import NodeSpec, RouteQuery
 from atoll.plan.plan import Instance
-from atoll.runtime.instance.config import InstanceConfig, Part, engine_name
+from atoll.runtime.instance.config import InstanceConfig, InstancePart, engine_name
 from atoll.runtime.instance.routes import PlanRouter
 from tests.runtime.local.test_placing import instance
 
@@ -20,7 +20,7 @@ class World:
 
     def __init__(self, *instances: Instance, blocks: int = 100) -> None:
         self.parts = tuple(
-            Part(instance=i, inboxes={n.id: f"ipc:///x/{i.id}.{n.id}" for n in i.nodes})
+            InstancePart(instance=i, inboxes={n.id: f"ipc:///x/{i.id}.{n.id}" for n in i.nodes})
             for i in instances
         )
         self.router = PlanRouter(

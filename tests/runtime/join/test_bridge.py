@@ -60,7 +60,7 @@ class FakeIncoming:
         return "".join(choice[0]["text"] for choice in choices if choice)
 
 
-async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.005)

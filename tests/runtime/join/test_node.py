@@ -90,7 +90,7 @@ def test_a_wrapped_engine_is_served_withdrawn_restored_and_drained(
             assert left.state is SessionState.LEFT
             pid = engine_pid(node)
             await node.close()
-            assert gone_within([pid], 2.0)
+            assert gone_within([pid])
 
     asyncio.run(run())
 
@@ -138,7 +138,7 @@ def test_an_engine_that_cannot_start_ends_the_node(tmp_path: Path) -> None:
             node = here.node(command=("no-such-engine", "--port", "{port}"))
             await node.start()
             with pytest.raises(ProcessError, match="no-such-engine"):
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(60):
                     await node.ended()
             await node.close()
             await until(lambda: here.seen() is None)
@@ -243,7 +243,7 @@ def test_a_node_leaves_before_its_end(tmp_path: Path) -> None:
             node = here.node(url=url, ends="6s")
             await node.start()
             await until(here.serving)
-            async with asyncio.timeout(2.0):
+            async with asyncio.timeout(60):
                 await node.ended()
             assert here.lines[-1] == "this node's time is up"
             await stop(node)
@@ -291,7 +291,7 @@ def test_the_command_heeds_signals(tmp_path: Path) -> None:
     async def run() -> None:
         async with world(tmp_path) as here:
             process = joined(here.address, "--notice", "90s")
-            await until(here.serving, 20)
+            await until(here.serving)
             pids = pids_below(process)
             environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in pids]
             assert not any(b"ATOLL_FABRIC=" in environment for environment in environments)
@@ -311,7 +311,7 @@ def test_the_command_heeds_signals(tmp_path: Path) -> None:
             _, said = process.communicate()
             assert "serving org/m (vllm 0.10.1.1)" in said
             assert said.rstrip().endswith("left")
-            assert gone_within(pids, 2.0)
+            assert gone_within(pids)
 
     asyncio.run(run())
 
@@ -320,7 +320,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     async def run() -> None:
         async with world(tmp_path) as here:
             process = joined(here.address, "--drain", "60s", tokens=2000)
-            await until(here.serving, 20)
+            await until(here.serving)
             pids = pids_below(process)
             asking = asyncio.create_task(here.ask())
             await asyncio.sleep(0.2)
@@ -329,9 +329,9 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
             await asyncio.sleep(0.5)
             assert process.poll() is None
             process.send_signal(signal.SIGINT)
-            await until(lambda: process.poll() is not None, 5)
+            await until(lambda: process.poll() is not None)
             process.communicate()
-            assert gone_within(pids, 3.0)
+            assert gone_within(pids)
             answer = await asking
             assert answer.over != "end"
             await until(lambda: here.seen() is None)
@@ -343,12 +343,12 @@ def test_kill_9_leaves_no_engine_and_masks_the_node(tmp_path: Path) -> None:
     async def run() -> None:
         async with world(tmp_path) as here:
             process = joined(here.address)
-            await until(here.serving, 20)
+            await until(here.serving)
             pids = pids_below(process)
             assert pids
             process.kill()
-            await until(lambda: not here.serving(), 2)
+            await until(lambda: not here.serving())
             process.communicate()
-            assert gone_within(pids, 5.0)
+            assert gone_within(pids)
 
     asyncio.run(run())

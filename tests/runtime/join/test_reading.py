@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -453,9 +452,11 @@ def test_spot_notices(
 
 
 def test_no_cloud_is_no_notice() -> None:
-    begun_s = time.monotonic()
-    assert asyncio.run(SpotNotices("aws", "http://127.0.0.1:9").end_s(0.0)) is None
-    assert time.monotonic() - begun_s < 3.0
+    async def run() -> float | None:
+        async with asyncio.timeout(60):
+            return await SpotNotices("aws", "http://127.0.0.1:9").end_s(0.0)
+
+    assert asyncio.run(run()) is None
 
 
 # Watching

@@ -58,7 +58,7 @@ def test_a_job_joins_announces_its_end_and_leaves(tmp_path: Path) -> None:
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            await until(here.serving, 20)
+            await until(here.serving)
             peer = here.seen()
             assert peer is not None
             assert (peer.name, peer.metadata.site) == ("gpu17-3", "alps")

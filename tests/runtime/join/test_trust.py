@@ -73,7 +73,7 @@ def test_a_token_is_enough_to_join_and_nobody_but_an_operator_assigns(tmp_path: 
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            await until(lambda: serves(operator, "org/m"), 20)
+            await until(lambda: serves(operator, "org/m"))
             peer = find_node(operator.peers(), "gpu1")
             assert (peer.name, peer.provider, peer.verified) == ("cluster/gpu1", "Uni", True)
             other = authority.issue("other", "Uni", "worker")
@@ -145,7 +145,7 @@ def test_an_operator_assigns_weights_to_atolls_own_engine(tmp_path: Path) -> Non
                 body.encode(),
             )
             caller.call(peer.sid, submit, answer)
-            await until(lambda: answer.over is not None, 30)
+            await until(lambda: answer.over is not None, 120)
             assert (answer.status, answer.over) == (200, "end")
             assert answer.body.endswith(b"data: [DONE]\n\n")
             await caller.close()
@@ -170,7 +170,7 @@ def test_a_node_whose_token_was_revoked_ends_and_says_why(tmp_path: Path) -> Non
                 await until(lambda: len(operator.peers()) == 2)
                 serial = next(m.serial for m in authority.members if m.name == "cluster")
                 node.fabric.verifier.revoke([int(serial, 16)])
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     with pytest.raises(UsageError, match="revoked"):
                         await node.ended()
             finally:

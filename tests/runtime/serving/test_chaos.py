@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,6 +59,4 @@ def test_kill_9_of_serve_leaves_nothing(tiny_folder: Path, tmp_path: Path, short
         assert len(pids) == 1 + 2 * 8
         serve.kill()
         serve.wait()
-    begun_s = time.monotonic()
-    assert gone_within(pids, 5.0)
-    assert time.monotonic() - begun_s < 5.0
+    assert gone_within(pids)

@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 
 from atoll.catalog.catalog import Catalog
+from atoll.core.units import format_price
 from atoll.plan.files.fleet import parse_fleet
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Limits, Problem
@@ -19,9 +20,7 @@ from atoll.solve.explain.explanation import (
     NodeUse,
     Repair,
     Worth,
-    money,
     served_share,
-    share,
     slacks,
     tight_constraints,
 )
@@ -73,7 +72,7 @@ def test_a_saving_is_the_difference_of_two_plans() -> None:
     then = solved(with_offer(problem, "L40S:1", available=2), FLEET)
     assert tight.worth.usd_per_hour == pytest.approx(now.usd_per_hour - then.usd_per_hour)
     assert tight.worth.at_least <= tight.worth.usd_per_hour <= tight.worth.at_most
-    assert tight.text == f"L40S:1 in east: 1 of 1; one more would save {money(1.61)}"
+    assert tight.text == f"L40S:1 in east: 1 of 1; one more would save {format_price(1.61)}"
 
 
 def test_the_break_even_price_is_where_the_plan_changes() -> None:
@@ -247,22 +246,6 @@ def test_what_is_read_off_a_plan() -> None:
     for slack in slacks(plan, problem):
         assert slack.capacity_per_s >= slack.demand_per_s
         assert slack.spare == pytest.approx(slack.capacity_per_s / slack.demand_per_s - 1)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.0, "0%"), (0.5, "50%"), (0.99996, "99.9%"), (1.0, "100%"), (1e-9, "0%"), (2.381, "238%")],
-)
-def test_shares_are_written_short_and_never_round_to_all(value: float, text: str) -> None:
-    assert share(value) == text
-
-
-@pytest.mark.parametrize(
-    ("usd", "text"),
-    [(0.0, "$0.00/h"), (17.755, "$17.75/h"), (0.042, "$0.042/h"), (1234.5, "$1,234.50/h")],
-)
-def test_money_is_written_to_the_cent(usd: float, text: str) -> None:
-    assert money(usd) == text
 
 
 def test_sentences() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.solve.place.bound.bounds import compute_bound, coverage_bound, find_missing, upper_bound
-from atoll.solve.place.bound.cuts import crossing_rate, loose, network, rates
+from atoll.solve.place.bound.cuts import crossing_rate, links_are_loose, network, rates
 from atoll.solve.place.bound.lanes import lanes
 from atoll.solve.place.bound.lanes_regions import region_lanes
 from atoll.solve.place.bound.proof import Covers
@@ -123,7 +123,7 @@ def test_prices_of_a_refuted_flow_hold_for_every_cover() -> None:
     covers = Covers(mixed())
     price = covers.prices(upper_bound(mixed()).value * 1.01)
     assert price is not None
-    assert covers.covered(price) < 6
+    assert covers.most_covered(price) < 6
     rng = np.random.default_rng(0)
     flow = upper_bound(mixed()).value * 1.01
     for _ in range(300):
@@ -177,9 +177,9 @@ def test_rates_are_cut_to_the_links_of_a_node() -> None:
 
 def test_loose_links_are_those_that_no_flow_fills() -> None:
     instance = cluster(2, [[50.0, 40.0], [30.0]], link=30.0, ends=50.0)
-    assert loose(instance, 1e9)
-    assert not loose(replace(instance, link=instance.link * 0.9), 1e9)
-    assert loose(replace(instance, link=instance.link * 0.9), 27.0)
+    assert links_are_loose(instance, 1e9)
+    assert not links_are_loose(replace(instance, link=instance.link * 0.9), 1e9)
+    assert links_are_loose(replace(instance, link=instance.link * 0.9), 27.0)
 
 
 @pytest.mark.parametrize("partial", [False, True])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from atoll.solve.effort import Measured
 from atoll.solve.place.instance import FlowInstance, Flows, Placement
-from atoll.solve.place.refine import Measured, Refined, refine
+from atoll.solve.place.refine import Refined, refine
 from tests.solve.place.test_sustained import instance
 
 LONG = 1e6

@@ -9,8 +9,10 @@ from atoll.core.errors import InputError, UnknownNameError, UsageError
 from atoll.plan.cluster import ClusterLink
 from atoll.plan.problem import Limits, Problem
 from atoll.plan.validate.check import goal_value, validate
-from atoll.solve.place.solver import MILP, NAMES, RULES, SEARCH, FlowEffort, shortage, solve
-from atoll.solve.registry import default_for, fits
+from atoll.solve.place.service import MILP, NAMES, RULES, SEARCH, FlowEffort, shortage
+from atoll.solve.place.solver import solve
+from atoll.solve.registry import solve as solve_any
+from atoll.solve.registry import solvers
 from tests.plan import builders
 from tests.plan.clusters import LINKS, cluster, problem, profile, service
 
@@ -109,12 +111,12 @@ def test_names() -> None:
         solve("flow.searching", problem(), CATALOG)
     with pytest.raises(UsageError, match="no fixed cluster"):
         solve(SEARCH, builders.problem(), CATALOG)
-    assert default_for(problem()) == SEARCH
-    assert default_for(builders.problem()) == "optimal"
+    assert solvers(problem())[0] == SEARCH
+    assert solvers(builders.problem())[0] == "optimal"
     with pytest.raises(UsageError, match="a fixed cluster"):
-        fits("optimal", problem())
+        solve_any(problem(), solver="optimal")
     with pytest.raises(UsageError, match="no fixed cluster"):
-        fits("swarm", builders.problem())
+        solve_any(builders.problem(), solver="swarm")
 
 
 # Several services

@@ -18,7 +18,8 @@ from atoll.solve.place.candidates import with_longer_ranges
 from atoll.solve.place.evaluate import max_flow
 from atoll.solve.place.from_problem import flow_instance, placement_of
 from atoll.solve.place.polish import polish
-from atoll.solve.place.solver import RULES, FlowEffort, solve
+from atoll.solve.place.service import RULES, FlowEffort
+from atoll.solve.place.solver import solve
 from atoll.solve.place.to_plan import Placed, plan_of
 from tests.plan.clusters import LAYERS, MODEL, TOKENS, problem, profile, service
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atoll.engine.errors import WeightsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -35,7 +38,7 @@ class WeightReader:
         """Return the names stored on disk, sorted."""
         return tuple(sorted(self._where))
 
-    def read(self, name: str) -> Any:
+    def read(self, name: str) -> Tensor:
         """Return one tensor as a torch tensor on the CPU, in the type it is stored in."""
         import torch
 
@@ -50,7 +53,9 @@ class WeightReader:
             )
         return torch.stack([torch.cat([self._read(n) for n in expert]) for expert in parts])
 
-    def read_all(self, names: Iterable[str], progress: Progress | None = None) -> Mapping[str, Any]:
+    def read_all(
+        self, names: Iterable[str], progress: Progress | None = None
+    ) -> Mapping[str, Tensor]:
         """Read several tensors, telling `progress` after each."""
         wanted = list(names)
         tensors = {}
@@ -71,10 +76,10 @@ class WeightReader:
             experts.append([f"{stem}.{len(experts)}.{kind}.weight" for kind in kinds])
         return experts or None
 
-    def _read(self, name: str) -> Any:
+    def _read(self, name: str) -> Tensor:
         path = self.folder / self._where[name]
         try:
-            return self._open(path).get_tensor(name)
+            tensor: Tensor = self._open(path).get_tensor(name)
         except WeightsError:
             raise
         except Exception as error:  # the library raises its own, unrelated types
@@ -83,6 +88,7 @@ class WeightReader:
                 path=path,
                 hint="the file is damaged or of another model; download it again",
             ) from error
+        return tensor
 
     def _open(self, path: Path) -> Any:
         key = path.name

@@ -43,41 +43,41 @@ def cluster_of_file(
 def _machines(
     document: FleetDocument, catalog: Catalog
 ) -> Iterator[tuple[tuple[str, ...], str, str, MachinesEntry]]:
-    """Yield place in the file, site, node type and what is said of the machines."""
+    """Yield place in the file, site, node type and entry of every group of machines."""
     entry = document.content.cluster
     for site, machines in entry.nodes.items() if entry is not None else ():
         with document.at("cluster", "nodes", site):
             slug(site)
             if site in (ANY, SOURCE, SINK):
                 raise InputError(f"{site!r} is no name for a site", hint="rename it")
-        seen: set[str] = set()
-        for name, given in machines.items():
+        kinds: set[str] = set()
+        for name, value in machines.items():
             here = ("cluster", "nodes", site, name)
             with document.at(*here):
                 kind = catalog.node(name).id
-                if kind in seen:
+                if kind in kinds:
                     raise InputError(f"{kind} is given twice", hint="put them in one line")
-            seen.add(kind)
-            if isinstance(given, int):
-                own = MachinesEntry(count=given)
-            elif isinstance(given, list):
-                own = MachinesEntry(names=given)
+            kinds.add(kind)
+            if isinstance(value, int):
+                group = MachinesEntry(count=value)
+            elif isinstance(value, list):
+                group = MachinesEntry(names=value)
             else:
-                own = given
-            if (own.count is None) == (own.names is None):
+                group = value
+            if (group.count is None) == (group.names is None):
                 raise document.error(
                     "how many, or which?", *here, hint="give either 'count' or 'names'"
                 )
-            yield here, site, kind, own
+            yield here, site, kind, group
 
 
 def _nodes(document: FleetDocument, catalog: Catalog) -> Iterator[ClusterNode]:
-    for here, site, kind, own in _machines(document, catalog):
+    for here, site, kind, group in _machines(document, catalog):
         gpu = parse_node_type(kind)
         stem = f"{site}-{gpu.gpu.lower()}" + (f"x{gpu.gpu_count}" if gpu.gpu_count > 1 else "")
-        count = own.count or 0
+        count = group.count or 0
         width = len(str(max(0, count - 1)))
-        names = own.names or [f"{stem}-{i:0{width}d}" for i in range(count)]
+        names = group.names or [f"{stem}-{i:0{width}d}" for i in range(count)]
         with document.at(*here):
             for name in names:
                 yield ClusterNode.parse({"name": name, "node_type": kind, "region": site})
@@ -101,14 +101,14 @@ def _links(document: FleetDocument, nodes: tuple[ClusterNode, ...]) -> Iterator[
 
 
 def _prices(document: FleetDocument, catalog: Catalog) -> Iterator[Offer]:
-    for _, site, kind, own in _machines(document, catalog):
-        if own.usd_per_hour > 0:
+    for _, site, kind, group in _machines(document, catalog):
+        if group.usd_per_hour > 0:
             yield Offer(
                 region=site,
                 node_type=kind,
                 market="owned",
-                available=own.count if own.count is not None else len(own.names or ()),
-                usd_per_hour=own.usd_per_hour,
+                available=group.count if group.count is not None else len(group.names or ()),
+                usd_per_hour=group.usd_per_hour,
             )
 
 
@@ -117,26 +117,26 @@ def _profiles(
 ) -> Profiles:
     """Read the measured profiles: a file beside this one, or what is written here."""
     entry = document.content.cluster
-    given = None if entry is None else entry.profiles
-    if given is None:
+    measured = None if entry is None else entry.profiles
+    if measured is None:
         return {}
-    if isinstance(given, str):
-        path: Path = document.folder / given
+    if isinstance(measured, str):
+        path: Path = document.folder / measured
         with document.at("cluster", "profiles"):
             data = load_yaml_file(path).data
-        given = ProfilesFile.parse({"profiles": data}, path=path).profiles
+        measured = ProfilesFile.parse({"profiles": data}, path=path).profiles
     names = set(document.content.models)
     models = {catalog.model(e.model or name).name for name, e in document.content.models.items()}
     kinds = {node.node_type for node in nodes}
-    found: Profiles = {}
-    for name, profiles in given.items():
+    by_name: Profiles = {}
+    for name, profiles in measured.items():
         with document.at("cluster", "profiles"):
-            own = name if name in names else catalog.model(name).name
-            if own not in names | models:
+            canonical = name if name in names else catalog.model(name).name
+            if canonical not in names | models:
                 continue  # a file may hold more models than are served
-            found[own] = {
+            by_name[canonical] = {
                 kind: profile
                 for key, profile in profiles.items()
                 if (kind := catalog.node(key).id) in kinds
             }
-    return found
+    return by_name

@@ -11,9 +11,11 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from atoll.catalog.catalog import OVERLAY_VARIABLE, Catalog
+from atoll.catalog.catalog import Catalog
 from atoll.catalog.document import SchemaDocument
 from atoll.catalog.hf_config import model_from_config
+from atoll.catalog.load import OVERLAY_VARIABLE
+from atoll.catalog.overlay import apply_overlay
 from atoll.core.errors import InputError
 from atoll.core.files import YamlFile, load_yaml_file, parse_yaml, read_text_limited
 from atoll.core.ids import slug
@@ -112,8 +114,8 @@ def _service(
     here = ("models", name)
     with document.at(*here):
         slug(name)
-    asked = "model" if entry.model is not None else None
-    with document.at(*here, *([asked] if asked else [])):
+    model_field = "model" if entry.model is not None else None
+    with document.at(*here, *([model_field] if model_field else [])):
         model = catalog.model(entry.model or name)
         parts = [component.name for component in model.graph.components]
         if not model.has_llm or len(parts) > 1:
@@ -197,10 +199,10 @@ def _lengths(
 
 
 def _read_running(document: FleetDocument) -> tuple[Instance, ...]:
-    given = document.content.running
-    if given is None:
+    file_name = document.content.running
+    if file_name is None:
         return ()
-    path = document.folder / given
+    path = document.folder / file_name
     with document.at("running"):
         text = read_text_limited(path)
     return Plan.from_json(text, path=path).instances
@@ -214,20 +216,20 @@ def _facts(
 ) -> tuple[Catalog, tuple[Overlay, ...]]:
     """Return the catalog and the overlays that make it, as data that needs no other file."""
     from_environment = environ.get(OVERLAY_VARIABLE, "").strip()
-    given = document.content.catalog
+    entry = document.content.catalog
     paths: list[str | os.PathLike[str]] = [from_environment] if from_environment else []
     paths += overlays
-    if isinstance(given, str):
-        paths.append(document.folder / given)
+    if isinstance(entry, str):
+        paths.append(document.folder / entry)
     catalog = Catalog.default()
     plain: list[Overlay] = []
     for path in paths:
-        catalog = catalog.with_overlay(path)
+        catalog = apply_overlay(catalog, path)
         plain.append(_complete(load_yaml_file(path).data, Path(path).parent))
-    if isinstance(given, dict):
+    if isinstance(entry, dict):
         with document.at("catalog"):
-            plain.append(_complete(given, document.folder))
-            catalog = catalog.with_overlay(plain[-1])
+            plain.append(_complete(entry, document.folder))
+            catalog = apply_overlay(catalog, plain[-1])
     return catalog, tuple(plain)
 
 

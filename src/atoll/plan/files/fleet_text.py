@@ -12,11 +12,14 @@ from atoll.plan.problem import Problem, Service
 
 def profiles_text(problem: Problem) -> str:
     """Return the measured profiles of a problem's cluster as the text of a JSON file."""
-    found = {
-        name: {kind: own.model_dump(mode="json", exclude_none=True) for kind, own in kinds.items()}
+    dumped = {
+        name: {
+            kind: profile.model_dump(mode="json", exclude_none=True)
+            for kind, profile in kinds.items()
+        }
         for name, kinds in cluster_of(problem).profiles.items()
     }
-    return json.dumps(found, indent=1) + "\n"
+    return json.dumps(dumped, indent=1) + "\n"
 
 
 def fleet_text(problem: Problem, profiles: str | None = None) -> str:

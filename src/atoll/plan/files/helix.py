@@ -81,15 +81,15 @@ def read_solution(path: Path, nodes: int) -> tuple[Range, ...]:
     """Read a placement: [start, end) of every node by number, (0, 0) for one that is not used."""
     file = _ini(path)
     offset = _whole(path, file, "Settings", "offset")
-    found: list[Range] = []
+    ranges: list[Range] = []
     for i in range(nodes):
         key = f"compute_node_{i + offset}"
         text = file.get("Solution", key, fallback="[]")
         layers = [int(number) for number in re.findall(r"\d+", text)]
         if layers and layers != list(range(layers[0], layers[0] + len(layers))):
             raise InputError(f"the layers of {key} have gaps", path=path, hint="list them in order")
-        found.append((layers[0], layers[-1] + 1) if layers else (0, 0))
-    return tuple(found)
+        ranges.append((layers[0], layers[-1] + 1) if layers else (0, 0))
+    return tuple(ranges)
 
 
 def helix_problem(
@@ -101,11 +101,11 @@ def helix_problem(
     is worked out from its profile, or with `tables` read from the throughput table of a cluster with the
     same nodes. Nothing is asked of the service: how much can it be given?
     """
-    own = read_cluster(cluster)
+    helix = read_cluster(cluster)
     folder = _data_folder(cluster, data)
-    profiles, constants = read_profiles(folder / PROFILES, model, own)
+    profiles, constants = read_profiles(folder / PROFILES, model, helix)
     if tables:
-        carried = read_tables(folder / TABLES, model, own)
+        carried = read_tables(folder / TABLES, model, helix)
         profiles = {
             kind: profile.model_copy(update={"tokens_per_s": carried[kind]})
             for kind, profile in profiles.items()
@@ -114,7 +114,7 @@ def helix_problem(
     mix = LengthMix.fixed(constants["avg_input_len"], constants["avg_output_len"])
     ttft_s, tpot_s = _NO_PROMISE_S
     return Problem(
-        name=own.name,
+        name=helix.name,
         services=(
             Service(
                 name=name,
@@ -128,8 +128,8 @@ def helix_problem(
         ),
         settings=Settings(engine="none"),
         cluster=Cluster(
-            nodes=tuple(_nodes(own)),
-            links=tuple(_links(own)),
+            nodes=tuple(_nodes(helix)),
+            links=tuple(_links(helix)),
             profiles={name: profiles},
             kv_fill=constants["kv_cache_hwm"],
             token_bytes=constants["token_bytes"],
@@ -144,23 +144,23 @@ def read_profiles(
     data = _json(path)
     if model not in data or model not in MODELS:
         raise UnknownNameError("model of the profiles", model, MODELS)
-    own = _table(data, model)
+    model_data = _table(data, model)
     constants = {k: float(cast(float, v)) for k, v in _table(data, "constants").items()}
-    constants["token_bytes"] = float(cast(float, own["token_bytes"]))
+    constants["token_bytes"] = float(cast(float, model_data["token_bytes"]))
     block = constants["vllm_block_size"]
-    found: dict[str, NodeProfile] = {}
+    profiles: dict[str, NodeProfile] = {}
     for kind in sorted(set(cluster.types)):
-        entry = _table(_table(own, "types"), kind)
+        entry = _table(_table(model_data, "types"), kind)
         most = int(cast(int, entry["max_num_layers"]))
         blocks, requests, tokens = (
             [int(cast(int, _table(entry, key)[str(j)])) for j in range(1, most + 1)]
             for key in ("vllm_num_blocks", "prompt_max_requests", "decode_max_tokens")
         )
         normal, tight = (
-            int(cast(int, _table(own, key)[kind]))
+            int(cast(int, _table(model_data, key)[kind]))
             for key in ("typical_layers_normal", "typical_layers_tight")
         )
-        found[_node_type(kind)] = NodeProfile(
+        profiles[_node_type(kind)] = NodeProfile(
             max_layers=most,
             kv_tokens=tuple(block * n for n in blocks),
             prefill_s_per_layer=_curve(entry["prompt_ms_per_layer"]),
@@ -168,21 +168,21 @@ def read_profiles(
             prefill_requests=tuple(requests),
             decode_sequences=tuple(tokens),
             typical_layers=(normal, tight),
-            start_rate=float(cast(float, _table(own, "normalized_perf_start")[kind])),
+            start_rate=float(cast(float, _table(model_data, "normalized_perf_start")[kind])),
         )
-    return found, constants
+    return profiles, constants
 
 
 def read_tables(path: Path, model: str, cluster: HelixCluster) -> dict[str, tuple[float, ...]]:
     """Read the tokens/s per number of layers of a cluster with these nodes, by our node types."""
     counts = Counter(cluster.types)
     for entry in _json(path).values():
-        own = cast("dict[str, object]", entry)
-        if "counts" in own and Counter(cast("dict[str, int]", own["counts"])) == counts:
-            tables = cast("dict[str, list[float]]", _table(own, model))
+        record = cast("dict[str, object]", entry)
+        if "counts" in record and Counter(cast("dict[str, int]", record["counts"])) == counts:
+            tables = cast("dict[str, list[float]]", _table(record, model))
             return {_node_type(kind): tuple(values) for kind, values in tables.items()}
     nodes = ", ".join(f"{n} {kind}" for kind, n in counts.items())
-    raise InputError(f"no table for {nodes}", path=path, hint="leave the tables away")
+    raise InputError(f"no table for {nodes}", path=path, hint="leave out --tables")
 
 
 def _nodes(cluster: HelixCluster) -> Iterator[ClusterNode]:
@@ -193,7 +193,7 @@ def _nodes(cluster: HelixCluster) -> Iterator[ClusterNode]:
 
 
 def _name(cluster: HelixCluster, end: str) -> str:
-    """Names sort as numbers do."""
+    """Return the name of an end; names of nodes sort as their numbers do."""
     width = len(str(len(cluster.types) - 1))
     return end if end in (SOURCE, SINK) else f"node-{int(end):0{width}d}"
 
@@ -285,8 +285,8 @@ def _quantity(path: Path, file: configparser.ConfigParser, section: str, key: st
     number, _, unit = (part.strip() for part in text.partition("*"))
     try:
         size = float(number)
-        own = unit.lower()
-        return size / _PARTS[own] if own in _PARTS else size * _UNITS[own]
+        name = unit.lower()
+        return size / _PARTS[name] if name in _PARTS else size * _UNITS[name]
     except (KeyError, ValueError):
         raise InputError(
             f"[{section}] {key}: cannot read {text!r}",

@@ -23,10 +23,10 @@ def offers_of(document: FleetDocument, catalog: Catalog) -> tuple[Offer, ...]:
         raise document.error(
             "there are no nodes", hint="add a 'pool' to rent from, or a 'cluster' that is there"
         )
-    found = {offer.key: offer for offer in _cloud(document, catalog)}
-    found |= {offer.key: offer for offer in _owned_offers(document, catalog)}
+    offers = {offer.key: offer for offer in _cloud(document, catalog)}
+    offers |= {offer.key: offer for offer in _owned_offers(document, catalog)}
     written: dict[tuple[str, str, Market], int] = {}
-    for index, offer in enumerate(_as_written(document, catalog)):
+    for index, offer in enumerate(_explicit_offers(document, catalog)):
         if offer.key in written:
             raise document.error(
                 f"{' '.join(offer.key)} is offered twice",
@@ -36,10 +36,10 @@ def offers_of(document: FleetDocument, catalog: Catalog) -> tuple[Offer, ...]:
                 hint=f"join it with entry {written[offer.key]} of the list",
             )
         written[offer.key] = index
-        found[offer.key] = offer
-    if not found:
+        offers[offer.key] = offer
+    if not offers:
         raise document.error("the pool is empty", "pool", hint="add cloud, owned or offers")
-    return tuple(found.values())
+    return tuple(offers.values())
 
 
 # Rented
@@ -146,14 +146,14 @@ class _Room:
         document: FleetDocument,
         catalog: Catalog,
         here: tuple[str, ...],
-        given: int | dict[str, int],
+        counts: int | dict[str, int],
     ) -> None:
         self._counts: dict[str, int] = {}
         self._otherwise: int = CloudEntry.model_fields["available"].default
-        if isinstance(given, int):
-            self._otherwise = given
+        if isinstance(counts, int):
+            self._otherwise = counts
             return
-        for name, count in given.items():
+        for name, count in counts.items():
             if name == _DEFAULT:
                 self._otherwise = count
                 continue
@@ -177,13 +177,13 @@ def _owned_offers(document: FleetDocument, catalog: Catalog) -> Iterator[Offer]:
     for region, machines in ((pool and pool.owned) or {}).items():
         with document.at("pool", "owned", region):
             slug(region)
-        seen: set[str] = set()
+        kinds: set[str] = set()
         for name, entry in machines.items():
             with document.at("pool", "owned", region, name):
                 kind = catalog.node(name).id
-                if kind in seen:
+                if kind in kinds:
                     raise InputError(f"{kind} is given twice", hint="add them up in one line")
-            seen.add(kind)
+            kinds.add(kind)
             yield Offer(
                 region=region,
                 node_type=kind,
@@ -193,7 +193,7 @@ def _owned_offers(document: FleetDocument, catalog: Catalog) -> Iterator[Offer]:
             )
 
 
-def _as_written(document: FleetDocument, catalog: Catalog) -> Iterator[Offer]:
+def _explicit_offers(document: FleetDocument, catalog: Catalog) -> Iterator[Offer]:
     pool = document.content.pool
     for index, entry in enumerate((pool and pool.offers) or ()):
         here = ("pool", "offers", index)

@@ -60,12 +60,12 @@ def validate(
     With `same_problem` false the plan may have been made for another problem: does it still hold?
     """
     facts = problem.catalog() if catalog is None else catalog
-    found = validate_structure(plan)
+    violations = validate_structure(plan)
     if same_problem and plan.problem_hash != problem.content_hash():
-        found.append(violation("problem", plan.problem_name, "was made for another problem"))
+        violations.append(violation("problem", plan.problem_name, "was made for another problem"))
     for instance in plan.instances:
         unknown = list(check_names(instance, problem, facts))
-        found += unknown or check_node_limits(instance, problem, facts)
+        violations += unknown or check_node_limits(instance, problem, facts)
     for rule in (
         _offers,
         _hosts,
@@ -77,29 +77,31 @@ def validate(
         _prices,
         _goal,
     ):
-        found += rule(plan, problem)
-    return found
+        violations += rule(plan, problem)
+    return violations
 
 
 def check(plan: Plan, problem: Problem, catalog: Catalog | None = None) -> None:
     """Raise InvalidPlanError if anything is wrong with the plan."""
-    found = validate(plan, problem, catalog)
-    if found:
-        raise InvalidPlanError(plan.problem_name, found)
+    violations = validate(plan, problem, catalog)
+    if violations:
+        raise InvalidPlanError(plan.problem_name, violations)
 
 
 def validate_structure(plan: Plan) -> list[Violation]:
     """Return what is wrong with a plan on its own, whatever problem it answers."""
     ids = Counter(instance.id for instance in plan.instances)
-    found = [violation("name", i, f"{n} instances have this id") for i, n in ids.items() if n > 1]
+    violations = [
+        violation("name", i, f"{n} instances have this id") for i, n in ids.items() if n > 1
+    ]
     for instance in plan.instances:
         if instance.role_id.model != instance.service:
             message = f"{instance.role} is no role of {instance.service}"
-            found.append(violation("name", instance.id, message))
-        found += check_structure(instance)
-    found += _routes(plan)
-    found += _sums(plan)
-    return found
+            violations.append(violation("name", instance.id, message))
+        violations += check_structure(instance)
+    violations += _routes(plan)
+    violations += _sums(plan)
+    return violations
 
 
 def _routes(plan: Plan) -> Iterator[Violation]:
@@ -195,16 +197,16 @@ def goal_value(plan: Plan, problem: Problem) -> float:
     With the goal "fair", what all services would carry together if each got the share of its demand that
     the worst served one gets.
     """
-    carried, asked = {}, {}
+    carried, demands = {}, {}
     for service in problem.services:
         tokens = service.lengths.input_mean + service.lengths.output_mean
-        own = [i.throughput_per_s for i in plan.instances if i.service == service.name]
-        carried[service.name] = tokens * sum(own)
-        asked[service.name] = tokens * service.rate_per_s * service.headroom
+        rates = [i.throughput_per_s for i in plan.instances if i.service == service.name]
+        carried[service.name] = tokens * sum(rates)
+        demands[service.name] = tokens * service.rate_per_s * service.headroom
     if plan.goal != "fair":
         return sum(carried.values())
-    shares = [carried[name] / demand for name, demand in asked.items() if demand > 0]
-    return min(shares, default=0.0) * sum(asked.values())
+    shares = [carried[name] / demand for name, demand in demands.items() if demand > 0]
+    return min(shares, default=0.0) * sum(demands.values())
 
 
 def _check_running(plan: Plan, problem: Problem) -> Iterator[Violation]:

@@ -77,12 +77,12 @@ def _nodes(
         if kind not in profiles:
             yield violation("memory", where, f"{kind} cannot hold a layer of {service.model}")
             continue
-        own = profiles[kind]
-        if node.layers > own.max_layers:
-            message = f"{node.layers} layers on {kind}, which holds {own.max_layers}"
-            yield violation("memory", where, message, node.layers - own.max_layers)
+        profile = profiles[kind]
+        if node.layers > profile.max_layers:
+            message = f"{node.layers} layers on {kind}, which holds {profile.max_layers}"
+            yield violation("memory", where, message, node.layers - profile.max_layers)
             continue
-        room = own.kv_tokens[node.layers - 1] * cluster.kv_fill
+        room = profile.kv_tokens[node.layers - 1] * cluster.kv_fill
         if exceeds(request_tokens(service), room):
             message = (
                 f"KV cache of {room:g} tokens beside {node.layers} layers, less than a request"

@@ -20,10 +20,10 @@ def check_structure(instance: Instance) -> list[Violation]:
     broken = list(_graph(instance))
     if broken:
         return broken  # the rest would trip over the same flows
-    found = list(_layers(instance, max(node.end for node in instance.nodes)))
-    found += _hops(instance)
-    found += _flow(instance)
-    return found
+    violations = list(_layers(instance, max(node.end for node in instance.nodes)))
+    violations += _hops(instance)
+    violations += _flow(instance)
+    return violations
 
 
 def check_names(instance: Instance, problem: Problem, catalog: Catalog) -> Iterator[Violation]:
@@ -52,27 +52,27 @@ def check_node_limits(instance: Instance, problem: Problem, catalog: Catalog) ->
     """Return where an instance asks more of its nodes and links than they can do."""
     service = problem.service(instance.service)
     layers = catalog.model(service.model).llm.layers
-    found = [
+    violations = [
         violation("layers", f"{instance.id} {node.id}", f"holds {_range(node)} of {layers} layers")
         for node in instance.nodes
         if not 0 <= node.start < node.end <= layers
     ]
-    if found:
-        return found
+    if violations:
+        return violations
     if max(node.end for node in instance.nodes) != layers:
         message = f"no node holds the last of {layers} layers"
-        found.append(violation("layers", instance.id, message))
+        violations.append(violation("layers", instance.id, message))
     carried = _inflow(instance)
     for node in instance.nodes:
         if not service.allows(node.node_type):
             message = f"{service.name} may not stand on {node.node_type}"
-            found.append(violation("pinning", f"{instance.id} {node.id}", message))
+            violations.append(violation("pinning", f"{instance.id} {node.id}", message))
     if problem.cluster is not None:
-        return found + list(check_on_cluster(instance, carried, problem, catalog))
+        return violations + list(check_on_cluster(instance, carried, problem, catalog))
     for node in instance.nodes:
-        found += _node(instance, node, carried[node.id], problem, catalog)
-    found += _links(instance, problem, catalog)
-    return found
+        violations += _node(instance, node, carried[node.id], problem, catalog)
+    violations += _links(instance, problem, catalog)
+    return violations
 
 
 def _range(node: Node) -> str:

@@ -64,7 +64,7 @@ class InvalidPlanError(AtollError):
 
 
 def violation(rule: Rule, where: str, message: str, amount: float | None = None) -> Violation:
-    """Return a violation."""
+    """Return a violation; `amount` is by how much the rule is broken, in the units of the message."""
     return Violation(rule=rule, where=where, message=message, amount=amount)
 
 

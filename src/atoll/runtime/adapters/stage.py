@@ -8,7 +8,7 @@ from atoll.engine.node import NodeConfig
 from atoll.plan.plan import Instance
 from atoll.runtime.adapters.base import Endpoint, Home, MachineShare, ServedModel
 from atoll.runtime.adapters.probes import InstanceProbe, NodeProbe
-from atoll.runtime.instance.config import NODES_MISSING, InstanceConfig, Part, engine_name
+from atoll.runtime.instance.config import NODES_MISSING, InstanceConfig, InstancePart, engine_name
 from atoll.runtime.pool.member import Backend
 from atoll.runtime.supervise.agent import Managed
 from atoll.runtime.supervise.process import Command
@@ -40,7 +40,7 @@ def stage_endpoint(
     """
     nodes: list[Managed] = []
     held: list[tuple[str, str, int, int]] = []
-    parts: list[Part] = []
+    parts: list[InstancePart] = []
     for instance, portion in instances:
         inboxes = {}
         for node in instance.nodes:
@@ -70,7 +70,7 @@ def stage_endpoint(
                 )
             )
             held.append((process, node.id, node.start, node.end))
-        parts.append(Part(instance=instance, inboxes=inboxes, weight=portion))
+        parts.append(InstancePart(instance=instance, inboxes=inboxes, weight=portion))
     config_of_server = InstanceConfig(
         name=name,
         model=served.source,

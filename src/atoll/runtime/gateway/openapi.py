@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from atoll import __version__
+from atoll.core.version import __version__
 from atoll.runtime.openai import REQUESTS
 
 _ERROR = {

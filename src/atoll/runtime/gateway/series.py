@@ -21,7 +21,7 @@ class CountsStats(Protocol):
     """What keeps figures of itself: the fabric, the tunnel's caller, accounts."""
 
     def stats(self) -> Mapping[str, Any]:
-        """Return them by name."""
+        """Return the figures by name."""
         ...
 
 

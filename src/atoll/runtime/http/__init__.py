@@ -1,1 +1,8 @@
-"""HTTP/1.1, once: the server that clients reach, connections to upstreams, a small client, the event loop."""
+"""HTTP/1.1, once.
+
+server    connections of clients, and what an application behind them has to be
+handlers  such an application of an async function
+upstream  kept connections to backends
+client    one request, one answer
+loop      the event loop
+"""

@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -21,6 +22,12 @@ from atoll.core.errors import AtollError, MissingDependencyError
 _READ_BYTES = 2**16
 _MOST_HEADER_BYTES = 64 * 2**10
 _MOST_BYTES = 64 * 2**20
+
+
+@cache
+def tls_context() -> ssl.SSLContext:
+    """Return the settings of TLS towards servers: the authorities this machine trusts, read once."""
+    return ssl.create_default_context()
 
 
 class FetchError(AtollError):
@@ -42,7 +49,7 @@ async def fetch(
     body: object = None,
     timeout_s: float = 5.0,
     api_key: str | None = None,
-    unix_socket: Path | None = None,
+    unix_socket: Path | str | None = None,
 ) -> tuple[int, bytes]:
     """GET a URL, or POST a JSON body to it; returns status and body. FetchError if there is none."""
     answer = await request(
@@ -60,7 +67,7 @@ async def request(
     api_key: str | None = None,
     headers: Mapping[str, str] | None = None,
     most_bytes: int = _MOST_BYTES,
-    unix_socket: Path | None = None,
+    unix_socket: Path | str | None = None,
 ) -> HttpResponse:
     """Send a request and return the whole answer; FetchError if there is none within `timeout_s`.
 
@@ -81,28 +88,66 @@ async def request(
         raise FetchError(f"{url} did not answer: {error}") from error
 
 
+async def stream_lines(
+    url: str, *, body: object, timeout_s: float = 60.0, api_key: str | None = None
+) -> AsyncGenerator[bytes, None]:
+    """POST a JSON body and yield the lines of the answer as they come, without their ends.
+
+    FetchError if no more of it comes for `timeout_s`, if it is cut short, or if its status is not 200.
+    """
+    rest = b""
+    try:
+        parts = urlsplit(url)
+        sent = _compose(parts, "POST", body, api_key, {})
+        answer = ResponseReader()
+        async with contextlib.AsyncExitStack() as stack:
+            async with asyncio.timeout(timeout_s):
+                reader = await stack.enter_async_context(_send(parts, None, sent))
+            while not answer.complete:
+                async with asyncio.timeout(timeout_s):
+                    await answer.read(reader)
+                if answer.status == 200:
+                    *lines, rest = (rest + answer.take()).split(b"\n")
+                    for line in lines:
+                        yield line
+        if answer.status != 200:
+            text = answer.take()[:200].decode("utf-8", "replace")
+            raise FetchError(f"{url} answered with status {answer.status}: {text}")
+    except TimeoutError as error:
+        raise FetchError(f"{url} said nothing for {timeout_s:g} s") from error
+    except (OSError, ValueError) as error:
+        raise FetchError(f"{url} did not answer: {error}") from error
+    if rest:
+        yield rest
+
+
 async def _exchange(
-    parts: SplitResult, unix_socket: Path | None, sent: bytes, answer: ResponseReader
+    parts: SplitResult, unix_socket: Path | str | None, sent: bytes, answer: ResponseReader
 ) -> HttpResponse:
+    async with _send(parts, unix_socket, sent) as reader:
+        # Not every server closes the connection when it is asked to.
+        while not answer.complete:
+            await answer.read(reader)
+    return answer.response()
+
+
+@contextlib.asynccontextmanager
+async def _send(
+    parts: SplitResult, unix_socket: Path | str | None, sent: bytes
+) -> AsyncIterator[asyncio.StreamReader]:
     if unix_socket is not None:
         reader, writer = await asyncio.open_unix_connection(unix_socket)
     else:
         secure = parts.scheme == "https"
-        context = ssl.create_default_context() if secure else None
+        context = tls_context() if secure else None
         port = parts.port or (443 if secure else 80)
         reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=context)
     try:
         writer.write(sent)
-        # Not every server closes the connection when it is asked to.
-        while not answer.complete:
-            piece = await reader.read(_READ_BYTES)
-            if piece:
-                answer.feed(piece)
-            else:
-                answer.end()
-        return answer.response()
+        yield reader
     finally:
-        writer.close()
+        # There is nothing left to say, and a server that is slow to say goodbye is not waited for.
+        writer.transport.abort()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
 
@@ -150,18 +195,27 @@ class ResponseReader:
         self._most_bytes = most_bytes
         self._is_head = is_head
         self._received = 0
-        self._status = 0
+        self.status = 0
+        """0 until the headers are there."""
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
         self._ends_with_connection = False
         self.complete = False
+
+    async def read(self, connection: asyncio.StreamReader) -> None:
+        """Take what comes next on a connection, its end included."""
+        data = await connection.read(_READ_BYTES)
+        if data:
+            self.feed(data)
+        else:
+            self.end()
 
     def feed(self, data: bytes) -> None:
         """Take bytes as they came."""
         self._received += len(data)
         if self._received > self._most_bytes:
             raise ValueError(f"more than {self._most_bytes} bytes")
-        if not self._status and self._received > _MOST_HEADER_BYTES + _READ_BYTES:
+        if not self.status and self._received > _MOST_HEADER_BYTES + _READ_BYTES:
             raise ValueError("the headers are too large")
         try:
             self._parser.feed_data(data)
@@ -178,26 +232,32 @@ class ResponseReader:
 
     def response(self) -> HttpResponse:
         """Return the answer, once it is complete."""
-        return HttpResponse(self._status, self._headers, b"".join(self._body))
+        return HttpResponse(self.status, self._headers, b"".join(self._body))
+
+    def take(self) -> bytes:
+        """Return what came of the body since the last time."""
+        data = b"".join(self._body)
+        self._body.clear()
+        return data
 
     # Called by the parser.
 
     def on_message_begin(self) -> None:
         """Forget the headers of an interim answer."""
-        if not self._status:
+        if not self.status:
             self._headers = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header; trailers, which come after the body, are nothing to us."""
-        if not self._status:
+        if not self.status:
             self._headers[name.decode("latin-1").lower()] = value.decode("latin-1").strip()
 
     def on_headers_complete(self) -> None:
         """Find out where the body will end."""
         status = self._parser.get_status_code()
-        if self._status or status < 200:
+        if self.status or status < 200:
             return
-        self._status = status
+        self.status = status
         if self._is_head or status in (204, 304):
             self.complete = True
             return
@@ -213,5 +273,5 @@ class ResponseReader:
 
     def on_message_complete(self) -> None:
         """Note the end of the answer, unless it was an interim one."""
-        if self._status:
+        if self.status:
             self.complete = True

@@ -48,13 +48,13 @@ class Responder(Protocol):
     """What answers a request later."""
 
     def cancel(self) -> None:
-        """The client is gone."""
+        """Stop: the client is gone."""
 
     def pause(self) -> None:
-        """The client does not keep up."""
+        """Send no more for now: the client does not keep up."""
 
     def resume(self) -> None:
-        """The client keeps up again."""
+        """Send again after `pause`: the client keeps up."""
 
 
 class ConnectionLimits(Protocol):

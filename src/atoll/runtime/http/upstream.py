@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 from collections import deque
-from functools import cache
 from typing import NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
 
+from atoll.runtime.http.client import tls_context
 from atoll.runtime.pool.member import Member
 
 _DRAIN_S = 5.0
 _MAX_IDLE = 1024
-
-
-@cache
-def _tls() -> ssl.SSLContext:
-    return ssl.create_default_context()
 
 
 class Receiver(Protocol):
@@ -299,15 +293,15 @@ class HttpUpstreamPool:
         return None
 
     async def connect(self) -> HttpUpstream:
-        """Open a connection."""
-        context = _tls() if self._secure else None
+        """Open a connection; OSError if the backend is not there."""
+        context = tls_context() if self._secure else None
         _, link = await self._loop.create_connection(
             lambda: HttpUpstream(self), self._host, self._port, ssl=context
         )
         return link
 
     def keep(self, link: HttpUpstream) -> None:
-        """Take a connection back."""
+        """Keep a connection whose answer is complete for the next request, if it can be."""
         self._draining.discard(link)
         link.drain_until_s = 0.0
         if (
@@ -326,7 +320,7 @@ class HttpUpstreamPool:
         self._draining.add(link)
 
     def lost(self, link: HttpUpstream) -> None:
-        """Forget a connection."""
+        """Forget a connection that was closed."""
         self.open -= 1
         self._draining.discard(link)
         if link in self._idle:

@@ -16,13 +16,13 @@ import msgspec
 
 from atoll.engine.scheduler_core import TokenEvent
 from atoll.engine.text import TextCodec
-from atoll.runtime.instance.requests import Asked, Work
+from atoll.runtime.instance.requests import ChoiceRequest, ParsedRequest
 
 Logprob = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Piece:
+class ChoiceDelta:
     """What is new in the answer of one choice."""
 
     index: int
@@ -35,31 +35,31 @@ class Piece:
 class ChoiceText:
     """Turns the tokens of one choice into pieces of text; stop strings end it."""
 
-    def __init__(self, index: int, work: Work, codec: TextCodec) -> None:
+    def __init__(self, index: int, asked: ChoiceRequest, codec: TextCodec) -> None:
         self.index = index
-        self.completion_tokens = len(work.generated)
+        self.completion_tokens = len(asked.generated)
         self.finish: str | None = None
         self._codec = codec
-        self._stream = codec.stream(work.stop)
+        self._stream = codec.stream(asked.stop)
         self._pending: list[int] = []
         self._logprobs: list[Logprob] = []
-        said = [self._stream.push(token) for token in work.generated]
+        said = [self._stream.push(token) for token in asked.generated]
         text = "".join(step.text for step in said)
-        self.owed = text[len(work.shown) :]
+        self.owed = text[len(asked.shown) :]
         """Text of the tokens generated elsewhere that the client has not seen yet."""
         if any(step.stopped for step in said) or (
-            work.generated and self._is_end(work.generated[-1], work)
+            asked.generated and self._is_end(asked.generated[-1], asked)
         ):
             self.finish = "stop"
-        elif len(work.generated) >= work.sampling.max_tokens:
+        elif len(asked.generated) >= asked.sampling.max_tokens:
             self.owed += self._stream.finish()
             self.finish = "length"
 
-    def _is_end(self, token: int, work: Work) -> bool:
-        ends = () if work.sampling.ignore_eos else self._codec.eos
-        return token in ends or token in work.sampling.stop_token_ids
+    def _is_end(self, token: int, asked: ChoiceRequest) -> bool:
+        ends = () if asked.sampling.ignore_eos else self._codec.eos
+        return token in ends or token in asked.sampling.stop_token_ids
 
-    def add(self, event: TokenEvent) -> Piece | None:
+    def add(self, event: TokenEvent) -> ChoiceDelta | None:
         """Take an event; returns what there is to say, None if that has to wait."""
         text, finish, stopped = "", event.finish_reason, False
         if event.token is not None:
@@ -77,7 +77,7 @@ class ChoiceText:
                 text += self._stream.finish()
         if not text and finish is None and not self._logprobs:
             return None
-        piece = Piece(self.index, self.owed + text, self._pending, self._logprobs, finish)
+        piece = ChoiceDelta(self.index, self.owed + text, self._pending, self._logprobs, finish)
         self.owed, self._pending, self._logprobs = "", [], []
         return piece
 
@@ -93,20 +93,20 @@ class ChoiceText:
         return {"token": text, "logprob": value, "bytes": list(text.encode())}
 
 
-class Writer:
+class ResponseWriter:
     """Writes the answer to one request."""
 
-    def __init__(self, asked: Asked, prompt_tokens: int) -> None:
-        self._asked = asked
+    def __init__(self, parsed: ParsedRequest, prompt_tokens: int) -> None:
+        self._parsed = parsed
         self._prompt_tokens = prompt_tokens
-        kind = "chat.completion" if asked.is_chat else "text_completion"
-        self._object = f"{kind}.chunk" if asked.is_chat and asked.stream else kind
-        prefix = "chatcmpl" if asked.is_chat else "cmpl"
+        kind = "chat.completion" if parsed.is_chat else "text_completion"
+        self._object = f"{kind}.chunk" if parsed.is_chat and parsed.stream else kind
+        prefix = "chatcmpl" if parsed.is_chat else "cmpl"
         self._head = {
             "id": f"{prefix}-{secrets.token_hex(12)}",
             "object": self._object,
             "created": int(time.time()),
-            "model": asked.model,
+            "model": parsed.model,
         }
         self._offsets: dict[int, int] = {}
 
@@ -120,7 +120,7 @@ class Writer:
 
     def roles(self) -> bytes:
         """Return the first chunk of each choice of a chat."""
-        if not self._asked.is_chat:
+        if not self._parsed.is_chat:
             return b""
         return b"".join(
             self._event(
@@ -133,13 +133,13 @@ class Writer:
                     }
                 ]
             )
-            for index in range(len(self._asked.works))
+            for index in range(len(self._parsed.choices))
         )
 
-    def chunk(self, piece: Piece) -> bytes:
+    def chunk(self, piece: ChoiceDelta) -> bytes:
         """Return a piece as an event."""
         choice: dict[str, Any] = {"index": piece.index}
-        if self._asked.is_chat:
+        if self._parsed.is_chat:
             choice["delta"] = {"content": piece.text} if piece.text or not piece.finish else {}
         else:
             choice["text"] = piece.text
@@ -151,17 +151,17 @@ class Writer:
     def end(self, completion_tokens: int) -> bytes:
         """Return the last events: the usage, if asked for, and the end."""
         usage = b""
-        if self._asked.include_usage:
+        if self._parsed.include_usage:
             usage = self._event([], usage=self.usage(completion_tokens))
         return usage + b"data: [DONE]\n\n"
 
-    def whole(self, choices: list[list[Piece]], completion_tokens: int) -> bytes:
+    def whole(self, choices: list[list[ChoiceDelta]], completion_tokens: int) -> bytes:
         """Return the answer in one piece."""
         written = []
         for index, pieces in enumerate(choices):
             text = "".join(piece.text for piece in pieces)
             choice: dict[str, Any] = {"index": index}
-            if self._asked.is_chat:
+            if self._parsed.is_chat:
                 choice["message"] = {"role": "assistant", "content": text, "refusal": None}
             else:
                 choice["text"] = text
@@ -178,9 +178,9 @@ class Writer:
         return b"data: " + data + b"\n\n"
 
     def _logprobs(self, index: int, entries: list[Logprob]) -> dict[str, Any] | None:
-        if not self._asked.logprobs:
+        if not self._parsed.logprobs:
             return None
-        if self._asked.is_chat:
+        if self._parsed.is_chat:
             return {"content": entries, "refusal": None}
         offsets = []
         at = self._offsets.get(index, 0)

@@ -16,7 +16,7 @@ NODES_MISSING = "nodes_missing"
 """Code of the error with which /health says that nodes are silent."""
 
 
-class Part(Frozen):
+class InstancePart(Frozen):
     """An instance of the plan and the inboxes of its nodes, by node id.
 
     Where prompts and answers have instances of their own, an endpoint has several parts; `weight` is
@@ -52,7 +52,7 @@ class InstanceConfig(Frozen):
     name: str = Field(min_length=1)
     model: str
     models: tuple[str, ...] = Field(min_length=1)
-    parts: tuple[Part, ...] = Field(min_length=1)
+    parts: tuple[InstancePart, ...] = Field(min_length=1)
     host: str = "127.0.0.1"
     port: int = Field(ge=0, le=65535)
     scheduler: str = "tcp://127.0.0.1:*"
@@ -77,7 +77,7 @@ class InstanceConfig(Frozen):
             )
         return self
 
-    def of_phase(self, phase: Phase) -> tuple[Part, ...]:
+    def of_phase(self, phase: Phase) -> tuple[InstancePart, ...]:
         """Return the parts of a phase."""
         return tuple(part for part in self.parts if part.instance.phase == phase)
 

@@ -13,7 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
-from atoll.core.errors import AtollError, InputError
+from atoll.core.errors import AtollError, InputError, MissingDependencyError
 from atoll.core.files import read_text_limited
 from atoll.runtime.http.loop import run
 from atoll.runtime.instance.config import InstanceConfig
@@ -24,7 +24,12 @@ _DRAIN_S = 20.0
 async def _serve(config: InstanceConfig) -> None:
     from atoll.engine.text import TextCodec
     from atoll.engine.weights.sources import resolve
-    from atoll.runtime.instance.server import InstanceServer
+
+    try:
+        from atoll.runtime.instance.server import InstanceServer
+    except ImportError as error:
+        name = error.name or "httptools"
+        raise MissingDependencyError(name, "serve", needed_for="an instance") from error
 
     server = InstanceServer(config, TextCodec(resolve(config.model)))
     try:
@@ -38,15 +43,15 @@ async def _serve(config: InstanceConfig) -> None:
     at_once = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def asked() -> None:
+    def stop_or_hurry() -> None:
         (at_once if stop.is_set() else stop).set()
 
-    def hurry() -> None:
+    def stop_at_once() -> None:
         stop.set()
         at_once.set()
 
-    loop.add_signal_handler(signal.SIGTERM, asked)
-    loop.add_signal_handler(signal.SIGINT, hurry)
+    loop.add_signal_handler(signal.SIGTERM, stop_or_hurry)
+    loop.add_signal_handler(signal.SIGINT, stop_at_once)
     await stop.wait()
     closing = asyncio.create_task(server.close(_DRAIN_S))
     hurried = asyncio.create_task(at_once.wait())

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from atoll.core.errors import AtollError
+from atoll.engine.errors import TextTooLongError
 from atoll.engine.messages import OutputFormat, SamplingParams
 from atoll.engine.text import TextCodec
 from atoll.runtime.openai import ApiError, ChatRequest, CompletionRequest, NonNegative, read_request
@@ -58,7 +59,7 @@ _EXTRAS = msgspec.json.Decoder(_Extras)
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ChoiceRequest:
     """What the engine has to do for one choice, and how much of it is done."""
 
     prompt: tuple[int, ...]
@@ -70,19 +71,23 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request, understood: the work of each choice, and how to answer."""
+class ParsedRequest:
+    """A request, understood: what each choice asks of the engine, and how to answer."""
 
     model: str
     is_chat: bool
     stream: bool
     include_usage: bool
     logprobs: bool
-    works: tuple[Work, ...]
+    choices: tuple[ChoiceRequest, ...]
 
 
-def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> Asked:
-    """Read a request to /v1/chat/completions or /v1/completions; what is wrong is an ApiError."""
+def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedRequest:
+    """Read a request to /v1/chat/completions or /v1/completions; what is wrong is an ApiError.
+
+    Takes long where the prompt is long: large bodies are read in a thread of their own. What cannot fit
+    into `max_length` tokens is refused before, or soon after, it is tokenised.
+    """
     request = read_request(path, body)
     assert isinstance(request, ChatRequest | CompletionRequest)
     try:
@@ -90,27 +95,30 @@ def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> Asked:
     except msgspec.ValidationError as error:
         raise ApiError(400, str(error)) from None
     is_chat = isinstance(request, ChatRequest)
-    prompts = _chat_prompt(extras, codec) if is_chat else _prompts(request, codec)
+    if isinstance(request, ChatRequest):
+        prompts = [_chat_prompt(extras, codec, max_length)]
+    else:
+        prompts = _prompts(request, codec, max_length)
     _refuse_unknown(request)
-    works = [
-        _work(request, extras, prompt, codec, max_length, choice)
+    choices = [
+        _choice(request, extras, prompt, codec, max_length, number)
         for prompt in prompts
-        for choice in range(request.n or 1)
+        for number in range(request.n or 1)
     ]
-    if len(works) > MOST_CHOICES:
-        raise ApiError(400, f"at most {MOST_CHOICES} answers a request", param="n")
+    if len(choices) > MOST_CHOICES:
+        raise _too_many()
     if extras.atoll is not None and extras.atoll.resume is not None:
-        if len(works) != 1:
+        if len(choices) != 1:
             raise ApiError(400, "only a single answer can be resumed", param="atoll.resume")
-        works = [_resume_work(works[0], extras.atoll.resume, codec)]
+        choices = [_resume_choice(choices[0], extras.atoll.resume, codec, max_length)]
     options = request.stream_options
-    return Asked(
+    return ParsedRequest(
         model=request.model,
         is_chat=is_chat,
         stream=bool(request.stream),
         include_usage=bool(getattr(options, "include_usage", False)),
-        logprobs=works[0].sampling.logprobs is not None,
-        works=tuple(works),
+        logprobs=choices[0].sampling.logprobs is not None,
+        choices=tuple(choices),
     )
 
 
@@ -128,10 +136,25 @@ def _refuse_unknown(request: ChatRequest | CompletionRequest) -> None:
         raise ApiError(400, "best_of must equal n", param="best_of")
 
 
-def _chat_prompt(extras: _Extras, codec: TextCodec) -> list[tuple[int, ...]]:
+def _too_many() -> ApiError:
+    return ApiError(400, f"at most {MOST_CHOICES} answers a request", param="n")
+
+
+def _too_long(message: str, param: str) -> ApiError:
+    return ApiError(400, message, param=param, code="context_length_exceeded")
+
+
+def _too_many_tokens(count: int, max_length: int, param: str) -> ApiError:
+    return _too_long(f"the prompt has {count} tokens and the model takes {max_length}", param)
+
+
+def _chat_prompt(extras: _Extras, codec: TextCodec, max_length: int) -> tuple[int, ...]:
     messages = [_plain(message) for message in extras.messages or ()]
+    begins = extras.add_generation_prompt is not False
     try:
-        return [tuple(codec.chat(messages, generate=extras.add_generation_prompt is not False))]
+        return tuple(codec.chat(messages, generate=begins, most_tokens=max_length))
+    except TextTooLongError as error:
+        raise _too_long(str(error), "messages") from error
     except AtollError as error:
         raise ApiError(400, str(error), param="messages") from error
 
@@ -149,19 +172,25 @@ def _plain(message: dict[str, Any]) -> dict[str, Any]:
     return message | {"content": "".join(texts)}
 
 
-def _prompts(request: ChatRequest | CompletionRequest, codec: TextCodec) -> list[tuple[int, ...]]:
-    assert isinstance(request, CompletionRequest)
+def _prompts(
+    request: CompletionRequest, codec: TextCodec, max_length: int
+) -> list[tuple[int, ...]]:
     given = request.prompt
     if isinstance(given, str):
-        return [tuple(codec.encode(given))]
-    if given and all(isinstance(part, int) for part in given):
-        return [_check([part for part in given if isinstance(part, int)], codec)]
+        return [_encode(given, codec, max_length)]
+    if given and isinstance(given[0], int):
+        tokens = [part for part in given if isinstance(part, int)]
+        if len(tokens) != len(given):
+            raise ApiError(400, "tokens and texts are mixed", param="prompt")
+        return [_check(tokens, codec, max_length)]
+    if len(given) > MOST_CHOICES:
+        raise _too_many()
     found: list[tuple[int, ...]] = []
     for part in given:
         if isinstance(part, str):
-            found.append(tuple(codec.encode(part)))
+            found.append(_encode(part, codec, max_length))
         elif isinstance(part, list):
-            found.append(_check(part, codec))
+            found.append(_check(part, codec, max_length))
         else:
             raise ApiError(400, "tokens and texts are mixed", param="prompt")
     if not found:
@@ -169,30 +198,37 @@ def _prompts(request: ChatRequest | CompletionRequest, codec: TextCodec) -> list
     return found
 
 
-def _check(tokens: list[int], codec: TextCodec) -> tuple[int, ...]:
+def _encode(text: str, codec: TextCodec, max_length: int) -> tuple[int, ...]:
+    try:
+        return tuple(codec.encode(text, most_tokens=max_length))
+    except TextTooLongError as error:
+        raise _too_long(str(error), "prompt") from error
+
+
+def _check(
+    tokens: list[int], codec: TextCodec, max_length: int, param: str = "prompt"
+) -> tuple[int, ...]:
+    if len(tokens) > max_length:
+        raise _too_many_tokens(len(tokens), max_length, param)
     if any(token >= codec.vocabulary for token in tokens):
-        raise ApiError(400, f"tokens are below {codec.vocabulary}", param="prompt")
+        raise ApiError(400, f"tokens are below {codec.vocabulary}", param=param)
     return tuple(tokens)
 
 
-def _work(
+def _choice(
     request: ChatRequest | CompletionRequest,
     extras: _Extras,
     prompt: tuple[int, ...],
     codec: TextCodec,
     max_length: int,
-    choice: int,
-) -> Work:
+    number: int,
+) -> ChoiceRequest:
     room = max_length - len(prompt)
     if not prompt:
         raise ApiError(400, "the prompt is empty", param="prompt")
     if room < 1:
-        raise ApiError(
-            400,
-            f"the prompt has {len(prompt)} tokens and the model takes {max_length}",
-            param="messages" if isinstance(request, ChatRequest) else "prompt",
-            code="context_length_exceeded",
-        )
+        param = "messages" if isinstance(request, ChatRequest) else "prompt"
+        raise _too_many_tokens(len(prompt), max_length, param)
     most = request.max_tokens
     if isinstance(request, ChatRequest):
         most = request.max_completion_tokens or most
@@ -203,7 +239,7 @@ def _work(
     if most == 0:
         raise ApiError(400, "at least one token must be generated", param="max_tokens")
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
-    seed = None if request.seed is None else (request.seed + choice) % 2**63
+    seed = None if request.seed is None else (request.seed + number) % 2**63
     sampling = SamplingParams(
         max_tokens=min(most or room, room),
         temperature=1.0 if request.temperature is None else request.temperature,
@@ -220,7 +256,7 @@ def _work(
         logprobs=logprobs,
         guide=_guide(extras),
     )
-    return Work(prompt, sampling, tuple(text for text in stop if text))
+    return ChoiceRequest(prompt, sampling, tuple(text for text in stop if text))
 
 
 def _bias(given: dict[str, float] | None, codec: TextCodec) -> tuple[tuple[int, float], ...]:
@@ -251,16 +287,21 @@ def _guide(extras: _Extras) -> OutputFormat | None:
     raise ApiError(400, f"unknown form {str(kind)[:40]!r}", param="response_format.type")
 
 
-def _resume_work(work: Work, resume: ResumeField, codec: TextCodec) -> Work:
-    """Return the work with the answer so far as its beginning."""
+def _resume_choice(
+    choice: ChoiceRequest, resume: ResumeField, codec: TextCodec, max_length: int
+) -> ChoiceRequest:
+    """Return a choice with the answer so far as its beginning."""
     if resume.token_ids is not None:
-        generated = _check(resume.token_ids, codec)
+        generated = _check(resume.token_ids, codec, max_length, "atoll.resume")
     else:
-        generated = tuple(codec.encode(resume.text, special=False))
-    return Work(
-        work.prompt,
-        work.sampling,
-        work.stop,
-        generated=generated[: work.sampling.max_tokens],
+        try:
+            generated = tuple(codec.encode(resume.text, special=False, most_tokens=max_length))
+        except TextTooLongError as error:
+            raise _too_long(str(error), "atoll.resume") from error
+    return ChoiceRequest(
+        choice.prompt,
+        choice.sampling,
+        choice.stop,
+        generated=generated[: choice.sampling.max_tokens],
         shown=resume.text,
     )

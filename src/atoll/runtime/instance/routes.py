@@ -17,7 +17,7 @@ from atoll.plan.plan import SINK, SOURCE
 from atoll.routing.instances import InstanceRouter, pair_weights
 from atoll.routing.pipelines import Pipeline, PipelineRouter
 from atoll.routing.tables import Edge, RouteTables
-from atoll.runtime.instance.config import InstanceConfig, Part
+from atoll.runtime.instance.config import InstanceConfig, InstancePart
 
 
 class PlanRouter:
@@ -97,7 +97,7 @@ class PlanRouter:
 class _PartRouter:
     """The pipelines of one instance of the plan."""
 
-    def __init__(self, part: Part, policy: str, seed: int) -> None:
+    def __init__(self, part: InstancePart, policy: str, seed: int) -> None:
         self.part = part
         self.name = part.instance.id
         tables = RouteTables.from_instance(part.instance, spare=True)

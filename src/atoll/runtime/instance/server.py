@@ -8,6 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -19,10 +20,10 @@ from atoll.engine.text import TextCodec
 from atoll.runtime.http.handlers import EventStream, HandlerServer, Response
 from atoll.runtime.http.server import Request
 from atoll.runtime.instance import requests
-from atoll.runtime.instance.answers import ChoiceText, Piece, Writer
+from atoll.runtime.instance.answers import ChoiceDelta, ChoiceText, ResponseWriter
 from atoll.runtime.instance.config import NODES_MISSING, InstanceConfig
 from atoll.runtime.instance.metrics import InstanceMetrics
-from atoll.runtime.instance.requests import Asked, Work
+from atoll.runtime.instance.requests import ChoiceRequest, ParsedRequest
 from atoll.runtime.instance.routes import PlanRouter
 from atoll.runtime.openai import ApiError, error_body
 from atoll.telemetry.metrics import CONTENT_TYPE
@@ -31,9 +32,12 @@ _LOG = logging.getLogger(__name__)
 _FRESH_S = 2.0
 """A token this young proves as much as a request made to see one."""
 _PROBE_S = 10.0
+_SMALL_BODY_BYTES = 2**14
+"""Larger requests are read in a thread, so that no stream waits until a long prompt is tokenised."""
+_READERS = 2
 _GROW_EVERY = 16
 _SMOOTHING = 0.05
-_FIRST_GUESS = 128.0
+_FIRST_GUESS_TOKENS = 128.0
 
 
 class GenerationError(Exception):
@@ -70,9 +74,10 @@ class InstanceServer:
         )
         self.metrics = InstanceMetrics(config.models[0])
         self._http = HandlerServer(self.handle)
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
         self._created = int(time.time())
-        self._token_s = float("-inf")
-        self._typical = _FIRST_GUESS
+        self._last_token_s = float("-inf")
+        self._typical_tokens = _FIRST_GUESS_TOKENS
         self._draining = False
         self._probe: asyncio.Task[None] | None = None
 
@@ -85,10 +90,11 @@ class InstanceServer:
         """Take nothing new, finish what runs, and stop."""
         self._draining = True
         await self._http.close(drain_s)
+        self._readers.shutdown(wait=False, cancel_futures=True)
         await self.scheduler.close()
 
     async def handle(self, request: Request) -> Response | EventStream:
-        """Answer one request."""
+        """Answer a request: an endpoint of OpenAI's API, or one of the pages."""
         path, method = request.path.decode("latin-1"), request.method.decode("latin-1")
         if path in ("/v1/chat/completions", "/v1/completions"):
             if method != "POST":
@@ -99,7 +105,7 @@ class InstanceServer:
         if path == "/v1/models":
             return Response(msgspec.json.encode(self._models()))
         if path in ("/health", "/ping"):
-            await self._prove()
+            await self._prove_ready()
             return Response(b"{}")
         if path == "/metrics":
             page = self.metrics.page(
@@ -152,11 +158,11 @@ class InstanceServer:
             ],
         }
 
-    async def _prove(self) -> None:
+    async def _prove_ready(self) -> None:
         """Return if the instance gave a token just now or gives one when asked, else raise 503."""
         if self._draining:
             raise ApiError(503, "stopping", kind="server_error", retry_after_s=1)
-        if time.monotonic() - self._token_s < _FRESH_S:
+        if time.monotonic() - self._last_token_s < _FRESH_S:
             return
         if self._probe is None or self._probe.done():
             self._probe = asyncio.create_task(self._one_token())
@@ -173,35 +179,41 @@ class InstanceServer:
 
     async def _one_token(self) -> None:
         # A single known token: the cheapest question that goes through every stage.
-        work = Work((self.codec.eos[0] if self.codec.eos else 0,), _ONE, ())
-        async for _ in self.events(work):
+        asked = ChoiceRequest((self.codec.eos[0] if self.codec.eos else 0,), _ONE_TOKEN, ())
+        async for _ in self.events(asked):
             pass
 
     async def _generate(self, path: str, body: bytes) -> Response | EventStream:
         started_s = time.monotonic()
-        asked = requests.read(path, body, self.codec, self.codec.max_length)
-        if asked.model not in self.config.models:
+        if len(body) <= _SMALL_BODY_BYTES:
+            parsed, choices = self._understand(path, body)
+        else:
+            loop = asyncio.get_running_loop()
+            parsed, choices = await loop.run_in_executor(
+                self._readers, self._understand, path, body
+            )
+        if parsed.model not in self.config.models:
             raise ApiError(
                 404,
-                f"there is no model {asked.model[:100]!r} here",
+                f"there is no model {parsed.model[:100]!r} here",
                 param="model",
                 code="model_not_found",
             )
         if self._draining or self.scheduler.queued >= self.config.max_waiting:
             why = "stopping" if self._draining else "too many requests are waiting"
             raise ApiError(503, why, kind="server_error", code="overloaded", retry_after_s=1)
-        prompt_tokens = len(asked.works[0].prompt)
+        prompt_tokens = len(parsed.choices[0].prompt)
         prompt_tokens += sum(
-            len(work.prompt)
-            for before, work in zip(asked.works, asked.works[1:], strict=False)
-            if work.prompt != before.prompt
+            len(asked.prompt)
+            for before, asked in zip(parsed.choices, parsed.choices[1:], strict=False)
+            if asked.prompt != before.prompt
         )
         self.metrics.prompt_tokens += prompt_tokens
-        writer = Writer(asked, prompt_tokens)
-        answer = _ChoiceMerger(self, asked, started_s)
-        if asked.stream:
+        writer = ResponseWriter(parsed, prompt_tokens)
+        answer = _ChoiceMerger(self, parsed, choices, started_s)
+        if parsed.stream:
             return EventStream(_stream(answer, writer))
-        pieces: list[list[Piece]] = [[] for _ in asked.works]
+        pieces: list[list[ChoiceDelta]] = [[] for _ in parsed.choices]
         try:
             async with contextlib.aclosing(answer.pieces()) as found:
                 async for piece in found:
@@ -210,18 +222,26 @@ class InstanceServer:
             raise ApiError(500, str(error), kind="server_error") from error
         return Response(writer.whole(pieces, answer.completion_tokens))
 
-    async def events(self, work: Work) -> AsyncGenerator[TokenEvent, None]:
+    def _understand(self, path: str, body: bytes) -> tuple[ParsedRequest, list[ChoiceText]]:
+        """Read a request and, of an answer that is resumed, the tokens so far; in any thread."""
+        parsed = requests.read(path, body, self.codec, self.codec.max_length)
+        choices = [
+            ChoiceText(index, asked, self.codec) for index, asked in enumerate(parsed.choices)
+        ]
+        return parsed, choices
+
+    async def events(self, asked: ChoiceRequest) -> AsyncGenerator[TokenEvent, None]:
         """Yield the engine's events for one choice, keeping the router's books."""
         name = secrets.token_hex(12)
-        most = work.sampling.max_tokens
-        self.router.expect(name, min(most, self._typical))
+        most = asked.sampling.max_tokens
+        self.router.expect(name, min(most, self._typical_tokens))
         count = 0
         request = GenerateRequest(
-            prompt=work.prompt,
-            sampling=work.sampling,
+            prompt=asked.prompt,
+            sampling=asked.sampling,
             id=name,
             deadline_s=self.config.request_s,
-            generated=work.generated,
+            generated=asked.generated,
         )
         events = self.scheduler.generate(request)
         try:
@@ -230,10 +250,10 @@ class InstanceServer:
                     if event.error is not None:
                         raise GenerationError(event.error)
                     if event.token is not None:
-                        self._token_s = time.monotonic()
+                        self._last_token_s = time.monotonic()
                         count += 1
                         if count % _GROW_EVERY == 0:
-                            self.router.grow(name, len(work.generated) + count)
+                            self.router.grow(name, len(asked.generated) + count)
                     if event.finish_reason is not None:
                         self.metrics.restarts += event.restarts
                     yield event
@@ -241,41 +261,48 @@ class InstanceServer:
             raise GenerationError(str(error)) from error
         finally:
             self.router.finish(name)
-        if work.sampling is not _ONE:
-            self._typical += _SMOOTHING * (len(work.generated) + count - self._typical)
+        if asked.sampling is not _ONE_TOKEN:
+            self._typical_tokens += _SMOOTHING * (
+                len(asked.generated) + count - self._typical_tokens
+            )
 
 
-_ONE = SamplingParams(max_tokens=1)
+_ONE_TOKEN = SamplingParams(max_tokens=1)
 _GETS = frozenset({"/v1/models", "/health", "/ping", "/metrics", "/atoll/v1/status"})
 
 
 class _ChoiceMerger:
     """The pieces of all choices of a request as they come."""
 
-    def __init__(self, server: InstanceServer, asked: Asked, started_s: float) -> None:
+    def __init__(
+        self,
+        server: InstanceServer,
+        parsed: ParsedRequest,
+        choices: list[ChoiceText],
+        started_s: float,
+    ) -> None:
         self._server = server
-        self._asked = asked
+        self._parsed = parsed
         self._started_s = started_s
-        self._choices = [
-            ChoiceText(index, work, server.codec) for index, work in enumerate(asked.works)
-        ]
-        self._queue: asyncio.Queue[Piece | Exception] = asyncio.Queue()
+        self._choices = choices
+        self._queue: asyncio.Queue[ChoiceDelta | Exception] = asyncio.Queue()
 
     @property
     def completion_tokens(self) -> int:
         """Tokens of all choices, those generated elsewhere included."""
         return sum(choice.completion_tokens for choice in self._choices)
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
+    async def pieces(self) -> AsyncGenerator[ChoiceDelta, None]:
         """Yield pieces until every choice has ended; GenerationError if one cannot."""
         if len(self._choices) == 1:
-            async with contextlib.aclosing(self._of(self._choices[0], self._asked.works[0])) as one:
-                async for piece in one:
+            only = self._stream_choice(self._choices[0], self._parsed.choices[0])
+            async with contextlib.aclosing(only) as pieces:
+                async for piece in pieces:
                     yield piece
             return
         tasks = [
-            asyncio.create_task(self._collect(choice, work))
-            for choice, work in zip(self._choices, self._asked.works, strict=True)
+            asyncio.create_task(self._collect(choice, asked))
+            for choice, asked in zip(self._choices, self._parsed.choices, strict=True)
         ]
         left = len(tasks)
         try:
@@ -290,23 +317,25 @@ class _ChoiceMerger:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _collect(self, choice: ChoiceText, work: Work) -> None:
+    async def _collect(self, choice: ChoiceText, asked: ChoiceRequest) -> None:
         try:
-            async with contextlib.aclosing(self._of(choice, work)) as pieces:
+            async with contextlib.aclosing(self._stream_choice(choice, asked)) as pieces:
                 async for piece in pieces:
                     self._queue.put_nowait(piece)
         except GenerationError as error:
             self._queue.put_nowait(error)
 
-    async def _of(self, choice: ChoiceText, work: Work) -> AsyncGenerator[Piece, None]:
+    async def _stream_choice(
+        self, choice: ChoiceText, asked: ChoiceRequest
+    ) -> AsyncGenerator[ChoiceDelta, None]:
         metrics = self._server.metrics
         if choice.finish is not None:
-            yield Piece(choice.index, choice.owed, finish=choice.finish)
+            yield ChoiceDelta(choice.index, choice.owed, finish=choice.finish)
             return
         last_s: float | None = None
         ended = "abort"
         try:
-            async with contextlib.aclosing(self._server.events(work)) as events:
+            async with contextlib.aclosing(self._server.events(asked)) as events:
                 async for event in events:
                     now_s = time.monotonic()
                     if event.token is not None:
@@ -331,7 +360,7 @@ class _ChoiceMerger:
             metrics.whole.observe(time.monotonic() - self._started_s)
 
 
-async def _stream(answer: _ChoiceMerger, writer: Writer) -> AsyncGenerator[bytes, None]:
+async def _stream(answer: _ChoiceMerger, writer: ResponseWriter) -> AsyncGenerator[bytes, None]:
     first = writer.roles()
     try:
         async with contextlib.aclosing(answer.pieces()) as pieces:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from atoll.core.errors import InternalError, UsageError
 
-_GUARD = Path(__file__).with_name("supervise_guard.py")
+_GUARD = Path(__file__).with_name("guard.py")
 _TAIL_BYTES = 16 * 2**10
 _GUARD_TERM_S = 2.0
 

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from atoll.catalog.catalog import Catalog
+from atoll.core.errors import UsageError
 from atoll.core.ids import Phase, RoleId
 from atoll.perf.layers import default_tp
 from atoll.plan.capacities import kv_context, memory_model
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem, Service
+from atoll.solve.effort import DEADLINE_S, Effort
 from atoll.solve.explain.explanation import (
     Constraint,
     Explanation,
@@ -22,6 +25,7 @@ from atoll.solve.explain.explanation import (
 )
 from atoll.solve.explain.repairs import find_repairs
 from atoll.solve.explain.whatif import (
+    MOST_SECONDS,
     OutOfTimeError,
     Planner,
     break_even,
@@ -29,8 +33,12 @@ from atoll.solve.explain.whatif import (
     soft,
     worth,
 )
+from atoll.solve.progress import OnProgress, Progress
+from atoll.solve.registry import solve
 from atoll.solve.rent.optimal import Solved
+from atoll.solve.templates.cache import TemplateCache
 from atoll.solve.templates.generate import TemplateLibrary, best_layout
+from atoll.solve.templates.library import template_libraries
 
 
 def explain(
@@ -59,7 +67,7 @@ def explain(
     if constraints:
         tight = _worths(tight, base, problem, planner, left_out)
     short = served_share(base.plan, problem) < 1.0
-    found = find_repairs(planner, left_out) if short and repairs else None
+    possible_repairs = find_repairs(planner, left_out) if short and repairs else None
     kinds = problem.node_types if node_types is None else tuple(node_types)
     asked = node_types is not None or not short
     uses = tuple(
@@ -71,11 +79,69 @@ def explain(
             "best_usd_per_hour": base.plan.objective,
             "bound": base.plan.bound,
             "constraints": tight,
-            "repairs": found,
+            "repairs": possible_repairs,
             "node_types": uses,
             "plans": planner.plans,
         }
     )
+
+
+def explain_problem(
+    problem: Problem,
+    plan: Plan | None = None,
+    *,
+    node_types: Sequence[str] | None = None,
+    repairs: bool | None = None,
+    deadline_s: float = MOST_SECONDS,
+    cached: bool = True,
+    on_progress: OnProgress | None = None,
+    catalog: Catalog | None = None,
+) -> Explanation:
+    """Return why a plan for a problem is what it is; without a plan, why the cheapest is.
+
+    `node_types` are those to say something about, and then nothing else is said; `repairs` are looked for
+    where demand is not met, unless False. `deadline_s` is for all of it together.
+    """
+    refuse_cluster(problem)
+    facts = problem.catalog() if catalog is None else catalog
+    libraries = template_libraries(problem, facts, cached=cached, on_progress=on_progress)
+    if plan is None:
+        plan = solve(
+            problem,
+            effort=Effort(cached=cached),
+            deadline_s=min(DEADLINE_S, deadline_s),
+            on_progress=on_progress,
+            catalog=facts,
+        )
+    total = expected_plans(plan, problem, node_types)
+
+    def tell(plans: int, question: str) -> None:
+        if on_progress is not None:
+            on_progress(Progress("planning again", question, min(1.0, plans / max(1, total))))
+
+    planner = Planner(
+        problem,
+        facts,
+        libraries,
+        TemplateCache() if cached else None,
+        most_seconds=deadline_s,
+        progress=tell,
+    )
+    return explain(
+        plan,
+        planner,
+        node_types=node_types,
+        constraints=node_types is None,
+        repairs=node_types is None if repairs is None else repairs,
+    )
+
+
+def refuse_cluster(problem: Problem) -> None:
+    """Refuse a fixed cluster: its plan already says what binds."""
+    if problem.cluster is not None:
+        raise UsageError(
+            f"{problem.name} is a fixed cluster", hint="its plan says what binds: run `atoll plan`"
+        )
 
 
 def expected_plans(plan: Plan, problem: Problem, node_types: Sequence[str] | None) -> int:
@@ -123,14 +189,14 @@ def _worths(
     out = list(tight)
     order = sorted(range(len(tight)), key=lambda i: (-promise(i), i))
     for done, index in enumerate(order):
-        own = tight[index]
-        question = f"{own.loosened}: {own.where}"
+        constraint = tight[index]
+        question = f"{constraint.loosened}: {constraint.where}"
         try:
-            other = planner.plan(loosen(problem, own), question)
+            other = planner.plan(loosen(problem, constraint), question)
         except OutOfTimeError:
             left_out.append(f"what {len(order) - done} of the constraints are worth")
             break
-        out[index] = own.model_copy(update={"worth": worth(base.plan, other, problem)})
+        out[index] = constraint.model_copy(update={"worth": worth(base.plan, other, problem)})
     return tuple(out)
 
 
@@ -145,7 +211,7 @@ def _node_use(
     asked: bool,
 ) -> NodeUse:
     offers = [offer for offer in problem.offers if offer.node_type == kind]
-    used = sum(count for (_, own, _), count in plan.rented().items() if own == kind)
+    used = sum(count for (_, node_type, _), count in plan.rented().items() if node_type == kind)
     standing = [i for i in plan.instances if any(n.node_type == kind for n in i.nodes)]
     roles = dict.fromkeys(f"{i.service} {i.phase}" for i in standing)
     use = NodeUse(
@@ -167,18 +233,18 @@ def _node_use(
     if not asked:
         return use.model_copy(update={"verdict": "too-dear", "asked": False})
     try:
-        found = break_even(kind, base, problem, planner)
+        price = break_even(kind, base, problem, planner)
     except OutOfTimeError:
         left_out.append(f"at which price {kind} would be used")
         return use.model_copy(update={"verdict": "too-dear", "asked": False})
-    if found is None:
+    if price is None:
         return use.model_copy(update={"verdict": "idle"})
-    low = (use.usd_per_hour or 0.0) * found.factor
+    low = (use.usd_per_hour or 0.0) * price.factor
     return use.model_copy(
         update={
             "verdict": "too-dear",
             "break_even_usd_per_hour": low,
-            "exact": found.exact,
+            "exact": price.exact,
         }
     )
 
@@ -213,9 +279,9 @@ def _why_nothing(planner: Planner, service: Service, phase: Phase, kind: str) ->
     node = catalog.node(kind)
     phases = (Phase.PREFILL, Phase.DECODE) if phase is Phase.BOTH else (phase,)
     tp = default_tp(catalog.model(service.model).llm, node)
-    for own in phases:
-        memory = memory_model(problem, catalog, service, own, node, tp)
-        if memory.max_layers(kv_context(service, own)) == 0:
+    for each in phases:
+        memory = memory_model(problem, catalog, service, each, node, tp)
+        if memory.max_layers(kv_context(service, each)) == 0:
             return "not one layer fits beside a request"
     return "breaks the promise with a single layer"
 

@@ -1,8 +1,8 @@
 """Why a plan is what it is: what stands in the way, what loosening it is worth, what would repair it.
 
 This module holds the words and what can be read off a plan; planning again, which makes the figures
-exact, is `solvers.explaining`. Every figure in an explanation is the difference between two plans, never an
-estimate from duals.
+exact, is `solve.explain.explain`. Every figure in an explanation is the difference between two plans, never
+an estimate from duals.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 
 from atoll.core.frozen import Frozen
 from atoll.core.ids import parse_node_type
-from atoll.core.units import format_duration
+from atoll.core.units import format_duration, format_price, format_share
 from atoll.plan.plan import Market, Plan, Status
 from atoll.plan.problem import Problem
 
@@ -57,13 +57,14 @@ class Worth(Frozen):
         """What is gained, after "would"."""
         if self.serves_more:
             demand = "the demand, on average," if self.mean else "the demand"
-            return f"serve {share(self.served)} of {demand} instead of {share(self.served_now)}"
+            then, now = format_share(self.served), format_share(self.served_now)
+            return f"serve {then} of {demand} instead of {now}"
         if self.usd_per_hour <= _SAME:
             return "save nothing"
         if self.at_most - self.at_least <= 0.005 * max(1.0, self.usd_per_hour):
-            return f"save {money(self.usd_per_hour)}"
+            return f"save {format_price(self.usd_per_hour)}"
         low = max(0.0, self.at_least)
-        return f"save between {money(low)} and {money(self.at_most)}"
+        return f"save between {format_price(low)} and {format_price(self.at_most)}"
 
 
 class ExtraNodes(Frozen):
@@ -104,8 +105,14 @@ class Constraint(Frozen):
     @property
     def text(self) -> str:
         """The constraint in a sentence."""
-        said = f"{self.where}: {_amount(self.kind, self.used)} of {_amount(self.kind, self.limit)}"
-        return said if self.worth is None else f"{said}; {self.loosened} would {self.worth.text}"
+        sentence = (
+            f"{self.where}: {_amount(self.kind, self.used)} of {_amount(self.kind, self.limit)}"
+        )
+        return (
+            sentence
+            if self.worth is None
+            else f"{sentence}; {self.loosened} would {self.worth.text}"
+        )
 
 
 class Slack(Frozen):
@@ -143,19 +150,19 @@ class Repair(Frozen):
     def text(self) -> str:
         """The change in words, with its price."""
         if self.kind == "nodes":
-            said = ", ".join(rental.text for rental in self.rentals)
+            change = ", ".join(rental.text for rental in self.rentals)
         elif self.kind == "limits":
-            said = f"without {self.where}"
+            change = f"without {self.where}"
         else:
             before, after = (
                 _amount(self.kind, value or 0.0) for value in (self.before, self.after)
             )
-            said = f"{self.where} {before} -> {after}"
+            change = f"{self.where} {before} -> {after}"
         if not self.smallest:
-            said += " (perhaps less)"
+            change += " (perhaps less)"
         if self.usd_per_hour is None:
-            return f"{said}: then it can be served at all"
-        return f"{said}: {money(self.usd_per_hour)} in all"
+            return f"{change}: then it can be served at all"
+        return f"{change}: {format_price(self.usd_per_hour)} in all"
 
 
 class RoleFit(Frozen):
@@ -196,7 +203,7 @@ class NodeUse(Frozen):
         if self.verdict == "carries-nothing":
             reasons = dict.fromkeys(role.reason for role in self.roles)
             return f"carries nothing: {'; '.join(reasons)}"
-        price = money(self.usd_per_hour or 0.0)
+        price = format_price(self.usd_per_hour or 0.0)
         if not self.asked:
             return f"not used at {price}"
         if self.verdict == "idle" or self.break_even_usd_per_hour is None:
@@ -205,8 +212,8 @@ class NodeUse(Frozen):
         fall = 1.0 - low / self.usd_per_hour if self.usd_per_hour else 0.0
         if fall <= _SAME:
             return f"not used, though another plan of the same cost does, at {price}"
-        about = "" if self.exact else "about "
-        return f"not used: {price} would have to fall to {about}{money(low)} (by {share(fall)})"
+        goal = f"{'' if self.exact else 'about '}{format_price(low)} (by {format_share(fall)})"
+        return f"not used: {price} would have to fall to {goal}"
 
 
 class Explanation(Frozen):
@@ -246,13 +253,13 @@ def served_share(plan: Plan, problem: Problem, *, mean: bool = False) -> float:
     """
     if plan.status == "infeasible":
         return 0.0
-    asked = [role for role in problem.roles if problem.demand(role) > 0]
-    shares = [plan.served_fraction.get(str(role), 1.0) for role in asked]
+    demanded = [role for role in problem.roles if problem.demand(role) > 0]
+    shares = [plan.served_fraction.get(str(role), 1.0) for role in demanded]
     if not shares:
         return 1.0
     if not mean and problem.settings.on_shortage != "priority":
         return min(shares)
-    weights = [problem.service_of(role).priority for role in asked]
+    weights = [problem.service_of(role).priority for role in demanded]
     return sum(w * s for w, s in zip(weights, shares, strict=True)) / sum(weights)
 
 
@@ -338,23 +345,11 @@ def _exhausted_limits(plan: Plan, problem: Problem) -> Iterator[Constraint]:
             )
 
 
-def money(usd_per_hour: float) -> str:
-    """Write a price to the cent, "$17.76/h", and below ten cents with two digits, "$0.042/h"."""
-    cents = abs(usd_per_hour) >= 0.095 or usd_per_hour == 0
-    return f"${usd_per_hour:,.2f}/h" if cents else f"${usd_per_hour:.2g}/h"
-
-
-def share(value: float) -> str:
-    """Write a share as a percentage of three digits: "83.1%", "0.04%"; only the whole is "100%"."""
-    percent = 0.0 if abs(value) < 1e-7 else 100.0 * value
-    return "99.9%" if 99.9 < percent < 100 * (1 - _SAME) else f"{percent:.3g}%"
-
-
 def _amount(kind: ConstraintKind | RepairKind, value: float) -> str:
     if kind == "budget":
-        return money(value)
+        return format_price(value)
     if kind == "spot-share":
-        return share(value)
+        return format_share(value)
     if kind in ("ttft", "tpot"):
         return format_duration(value)
     return f"{value:g}"

@@ -39,8 +39,8 @@ def find_repairs(planner: Planner, left_out: list[str]) -> tuple[Repair, ...]:
     Where a role has no template at all, no nodes help: then the promises that would give it one.
     """
     problem = strict(planner.problem)
-    hopeless = [role for role in problem.roles if _hopeless(planner, problem, role)]
-    found: list[Repair] = []
+    hopeless = [role for role in problem.roles if _has_no_template(planner, problem, role)]
+    repairs: list[Repair] = []
     groups: list[tuple[str, Iterator[Repair]]] = []
     if hopeless:
         groups.append(
@@ -50,12 +50,12 @@ def find_repairs(planner: Planner, left_out: list[str]) -> tuple[Repair, ...]:
         groups.append(("limits", limit_repairs(planner, problem)))
         groups.append(("more nodes", node_repairs(planner, problem)))
         groups.append(("looser promises", promise_repairs(planner, problem)))
-    for name, repairs in groups:
+    for name, group in groups:
         try:
-            found.extend(repairs)
+            repairs.extend(group)
         except OutOfTimeError:
             left_out.append(f"repairs by {name}, in part")
-    return tuple(sorted(found, key=_by_cost))
+    return tuple(sorted(repairs, key=_by_cost))
 
 
 def _by_cost(repair: Repair) -> tuple[float, str, str]:
@@ -68,11 +68,11 @@ def strict(problem: Problem) -> Problem:
     return problem.changed(settings=problem.settings.model_copy(update={"on_shortage": "fail"}))
 
 
-def _met(plan: Plan) -> bool:
+def _meets_demand(plan: Plan) -> bool:
     return plan.status in ("optimal", "feasible")
 
 
-def _hopeless(planner: Planner, problem: Problem, role: RoleId) -> bool:
+def _has_no_template(planner: Planner, problem: Problem, role: RoleId) -> bool:
     return problem.demand(role) > 0 and len(planner.libraries.roles[str(role)]) == 0
 
 
@@ -88,9 +88,9 @@ def _bisect(attempt: Attempt, largest: int, plan: Plan) -> _Smallest:
     low, best = 0, _Smallest(largest, plan, True)
     while best.size - low > 1:
         middle = (low + best.size) // 2
-        found, decided = attempt(middle)
-        if _met(found):
-            best = _Smallest(middle, found, best.sure)
+        candidate, decided = attempt(middle)
+        if _meets_demand(candidate):
+            best = _Smallest(middle, candidate, best.sure)
         else:
             low = middle
             best = _Smallest(best.size, best.plan, best.sure and decided)
@@ -109,13 +109,13 @@ def limit_repairs(planner: Planner, problem: Problem) -> Iterator[Repair]:
         solved, decided = planner.solve(looser, question)
         return solved.plan, decided
 
-    found = list(_single_limits(problem, ask))
-    yield from found
+    singles = list(_single_limits(problem, ask))
+    yield from singles
     names = _set_limits(problem)
-    if not found and len(names) > 1:
+    if not singles and len(names) > 1:
         free = Limits().model_dump()
         plan, _ = ask("no limits", **free)
-        if _met(plan):
+        if _meets_demand(plan):
             where = " and ".join((", ".join(names[:-1]), names[-1]))
             yield Repair(kind="limits", where=where, usd_per_hour=plan.usd_per_hour)
 
@@ -136,7 +136,7 @@ def _single_limits(problem: Problem, ask: AskLimits) -> Iterator[Repair]:
     budget = limits.budget_usd_per_hour
     if budget is not None:
         plan, _ = ask("any budget", budget_usd_per_hour=None)
-        if _met(plan):
+        if _meets_demand(plan):
             # The cheapest plan of all is the smallest budget that suffices.
             yield Repair(
                 kind="budget",
@@ -149,7 +149,7 @@ def _single_limits(problem: Problem, ask: AskLimits) -> Iterator[Repair]:
     most = limits.max_nodes
     if most is not None:
         plan, _ = ask("any number of nodes", max_nodes=None)
-        if _met(plan):
+        if _meets_demand(plan):
             best = _bisect(
                 lambda n: ask(f"{most + n} nodes", max_nodes=most + n), plan.nodes - most, plan
             )
@@ -157,7 +157,7 @@ def _single_limits(problem: Problem, ask: AskLimits) -> Iterator[Repair]:
     share = limits.spot_share
     if share is not None and any(offer.market == "spot" for offer in problem.offers):
         plan, _ = ask("any spot share", spot_share=None)
-        if _met(plan):
+        if _meets_demand(plan):
             steps = max(1, round((1.0 - share) * 100))
 
             def at(step: int, share: float = share) -> float:
@@ -167,7 +167,7 @@ def _single_limits(problem: Problem, ask: AskLimits) -> Iterator[Repair]:
             yield _limit("spot-share", "share of GPUs on spot", share, at(best.size), best)
     for spread in range(limits.spread - 1, 0, -1):
         plan, decided = ask(f"in {spread} regions", spread=spread)
-        if _met(plan):
+        if _meets_demand(plan):
             best = _Smallest(spread, plan, decided)
             yield _limit("spread", "regions of every role", limits.spread, spread, best)
             break
@@ -191,9 +191,9 @@ def node_repairs(planner: Planner, problem: Problem) -> Iterator[Repair]:
     """Yield the cheapest mix of nodes, then each node type alone, from where it is cheapest."""
     everything = [_rental(offer, _PLENTY) for offer in problem.offers]
     plan = planner.plan(with_more(problem, everything), "any number of nodes of every type")
-    if not _met(plan):
+    if not _meets_demand(plan):
         return
-    missing = _beyond(plan, problem)
+    missing = _nodes_beyond(plan, problem)
     if len(missing) > 1:
         yield Repair(
             kind="nodes",
@@ -204,7 +204,7 @@ def node_repairs(planner: Planner, problem: Problem) -> Iterator[Repair]:
         )
     first = [(r.region, r.node_type, r.market) for r in missing]
     for offer in _candidates(problem, first):
-        repair = _of_offer(planner, problem, offer)
+        repair = _offer_repair(planner, problem, offer)
         if repair is not None:
             yield repair
 
@@ -220,16 +220,16 @@ def _candidates(problem: Problem, first: Sequence[tuple[str, str, str]]) -> list
     return sorted(best.values(), key=lambda o: (o.key not in first, o.usd_per_hour, o.key))
 
 
-def _of_offer(planner: Planner, problem: Problem, offer: Offer) -> Repair | None:
+def _offer_repair(planner: Planner, problem: Problem, offer: Offer) -> Repair | None:
     def ask(number: int) -> tuple[Plan, bool]:
         more = _rental(offer, number)
         solved, decided = planner.solve(with_more(problem, (more,)), more.text)
         return solved.plan, decided
 
     plan, _ = ask(_PLENTY)
-    if not _met(plan):
+    if not _meets_demand(plan):
         return None
-    enough = next((r.count for r in _beyond(plan, problem)), 1)
+    enough = next((r.count for r in _nodes_beyond(plan, problem)), 1)
     best = _bisect(ask, enough, plan)
     return Repair(
         kind="nodes",
@@ -246,7 +246,7 @@ def _rental(offer: Offer, count: int) -> ExtraNodes:
     )
 
 
-def _beyond(plan: Plan, problem: Problem) -> tuple[ExtraNodes, ...]:
+def _nodes_beyond(plan: Plan, problem: Problem) -> tuple[ExtraNodes, ...]:
     """The nodes a plan uses beyond those on offer."""
     rented = plan.rented()
     return tuple(
@@ -266,13 +266,13 @@ def _parts(service: Service) -> Iterator[tuple[RepairKind, tuple[RoleId, ...]]]:
         yield ("ttft" if kind == "ttft" else "tpot"), bound
 
 
-def _looser(problem: Problem, service: Service, kind: RepairKind, step: int) -> Problem:
+def _loosen_promise(problem: Problem, service: Service, kind: RepairKind, step: int) -> Problem:
     """The problem with one promise loosened by so many steps."""
     promise = service.ttft_s if kind == "ttft" else service.tpot_s
     value = promise * (1.0 + _PROMISE_STEP * step)
-    changed = service.model_copy(update={f"{kind}_s": value})
-    own = tuple(changed if s.name == service.name else s for s in problem.services)
-    return problem.changed(services=own)
+    loosened = service.model_copy(update={f"{kind}_s": value})
+    services = tuple(loosened if s.name == service.name else s for s in problem.services)
+    return problem.changed(services=services)
 
 
 def _promise_repair(
@@ -302,7 +302,7 @@ def promise_repairs(planner: Planner, problem: Problem) -> Iterator[Repair]:
                 kind: RepairKind = kind,
                 roles: tuple[RoleId, ...] = roles,
             ) -> tuple[Plan, bool]:
-                looser = _looser(problem, service, kind, step)
+                looser = _loosen_promise(problem, service, kind, step)
                 libraries = planner.with_roles(looser, roles)
                 percent = 100 * _PROMISE_STEP * step
                 question = f"{kind.upper()} of {service.name} +{percent:.0f}%"
@@ -310,7 +310,7 @@ def promise_repairs(planner: Planner, problem: Problem) -> Iterator[Repair]:
                 return solved.plan, decided
 
             plan, _ = ask(_PROMISE_STEPS)
-            if _met(plan):
+            if _meets_demand(plan):
                 best = _bisect(ask, _PROMISE_STEPS, plan)
                 yield _promise_repair(service, kind, best.size, best.plan, best.sure)
 
@@ -325,20 +325,20 @@ def carriable_promises(
             if role not in bound:
                 continue
 
-            def carried(
+            def is_carried(
                 step: int,
                 service: Service = service,
                 kind: RepairKind = kind,
                 role: RoleId = role,
             ) -> bool:
                 planner.tick(f"{kind.upper()} of {service.name}")
-                looser = _looser(problem, service, kind, step)
+                looser = _loosen_promise(problem, service, kind, step)
                 return len(planner.library(looser, role)) > 0
 
             low, high = 0, _PROMISE_STEPS
-            if not carried(high):
+            if not is_carried(high):
                 continue
             while high - low > 1:
                 middle = (low + high) // 2
-                low, high = (low, middle) if carried(middle) else (middle, high)
+                low, high = (low, middle) if is_carried(middle) else (middle, high)
             yield _promise_repair(service, kind, high, None, True)

@@ -58,12 +58,15 @@ class Planner:
     most_seconds: float = MOST_SECONDS
     progress: Progress | None = None
     plans: int = 0
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started = time.perf_counter()
 
     @property
     def seconds_left(self) -> float:
         """Seconds left for all questions together."""
-        return self.most_seconds - (time.monotonic() - self.started)
+        return self.most_seconds - (time.perf_counter() - self.started)
 
     def tick(self, question: str) -> None:
         """Say which question is being answered; raises OutOfTimeError if there is no time for it."""
@@ -99,8 +102,8 @@ class Planner:
 
     def with_roles(self, problem: Problem, roles: Iterable[RoleId]) -> Libraries:
         """Return the libraries with the templates of some roles computed for a variant."""
-        own = {str(role): self.library(problem, role) for role in roles}
-        return Libraries(self.libraries.node_types, {**self.libraries.roles, **own})
+        computed = {str(role): self.library(problem, role) for role in roles}
+        return Libraries(self.libraries.node_types, {**self.libraries.roles, **computed})
 
 
 def soft(problem: Problem) -> Problem:
@@ -166,38 +169,40 @@ def break_even(kind: str, base: Plan, problem: Problem, planner: Planner) -> Bre
     mean = served_share(base, problem) <= 0.0
     served, cost = served_share(base, problem, mean=mean), base.objective or 0.0
     spare = max(1e-9, 4.0 * EXACT * cost)
-    factor, exact = 0.0, _proven(base)
+    factor, exact = 0.0, _is_proven(base)
     for step in range(_LINES):
         question = f"{kind} at {factor:.0%} of its price"
-        found = planner.plan(_at_price(problem, kind, factor), question)
-        exact = exact and _proven(found)
-        objective = found.objective or 0.0
-        slope = _cost_of(kind, found, problem)
-        fuller = served_share(found, problem, mean=mean) > served + _FULLER
+        plan = planner.plan(_at_price(problem, kind, factor), question)
+        exact = exact and _is_proven(plan)
+        objective = plan.objective or 0.0
+        slope = _cost_of(kind, plan, problem)
+        fuller = served_share(plan, problem, mean=mean) > served + _FULLER
         if slope <= 0.0 or not (fuller or objective < cost - spare):
             return BreakEven(factor, exact) if step else None
         if fuller:
-            return _fuller(kind, served, mean, problem, planner)
+            return _bisect_price(kind, served, mean, problem, planner)
         factor = min(1.0, factor + (cost - objective) / slope)
     return BreakEven(factor, exact)
 
 
-def _fuller(kind: str, served: float, mean: bool, problem: Problem, planner: Planner) -> BreakEven:
+def _bisect_price(
+    kind: str, served: float, mean: bool, problem: Problem, planner: Planner
+) -> BreakEven:
     """Bisect for the price below which more is served; the envelope argument is about cost only."""
     low, high = 0.0, 1.0
     while high - low > 0.01:
         middle = (low + high) / 2.0
-        found = planner.plan(
+        plan = planner.plan(
             _at_price(problem, kind, middle), f"{kind} at {middle:.0%} of its price"
         )
-        if served_share(found, problem, mean=mean) > served + _FULLER:
+        if served_share(plan, problem, mean=mean) > served + _FULLER:
             low = middle
         else:
             high = middle
     return BreakEven(low, exact=False)
 
 
-def _proven(plan: Plan) -> bool:
+def _is_proven(plan: Plan) -> bool:
     return plan.gap is not None and plan.gap <= _NEARLY
 
 

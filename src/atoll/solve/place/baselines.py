@@ -28,8 +28,8 @@ def swarm(instance: FlowInstance) -> Placement | None:
     Stages have the same number of layers where some number of stages allows that. Where there are fewer
     nodes than stages, the node types that hold the fewest layers stay unused.
     """
-    found = _even_stages(instance, range(instance.size))
-    return None if found is None else _placement(instance, found)
+    ranges = _even_stages(instance, range(instance.size))
+    return None if ranges is None else _placement(instance, ranges)
 
 
 def petals(instance: FlowInstance, seed: int = 0) -> Placement | None:
@@ -63,15 +63,15 @@ def petals(instance: FlowInstance, seed: int = 0) -> Placement | None:
 
 def separate(instance: FlowInstance) -> Placement | None:
     """Each node type that can hold the model serves it alone, in equal stages; the others stay unused."""
-    found, _ = _by_type(instance)
-    return _placement(instance, found) if found else None
+    ranges, _ = _by_type(instance)
+    return _placement(instance, ranges) if ranges else None
 
 
 def separate_plus(instance: FlowInstance) -> Placement | None:
     """As `separate`, and what is left serves the model together if it can."""
-    found, left = _by_type(instance)
-    found |= _mix(instance, left) or {}
-    return _placement(instance, found) if found else None
+    ranges, left = _by_type(instance)
+    ranges |= _mix(instance, left) or {}
+    return _placement(instance, ranges) if ranges else None
 
 
 def chain(instance: FlowInstance) -> Placement | None:
@@ -85,13 +85,13 @@ def chain(instance: FlowInstance) -> Placement | None:
     for _ in range(instance.layers):
         able = np.flatnonzero(held < instance.most)
         held[able[np.argmax(instance.rate[able, held[able] + 1])]] += 1
-    found: Ranges = {}
+    ranges: Ranges = {}
     done = 0
     for i in sorted(range(instance.size), key=lambda i: (instance.regions[i], i)):
         if held[i]:
-            found[i] = (done, done + int(held[i]))
+            ranges[i] = (done, done + int(held[i]))
             done += int(held[i])
-    return _placement(instance, found)
+    return _placement(instance, ranges)
 
 
 def at_random(instance: FlowInstance, seed: int = 0) -> Placement | None:
@@ -100,7 +100,7 @@ def at_random(instance: FlowInstance, seed: int = 0) -> Placement | None:
     At the last layer the next node starts over; what reaches it in pieces only stays unused.
     """
     order = stream(seed, "random placement").permutation(instance.size)
-    found: Ranges = {}
+    ranges: Ranges = {}
     chain: Ranges = {}
     done = 0
     for i in map(int, order):
@@ -108,9 +108,9 @@ def at_random(instance: FlowInstance, seed: int = 0) -> Placement | None:
         chain[i] = (done, end)
         done = end
         if done == instance.layers:
-            found |= chain
+            ranges |= chain
             chain, done = {}, 0
-    return _placement(instance, found) if found else None
+    return _placement(instance, ranges) if ranges else None
 
 
 def _placement(instance: FlowInstance, ranges: Ranges) -> Placement:
@@ -143,13 +143,15 @@ def _even_stages(
     instance: FlowInstance, nodes: Iterable[int], stages: int | None = None
 ) -> Ranges | None:
     """Spread nodes over equal stages, strongest first, each to the stage that carries the least."""
-    own = sorted(nodes)
-    for least in sorted({int(instance.most[i]) for i in own}):
-        counts = _stage_counts(instance.layers, least, len(own)) if stages is None else (stages,)
+    ordered = sorted(nodes)
+    for least in sorted({int(instance.most[i]) for i in ordered}):
+        counts = (
+            _stage_counts(instance.layers, least, len(ordered)) if stages is None else (stages,)
+        )
         for count in counts:
-            found = _spread(instance, own, count)
-            if found is not None:
-                return found
+            ranges = _spread(instance, ordered, count)
+            if ranges is not None:
+                return ranges
     return None
 
 
@@ -160,13 +162,13 @@ def _spread(instance: FlowInstance, nodes: Sequence[int], stages: int) -> Ranges
     if len(able) < stages:
         return None
     carried = [0.0] * stages
-    found: Ranges = {}
+    ranges: Ranges = {}
     for i in sorted(able, key=lambda i: (instance.rate[i, longest], i), reverse=True):
         at = min(range(stages), key=lambda k: (carried[k], k))
         start, end = cuts[at]
         carried[at] += float(instance.rate[i, end - start])
-        found[i] = (start, end)
-    return found
+        ranges[i] = (start, end)
+    return ranges
 
 
 def _best(instance: FlowInstance, options: Iterable[Ranges | None]) -> Ranges | None:
@@ -182,18 +184,18 @@ def _best(instance: FlowInstance, options: Iterable[Ranges | None]) -> Ranges | 
 
 def _by_type(instance: FlowInstance) -> tuple[Ranges, list[int]]:
     """The best equal stages of every node type by itself, and the nodes that are left."""
-    found: Ranges = {}
+    ranges: Ranges = {}
     left: list[int] = []
     for kind in sorted(set(instance.node_types)):
-        own = [i for i, other in enumerate(instance.node_types) if other == kind]
-        fewest = -(-instance.layers // int(instance.most[own[0]]))
-        options = (_even_stages(instance, own, n) for n in range(fewest, len(own) + 1))
+        nodes = [i for i, other in enumerate(instance.node_types) if other == kind]
+        fewest = -(-instance.layers // int(instance.most[nodes[0]]))
+        options = (_even_stages(instance, nodes, n) for n in range(fewest, len(nodes) + 1))
         best = _best(instance, options)
         if best is None:
-            left += own
+            left += nodes
         else:
-            found |= best
-    return found, sorted(left)
+            ranges |= best
+    return ranges, sorted(left)
 
 
 def _mix(instance: FlowInstance, nodes: Sequence[int]) -> Ranges | None:

@@ -80,12 +80,12 @@ def link_use(instance: Instance, problem: Problem, catalog: Catalog) -> dict[Arc
     tokens, between = request_tokens(service), activation_bytes(catalog, service)
     layers = catalog.model(service.model).llm.layers
     carried = {(flow.src, flow.dst): flow.per_s * tokens for flow in instance.flows}
-    found: dict[Arc, Use] = {}
+    uses: dict[Arc, Use] = {}
 
     def add(src: str, dst: str, a: str, b: str, size: float) -> None:
         link = cluster.link(a, b)
         if link is not None:
-            found[src, dst] = Use(carried.get((src, dst), 0.0), link.bytes_per_s / size)
+            uses[src, dst] = Use(carried.get((src, dst), 0.0), link.bytes_per_s / size)
 
     for node in instance.nodes:
         host = node.host or ""
@@ -96,7 +96,7 @@ def link_use(instance: Instance, problem: Problem, catalog: Catalog) -> dict[Arc
         for other in instance.nodes:
             if follows(node, other, partial=instance.partial):
                 add(node.id, other.id, host, other.host or "", between)
-    return found
+    return uses
 
 
 def follows(node: Node, other: Node, *, partial: bool) -> bool:

@@ -45,7 +45,7 @@ def with_longer_ranges(instance: FlowInstance, least: int) -> FlowInstance:
 def best_candidates(
     instance: FlowInstance,
     score: Score,
-    given: Sequence[Placement],
+    starts: Sequence[Placement],
     *,
     seconds: float,
     seed: int,
@@ -63,19 +63,19 @@ def best_candidates(
     from atoll.solve.place.search.search import search_many
 
     began = time.perf_counter()
-    found: list[tuple[float, Placement, Flows]] = []
+    scored: list[tuple[float, Placement, Flows]] = []
 
     def look(placement: Placement) -> None:
         flows = score(instance, placement)
-        if flows.value > max((own[0] for own in found), default=0.0) and log is not None:
+        if flows.value > max((entry[0] for entry in scored), default=0.0) and log is not None:
             log(time.perf_counter() - began, flows.value, bound)
         if flows.value > 0:
-            found.append((flows.value, placement, flows))
+            scored.append((flows.value, placement, flows))
 
     def value(start: Ints, end: Ints) -> float:
         return score(instance, Placement(start, end)).value
 
-    for placement in given:
+    for placement in starts:
         look(placement)
     longest = int(instance.most.max())
     lengths = sorted({1, *(max(1, round(share * longest)) for share in _SHARES)})
@@ -89,22 +89,22 @@ def best_candidates(
             seconds=remaining / left,
             seed=seed,
             workers=workers,
-            start=given,
+            start=starts,
         )
-        for one in many:
-            look(one.placement)
-    found.sort(key=lambda own: -own[0])
+        for result in many:
+            look(result.placement)
+    scored.sort(key=lambda entry: -entry[0])
     remaining = max(0.0, seconds - (time.perf_counter() - began))
-    first = found[:_POLISHED]
-    for number in range(len(first) + 1 if remaining > 0 and found else 0):
+    first = scored[:_POLISHED]
+    for number in range(len(first) + 1 if remaining > 0 and scored else 0):
         # In turn, then once more from the best of all.
         again = number == len(first)
-        _, placement, _ = max(found, key=lambda own: own[0]) if again else first[number]
+        _, placement, _ = max(scored, key=lambda entry: entry[0]) if again else first[number]
         share = remaining * (1.0 - _FIRST if again else _FIRST / len(first))
         random = stream(seed, "polish", str(number))
         look(polish(instance, placement, quick or value, seconds=share, random=random)[0])
-    found.sort(key=lambda own: -own[0])
+    scored.sort(key=lambda entry: -entry[0])
     kept: dict[bytes, tuple[Placement, Flows]] = {}
-    for _, placement, flows in found:
+    for _, placement, flows in scored:
         kept.setdefault(placement.start.tobytes() + placement.end.tobytes(), (placement, flows))
     return list(kept.values())[:most]

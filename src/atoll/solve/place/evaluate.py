@@ -58,18 +58,18 @@ def max_flow(instance: FlowInstance, placement: Placement) -> Flows:
     size = 2 * n + 2
     graph = csr_array((whole, (tails, heads)), shape=(size, size))
     graph.indices, graph.indptr = graph.indices.astype(np.int32), graph.indptr.astype(np.int32)
-    found = maximum_flow(graph, source, sink)
-    flow = found.flow
+    result = maximum_flow(graph, source, sink)
+    flow = result.flow
     unit = limit / _UNITS
 
-    def carried(a: Ints, b: Ints) -> Floats:
-        own: Floats = np.maximum(np.asarray(flow[a, b]).ravel(), 0).astype(np.float64) * unit
-        return own
+    def flow_over(a: Ints, b: Ints) -> Floats:
+        values: Floats = np.maximum(np.asarray(flow[a, b]).ravel(), 0).astype(np.float64) * unit
+        return values
 
     edge = np.zeros((n, n))
     if len(tail):
-        edge[tail, head] = carried(2 * tail + 1, 2 * head)
+        edge[tail, head] = flow_over(2 * tail + 1, 2 * head)
     enter, leave = np.zeros(n), np.zeros(n)
-    enter[first] = carried(np.full(len(first), source), 2 * first)
-    leave[last] = carried(2 * last + 1, np.full(len(last), sink))
-    return Flows(float(found.flow_value) * unit, edge, enter, leave)
+    enter[first] = flow_over(np.full(len(first), source), 2 * first)
+    leave[last] = flow_over(2 * last + 1, np.full(len(last), sink))
+    return Flows(float(result.flow_value) * unit, edge, enter, leave)

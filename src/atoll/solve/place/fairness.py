@@ -18,7 +18,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,10 +30,14 @@ from atoll.plan.problem import Problem
 from atoll.solve.assembly import infeasible
 from atoll.solve.place.from_problem import flow_instance
 from atoll.solve.place.instance import FlowInstance
+from atoll.solve.place.service import (
+    FlowEffort,
+    ServicePlacement,
+    place,
+    reasons,
+    shortage,
+)
 from atoll.solve.place.to_plan import plan_of
-
-if TYPE_CHECKING:
-    from atoll.solve.place.solver import FlowEffort, ServicePlacement
 
 _BISECTION = 40
 _TRIES = 3000
@@ -48,8 +51,6 @@ Split = tuple[int, ...]
 
 def solve_fairly(name: str, problem: Problem, catalog: Catalog, effort: FlowEffort) -> Plan:
     """Return the plan that gives the worst served service the largest share of its demand."""
-    from atoll.solve.place.solver import reasons, shortage
-
     began, cpu = time.perf_counter(), time.process_time()
     for service in problem.services:
         if service.rate_per_s <= 0:
@@ -64,11 +65,11 @@ def solve_fairly(name: str, problem: Problem, catalog: Catalog, effort: FlowEffo
         return infeasible(problem, solver=name, reasons=short)
     shared = _Shared(problem, catalog, name, effort)
     split = shared.first_split()
-    answers = shared.placed(split) if split is not None else None
+    answers = shared.place_all(split) if split is not None else None
     if answers is None:
         why = f"no split of {len(shared.names)} nodes holds all {len(problem.services)} models"
         return infeasible(problem, solver=name, reasons=(why,))
-    answers = shared.improved(split or (), answers)
+    answers = shared.improve(split or (), answers)
     spent = (time.perf_counter() - began, time.process_time() - cpu)
     plan = plan_of(
         problem,
@@ -113,7 +114,7 @@ class _Shared:
     def first_split(self) -> Split | None:
         """Return the best split by coverage bounds, None if none holds all models."""
         rng = stream(self.problem.settings.seed, "fair split")
-        split = self._dealt()
+        split = self._deal()
         value = self._estimate(split)
         for _ in range(_TRIES):
             tried = list(split)
@@ -129,9 +130,11 @@ class _Shared:
                 split, value = tuple(tried), new
         return split if value[0] > 0 else None
 
-    def _dealt(self) -> Split:
+    def _deal(self) -> Split:
         """Deal nodes of every type in proportion to the work each service asks for."""
-        work = np.array([d * own.layers for d, own in zip(self.demand, self._alone, strict=True)])
+        work = np.array(
+            [d * instance.layers for d, instance in zip(self.demand, self._alone, strict=True)]
+        )
         given = np.zeros(len(work))
         split = []
         for _ in self.names:
@@ -151,44 +154,44 @@ class _Shared:
         Where a model has no room at all, shares count how much of it has.
         """
         shares = []
-        for s, (own, demand) in enumerate(zip(self._alone, self.demand, strict=True)):
-            mine = {name for name, at in zip(self.names, split, strict=True) if at == s}
-            rows = [i for i, name in enumerate(own.names) if name in mine]
-            held = int(own.most[rows].sum())
-            if held < own.layers:
-                shares.append(held / own.layers - 1.0)
+        for s, (instance, demand) in enumerate(zip(self._alone, self.demand, strict=True)):
+            names = {name for name, at in zip(self.names, split, strict=True) if at == s}
+            rows = [i for i, name in enumerate(instance.names) if name in names]
+            held = int(instance.most[rows].sum())
+            if held < instance.layers:
+                shares.append(held / instance.layers - 1.0)
             else:
-                shares.append(_coverage(own, rows) / demand)
+                shares.append(_coverage(instance, rows) / demand)
         return min(shares), sum(shares)
 
     # Real placements
 
-    def placed(self, split: Split, seconds: float | None = None) -> list[ServicePlacement] | None:
+    def place_all(
+        self, split: Split, seconds: float | None = None
+    ) -> list[ServicePlacement] | None:
         """Place every service on its nodes, None if one of them has no placement."""
-        found = []
+        placements = []
         for s in range(len(self.demand)):
             answer = self._place(s, split, seconds)
             if answer is None:
                 return None
-            found.append(answer)
-        return found
+            placements.append(answer)
+        return placements
 
     def _place(self, s: int, split: Split, seconds: float | None) -> ServicePlacement | None:
-        from atoll.solve.place.solver import place, shortage
-
-        mine = frozenset(name for name, at in zip(self.names, split, strict=True) if at == s)
-        known = (s, mine)
+        nodes = frozenset(name for name, at in zip(self.names, split, strict=True) if at == s)
+        known = (s, nodes)
         if known not in self._known:
             service = self.problem.services[s]
             part = len(self.demand) * (_REAL_MOVES + 1)
             quick = self.effort.seconds * _QUICK_SHARE / part if seconds is None else seconds
             effort = replace(self.effort, seconds=quick, log=None)
-            own = sorted(mine)
-            lacking = shortage(self.problem, self.catalog, service, own)
+            names = sorted(nodes)
+            lacking = shortage(self.problem, self.catalog, service, names)
             self._known[known] = (
                 None
                 if lacking
-                else place(self.solver, self.problem, self.catalog, service, effort, nodes=own)
+                else place(self.solver, self.problem, self.catalog, service, effort, nodes=names)
             )
         return self._known[known]
 
@@ -197,7 +200,7 @@ class _Shared:
         values = (answer.placed.flows.value for answer in answers)
         return min(value / demand for value, demand in zip(values, self.demand, strict=True))
 
-    def improved(self, split: Split, answers: list[ServicePlacement]) -> list[ServicePlacement]:
+    def improve(self, split: Split, answers: list[ServicePlacement]) -> list[ServicePlacement]:
         """Move nodes to the worst served service while that helps, then place all with the time left."""
         began = time.perf_counter()
         for _ in range(_REAL_MOVES):
@@ -205,18 +208,18 @@ class _Shared:
             shares = [value / demand for value, demand in zip(values, self.demand, strict=True)]
             self._tell(time.perf_counter() - began, min(shares))
             poor = int(np.argmin(shares))
-            better = self._helped(split, poor, min(shares))
+            better = self._help_poorest(split, poor, min(shares))
             if better is None:
                 break
             split, answers = better
         left = self.effort.seconds * (1 - _QUICK_SHARE) / len(self.demand)
         self._known.clear()
-        final = self.placed(split, left)
+        final = self.place_all(split, left)
         if final is not None and self.share(final) > self.share(answers):
             return final
         return answers
 
-    def _helped(
+    def _help_poorest(
         self, split: Split, poor: int, share: float
     ) -> tuple[Split, list[ServicePlacement]] | None:
         """Give the worst served service a node, of each kind from each other service until one helps."""
@@ -230,7 +233,7 @@ class _Shared:
             tried = (*split[:i], poor, *split[i + 1 :])
             if self._estimate(tried)[0] <= share:
                 continue
-            answers = self.placed(tried)
+            answers = self.place_all(tried)
             if answers is not None and self.share(answers) > share * (1 + 1e-9):
                 return tried, answers
         return None
@@ -246,15 +249,15 @@ class _Shared:
         """Return the largest share of every demand that the relaxed split could serve."""
         if self._bound is None:
             low, high = 0.0, 1.0
-            while self._relaxed(high) and high < 1e9:
+            while self._could_serve(high) and high < 1e9:
                 low, high = high, 2 * high
             for _ in range(_BISECTION):
                 middle = (low + high) / 2
-                low, high = (middle, high) if self._relaxed(middle) else (low, middle)
+                low, high = (middle, high) if self._could_serve(middle) else (low, middle)
             self._bound = high
         return self._bound
 
-    def _relaxed(self, share: float) -> bool:
+    def _could_serve(self, share: float) -> bool:
         """Whether nodes that serve several models in parts could serve this share of every demand."""
         from scipy.optimize import linprog
 
@@ -262,13 +265,13 @@ class _Shared:
         kinds = sorted(counts)
         services = len(self.demand)
         work = np.zeros((len(kinds), services))
-        for s, (own, demand) in enumerate(zip(self._alone, self.demand, strict=True)):
-            best = _best_work(own, share * demand)
+        for s, (instance, demand) in enumerate(zip(self._alone, self.demand, strict=True)):
+            best = _best_work(instance, share * demand)
             for k, kind in enumerate(kinds):
                 work[k, s] = best.get(kind, 0.0)
         need = [
-            share * demand * own.layers
-            for own, demand in zip(self._alone, self.demand, strict=True)
+            share * demand * instance.layers
+            for instance, demand in zip(self._alone, self.demand, strict=True)
         ]
         # x[k, s] is how many nodes of type k work for service s, in parts; work is scaled to the need.
         serve = np.zeros((services, len(kinds) * services))
@@ -278,13 +281,13 @@ class _Shared:
                 serve[s, k * services + s] = -work[k, s] / max(need[s], 1e-12)
                 hold[k, k * services + s] = 1.0
         limits = np.concatenate([-np.ones(services), [counts[kind] for kind in kinds]])
-        found = linprog(
+        solved = linprog(
             np.zeros(len(kinds) * services),
             A_ub=np.vstack([serve, hold]),
             b_ub=limits,
             method="highs",
         )
-        return bool(found.status == 0)
+        return bool(solved.status == 0)
 
 
 def _best_work(instance: FlowInstance, flow: float) -> Mapping[str, float]:

@@ -36,24 +36,25 @@ def flow_instance(
     Nodes that the service may not stand on, or that cannot hold one layer, are left out. What a node
     carries depends on the whole cluster, also where only some of it is used.
     """
-    own = problem.service(service) if isinstance(service, str) else service
+    if isinstance(service, str):
+        service = problem.service(service)
     cluster = cluster_of(problem)
-    spec = catalog.model(own.model).llm
-    profiles = service_profiles(problem, catalog, own)
-    rates = service_rates(problem, catalog, own)
+    spec = catalog.model(service.model).llm
+    profiles = service_profiles(problem, catalog, service)
+    rates = service_rates(problem, catalog, service)
     wanted = None if nodes is None else frozenset(nodes)
     used = [
         node
         for node in cluster.nodes
         if node.node_type in rates and (wanted is None or node.name in wanted)
     ]
-    most = {kind: min(spec.layers, most_layers(profiles[kind], cluster, own)) for kind in rates}
+    most = {kind: min(spec.layers, most_layers(profiles[kind], cluster, service)) for kind in rates}
     widest = max((most[node.node_type] for node in used), default=0)
     held = np.array([most[node.node_type] for node in used], np.int64)
     kinds = [node.node_type for node in used]
     rate = _rows([rates[kind][: most[kind]] for kind in kinds], widest)
     wires = _wires(cluster, used)
-    per_token, few = activation_bytes(catalog, own), cluster.token_bytes
+    per_token, few = activation_bytes(catalog, service), cluster.token_bytes
     return FlowInstance(
         layers=spec.layers,
         names=tuple(node.name for node in used),
@@ -70,7 +71,7 @@ def flow_instance(
         leave_s=wires[1][:-2, -1],
         partial=partial,
         timing=_read_timing(
-            cluster, own, [profiles[kind] for kind in kinds], most, kinds, per_token
+            cluster, service, [profiles[kind] for kind in kinds], most, kinds, per_token
         ),
     )
 
@@ -85,10 +86,10 @@ def placement_of(instance: FlowInstance, ranges: Sequence[tuple[int, int]]) -> P
 
 def _rows(rows: Sequence[Sequence[float]], widest: int) -> Floats:
     """Values for 1, 2, ... layers as rows with a leading 0, padded with zeros."""
-    found = np.zeros((len(rows), widest + 1))
+    table = np.zeros((len(rows), widest + 1))
     for i, row in enumerate(rows):
-        found[i, 1 : len(row) + 1] = row
-    return found
+        table[i, 1 : len(row) + 1] = row
+    return table
 
 
 def _wires(cluster: Cluster, nodes: Sequence[ClusterNode]) -> tuple[Floats, Floats]:
@@ -118,10 +119,10 @@ def _kinds(node_types: Sequence[str], speed: Floats, wait: Floats) -> Ints:
     kind = np.zeros(len(node_types), np.int64)
     leaders: dict[tuple[object, ...], list[int]] = {}
     count = 0
-    for i, own in enumerate(node_types):
+    for i, node_type in enumerate(node_types):
         ends = (speed[-2, i], wait[-2, i], speed[i, -1], wait[i, -1])
-        alike = leaders.setdefault((own, *ends), [])
-        leader = next((k for k in alike if _exchange(i, k, speed, wait)), None)
+        alike = leaders.setdefault((node_type, *ends), [])
+        leader = next((k for k in alike if _are_exchangeable(i, k, speed, wait)), None)
         if leader is None:
             alike.append(i)
             kind[i], count = count, count + 1
@@ -130,7 +131,7 @@ def _kinds(node_types: Sequence[str], speed: Floats, wait: Floats) -> Ints:
     return kind
 
 
-def _exchange(i: int, k: int, *matrices: Floats) -> bool:
+def _are_exchangeable(i: int, k: int, *matrices: Floats) -> bool:
     """Return whether the links stay the same when nodes i and k change places."""
     for links in matrices:
         others = np.ones(len(links), np.bool_)
@@ -154,9 +155,9 @@ def _read_timing(
     per_token: float,
 ) -> Timing:
     widest = max((most[kind] for kind in kinds), default=0)
-    held = [own.kv_tokens[: most[kind]] for own, kind in zip(profiles, kinds, strict=True)]
-    prompts, prefill_s = _curves([own.prefill_s_per_layer for own in profiles])
-    sequences, decode_s = _curves([own.decode_s_per_layer for own in profiles])
+    held = [profile.kv_tokens[: most[kind]] for profile, kind in zip(profiles, kinds, strict=True)]
+    prompts, prefill_s = _curves([profile.prefill_s_per_layer for profile in profiles])
+    sequences, decode_s = _curves([profile.decode_s_per_layer for profile in profiles])
     return Timing(
         input_mean=service.lengths.input_mean,
         output_mean=service.lengths.output_mean,
@@ -168,7 +169,7 @@ def _read_timing(
         prefill_s=prefill_s,
         decode_sequences=sequences,
         decode_s=decode_s,
-        step_s=np.array([own.step_s for own in profiles]),
+        step_s=np.array([profile.step_s for profile in profiles]),
     )
 
 

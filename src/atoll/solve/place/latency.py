@@ -111,14 +111,14 @@ def hop_times(timing: Timing, layers: Floats, rate: Floats) -> tuple[Floats, Flo
 def _curves(x: Floats, y: Floats, at: float | Floats) -> Floats:
     """Every row's curve at its point, on with its last slope (rows repeat their last point)."""
     points = np.broadcast_to(np.asarray(at, np.float64), (len(x),))
-    found = np.empty(len(x))
+    values = np.empty(len(x))
     for i, point in enumerate(points):
         count = int(np.argmax(x[i])) + 1
-        own_x, own_y = x[i, :count], y[i, :count]
-        over = max(0.0, float(point) - float(own_x[-1]))
-        slope = (own_y[-1] - own_y[-2]) / (own_x[-1] - own_x[-2]) if count > 1 else 0.0
-        found[i] = np.interp(point, own_x, own_y) + over * slope
-    return found
+        xs, ys = x[i, :count], y[i, :count]
+        over = max(0.0, float(point) - float(xs[-1]))
+        slope = (ys[-1] - ys[-2]) / (xs[-1] - xs[-2]) if count > 1 else 0.0
+        values[i] = np.interp(point, xs, ys) + over * slope
+    return values
 
 
 def _messages(
@@ -149,20 +149,20 @@ def flow_within(
 ) -> Flows:
     """Return a large flow whose every pipeline keeps the promise; a flow of 0 if there is none."""
     best = scale_flows(max_flow(instance, placement), 0.0)
-    own = instance
+    remaining = instance
     for _ in range(_ROUNDS):
-        flows = max_flow(own, placement)
+        flows = max_flow(remaining, placement)
         if flows.value <= best.value:
             break
-        share = _largest_share(own, placement, flows, ttft_s, tpot_s)
+        share = _largest_share(remaining, placement, flows, ttft_s, tpot_s)
         if share * flows.value > best.value:
             best = scale_flows(flows, share)
         if share >= 1.0:
             break
-        slow = slowest(own, placement, scale_flows(flows, max(share, 1e-6)))
+        slow = slowest(remaining, placement, scale_flows(flows, max(share, 1e-6)))
         late = slow.prompt_s / ttft_s > slow.token_s / tpot_s
         way = slow.prompt_way if late else slow.token_way
-        own = _without(own, min(way, key=lambda edge: (_inflow(flows, edge), edge)))
+        remaining = _remove_edge(remaining, min(way, key=lambda edge: (_inflow(flows, edge), edge)))
     return best
 
 
@@ -195,7 +195,7 @@ def _inflow(flows: Flows, edge: Edge) -> float:
     return float(flows.leave[src] if dst == OUTSIDE else flows.edge[src, dst])
 
 
-def _without(instance: FlowInstance, edge: Edge) -> FlowInstance:
+def _remove_edge(instance: FlowInstance, edge: Edge) -> FlowInstance:
     src, dst = edge
     link, enter, leave = instance.link.copy(), instance.enter.copy(), instance.leave.copy()
     if src == OUTSIDE:

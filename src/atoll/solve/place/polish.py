@@ -114,8 +114,8 @@ def _exchange(
     if end[k] - start[k] > instance.most[i] or end[i] - start[i] > instance.most[k]:
         return None
     new = (start.copy(), end.copy())
-    for own in new:
-        own[i], own[k] = own[k], own[i]
+    for ends in new:
+        ends[i], ends[k] = ends[k], ends[i]
     return new
 
 

@@ -14,25 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from atoll.solve.effort import Measured
 from atoll.solve.place.instance import FlowInstance, Flows, Placement
 from atoll.solve.place.polish import Value, change
-
-_SOONER = 0.2
-"""What prompt latency counts: a plan with prompts a tenth sooner may generate 2 % less."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a plan generates, in tokens/s, and the median seconds until a prompt is done."""
-
-    tokens_per_s: float
-    prompt_s: float
-
-    @property
-    def score(self) -> float:
-        """How good that is; only ratios mean something."""
-        return self.tokens_per_s / float(max(self.prompt_s, 1e-3) ** _SOONER)
-
 
 Measure = Callable[[Placement, Flows], Measured]
 Split = Callable[[FlowInstance, Placement], Flows]
@@ -76,7 +60,7 @@ def refine(
     does not count.
     """
     began: float | None = None
-    seen: set[bytes] = set()
+    keys: set[bytes] = set()
     runs: list[tuple[Measured, Placement, Flows, Split]] = []
 
     def look(placement: Placement, split: Split) -> None:
@@ -84,28 +68,28 @@ def refine(
         value = measure(placement, flows) if flows.value > 0 else Measured(0.0, 0.0)
         runs.append((value, placement, flows, split))
 
-    def over() -> bool:
+    def is_over() -> bool:
         return began is not None and (time.perf_counter() - began >= seconds or len(runs) >= most)
 
     for placement in candidates:
-        if runs and over():
+        if runs and is_over():
             break
-        seen.add(_key(placement))
+        keys.add(_key(placement))
         look(placement, splits[0])
         began = began or time.perf_counter()
     first = runs[0][0]
     leading = sorted(runs, key=lambda run: -run[0].score)[:_OTHERWISE]
     for _, placement, _, _ in leading:
         for split in splits[1:]:
-            if not over():
+            if not is_over():
                 look(placement, split)
     runs.sort(key=lambda run: -run[0].score)
     climbing = list({_key(run[1]): run for run in reversed(runs)}.values())
     climbing = sorted(climbing, key=lambda run: -run[0].score)[:_CLIMBING]
     stale = 0
-    while not over() and stale < _PATIENCE:
+    while not is_over() and stale < _PATIENCE:
         turn = stale % len(climbing)
-        tried = _pick_promising(instance, climbing[turn][1], quick, seen, random)
+        tried = _pick_promising(instance, climbing[turn][1], quick, keys, random)
         stale += 1
         if tried is None:
             continue
@@ -120,24 +104,24 @@ def _pick_promising(
     instance: FlowInstance,
     placement: Placement,
     quick: Value,
-    seen: set[bytes],
+    keys: set[bytes],
     random: np.random.Generator,
 ) -> Placement | None:
     """Return the change with the best analytic value of a few not seen before, None if there is none."""
-    found: list[tuple[float, Placement]] = []
+    options: list[tuple[float, Placement]] = []
     for _ in range(20 * _DRAWN):
         tried = change(instance, placement.start, placement.end, random)
-        if tried is None or _key(Placement(*tried)) in seen:
+        if tried is None or _key(Placement(*tried)) in keys:
             continue
         value = quick(*tried)
         if value > 0:
-            found.append((value, Placement(*tried)))
-        if len(found) >= _DRAWN:
+            options.append((value, Placement(*tried)))
+        if len(options) >= _DRAWN:
             break
-    if not found:
+    if not options:
         return None
-    best = max(found, key=lambda one: one[0])[1]
-    seen.add(_key(best))
+    best = max(options, key=lambda option: option[0])[1]
+    keys.add(_key(best))
     return best
 
 

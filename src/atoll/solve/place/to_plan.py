@@ -50,9 +50,9 @@ def plan_of(
 
     Nodes without flow are left out. The plan is "optimal" if the bound is reached.
     """
-    instances = [instance_of(problem, catalog, one) for one in placed if one.flows.value > 0]
+    instances = [instance_of(problem, catalog, entry) for entry in placed if entry.flows.value > 0]
 
-    def assembled(status: Status, value: float, limit: float | None) -> Plan:
+    def build(status: Status, value: float, limit: float | None) -> Plan:
         return assemble(
             problem,
             instances,
@@ -66,14 +66,14 @@ def plan_of(
             value=value,
         )
 
-    value = goal_value(assembled("feasible", 0.0, None), problem)
+    value = goal_value(build("feasible", 0.0, None), problem)
     proven = bound is not None and bound <= value * (1 + _PROVEN)
-    return assembled("optimal" if proven else "feasible", value, bound)
+    return build("optimal" if proven else "feasible", value, bound)
 
 
 def instance_of(problem: Problem, catalog: Catalog, placed: Placed) -> Instance:
     """Return one placed service as an instance, flows in requests/s."""
-    service, own, flows = placed.service, placed.instance, placed.flows
+    service, flow_instance, flows = placed.service, placed.instance, placed.flows
     if service.phases != "together":
         raise UsageError(
             f"{service.name} runs its phases apart",
@@ -99,17 +99,17 @@ def instance_of(problem: Problem, catalog: Catalog, placed: Placed) -> Instance:
             move(name[i], name[k], flows.edge[i, k])
         move(name[i], SINK, flows.leave[i])
     spec = catalog.model(service.model).llm
-    home = Counter(own.regions[i] for i in used).most_common(1)[0][0]
+    home = Counter(flow_instance.regions[i] for i in used).most_common(1)[0][0]
     nodes = tuple(
         Node(
             id=name[i],
-            node_type=own.node_types[i],
+            node_type=flow_instance.node_types[i],
             market="owned",
             start=int(placed.placement.start[i]),
             end=int(placed.placement.end[i]),
-            tp=default_tp(spec, catalog.node(own.node_types[i])),
-            host=own.names[i],
-            region=own.regions[i] if own.regions[i] != home else None,
+            tp=default_tp(spec, catalog.node(flow_instance.node_types[i])),
+            host=flow_instance.names[i],
+            region=flow_instance.regions[i] if flow_instance.regions[i] != home else None,
         )
         for i in used
     )
@@ -124,5 +124,5 @@ def instance_of(problem: Problem, catalog: Catalog, placed: Placed) -> Instance:
         flows=tuple(moved),
         throughput_per_s=sum(flow.per_s for flow in moved if flow.src == SOURCE),
         usd_per_hour=price(problem, home, nodes),
-        partial=own.partial,
+        partial=flow_instance.partial,
     )

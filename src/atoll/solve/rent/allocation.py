@@ -23,7 +23,7 @@ from atoll.core.errors import InternalError, UsageError
 from atoll.solve.rent.answer import cheapest_nodes, costs, instances, keep_equals, restrict
 from atoll.solve.rent.columns import RentModel, available_nodes, kept_of, pairs_of
 from atoll.solve.rent.relaxation import Prices, cheapest_rents, rents
-from atoll.solve.rent.scarcity import ServedDemand, most_served
+from atoll.solve.rent.scarcity import ServedDemand, serve_most
 from atoll.solve.rent.search import SearchOutcome, minimise
 from atoll.solve.rent.standing import Deadline, Incumbent, Target
 from atoll.solve.rent.types import (
@@ -92,27 +92,27 @@ class _Allocator:
         self.cpu = time.process_time()
         _check(self.roles, self.supply, self.limits, self.init_penalty)
         self.nodes = available_nodes(self.supply)
-        asked = [r for r, role in enumerate(self.roles) if role.demand > 0.0]
-        model = self._model(asked, np.ones(len(self.roles)))
-        servable = [_servable(model, i, self.limits.spread) for i in range(len(asked))]
-        self.active = [r for r, good in zip(asked, servable, strict=True) if good]
-        self.hopeless = [r for r, good in zip(asked, servable, strict=True) if not good]
+        demanded = [r for r, role in enumerate(self.roles) if role.demand > 0.0]
+        model = self._model(demanded, np.ones(len(self.roles)))
+        servable = [_servable(model, i, self.limits.spread) for i in range(len(demanded))]
+        self.active = [r for r, good in zip(demanded, servable, strict=True) if good]
+        self.hopeless = [r for r, good in zip(demanded, servable, strict=True) if not good]
         self.model = (
             model if not self.hopeless else self._model(self.active, np.ones(len(self.roles)))
         )
 
     def _model(self, active: list[int], fraction: Floats) -> RentModel:
         """The problem of some roles, each asked for a fraction of its demand."""
-        asked = [
+        demands = [
             replace(self.roles[r], demand=self.roles[r].demand * float(fraction[r])) for r in active
         ]
         model = RentModel(
             self.supply,
             self.limits,
-            tuple(pairs_of(role, self.nodes) for role in asked),
+            tuple(pairs_of(role, self.nodes) for role in demands),
             tuple(
                 kept_of(r, role, self.running, self.nodes)
-                for r, role in zip(active, asked, strict=True)
+                for r, role in zip(active, demands, strict=True)
             ),
             np.zeros(self.nodes.size),
         )
@@ -151,7 +151,7 @@ class _Allocator:
         return self._answer(active, model, standing, outcome, short)
 
     def _most(self, priority: bool) -> ServedDemand:
-        return most_served(
+        return serve_most(
             self.model,
             lambda some, fraction: self._model(
                 [self.active[i] for i in some], np.full(len(self.roles), fraction)
@@ -215,10 +215,10 @@ class _Allocator:
         rates = np.zeros(len(self.roles))
         for c in chosen:
             rates[c.role] += c.throughput * c.number
-        asked = np.array([role.demand for role in self.roles])
-        nobody = asked <= 0.0
-        fraction = np.where(nobody, 1.0, np.minimum(1.0, rates / np.where(nobody, 1.0, asked)))
-        dropped = [] if served is None else self._dropped(served)
+        required = np.array([role.demand for role in self.roles])
+        nobody = required <= 0.0
+        fraction = np.where(nobody, 1.0, np.minimum(1.0, rates / np.where(nobody, 1.0, required)))
+        dropped = [] if served is None else self._find_dropped(served)
         binding = self._binding(prices if served is None else served.prices, dropped)
         if served is not None and not binding:
             binding = self._binding(prices, dropped)
@@ -233,7 +233,7 @@ class _Allocator:
             gap=0.0 if objective <= 0.0 else (objective - bound) / objective,
             served=fraction,
             fraction_bound=1.0 if served is None else served.most,
-            demand_usd=np.where(nobody, 0.0, demand / np.where(nobody, 1.0, asked)),
+            demand_usd=np.where(nobody, 0.0, demand / np.where(nobody, 1.0, required)),
             node_usd=self._node_usd(prices),
             binding=binding,
             seconds=self.deadline.passed,
@@ -241,7 +241,7 @@ class _Allocator:
             statistics=statistics,
         )
 
-    def _dropped(self, served: ServedDemand) -> list[int]:
+    def _find_dropped(self, served: ServedDemand) -> list[int]:
         """Roles that others leave no node for, under shortage."""
         if served.solution is None:
             return []

@@ -34,8 +34,8 @@ def nodes_used(model: RentModel, solution: Solution) -> Ints:
         index = pairs.find(started.keys(), model.regions)
         number = np.array(list(started.values()), np.int64)
         np.add.at(used, pairs.cells[index], np.repeat(number[:, None], pairs.cells.shape[1], 1))
-        own = solution.kept[role]
-        np.add.at(used, kept.cells, np.repeat(own[:, None], kept.cells.shape[1], 1))
+        kept_number = solution.kept[role]
+        np.add.at(used, kept.cells, np.repeat(kept_number[:, None], kept.cells.shape[1], 1))
     return used[:-1]
 
 
@@ -64,8 +64,8 @@ def costs(model: RentModel, solution: Solution, penalty: Floats) -> tuple[float,
 
 def keep_equals(model: RentModel, solution: Solution) -> Solution:
     """Count instances as kept where the same multiset runs in the same region and was to be stopped."""
-    started = [dict(own) for own in solution.started]
-    kept = [own.copy() for own in solution.kept]
+    started = [dict(counts) for counts in solution.started]
+    kept = [counts.copy() for counts in solution.kept]
     for role, running in enumerate(model.kept):
         keys = running.pairs.keys(model.regions)
         for i in np.flatnonzero(running.pairs.template >= 0):

@@ -64,12 +64,12 @@ def replicas(
     problem: Problem, libraries: Libraries, most_nodes: int | None = None
 ) -> dict[str, list[HomogeneousReplica]]:
     """Return every homogeneous replica of every role on every offer, best per dollar first."""
-    found: dict[str, list[HomogeneousReplica]] = {}
+    by_role: dict[str, list[HomogeneousReplica]] = {}
     most = most_nodes or problem.settings.max_nodes_per_instance
     for role in problem.roles:
         tables = libraries.roles[str(role)].tables
         rates: dict[tuple[int, int], float] = {}
-        own: list[HomogeneousReplica] = []
+        options: list[HomogeneousReplica] = []
         for index, offer in enumerate(problem.offers):
             c = libraries.node_types.index(offer.node_type)
             for count in range(1, most + 1):
@@ -82,14 +82,14 @@ def replicas(
                 rate = rates[c, count]
                 if rate > 0.0:
                     usd = offer.usd_per_hour * count
-                    own.append(
+                    options.append(
                         HomogeneousReplica(
                             str(role), index, offer.region, offer.node_type, count, rate, usd
                         )
                     )
-        own.sort(key=lambda r: (-r.efficiency, r.usd, r.region, r.node_type, r.count))
-        found[str(role)] = own
-    return found
+        options.sort(key=lambda r: (-r.efficiency, r.usd, r.region, r.node_type, r.count))
+        by_role[str(role)] = options
+    return by_role
 
 
 class _Stock:
@@ -128,7 +128,7 @@ def _greedy(
     return taken
 
 
-def homogeneous(
+def plan_homogeneous(
     problem: Problem, catalog: Catalog, libraries: Libraries, *, most_nodes: int | None = None
 ) -> Plan:
     """Return the plan of greedy homogeneous replicas, models in the problem's order."""
@@ -142,7 +142,7 @@ def homogeneous(
     return _plan(problem, catalog, libraries, taken, name, start)
 
 
-def memory_proportional(problem: Problem, catalog: Catalog, libraries: Libraries) -> Plan:
+def plan_memory_proportional(problem: Problem, catalog: Catalog, libraries: Libraries) -> Plan:
     """Return the plan in which each model serves from its share of every offer."""
     start = _clock()
     weights = {
@@ -190,7 +190,7 @@ class _Combination:
         return self.prefill.usd + self.decodes * self.decode.usd
 
 
-def cauchy(
+def plan_cauchy(
     problem: Problem, catalog: Catalog, libraries: Libraries, *, most_nodes: int | None = None
 ) -> Plan:
     """Return the plan of prefill-decode combinations with the best per-model cost efficiency."""
@@ -201,7 +201,7 @@ def cauchy(
     taken: list[tuple[HomogeneousReplica, int]] = []
     for combination, number in chosen:
         taken += [(combination.prefill, number), (combination.decode, number * combination.decodes)]
-    # Services whose phases run together have no pairs: they are served as in `homogeneous`.
+    # Services whose phases run together have no pairs: they are served as in `plan_homogeneous`.
     stock = _Stock([offer.available for offer in problem.offers])
     for replica, number in taken:
         stock.take(replica, number)
@@ -216,7 +216,7 @@ def _combinations(
     problem: Problem, every: dict[str, list[HomogeneousReplica]]
 ) -> list[_Combination]:
     """Per model and region: for each pair of node types the best ratio of decode to prefill replicas."""
-    found = []
+    combinations = []
     for index, service in enumerate(problem.services):
         if service.phases == "together":
             continue
@@ -234,8 +234,8 @@ def _combinations(
                 for decodes in range(1, _MOST_DECODES + 1):
                     rate = min(feeds, decodes * eats)
                     options.append(_Combination(index, p, d, decodes, rate))
-                found.append(min(options, key=lambda c: (c.usd / c.requests, c.decodes)))
-    return found
+                combinations.append(min(options, key=lambda c: (c.usd / c.requests, c.decodes)))
+    return combinations
 
 
 def _best_per_offer(sorted_replicas: list[HomogeneousReplica]) -> list[HomogeneousReplica]:
@@ -269,11 +269,11 @@ def _solve_cauchy(
     best: list[tuple[_Combination, int]] = []
     for _ in range(12):
         middle = (low + fraction) / 2.0
-        found = _meet(problem, combinations, apart, middle)
-        if found is None:
+        scaled = _meet(problem, combinations, apart, middle)
+        if scaled is None:
             fraction = middle
         else:
-            low, best = middle, found
+            low, best = middle, scaled
     return best
 
 
@@ -314,10 +314,10 @@ def _meet(
     )
     lp.add_columns(cost, np.zeros(number), np.full(number, np.inf), matrix)
     lp.set_integer(np.arange(number, dtype=np.int64))
-    found = lp.solve_mip(time_limit_s=_CAUCHY_SECONDS, gap=1e-4)
-    if found.values is None:
+    result = lp.solve_mip(time_limit_s=_CAUCHY_SECONDS, gap=1e-4)
+    if result.values is None:
         return None
-    counts = np.round(found.values).astype(int)
+    counts = np.round(result.values).astype(int)
     return [(c, int(n)) for c, n in zip(combinations, counts, strict=True) if n > 0]
 
 

@@ -207,9 +207,9 @@ def _pairs(
 
 def kept_of(role: int, demand: RoleDemand, running: Sequence[RunningColumn], nodes: Ints) -> Kept:
     """Return the running pairs of a role whose nodes are still on offer."""
-    own = [r for r in running if r.role == role and r.number > 0]
+    columns = [r for r in running if r.role == role and r.number > 0]
     counts, throughput, template, region, number = [], [], [], [], []
-    for r in own:
+    for r in columns:
         index, rate = _lookup(demand, r)
         if rate <= 0.0 or np.any(r.counts > nodes[r.region]):
             continue

@@ -58,7 +58,7 @@ def _allocate(
 ) -> types.Allocation:
     roles = [str(role) for role in problem.roles]
     running = running_columns(problem, catalog, roles, libraries.node_types)
-    found = allocate(
+    allocation = allocate(
         role_demands(problem, libraries),
         supply_of(problem, libraries.node_types),
         limits_of(problem),
@@ -73,8 +73,8 @@ def _allocate(
     )
     if running and problem.settings.init_penalty < _TIE:
         # The hair is in the bound, too: no plan can have paid more of it than all its cost.
-        found = replace(found, bound=found.bound / (1.0 + _TIE))
-    return found
+        allocation = replace(allocation, bound=allocation.bound / (1.0 + _TIE))
+    return allocation
 
 
 def role_demands(problem: Problem, libraries: Libraries) -> list[types.RoleDemand]:
@@ -137,14 +137,14 @@ def running_columns(
         where = problem.regions.index(instance.region) if instance.region in problem.regions else -1
         if where >= 0 and _still_offered(problem, instance):
             groups[roles.index(instance.role), where, vector].append(instance)
-    found = []
+    columns = []
     for (role, region, vector), group in sorted(groups.items()):
         rates = [keep(problem, catalog, instance).throughput_per_s for instance in group]
         column = types.RunningColumn(
             role, region, np.array(vector, np.int8), len(group), throughput=min(rates)
         )
-        found.append((column, group))
-    return found
+        columns.append((column, group))
+    return columns
 
 
 def _still_offered(problem: Problem, instance: Instance) -> bool:

@@ -171,12 +171,12 @@ def slacks(model: RentModel, at: Evaluation) -> list[Floats]:
     if at.goal == "cost":
         return [_slack(c, pairs.weight) for c, pairs in zip(at.covered, model.pairs, strict=True)]
     out = []
-    for role, (own, pairs) in enumerate(zip(at.covered, model.pairs, strict=True)):
+    for role, (covered, pairs) in enumerate(zip(at.covered, model.pairs, strict=True)):
         weight, others = float(at.weights[role]), np.zeros(GRID + 1)
         if at.goal == "common":
             weight = 1.0
-            others = sum((c.serving for c in at.covered if c is not own), others)
-        out.append(_share_slack(own, pairs.weight, weight * (1.0 - _STEPS), others))
+            others = sum((c.serving for c in at.covered if c is not covered), others)
+        out.append(_share_slack(covered, pairs.weight, weight * (1.0 - _STEPS), others))
     return out
 
 
@@ -186,7 +186,7 @@ def _slack(covered: Covered, weight: NDArray[np.int32]) -> Floats:
 
 
 def _share_slack(
-    own: Covered, weight: NDArray[np.int32], unserved: Floats, others: Floats
+    covered: Covered, weight: NDArray[np.int32], unserved: Floats, others: Floats
 ) -> Floats:
     """Slack where serving d leaves `unserved[d]`, falling, and costs other roles `others[d]`, rising.
 
@@ -197,9 +197,9 @@ def _share_slack(
     last = np.arange(0, GRID + 1, width)
     first = np.concatenate([[0], last[:-1] + 1])
     base = unserved[last] + others[first]
-    least = float((unserved + others + own.serving).min())
-    rest = own.table[-2].copy()
+    least = float((unserved + others + covered.serving).min())
+    rest = covered.table[-2].copy()
     rest[0] = 0.0
     by_weight = np.array([(base + rest[np.maximum(0, first - w)]).min() for w in last])
     up = -(-weight.astype(np.int64) // width)
-    return np.asarray(np.maximum(0.0, own.cost + by_weight[up] - least))
+    return np.asarray(np.maximum(0.0, covered.cost + by_weight[up] - least))

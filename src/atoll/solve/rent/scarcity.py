@@ -57,7 +57,7 @@ class ServedDemand:
     statistics: Statistics
 
 
-def most_served(
+def serve_most(
     model: RentModel,
     rebuild: Rebuild,
     weights: Floats,
@@ -72,17 +72,19 @@ def most_served(
         served = _weigh(replace(model, penalty=np.zeros(model.cells)), weights, deadline, seed)
         if served.solution is not None:
             return served
-    some, start = _together(rebuild(roles, _LITTLE), weights, deadline.part(0.3), seed)
+    some, start = _start_together(rebuild(roles, _LITTLE), weights, deadline.part(0.3), seed)
     if not some:
-        return _nobody(model)
-    own = rebuild(some, 1.0)
-    served = _common(own, lambda f: rebuild(some, f), restrict(start, roles, some), deadline, seed)
+        return _serve_nobody(model)
+    reduced = rebuild(some, 1.0)
+    served = _common(
+        reduced, lambda f: rebuild(some, f), restrict(start, roles, some), deadline, seed
+    )
     fraction = np.zeros(len(roles))
     fraction[some] = served.fraction
     return replace(served, solution=_widen(model, served.solution, some), fraction=fraction)
 
 
-def _nobody(model: RentModel) -> ServedDemand:
+def _serve_nobody(model: RentModel) -> ServedDemand:
     prices = Prices(np.zeros(model.cells))
     return ServedDemand(None, np.zeros(len(model.pairs)), 0.0, 0.0, prices, Statistics())
 
@@ -92,13 +94,13 @@ def _widen(model: RentModel, solution: Solution | None, some: list[int]) -> Solu
     if solution is None:
         return None
     started: list[dict[int, int]] = [{} for _ in model.pairs]
-    kept = [np.zeros(len(own.pairs), np.int64) for own in model.kept]
+    kept = [np.zeros(len(running.pairs), np.int64) for running in model.kept]
     for i, role in enumerate(some):
         started[role], kept[role] = solution.started[i], solution.kept[i]
     return replace(solution, started=tuple(started), kept=tuple(kept))
 
 
-def _together(
+def _start_together(
     model: RentModel, weights: Floats, deadline: Deadline, seed: int
 ) -> tuple[list[int], Solution | None]:
     """Return as many roles as can have an instance each at once, and such instances.
@@ -115,16 +117,16 @@ def _together(
     mixes.converge(Prices(tilt * cheapest_rents(free), rent=tilt))
     mixes.dive()
     if not standing.done:
-        mixes.integer(50)
+        mixes.solve_integer(50)
         mixes.close()
-    found = standing.solution
-    if found is None or not served_shares(model, found).any():
-        found = _one_by_one(model)
-    shares = served_shares(model, found)
-    return [role for role in range(roles) if shares[role] > 0.0], found
+    solution = standing.solution
+    if solution is None or not served_shares(model, solution).any():
+        solution = _start_one_by_one(model)
+    shares = served_shares(model, solution)
+    return [role for role in range(roles) if shares[role] > 0.0], solution
 
 
-def _one_by_one(model: RentModel) -> Solution:
+def _start_one_by_one(model: RentModel) -> Solution:
     """An instance for one role after the other, those with the least choice first; needs no time.
 
     Nothing where a role must stand in several regions or the share of spot is limited.
@@ -133,7 +135,7 @@ def _one_by_one(model: RentModel) -> Solution:
     room = np.zeros(model.cells + 1, np.int64)
     np.add.at(room, model.offer_cell, supply.available)
     started: list[dict[int, int]] = [{} for _ in model.pairs]
-    kept = tuple(np.zeros(len(own.pairs), np.int64) for own in model.kept)
+    kept = tuple(np.zeros(len(running.pairs), np.int64) for running in model.kept)
     nothing = np.zeros(len(supply.usd), np.int64)
     if limits.spread > 1 or limits.spot_share is not None:
         return Solution(nothing, tuple(started), kept)
@@ -146,7 +148,7 @@ def _one_by_one(model: RentModel) -> Solution:
             if np.any(use > room):
                 continue
             started[role] = {int(keys[i]): 1}
-            if _within(model, Solution(nothing, tuple(started), kept)):
+            if _keeps_limits(model, Solution(nothing, tuple(started), kept)):
                 room -= use
             else:
                 started[role] = {}
@@ -155,7 +157,7 @@ def _one_by_one(model: RentModel) -> Solution:
     return replace(solution, rented=cheapest_nodes(model, solution))
 
 
-def _within(model: RentModel, solution: Solution) -> bool:
+def _keeps_limits(model: RentModel, solution: Solution) -> bool:
     """Whether the nodes in use keep budget and number of nodes."""
     rented, limits = cheapest_nodes(model, solution), model.limits
     if limits.budget is not None and float(model.supply.usd @ rented) > limits.budget:
@@ -262,7 +264,7 @@ def _weigh(model: RentModel, weights: Floats, deadline: Deadline, seed: int) -> 
     )
     if not standing.done:
         mixes.converge(prices)
-        mixes.integer(50)
+        mixes.solve_integer(50)
         mixes.close()
     if not standing.done:
         pairs.close()

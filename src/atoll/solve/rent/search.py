@@ -47,8 +47,8 @@ def minimise(model: RentModel, standing: Incumbent, seed: int) -> SearchOutcome:
     mixes = Decomposition(model, np.zeros(len(model.pairs)), standing, seed=seed)
     mixes.evaluate(prices)
     if not standing.done:
-        mixes.integer(20)
-    if standing.done and (standing.solution is None or _roomy(model, standing.solution)):
+        mixes.solve_integer(20)
+    if standing.done and (standing.solution is None or _has_room(model, standing.solution)):
         rates = np.array([p.rate for p in mixes.root.priced])
         return SearchOutcome(
             standing.bound == np.inf, prices, rates, _statistics(model, mixes, None)
@@ -63,7 +63,7 @@ def minimise(model: RentModel, standing: Incumbent, seed: int) -> SearchOutcome:
         mixes.converge(pairs.root.prices)
         if not standing.done:
             mixes.dive()
-            mixes.integer(50)
+            mixes.solve_integer(50)
         mixes.close()
     if not (short or standing.done):
         pairs.lift(mixes.root.prices, [p.least for p in mixes.root.priced])
@@ -86,11 +86,11 @@ def glance(model: RentModel, standing: Incumbent, prices: Prices, seed: int) -> 
     if not standing.done:
         mixes.dive()
     if not standing.done:
-        mixes.integer(100)
+        mixes.solve_integer(100)
     return mixes.root.prices
 
 
-def _roomy(model: RentModel, solution: Solution) -> bool:
+def _has_room(model: RentModel, solution: Solution) -> bool:
     """Whether more could be had of everything that is rented, so that prices are those of the market."""
     full = (solution.rented > 0) & (solution.rented >= model.supply.available)
     limits = model.limits

@@ -51,11 +51,11 @@ class TemplateCache:
     ) -> TemplateLibrary:
         """Return the library of a role, from disk if it was computed before."""
         path = self.folder / f"{library_key(tables, max_nodes)}.npz"
-        found = self._read(path, tables, max_nodes)
-        if found is None:
-            found = generate(tables, max_nodes, progress=progress)
-            self._write(path, found)
-        return found
+        library = self._read(path, tables, max_nodes)
+        if library is None:
+            library = generate(tables, max_nodes, progress=progress)
+            self._write(path, library)
+        return library
 
     @staticmethod
     def _read(path: Path, tables: RoleTables, max_nodes: int) -> TemplateLibrary | None:

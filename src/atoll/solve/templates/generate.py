@@ -1,6 +1,6 @@
 """Serving templates: for every small multiset of nodes the throughput-optimal layout of a role.
 
-The search is exact (see `template_kernel` for the argument) and returns, per role, the throughput of
+The search is exact (see `kernel` for the argument) and returns, per role, the throughput of
 every single node and of every multiset of at most `max_nodes` nodes and `memory_limit` bytes, and which of
 them are worth offering to an allocator: a multiset is dropped if its nodes carry at least as much as several
 smaller instances, or with a node left idle. Both hold for any prices, availability and demand, since the
@@ -144,15 +144,15 @@ def patterns(size: int, stages: int) -> _Patterns:
     blocks = _set_partitions(size)
     for pattern in range(count):
         lowest = [_lowest(mask, pattern, size) for mask in range(1 << size)]
-        own = sorted({lowest[mask] for mask in range(1, 1 << size)})
-        subset_span[pattern] = len(subsets), len(subsets) + len(own)
-        subsets += own
+        groups = sorted({lowest[mask] for mask in range(1, 1 << size)})
+        subset_span[pattern] = len(subsets), len(subsets) + len(groups)
+        subsets += groups
         for number in range(2, min(size, stages) + 1):
-            found = sorted(
+            splits = sorted(
                 {tuple(sorted(lowest[mask] for mask in b)) for b in blocks if len(b) == number}
             )
-            partition_span[pattern, number] = len(partitions), len(partitions) + len(found)
-            partitions += found
+            partition_span[pattern, number] = len(partitions), len(partitions) + len(splits)
+            partitions += splits
     table = np.zeros((max(1, len(partitions)), MOST_NODES), np.int32)
     for row, masks in enumerate(partitions):
         table[row, : len(masks)] = masks
@@ -161,15 +161,15 @@ def patterns(size: int, stages: int) -> _Patterns:
 
 def _set_partitions(size: int) -> list[tuple[int, ...]]:
     """All partitions of `size` labelled things, as tuples of bit masks."""
-    found: list[tuple[int, ...]] = [()]
+    partitions: list[tuple[int, ...]] = [()]
     for i in range(size):
         bit = 1 << i
         grown = []
-        for blocks in found:
+        for blocks in partitions:
             grown += [(*blocks[:k], blocks[k] | bit, *blocks[k + 1 :]) for k in range(len(blocks))]
             grown.append((*blocks, bit))
-        found = grown
-    return found
+        partitions = grown
+    return partitions
 
 
 def _lowest(mask: int, pattern: int, size: int) -> int:
@@ -224,7 +224,7 @@ def generate(
     done, total = 0, int(offsets[-1])
     smaller = np.zeros(1, np.int32)
     for size in range(1, max_nodes + 1):
-        own = patterns(size, most_stages)
+        pattern = patterns(size, most_stages)
         out = rates[offsets[size] : offsets[size + 1]]
         chunks = math.ceil(len(out) / _CHUNK)
         step = chunks if progress is None else 16
@@ -232,7 +232,7 @@ def generate(
             last = min(chunks, first + step)
             kernel.solve_all(
                 units, reach, memory, limit, size, layers, most_stages, binomial, smaller,
-                own.subset_span, own.subsets, own.partition_span, own.partitions,
+                pattern.subset_span, pattern.subsets, pattern.partition_span, pattern.partitions,
                 _CHUNK, first, last, out,
             )  # fmt: skip
             if progress is not None:
@@ -242,9 +242,9 @@ def generate(
     useful = np.zeros(total, np.bool_)
     best_split = np.zeros(total, np.int32)
     for size in range(1, max_nodes + 1):
-        own = patterns(size, most_stages)
+        pattern = patterns(size, most_stages)
         kernel.mark_useful(
-            size, types, binomial, rates, best_split, offsets, own.subset_span, own.subsets,
+            size, types, binomial, rates, best_split, offsets, pattern.subset_span, pattern.subsets,
             _CHUNK, useful,
         )  # fmt: skip
     return _collect(tables, rates, useful, offsets, max_nodes)
@@ -303,14 +303,14 @@ def best_layout(tables: RoleTables, counts: Sequence[int] | NDArray[np.integer])
         raise UsageError(f"a template of {size} nodes", hint="1 to 8 nodes")
     units = tables.units
     most = min(size, units.shape[0], tables.layers)
-    own = patterns(size, most)
+    pattern = patterns(size, most)
     tuple_ = np.zeros(MOST_NODES, np.int64)
     tuple_[:size] = nodes
     masks = np.zeros(MOST_NODES, np.int32)
     scratch = np.zeros((16, tables.layers + 1), np.int32)
     rate, stages = kernel.solve(
         units, _reach(units), tuple_, size, 0, tables.layers, most,
-        own.subset_span, own.subsets, own.partition_span, own.partitions, masks,
+        pattern.subset_span, pattern.subsets, pattern.partition_span, pattern.partitions, masks,
         scratch, scratch.copy(),
     )  # fmt: skip
     if stages == 0:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -12,6 +15,7 @@ from atoll.core.errors import UsageError
 from atoll.core.ids import RoleId
 from atoll.plan.capacities import POSITIONS, hop_link, role_table
 from atoll.plan.problem import Problem
+from atoll.solve.progress import OnProgress, Progress
 from atoll.solve.templates.cache import TemplateCache
 from atoll.solve.templates.generate import RoleTables, TemplateLibrary, generate, multiset_count
 
@@ -82,7 +86,7 @@ def libraries(
             hint="allow fewer nodes per instance, or offer fewer node types",
         )
     assert [p.value for p in POSITIONS] == ["first", "middle", "last", "whole"]
-    found: dict[str, TemplateLibrary] = {}
+    by_role: dict[str, TemplateLibrary] = {}
     for role in problem.roles:
         tables = role_tables(problem, catalog, role)
         most = problem.settings.max_nodes_per_instance
@@ -93,8 +97,67 @@ def libraries(
 
         step = report if progress is not None else None
         if cache is not None:
-            found[str(role)] = cache.library(tables, most, progress=step)
+            by_role[str(role)] = cache.library(tables, most, progress=step)
         else:
-            found[str(role)] = generate(tables, most, progress=step)
+            by_role[str(role)] = generate(tables, most, progress=step)
         report(1, 1)
-    return Libraries(problem.node_types, found)
+    return Libraries(problem.node_types, by_role)
+
+
+_MOST_KEPT = 2
+_KEPT: OrderedDict[str, tuple[Catalog, Libraries]] = OrderedDict()
+"""Libraries used last, by `template_key`: planning again with other prices or rates needs them again."""
+
+
+def template_libraries(
+    problem: Problem,
+    catalog: Catalog,
+    *,
+    cached: bool = True,
+    on_progress: OnProgress | None = None,
+) -> Libraries:
+    """Return the templates of all roles of a problem: those of the last problems, from disk, or new ones.
+
+    With `cached` False nothing is read from disk and nothing kept there.
+    """
+    cache = TemplateCache() if cached else None
+    key = f"{template_key(problem)} {cache and cache.folder}"
+    kept = _KEPT.get(key)
+    if kept is not None and kept[0] == catalog:
+        _KEPT.move_to_end(key)
+        return kept[1]
+    made = libraries(problem, catalog, cache=cache, progress=_teller(problem, on_progress))
+    _KEPT[key] = (catalog, made)
+    while len(_KEPT) > _MOST_KEPT:
+        _KEPT.popitem(last=False)
+    return made
+
+
+def template_key(problem: Problem) -> str:
+    """Return a hash of all that templates depend on, the catalog apart.
+
+    Rates, priorities, prices, availability, limits and what runs are not among it.
+    """
+    services = [
+        service.model_dump(mode="json", exclude={"rate_per_s", "headroom", "priority"})
+        for service in problem.services
+    ]
+    settings = problem.settings.model_dump(
+        mode="json", include={"max_nodes_per_instance", "memory_ratio", "max_stages", "engine"}
+    )
+    places = sorted({(offer.region, offer.node_type) for offer in problem.offers})
+    return hashlib.sha256(json.dumps([services, settings, places]).encode()).hexdigest()
+
+
+def _teller(problem: Problem, on_progress: OnProgress | None) -> RoleProgress | None:
+    """Tell of templates, role by role."""
+    if on_progress is None:
+        return None
+    roles = [str(role) for role in problem.roles]
+
+    def tell(role: str, done: int, total: int) -> None:
+        at = roles.index(role)
+        name = role if done < total or at + 1 == len(roles) else roles[at + 1]
+        on_progress(Progress("templates", name, (at + done / max(1, total)) / len(roles)))
+
+    return tell

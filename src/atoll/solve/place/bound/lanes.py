@@ -52,8 +52,8 @@ def lanes(
     within `seconds`, or where nodes are of too many kinds.
     """
     until = time.perf_counter() + seconds
-    own = rates(instance)
-    tables, group = np.unique(own, axis=0, return_inverse=True)
+    node_rates = rates(instance)
+    tables, group = np.unique(node_rates, axis=0, return_inverse=True)
     number = np.bincount(group, minlength=len(tables)).astype(np.int64)
     levels = np.unique(tables[tables > 0.0])
     if len(levels) > _MOST_RATES:
@@ -67,11 +67,11 @@ def lanes(
         blocks = _blocks(
             tables, number, float(sums[middle]), instance.layers, until - time.perf_counter()
         )
-        found = None if blocks is None else place_blocks(instance, tables, group, blocks)
-        if found is None:
+        placement = None if blocks is None else place_blocks(instance, tables, group, blocks)
+        if placement is None:
             last = middle
         else:
-            best, first = found, middle + 1
+            best, first = placement, middle + 1
     return best
 
 
@@ -91,8 +91,8 @@ def splits(tables: Floats, flow: float) -> list[tuple[float, ...]]:
     # More layers first: a split can only be matched by one that holds as many in total.
     # A lane whose nodes hold no more than they would alone needs no second one.
     for i in sorted(range(len(pairs)), key=lambda i: -int(holds[i].sum())):
-        own = holds[i]
-        if (own[0] > alone).any() and not any((holds[k] >= own).all() for k in kept):
+        held = holds[i]
+        if (held[0] > alone).any() and not any((holds[k] >= held).all() for k in kept):
             kept.append(i)
     return [(flow,), *(pairs[i] for i in sorted(kept))]
 
@@ -103,10 +103,10 @@ def _blocks(
     """Return blocks of all layers at a flow, or None where there are none (or not in time)."""
     programme = Programme(1.0)
     used: list[list[tuple[int, float]]] = [[] for _ in number]
-    found: list[tuple[int, list[tuple[float, list[int]]]]] = []
+    block_columns: list[tuple[int, list[tuple[float, list[int]]]]] = []
     for split in splits(tables, flow):
         length = programme.integer(0, layers)
-        own: list[tuple[float, list[int]]] = []
+        lane_columns: list[tuple[float, list[int]]] = []
         for part in split:
             most = most_layers(tables, part)
             x = [
@@ -117,9 +117,9 @@ def _blocks(
             programme.add([*held, (length, -1.0)], 0.0, np.inf)
             for terms, column in zip(used, x, strict=True):
                 terms.append((column, 1.0))
-            own.append((part, x))
-        found.append((length, own))
-    programme.add([(length, 1.0) for length, _ in found], layers, layers)
+            lane_columns.append((part, x))
+        block_columns.append((length, lane_columns))
+    programme.add([(length, 1.0) for length, _ in block_columns], layers, layers)
     for terms, n in zip(used, number, strict=True):
         programme.add(terms, 0.0, float(n))
     solved = highs(programme, seconds, None)
@@ -127,8 +127,8 @@ def _blocks(
         return None
     whole = np.rint(solved.values).astype(np.int64)
     return [
-        LaneBlock(int(whole[length]), tuple(Lane(part, whole[x]) for part, x in own))
-        for length, own in found
+        LaneBlock(int(whole[length]), tuple(Lane(part, whole[x]) for part, x in lane_columns))
+        for length, lane_columns in block_columns
         if whole[length] > 0
     ]
 
@@ -147,24 +147,24 @@ def place_blocks(
             if held is None:
                 return None
             place = done
-            for (_, node), own in zip(nodes, held, strict=True):
-                if own:
-                    start[node], end[node] = place, place + own
-                place += own
+            for (_, node), count in zip(nodes, held, strict=True):
+                if count:
+                    start[node], end[node] = place, place + count
+                place += count
         done += block.layers
     return Placement(start, end)
 
 
 def _ranges(tables: list[Floats], flow: float, layers: int) -> list[int] | None:
     """Return layers of each node, 0 if unused, that carry `flow` and add up to `layers` exactly."""
-    allowed = [[0, *np.flatnonzero(own >= flow * _SAME)[::-1]] for own in tables]
+    allowed = [[0, *np.flatnonzero(table >= flow * _SAME)[::-1]] for table in tables]
     reached: list[dict[int, int]] = [{0: 0}]
     for choices in allowed:
         step: dict[int, int] = {}
         for total in reached[-1]:
-            for own in choices:
-                if total + own <= layers:
-                    step.setdefault(total + int(own), int(own))
+            for count in choices:
+                if total + count <= layers:
+                    step.setdefault(total + int(count), int(count))
         reached.append(step)
     if layers not in reached[-1]:
         return None

@@ -60,12 +60,12 @@ def region_lanes(
     None where nothing was found within `seconds`, with one region only, or with too many.
     """
     until = time.perf_counter() + seconds
-    own = rates(instance)
+    node_rates = rates(instance)
     names, place = np.unique(np.array(instance.regions), return_inverse=True)
-    levels = np.unique(own[own > 0.0])
+    levels = np.unique(node_rates[node_rates > 0.0])
     if not 1 < len(names) <= _MOST_REGIONS or len(levels) > _MOST_RATES:
         return None
-    keyed, group = np.unique(np.column_stack([place, own]), axis=0, return_inverse=True)
+    keyed, group = np.unique(np.column_stack([place, node_rates]), axis=0, return_inverse=True)
     pool = _NodeGroups(
         instance.layers,
         keyed[:, 1:],
@@ -85,17 +85,19 @@ def region_lanes(
     first, last = 0, len(flows)
     while first < last and time.perf_counter() < until:
         middle = (first + last) // 2
-        found = None
+        placement = None
         for order in orders:
             left = until - time.perf_counter()
             blocks = _blocks(pool, float(flows[middle]), order, left) if left > 0.0 else None
-            found = None if blocks is None else place_blocks(instance, pool.tables, group, blocks)
-            if found is not None:
+            placement = (
+                None if blocks is None else place_blocks(instance, pool.tables, group, blocks)
+            )
+            if placement is not None:
                 break
-        if found is None:
+        if placement is None:
             last = middle
         else:
-            best, first = found, middle + 1
+            best, first = placement, middle + 1
     return best
 
 
@@ -143,13 +145,13 @@ def _blocks(
 
 
 def _lanes(slot: _Slot, whole: Ints, kinds: int) -> tuple[Lane, ...]:
-    found = []
+    lanes = []
     for flow, nodes in zip(slot.split, slot.nodes, strict=True):
         number = np.zeros(kinds, np.int64)
         for kind, column in nodes.items():
             number[kind] = whole[column]
-        found.append(Lane(flow, number))
-    return tuple(found)
+        lanes.append(Lane(flow, number))
+    return tuple(lanes)
 
 
 def _slot(

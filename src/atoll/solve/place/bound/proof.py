@@ -45,8 +45,8 @@ class Covers:
     """Items of an instance, and every cover met so far, for questions at different flows."""
 
     def __init__(self, instance: FlowInstance) -> None:
-        own = rates(instance)
-        rows, self.group = np.unique(own, axis=0, return_inverse=True)
+        node_rates = rates(instance)
+        rows, self.group = np.unique(node_rates, axis=0, return_inverse=True)
         self.layers = instance.layers
         self.number = np.bincount(self.group, minlength=len(rows)).astype(np.float64)
         self.kind, self.held = (part.astype(np.int64) for part in np.nonzero(rows > 0.0))
@@ -59,7 +59,7 @@ class Covers:
         """Number of items (k, j)."""
         return len(self.rate)
 
-    def single(self) -> float:
+    def single_flow(self) -> float:
         """Return the highest flow at which nodes one after another, each with all of it, hold all layers."""
         best = 0.0
         for flow in np.unique(self.rate)[::-1]:
@@ -71,7 +71,7 @@ class Covers:
                 break
         return best
 
-    def shared(self, flow: float) -> int:
+    def shared_layers(self, flow: float) -> int:
         """Return 1 if at `flow` some layer must be held by several nodes, because links are slow; else 0."""
         able = self.rate >= flow
         held = np.zeros(len(self.number))
@@ -86,7 +86,7 @@ class Covers:
         steps = np.ceil(self.rate / flow * _GRID - 1e-9)
         part = np.clip(steps, 1.0, _GRID - 1.0)
         weight = np.where(self.rate < flow, part, float(_GRID)).astype(np.int32)
-        shared = self.shared(flow)
+        shared = self.shared_layers(flow)
         programme = self._programme(shared)
         known = [m for m in self._met.values() if int(m @ weight) >= _GRID]
         known += [_repeat(i, -(-_GRID // int(w)), self.items) for i, w in enumerate(weight)]
@@ -101,7 +101,7 @@ class Covers:
             several, more = _several(price, weight) if shared else (np.inf, picks)
             if least > 0.0:
                 gain = max(several / least - 1.0, 0.0) if shared else 0.0
-                if self.covered(price / least) - gain < self.layers - _SLACK:
+                if self.most_covered(price / least) - gain < self.layers - _SLACK:
                     return price / least
             if least >= 1.0 - 1e-9 and several >= 1.0 + reward - 1e-9:
                 return None
@@ -118,7 +118,7 @@ class Covers:
             self._add(programme, fresh)
         return None
 
-    def covered(self, price: Floats) -> float:
+    def most_covered(self, price: Floats) -> float:
         """Return how many layers can be covered at most, given prices at which no cover costs below 1."""
         most = np.zeros(len(self.number))
         np.maximum.at(most, self.kind, self.held * price)
@@ -136,10 +136,10 @@ class Covers:
         amiss = Sparse.of(np.zeros(1, np.int64), np.array([rows - 1]), np.ones(1), 1)
         dear = np.array([10.0 * self.layers])
         programme.add_columns(dear, np.zeros(1), np.full(1, np.inf), amiss)
-        own = np.arange(size)
+        indices = np.arange(size)
         entries = Sparse.of(
-            np.concatenate([own, own]),
-            np.concatenate([own, size + self.kind]),
+            np.concatenate([indices, indices]),
+            np.concatenate([indices, size + self.kind]),
             np.concatenate([-self.held.astype(np.float64), np.ones(size)]),
             size,
         )
@@ -169,7 +169,7 @@ def cover_bound(instance: FlowInstance, *, high: float, value: float = 0.0) -> f
     if covers.items > _MOST_ITEMS:
         return high
     low = 0.0
-    for flow in sorted({value, covers.single()}):
+    for flow in sorted({value, covers.single_flow()}):
         if low < flow * _ABOVE < high:
             if covers.prices(flow * _ABOVE) is not None:
                 return flow * _ABOVE

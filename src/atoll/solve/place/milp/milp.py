@@ -17,7 +17,7 @@ import numpy as np
 
 from atoll.core.errors import UsageError
 from atoll.solve.place.bound.bounds import upper_bound
-from atoll.solve.place.bound.cuts import loose
+from atoll.solve.place.bound.cuts import links_are_loose
 from atoll.solve.place.instance import FlowInstance, Flows, Placement, PlacementResult
 from atoll.solve.place.milp.engines import HIGHS, Engine, EngineOutcome
 from atoll.solve.place.milp.model import (
@@ -67,8 +67,8 @@ def solve_milp(
     if log:
         log(time.perf_counter() - began, best.flows.value, bound)
     if best.flows.value < bound * (1.0 - _SAME):
-        together = loose(instance, bound) if aggregate is None else aggregate
-        if together and not loose(instance, bound):
+        together = links_are_loose(instance, bound) if aggregate is None else aggregate
+        if together and not links_are_loose(instance, bound):
             raise UsageError(
                 "links of this cluster can bind", hint="aggregate=False", field="aggregate"
             )
@@ -80,7 +80,7 @@ def solve_milp(
         if outcome.values is not None:
             best = _best(instance, [model.placement(outcome.values)], best)
         if small is instance:
-            bound = min(bound, _proven(outcome, best, bound))
+            bound = min(bound, _proven_bound(outcome, best, bound))
         bound = max(bound, best.flows.value)
         if log:
             log(time.perf_counter() - began, best.flows.value, bound)
@@ -101,7 +101,7 @@ def _solve(
     return engine.solve(programme, seconds, hint)
 
 
-def _proven(outcome: EngineOutcome, best: _Start, bound: float) -> float:
+def _proven_bound(outcome: EngineOutcome, best: _Start, bound: float) -> float:
     """Return the bound an outcome proves, tokens/s."""
     if outcome.status == "infeasible":
         return best.flows.value + _SAME * bound
@@ -128,9 +128,9 @@ def _rules(instance: FlowInstance, low: float, high: float, seconds: float) -> l
     from atoll.solve.place.bound.lanes import lanes
     from atoll.solve.place.bound.lanes_regions import region_lanes
 
-    found = (
+    placements = (
         chain(instance),
         lanes(instance, seconds=seconds, low=low, high=high),
         region_lanes(instance, seconds=seconds, low=low, high=high),
     )
-    return [placement for placement in found if placement is not None]
+    return [placement for placement in placements if placement is not None]

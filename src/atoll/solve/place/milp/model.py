@@ -70,7 +70,7 @@ class Programme:
         return self._column(0.0, high / self.unit, whole=False)
 
     def add(self, terms: Iterable[Term], low: float, high: float) -> None:
-        """Add a row."""
+        """Add the row low <= sum of terms <= high."""
         for column, value in terms:
             self.row.append(self.rows)
             self.column.append(column)
@@ -100,7 +100,7 @@ class PlacementModel(Protocol):
 
     @property
     def programme(self) -> Programme:
-        """The programme."""
+        """The mixed-integer programme to be solved."""
 
     def placement(self, values: Floats) -> Placement:
         """Read a placement from values of the columns."""
@@ -150,7 +150,7 @@ def paper_model(instance: FlowInstance, high: float) -> PaperModel:
     layers = instance.layers
     programme = Programme(high)
     model = PaperModel(programme, instance.size, {}, {}, {}, {}, {})
-    own, net = np.minimum(rates(instance), high), network(instance)
+    node_rates, net = np.minimum(rates(instance), high), network(instance)
     nodes = [i for i in range(instance.size) if instance.most[i] > 0]
     for i in nodes:
         most = min(int(instance.most[i]), layers)
@@ -171,10 +171,10 @@ def paper_model(instance: FlowInstance, high: float) -> PaperModel:
         into = [column for (_, v), column in model.flow.items() if v == i]
         out = [column for (u, _), column in model.flow.items() if u == i]
         programme.add([*_terms(into, 1.0), *_terms(out, -1.0)], 0.0, 0.0)
-        rate = [(b, -own[i, j] / high) for j, b in enumerate(model.held[i], start=1)]
+        rate = [(b, -node_rates[i, j] / high) for j, b in enumerate(model.held[i], start=1)]
         programme.add([*_terms(into, 1.0), *rate], -np.inf, 0.0)
     for edge in model.valid:
-        _valid(model, edge, layers, partial=instance.partial)
+        _add_validity(model, edge, layers, partial=instance.partial)
     programme.goal += [column for (u, _), column in model.flow.items() if u < 0]
     return model
 
@@ -189,7 +189,7 @@ def _end(model: PaperModel, node: int, sign: float = 1.0) -> list[Term]:
     return [(model.start[node], sign), *held]
 
 
-def _valid(model: PaperModel, edge: tuple[int, int], layers: int, *, partial: bool) -> None:
+def _add_validity(model: PaperModel, edge: tuple[int, int], layers: int, *, partial: bool) -> None:
     """Rows that let a link be used only where the ranges at its ends fit."""
     u, v = edge
     programme, d = model.programme, model.valid[edge]
@@ -260,13 +260,13 @@ def equal_model(instance: FlowInstance, high: float) -> EqualModel:
         columns = [column for key, column in model.number.items() if key[0] == k]
         programme.add(_terms(columns, 1.0), 0.0, float(count[k]))
     if instance.partial:
-        _held_everywhere(model, tables, layers, high)
+        _hold_everywhere(model, tables, layers, high)
     else:
         _conserve_flow(model, tables, layers, high)
     return model
 
 
-def _held_everywhere(model: EqualModel, tables: Floats, layers: int, high: float) -> None:
+def _hold_everywhere(model: EqualModel, tables: Floats, layers: int, high: float) -> None:
     programme = model.programme
     flow = programme.flow(high)
     programme.goal.append(flow)

@@ -50,8 +50,12 @@ def _stages(rate: Floats, count: int, level: float) -> tuple[Ints, Ints, Ints]:
 
 def _layers_at(instance: FlowInstance, classes: list[Ints], level: float) -> int:
     return sum(
-        int(_stages(instance.rate[own[0], : instance.most[own[0]] + 1], len(own), level)[0][-1])
-        for own in classes
+        int(
+            _stages(instance.rate[nodes[0], : instance.most[nodes[0]] + 1], len(nodes), level)[0][
+                -1
+            ]
+        )
+        for nodes in classes
     )
 
 
@@ -70,16 +74,16 @@ def by_level(instance: FlowInstance, nodes: Ints | None = None) -> Placement | N
             high = middle
     start, end = np.zeros(instance.size, np.int64), np.zeros(instance.size, np.int64)
     at = 0
-    for own in classes:
-        rate = instance.rate[own[0], : instance.most[own[0]] + 1]
-        best, pick, need = _stages(rate, len(own), low)
-        left = len(own)
+    for members in classes:
+        rate = instance.rate[members[0], : instance.most[members[0]] + 1]
+        best, pick, need = _stages(rate, len(members), low)
+        left = len(members)
         while left > 0 and best[left] > 0 and at < instance.layers:
             j = int(pick[left])
             if best[left] == best[left - 1]:
                 left -= 1
                 continue
-            group = own[left - need[j] : left]
+            group = members[left - need[j] : left]
             start[group], end[group] = at, min(at + j, instance.layers)
             at = min(at + j, instance.layers)
             left -= int(need[j])
@@ -91,11 +95,11 @@ def by_region(instance: FlowInstance) -> Placement | None:
     start, end = np.zeros(instance.size, np.int64), np.zeros(instance.size, np.int64)
     some = False
     for region in sorted(set(instance.regions)):
-        nodes = np.flatnonzero(np.array([own == region for own in instance.regions]))
+        nodes = np.flatnonzero(np.array([name == region for name in instance.regions]))
         if int(instance.most[nodes].sum()) < instance.layers:
             continue
-        own = by_level(instance, nodes)
-        if own is not None:
+        placement = by_level(instance, nodes)
+        if placement is not None:
             some = True
-            start[nodes], end[nodes] = own.start[nodes], own.end[nodes]
+            start[nodes], end[nodes] = placement.start[nodes], placement.end[nodes]
     return Placement(start, end) if some else None

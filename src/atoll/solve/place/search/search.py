@@ -62,7 +62,7 @@ class _BestPlacements:
     bound: float
     began: float
     log: Log | None
-    found: dict[bytes, tuple[float, Placement]] = field(default_factory=dict)
+    placements: dict[bytes, tuple[float, Placement]] = field(default_factory=dict)
     best: float = 0.0
     done: int = 0
     stop: threading.Event = field(default_factory=threading.Event)
@@ -77,11 +77,13 @@ class _BestPlacements:
         """Keep a placement if it is among the best; equal nodes with exchanged ranges are the same."""
         key = _signature(self.instance, placement)
         with self.lock:
-            if key in self.found or value <= 0.0:
+            if key in self.placements or value <= 0.0:
                 return
-            self.found[key] = (value, placement)
-            if len(self.found) > self.size:
-                del self.found[min(self.found, key=lambda own: self.found[own][0])]
+            self.placements[key] = (value, placement)
+            if len(self.placements) > self.size:
+                del self.placements[
+                    min(self.placements, key=lambda other: self.placements[other][0])
+                ]
             if value > self.best:
                 self.best = value
                 if self.log is not None:
@@ -138,9 +140,9 @@ def search_many(
 
     Where nothing flows, the one placement uses no node.
     """
-    for name, given in (("candidates", candidates), ("workers", workers)):
-        if given < 1:
-            raise UsageError(f"{name} must be at least 1, got {given}", field=name)
+    for name, count in (("candidates", candidates), ("workers", workers)):
+        if count < 1:
+            raise UsageError(f"{name} must be at least 1, got {count}", field=name)
     began, cpu = time.perf_counter(), time.process_time()
     starts = _starts(instance, start)
     bound = upper_bound(instance).value
@@ -165,20 +167,20 @@ def search_many(
     return _rank(pool, bound, began, cpu)
 
 
-def _starts(instance: FlowInstance, given: Sequence[Placement]) -> list[Placement]:
+def _starts(instance: FlowInstance, extra: Sequence[Placement]) -> list[Placement]:
     """Return what to search from: given placements and those by level."""
-    own = (by_level(instance), by_region(instance))
-    return [*given, *(placement for placement in own if placement is not None)]
+    greedy = (by_level(instance), by_region(instance))
+    return [*extra, *(placement for placement in greedy if placement is not None)]
 
 
 def _rank(
     pool: _BestPlacements, bound: float, began: float, cpu: float
 ) -> tuple[PlacementResult, ...]:
     spent = (time.perf_counter() - began, time.process_time() - cpu)
-    if not pool.found:
+    if not pool.placements:
         nothing = np.zeros(pool.instance.size, np.int64)
         return (PlacementResult(Placement(nothing, nothing.copy()), 0.0, bound, pool.done, *spent),)
-    ranked = sorted(pool.found.items(), key=lambda item: (-item[1][0], item[0]))
+    ranked = sorted(pool.placements.items(), key=lambda item: (-item[1][0], item[0]))
     return tuple(
         PlacementResult(placement, value, max(bound, value), pool.done, *spent)
         for _, (value, placement) in ranked
@@ -210,11 +212,11 @@ class _Worker:
 
     def work(self, until: float, evaluations: int | None) -> None:
         """Run restarts until time (of `perf_counter`) or evaluations are spent."""
-        for given in self.starts:
-            value = load(self.tables, self.state, given.start, given.end)
+        for placement in self.starts:
+            value = load(self.tables, self.state, placement.start, placement.end)
             if value > self.best:
-                self._keep(value, given.start, given.end)
-            self._offer(given.start, given.end)
+                self._keep(value, placement.start, placement.end)
+            self._offer(placement.start, placement.end)
         left = evaluations if evaluations is not None else 1 << 62
         spent, began = 0, time.perf_counter()
         runs = 0
@@ -307,9 +309,9 @@ def search_by(
     pool = _BestPlacements(instance, candidates, bound, bound, began, log)
     random = stream(seed, "flow", "any objective")
     starts = _starts(instance, start)
-    scored = [(float(evaluate(own.start, own.end)), own) for own in starts]
-    for value, own in scored:
-        pool.offer(value, own)
+    scored = [(float(evaluate(placement.start, placement.end)), placement) for placement in starts]
+    for value, placement in scored:
+        pool.offer(value, placement)
     pool.count(len(scored))
 
     def spent() -> float:

@@ -3,8 +3,8 @@
 `max-flow` asks how many tokens/s nodes and links could carry. `sustain` asks how many last: every hop
 adds seconds to each token's round trip, a request stays for as many round trips as it generates tokens,
 and all that time it holds KV cache on every node of its pipeline. The model is in `residence`, the search
-for the flow and its multiple in `sustained_kernel`, the derivation and how well it predicts in
-docs/sustained.md.
+for the flow and its multiple in `kernel`, the derivation and how well it predicts in
+docs/internals/sustained.md.
 """
 
 from __future__ import annotations
@@ -116,36 +116,38 @@ def _curve(x: Floats, y: Floats, at: Floats) -> Floats:
     if count == 1:
         return np.full(len(at), y[0])
     slope = (y[-1] - y[-2]) / (x[-1] - x[-2])
-    found: Floats = np.interp(at, x, y) + np.maximum(at - x[-1], 0.0) * slope
-    return found
+    values: Floats = np.interp(at, x, y) + np.maximum(at - x[-1], 0.0) * slope
+    return values
 
 
 def sustain(
     instance: FlowInstance, placement: Placement, flows: Flows, site: Site | None = None
 ) -> Sustained:
     """Return what a given flow sustains: the largest multiple of it that lasts."""
-    own = site_of(instance) if site is None else site
-    tail, head = arcs_of(own, placement.start, placement.end)
+    if site is None:
+        site = site_of(instance)
+    tail, head = arcs_of(site, placement.start, placement.end)
     flow = np.array(
         [
             flows.enter[k] if i < 0 else flows.leave[i] if k < 0 else flows.edge[i, k]
             for i, k in zip(tail, head, strict=True)
         ]
     )
-    return _answer(own, placement, tail, head, flow)
+    return _answer(site, placement, tail, head, flow)
 
 
 def best_flows(instance: FlowInstance, placement: Placement, site: Site | None = None) -> Sustained:
     """Return the best flow found for a placement, with what it sustains."""
-    own = site_of(instance) if site is None else site
+    if site is None:
+        site = site_of(instance)
     room = np.zeros(instance.size * (instance.size + 2))
     best, best_flow = -1.0, room
     for dearest in TRIED:
-        value, _ = place_value(own, placement.start, placement.end, ROUNDS, dearest, room)
+        value, _ = place_value(site, placement.start, placement.end, ROUNDS, dearest, room)
         if value > best:
             best, best_flow = value, room.copy()
-    tail, head = arcs_of(own, placement.start, placement.end)
-    return _answer(own, placement, tail, head, best_flow[: len(tail)])
+    tail, head = arcs_of(site, placement.start, placement.end)
+    return _answer(site, placement, tail, head, best_flow[: len(tail)])
 
 
 def evaluator(site: Site) -> Callable[[Ints, Ints], float]:

@@ -58,7 +58,7 @@ class Root:
 
 
 class Decomposition:
-    """One search over mixes, in steps: `converge` to a bound, `integer` for an answer, `close` the gap.
+    """One search over mixes, in steps: `converge` to a bound, `solve_integer` for an answer, `close` the gap.
 
     `unserved[r]` is the price of leaving role r unserved: part of it too where `partial`, all or nothing
     otherwise; with `serve_all` it is but a device of the relaxation.
@@ -122,11 +122,11 @@ class Decomposition:
             if self._root is not None and self.standing.left <= 0.0:
                 return -np.inf
             unserved = float(self.unserved[role])
-            own = pool.price(prices.cell, unserved if self._partial else np.inf, eps)
-            priced.append(own)
-            value += own.least if self._serve_all else min(own.least, unserved)
-            if own.fresh is not None and pool.add(own.fresh):
-                self._master.add(role, [own.fresh])
+            priced_role = pool.price(prices.cell, unserved if self._partial else np.inf, eps)
+            priced.append(priced_role)
+            value += priced_role.least if self._serve_all else min(priced_role.least, unserved)
+            if priced_role.fresh is not None and pool.add(priced_role.fresh):
+                self._master.add(role, [priced_role.fresh])
         if self._root is None or value > self._root.value:
             self._root = Root(prices, value, tuple(priced))
         self.standing.prove(value)
@@ -146,7 +146,7 @@ class Decomposition:
             if self.rounds >= _ROUNDS:
                 return
             if result.objective - self.root.value <= near:
-                if not self._dearer(result):
+                if not self._raise_unserved(result):
                     return
                 continue
             if self.root.value > enough or result.objective < enough < np.inf:
@@ -176,30 +176,30 @@ class Decomposition:
 
     def _add_fitting(self, cell: Floats) -> bool:
         """Add a good mix of each role at these prices; return whether there was any."""
-        found = False
+        added = False
         for role in range(len(self._pools)):
             if self.standing.left <= 0.0:
                 return False
-            found |= self._add_one(role, cell, self._nodes)
-        return found
+            added |= self._add_one(role, cell, self._nodes)
+        return added
 
     def _add_one(self, role: int, cell: Floats, room: Ints) -> bool:
         pool, unserved = self._pools[role], float(self.unserved[role])
         eps = 1e-6 * max(unserved, 1e-3)
-        mix = pool.fitting(cell, room, unserved if self._partial else np.inf, eps)
+        mix = pool.find_fitting(cell, room, unserved if self._partial else np.inf, eps)
         if mix is None or not pool.add(mix):
             return False
         self._master.add(role, [mix])
         return True
 
-    def _dearer(self, result: LpResult) -> bool:
+    def _raise_unserved(self, result: LpResult) -> bool:
         """Raise the price of leaving unserved what must be served; return whether that was needed."""
-        if not self._serve_all or not np.any(self._master.unserved(result) > _LIKED):
+        if not self._serve_all or not np.any(self._master.unserved_shares(result) > _LIKED):
             return False
         self.set_unserved(_DEARER * self.unserved)
         return True
 
-    def integer(self, node_limit: int | None) -> float:
+    def solve_integer(self, node_limit: int | None) -> float:
         """Solve over the mixes that are in; offer what is found and return the bound over them."""
         self.mips += 1
         answer = self._master.solve_mixes(
@@ -211,8 +211,8 @@ class Decomposition:
         )
         if answer.chosen is not None:
             mixes = [
-                pool.mix_of(own) if own else None
-                for pool, own in zip(self._pools, answer.chosen, strict=True)
+                pool.mix_of(items) if items else None
+                for pool, items in zip(self._pools, answer.chosen, strict=True)
             ]
             if self.standing.offer(solution_of(self.model, mixes, answer.rented), answer.objective):
                 self._chosen = mixes, answer.rented
@@ -234,7 +234,7 @@ class Decomposition:
             if result is None:
                 break
             before = len(fixed)
-            for value, role, column, mix in self._master.liked(result, _LIKED):
+            for value, role, column, mix in self._master.list_liked(result, _LIKED):
                 if len(fixed) > before and value < _SURE:
                     break
                 if role in open_roles and np.all(mix.use <= room):
@@ -293,7 +293,7 @@ class Decomposition:
             if not self._list(root, min(within, needed)):
                 within, too_many = 0.25 * within, within
                 continue
-            bound = self.integer(None if last else 200)
+            bound = self.solve_integer(None if last else 200)
             standing.prove(min(bound, root.value + min(within, needed)))
             within *= 2.0
             if last or (standing.solution is None and within > _WIDEST * scale):
@@ -309,17 +309,19 @@ class Decomposition:
             if left <= 0.0:
                 return False
             work = int(min(_LIST_WORK, _STEPS_PER_S * left))
-            own = root.priced[role]
+            priced_role = root.priced[role]
             unserved = float(self.unserved[role]) if self._partial else np.inf
-            limit = own.least + within
-            mixes, exhaustive = pool.below(own.cost, own.guide, unserved, limit, _LISTED, work)
+            limit = priced_role.least + within
+            mixes, exhaustive = pool.mixes_below(
+                priced_role.cost, priced_role.guide, unserved, limit, _LISTED, work
+            )
             if exhaustive:
                 self._master.add(role, [mix for mix in mixes if pool.add(mix)])
                 continue
-            near = pool.near(own.guide, limit)
+            near = pool.items_near(priced_role.guide, limit)
             if self._partial or self.model.limits.spread > 1 or len(near) > _LOOSE:
                 return False
-            self._master.add_items(role, pool.items.take(near), pool.additive(own.cost))
+            self._master.add_items(role, pool.items.take(near), pool.subadditive(priced_role.cost))
         return True
 
 
@@ -340,13 +342,13 @@ def solution_of(model: RentModel, chosen: list[Mix | None], rented: Ints) -> Sol
     kept = []
     for role, mix in enumerate(chosen):
         keys = model.pairs[role].keys(model.regions)
-        own: dict[int, int] = {}
+        starts: dict[int, int] = {}
         running = np.zeros(len(model.kept[role].pairs), np.int64)
         for source, number in mix.items if mix is not None else ():
             if source >= 0:
-                own[int(keys[source])] = number
+                starts[int(keys[source])] = number
             else:
                 running[-1 - source] = number
-        started.append(own)
+        started.append(starts)
         kept.append(running)
     return Solution(rented, tuple(started), tuple(kept))

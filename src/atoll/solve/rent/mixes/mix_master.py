@@ -76,7 +76,7 @@ class MixMaster(RentalProgramme):
         """Change the price of leaving roles unserved."""
         self.lp.set_costs(self._unserved, unserved)
 
-    def unserved(self, result: LpResult) -> Floats:
+    def unserved_shares(self, result: LpResult) -> Floats:
         """Return how much of each role a relaxed solution leaves unserved."""
         return np.asarray(result.values[self._unserved])
 
@@ -108,7 +108,7 @@ class MixMaster(RentalProgramme):
         which = self._first + np.array(columns, np.int64)
         self.lp.set_bounds(which, np.zeros(len(which)), np.ones(len(which)))
 
-    def liked(self, result: LpResult, least: float) -> list[tuple[float, int, int, Mix]]:
+    def list_liked(self, result: LpResult, least: float) -> list[tuple[float, int, int, Mix]]:
         """Return (value, role, column, mix) of mixes a relaxed solution takes `least` of, most first."""
         values = result.values[self._first :]
         return sorted(
@@ -117,14 +117,14 @@ class MixMaster(RentalProgramme):
                 for i in np.flatnonzero(values >= least)
                 if (mix := self._columns[i].mix) is not None
             ),
-            key=lambda found: (-found[0], found[1], found[2]),
+            key=lambda entry: (-entry[0], entry[1], entry[2]),
         )
 
     def add_items(self, role: int, items: MixItems, cut: Floats) -> None:
         """Add single items of a role, whose mixes are too many to list, and its cut."""
         if role not in self._loose:
-            own = [self._first + i for i, c in enumerate(self._columns) if c.role == role]
-            columns = np.array([*own, self._unserved[role]], np.int64)
+            role_columns = [self._first + i for i, c in enumerate(self._columns) if c.role == role]
+            columns = np.array([*role_columns, self._unserved[role]], np.int64)
             entries = Sparse.of(np.zeros(len(columns), np.int64), columns, np.ones(len(columns)), 1)
             row = self.lp.add_rows(np.ones(1), np.full(1, np.inf), entries)
             self._loose[role] = row, cut / cut[-1], set()
@@ -173,7 +173,7 @@ class MixMaster(RentalProgramme):
         roles = len(self.model.pairs)
         if serve_all:
             self.lp.set_bounds(self._unserved, np.zeros(roles), np.zeros(roles))
-        found = self.solve_integer(
+        result = self.solve_integer(
             np.arange(self._first, self.lp.columns),
             time_limit_s=time_limit_s,
             gap=0.5 * target.gap,
@@ -183,18 +183,18 @@ class MixMaster(RentalProgramme):
         )
         if serve_all:
             self.lp.set_bounds(self._unserved, np.zeros(roles), np.ones(roles))
-        bound = np.inf if found.status == "infeasible" else found.bound
-        if found.values is None:
+        bound = np.inf if result.status == "infeasible" else result.bound
+        if result.values is None:
             return MixAnswer(np.inf, bound, None, np.zeros(0, np.int64))
         chosen: list[Chosen] = [{} for _ in range(roles)]
-        values = found.values[self._first :]
+        values = result.values[self._first :]
         for i in np.flatnonzero(values > 0.5):
             column = self._columns[i]
             for source, number in column.items:
-                own = chosen[column.role]
-                own[source] = own.get(source, 0) + number * round(float(values[i]))
-        rented = np.rint(found.values[: len(self.model.supply.usd)]).astype(np.int64)
-        return MixAnswer(found.objective, bound, chosen, rented)
+                picks = chosen[column.role]
+                picks[source] = picks.get(source, 0) + number * round(float(values[i]))
+        rented = np.rint(result.values[: len(self.model.supply.usd)]).astype(np.int64)
+        return MixAnswer(result.objective, bound, chosen, rented)
 
     def _values(self, start: list[Mix | None], rented: Ints) -> Floats:
         values = np.zeros(self.lp.columns)

@@ -199,7 +199,7 @@ class MixItems:
 
 
 def items_of(pairs: Pairs, kept: Kept, nodes: Ints, penalty: Floats) -> MixItems:
-    """Return the items of a role; `nodes` per cell can be had."""
+    """Return the items of a role; `nodes` are available per cell."""
     cells, running = len(nodes), len(kept.pairs)
     padding = cells + running
     width = max(pairs.cells.shape[1], kept.pairs.cells.shape[1] + 1 if running else 1)

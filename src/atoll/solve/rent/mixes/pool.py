@@ -122,10 +122,10 @@ class MixPool:
             # Raise the limit step by step: the lower it is, the less there is to search.
             limit = min(known - eps, least + step)
             last = limit >= known - eps
-            found, exhaustive = self.below(cost, guide, unserved, limit, 1, work)
-            if found:
-                value = self._value(found[0], cell, unserved)
-                return PricedRole(value if exhaustive else least, rate, cost, guide, found[0])
+            mixes, exhaustive = self.mixes_below(cost, guide, unserved, limit, 1, work)
+            if mixes:
+                value = self._value(mixes[0], cell, unserved)
+                return PricedRole(value if exhaustive else least, rate, cost, guide, mixes[0])
             if exhaustive:
                 least = max(least, limit)
                 if last:
@@ -138,19 +138,19 @@ class MixPool:
                 guide = self._guide(cost, unserved)
                 least = max(least, min(unserved, float(guide.table[-1, -1]) - guide.surplus))
             else:
-                return PricedRole(least, rate, cost, guide, self._some(cost, guide, unserved))
+                return PricedRole(least, rate, cost, guide, self._find_any(cost, guide, unserved))
         return PricedRole(least, rate, cost, guide, None)
 
     def _value(self, mix: Mix, cell: Floats, unserved: float) -> float:
         value = float(mix.use @ cell) + mix.init
         return value + unserved * (1.0 - mix.share) if np.isfinite(unserved) else value
 
-    def _some(self, cost: Floats, guide: SearchGuide, unserved: float) -> Mix | None:
+    def _find_any(self, cost: Floats, guide: SearchGuide, unserved: float) -> Mix | None:
         """Any mix at all, where there is none yet."""
         if self.mixes or np.isfinite(unserved):
             return None
-        found, _ = self.below(cost, guide, unserved, _ENDLESS, 1, _WORK)
-        return found[0] if found else None
+        mixes, _ = self.mixes_below(cost, guide, unserved, _ENDLESS, 1, _WORK)
+        return mixes[0] if mixes else None
 
     def _guide(self, cost: Floats, unserved: float) -> SearchGuide:
         items = self.items
@@ -195,19 +195,19 @@ class MixPool:
             stride = max(aim - value, 1e-3 * abs(value)) / square * 0.9**lesson
             surcharge = np.append(np.maximum(0.0, surcharge[:-1] + stride * over), 0.0)
 
-    def near(self, guide: SearchGuide, limit: float) -> Ints:
+    def items_near(self, guide: SearchGuide, limit: float) -> Ints:
         """Return the items that may be part of a mix below `limit`."""
         ahead = guide.table[max(0, self._spread - 1), GRID - self.items.weight]
         return np.flatnonzero(guide.cost + ahead < limit + guide.surplus)
 
-    def additive(self, cost: Floats) -> Floats:
+    def subadditive(self, cost: Floats) -> Floats:
         """Return the subadditive function of `cover` at these item costs."""
         items = self.items
         best = cheapest_by_weight(cost, items.weight, items.region, 1, GRID + 1)
         value, _, _ = closure(best[0])
         return np.maximum(value, float((cost / items.share).min()) * _STEPS)
 
-    def fitting(self, cell: Floats, room: Ints, unserved: float, eps: float) -> Mix | None:
+    def find_fitting(self, cell: Floats, room: Ints, unserved: float, eps: float) -> Mix | None:
         """Return a mix of what `room` has left per cell that is cheaper by `eps` than those known to fit."""
         items = self.items
         if not len(items) or float(items.share[0]) * DEEPEST < 1.0:
@@ -220,10 +220,10 @@ class MixPool:
         guide = self._guide(cost, unserved)
         self._surcharge = surcharge
         left = np.concatenate([room, items.room[len(room) :]])
-        found, _ = self.below(cost, guide, unserved, limit, 1, _EASY_WORK, left)
-        return found[0] if found else None
+        mixes, _ = self.mixes_below(cost, guide, unserved, limit, 1, _EASY_WORK, left)
+        return mixes[0] if mixes else None
 
-    def below(
+    def mixes_below(
         self,
         cost: Floats,
         guide: SearchGuide,
@@ -237,7 +237,7 @@ class MixPool:
 
         `room` is what can be had (None: all there is).
         """
-        near = self.near(guide, limit)
+        near = self.items_near(guide, limit)
         if not len(near):
             return [], True
         some = self.items.take(near)

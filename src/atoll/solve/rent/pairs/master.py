@@ -159,18 +159,18 @@ class Master(RentalProgramme):
         """Let only these pairs of each role be used; the others stay in, unused."""
         columns = self._first + np.arange(len(self._pair))
         upper = np.zeros(len(columns))
-        for role, own in enumerate(admitted):
+        for role, allowed in enumerate(admitted):
             here = self._role == role
-            upper[here] = np.where(own[self._pair[here]], np.inf, 0.0)
+            upper[here] = np.where(allowed[self._pair[here]], np.inf, 0.0)
         self.lp.set_bounds(columns, np.zeros(len(columns)), upper)
 
     def add_cut(self, role: int, values: Floats) -> None:
         """Add the cut of a subadditive function over weights 0..GRID."""
         scaled = values / values[GRID]
-        own = np.flatnonzero(self._role == role)
+        indices = np.flatnonzero(self._role == role)
         kept = self._kept_columns[role]
-        columns = np.concatenate([self._first + own, kept, self._unserved[role : role + 1]])
-        weight = self.model.pairs[role].weight[self._pair[own]]
+        columns = np.concatenate([self._first + indices, kept, self._unserved[role : role + 1]])
+        weight = self.model.pairs[role].weight[self._pair[indices]]
         entries = np.concatenate(
             [scaled[weight], scaled[self.model.kept[role].pairs.weight], np.ones(1)]
         )
@@ -183,7 +183,7 @@ class Master(RentalProgramme):
         self.rounds += 1
         return self.lp.solve(time_limit_s)
 
-    def unserved(self, result: LpResult) -> Floats:
+    def unserved_shares(self, result: LpResult) -> Floats:
         """Return the share of each role's demand a relaxed solution leaves unserved."""
         return np.asarray(result.values[self._unserved])
 
@@ -247,7 +247,7 @@ class Master(RentalProgramme):
         served = np.zeros(len(self.model.pairs))
         if self.goal == "cost":
             self.lp.set_bounds(self._unserved, served, served)
-        found = self.solve_integer(
+        result = self.solve_integer(
             np.concatenate(
                 [self._presence, *self._kept_columns, np.arange(self._first, self.lp.columns)]
             ),
@@ -259,9 +259,9 @@ class Master(RentalProgramme):
         )
         if self.goal == "cost":
             self.lp.set_bounds(self._unserved, served, served + 1.0)
-        solution = None if found.values is None else self._solution(found.values)
-        bound = np.inf if found.status == "infeasible" else found.bound
-        return MasterResult(found.status != "stopped", found.objective, bound, solution)
+        solution = None if result.values is None else self._solution(result.values)
+        bound = np.inf if result.status == "infeasible" else result.bound
+        return MasterResult(result.status != "stopped", result.objective, bound, solution)
 
     def _values(self, solution: Solution) -> Floats:
         model = self.model
@@ -275,15 +275,15 @@ class Master(RentalProgramme):
         values[: len(solution.rented)] = solution.rented
         served = np.zeros(len(model.pairs))
         for role, started in enumerate(solution.started):
-            own_pairs, kept = model.pairs[role], model.kept[role].pairs
+            role_pairs, kept = model.pairs[role], model.kept[role].pairs
             number = np.array(list(started.values()), np.int64)
-            own = np.flatnonzero(self._role == role)
-            order = np.argsort(self._pair[own])
-            place = own[order[np.searchsorted(self._pair[own], index[role], sorter=order)]]
+            indices = np.flatnonzero(self._role == role)
+            order = np.argsort(self._pair[indices])
+            place = indices[order[np.searchsorted(self._pair[indices], index[role], sorter=order)]]
             values[self._first + place] = number
             values[self._kept_columns[role]] = solution.kept[role]
-            served[role] = number @ own_pairs.share[index[role]] + solution.kept[role] @ kept.share
-            for region in (*own_pairs.region[index[role]], *kept.region[solution.kept[role] > 0]):
+            served[role] = number @ role_pairs.share[index[role]] + solution.kept[role] @ kept.share
+            for region in (*role_pairs.region[index[role]], *kept.region[solution.kept[role] > 0]):
                 self._mark(values, role, int(region))
         if self.goal != "cost":
             np.maximum.at(values, self._unserved, np.maximum(0.0, 1.0 - served))
@@ -296,12 +296,12 @@ class Master(RentalProgramme):
 
     def _solution(self, values: Floats) -> Solution:
         whole = np.rint(values).astype(np.int64)
-        own = whole[self._first : self._first + len(self._pair)]
+        numbers = whole[self._first : self._first + len(self._pair)]
         started: tuple[dict[int, int], ...] = tuple({} for _ in self.model.pairs)
-        for i in np.flatnonzero(own):
+        for i in np.flatnonzero(numbers):
             role, pair = int(self._role[i]), self._pair[i]
             key = self.model.pairs[role].keys(self.model.regions)[pair]
-            started[role][int(key)] = int(own[i])
+            started[role][int(key)] = int(numbers[i])
         return Solution(
             whole[: len(self.model.supply.usd)],
             started,

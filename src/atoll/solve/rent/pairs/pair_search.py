@@ -82,7 +82,7 @@ class PairSearch:
             if result.status != "optimal":
                 return False
             prices = self.master.prices(result)
-            left = self.master.unserved(result).max(initial=0.0)
+            left = self.master.unserved_shares(result).max(initial=0.0)
             if self.goal == "cost" and left > _UNSERVED:
                 return True
             evaluation = evaluate(self.model, self.goal, prices, self._weights)
@@ -116,7 +116,7 @@ class PairSearch:
     def survivors(self) -> int:
         """Return how many pairs are not excluded yet."""
         limit = self.standing.wanted - self.root.value
-        return sum(int(np.count_nonzero(own <= limit)) for own in slacks(self.model, self.root))
+        return sum(int(np.count_nonzero(slack <= limit)) for slack in slacks(self.model, self.root))
 
     def _add(self, chosen: list[Ints]) -> None:
         for role, pairs in enumerate(chosen):
@@ -125,16 +125,16 @@ class PairSearch:
     def close(self, stages: int = len(_STAGES) + 1) -> None:
         """Integer solves over more and more pairs until the target is proven, or stages or time run out."""
         standing = self.standing
-        own = slacks(self.model, self.root)
+        role_slacks = slacks(self.model, self.root)
         for stage, most in enumerate((*_STAGES, None)[:stages]):
             needed = standing.wanted - self.root.value
-            chosen, limit = _lowest(own, needed, most)
+            chosen, limit = _lowest(role_slacks, needed, most)
             last = limit >= needed
             if sum(len(pairs) for pairs in chosen) > _PAIRS_PER_S * standing.left:
                 return
             self._add(chosen)
             # What the incumbent uses stays in, for the solve starts from it.
-            self.master.admit([slack <= needed + standing.spare for slack in own])
+            self.master.admit([slack <= needed + standing.spare for slack in role_slacks])
             self.mips += 1
             answer = self.master.solve_pairs(
                 time_limit_s=standing.left,
@@ -152,14 +152,16 @@ class PairSearch:
                 return
 
 
-def _lowest(own: list[Floats], limit: float, most: int | None) -> tuple[list[Ints], float]:
+def _lowest(role_slacks: list[Floats], limit: float, most: int | None) -> tuple[list[Ints], float]:
     """Return per role the pairs of slack at most `limit`, `most` of them, and what others have at least."""
-    joined = np.concatenate([np.zeros(0), *own])
-    role = np.repeat(np.arange(len(own)), [len(slack) for slack in own])
-    place = np.concatenate([np.zeros(0, np.int64), *(np.arange(len(slack)) for slack in own)])
+    joined = np.concatenate([np.zeros(0), *role_slacks])
+    role = np.repeat(np.arange(len(role_slacks)), [len(slack) for slack in role_slacks])
+    place = np.concatenate(
+        [np.zeros(0, np.int64), *(np.arange(len(slack)) for slack in role_slacks)]
+    )
     chosen = np.flatnonzero(joined <= limit)
     if most is not None and len(chosen) > most:
         chosen = chosen[np.argsort(joined[chosen], kind="stable")]
         limit = float(joined[chosen[most]])
         chosen = np.sort(chosen[:most])
-    return [place[chosen[role[chosen] == r]] for r in range(len(own))], limit
+    return [place[chosen[role[chosen] == r]] for r in range(len(role_slacks))], limit

@@ -102,7 +102,7 @@ class RentalProgramme:
         # A share of what is in use: renting idle nodes must not buy room for more spot.
         exact = np.arange(self.model.cells if "spot_share" in self.limit_rows else 0)
         self.lp.set_row_bounds(exact, 0.0, 0.0)
-        found = self.lp.solve_mip(
+        result = self.lp.solve_mip(
             time_limit_s=time_limit_s,
             gap=gap,
             absolute_gap=absolute_gap,
@@ -110,4 +110,4 @@ class RentalProgramme:
             node_limit=node_limit,
         )
         self.lp.set_row_bounds(exact, 0.0, np.inf)
-        return found
+        return result

@@ -1,0 +1,159 @@
+"""A plan that knows the fleet it is for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import PrivateAttr
+
+from atoll.api.shown import Shown
+from atoll.core.units import format_price
+from atoll.plan.plan import Plan
+from atoll.plan.problem import Problem
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from atoll.api.diff import FleetDiff
+    from atoll.api.explanation import FleetExplanation
+    from atoll.api.report import FleetReport
+    from atoll.plan.validate.violation import Violation
+    from atoll.sim.api import Progress as OnSimulated
+    from atoll.sim.options import SimOptions
+    from atoll.solve.progress import OnProgress
+    from atoll.workload.requests import Requests, Workload
+
+
+class FleetPlan(Shown, Plan):
+    """A plan with its problem at hand: it can be checked, explained, compared and simulated.
+
+    Fields are those of `Plan`, and so is its JSON.
+    """
+
+    _problem: Problem = PrivateAttr()
+
+    @classmethod
+    def of(cls, plan: Plan, problem: Problem) -> FleetPlan:
+        """Return a plan as one for this problem."""
+        made = cls.model_construct(**dict(plan))
+        made._problem = problem
+        return made
+
+    @property
+    def problem(self) -> Problem:
+        """The problem this plan answers."""
+        return self._problem
+
+    def violations(self) -> Sequence[Violation]:
+        """Return what is wrong with the plan, by the independent validator; nothing if it holds."""
+        from atoll.plan.validate.check import validate
+
+        return validate(self, self.problem)
+
+    def validate(self) -> None:  # type: ignore[override]  # pydantic's method of this name is deprecated
+        """Check the plan independently of the solver that made it; InvalidPlanError names what is wrong."""
+        from atoll.plan.validate.check import check
+
+        check(self, self.problem)
+
+    def explain(
+        self,
+        *,
+        node_types: Sequence[str] | None = None,
+        repairs: bool | None = None,
+        deadline_s: float = 60.0,
+        on_progress: OnProgress | None = None,
+    ) -> FleetExplanation:
+        """Say what binds the plan, what loosening it is worth and what would help; see `Fleet.explain`."""
+        from atoll.api.explanation import FleetExplanation
+        from atoll.solve.explain.explain import explain_problem
+
+        return FleetExplanation.of(
+            explain_problem(
+                self.problem,
+                self,
+                node_types=node_types,
+                repairs=repairs,
+                deadline_s=deadline_s,
+                on_progress=on_progress,
+            )
+        )
+
+    def diff(self, other: Plan) -> FleetDiff:
+        """Return what changes from this plan to another: instances, nodes, cost, capacity."""
+        from atoll.api.diff import FleetDiff
+        from atoll.plan.diff import diff
+
+        return FleetDiff.of(diff(self, other))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON, whole or not at all."""
+        from atoll.core.files import atomic_write
+
+        atomic_write(path, self.to_json(indent=2) + "\n")
+
+    def simulate(
+        self,
+        trace: str | os.PathLike[str] | Workload | Requests | None = None,
+        *,
+        seed: int = 0,
+        duration_s: float = 600.0,
+        options: SimOptions | None = None,
+        on_progress: OnSimulated | None = None,
+    ) -> FleetReport:
+        """Run the plan under a workload, event by event, and return what happened.
+
+        `trace` is a file or a workload in words ("azure-conv@10/s for=10min"), or one made in Python;
+        without it the fleet's own demand lasts `duration_s` seconds. The same arguments give the same
+        bits. `options` hold everything else (policy, failures, warm-up); their seed counts if given.
+        """
+        from dataclasses import replace
+
+        from atoll.api.report import FleetReport
+        from atoll.sim.api import simulate
+        from atoll.sim.options import SimOptions
+
+        chosen = options or SimOptions(seed=seed)
+        if options is not None and seed:
+            chosen = replace(options, seed=seed)
+        requests = self._requests(trace, duration_s, chosen.seed)
+        found = simulate(
+            self, self.problem, self.problem.catalog(), requests, chosen, progress=on_progress
+        )
+        return FleetReport.of(found, self.problem)
+
+    def _requests(
+        self,
+        trace: str | os.PathLike[str] | Workload | Requests | None,
+        duration_s: float,
+        seed: int,
+    ) -> Requests:
+        from atoll.sim.demand import demand_of
+        from atoll.workload.requests import Requests, collect
+        from atoll.workload.spec import workload_of
+
+        if isinstance(trace, Requests):
+            return trace
+        if trace is None:
+            return collect(demand_of(self.problem, duration_s), seed)
+        if isinstance(trace, str | os.PathLike):
+            return collect(workload_of(os.fspath(trace)), seed)
+        return collect(trace, seed)
+
+    def _draw(self, width: int) -> RenderableType:
+        from atoll.report.plan.show import draw_plan
+
+        return draw_plan(self, self.problem, width=width)
+
+    def _to_html(self) -> str:
+        from atoll.report.plan.show import render_plan_fragment
+
+        return render_plan_fragment(self, self.problem)
+
+    def __repr__(self) -> str:
+        return (
+            f"<FleetPlan {self.problem_name}: {self.status}, {format_price(self.usd_per_hour)}, "
+            f"{self.nodes} nodes, {self.gpus} GPUs>"
+        )

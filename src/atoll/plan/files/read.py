@@ -1,0 +1,62 @@
+"""Files as people name them: a fleet file, a problem.json or a plan.json, told apart by what is in them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from atoll.core.errors import UsageError
+from atoll.core.files import read_text_limited
+from atoll.plan.plan import Plan
+from atoll.plan.problem import Problem
+
+_SERVICES = "services"
+"""The key that tells a problem.json from a fleet file written as JSON."""
+_PROBLEM_HASH = "problem_hash"
+"""The key that tells a plan.json from both."""
+
+
+def read_problem(
+    path: str | os.PathLike[str],
+    *,
+    overlays: Iterable[str | os.PathLike[str]] = (),
+    running: str | os.PathLike[str] | None = None,
+) -> Problem:
+    """Read a fleet file or a problem.json; `running` is a plan.json whose instances run now."""
+    data = _json_object(path)
+    overlay_paths = tuple(overlays)
+    if data is not None and _SERVICES in data:
+        if overlay_paths:
+            raise UsageError(f"{path} carries its own facts", hint="leave out --overlay")
+        problem = Problem.from_json(read_text_limited(path), path=path)
+    else:
+        from atoll.plan.files.fleet import load_fleet
+
+        problem = load_fleet(path, overlays=overlay_paths)
+    if running is None:
+        return problem
+    return problem.changed(running=read_plan(running).instances)
+
+
+def read_plan(path: str | os.PathLike[str]) -> Plan:
+    """Read a plan.json."""
+    return Plan.from_json(read_text_limited(path), path=path)
+
+
+def is_plan(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file is a plan.json rather than a fleet file or a problem.json."""
+    data = _json_object(path)
+    return data is not None and _PROBLEM_HASH in data and _SERVICES not in data
+
+
+def _json_object(path: str | os.PathLike[str]) -> dict[str, object] | None:
+    """Return the content of a .json file if it is an object; its reader reports what is wrong with it."""
+    if Path(path).suffix.lower() != ".json":
+        return None
+    try:
+        data = json.loads(read_text_limited(path))
+    except ValueError:
+        return None
+    return data if isinstance(data, dict) else None

@@ -1,0 +1,121 @@
+"""What the HTML report of a plan on a fixed cluster shows: `pages/cluster_plan.html.j2` as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from atoll.catalog.catalog import Catalog
+from atoll.core.units import format_bandwidth, format_duration, format_throughput, pluralize
+from atoll.plan.cluster_profiles import cluster_of
+from atoll.plan.plan import Plan
+from atoll.plan.problem import Problem
+from atoll.report.plan.cluster_tables import (
+    describe_plan,
+    describe_shortage,
+    describe_unused,
+    find_bottlenecks,
+    sum_site_flows,
+    tabulate_machines,
+)
+from atoll.report.plan.placement_svg import PlacementDrawing, colour_gpus, draw_placement
+from atoll.report.plan.rented_page import list_services
+from atoll.report.plan.rented_tables import format_gap
+from atoll.report.render import Bar, Grid, scale_bars
+from atoll.solve.comparison import Compared
+from atoll.solve.place.bottleneck import node_use
+
+TEMPLATE = "cluster_plan.html.j2"
+_MOST_RULES = 60
+
+
+@dataclass(frozen=True)
+class DrawnPlacement:
+    """The placement of one service, and what flows between its sites."""
+
+    service: str
+    colours: dict[str, str]
+    drawing: PlacementDrawing
+    site_flows: list[Bar]
+
+
+def gather_cluster_plan(
+    plan: Plan, problem: Problem, catalog: Catalog, compared: Sequence[Compared]
+) -> dict[str, object]:
+    """Return everything the report of a plan on a fixed cluster shows; how long planning took is left out."""
+    return {
+        "title": f"Placement of {plan.problem_name}",
+        "headline": describe_plan(plan, problem),
+        "shortage": describe_shortage(plan, problem),
+        "cards": _list_figures(plan, problem),
+        "placements": list(_draw_placements(plan, problem, catalog)),
+        "reasons": "; ".join(plan.reasons),
+        "notes": plan.notes,
+        "unused": describe_unused(plan, problem),
+        "compared": _chart_comparison(plan, compared),
+        "machines": tabulate_machines(plan, problem, catalog, service=True),
+        "services": list_services(problem),
+        "links": _list_links(problem),
+        "more_links": max(0, len(cluster_of(problem).links) - _MOST_RULES),
+        "problem_hash": plan.problem_hash,
+    }
+
+
+def _list_figures(plan: Plan, problem: Problem) -> list[tuple[str, str]]:
+    requests = sum(instance.throughput_per_s for instance in plan.instances)
+    figures = [
+        (f"tokens/s, {plan.goal}", f"{plan.objective or 0.0:,.1f}"),
+        ("requests/s", format_throughput(requests).removesuffix("/s")),
+        ("status", plan.status),
+    ]
+    if plan.bound is not None and plan.gap is not None:
+        figures += [("proven upper bound", f"{plan.bound:,.1f}"), ("gap", format_gap(plan.gap))]
+    there = len(cluster_of(problem).nodes)
+    figures += [("machines used", f"{plan.nodes} of {there}"), ("GPUs", f"{plan.gpus}")]
+    hops = max((instance.stages for instance in plan.instances), default=0)
+    figures.append(("hops at most", f"{hops}"))
+    return figures
+
+
+def _draw_placements(plan: Plan, problem: Problem, catalog: Catalog) -> Iterator[DrawnPlacement]:
+    for instance, bottleneck in find_bottlenecks(plan, problem, catalog):
+        use = node_use(instance, problem, catalog)
+        flows = [
+            (f"{a} to {b}", value, f"{value:,.0f} tokens/s")
+            for (a, b), value in sum_site_flows(instance, problem).items()
+        ]
+        yield DrawnPlacement(
+            service=instance.service,
+            colours=colour_gpus(instance),
+            drawing=draw_placement(instance, use, bottleneck),
+            site_flows=scale_bars(flows),
+        )
+
+
+def _chart_comparison(plan: Plan, compared: Sequence[Compared]) -> list[Bar]:
+    if not compared:
+        return []
+    tokens_per_s = plan.objective or 0.0
+    lines = [(plan.solver, tokens_per_s, f"{tokens_per_s:,.1f} tokens/s")]
+    for other in compared:
+        value = other.tokens_per_s
+        label = "no placement"
+        if value is not None:
+            label = f"{value:,.1f} tokens/s, {pluralize(other.hops, 'hop')}"
+        lines.append((other.solver, value or 0.0, label))
+    return scale_bars(lines)
+
+
+def _list_links(problem: Problem) -> Grid:
+    columns = ("from", "to", "both ways", "bandwidth", "latency")
+    rows = [
+        (
+            rule.src,
+            rule.dst,
+            "no" if rule.one_way else "yes",
+            format_bandwidth(rule.bytes_per_s),
+            format_duration(rule.latency_s),
+        )
+        for rule in cluster_of(problem).links[:_MOST_RULES]
+    ]
+    return Grid(columns, rows, columns[3:])

@@ -1,0 +1,220 @@
+"""What the HTML report of a plan on rented nodes shows: `pages/rented_plan.html.j2` as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from atoll.core.ids import parse_node_type
+from atoll.core.units import (
+    format_duration,
+    format_price,
+    format_rate,
+    format_share,
+    format_throughput,
+    pluralize,
+)
+from atoll.plan.cost import cost_report
+from atoll.plan.plan import Plan
+from atoll.plan.problem import Problem
+from atoll.report.plan.layout_svg import LayoutDrawing, choose_colours, draw_layout
+from atoll.report.plan.rented_tables import (
+    InstanceGroup,
+    describe_plan,
+    describe_shortage,
+    format_gap,
+    format_served,
+    group_instances,
+    list_instances,
+    sum_costs,
+)
+from atoll.report.render import Bar, Grid, scale_bars
+from atoll.solve.comparison import Compared
+from atoll.solve.explain.explanation import slacks
+
+TEMPLATE = "rented_plan.html.j2"
+
+
+@dataclass(frozen=True)
+class DrawnInstance:
+    """Equal instances, named, described in a line and drawn."""
+
+    name: str
+    note: str
+    drawing: LayoutDrawing
+
+
+def gather_rented_plan(
+    plan: Plan, problem: Problem, compared: Sequence[Compared]
+) -> dict[str, object]:
+    """Return everything the report of a plan on rented nodes shows; how long planning took is left out."""
+    groups = group_instances(plan)
+    colours = choose_colours(
+        parse_node_type(node.node_type).gpu for group in groups for node in group.example.nodes
+    )
+    costs, places, kinds = _chart_costs(plan, problem)
+    versus, broken = _chart_comparison(plan, compared)
+    return {
+        "title": f"Plan of {plan.problem_name}",
+        "headline": describe_plan(plan),
+        "shortage": describe_shortage(plan, problem),
+        "cards": _list_figures(plan),
+        "compared": versus,
+        "broken": broken,
+        "service_costs": costs,
+        "region_costs": places,
+        "node_costs": kinds,
+        "colours": colours,
+        "layouts": [
+            DrawnInstance(*_name_group(group), draw_layout(group.example, colours))
+            for group in groups
+        ],
+        "instances": list_instances(groups, region=True, state=bool(problem.running)),
+        "roles": _list_roles(plan, problem),
+        "services": list_services(problem),
+        "offers": _list_offers(plan, problem),
+        "settings": _list_settings(plan, problem),
+        "problem_hash": plan.problem_hash,
+    }
+
+
+def _list_figures(plan: Plan) -> list[tuple[str, str]]:
+    figures = [("cost", format_price(plan.usd_per_hour)), ("status", plan.status)]
+    if plan.init_usd > 0:
+        figures.append(("start of new instances", format_price(plan.init_usd)))
+    if plan.bound is not None and plan.gap is not None:
+        figures += [
+            ("proven lower bound", format_price(plan.bound)),
+            ("gap", format_gap(plan.gap)),
+        ]
+    kept = sum(instance.kept for instance in plan.instances)
+    figures += [("instances", f"{len(plan.instances)}"), ("nodes", f"{plan.nodes}")]
+    figures += [("GPUs", f"{plan.gpus}")]
+    if kept:
+        figures.append(("instances kept", f"{kept}"))
+    return figures
+
+
+def _name_group(group: InstanceGroup) -> tuple[str, str]:
+    number = f"{group.number}x " if group.number > 1 else ""
+    state = ", kept" if group.kept else ""
+    price = f"{format_throughput(group.per_s)}, {format_price(group.usd_per_hour)}"
+    return f"{number}{group.service} {group.phase}", f"in {group.region}: {price}{state}"
+
+
+def _chart_comparison(plan: Plan, compared: Sequence[Compared]) -> tuple[list[Bar], list[str]]:
+    """What each solver's plan costs, and for those that break rules a sentence."""
+    lines = [(plan.solver, plan.usd_per_hour, format_price(plan.usd_per_hour))]
+    broken: dict[str, list[str]] = {}
+    for other in compared:
+        if other.broken:
+            broken.setdefault(", ".join(other.broken), []).append(other.solver)
+            continue
+        usd = other.usd_per_hour or 0.0
+        label = format_price(usd)
+        if other.ratio is not None:
+            label += f" (x{other.ratio:.2f})"
+        elif (other.served or 0.0) < 1.0:
+            label += f" (serves {format_served(other.served or 0.0, other.served_mean or 0.0)})"
+        lines.append((other.solver, usd, label))
+    notes = [f"Breaks {rules}: {', '.join(names)}." for rules, names in broken.items()]
+    return scale_bars(lines) if compared else [], notes
+
+
+def _chart_costs(plan: Plan, problem: Problem) -> tuple[list[Bar], list[Bar], list[Bar]]:
+    """What services, regions and node types cost per hour."""
+    usd = sum_costs(plan)
+    by_service = {service.name: 0.0 for service in problem.services}
+    by_region = dict.fromkeys(sorted({region for _, region in usd}), 0.0)
+    for (service, region), value in usd.items():
+        by_service[service] = by_service.get(service, 0.0) + value
+        by_region[region] += value
+    kinds = [
+        (
+            line.name,
+            line.usd_per_hour,
+            f"{pluralize(line.nodes, 'node')}, {format_price(line.usd_per_hour)}",
+        )
+        for line in cost_report(plan, problem).node_types
+    ]
+    services, places = (
+        [(name, value, format_price(value)) for name, value in costs.items()]
+        for costs in (by_service, by_region)
+    )
+    return scale_bars(services), scale_bars(places), scale_bars(kinds)
+
+
+def _list_roles(plan: Plan, problem: Problem) -> Grid:
+    columns = ("role", "demand", "capacity", "in use", "served")
+    rows = [
+        (
+            slack.role,
+            format_throughput(slack.demand_per_s),
+            format_throughput(slack.capacity_per_s),
+            format_share(min(1.0, slack.demand_per_s / slack.capacity_per_s))
+            if slack.capacity_per_s > 0
+            else None,
+            None if plan.status == "infeasible" else format_share(slack.served),
+        )
+        for slack in slacks(plan, problem)
+    ]
+    return Grid(columns, rows, columns[1:])
+
+
+def list_services(problem: Problem) -> Grid:
+    """Return what was asked of every service, for a report of any kind."""
+    columns = ("service", "model", "TTFT", "TPOT", "rate", "prompt", "answer", "phases", "headroom")
+    rows = [
+        (
+            service.name,
+            service.model,
+            format_duration(service.ttft_s),
+            format_duration(service.tpot_s),
+            format_rate(service.rate_per_s),
+            f"{service.lengths.input_mean:,.0f}",
+            f"{service.lengths.output_mean:,.0f}",
+            service.phases,
+            f"{service.headroom:g}",
+        )
+        for service in problem.services
+    ]
+    return Grid(columns, rows, (*columns[2:7], "headroom"))
+
+
+def _list_offers(plan: Plan, problem: Problem) -> Grid:
+    rented = plan.rented()
+    columns = ("region", "node type", "market", "$/h", "available", "used")
+    rows = [
+        (
+            offer.region,
+            offer.node_type,
+            offer.market,
+            f"{offer.usd_per_hour:,.4g}",
+            offer.available,
+            rented[offer.key] or None,
+        )
+        for offer in problem.offers
+    ]
+    return Grid(columns, rows, columns[3:])
+
+
+def _list_settings(plan: Plan, problem: Problem) -> list[tuple[str, object]]:
+    limits, settings = problem.limits, problem.settings
+    budget = limits.budget_usd_per_hour
+    given = {
+        "solver": plan.solver,
+        "what binds": "; ".join(plan.reasons) or None,
+        "simulated": "; ".join(plan.notes) or None,
+        "budget": None if budget is None else format_price(budget),
+        "largest spot share": None
+        if limits.spot_share is None
+        else format_share(limits.spot_share),
+        "most nodes": limits.max_nodes,
+        "regions per role, at least": limits.spread if limits.spread > 1 else None,
+        "most nodes per instance": settings.max_nodes_per_instance,
+        "most memory of an instance": f"{settings.memory_ratio:g} times the model",
+        "start penalty": f"{settings.init_penalty:g}" if settings.init_penalty else None,
+        "engine": settings.engine,
+        "when demand cannot be met": settings.on_shortage,
+    }
+    return [(name, value) for name, value in given.items() if value is not None]

@@ -1,0 +1,330 @@
+"""A plan on rented nodes in a terminal: instances, roles, where the money goes, what is proven."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from atoll.core.ids import Phase
+from atoll.core.units import format_price, format_share, format_throughput, format_usd, pluralize
+from atoll.plan.cost import cost_report
+from atoll.plan.plan import Instance, Plan
+from atoll.plan.problem import Problem
+from atoll.report.render import Grid
+from atoll.report.terminal import table, tighten
+from atoll.solve.comparison import Compared
+from atoll.solve.explain.explanation import served_share, slacks
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+_PHASES = tuple(Phase)
+_LEAST_LAYOUT = 18
+_GOOD_LAYOUT = 30
+"""Columns that two stages take; with less, each region gets a table of its own."""
+_UNITS = "Per second: prompt tokens (prefill), generated tokens (decode), requests (both)."
+
+
+@dataclass(frozen=True)
+class InstanceGroup:
+    """Equal instances together: same role, region, layout and markets, all kept or all new."""
+
+    example: Instance
+    layout: str
+    number: int
+    per_s: float
+    usd_per_hour: float
+
+    @property
+    def service(self) -> str:
+        """The service they belong to."""
+        return self.example.service
+
+    @property
+    def phase(self) -> Phase:
+        """The phase they run."""
+        return self.example.phase
+
+    @property
+    def region(self) -> str:
+        """Where they stand."""
+        return self.example.region
+
+    @property
+    def kept(self) -> bool:
+        """Whether they ran before."""
+        return self.example.kept
+
+
+def group_instances(plan: Plan) -> list[InstanceGroup]:
+    """Return the instances of a plan with equal ones folded, by service, phase, region and layout."""
+
+    def key(instance: Instance) -> tuple[str, int, str, str, bool]:
+        phase = _PHASES.index(instance.phase)
+        kept = not instance.kept
+        return (instance.service, phase, instance.region, instance.describe(), kept)
+
+    groups: dict[tuple[str, int, str, str, bool], list[Instance]] = {}
+    for instance in sorted(plan.instances, key=key):
+        groups.setdefault(key(instance), []).append(instance)
+    return [
+        InstanceGroup(
+            example=group[0],
+            layout=group[0].describe(),
+            number=len(group),
+            per_s=sum(i.throughput_per_s for i in group),
+            usd_per_hour=sum(i.usd_per_hour for i in group),
+        )
+        for group in groups.values()
+    ]
+
+
+def format_gap(gap: float) -> str:
+    """Write a proven gap: "0.08%", and "below 0.01%" for what hardly is one."""
+    return "0%" if gap < 1e-9 else "below 0.01%" if gap < 1e-4 else format_share(gap)
+
+
+def describe_plan(plan: Plan) -> str:
+    """Say in a line or two what the plan costs and what is proven of it."""
+    size = f"{pluralize(plan.nodes, 'node')}, {pluralize(plan.gpus, 'GPU')}"
+    cost = f"{format_price(plan.usd_per_hour)} on {size}"
+    if plan.init_usd > 0:
+        cost += f", and {format_price(plan.init_usd)} for starting new instances"
+    if plan.bound is None or plan.gap is None:
+        return f"{cost}. Nothing is proven ({plan.solver})."
+    if plan.status == "partial":
+        what = "nothing within its settings serves that share for less than"
+    else:
+        what = "nothing within its settings costs less than"
+    proven = f"Proven: {what} {format_price(plan.bound)} (gap {format_gap(plan.gap)})."
+    if plan.status == "feasible" and not plan.notes:
+        proven += " The deadline came before the gap asked for."
+    return f"{cost}. {proven}"
+
+
+def describe_shortage(plan: Plan, problem: Problem) -> str | None:
+    """Say which share of demand a plan serves, and what binds, unless it serves all."""
+    if plan.status == "infeasible":
+        text = "INFEASIBLE: no plan meets the demand."
+    elif plan.status == "partial":
+        served = format_share(served_share(plan, problem))
+        least = {role: part for role, part in plan.served_fraction.items() if part < 1.0}
+        roles = ", ".join(f"{role} {format_share(part)}" for role, part in least.items())
+        text = f"PARTIAL: serves {served} of the demand ({roles})."
+    else:
+        return None
+    return f"{text} What binds: {'; '.join(plan.reasons)}." if plan.reasons else text
+
+
+def draw_rented_plan(
+    plan: Plan, problem: Problem, compared: Sequence[Compared], width: int
+) -> RenderableType:
+    """Return everything about a plan on rented nodes for a terminal of so many columns."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    shortage = describe_shortage(plan, problem)
+    if shortage is not None:
+        parts.append(Text(shortage, style="bold red"))
+    parts += [
+        *_draw_instances(plan, problem, width),
+        _draw_roles(plan, problem),
+        _draw_costs(plan, problem, width),
+    ]
+    if compared:
+        parts.append(_draw_comparison(plan, problem, compared))
+    parts.append(Text(f"{plan.problem_name}: {describe_plan(plan)}", style="bold"))
+    if plan.reasons and plan.bound is not None and shortage is None:
+        parts.append(Text(f"What keeps it from being cheaper: {'; '.join(plan.reasons)}."))
+    parts += [Text(f"Simulated: {note}.") for note in plan.notes]
+    return Group(*parts)
+
+
+def _draw_instances(plan: Plan, problem: Problem, width: int) -> list[Table]:
+    """One table, or where that leaves no room for the layouts one for each region."""
+    groups = group_instances(plan)
+    regions = sorted({group.region for group in groups})
+    state = bool(problem.running)
+    if len(regions) > 1:
+        grid = list_instances(groups, region=True, state=state)
+        if _measure_room(grid, width) >= _GOOD_LAYOUT:
+            return [_draw_layouts(grid, "Instances", width)]
+    return [
+        _draw_layouts(
+            list_instances(
+                [group for group in groups if group.region == region], region=False, state=state
+            ),
+            f"Instances in {region}",
+            width,
+        )
+        for region in regions
+    ]
+
+
+def list_instances(groups: Sequence[InstanceGroup], *, region: bool, state: bool) -> Grid:
+    """Return a row for each group of equal instances, with its region and its state if asked for."""
+    columns = ["", "service", "phase", *(["region"] if region else []), "layers", "carries", "$/h"]
+    return Grid(
+        [*columns, "state"] if state else columns,
+        [
+            [
+                f"{group.number}x",
+                group.service,
+                str(group.phase),
+                *([group.region] if region else []),
+                group.layout,
+                format_throughput(group.per_s),
+                format_usd(group.usd_per_hour, sign=False),
+                *(["kept" if group.kept else "new"] if state else []),
+            ]
+            for group in groups
+        ],
+        right=("", "carries", "$/h"),
+    )
+
+
+def _measure_room(grid: Grid, width: int) -> int:
+    """The columns left for layouts."""
+    taken = sum(
+        max(len(name), *(len(str(row[at])) for row in grid.rows)) + 2
+        for at, name in enumerate(grid.columns)
+        if name != "layers"
+    )
+    return max(_LEAST_LAYOUT, width - taken - 3)
+
+
+def _draw_layouts(grid: Grid, title: str, width: int) -> Table:
+    room, at = _measure_room(grid, width), list(grid.columns).index("layers")
+    rows = [[*row[:at], wrap_layout(str(row[at]), room), *row[at + 1 :]] for row in grid.rows]
+    return _tighten(table(grid.columns, rows, title=title, right=grid.right))
+
+
+def wrap_layout(layout: str, width: int) -> str:
+    """Break a layout into lines between stages, and inside one only if it must."""
+    lines: list[str] = []
+    for stage in layout.split(" | "):
+        if lines and len(lines[-1]) + 3 + len(stage) <= width:
+            lines[-1] += f" | {stage}"
+        else:
+            lines.append(stage)
+    return "\n".join(lines)
+
+
+def _draw_roles(plan: Plan, problem: Problem) -> Table:
+    cost = {
+        (service.service, phase.phase): phase
+        for service in cost_report(plan, problem).services
+        for phase in service.phases
+    }
+    short = plan.status == "partial"
+    lines = []
+    for slack, role in zip(slacks(plan, problem), problem.roles, strict=True):
+        spent = cost[role.model, role.phase]
+        tokens_usd = spent.usd_per_million_tokens
+        use = slack.demand_per_s / slack.capacity_per_s if slack.capacity_per_s > 0 else None
+        lines.append(
+            (
+                role.model,
+                role.phase,
+                format_throughput(slack.demand_per_s),
+                format_throughput(slack.capacity_per_s),
+                None if use is None else format_share(min(use, 1.0)),
+                *([format_share(slack.served)] if short else []),
+                format_usd(spent.usd_per_hour, sign=False),
+                None if tokens_usd is None else format_usd(tokens_usd, sign=False, decimals=3),
+            )
+        )
+    columns = ["service", "phase", "demand", "capacity", "in use", "served", "$/h", "$/M tok"]
+    if not short:
+        columns.remove("served")
+    drawn = table(columns, lines, title="Demand and capacity", right=columns[2:], caption=_UNITS)
+    return _tighten(drawn)
+
+
+def sum_costs(plan: Plan) -> dict[tuple[str, str], float]:
+    """Return what each service costs in each region, in USD per hour."""
+    usd: dict[tuple[str, str], float] = {}
+    for instance in plan.instances:
+        key = (instance.service, instance.region)
+        usd[key] = usd.get(key, 0.0) + instance.usd_per_hour
+    return usd
+
+
+def _draw_costs(plan: Plan, problem: Problem, width: int) -> RenderableType:
+    usd = sum_costs(plan)
+    regions = sorted({region for _, region in usd})
+    services = [service.name for service in problem.services]
+    names = max(map(len, [*services, "service"]))
+    if len(regions) > 1 and names + 12 + sum(len(region) + 2 for region in regions) > width:
+        from rich.console import Group
+
+        lines = [(r, _format_cell(sum(usd.get((s, r), 0.0) for s in services))) for r in regions]
+        by_region = _tighten(
+            table(("region", "$/h"), lines, title="Cost by region", right=("$/h",))
+        )
+        return Group(_draw_cost_table(usd, services, [], "Cost by service"), by_region)
+    return _draw_cost_table(usd, services, regions if len(regions) > 1 else [], "Cost per hour")
+
+
+def _draw_cost_table(
+    usd: dict[tuple[str, str], float], services: list[str], regions: list[str], title: str
+) -> Table:
+    def total(service: str | None = None, region: str | None = None) -> float:
+        return sum(
+            value for (s, r), value in usd.items() if service in (None, s) and region in (None, r)
+        )
+
+    lines = [
+        [
+            service,
+            *(_format_cell(usd.get((service, r), 0.0)) for r in regions),
+            _format_cell(total(service)),
+        ]
+        for service in services
+    ]
+    lines.append(
+        ["total", *(_format_cell(total(region=r)) for r in regions), _format_cell(total())]
+    )
+    columns = ["service", *regions, "all" if regions else "$/h"]
+    return _tighten(table(columns, lines, title=title, right=columns[1:]))
+
+
+def _format_cell(value: float) -> str | None:
+    return format_usd(value, sign=False) if value else None
+
+
+def _draw_comparison(plan: Plan, problem: Problem, compared: Sequence[Compared]) -> Table:
+    served_now = format_served(served_share(plan, problem), served_share(plan, problem, mean=True))
+    lines: list[tuple[object, ...]] = [
+        (plan.solver, format_usd(plan.usd_per_hour, sign=False), "x1.00", plan.nodes, served_now)
+    ]
+    for other in compared:
+        if other.broken:
+            lines.append((other.solver, None, None, None, f"breaks {', '.join(other.broken)}"))
+            continue
+        ratio = None if other.ratio is None else f"x{other.ratio:.2f}"
+        usd = format_usd(other.usd_per_hour or 0.0, sign=False)
+        served = format_served(other.served or 0.0, other.served_mean or 0.0)
+        lines.append((other.solver, usd, ratio, other.nodes, served))
+    columns = ("solver", "$/h", "ratio", "nodes", "serves")
+    return _tighten(table(columns, lines, title="Next to the baselines", right=columns[1:4]))
+
+
+def format_served(least: float, mean: float) -> str:
+    """Write which share of demand is served: by the least served role, and on average."""
+    if least >= 1.0:
+        return format_share(least)
+    return f"{format_share(least)}, on average {format_share(mean)}"
+
+
+def _tighten(drawn: Table) -> Table:
+    """Less space between columns, and no row folded where it need not be."""
+    tighten(drawn)
+    for column in drawn.columns:
+        column.no_wrap = column.header != "layers"
+        if not column.no_wrap:
+            column.min_width = _LEAST_LAYOUT
+    return drawn

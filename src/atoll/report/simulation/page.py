@@ -1,0 +1,152 @@
+"""A simulation as one HTML page, or inside a notebook: distributions, timeline, heat map, tables."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.core.units import format_duration, format_price, format_usd
+from atoll.plan.problem import Problem
+from atoll.report.plan.rented_page import list_services
+from atoll.report.render import Grid, render_fragment, render_page
+from atoll.report.simulation.plots_svg import (
+    LinePlot,
+    Values,
+    choose_colour,
+    map_heat,
+    plot_distributions,
+    plot_over_time,
+)
+from atoll.report.simulation.tables import (
+    describe_run,
+    format_part,
+    format_time,
+    list_nodes,
+    list_promises,
+)
+from atoll.sim.result import SimReport
+
+_TEMPLATE = "simulation.html.j2"
+
+
+def render_simulation_page(report: SimReport, problem: Problem) -> str:
+    """Return the report of a run as the text of one HTML file; the same run gives the same bytes."""
+    return render_page(_TEMPLATE, _gather(report, problem))
+
+
+def render_simulation_fragment(report: SimReport, problem: Problem) -> str:
+    """Return the report of a run as one HTML element, for a notebook."""
+    return render_fragment(_TEMPLATE, _gather(report, problem))
+
+
+def _gather(report: SimReport, problem: Problem) -> dict[str, object]:
+    """Everything that `pages/simulation.html.j2` shows."""
+    return {
+        "title": f"Simulation of {report.plan_name}",
+        "headline": describe_run(report),
+        "cards": _list_figures(report),
+        "promises": list_promises(report, problem),
+        "colours": {s.name: choose_colour(i) for i, s in enumerate(report.services)},
+        "latencies": _plot_latencies(report, problem),
+        "timelines": _plot_timelines(report),
+        "heat": map_heat(
+            "how busy nodes are",
+            [
+                f"{node.instance} {node.node}{f'.{node.group}' if node.group else ''}"
+                f" {node.node_type}"
+                for node in report.nodes
+            ],
+            report.series.busy.astype(np.float64),
+        ),
+        "nodes": list_nodes(report.nodes),
+        "instances": _list_instances(report),
+        "links": Grid(
+            ("link", "sending"),
+            [(name, format_part(share)) for name, share in report.link_busy.items()],
+            ("sending",),
+        ),
+        "services": list_services(problem),
+    }
+
+
+def _list_figures(report: SimReport) -> list[tuple[str, str]]:
+    figures = [
+        ("kept their promises", format_part(report.attainment)),
+        ("requests finished", f"{report.finished:,}"),
+        ("tokens/s", f"{report.tokens_per_s:,.0f}"),
+        ("simulated", format_duration(report.clock_s)),
+    ]
+    if report.usd > 0:
+        figures.append(("cost", format_price(report.usd_per_hour)))
+    if report.usd_per_million_tokens:
+        figures.append(("per million tokens", format_usd(report.usd_per_million_tokens)))
+    if report.retries:
+        figures.append(("started over", f"{report.retries:,}"))
+    return figures
+
+
+def _plot_latencies(report: SimReport, problem: Problem) -> list[LinePlot]:
+    requests = report.requests
+    promises = [problem.service(service.name) for service in report.services]
+    none: list[float | None] = [None for _ in promises]
+    asked: tuple[tuple[str, Values, list[float | None]], ...] = (
+        ("time to first token", requests.ttft_s, [p.ttft_s for p in promises]),
+        ("time per token, mean", requests.tpot_s, [p.tpot_s for p in promises]),
+        ("largest gap between tokens", requests.largest_gap_s, none),
+        ("whole request", requests.e2e_s, none),
+    )
+    plots = (
+        plot_distributions(title, _split(values, requests.service), promised)
+        for title, values, promised in asked
+    )
+    return [plot for plot in plots if plot is not None]
+
+
+def _split(values: Values, service: NDArray[np.int16]) -> list[Values]:
+    """The values of each service."""
+    count = int(service.max(initial=0)) + 1
+    return [values[service == at] for at in range(count)]
+
+
+def _plot_timelines(report: SimReport) -> list[LinePlot]:
+    series = report.series
+    starts_s = np.arange(len(series.waiting), dtype=np.float64) * series.bin_s
+    # What happens after the last bin is counted in it: it ends where the run does.
+    widths_s = np.diff(starts_s, append=max(report.clock_s, float(starts_s[-1]) + 1e-9))
+    lines: tuple[tuple[str, dict[str, Values]], ...] = (
+        (
+            "requests/s",
+            {
+                "arrived": series.arrived.sum(axis=1) / widths_s,
+                "finished": series.finished.sum(axis=1) / widths_s,
+            },
+        ),
+        ("tokens/s", {"generated": series.tokens.sum(axis=1) / widths_s}),
+        (
+            "requests",
+            {
+                "in flight": series.flying.astype(np.float64),
+                "waiting for a place": series.waiting.astype(np.float64),
+            },
+        ),
+    )
+    times_s, end_s = starts_s + widths_s / 2, float(widths_s.sum())
+    return [plot_over_time(title, times_s, end_s, named) for title, named in lines]
+
+
+def _list_instances(report: SimReport) -> Grid:
+    columns = ("instance", "phase", "region", "rented", "ready", "gone", "tokens", "cost")
+    rows = [
+        (
+            instance.instance,
+            instance.phase,
+            instance.region,
+            format_time(instance.rented_s),
+            format_time(instance.ready_s),
+            format_time(instance.gone_s),
+            f"{instance.tokens:,}",
+            format_usd(instance.usd),
+        )
+        for instance in report.instances
+    ]
+    return Grid(columns, rows, columns[3:])

@@ -1,0 +1,273 @@
+"""One service on a fixed cluster, or on some nodes of it: every way to place it, by name.
+
+`flow.search` is the default; `flow.milp` proves optima of small clusters; the others are simple rules to
+compare with (`baselines`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from atoll.catalog.catalog import Catalog
+from atoll.plan.plan import Goal, Plan
+from atoll.plan.problem import Problem, Service
+from atoll.solve.effort import Rank
+from atoll.solve.place.bottleneck import bottleneck
+from atoll.solve.place.candidates import Score
+from atoll.solve.place.from_problem import flow_instance
+from atoll.solve.place.instance import FlowInstance, Flows, Placement
+from atoll.solve.place.to_plan import Placed
+
+SEARCH, MILP = "flow.search", "flow.milp"
+RULES = ("swarm", "petals", "separate", "separate-plus", "chain", "random")
+NAMES = (SEARCH, MILP, *RULES)
+OBJECTIVES: tuple[Goal, ...] = ("sustained", "max-flow")
+SECONDS = 60.0
+_LANES_S = 5.0
+
+Log = Callable[[float, float, float], None]
+"""Told seconds so far, the best value and the proven bound, both in tokens/s."""
+
+
+@dataclass(frozen=True)
+class FlowEffort:
+    """How to solve: for how long, what for, and with partial inference or without it.
+
+    With `promise`, no pipeline may be slower than the service promises (`latency`). `rank` values plans
+    (a simulation, say): the best few by `sustain` throughput are ranked by it and the best changed
+    further (`refine`); without it the best by `sustain` is taken.
+    """
+
+    seconds: float = SECONDS
+    objective: Goal | None = None
+    partial: bool = False
+    promise: bool = False
+    workers: int = 1
+    log: Log | None = None
+    rank: Rank | None = None
+
+    @property
+    def goal(self) -> Goal:
+        """The objective, by default the first of those that can be asked for."""
+        return self.objective or OBJECTIVES[0]
+
+
+@dataclass(frozen=True)
+class ServicePlacement:
+    """A placement of one service, the proven bound on any in tokens/s, and what limits it if not a cut."""
+
+    placed: Placed
+    bound: float | None
+    limit: str | None = None
+
+
+def place(
+    name: str,
+    problem: Problem,
+    catalog: Catalog,
+    service: Service,
+    effort: FlowEffort,
+    *,
+    nodes: Sequence[str] | None = None,
+) -> ServicePlacement | None:
+    """Place one service on the cluster, or on some nodes of it, by name; None if nothing flows."""
+    best = places(name, problem, catalog, service, effort, nodes=nodes)
+    return best[0] if best else None
+
+
+def places(
+    name: str,
+    problem: Problem,
+    catalog: Catalog,
+    service: Service,
+    effort: FlowEffort,
+    *,
+    nodes: Sequence[str] | None = None,
+    most: int = 1,
+) -> list[ServicePlacement]:
+    """Return the best placements of one service, best first; more than one for `sustain` searches only."""
+    instance = flow_instance(problem, catalog, service, partial=effort.partial, nodes=nodes)
+    seed = problem.settings.seed
+    score = _score(service, effort)
+    bound: float | None = None
+    placements: list[Placement | None]
+    if name in RULES:
+        instance, placement = by_rule(name, instance, seed)
+        placements = [placement]
+    elif effort.goal == "max-flow" and not effort.promise:
+        placement, bound = _search_flow(name, instance, effort, seed)
+        placements = [placement]
+    else:
+        placements, bound = _search_scored(instance, score, effort, seed, most)
+    placements_found = []
+    for placement in placements:
+        flows = None if placement is None else score(instance, placement)
+        if placement is None or flows is None or flows.value <= 0:
+            continue
+        placed = Placed(service, instance, placement, flows)
+        lasting = effort.goal == "sustained" and not effort.promise
+        limit = describe_limit(instance, placement, flows) if lasting else None
+        placements_found.append(ServicePlacement(placed, bound, limit))
+    return placements_found
+
+
+def _score(service: Service, effort: FlowEffort) -> Score:
+    """Return what makes the flow of a placement: the largest, the lasting one, or one in time."""
+    from atoll.solve.place.evaluate import max_flow
+
+    def within(instance: FlowInstance, placement: Placement) -> Flows:
+        from atoll.solve.place.latency import flow_within, scale_flows
+
+        flows = flow_within(instance, placement, service.ttft_s, service.tpot_s)
+        if effort.goal != "sustained" or flows.value <= 0:
+            return flows
+        from atoll.solve.place.sustained.sustained import sustain
+
+        # With less flow every way is quicker, so what lasts keeps the promise as well.
+        lasting = sustain(instance, placement, flows).flows.value
+        return scale_flows(flows, min(1.0, lasting / flows.value))
+
+    def lasting(instance: FlowInstance, placement: Placement) -> Flows:
+        from atoll.solve.place.sustained.sustained import best_flows
+
+        return within_rates(instance, placement, best_flows(instance, placement).flows)
+
+    if effort.promise:
+        return within
+    return lasting if effort.goal == "sustained" else max_flow
+
+
+def within_rates(instance: FlowInstance, placement: Placement, flows: Flows) -> Flows:
+    """Return a flow scaled down until no node carries more than its rate."""
+    from atoll.solve.place.latency import scale_flows
+
+    held = placement.end - placement.start
+    rate = instance.rate[range(instance.size), held]
+    through = flows.enter + flows.edge.sum(axis=0)
+    used = through > 0
+    return scale_flows(flows, min(1.0, float((rate[used] / through[used]).min(initial=1.0))))
+
+
+def _search_scored(
+    instance: FlowInstance, score: Score, effort: FlowEffort, seed: int, most: int
+) -> tuple[list[Placement | None], float]:
+    from atoll.solve.place.bound.bounds import upper_bound
+    from atoll.solve.place.candidates import best_candidates
+
+    bound = upper_bound(instance).value
+    quick = None
+    if effort.goal == "sustained" and not effort.promise:
+        from atoll.solve.place.sustained.sustained import evaluator, site_of
+
+        quick = evaluator(site_of(instance))
+    best = best_candidates(
+        instance,
+        score,
+        starts(instance, seed, effort.seconds),
+        seconds=effort.seconds,
+        seed=seed,
+        workers=effort.workers,
+        bound=bound,
+        quick=quick,
+        log=effort.log,
+        most=most,
+    )
+    return [placement for placement, _ in best], bound
+
+
+def describe_limit(instance: FlowInstance, placement: Placement, flows: Flows) -> str | None:
+    """Say which node's KV cache is full first."""
+    from atoll.solve.place.sustained.sustained import sustain
+
+    lasting = sustain(instance, placement, flows)
+    if lasting.limiting is None:
+        return None
+    name, kind = instance.names[lasting.limiting], instance.node_types[lasting.limiting]
+    held = int(placement.end[lasting.limiting] - placement.start[lasting.limiting])
+    return (
+        f"KV cache of {name} ({kind}, {held} layers) is full with {lasting.in_flight:,.0f} requests in "
+        f"flight for {lasting.residence_s:,.0f} s each"
+    )
+
+
+def by_rule(name: str, instance: FlowInstance, seed: int) -> tuple[FlowInstance, Placement | None]:
+    """Return the placement by a simple rule; Petals' needs partial inference, so the instance may change."""
+    from atoll.solve.place import baselines
+
+    if name == "petals":
+        instance = replace(instance, partial=True)
+        return instance, baselines.petals(instance, seed)
+    if name == "random":
+        return instance, baselines.at_random(instance, seed)
+    rules = {
+        "swarm": baselines.swarm,
+        "separate": baselines.separate,
+        "separate-plus": baselines.separate_plus,
+        "chain": baselines.chain,
+    }
+    return instance, rules[name](instance)
+
+
+def starts(instance: FlowInstance, seed: int, seconds: float) -> list[Placement]:
+    """Return placements to search from: the simple rules, and one or two lanes of blocks (`lanes`)."""
+    from atoll.solve.place.bound.lanes import lanes
+
+    names = [name for name in RULES if name not in ("petals", "random")]
+    if instance.partial:
+        names.append("petals")
+    placements = [by_rule(name, instance, seed)[1] for name in names]
+    placements.append(lanes(instance, seconds=min(_LANES_S, seconds / 4)))
+    return [placement for placement in placements if placement is not None]
+
+
+def _search_flow(
+    name: str, instance: FlowInstance, effort: FlowEffort, seed: int
+) -> tuple[Placement | None, float | None]:
+    from atoll.solve.place.search.search import search
+
+    given = starts(instance, seed, effort.seconds)
+    best = search(
+        instance,
+        seconds=effort.seconds if name == SEARCH else min(effort.seconds / 4, 10.0),
+        seed=seed,
+        workers=effort.workers,
+        start=given,
+        log=effort.log,
+    )
+    if name == MILP and best.value < best.bound:
+        from atoll.solve.place.milp.milp import solve_milp
+
+        proven = solve_milp(
+            instance,
+            seconds=max(0.0, effort.seconds - best.seconds),
+            start=[best.placement],
+            log=effort.log,
+        )
+        best = replace(
+            proven if proven.value >= best.value else best, bound=min(best.bound, proven.bound)
+        )
+    return best.placement, best.bound
+
+
+def reasons(plan: Plan, problem: Problem, catalog: Catalog) -> list[str]:
+    """Name the bottleneck of every instance of a plan."""
+    lines = []
+    for instance in plan.instances:
+        cut = bottleneck(instance, problem, catalog)
+        if cut is not None:
+            service = f"{instance.service}: " if len(plan.instances) > 1 else ""
+            lines.append(f"{service}bottleneck {cut}")
+    return lines
+
+
+def shortage(
+    problem: Problem, catalog: Catalog, service: Service, nodes: Sequence[str] | None = None
+) -> str | None:
+    """Say how much is missing where nodes cannot hold all layers of a model together."""
+    from atoll.solve.place.bound.bounds import find_missing
+
+    spec = catalog.model(service.model).llm
+    per_layer = sum(spec.layer_weight_bytes(i) for i in range(spec.layers)) / spec.layers
+    lacking = find_missing(flow_instance(problem, catalog, service, nodes=nodes), per_layer)
+    return f"{service.model}: {lacking}" if lacking.layers else None

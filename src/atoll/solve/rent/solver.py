@@ -1,0 +1,93 @@
+"""Solvers for nodes that can be rented behind one call: a problem with offers in, a plan out.
+
+`optimal` is the default: exact templates, then the cheapest allocation of them. The others are simple ways
+to rent, to compare with (`baselines`). All of them choose among templates, which are made here when they
+are needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+from atoll.catalog.catalog import Catalog
+from atoll.core.errors import UsageError
+from atoll.core.units import format_price, format_share
+from atoll.plan.plan import Plan
+from atoll.plan.problem import Problem
+from atoll.solve.effort import Effort
+from atoll.solve.family import SolverFamily
+from atoll.solve.progress import OnProgress, Progress
+from atoll.solve.rent import baselines, optimal
+from atoll.solve.templates.library import Libraries, template_libraries
+
+DEFAULT = optimal.SOLVER
+BASELINES: dict[str, Callable[[Problem, Catalog, Libraries], Plan]] = {
+    "homogeneous": baselines.plan_homogeneous,
+    "homogeneous-node": partial(baselines.plan_homogeneous, most_nodes=1),
+    "cauchy": baselines.plan_cauchy,
+    "cauchy-node": partial(baselines.plan_cauchy, most_nodes=1),
+    "memory-proportional": baselines.plan_memory_proportional,
+}
+NAMES = (DEFAULT, *BASELINES)
+
+
+def solve(
+    name: str,
+    problem: Problem,
+    catalog: Catalog,
+    effort: Effort,
+    deadline_s: float,
+    on_progress: OnProgress | None = None,
+) -> Plan:
+    """Return the plan of the solver called `name`; "infeasible", with reasons, where there is none."""
+    _refuse_cluster_options(effort)
+    libraries = template_libraries(problem, catalog, cached=effort.cached, on_progress=on_progress)
+    if name != DEFAULT:
+        return BASELINES[name](problem, catalog, libraries)
+
+    def log(seconds: float, objective: float, bound: float) -> None:
+        if on_progress is not None:
+            on_progress(Progress("allocating", _describe(seconds, objective, bound)))
+
+    solved = optimal.solve(
+        problem, catalog, libraries, deadline_s=deadline_s, gap=effort.gap, log=log
+    )
+    return solved.plan
+
+
+def _count_templates(problem: Problem, catalog: Catalog, cached: bool) -> dict[str, dict[str, int]]:
+    libraries = template_libraries(problem, catalog, cached=cached)
+    return {
+        role: {"templates": len(library), "multisets": library.multisets}
+        for role, library in libraries.roles.items()
+    }
+
+
+def _describe(seconds: float, objective: float, bound: float) -> str:
+    best = "no plan yet"
+    if math.isfinite(objective) and objective > 0:
+        best = f"best {format_price(objective)}, gap {format_share(max(0, 1 - bound / objective))}"
+    return f"{seconds:.1f}s: {best}, proven {format_price(max(0.0, bound))}"
+
+
+def _refuse_cluster_options(effort: Effort) -> None:
+    options = {
+        "objective": effort.objective is not None,
+        "partial": effort.partial,
+        "promise": effort.promise,
+    }
+    for option, is_set in options.items():
+        if is_set:
+            raise UsageError(f"--{option} is for fixed clusters", hint="leave it out")
+
+
+FAMILY = SolverFamily(
+    names=NAMES,
+    baselines=tuple(BASELINES),
+    solve=solve,
+    count_templates=_count_templates,
+    failure="no plan meets the demand of {name}",
+    hint="`atoll explain --fleet FLEET` finds what would help",
+)

@@ -1,0 +1,35 @@
+"""The example scripts run, and say what they are about."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SAID = {
+    "plan_fleet.py": ("quickstart: $16.54/h on 9 nodes", "L40S:4      not used"),
+    "what_if.py": ("homogeneous", "If every L40S cost half as much again", "return "),
+    "place_cluster.py": ("layers  0 to", "no placement carries more than", "kept their promises"),
+}
+
+
+def test_every_script_is_run() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(SAID)
+
+
+@pytest.mark.parametrize("name", sorted(SAID))
+def test_a_script_runs(name: str, tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, EXAMPLES / name],
+        cwd=tmp_path,  # wherever it is started
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    for words in SAID[name]:
+        assert words in ran.stdout
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,483 @@
+"""Pages and fragments: one file with everything, both kinds of plan behind one door, nothing unescaped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from atoll.core.errors import UsageError
+from atoll.plan.cluster import Cluster
+from atoll.plan.diff import diff
+from atoll.plan.plan import Plan
+from atoll.plan.problem import Problem
+from atoll.report.diff import draw_diff, render_diff_fragment
+from atoll.report.explanation import draw_explanation, render_explanation_fragment
+from atoll.report.plan.show import (
+    draw_plan,
+    render_plan_fragment,
+    render_plan_page,
+    render_plan_svg,
+)
+from atoll.report.render import render_fragment, render_page
+from atoll.report.simulation.page import render_simulation_fragment, render_simulation_page
+from atoll.report.simulation.plots_svg import plot_distributions, plot_over_time
+from atoll.report.simulation.tables import draw_simulation
+from atoll.sim.result import (
+    InstanceSummary,
+    NodeSummary,
+    RequestColumns,
+    ServiceSummary,
+    SimReport,
+    Spread,
+    TimeSeries,
+)
+from atoll.solve.comparison import Compared
+from atoll.solve.explain.explanation import (
+    Constraint,
+    Explanation,
+    ExtraNodes,
+    NodeUse,
+    Repair,
+    Slack,
+    Worth,
+)
+from tests.plan import builders, clusters
+
+HOSTILE = "\"></style></title><script>alert(1)</script><b onclick='x'>&{{ 7 * 7 }}{% raw %}"
+"""As a name in a file might be: HTML, an attribute's end, a template's syntax."""
+HARMLESS = "a harmless name"
+
+PLANS: dict[str, Callable[[], tuple[Problem, Plan]]] = {
+    "rented": builders.small,
+    "cluster": lambda: (clusters.problem(), clusters.plan()),
+}
+
+
+class Elements(HTMLParser):
+    """Collects tags with the names of their attributes, and the text between them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, tuple[str, ...]]] = []
+        self.fetched: list[str] = []
+        self.text = ""
+        self.feed(re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL))
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, tuple(name for name, _ in attrs)))
+        self.fetched += [
+            value or "" for name, value in attrs if name in ("src", "href", "data", "action")
+        ]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def named(name: str, kind: str) -> tuple[Problem, Plan]:
+    """A problem and its plan in which all that people and files name begins with this name.
+
+    All but services: their names are parts of roles, which are never read with such letters in them.
+    """
+    asked, made = PLANS[kind]()
+
+    def rename(text: str | None) -> str | None:
+        """The name of a machine or a region; "*" stands for all of them."""
+        return text if text in (None, "*") else f"{name}{text}"
+
+    instances = tuple(
+        instance.model_copy(
+            update={
+                "id": rename(instance.id),
+                "region": rename(instance.region),
+                "nodes": tuple(
+                    node.model_copy(
+                        update={"host": rename(node.host), "region": rename(node.region)}
+                    )
+                    for node in instance.nodes
+                ),
+            }
+        )
+        for instance in made.instances
+    )
+    # A cluster's profiles are found by the model's name.
+    model = {"model": name} if asked.cluster is None else {}
+    changes: dict[str, object] = {
+        "name": name,
+        "services": tuple(service.model_copy(update=model) for service in asked.services),
+        "offers": tuple(
+            offer.model_copy(update={"region": rename(offer.region)}) for offer in asked.offers
+        ),
+    }
+    if asked.cluster is not None:
+        changes["cluster"] = Cluster.model_construct(
+            **{
+                **dict(asked.cluster),
+                "nodes": tuple(
+                    node.model_copy(
+                        update={"name": rename(node.name), "region": rename(node.region)}
+                    )
+                    for node in asked.cluster.nodes
+                ),
+                "links": tuple(
+                    link.model_copy(update={"src": rename(link.src), "dst": rename(link.dst)})
+                    for link in asked.cluster.links
+                ),
+            }
+        )
+    problem = Problem.model_construct(**{**dict(asked), **changes})
+    plan = made.model_copy(
+        update={
+            "problem_name": name,
+            "problem_hash": name,
+            "solver": name,
+            "instances": instances,
+            "status": "partial",
+            "served_fraction": dict.fromkeys(made.served_fraction, 0.5),
+            "reasons": (name, name),
+            "notes": (name,),
+        }
+    )
+    return problem, plan
+
+
+def compared(name: str) -> list[Compared]:
+    return [
+        Compared(solver=name, usd_per_hour=9.5, nodes=9, served=0.4, served_mean=0.7),
+        Compared(solver=name, broken=(name,)),
+        Compared(solver=name, tokens_per_s=700.0, nodes=4, hops=2),
+        Compared(solver=name, nodes=0),
+    ]
+
+
+def explanation(name: str) -> Explanation:
+    worth = Worth(usd_per_hour=2.0, at_least=1.0, at_most=2.5, served=1.0, served_now=1.0)
+    extra = ExtraNodes(region=name, node_type="L4:1", market="spot", count=2)
+    return Explanation(
+        problem_name=name,
+        status="partial",
+        served=0.831,
+        usd_per_hour=17.76,
+        objective=17.76,
+        constraints=(
+            Constraint(
+                kind="availability", where=name, used=1, limit=1, loosened=name, worth=worth
+            ),
+        ),
+        demand=(Slack(role=name, demand_per_s=10.0, capacity_per_s=12.5, served=0.9),),
+        repairs=(Repair(kind="nodes", where=name, rentals=(extra,), usd_per_hour=20.0),),
+        node_types=(NodeUse(node_type=name, verdict="used", used=1, available=2, used_by=(name,)),),
+        plans=7,
+        left_out=(name,),
+    )
+
+
+@cache
+def run_of(name: str, requests: int = 40) -> tuple[SimReport, Problem]:
+    """A made-up run of a service with this name; of no request where `requests` is 0."""
+    problem = builders.problem(services=(builders.service(),))
+    problem = problem.model_copy(
+        update={"services": (problem.services[0].model_copy(update={"name": name}),)}
+    )
+    times = np.linspace(0.01, 2.0, requests)
+    spread = Spread.of(times)
+    bins, late = 5, np.ones(5, dtype=np.int64)
+    service = ServiceSummary(
+        name=name, requests=requests, finished=requests, dropped=0, unfinished=0, retries=0,
+        requests_per_s=4.0, tokens_per_s=100.0, goodput_requests_per_s=1234.0, goodput_tokens_per_s=50.0,
+        attainment=0.9998 if requests else None, attainment_ttft=1.0, attainment_tpot=None,
+        ttft_s=spread, tpot_s=spread, e2e_s=spread, largest_gap_s=spread, token_gap_s=spread,
+    )  # fmt: skip
+    node = NodeSummary(
+        instance=name, node=name, group=1, node_type=name, service=name, phase="both", layers=(0, 8),
+        utilisation=0.5, steps=3, mean_sequences=1.5, prompt_tokens=1, decode_tokens=1, kv_tokens=9.0,
+        kv_mean=0.1, kv_peak=0.2, queue_mean=0.3,
+    )  # fmt: skip
+    instance = InstanceSummary(name, name, "both", name, 0.0, None, None, 1234, 0.042)
+    flags = np.ones(requests, dtype=np.bool_)
+    columns = RequestColumns(
+        service=np.zeros(requests, dtype=np.int16), arrival_s=times, input=np.ones(requests, np.int32),
+        output=np.ones(requests, np.int32), ttft_s=times, tpot_s=times, largest_gap_s=times, e2e_s=times,
+        retries=np.zeros(requests, dtype=np.int16), outcome=np.zeros(requests, dtype=np.int8),
+        met_ttft=flags, met_tpot=flags, judged=flags,
+    )  # fmt: skip
+    shares = np.full((bins, 1), 0.5, dtype=np.float32)
+    series = TimeSeries(
+        bin_s=2.0, busy=shares, queue=shares, kv=shares, arrived=np.full((bins, 1), 8), waiting=late,
+        finished=np.full((bins, 1), 8), tokens=np.full((bins, 1), 4000), flying=late,
+    )  # fmt: skip
+    report = SimReport(
+        plan_name=name, services=(service,), nodes=(node,), instances=(instance,), requests=columns,
+        series=series, link_busy={name: 0.7}, component_busy={name: 0.1}, clock_s=16.0, window_s=16.0,
+        finished=requests, dropped=1, rejected=0, retries=2, usd=0.1, usd_per_million_tokens=0.5, cpu_s=1.0,
+    )  # fmt: skip
+    return report, problem
+
+
+Shown = Callable[[str], str]
+
+
+def show_plan(render: Callable[..., str], kind: str, *, others: bool = True) -> Shown:
+    def shown(name: str) -> str:
+        asked, made = named(name, kind)
+        return render(made, asked, compared(name) if others else ())
+
+    return shown
+
+
+def show_run(render: Callable[[SimReport, Problem], str]) -> Shown:
+    return lambda name: render(*run_of(name))
+
+
+def show_diff(name: str) -> str:
+    _, made = named(name, "rented")
+    less = made.model_copy(update={"instances": made.instances[1:]})
+    return render_diff_fragment(diff(less, made)) + render_diff_fragment(diff(made, less))
+
+
+PAGES: dict[str, Shown] = {
+    "rented": show_plan(render_plan_page, "rented"),
+    "cluster": show_plan(render_plan_page, "cluster"),
+    "simulation": show_run(render_simulation_page),
+}
+FRAGMENTS: dict[str, Shown] = {
+    "rented": show_plan(render_plan_fragment, "rented"),
+    "cluster": show_plan(render_plan_fragment, "cluster"),
+    "simulation": show_run(render_simulation_fragment),
+    "explanation": lambda name: render_explanation_fragment(explanation(name), (name,)),
+}
+
+
+# Names out of files
+
+
+@pytest.mark.parametrize("shown", [*PAGES.values(), *FRAGMENTS.values(), show_diff])
+def test_a_name_is_never_markup(shown: Shown) -> None:
+    harmless, hostile = Elements(shown(HARMLESS)), Elements(shown(HOSTILE))
+    assert hostile.text.count(HOSTILE) == harmless.text.count(HARMLESS) >= 3
+    assert hostile.tags == harmless.tags
+
+
+def test_a_drawing_in_a_file_of_its_own_is_sound_whatever_the_names() -> None:
+    harmless, hostile = (
+        list(ElementTree.fromstring(render_plan_svg(made, asked)).iter())
+        for asked, made in (named(HARMLESS, "cluster"), named(HOSTILE, "cluster"))
+    )
+    assert [element.tag for element in hostile] == [element.tag for element in harmless]
+    assert any(HOSTILE in (element.text or "") for element in hostile)
+
+
+def test_what_a_template_names_must_be_given() -> None:
+    from jinja2 import UndefinedError
+
+    with pytest.raises(UndefinedError, match="headline"):
+        render_page("explanation.html.j2", {"title": "t"})
+
+
+# Pages
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_needs_nothing_else(name: str) -> None:
+    page = PAGES[name]("lab")
+    assert page.startswith("<!doctype html>")
+    assert page.endswith("</html>\n")
+    assert page == PAGES[name]("lab")
+    elements = Elements(page)
+    kinds = {tag for tag, _ in elements.tags}
+    assert kinds.isdisjoint({"script", "link", "img", "iframe", "object", "embed", "form"})
+    assert elements.fetched == []
+    assert "http" not in page.replace("http-equiv", "")
+    assert re.search(r"@import|url\(", page) is None
+    assert "default-src 'none'" in page
+
+
+# Fragments
+
+
+@pytest.mark.parametrize("name", FRAGMENTS)
+def test_a_fragment_is_one_element(name: str) -> None:
+    fragment = FRAGMENTS[name]("lab")
+    root = ElementTree.fromstring(fragment.replace("&", "&amp;"))
+    assert root.tag == "div"
+    assert {element.tag for element in root.iter()}.isdisjoint({"html", "body", "head", "h1", "h2"})
+
+
+def test_the_styles_of_a_fragment_stay_inside_it() -> None:
+    root = ElementTree.fromstring(render_diff_fragment(diff(*2 * [builders.small()[1]])))
+    (style,) = (element.text or "" for element in root.iter("style"))
+    flat = re.sub(r"@media[^{]*\{(.*?\})\s*\}", r"\1", style, flags=re.DOTALL)
+    selectors = [
+        selector.strip()
+        for group in re.findall(r"([^{}]+)\{[^{}]*\}", flat)
+        for selector in group.split(",")
+    ]
+    assert len(selectors) > 40
+    assert [selector for selector in selectors if not selector.startswith(".atoll")] == []
+
+
+@pytest.mark.parametrize("kind", PLANS)
+def test_a_fragment_says_what_the_page_says(kind: str) -> None:
+    """Every word of the page is in the fragment; only the order may differ."""
+    page, fragment = (
+        Elements(re.sub(r"<title>.*?</title>", "", shown("lab"), flags=re.DOTALL))
+        for shown in (PAGES[kind], FRAGMENTS[kind])
+    )
+    assert sorted(page.text.split()) == sorted(fragment.text.replace("Details", "", 1).split())
+
+
+# Every state of a plan
+
+
+@pytest.mark.parametrize("kind", PLANS)
+def test_a_plan_that_is_none_can_be_shown(kind: str) -> None:
+    asked, made = PLANS[kind]()
+    none = made.model_copy(
+        update={
+            "instances": (), "routes": (), "status": "infeasible", "usd_per_hour": 0.0,
+            "objective": None, "bound": None, "gap": None, "served_fraction": {}, "reasons": (),
+        }
+    )  # fmt: skip
+    for text in (
+        render_plan_page(none, asked),
+        render_plan_fragment(none, asked),
+        drawn(none, asked),
+    ):
+        assert "INFEASIBLE" in text
+        assert "100%" not in Elements(text).text
+
+
+def drawn(plan: Plan, problem: Problem) -> str:
+    console = Console(width=120, markup=False)
+    with console.capture() as captured:
+        console.print(draw_plan(plan, problem, width=120))
+    return captured.get()
+
+
+@pytest.mark.parametrize("kind", PLANS)
+def test_the_terminal_shows_plans_of_both_kinds(kind: str) -> None:
+    asked, made = PLANS[kind]()
+    text = drawn(made, asked)
+    assert f"{asked.name}: " in text
+    assert "Demand and capacity" in text
+
+
+def test_only_one_placement_fits_a_drawing() -> None:
+    with pytest.raises(UsageError, match="fixed clusters"):
+        render_plan_svg(builders.small()[1], builders.small()[0])
+    asked, made = PLANS["cluster"]()
+    two = made.model_copy(update={"instances": made.instances * 2})
+    with pytest.raises(UsageError, match="one model"):
+        render_plan_svg(two, asked)
+
+
+# Other things that are shown
+
+
+def printed(renderable: object) -> str:
+    console = Console(width=200, markup=False)
+    with console.capture() as captured:
+        console.print(renderable)
+    return captured.get()
+
+
+def test_an_explanation_in_the_terminal() -> None:
+    text = printed(draw_explanation(explanation("lab"), ("a note",)))
+    assert text.startswith(
+        "lab: partial, $17.76/h, serves 83.1% of the demand. Planned again 7 times.\na note\n"
+    )
+    for part in ("What binds", "to spare", "25%", "Any one of these meets all demand", "Left out"):
+        assert part in text
+    only = printed(draw_explanation(explanation("lab"), only_nodes=True))
+    assert "What binds" not in only
+    assert "1 of 2 used" in only
+
+
+def test_an_explanation_that_found_no_repair_says_so() -> None:
+    short = explanation("lab").model_copy(update={"repairs": (), "constraints": ()})
+    for text in (printed(draw_explanation(short)), render_explanation_fragment(short)):
+        assert "no single change was found that meets all demand" in text
+        assert "nothing: no offer is used up and no limit is set" in text
+
+
+def test_a_diff_is_shown_as_it_is_told() -> None:
+    _, made = builders.small()
+    less = made.model_copy(
+        update={
+            "instances": made.instances[1:],
+            "usd_per_hour": made.usd_per_hour - made.instances[0].usd_per_hour,
+        }
+    )
+    change = diff(made, less)
+    assert printed(draw_diff(change)).strip() == change.text()
+    text = Elements(render_diff_fragment(change)).text
+    assert made.instances[0].id in text
+    assert "stop" in text
+    assert "Nothing changes" not in text
+    assert "Nothing changes." in render_diff_fragment(diff(made, made))
+
+
+def test_a_run_is_shown() -> None:
+    text = Elements(render_simulation_page(*run_of("lab"))).text
+    assert "99.9%" in text  # not all of them kept their promises
+    assert "1,234/s" in text
+    assert "$0.042" in text
+    assert printed(draw_simulation(*run_of("lab"))).startswith("40 requests in 16s, ")
+
+
+def test_a_run_without_requests_is_shown() -> None:
+    report, problem = run_of("lab", 0)
+    page = render_simulation_page(report, problem)
+    assert page.count("<polyline") == 5
+    assert Elements(page).text.count("- / -") == 2
+
+
+def test_what_came_after_the_last_bin_does_not_look_like_a_burst() -> None:
+    """The last bin takes all that is left, eight seconds of it here, and its rate is that of those."""
+    report, problem = run_of("lab")
+    tokens = np.array([[4000], [4000], [4000], [4000], [16_000]])
+    level = replace(report, series=replace(report.series, tokens=tokens))
+    (plot,) = re.findall(
+        r"<figure><figcaption[^>]*>tokens/s.*?</figure>",
+        render_simulation_page(level, problem),
+        re.DOTALL,
+    )
+    (points,) = re.findall(r'points="([^"]*)"', plot)
+    heights = {point.split(",")[1] for point in points.split()}
+    assert len(heights) == 1
+
+
+@pytest.mark.parametrize("most", [1e-6, 0.3, 7.0, 99.0, 1e4])
+@pytest.mark.parametrize("end_s", [0.01, 16.0, 600.0, 90_000.0, 3e6])
+def test_axes_have_a_few_round_marks(most: float, end_s: float) -> None:
+    values = np.array([0.0, most])
+    plot = plot_over_time("t", np.array([0.0, end_s]), end_s, {"line": values})
+    assert 2 <= len(plot.ticks_x) <= 9
+    assert 3 <= len(plot.ticks_y) <= 6
+    assert all(plot.left - 1e-6 <= tick.x <= plot.right + 1e-6 for tick in plot.ticks_x)
+    assert (
+        min(tick.y for tick in plot.ticks_y)
+        <= min(float(point.split(",")[1]) for point in plot.lines[0].points.split()) + 0.1
+    )
+
+
+@pytest.mark.parametrize("span", [1.01, 3.0, 50.0, 1e4, 1e9])
+def test_logarithmic_axes_have_a_few_marks(span: float) -> None:
+    plot = plot_distributions("t", [np.array([0.013, 0.013 * span])], [None])
+    assert plot is not None
+    assert 2 <= len(plot.ticks_x) <= 10
+    assert plot_distributions("t", [np.array([np.nan])], [None]) is None
+
+
+def test_a_fragment_without_details_has_no_fold() -> None:
+    shown = {"title": "t", "facts": [], "drawing": ""}
+    assert "<details>" not in render_fragment("charts.html.j2", shown)
+    assert "<details>" in FRAGMENTS["rented"]("lab")
