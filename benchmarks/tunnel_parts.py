@@ -22,8 +22,8 @@ from atoll.fabric.tunnel.frames import TunnelRequest
 from atoll.fabric.tunnel.server import TunnelServer
 from atoll.runtime.http.upstream import HttpUpstream, HttpUpstreamPool
 from atoll.runtime.join.bridge import Bridge
+from atoll.runtime.pool.member import Backend, Member
 from atoll.runtime.pool.outliers import Outliers
-from atoll.runtime.pool.pool import Backend, Member
 from benchmarks.fake_engine import LAST, MODEL, Client, Engine
 
 _EVENT = (

@@ -16,7 +16,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = Path(sysconfig.get_path("scripts"))
-SOURCES = [name for name in ("src", "tests", "tools", "benchmarks", "examples") if (ROOT / name).is_dir()]
+SOURCES = [
+    name for name in ("src", "tests", "tools", "benchmarks", "examples") if (ROOT / name).is_dir()
+]
 
 
 @dataclass(frozen=True, slots=True)

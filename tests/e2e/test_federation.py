@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.engine]
 
 ROOT = Path(__file__).parents[2]
 MODEL = "smollm2"
+TOKEN = "of-the-test"
 READY_S = 120.0
 ATOLL = (sys.executable, "-m", "atoll")
 
@@ -91,7 +92,12 @@ class Federation:
                 os.killpg(process.pid, 9)
 
     def _env(self) -> dict[str, str]:
-        return {**os.environ, "ATOLL_STATE": str(self.folder / "state"), "COLUMNS": "120"}
+        return {
+            **os.environ,
+            "ATOLL_STATE": str(self.folder / "state"),
+            "ATOLL_ADMIN_TOKEN": TOKEN,
+            "COLUMNS": "120",
+        }
 
 
 def free_port() -> int:
@@ -236,7 +242,10 @@ def test_a_stream_outlives_its_site(federation: Federation) -> None:
 
 
 def _serving_site(fed: Federation) -> str:
-    with urllib.request.urlopen(f"{fed.url}/atoll/v1/status") as page:
+    asked = urllib.request.Request(
+        f"{fed.url}/atoll/v1/status", headers={"authorization": f"Bearer {TOKEN}"}
+    )
+    with urllib.request.urlopen(asked) as page:
         backends = json.load(page)["backends"]
     busy = next(b for b in backends if b["inflight"])
     node = busy["metadata"]["node"]

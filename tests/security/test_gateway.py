@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,15 @@ from atoll.fabric.registry.records import Metadata, NodeService, SessionState
 from atoll.fabric.transport.peers import Peer
 from atoll.fabric.tunnel.server import IncomingCall
 from atoll.runtime.accounts.keys import ApiKey, NewKey, make_key, matches, read_bearer
-from atoll.runtime.federation.links import FarLinks, _elsewhere, probe
 from atoll.runtime.federation.members import Members
+from atoll.runtime.federation.upstreams import FarUpstreamPool, _elsewhere, probe
 from atoll.runtime.gateway.settings import GatewayLimits
 from atoll.runtime.join.bridge import reachable
 from atoll.runtime.openai import read_request
+from atoll.runtime.pool.member import Backend, Member
 from atoll.runtime.pool.outliers import Outliers
 from atoll.runtime.pool.policy import ModelOffer, Policy
-from atoll.runtime.pool.pool import Backend, BackendPool, Member
+from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.logs import SilentLog
 from tests.runtime.federation.live import site, until
 from tests.runtime.federation.test_keys import bearer, with_keys
@@ -176,9 +179,9 @@ def test_a_name_that_means_this_machine_later_is_not_asked(monkeypatch: pytest.M
         url = await engine.start()
         loop = asyncio.get_running_loop()
         with monkeypatch.context() as patch:
-            patch.setattr("atoll.runtime.federation.links._elsewhere", lambda *_: True)
+            patch.setattr("atoll.runtime.federation.upstreams._elsewhere", lambda *_: True)
             links = await probe(url, ("m",), loop, own_machine=False)
-        assert isinstance(links, FarLinks)
+        assert isinstance(links, FarUpstreamPool)
         # What the name meant at first has changed.
         with pytest.raises(ConnectionRefusedError):
             await links.connect()
@@ -213,7 +216,7 @@ def test_addresses_that_are_none(url: str) -> None:
 
 def test_keys_never_go_to_a_node_that_is_asked_straight() -> None:
     async def go() -> None:
-        links = FarLinks(
+        links = FarUpstreamPool(
             Member(Backend(id="x", url="http://h:1", models=("m",)), Outliers()),
             asyncio.get_running_loop(),
         )
@@ -352,12 +355,80 @@ def test_a_token_is_not_in_what_goes_wrong_with_it(tmp_path: Path) -> None:
     assert token[60:90] not in repr(access)
 
 
-@pytest.mark.parametrize("name", ["x-forwarded-for", "Forwarded", "X-Real-IP", "via"])
-def test_whoever_asks_through_a_proxy_is_not_this_machine(name: str) -> None:
+@asynccontextmanager
+async def reverse_proxy(port: int) -> AsyncIterator[int]:
+    """Pass everything on to a port of this machine, from this machine, and add nothing."""
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(2**16):
+            writer.write(data)
+        writer.close()
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pump(reader, back), pump(there, writer), return_exceptions=True)
+
+    server = await asyncio.start_server(connect, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+PROXIED = [
+    "",
+    "x-forwarded-for: 192.0.2.1\r\n",
+    "Forwarded: for=192.0.2.1\r\n",
+    "X-Real-IP: 127.0.0.1\r\n",
+    "via: 1.1 proxy\r\n",
+]
+
+
+@pytest.mark.parametrize("said", PROXIED)
+def test_a_proxy_on_this_machine_does_not_open_the_admin_api(said: str) -> None:
+    """A plain reverse proxy passes strangers' requests on from loopback, and need not say so."""
+
     async def go() -> None:
-        async with running([ScriptedEngine()]) as bench:
-            assert (await bench.get("/atoll/v1/status")).status == 200
-            assert (await bench.get("/atoll/v1/status", f"{name}: 192.0.2.1\r\n")).status == 403
+        async with running([ScriptedEngine()]) as bench, reverse_proxy(bench.port) as port:
+            bench.port = port
+            headers = f"{said}content-type: application/json\r\n"
+            new = {"id": "x", "url": "http://127.0.0.1:1", "models": ["m"]}
+            assert (await bench.post("/atoll/v1/backends", new, headers)).status == 403
+            reply = await bench.get("/atoll/v1/backends/e0", headers, method="DELETE")
+            assert reply.status == 403
+            for path in ("/atoll/v1/status", "/atoll/v1/fabric", "/metrics"):
+                assert (await bench.get(path, headers)).status == 403
+            assert list(bench.gateway.pool.members) == ["e0"]
+            assert (await bench.post(CHAT, chat())).status == 200
+
+    run(go())
+
+
+def test_administering_lends_nobody_the_name_of_a_provider(tmp_path: Path) -> None:
+    async def go() -> None:
+        accounts, (trusting,) = await with_keys(
+            tmp_path, NewKey(name="t", policy=Policy(providers=("ETH",)))
+        )
+        crook = ScriptedEngine()
+        async with site(tmp_path, accounts=accounts) as fabric:
+            worker = await fabric.worker("z", "ETH", services=[NodeService("other")])
+            sid = worker.fabric.sid
+            new = {"id": "x", "url": await crook.start(), "models": ["m"]}
+            for claim in (
+                {"metadata": {"provider": "ETH"}},
+                {"id": sid},
+                {"id": sid, "url": f"fabric://{sid}"},
+                {"url": f"fabric://{sid}"},
+            ):
+                reply = await fabric.bench.admin("/atoll/v1/backends", new | claim)
+                assert reply.status == 400, claim
+            assert list(fabric.gateway.pool.members) == [sid]
+            assert (await fabric.bench.admin("/atoll/v1/backends", new)).status == 200
+            assert (await fabric.chat(bearer(trusting))).status == 403
+            assert (await fabric.chat(bearer(trusting), model="other")).status == 200
+        assert not crook.seen
+        await crook.stop()
+        await accounts.close()
 
     run(go())
 

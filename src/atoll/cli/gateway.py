@@ -97,8 +97,9 @@ def gateway(options: GatewayCommandSettings) -> None:
     need_fabric()
     from atoll.routing.policies import gateway_policy_code
     from atoll.runtime.federation.service import ServiceOptions
+    from atoll.runtime.gateway.standalone import read_config
 
-    file = _file(options.config)
+    file = read_config(options.config)
     changed = _overrules(options, file)
     settings = file.model_copy(update=changed)
     gateway_policy_code(settings.policy)
@@ -135,13 +136,6 @@ def _overrules(options: GatewayCommandSettings, file: GatewayFile) -> dict[str, 
         "deadlines": replace(file.deadlines, retry_s=_RETRY_S),
     }
     return {n: value for n, value in usual.items() if n not in file.model_fields_set} | changed
-
-
-def _file(path: Path | None) -> GatewayFile:
-    from atoll.runtime.gateway.settings import GatewayFile
-    from atoll.runtime.gateway.standalone import read_config
-
-    return GatewayFile() if path is None else read_config(path)
 
 
 def _access(text: str | None, *, needed: bool) -> Access | None:
@@ -193,8 +187,11 @@ def _ready(service: GatewayProcess, *, as_json: bool) -> None:
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{port}"
     models = service.gateway.chooser.names()
+    admin_socket = service.gateway.admin_socket
     if as_json:
-        sys.stdout.write(json.dumps({"url": url, "models": models}) + "\n")
+        shown_socket = None if admin_socket is None else str(admin_socket)
+        said = {"url": url, "models": models, "admin_socket": shown_socket}
+        sys.stdout.write(json.dumps(said) + "\n")
     else:
         body = json.dumps(
             {
@@ -207,6 +204,8 @@ def _ready(service: GatewayProcess, *, as_json: bool) -> None:
         out = console()
         out.print(f"answers at {url}/v1 until Ctrl-C", soft_wrap=True)
         out.print(f"models now: {', '.join(models) or 'none yet'}", soft_wrap=True)
+        if admin_socket is not None:
+            out.print(f"administered at {admin_socket}", soft_wrap=True)
         out.print(
             f"\n  curl -N {url}/v1/chat/completions{key} -d {shlex.quote(body)}\n", soft_wrap=True
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -43,22 +44,26 @@ def status(
 
 
 async def _ask_all(fleets: tuple[FleetState, ...]) -> list[Live]:
-    return list(await asyncio.gather(*(_ask(fleet) for fleet in fleets)))
+    return list(await asyncio.gather(*(ask_fleet(fleet) for fleet in fleets)))
 
 
-async def _ask(fleet: FleetState) -> Live:
+async def ask_fleet(fleet: FleetState) -> Live:
     """Ask the gateway and the instances of a fleet; who does not answer is left out."""
-    asked = {"gateway": fleet.url}
-    asked |= {e.id: e.url for e in fleet.endpoints if e.kind == "atoll"}
-    answers = await asyncio.gather(*(_get(url) for url in asked.values()))
+    asked = {"gateway": _get(fleet.url, fleet.admin_socket)}
+    asked |= {e.id: _get(e.url) for e in fleet.endpoints if e.kind == "atoll"}
+    answers = await asyncio.gather(*asked.values())
     return {name: answer for name, answer in zip(asked, answers, strict=True) if answer is not None}
 
 
-async def _get(url: str) -> Any:
+async def _get(url: str, admin_socket: str = "") -> Any:
     from atoll.runtime.http.client import FetchError, fetch
 
     try:
-        code, body = await fetch(f"{url}/atoll/v1/status", timeout_s=2.0)
+        code, body = await fetch(
+            f"{url}/atoll/v1/status",
+            timeout_s=2.0,
+            unix_socket=Path(admin_socket) if admin_socket else None,
+        )
         return json.loads(body) if code == 200 else None
     except (FetchError, ValueError):
         return None

@@ -17,7 +17,8 @@ from atoll.runtime.accounts.database import Database
 from atoll.runtime.accounts.keys import NewKey
 from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import GatewaySettings, HealthSettings
-from atoll.runtime.pool.pool import Backend, BackendPool
+from atoll.runtime.pool.member import Backend
+from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.logs import JsonLog
 from tests.runtime.gateway.engine import Fault, ScriptedEngine
 from tests.runtime.gateway.harness import CHAT, QUICK, Bench, Reply, chat

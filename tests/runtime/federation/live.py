@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -114,7 +115,14 @@ async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
 
 
 @asynccontextmanager
-async def site(tmp_path: Path, *, accounts: Any = None, **settings: Any) -> AsyncIterator[Site]:
+async def site(
+    tmp_path: Path,
+    *,
+    accounts: Any = None,
+    recorder: Any = None,
+    spans: Any = None,
+    **settings: Any,
+) -> AsyncIterator[Site]:
     (port,) = free_ports(1)
     address = f"127.0.0.1:{port}"
     authority = Authority.create(tmp_path / "ca", "test", [address])
@@ -127,7 +135,12 @@ async def site(tmp_path: Path, *, accounts: Any = None, **settings: Any) -> Asyn
             access, Metadata(name="g", provider="uni", role="gateway"), state=SessionState.SERVING
         )
         stack.push_async_callback(fabric.close)
-        chosen: dict[str, Any] = {"policy": "learned", "affinity": True} | settings
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-"))
+        chosen: dict[str, Any] = {
+            "policy": "learned",
+            "affinity": True,
+            "admin_socket": f"{folder}/admin.sock",
+        } | settings
         pool = BackendPool(policy=chosen["policy"], learn=True)
         federation = Federation(fabric, pool)
         stack.push_async_callback(federation.close)
@@ -143,6 +156,8 @@ async def site(tmp_path: Path, *, accounts: Any = None, **settings: Any) -> Asyn
             on_usage=records.append,
             accounts=accounts,
             federation=federation,
+            recorder=recorder,
+            spans=spans,
         )
         _, at = await gateway.start()
         stack.push_async_callback(gateway.close)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from atoll.cli.main import run
+from atoll.runtime.http.client import fetch
 from atoll.runtime.local.build import free_ports
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -110,7 +112,8 @@ def test_a_gateway_with_keys_in_front_of_a_node_without_a_port(
         *("--log", str(tmp_path / "log"), "--record", str(tmp_path / "trace.jsonl")),
         *("--alias", "gpt=m"),
     )
-    at = json.loads(processes.line(gateway))["url"]
+    said = json.loads(processes.line(gateway))
+    at = said["url"]
     body = {"model": "gpt", "messages": [{"role": "user", "content": "hello"}]}
     until = time.monotonic() + 90
     status, answer, headers = ask(f"{at}/v1/chat/completions", body, key)
@@ -121,7 +124,9 @@ def test_a_gateway_with_keys_in_front_of_a_node_without_a_port(
     assert headers["x-atoll-model"] == "m"
     assert headers["x-atoll-provider-verified"] == "no"
     assert ask(f"{at}/v1/chat/completions", body)[0] == 401
-    nodes = ask(f"{at}/atoll/v1/fabric")[1]["nodes"]
+    assert ask(f"{at}/atoll/v1/fabric", None, key)[0] == 403
+    _, page = asyncio.run(fetch(f"{at}/atoll/v1/fabric", unix_socket=Path(said["admin_socket"])))
+    nodes = json.loads(page)["nodes"]
     assert [n["services"][0]["model"] for n in nodes if n["services"]] == ["m"]
     gateway.send_signal(signal.SIGTERM)
     assert gateway.wait(15) == 0, processes.errors()

@@ -71,7 +71,7 @@ def test_keys_models_and_policies(tmp_path: Path) -> None:
             listed = shown(await fabric.bench.get("/v1/models", bearer(only_big)))["data"]
             assert [m["id"] for m in listed] == ["big"]
             assert (await fabric.bench.get("/v1/models/m", bearer(only_big))).status == 404
-            page = (await fabric.bench.get("/metrics")).body.decode()
+            page = (await fabric.bench.admin("/metrics")).body.decode()
             assert 'atoll_keys_refused_total{status="401"}' in page
             seen = [s for w in fabric.workers for s in w.engine.seen]
             assert seen
@@ -141,7 +141,8 @@ def test_every_token_is_written_down_once_through_failover(tmp_path: Path) -> No
 def test_a_key_on_a_gateway_without_a_fabric(tmp_path: Path) -> None:
     from atoll.runtime.gateway.app import Gateway
     from atoll.runtime.gateway.settings import GatewaySettings
-    from atoll.runtime.pool.pool import Backend, BackendPool
+    from atoll.runtime.pool.member import Backend
+    from atoll.runtime.pool.pool import BackendPool
     from tests.runtime.gateway.harness import Bench
 
     async def go() -> None:
@@ -160,13 +161,16 @@ def test_a_key_on_a_gateway_without_a_fabric(tmp_path: Path) -> None:
                 )
             ]
         )
-        gateway = Gateway(pool, GatewaySettings(port=0), accounts=accounts)
+        gateway = Gateway(pool, GatewaySettings(port=0, admin_socket=""), accounts=accounts)
         _, port = await gateway.start()
         bench = Bench(gateway, [engine], port)
         assert (await bench.post(CHAT, chat())).status == 401
         reply = await bench.post(CHAT, chat(), bearer(secret))
         assert reply.status == 200
-        assert reply.headers["x-atoll-provider"] == "ETH"
+        # A provider is what a certificate says; a backend that has none may not claim one.
+        assert "x-atoll-provider" not in reply.headers
+        reply = await bench.post(CHAT, chat(), bearer(secret) + "x-atoll-providers: ETH\r\n")
+        assert reply.status == 503
         reply = await bench.post(CHAT, chat(), bearer(secret) + "x-atoll-regions: us\r\n")
         assert reply.status == 503
         await bench.settled()

@@ -143,7 +143,7 @@ def test_policies_of_requests(tmp_path: Path) -> None:
                 reply = await fabric.chat(bad)
                 assert reply.status == 400, bad
                 assert shown(reply)["error"]["param"] == bad.partition(":")[0]
-            page = (await fabric.bench.get("/metrics")).body.decode()
+            page = (await fabric.bench.admin("/metrics")).body.decode()
             assert 'atoll_policy_refusals_total{reason="provider"} 1' in page
             assert 'atoll_fabric_members{state="serving"}' in page
 
@@ -346,7 +346,7 @@ def test_nodes_that_do_not_take_our_requests_are_not_asked(tmp_path: Path) -> No
             await fabric.worker("b", "Acme", accept="allow:front")
             for _ in range(3):
                 assert (await fabric.chat()).headers["x-atoll-node"] == "b/n1"
-            told = shown(await fabric.bench.get("/atoll/v1/fabric"))
+            told = shown(await fabric.bench.admin("/atoll/v1/fabric"))
             why = {n["sid"]: n["unused_because"] for n in told["nodes"]}
             assert why[closed.fabric.sid] == "it does not take requests of ours"
             assert len(told["hubs"]) == 1
@@ -380,22 +380,22 @@ def test_straight_where_the_address_answers_else_through_the_tunnel(
             await engine.start()
             worker = await fabric.worker("a", engine=engine, direct=engine.url)
             member = fabric.gateway.pool.members[worker.fabric.sid]
-            links = fabric.gateway.links(member)
+            upstreams = fabric.gateway.upstreams(member)
             await asyncio.sleep(0.7)
             # The address is of this machine, which a node elsewhere cannot mean.
-            assert links.direct is None  # type: ignore[attr-defined]
-            monkeypatch.setattr("atoll.runtime.federation.links._elsewhere", lambda *_: True)
+            assert upstreams.direct is None  # type: ignore[attr-defined]
+            monkeypatch.setattr("atoll.runtime.federation.upstreams._elsewhere", lambda *_: True)
             monkeypatch.setattr("atoll.runtime.federation.federation._PROBE_AGAIN_S", 0.0)
             await asyncio.sleep(0.7)
             # It answers, but not with the models of the node.
-            assert links.direct is None  # type: ignore[attr-defined]
+            assert upstreams.direct is None  # type: ignore[attr-defined]
             engine.model = "m"
-            await until(lambda: links.direct is not None)  # type: ignore[attr-defined]
+            await until(lambda: upstreams.direct is not None)  # type: ignore[attr-defined]
             before = worker.bridge.requests
             assert (await fabric.chat()).status == 200
             assert worker.bridge.requests == before
-            links.direct._port = 1  # type: ignore[attr-defined]
-            links.drop_idle()
+            upstreams.direct._port = 1  # type: ignore[attr-defined]
+            upstreams.drop_idle()
             monkeypatch.setattr("atoll.runtime.federation.federation._PROBE_AGAIN_S", 60.0)
             assert (await fabric.chat()).status == 200
             assert worker.bridge.requests == before + 1
@@ -412,10 +412,10 @@ def test_requests_wait_in_order_while_every_node_is_full(tmp_path: Path) -> None
                 asyncio.create_task(fabric.chat(text=f"{i}", stream=True, max_tokens=10))
                 for i in range(12)
             ]
-            await until(lambda: fabric.gateway.waiting)
+            await until(lambda: fabric.gateway.queue.waiting)
             assert max(m.inflight for m in fabric.gateway.pool.members.values()) == 2
             assert [r.status for r in await asyncio.gather(*asked)] == [200] * 12
-            assert not fabric.gateway.waiting
+            assert not fabric.gateway.queue.waiting
         (tmp_path / "again").mkdir()
         async with site(tmp_path / "again", queue_s=0.3, affinity=False) as fabric:
             await fabric.worker("a", engine=ScriptedEngine(step_s=0.1), max_inflight=1)
@@ -425,7 +425,7 @@ def test_requests_wait_in_order_while_every_node_is_full(tmp_path: Path) -> None
             assert reply.status == 503
             assert "busy" in shown(reply)["error"]["message"]
             assert (await first).status == 200
-            assert not fabric.gateway.waiting
+            assert not fabric.gateway.queue.waiting
 
     run(go())
 
@@ -433,15 +433,15 @@ def test_requests_wait_in_order_while_every_node_is_full(tmp_path: Path) -> None
 def test_what_runs_straight_leaves_a_node_whose_token_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atoll.runtime.federation.links._elsewhere", lambda *_: True)
+    monkeypatch.setattr("atoll.runtime.federation.upstreams._elsewhere", lambda *_: True)
 
     async def go() -> None:
         async with site(tmp_path, flap_s=0.1, policy="iwrr", affinity=False) as fabric:
             slow = ScriptedEngine(step_s=0.1)
             await slow.start()
             silent = await fabric.worker("a", engine=slow, direct=slow.url)
-            links = fabric.gateway.links(fabric.gateway.pool.members[silent.fabric.sid])
-            await until(lambda: links.direct is not None)  # type: ignore[attr-defined]
+            upstreams = fabric.gateway.upstreams(fabric.gateway.pool.members[silent.fabric.sid])
+            await until(lambda: upstreams.direct is not None)  # type: ignore[attr-defined]
             running = asyncio.create_task(fabric.chat(stream=True, text=LONG, max_tokens=80))
             await until(lambda: slow.running == 1)
             await asyncio.sleep(0.2)
@@ -476,11 +476,9 @@ def test_load_that_others_cause_counts(tmp_path: Path) -> None:
 
 def test_spans_traces_and_opting_out(tmp_path: Path) -> None:
     async def go() -> None:
-        async with site(tmp_path) as fabric:
+        spans, recorder = Spy(), Spy()
+        async with site(tmp_path, spans=spans, recorder=recorder) as fabric:
             await fabric.worker("a")
-            spans, recorder = Spy(), Spy()
-            fabric.gateway.spans = spans  # type: ignore[assignment]
-            fabric.gateway.recorder = recorder  # type: ignore[assignment]
             given = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
             await fabric.chat(f"traceparent: {given}\r\n")
             await fabric.chat()

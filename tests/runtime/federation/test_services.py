@@ -10,7 +10,8 @@ import pytest
 
 from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import GatewaySettings, HealthSettings
-from atoll.runtime.pool.pool import Backend, BackendPool
+from atoll.runtime.pool.member import Backend
+from atoll.runtime.pool.pool import BackendPool
 from tests.runtime.gateway.harness import QUICK, Bench
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter, str], Awaitable[None]]
@@ -73,14 +74,18 @@ def run(handlers: list[Handler], use: Callable[[Bench, list[Server]], Awaitable[
             ]
         )
         settings = GatewaySettings(
-            port=0, deadlines=QUICK, health=HealthSettings(enabled=False), policy="iwrr"
+            port=0,
+            deadlines=QUICK,
+            health=HealthSettings(enabled=False),
+            policy="iwrr",
+            admin_socket="",
         )
         gateway = Gateway(pool, settings)
         _, port = await gateway.start()
         try:
             await use(Bench(gateway, [], port), servers)
             async with asyncio.timeout(60):
-                while gateway.passages or any(m.inflight for m in pool.members.values()):
+                while gateway.service_proxies or any(m.inflight for m in pool.members.values()):
                     await asyncio.sleep(0.01)
         finally:
             await gateway.close()

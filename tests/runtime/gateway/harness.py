@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import Deadlines, GatewayLimits, GatewaySettings, HealthSettings
-from atoll.runtime.pool.pool import Backend, BackendPool
+from atoll.runtime.pool.member import Backend
+from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.usage import UsageRecord
 from tests.runtime.gateway.engine import ScriptedEngine
 
@@ -82,7 +85,27 @@ class Bench:
         )
 
     async def ask(self, raw: bytes) -> Reply:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        return await self._ask(raw, asyncio.open_connection("127.0.0.1", self.port))
+
+    async def admin(
+        self, path: str, body: object = None, *, method: str | None = None, headers: str = ""
+    ) -> Reply:
+        """Ask on the admin socket; a body is posted as JSON."""
+        raw = (
+            b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        )
+        verb = method or ("GET" if body is None else "POST")
+        head = f"{verb} {path} HTTP/1.1\r\nhost: x\r\n{headers}content-length: {len(raw)}\r\n\r\n"
+        assert self.gateway.admin_socket is not None
+        opening = asyncio.open_unix_connection(self.gateway.admin_socket)
+        return await self._ask(head.encode() + raw, opening)
+
+    async def _ask(
+        self,
+        raw: bytes,
+        opening: Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]],
+    ) -> Reply:
+        reader, writer = await opening
         try:
             writer.write(raw)
             return await asyncio.wait_for(read_reply(reader), 60)
@@ -136,20 +159,22 @@ async def running(
                 max_inflight=max_inflight,
             )
         )
+    folder = Path(tempfile.mkdtemp(prefix="atoll-"))
     settings = GatewaySettings(
         port=0,
         deadlines=deadlines,
         limits=limits or GatewayLimits(),
         health=health or HealthSettings(enabled=False),
-        **more,
+        **({"admin_socket": str(folder / "admin.sock")} | more),
     )
     records: list[UsageRecord] = []
     gateway = Gateway(pool, settings, on_usage=records.append)
-    _, port = await gateway.start()
     try:
+        _, port = await gateway.start()
         yield Bench(gateway, list(engines), port, records)
     finally:
         await gateway.close()
+        folder.rmdir()
         for engine in engines:
             await engine.stop()
         await asyncio.sleep(0.01)

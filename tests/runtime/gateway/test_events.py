@@ -59,7 +59,7 @@ def test_journal_of_a_long_stream_keeps_text_not_bytes() -> None:
     for _ in range(20_000):
         journal.append(EVENT)
     assert sum(map(len, journal._raw)) <= 600_000
-    answer = journal.delivered().answers[0]
+    answer = journal.read().answers[0]
     assert answer.text == "a" * 20_000
     assert answer.tokens == 20_000
 
@@ -68,7 +68,7 @@ def test_tokens_are_counted_by_the_best_that_is_known() -> None:
     def tokens(**choice: object) -> tuple[int, list[int] | None]:
         journal = StreamJournal()
         journal.append(event_of({"choices": [{"index": 0, "delta": {"content": "ab"}} | choice]}))
-        answer = journal.delivered().answers[0]
+        answer = journal.read().answers[0]
         return answer.tokens, answer.token_ids
 
     assert tokens() == (1, None)
@@ -87,7 +87,7 @@ def test_malformed_chunks_do_no_harm() -> None:
         b"data: {\n\n",
     ):
         journal.append(raw)
-    assert journal.delivered().tokens == 0
+    assert journal.read().tokens == 0
 
 
 CHOICES = st.fixed_dictionaries(
@@ -119,5 +119,5 @@ def test_tokens_counted_piece_by_piece_are_those_of_the_journal(
         data = b"".join(event_of({"choices": choices}) for choices in piece)
         journal.append(data)
         counted += tokens_in(data)
-    assert counted == journal.delivered().tokens
+    assert counted == journal.read().tokens
     assert tokens_in(b": a comment\n\ndata: [DONE]\n\ndata: nonsense\n\n") == 0

@@ -18,7 +18,7 @@ from atoll.runtime.gateway.resume import (
     resume,
 )
 from atoll.runtime.openai import ChatRequest, Generation, Message, read_request
-from atoll.runtime.pool.pool import Kind
+from atoll.runtime.pool.member import Kind
 
 CHAT = "/v1/chat/completions"
 Json = dict[str, Any]

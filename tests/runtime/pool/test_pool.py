@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import AtollError, InputError, UnknownNameError
+from atoll.runtime.pool.member import Backend, Member
 from atoll.runtime.pool.outliers import OutlierSettings
-from atoll.runtime.pool.pool import Backend, BackendPool, Member
+from atoll.runtime.pool.pool import BackendPool
 
 
 def backend(name: str, weight: float = 1.0, **more: object) -> Backend:
@@ -127,14 +128,14 @@ def test_url_may_end_in_the_version() -> None:
 
 def fail(them: BackendPool, member: Member, times: int, now_s: float) -> None:
     for _ in range(times):
-        them.failed(member, now_s, "scripted")
+        them.note_failure(member, now_s, "scripted")
 
 
 def test_five_failures_in_a_row_eject_for_longer_each_time() -> None:
     them = pool(1.0, 1.0)
     bad = them.members["b0"]
     fail(them, bad, 4, 0.0)
-    them.succeeded(bad, 0.1)
+    them.note_success(bad, 0.1)
     fail(them, bad, 4, 0.0)
     assert bad.state == "up"
     fail(them, bad, 1, 0.0)
@@ -166,9 +167,9 @@ def test_success_rate_far_below_the_others_ejects() -> None:
     for name, member in them.members.items():
         for number in range(200):
             if name == "b3" and number % 2:
-                them.failed(member, 1.0, "scripted")
+                them.note_failure(member, 1.0, "scripted")
             else:
-                them.succeeded(member, 0.1)
+                them.note_success(member, 0.1)
     told: list[str] = []
     them.listeners.append(lambda event, member: told.append(f"{event} {member.backend.id}"))
     them.tick(10.0)

@@ -9,7 +9,7 @@ from atoll.core.errors import InputError
 from atoll.core.files import atomic_write
 from atoll.core.frozen import Frozen
 from atoll.plan.plan import Instance
-from atoll.runtime.pool.pool import Backend
+from atoll.runtime.pool.member import Backend
 from atoll.runtime.supervise.agent import ProcessSpec
 
 _LONGEST_SOCKET = 100

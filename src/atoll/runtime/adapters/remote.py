@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.runtime.adapters.base import Endpoint
-from atoll.runtime.pool.pool import Backend
+from atoll.runtime.pool.member import Backend
 
 
 def remote_endpoint(

@@ -13,7 +13,7 @@ from atoll.runtime.adapters.base import (
     single_node,
 )
 from atoll.runtime.adapters.probes import TokenProbe
-from atoll.runtime.pool.pool import Backend
+from atoll.runtime.pool.member import Backend
 from atoll.runtime.supervise.agent import ProcessSpec
 from atoll.runtime.supervise.process import Command
 from atoll.runtime.supervise.supervision import RestartLimits

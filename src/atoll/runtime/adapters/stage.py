@@ -9,7 +9,7 @@ from atoll.plan.plan import Instance
 from atoll.runtime.adapters.base import Endpoint, MachineShare, RunDirectory, ServedModel
 from atoll.runtime.adapters.probes import InstanceProbe, NodeProbe
 from atoll.runtime.instance.config import NODES_MISSING, InstanceConfig, InstancePart, engine_name
-from atoll.runtime.pool.pool import Backend
+from atoll.runtime.pool.member import Backend
 from atoll.runtime.supervise.agent import ProcessSpec
 from atoll.runtime.supervise.process import Command
 from atoll.runtime.supervise.supervision import RestartLimits

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import Any, Protocol
 
 import msgspec
 
@@ -13,17 +14,46 @@ from atoll.fabric.registry.records import as_dict
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.peers import Peer
 from atoll.fabric.tunnel.client import TunnelClient
-from atoll.runtime.federation.links import NodeLinks, probe
 from atoll.runtime.federation.members import Members
+from atoll.runtime.federation.upstreams import NodeUpstreamPool, probe
+from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.http.upstream import HttpUpstream, UpstreamPool
-from atoll.runtime.pool.pool import BackendPool, Member
+from atoll.runtime.pool.member import Member
+from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.logs import Log, SilentLog
-
-if TYPE_CHECKING:
-    from atoll.runtime.gateway.app import Gateway
 
 _LOOK_S = 0.5
 _PROBE_AGAIN_S = 60.0
+
+
+class DirectRequest(Protocol):
+    """A request that may run at a node."""
+
+    def uses(self, member: Member) -> bool:
+        """Whether it is at a node now."""
+        ...
+
+    def goes_by(self, kind: type) -> bool:
+        """Whether it was sent on a connection of a kind."""
+        ...
+
+    def member_down(self, reason: str) -> None:
+        """Leave its node."""
+
+
+class FederationContext(Protocol):
+    """What a federation needs of the gateway it works for."""
+
+    settings: GatewaySettings
+
+    @property
+    def relays(self) -> Collection[DirectRequest]:
+        """Requests that run."""
+        ...
+
+    def upstreams(self, member: Member) -> UpstreamPool:
+        """Return the connections to a backend."""
+        ...
 
 
 class Federation:
@@ -46,65 +76,67 @@ class Federation:
         self.members = Members(pool, identity.name, identity.provider, self.log)
         self._pool = pool
         self._loop = asyncio.get_running_loop()
-        self._app: Gateway | None = None
-        self._ways: dict[str, NodeLinks] = {}
+        self._context: FederationContext | None = None
+        self._upstreams: dict[str, NodeUpstreamPool] = {}
         self._probed_s: dict[str, float] = {}
         self._probes: set[asyncio.Task[None]] = set()
-        self._watch: asyncio.Task[None] | None = None
-        fabric.listeners.append(self._heard)
+        self._watching: asyncio.Task[None] | None = None
+        fabric.listeners.append(self._follow_fabric)
         for peer in fabric.peers():
             self.members.take(peer)
 
-    def attach(self, app: Gateway) -> None:
+    def attach(self, context: FederationContext) -> None:
         """Begin to work for a gateway that runs."""
-        self._app = app
-        self._watch = self._loop.create_task(self._look())
+        self._context = context
+        self._watching = self._loop.create_task(self._watch_nodes())
 
     def detach(self) -> None:
         """Bring no more news; the fabric itself is closed by whoever opened it."""
-        if self._heard in self.fabric.listeners:
-            self.fabric.listeners.remove(self._heard)
-        for task in (*self._probes, *([self._watch] if self._watch else [])):
+        if self._follow_fabric in self.fabric.listeners:
+            self.fabric.listeners.remove(self._follow_fabric)
+        for task in (*self._probes, *([self._watching] if self._watching else [])):
             task.cancel()
 
-    def ways(self, member: Member) -> UpstreamPool:
-        """Return the ways to a node."""
-        links = self._ways[member.name] = NodeLinks(member, self.caller, self._loop)
-        return links
+    def upstreams(self, member: Member) -> UpstreamPool:
+        """Return the connections to a node."""
+        upstreams = self._upstreams[member.name] = NodeUpstreamPool(member, self.caller, self._loop)
+        return upstreams
 
-    def has(self, member: Member) -> bool:
+    def is_present(self, member: Member) -> bool:
         """Whether the node of a member is there as far as is known here, this very moment."""
         peer = self.fabric.peer(member.name)
         return peer is not None and peer.alive
 
     # News
 
-    def _heard(self, event: str, peer: Peer) -> None:
+    def _follow_fabric(self, event: str, peer: Peer) -> None:
         sid = peer.sid
         if event == "left":
             self.members.drop(sid)
             self.members.unused.pop(sid, None)
-            self._ways.pop(sid, None)
+            self._upstreams.pop(sid, None)
             self._probed_s.pop(sid, None)
             return
         self.members.take(peer)
-        if event == "down" and self._app is not None:
-            flap_s = self._app.settings.flap_s
-            self._loop.call_later(flap_s, self._gone, sid)
+        if event == "down" and self._context is not None:
+            flap_s = self._context.settings.flap_s
+            self._loop.call_later(flap_s, self._leave_node, sid)
 
-    def _gone(self, sid: str) -> None:
+    def _leave_node(self, sid: str) -> None:
         """Move what runs straight at a node whose token did not come back; the tunnel sees to its own."""
         member = self._pool.members.get(sid)
-        if member is None or member.up or self._app is None or not self.fabric.connected:
+        if member is None or member.up or self._context is None or not self.fabric.connected:
             return
-        for relay in [r for r in self._app.relays if r.uses(member) and r.goes_by(HttpUpstream)]:
+        for relay in [
+            r for r in self._context.relays if r.uses(member) and r.goes_by(HttpUpstream)
+        ]:
             relay.member_down("its token is gone")
 
-    async def _look(self) -> None:
+    async def _watch_nodes(self) -> None:
         """Take in loads and try addresses, for as long as the gateway runs."""
         while True:
             self.members.hear(self.fabric.loads)
-            if self._app is not None and self._app.settings.direct:
+            if self._context is not None and self._context.settings.direct:
                 self._try_addresses()
             await asyncio.sleep(_LOOK_S)
 
@@ -114,32 +146,32 @@ class Federation:
             address = member.backend.metadata.get("direct")
             if not member.node or not address or not member.up:
                 continue
-            links = self._ways.get(member.name)
-            if links is not None and links.direct is not None:
+            upstreams = self._upstreams.get(member.name)
+            if upstreams is not None and upstreams.direct is not None:
                 continue
             if now_s - self._probed_s.get(member.name, float("-inf")) < _PROBE_AGAIN_S:
                 continue
             self._probed_s[member.name] = now_s
-            task = self._loop.create_task(self._try(member, address))
+            task = self._loop.create_task(self._try_address(member, address))
             self._probes.add(task)
             task.add_done_callback(self._probes.discard)
 
-    async def _try(self, member: Member, address: str) -> None:
+    async def _try_address(self, member: Member, address: str) -> None:
         found = await probe(
             address,
             member.backend.models,
             self._loop,
             own_machine=self.fabric.access.is_open,
         )
-        app = self._app
-        if found is None or app is None:
+        context = self._context
+        if found is None or context is None:
             return
         if member.removed or member.backend.metadata.get("direct") != address:
             found.close()
             return
-        links = app.links(member)
-        if isinstance(links, NodeLinks):
-            links.go_straight(found)
+        upstreams = context.upstreams(member)
+        if isinstance(upstreams, NodeUpstreamPool):
+            upstreams.use_direct(found)
             self.log.event("fabric.direct", sid=member.name, url=address)
 
     # For people
@@ -152,17 +184,17 @@ class Federation:
             "name": self.fabric.identity.name,
             "provider": self.fabric.identity.provider,
             "connected": self.fabric.connected,
-            "nodes": [self._shown(p) for p in peers if p.metadata.role != "hub"],
-            "hubs": [self._shown(p) for p in peers if p.metadata.role == "hub"],
+            "nodes": [self._describe(p) for p in peers if p.metadata.role != "hub"],
+            "hubs": [self._describe(p) for p in peers if p.metadata.role == "hub"],
             "stats": self.fabric.stats(),
             "tunnel": self.caller.stats(),
         }
 
-    def _shown(self, peer: Peer) -> dict[str, Any]:
+    def _describe(self, peer: Peer) -> dict[str, Any]:
         shown = as_dict(peer.metadata)
         shown.pop("revoked", None)
         load = self.fabric.loads.get(peer.sid)
-        links = self._ways.get(peer.sid)
+        upstreams = self._upstreams.get(peer.sid)
         return shown | {
             "sid": peer.sid,
             "state": peer.state.name.lower(),
@@ -172,13 +204,13 @@ class Federation:
             "load": None if load is None else msgspec.to_builtins(load),
             "used": peer.sid in self._pool.members,
             "unused_because": self.members.unused.get(peer.sid),
-            "direct_used": links is not None and links.direct is not None,
+            "direct_used": upstreams is not None and upstreams.direct is not None,
         }
 
     async def close(self) -> None:
         """Stop, and end what still runs through the tunnel."""
         self.detach()
         with contextlib.suppress(asyncio.CancelledError):
-            if self._watch is not None:
-                await self._watch
+            if self._watching is not None:
+                await self._watching
         await self.caller.close()

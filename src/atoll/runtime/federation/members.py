@@ -14,8 +14,9 @@ from atoll.fabric.registry.load import Load
 from atoll.fabric.registry.records import NodeService, SessionState
 from atoll.fabric.transport.peers import Peer
 from atoll.fabric.tunnel.accept import accepts
+from atoll.runtime.pool.member import FABRIC, Backend, Facts, Kind
 from atoll.runtime.pool.policy import ModelOffer
-from atoll.runtime.pool.pool import FABRIC, Backend, BackendPool, Facts, Kind
+from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.logs import Log
 
 _KINDS: dict[str, Kind] = {

@@ -1,35 +1,60 @@
-"""The gateway: what stands between clients and the instances of a plan."""
+"""The gateway: what stands between clients and the backends that serve models.
+
+The way of one request, in order:
+
+1. It arrives. `http.server` reads it from a connection, within limits and deadlines, and hands it whole to
+   `Gateway.handle`, which gives it an id and a trace and looks at its path: a model is asked (2),
+   `/services/NAME` goes to a node as it is (`service_proxy`, which shares steps 4 and 5), and everything
+   else the gateway answers by itself (`pages`; for those who run it, also through `admin`).
+2. It is let in. Its key is checked (`accounts`), its body is read and checked in one pass (`openai`), and
+   a gateway that is full or stopping refuses it. From here on it is a `relay.Relay`.
+3. What it requires is gathered, if anything: the policy of its key and its headers, aliases and fallbacks
+   of its model, its conversation (`requirements`, `chooser`). Most requests of a plain gateway skip this.
+4. A backend is chosen: by the pool's policy (`pool`), or by `chooser` where there are requirements. If none
+   has room the request waits its turn (`queue`), or is told why (`faults`).
+5. It is sent (`attempt`) on a kept or a new connection: over HTTP (`http.upstream`), or to a node of a
+   fabric, through the tunnel or straight (`federation.upstreams`).
+6. The answer comes back (`relay`). Events of a stream pass to the client as bytes, kept in a journal
+   (`events`); the end is held back until it is all there (`answer`).
+7. If the backend fails, the relay lets go of it and goes back to 4, as often as `retry` allows. A stream
+   that had begun goes on where it broke off (`resume`), and the client sees one stream.
+8. It ends: answered, failed or given up by its client. Its backend has room for the next, and what it used
+   is written down (`usage`): counters, a line of the log, the ledger, traces.
+
+Beside all requests, `health` asks the backends how they are, a fabric brings and takes nodes (`federation`),
+and one timer, ten times a second, ends what is overdue.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import Callable
 from email.utils import formatdate
-from itertools import islice
-from typing import TYPE_CHECKING, Any, get_type_hints
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from atoll.runtime.gateway.attempt import Attempts
+from atoll.runtime.gateway.admin import AdminListener, default_socket
 from atoll.runtime.gateway.chooser import BackendChooser
 from atoll.runtime.gateway.health import HealthMonitor
 from atoll.runtime.gateway.metrics import GatewayMetrics
 from atoll.runtime.gateway.pages import Pages
+from atoll.runtime.gateway.queue import RequestQueue
 from atoll.runtime.gateway.relay import Relay
 from atoll.runtime.gateway.requirements import SPECIAL
 from atoll.runtime.gateway.series import Series
 from atoll.runtime.gateway.service_proxy import ServiceProxy
-from atoll.runtime.gateway.settings import GatewaySettings
-from atoll.runtime.http.server import Connection, Request
+from atoll.runtime.gateway.settings import GatewaySettings, split_address
+from atoll.runtime.gateway.usage import ENDPOINTS, UsageWriter
+from atoll.runtime.http.server import REQUEST_ID, Connection, Request
 from atoll.runtime.http.upstream import HttpUpstreamPool, UpstreamPool
-from atoll.runtime.openai import REQUESTS, AnyRequest, ApiError, Usage, read_request
-from atoll.runtime.pool.pool import BackendPool, Member
+from atoll.runtime.openai import AnyRequest, ApiError, Usage, read_request
+from atoll.runtime.pool.member import Member
+from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.logs import JsonLog, Log, SilentLog
 from atoll.telemetry.trace import child_of, new_trace
-from atoll.telemetry.usage import OnUsage, UsageRecord
+from atoll.telemetry.usage import OnUsage
 
 if TYPE_CHECKING:
     from atoll.runtime.accounts.accounts import Accounts, Grant
@@ -39,14 +64,10 @@ if TYPE_CHECKING:
 
 _TICK_S = 0.1
 _BACKLOG = 2048
-_WOKEN = 16
-"""Waiting requests that try again when one ends."""
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-_ENDPOINTS = {path.encode(): path for path in REQUESTS}
 
 
 class Gateway:
-    """Serves a pool of backends on one port.
+    """Serves a pool of backends on one port, and is administered beside it.
 
     `on_usage` is called exactly once for every request that reached the point of being sent to a
     backend, when it ends. `accounts` lets requests in and writes down what they used, `federation` brings
@@ -66,63 +87,115 @@ class Gateway:
         recorder: Recorder | None = None,
         spans: Spans | None = None,
     ) -> None:
+        chosen = settings or GatewaySettings()
         self.pool = pool
         self.accounts = accounts
         self.federation = federation
-        self.recorder = recorder
         self.spans = spans
         self.log: Log = log or SilentLog()
-        self.configure(settings or GatewaySettings())
+        self.detailed = any((accounts, federation, spans))
+        self._recorded = recorder is not None
         self.metrics = GatewayMetrics(pool)
         self.connections: set[Connection] = set()
         self.relays: set[Relay] = set()
-        self.passages: set[ServiceProxy] = set()
-        self.waiting: dict[Attempts, None] = {}
-        """Requests for which no backend has room, those that came first first."""
-        self._waking = False
+        self.service_proxies: set[ServiceProxy] = set()
+        self.queue = RequestQueue()
         self.buffered = 0
         self.draining = False
         self.date = b""
         self.started_s = time.time()
         self.loop: asyncio.AbstractEventLoop
-        self._on_usage = on_usage
-        self._links: dict[Member, UpstreamPool] = {}
-        self.chooser = BackendChooser(self)
+        self.admin_socket: Path | None = None
+        """Where it is administered, once it runs."""
+        self.metrics_address: tuple[str, int] | None = None
+        self.chooser = BackendChooser(pool, accounts, chosen)
         self.series = Series(self)
         self.metrics.more = self.series.read
+        self._usage = UsageWriter(
+            self.metrics,
+            self.series,
+            self.log,
+            on_usage=on_usage,
+            accounts=accounts,
+            recorder=recorder,
+            spans=spans,
+        )
+        self._health = HealthMonitor(pool, self.upstreams, chosen.health)
         self._pages = Pages(self)
+        self._upstreams: dict[Member, UpstreamPool] = {}
+        self._listeners: list[AdminListener] = []
         self._server: asyncio.Server | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._monitoring: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self.configure(chosen)
 
     def configure(self, settings: GatewaySettings) -> None:
         """Take new settings; where to listen stays as it was."""
         self.settings = settings
         self.limits = settings.limits
         self.deadlines = settings.deadlines
-        self._access_log = (
+        self.chooser.configure(settings)
+        self._health.settings = settings.health
+        for listener in self._listeners:
+            listener.limits, listener.deadlines = settings.limits, settings.deadlines
+        self._all_special = self.detailed or self._recorded or settings.affinity
+        """Whether the requirements of every request are gathered, and its record is kept."""
+        self._usage.wanted = self._all_special
+        self._usage.access_log = (
             self.log if settings.access_log and isinstance(self.log, JsonLog) else None
         )
-        self.detailed = any((self.accounts, self.federation, self.spans))
-        """Whether anybody wants to know what each backend did for a request."""
-        self._all_special = self.detailed or self.recorder is not None or settings.affinity
 
-    # Life
+    # Start and stop
 
     async def start(self) -> tuple[str, int]:
         """Listen, and return the host and port listened on."""
         self.loop = asyncio.get_running_loop()
-        self.pool.listeners.append(self._changed)
+        self.pool.listeners.append(self._follow_pool)
         self._tick()
         self._server = await self.loop.create_server(
             lambda: Connection(self), self.settings.host, self.settings.port, backlog=_BACKLOG
         )
-        self._watch = self.loop.create_task(HealthMonitor(self).run())
+        host, port = self._server.sockets[0].getsockname()[:2]
+        try:
+            await self._listen_beside(port)
+        except BaseException:
+            await self.close()
+            raise
+        self._monitoring = self.loop.create_task(self._health.run())
         if self.federation is not None:
             self.federation.attach(self)
-        host, port = self._server.sockets[0].getsockname()[:2]
-        self.log.event("gateway.start", host=host, port=port, backends=len(self.pool.members))
+        self.log.event(
+            "gateway.start",
+            host=host,
+            port=port,
+            backends=len(self.pool.members),
+            admin_socket=None if self.admin_socket is None else str(self.admin_socket),
+        )
         return host, port
+
+    async def _listen_beside(self, port: int) -> None:
+        """Listen for those who run the gateway: on a socket, and on a port for Prometheus."""
+        given, metrics = self.settings.admin_socket, self.settings.metrics
+        if given != "":
+            listener = self._add_listener(self._pages.answer_admin)
+            path = default_socket(port) if given is None else Path(given)
+            await listener.listen_on_socket(path)
+            self.admin_socket = path
+        if metrics is not None:
+            listener = self._add_listener(self._pages.answer_metrics)
+            host, number = split_address(metrics)
+            self.metrics_address = await listener.listen_on_port(host, int(number))
+
+    def _add_listener(self, answer: Callable[[Connection, Request], None]) -> AdminListener:
+        def handle(connection: Connection, request: Request) -> None:
+            try:
+                answer(connection, request)
+            except Exception as error:  # noqa: BLE001 - the edge, as in `handle`
+                self._refuse(connection, request, error)
+
+        listener = AdminListener(handle, self.refused, self.limits, self.deadlines)
+        self._listeners.append(listener)
+        return listener
 
     async def drain(self, seconds: float) -> bool:
         """Accept no more and let what runs end; return whether all of it did in time."""
@@ -132,34 +205,36 @@ class Gateway:
         for connection in list(self.connections):
             connection.finish_up()
         until_s = self.loop.time() + seconds
-        while (self.relays or self.passages) and self.loop.time() < until_s:
+        while (self.relays or self.service_proxies) and self.loop.time() < until_s:
             await asyncio.sleep(_TICK_S)
-        return not self.relays and not self.passages
+        return not self.relays and not self.service_proxies
 
     async def close(self) -> None:
         """Stop at once; what still runs is cut off."""
         self.draining = True
         if self._server is not None:
             self._server.close()
+        for listener in self._listeners:
+            listener.close()
         for connection in list(self.connections):
             connection.abort()
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._monitoring is not None:
+            self._monitoring.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._watch
+                await self._monitoring
         if self._timer is not None:
             self._timer.cancel()
         if self.federation is not None:
             self.federation.detach()
-        for links in self._links.values():
-            links.close()
-        if self._changed in self.pool.listeners:
-            self.pool.listeners.remove(self._changed)
+        for upstreams in self._upstreams.values():
+            upstreams.close()
+        if self._follow_pool in self.pool.listeners:
+            self.pool.listeners.remove(self._follow_pool)
         await asyncio.sleep(0)
         self.log.event("gateway.stop")
         self.log.flush()
 
-    # Requests
+    # Requests arrive
 
     def handle(self, connection: Connection, request: Request) -> None:
         """Answer a request, now or later."""
@@ -169,31 +244,36 @@ class Gateway:
         if self.spans is not None and given is None:
             request.trace = self.spans.sampled(request.trace)
         given = headers.get(b"x-request-id")
-        if given is not None and _REQUEST_ID.fullmatch(given):
+        if given is not None and REQUEST_ID.fullmatch(given):
             request.id = given
         else:
             # Without a name of its own a request is called like its trace.
             request.id = b"req-" + request.trace[3:35].encode()
         try:
-            endpoint = _ENDPOINTS.get(request.path)
+            endpoint = ENDPOINTS.get(request.path)
             if endpoint is not None and request.method == b"POST":
                 self._relay(connection, request, endpoint)
             elif request.path.startswith(b"/services/"):
-                self._pass(connection, request)
+                self._proxy(connection, request)
             else:
-                self._pages.handle(connection, request)
-        except ApiError as error:
-            self.refused(error, request)
-            connection.respond_error(error)
+                self._pages.answer(connection, request)
         except Exception as error:  # noqa: BLE001 - the edge: whatever is wrong, the client is told
+            self._refuse(connection, request, error)
+
+    def _refuse(self, connection: Connection, request: Request, error: Exception) -> None:
+        """Answer a request with an error; one that nobody foresaw is told to the log only."""
+        if isinstance(error, ApiError):
+            self.refused(error, request)
+        else:
             self.metrics.rejected(500)
             self.log.event("request.bug", id=request.id.decode(), error=repr(error))
-            connection.respond_error(ApiError(500, "internal error", kind="server_error"))
+            error = ApiError(500, "internal error", kind="server_error")
+        connection.respond_error(error)
 
     def refused(self, error: ApiError, request: Request | None = None) -> None:
         """Note a request that is answered with an error, or that could not be read (no request)."""
         self.metrics.rejected(error.status)
-        if self._access_log is not None:
+        if self._usage.access_log is not None:
             self.log.event(
                 "request.refused",
                 id=request.id.decode() if request is not None else None,
@@ -203,41 +283,43 @@ class Gateway:
             )
 
     def _relay(self, connection: Connection, request: Request, endpoint: str) -> None:
+        """Let a request for a model in, and send it on its way."""
         if self.accounts is not None:
             # Before anything is read that a stranger sent.
             self.accounts.authenticate(request.headers.get(b"authorization"))
         parsed = read_request(endpoint, request.body)
         if len(self.relays) >= self.limits.requests or self.draining:
             raise self._full()
-        extra = b"x-request-id: %b\r\ntraceparent: %b\r\n" % (request.id, request.trace.encode())
+        passed = b"x-request-id: %b\r\ntraceparent: %b\r\n" % (request.id, request.trace.encode())
         state = request.headers.get(b"tracestate")
         if state is not None:
-            extra += b"tracestate: %b\r\n" % state
-        relay = Relay(self, connection, request, parsed, extra)
+            passed += b"tracestate: %b\r\n" % state
+        relay = Relay(self, connection, request, parsed, passed)
         if (
             self._all_special
             or parsed.model not in self.pool.rings
             or parsed.models is not None
             or not SPECIAL.isdisjoint(request.headers)
         ):
-            self._wish(relay, request, parsed, endpoint)
+            self._require(relay, request, parsed, endpoint)
         connection.exchange = relay
         self.relays.add(relay)
-        relay.attempt()
+        relay.attempts.attempt(relay)
 
-    def _wish(self, relay: Relay, request: Request, parsed: AnyRequest, endpoint: str) -> None:
-        """Find out what is special about a request, and whether its key lets it in."""
+    def _require(self, relay: Relay, request: Request, parsed: AnyRequest, endpoint: str) -> None:
+        """Find out what a request requires, and whether its key lets it in."""
         accounts = self.accounts
         grant: Grant | None = None
         if accounts is not None:
             grant = accounts.admit(request.headers.get(b"authorization"), parsed.model)
-        relay.wish = self.chooser.wish(request, parsed, grant)
+        now_s = self.loop.time()
+        relay.requirements = self.chooser.gather_requirements(request, parsed, grant, now_s)
         if accounts is not None and grant is not None:
             relay.slot = accounts.opened(grant, request.id.decode(), parsed.model, endpoint)
 
-    def _pass(self, connection: Connection, request: Request) -> None:
-        """Send a request on to a service that is no model."""
-        if len(self.passages) >= self.limits.requests or self.draining:
+    def _proxy(self, connection: Connection, request: Request) -> None:
+        """Let a request for a service that is no model in, and send it on its way."""
+        if len(self.service_proxies) >= self.limits.requests or self.draining:
             raise self._full()
         name = ServiceProxy.service_of(request.path)
         grant: Grant | None = None
@@ -245,10 +327,10 @@ class Gateway:
             grant = self.accounts.admit(request.headers.get(b"authorization"), name)
         if name not in self.pool.services:
             raise ApiError(404, f"there is no service {name[:200]!r}", code="not_found")
-        passage = ServiceProxy(self, connection, request, name, grant)
-        connection.exchange = passage
-        self.passages.add(passage)
-        passage.attempt()
+        proxy = ServiceProxy(self, connection, request, name, grant)
+        connection.exchange = proxy
+        self.service_proxies.add(proxy)
+        proxy.attempts.attempt(proxy)
 
     def _full(self) -> ApiError:
         return ApiError(
@@ -259,165 +341,93 @@ class Gateway:
             retry_after_s=1,
         )
 
-    def links(self, member: Member) -> UpstreamPool:
+    # What requests need on their way
+
+    def upstreams(self, member: Member) -> UpstreamPool:
         """Return the connections to a backend."""
-        found = self._links.get(member)
-        if found is None:
+        upstreams = self._upstreams.get(member)
+        if upstreams is None:
             if member.node and self.federation is not None:
-                found = self.federation.ways(member)
+                upstreams = self.federation.upstreams(member)
             else:
-                found = HttpUpstreamPool(member, self.loop)
-            self._links[member] = found
-        return found
+                upstreams = HttpUpstreamPool(member, self.loop)
+            self._upstreams[member] = upstreams
+        return upstreams
 
-    def freed(self) -> None:
-        """Let those that wait try again: a backend has room."""
-        if not self._waking:
-            self._waking = True
-            self.loop.call_soon(self._wake)
+    def is_present(self, member: Member) -> bool:
+        """Whether a node is still in the fabric; of other backends nobody knows."""
+        return self.federation is None or not member.node or self.federation.is_present(member)
 
-    def _wake(self) -> None:
-        self._waking = False
-        for relay in list(islice(self.waiting, _WOKEN)):
-            relay.attempt()
-
-    def delivered(self, slot: int, tokens: int) -> None:
+    def record_delivery(self, slot: int, tokens: int) -> None:
         """Write down how many tokens the client of a request is about to have."""
         if self.accounts is not None:
             self.accounts.delivered(slot, tokens)
 
-    def is_there(self, member: Member) -> bool:
-        """Whether a node is still in the fabric; of other backends nobody knows."""
-        return self.federation is None or not member.node or self.federation.has(member)
-
-    def failed_over(self, relay: Attempts, member: Member, reason: str, *, begun: bool) -> None:
-        """Note that a request leaves a backend that failed it."""
-        self.metrics.failed_over(relay.model, begun=begun)
+    def note_failover(self, relay: Relay, member: Member, reason: str) -> None:
+        """Count and log that a request leaves a backend that failed it."""
+        self.metrics.failed_over(relay.model, begun=relay.begun)
         self.log.event(
             "request.failover",
             id=relay.sent.id.decode(),
             backend=member.name,
-            begun=begun,
+            begun=relay.begun,
             reason=reason,
         )
 
-    def finished(self, relay: Relay, status: int, outcome: str, usage: Usage | None) -> None:
-        """Write down a request that ended."""
+    def end_relay(self, relay: Relay, status: int, outcome: str, usage: Usage | None) -> None:
+        """Forget a request that ended, and write it down."""
         self.relays.discard(relay)
         seconds = self.loop.time() - relay.started_s
-        first_s = None if relay.first_s is None else relay.first_s - relay.started_s
-        estimated = usage is None and outcome != "error"
-        if usage is None:
-            tokens = relay.journal.delivered().tokens
-            usage = Usage(0, tokens, tokens)
-        endpoint = _ENDPOINTS[relay.endpoint]
-        prompt, completion = usage.prompt_tokens, usage.completion_tokens
-        self.metrics.tally(relay.model, endpoint, status).add(seconds, first_s, prompt, completion)
-        now_s = time.time()
-        fields = (
-            relay.sent.id.decode(),
-            relay.model,
-            endpoint,
-            relay.stream,
-            status,
-            prompt,
-            completion,
-            estimated,
-            tuple(relay.backends),
-            now_s - seconds,
-            seconds,
-            first_s,
-            outcome,
-        )
-        if self._access_log is not None:
-            line = _AccessLine(now_s, relay.sent.trace[3:35], *fields)
-            self._access_log.line(_encode(line) + b"\n")
-        if self._on_usage is not None or self._all_special:
-            grant = relay.wish.grant if relay.wish is not None else None
-            key = None if grant is None else grant.key_id
-            self._written(relay, UsageRecord(*fields, key, relay.attempts), grant)
+        self._usage.write(relay, status, outcome, usage, seconds)
 
-    def _written(self, relay: Relay, record: UsageRecord, grant: Grant | None) -> None:
-        """Hand the record of a request to whoever keeps it."""
-        for attempt in record.attempts:
-            self.series.tokens(attempt.provider, attempt.tokens)
-        if self.accounts is not None and relay.slot is not None and grant is not None:
-            self.accounts.closed(relay.slot, grant, record)
-        if self._on_usage is not None:
-            self._guarded(self._on_usage, record)
-        if grant is not None and not grant.track:
-            return
-        if self.recorder is not None:
-            self.recorder.record(
-                record.started_s,
-                record.model,
-                relay.sent.body,
-                record.prompt_tokens,
-                record.completion_tokens,
-            )
-        if self.spans is not None:
-            given = relay.sent.headers.get(b"traceparent")
-            trace = None if given is None else given.decode("latin-1")
-            self.spans.request(record, relay.sent.trace, trace)
-
-    def _guarded(self, call: Callable[[UsageRecord], None], record: UsageRecord) -> None:
-        try:
-            call(record)
-        except Exception as error:  # noqa: BLE001 - another's code must not break the request
-            self.log.event("usage.lost", id=record.request_id, error=repr(error))
+    def end_proxy(self, proxy: ServiceProxy) -> None:
+        """Forget a request to a service that ended."""
+        self.service_proxies.discard(proxy)
 
     # The pool and the clock
 
-    def _changed(self, event: str, member: Member) -> None:
+    def _follow_pool(self, event: str, member: Member) -> None:
+        """Do what a change of a backend asks for."""
         if event == "removed" and member.node:
-            self.chooser.gone(member.backend.models)
-        elif event in ("added", "up", "changed", "restored") and self.waiting:
-            self.freed()
+            self.chooser.note_loss(member.backend.models, self.loop.time())
+        elif event in ("added", "up", "changed", "restored"):
+            self.queue.wake()
         self.log.event(
             f"backend.{event}", backend=member.name, state=member.state, reason=member.reason
         )
-        links = self._links.get(member)
+        upstreams = self._upstreams.get(member)
         if event == "down":
-            if links is not None:
-                links.drop_idle()
-            for relay in [r for r in self.relays if r.uses(member)]:
-                relay.member_down(f"backend down: {member.reason}")
-            for passage in [p for p in self.passages if p.uses(member)]:
-                passage.member_down(f"backend down: {member.reason}")
-        elif links is not None and event == "removed":
-            links.close()
-        elif links is not None and event == "changed":
-            if links.url != member.backend.url:
-                links.drop_idle()
-            links.aim(member)
+            if upstreams is not None:
+                upstreams.drop_idle()
+            for request in self._running():
+                if request.uses(member):
+                    request.member_down(f"backend down: {member.reason}")
+        elif upstreams is not None and event == "removed":
+            upstreams.close()
+        elif upstreams is not None and event == "changed":
+            if upstreams.url != member.backend.url:
+                upstreams.drop_idle()
+            upstreams.aim(member)
+
+    def _running(self) -> list[Relay | ServiceProxy]:
+        return [*self.relays, *self.service_proxies]
 
     def _tick(self) -> None:
+        """End what is overdue, ten times a second."""
         self._timer = self.loop.call_later(_TICK_S, self._tick)
         now_s = self.loop.time()
         self.date = formatdate(usegmt=True).encode()
-        for relay in list(self.relays):
-            relay.tick(now_s)
-        for passage in list(self.passages):
-            passage.tick(now_s)
+        for request in self._running():
+            request.tick(now_s)
         if self.pool.ending:
-            self.chooser.hand_over(now_s)
+            self.chooser.hand_over(self.relays, now_s)
         for connection in list(self.connections):
             connection.tick(now_s)
-        for member, links in list(self._links.items()):
-            links.tick(now_s)
-            if member.removed and not links.open and not member.inflight:
-                del self._links[member]
+        for listener in self._listeners:
+            listener.tick(now_s, self.date)
+        for member, upstreams in list(self._upstreams.items()):
+            upstreams.tick(now_s)
+            if member.removed and not upstreams.open and not member.inflight:
+                del self._upstreams[member]
         self.pool.tick(now_s)
         self.log.flush()
-
-
-def _access_line() -> Any:
-    """Return the type of a line of the log: a request that ended, its trace, the fields of its record."""
-    names = UsageRecord._fields[: UsageRecord._fields.index("outcome") + 1]
-    hints = get_type_hints(UsageRecord)
-    fields = [("time", float), ("trace", str), ("id", str), *((n, hints[n]) for n in names[1:])]
-    return msgspec.defstruct("AccessLine", fields, tag_field="event", tag="request", gc=False)
-
-
-_AccessLine = _access_line()
-_encode = msgspec.json.Encoder().encode

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from atoll.routing.affinity import Affinity
 from atoll.runtime.gateway import faults
@@ -21,13 +21,13 @@ from atoll.runtime.gateway.requirements import (
     limit_of,
     policies_of,
 )
+from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.openai import AnyRequest, ApiError
-from atoll.runtime.pool.pool import Allow, BackendPool, Member
+from atoll.runtime.pool.member import Allow, Member
+from atoll.runtime.pool.pool import BackendPool
 
 if TYPE_CHECKING:
-    from atoll.runtime.accounts.accounts import Grant
-    from atoll.runtime.gateway.app import Gateway
-    from atoll.runtime.gateway.attempt import Attempts
+    from atoll.runtime.accounts.accounts import Accounts, Grant
     from atoll.runtime.http.server import Request
 
 _LATELY_S = 600.0
@@ -46,12 +46,30 @@ _WHY = {
 }
 
 
-class BackendChooser:
-    """Chooses backends for special requests of a gateway."""
+class Movable(Protocol):
+    """A request that may be moved to another backend."""
 
-    def __init__(self, app: Gateway) -> None:
-        self._app = app
-        self._pool: BackendPool = app.pool
+    def uses(self, member: Member) -> bool:
+        """Whether it is at a backend now."""
+        ...
+
+    def can_move(self, now_s: float) -> bool:
+        """Whether another backend could go on with it."""
+        ...
+
+    def member_down(self, reason: str) -> None:
+        """Leave its backend."""
+
+
+class BackendChooser:
+    """Chooses backends for special requests of a gateway. Time is a parameter."""
+
+    def __init__(
+        self, pool: BackendPool, accounts: Accounts | None, settings: GatewaySettings
+    ) -> None:
+        self._pool = pool
+        self._accounts = accounts
+        self._settings = settings
         self._affinity = Affinity()
         self._seen_s: dict[str, float] = {}
         self.refusals: Counter[str] = Counter()
@@ -59,35 +77,40 @@ class BackendChooser:
         self.stand_ins: Counter[str] = Counter()
         """Requests served under another name, by how."""
 
-    # What a request wishes
+    def configure(self, settings: GatewaySettings) -> None:
+        """Take new settings."""
+        self._settings = settings
 
-    def wish(self, request: Request, parsed: AnyRequest, grant: Grant | None) -> Requirements:
+    # What a request requires
+
+    def gather_requirements(
+        self, request: Request, parsed: AnyRequest, grant: Grant | None, now_s: float
+    ) -> Requirements:
         """Return what is special about a request, or raise: no node knows its model."""
-        app = self._app
         headers = request.headers
         policies = policies_of(grant, headers)
-        accounts = app.accounts
+        accounts = self._accounts
 
         def visible(model: str) -> bool:
             return accounts is None or grant is None or accounts.visible(grant, model)
 
         found = candidates_of(parsed, headers, policies, self._known, visible)
         if not found:
-            raise self._unknown(parsed.model)
-        wish = Requirements(parsed.model, found)
-        wish.grant = grant
-        wish.policies = policies
-        if app.settings.affinity:
-            wish.keys = conversation(parsed, headers)
+            raise self._unknown(parsed.model, now_s)
+        requirements = Requirements(parsed.model, found)
+        requirements.grant = grant
+        requirements.policies = policies
+        if self._settings.affinity:
+            requirements.keys = conversation(parsed, headers)
         if self._pool.ending:
             most = limit_of(parsed)
-            wish.work = 0.0 if most is None else 1.0 + most
-        return wish
+            requirements.work = 0.0 if most is None else 1.0 + most
+        return requirements
 
     def _known(self, name: str) -> list[Candidate]:
         pool = self._pool
         found = [Candidate(name, "exact")] if name in pool.rings else []
-        other = self._app.settings.aliases.get(name)
+        other = self._settings.aliases.get(name)
         if other is not None and other in pool.rings:
             found.append(Candidate(other, "alias"))
         given = pool.aliases.get(name, ())
@@ -97,19 +120,18 @@ class BackendChooser:
     def names(self) -> list[str]:
         """Return every name that can be asked for, models first."""
         pool = self._pool
-        known = [a for a, m in self._app.settings.aliases.items() if m in pool.rings]
+        known = [a for a, m in self._settings.aliases.items() if m in pool.rings]
         return list(dict.fromkeys([*pool.rings, *known, *pool.aliases]))
 
-    def _unknown(self, model: str) -> ApiError:
+    def _unknown(self, model: str, now_s: float) -> ApiError:
         seen_s = self._seen_s.get(model)
-        if seen_s is not None and self._app.loop.time() - seen_s < _LATELY_S:
+        if seen_s is not None and now_s - seen_s < _LATELY_S:
             self.refusals["gone"] += 1
             return faults.gone(model)
         return faults.unknown_model(model)
 
-    def gone(self, models: Sequence[str]) -> None:
+    def note_loss(self, models: Sequence[str], now_s: float) -> None:
         """Remember models that lost a backend: that one is known and not served is no 404."""
-        now_s = self._app.loop.time()
         for model in models:
             self._seen_s[model] = now_s
         for model in [m for m, s in self._seen_s.items() if now_s - s > _LATELY_S]:
@@ -119,40 +141,38 @@ class BackendChooser:
 
     def choose(
         self,
-        relay: Attempts,
-        wish: Requirements,
+        requirements: Requirements,
         avoid: frozenset[str],
         now_s: float,
         *,
         squeeze: bool,
-    ) -> Member | None:
-        """Return the backend for a request, and have it ask for the right model there."""
-        candidates: Sequence[Candidate] = wish.candidates
-        if relay.begun:
-            # What began as one model does not go on as another.
-            candidates = [c for c in wish.candidates if c.model == relay.model]
-        prefer = self._affinity.find(wish.keys) if wish.keys and not avoid else None
-        for model, how, alias in candidates:
+        only: str | None = None,
+    ) -> tuple[Member | None, str]:
+        """Return the backend for a request and the model to ask it for, of which `only` one may be left."""
+        keys = requirements.keys
+        prefer = self._affinity.find(keys) if keys and not avoid else None
+        for model, how, alias in requirements.candidates:
+            if only is not None and model != only:
+                continue
             member = self._pool.pick(
                 model,
                 avoid,
                 squeeze=squeeze,
-                allow=self._allow(wish, model, alias),
+                allow=self._allow(requirements, model, alias),
                 prefer=prefer,
                 now_s=now_s,
             )
             if member is None:
                 continue
-            relay.serve_as(model)
             if how != "exact":
                 self.stand_ins[how] += 1
-            if wish.keys:
-                self._affinity.note(wish.keys[0], member.name)
-            return member
-        return None
+            if keys:
+                self._affinity.note(keys[0], member.name)
+            return member, model
+        return None, ""
 
-    def _allow(self, wish: Requirements, model: str, alias: str) -> Allow | None:
-        policies, ending = wish.policies, self._pool.ending
+    def _allow(self, requirements: Requirements, model: str, alias: str) -> Allow | None:
+        policies, ending = requirements.policies, self._pool.ending
         if not policies and not ending and not alias:
             return None
 
@@ -164,74 +184,74 @@ class BackendChooser:
                 for policy in policies:
                     if policy.refusal(offer) is not None:
                         return False
-            return member.ends_s is None or self._lasts(member, model, wish)
+            return member.ends_s is None or self._lasts(member, model, requirements)
 
         return allow
 
-    def _lasts(self, member: Member, model: str, wish: Requirements) -> bool:
+    def _lasts(self, member: Member, model: str, requirements: Requirements) -> bool:
         """Whether a node is expected to be there until a request ends."""
         if member.ends_s is None:
             return True
-        left_s = member.ends_s - time.time() - self._app.settings.handover_s
+        left_s = member.ends_s - time.time() - self._settings.handover_s
         ring = self._pool.rings.get(model)
         if left_s <= 0.0 or ring is None:
             return False
         usual = ring.mean_work
         # Few answers are as long as they may be.
-        work = min(wish.work or float("inf"), 2.0 * usual) if usual else wish.work
+        work = min(requirements.work or float("inf"), 2.0 * usual) if usual else requirements.work
         expected_s = ring.expected_s(member, work) if work else None
         return (_UNKNOWN_S if expected_s is None else expected_s) <= left_s
 
     # When nobody does
 
-    def nobody(self, wish: Requirements) -> tuple[ApiError, float]:
+    def explain_none(self, requirements: Requirements, now_s: float) -> tuple[ApiError, float]:
         """Return why no backend serves a request, and how long (s) one may be waited for."""
         why: Counter[str] = Counter()
         by_key = nodes = 0
         waits = False
-        for model, _, alias in wish.candidates:
+        for model, _, alias in requirements.candidates:
             ring = self._pool.rings.get(model)
             for member in () if ring is None else ring.members:
                 if alias and member.backend.aliases.get(alias) != model:
                     continue
                 nodes += 1
                 offer = member.offer(model)
-                reasons = [policy.refusal(offer) for policy in wish.policies]
+                reasons = [policy.refusal(offer) for policy in requirements.policies]
                 refusal = next((reason for reason in reasons if reason is not None), None)
-                if refusal is None and not self._lasts(member, model, wish):
+                if refusal is None and not self._lasts(member, model, requirements):
                     refusal = "ending"
                 if refusal is not None:
                     why[refusal] += 1
-                    key = None if wish.grant is None else wish.grant.policy
+                    key = None if requirements.grant is None else requirements.grant.policy
                     by_key += key is not None and key.refusal(offer) is not None
                 elif member.masked:
                     waits = True
         refused = sum(why.values())
-        queue_s = self._app.settings.queue_s
+        queue_s = self._settings.queue_s
         if nodes and refused < nodes:
             # Full, down, or away for a moment.
-            retry_s = self._app.deadlines.retry_s if waits else 0.0
-            return faults.busy(wish.asked), max(queue_s, retry_s)
+            retry_s = self._settings.deadlines.retry_s if waits else 0.0
+            return faults.busy(requirements.asked), max(queue_s, retry_s)
         if not nodes:
-            return self._unknown(wish.asked), 0.0
+            return self._unknown(requirements.asked, now_s), 0.0
         self.refusals.update(dict.fromkeys(why, 1))
         listed = ", ".join(f"{count} {_WHY[reason]}" for reason, count in why.most_common())
         if by_key == nodes:
-            return faults.forbidden(wish.asked, listed), 0.0
+            return faults.forbidden(requirements.asked, listed), 0.0
         trusted = set(why) == {"provider"}
-        return faults.not_allowed(wish.asked, listed, trusted=trusted), 0.0
+        return faults.not_allowed(requirements.asked, listed, trusted=trusted), 0.0
 
-    def hand_over(self, now_s: float) -> None:
+    def hand_over(self, relays: Iterable[Movable], now_s: float) -> None:
         """Move what runs on nodes that are about to end, where there is another to go to."""
-        soon_s = time.time() + self._app.settings.handover_s
+        soon_s = time.time() + self._settings.handover_s
         for member in list(self._pool.members.values()):
             if member.ends_s is None or member.ends_s > soon_s or not member.inflight:
                 continue
-            for relay in [r for r in self._app.relays if r.uses(member)]:
+            for relay in [r for r in relays if r.uses(member)]:
                 if relay.can_move(now_s):
                     relay.member_down("the node is about to end")
 
-    def heads(self, wish: Requirements, member: Member, model: str) -> bytes:
+    def headers(self, requirements: Requirements, member: Member, model: str) -> bytes:
         """Return headers that say who serves a request, and what its key has left."""
         offer = member.offer(model)
         found = [
@@ -249,9 +269,9 @@ class BackendChooser:
                 found.append(b"x-atoll-%b: %b\r\n" % (name, _safe(value)))
         if offer.provider and not offer.verified:
             found.append(b"x-atoll-provider-verified: no\r\n")
-        accounts = self._app.accounts
-        if accounts is not None and wish.grant is not None:
-            found += [b"%b: %b\r\n" % pair for pair in accounts.limit_headers(wish.grant)]
+        accounts = self._accounts
+        if accounts is not None and requirements.grant is not None:
+            found += [b"%b: %b\r\n" % pair for pair in accounts.limit_headers(requirements.grant)]
         return b"".join(found)
 
 

@@ -208,14 +208,14 @@ class StreamJournal:
         self._size += len(data)
         # Long streams are read now and then, so that what is kept is their text and no more.
         if self._size > _FOLD_BYTES:
-            self.delivered()
+            self.read()
 
     @property
     def short(self) -> bool:
         """Whether no more than one piece was kept."""
         return len(self._raw) < 2 and self._delivered.head is None
 
-    def delivered(self) -> Delivered:
+    def read(self) -> Delivered:
         """Return what all the events kept so far say."""
         data = b"".join(self._raw)
         self._raw.clear()

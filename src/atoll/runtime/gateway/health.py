@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import msgspec
 
-from atoll.runtime.http.upstream import GET, JSON, RequestTemplate, Upstream
-from atoll.runtime.pool.pool import Member
-
-if TYPE_CHECKING:
-    from atoll.runtime.gateway.app import Gateway
+from atoll.runtime.gateway.settings import HealthSettings
+from atoll.runtime.http.upstream import GET, JSON, RequestTemplate, Upstream, UpstreamPool
+from atoll.runtime.pool.member import Member
+from atoll.runtime.pool.pool import BackendPool
 
 _TOKEN_TIMEOUT_S = 60.0
 
@@ -43,10 +42,17 @@ class _Reply:
 
 
 class HealthMonitor:
-    """Checks the backends of a gateway for as long as it runs."""
+    """Checks the backends of a pool for as long as it runs; settings may change meanwhile."""
 
-    def __init__(self, app: Gateway) -> None:
-        self._app = app
+    def __init__(
+        self,
+        pool: BackendPool,
+        upstreams: Callable[[Member], UpstreamPool],
+        settings: HealthSettings,
+    ) -> None:
+        self._pool = pool
+        self._upstreams = upstreams
+        self.settings = settings
         self._failures: dict[str, int] = {}
 
     async def run(self) -> None:
@@ -54,15 +60,15 @@ class HealthMonitor:
         pending: dict[str, asyncio.Task[None]] = {}
         try:
             while True:
-                settings = self._app.settings.health
+                settings = self.settings
                 if settings.enabled:
-                    for name, member in list(self._app.pool.members.items()):
+                    for name, member in list(self._pool.members.items()):
                         if member.node:
                             continue
                         task = pending.get(name)
                         if task is None or task.done():
                             pending[name] = asyncio.ensure_future(self._check(member))
-                for name in [n for n in pending if n not in self._app.pool.members]:
+                for name in [n for n in pending if n not in self._pool.members]:
                     pending.pop(name).cancel()
                     self._failures.pop(name, None)
                 await asyncio.sleep(settings.interval_s)
@@ -72,14 +78,14 @@ class HealthMonitor:
             await asyncio.gather(*pending.values(), return_exceptions=True)
 
     async def _check(self, member: Member) -> None:
-        settings = self._app.settings.health
+        settings = self.settings
         name = member.backend.id
         try:
             path = settings.path if member.backend.kind != "openai" else "/v1/models"
             status = await self._ask(member, GET, path, b"", settings.timeout_s)
             fine, reason = status < 500, f"{path} answered with status {status}"
             if fine and not member.up:
-                fine, reason = await self._token(member)
+                fine, reason = await self._try_token(member)
         except (OSError, TimeoutError) as error:
             fine, reason = False, str(error) or f"no answer in {settings.timeout_s:g} s"
         if member.removed:
@@ -87,13 +93,13 @@ class HealthMonitor:
         if fine:
             self._failures[name] = 0
             if not member.up:
-                self._app.pool.set_health(name, up=True)
+                self._pool.set_health(name, up=True)
             return
         self._failures[name] = self._failures.get(name, 0) + 1
         if member.up and self._failures[name] >= settings.failures:
-            self._app.pool.set_health(name, up=False, reason=reason)
+            self._pool.set_health(name, up=False, reason=reason)
 
-    async def _token(self, member: Member) -> tuple[bool, str]:
+    async def _try_token(self, member: Member) -> tuple[bool, str]:
         """Return whether a backend makes a token: some are well only until they are used."""
         model = member.backend.models[0]
         body = msgspec.json.encode({"model": model, "prompt": "Hi", "max_tokens": 1})
@@ -104,16 +110,15 @@ class HealthMonitor:
     async def _ask(
         self, member: Member, ask: RequestTemplate, path: str, body: bytes, timeout_s: float
     ) -> int:
-        links = self._app.links(member)
-        link: Upstream | None = None
-        reply = _Reply(self._app.loop)
+        upstream: Upstream | None = None
+        reply = _Reply(asyncio.get_running_loop())
         try:
             async with asyncio.timeout(timeout_s):
                 # A new connection: a kept one says nothing about who listens now.
-                link = await links.connect()
-                link.ask(reply, path.encode(), body, b"", ask)
+                upstream = await self._upstreams(member).connect()
+                upstream.ask(reply, path.encode(), body, b"", ask)
                 return await reply.status
         finally:
             # Once answered, the connection is kept and may serve another already.
-            if link is not None and not reply.answered:
-                link.close()
+            if upstream is not None and not reply.answered:
+                upstream.close()

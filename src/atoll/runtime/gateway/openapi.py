@@ -64,7 +64,9 @@ def document() -> dict[str, Any]:
         }
     }
     paths["/health"] = {"get": _get("Whether any backend is up", "application/json", "503")}
-    paths["/metrics"] = {"get": _get("Prometheus metrics", "text/plain")}
+    paths["/metrics"] = {
+        "get": _get("Prometheus metrics, with the admin token", "text/plain", "401", "403")
+    }
     return {
         "openapi": "3.1.0",
         "info": {"title": "Atoll gateway", "version": __version__},

@@ -1,33 +1,38 @@
-"""One request on its way: what its backend says, and what the client hears of it.
+"""One request for a model on its way: what its backend says, and what the client hears of it.
 
-How it finds a backend, and another if that one fails, is in `attempts`.
-
-The last chunk with its reason, the usage and the end mark are held back until all three are there: a
-client that sees the end of an answer sees all of it, and a backend that dies before costs nothing.
+Before the client has seen anything, a failed attempt is simply made again elsewhere. Once a stream has
+begun, it is moved (`resume`). A request is sent to at most `attempts` backends without a token in
+between; a connection that is refused costs no attempt, but the search for a backend has a deadline
+(`retry`).
 """
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from atoll.runtime.gateway import faults
-from atoll.runtime.gateway.attempt import Attempts
-from atoll.runtime.gateway.events import (
-    DONE,
-    StreamJournal,
-    event_of,
-    finishes,
-    payload,
-    read_chunk,
-    split_events,
-    tokens_in,
-)
-from atoll.runtime.gateway.resume import DivergedError
+from atoll.runtime.gateway.answer import Answer, BrokenStreamError
+from atoll.runtime.gateway.attempt import AttemptContext, Attempts
+from atoll.runtime.gateway.chooser import BackendChooser
+from atoll.runtime.gateway.events import DONE, StreamJournal, tokens_in
+from atoll.runtime.gateway.requirements import Requirements
+from atoll.runtime.gateway.resume import DivergedError, resume
+from atoll.runtime.gateway.retry import RetryBudget
+from atoll.runtime.gateway.settings import Deadlines, GatewaySettings
+from atoll.runtime.http.server import Connection, Request
 from atoll.runtime.openai import (
+    AnyRequest,
     ApiError,
+    Generation,
+    Usage,
     answer_usage,
     asks_for_usage,
     upstream_error,
-    usage_of,
+    with_model,
+    with_usage,
 )
+from atoll.runtime.pool.member import Member
+from atoll.telemetry.usage import Attempt
 
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
 _ERROR_BYTES = 2**20
@@ -40,225 +45,411 @@ def work_of(prompt_tokens: float, completion_tokens: float) -> float:
     return 1.0 + completion_tokens + _PROMPT_WORK * prompt_tokens
 
 
-class Relay(Attempts):
+class RelayContext(AttemptContext, Protocol):
+    """What a relay needs of a gateway."""
+
+    settings: GatewaySettings
+    chooser: BackendChooser
+    detailed: bool
+    """Whether anybody wants to know what each backend did for a request."""
+
+    def is_present(self, member: Member) -> bool:
+        """Whether a node is still in the fabric."""
+        ...
+
+    def record_delivery(self, slot: int, tokens: int) -> None:
+        """Write down how many tokens the client of a request is about to have."""
+
+    def note_failover(self, relay: Relay, member: Member, reason: str) -> None:
+        """A request leaves a backend that failed it."""
+
+    def end_relay(self, relay: Relay, status: int, outcome: str, usage: Usage | None) -> None:
+        """A request ended."""
+
+
+class Relay:
     """A request and what has become of it so far."""
 
-    # Of the answer being read:
-    _status = 0
-    _streaming = False
-    _plain = False
-    """Whether events may pass unread."""
-    _carry = b""
-    _held: tuple[bytes, ...] = ()
-    """The end of the answer, as far as it is there."""
-    _finished = False
+    # Most requests never leave these as they are: defaults of the class cost a request nothing.
+    stream = False
+    requirements: Requirements | None = None
+    """What is special about it; most requests of a plain gateway have nothing."""
+    slot: int | None = None
+    """Where the journal of the accounts counts its tokens."""
+    begun = False
+    """Whether the client has a part of the answer."""
+    first_s: float | None = None
+    """When the answer began."""
+    journal = StreamJournal()
+    """What the client has received; one of its own from the first event on."""
+    shares: tuple[Attempt, ...] = ()
+    """What each backend did that is done with the request, where anybody wants to know."""
+    _counted = 0
+    """Tokens in `shares`."""
     _sent = 0
     """Tokens that were written down."""
-    _size = 0
-    _note = b""
-    """Content type of an answer, Retry-After of an error."""
+    _retry: RetryBudget | None = None
+    """Once a backend failed, or none was there."""
+    _wake_s: float | None = None
+    _paused_s: float | None = None
+    _error: ApiError | None = None
+    """What the client is told if no other backend is found."""
+    _stuck = False
+    """Whether backends are there, but none that can go on with the stream."""
+    _done = False
 
-    def _clear(self) -> None:
-        self._status = self._size = 0
-        self._streaming = self._plain = self._finished = False
-        self._carry = self._note = b""
-        self._usage = None
-        self._held = ()
-        self._gather = []
+    def __init__(
+        self,
+        context: RelayContext,
+        client: Connection,
+        sent: Request,
+        request: AnyRequest,
+        headers: bytes,
+    ) -> None:
+        self._context = context
+        self.client = client
+        self.sent = sent
+        self.request = request
+        self.model = request.model
+        self._body = sent.body
+        if isinstance(request, Generation) and request.stream:
+            self.stream = True
+            self._body = with_usage(request, sent.body)
+        self.body = self._body
+        """As the backend chosen last is to get it; `_body` is without what it takes to go on."""
+        self.attempts = Attempts(context, sent.path, headers)
+        self.started_s = self._last_s = context.loop.time()
+        self._answer = Answer()
+
+    # Which backend
+
+    def retry(self) -> None:
+        """Look for a backend again, now that one may have room."""
+        self.attempts.attempt(self)
+
+    def choose(self, now_s: float) -> Member | None:
+        """Return the backend to try next, and make ready what it is to get."""
+        attempts = self.attempts
+        again = bool(attempts.backends)
+        if again:
+            # What came of the answer before is void.
+            self._answer = Answer()
+            self._wake_s = None
+            self._stuck = False
+        if self.requirements is None and not self.begun:
+            return self._context.pool.pick(self.model, attempts.avoid, squeeze=again, now_s=now_s)
+        member, model = self._pick(attempts.avoid, now_s, squeeze=again)
+        while member is not None and not self._prepare(member, model):
+            # It cannot go on with the stream; another may.
+            self._stuck = True
+            attempts.avoid |= {member.name}
+            member, model = self._pick(attempts.avoid, now_s, squeeze=False)
+        if member is not None and not again:
+            self._context.queue.remove(self)
+            self._wake_s = None
+            if self._retry is not None:
+                self._retry.restart_search()
+        return member
+
+    def _pick(
+        self, avoid: frozenset[str], now_s: float, *, squeeze: bool
+    ) -> tuple[Member | None, str]:
+        """Return a backend and the model it would be asked for."""
+        context = self._context
+        if self.requirements is None:
+            return context.pool.pick(self.model, avoid, squeeze=squeeze, now_s=now_s), self.model
+        # What began as one model does not go on as another.
+        only = self.model if self.begun else None
+        return context.chooser.choose(self.requirements, avoid, now_s, squeeze=squeeze, only=only)
+
+    def _prepare(self, member: Member, model: str) -> bool:
+        """Make the body for a backend; return whether it can take the request over."""
+        if model != self.model or (self.request.models is not None and not self.attempts.backends):
+            # The one behind an alias, or one that may stand in.
+            self.model = model
+            self._body = with_model(self._body, model)
+        self.body = self._body
+        if self.begun and isinstance(self.request, Generation):
+            said = self.journal.read()
+            resumption = resume(self.request, self._body, said, member.backend.kind)
+            if resumption is None:
+                return False
+            self.body, self._answer.rewriter = resumption.body, resumption.rewriter
+        return True
+
+    def on_nobody(self, now_s: float) -> None:
+        """Wait for a backend as long as that is allowed, else tell the client."""
+        if self._stuck:
+            self._fail(faults.stream_interrupted("no backend can go on from here"))
+        elif self.attempts.backends:
+            self._search(now_s)
+        elif self.requirements is None:
+            self._fail(faults.busy(self.model))
+        else:
+            self._wait_for_room(self.requirements, now_s)
+
+    def _wait_for_room(self, requirements: Requirements, now_s: float) -> None:
+        self._error, wait_s = self._context.chooser.explain_none(requirements, now_s)
+        budget = self._budget()
+        if budget.until_s is None and wait_s > 0.0:
+            budget.until_s = now_s + wait_s
+        if budget.until_s is None:
+            self._fail(self._error)
+        else:
+            self._context.queue.add(self)
+            self._search(now_s)
+
+    def _budget(self) -> RetryBudget:
+        if self._retry is None:
+            self._retry = RetryBudget()
+        return self._retry
+
+    def _search(self, now_s: float) -> None:
+        """Try again soon, unless the search has gone on for too long."""
+        deadlines = self._context.settings.deadlines
+        search_s = deadlines.resume_s if self.begun else deadlines.retry_s
+        wait_s = self._budget().next_wait_s(now_s, search_s)
+        if wait_s is None:
+            self._fail(self._error or faults.unreachable(self.model))
+        elif wait_s == 0.0 and self.attempts.backends:
+            self.attempts.attempt(self)
+        else:
+            self._wake_s = now_s + wait_s
+
+    # When a backend fails
+
+    def on_unreachable(self, reason: str) -> None:
+        """Go elsewhere; that costs no try."""
+        self._fail_over(reason, tried=False)
+
+    def member_down(self, reason: str) -> None:
+        """Leave a backend that is known to be dead, or about to end."""
+        self._fail_over(reason, blame=False)
+
+    def _fail_over(
+        self,
+        reason: str,
+        *,
+        tried: bool = True,
+        died: bool = False,
+        blame: bool = True,
+        late: bool = False,
+        error: ApiError | None = None,
+    ) -> None:
+        """Give this backend up and go on with another, as long as that is allowed.
+
+        One that `died` (its node is gone from the fabric) has not failed the request: that is no try.
+        """
+        if self._done:
+            return
+        context, attempts, budget = self._context, self.attempts, self._budget()
+        now_s = context.loop.time()
+        member = attempts.member
+        if member is not None:
+            if context.detailed:
+                self._record_share(member, "failed", self.journal.read().tokens, now_s)
+            if self.begun and self._last_s > attempts.began_s:
+                budget.note_progress()
+                attempts.tries = 0
+                attempts.avoid = frozenset()
+            elif died and budget.excuse_death():
+                attempts.tries -= 1
+                tried = False
+        attempts.give_up(reason, now_s, blame=blame)
+        if member is not None:
+            context.note_failover(self, member, reason)
+        self._error = error or faults.attempt_failed(reason, late=late)
+        if (tried and attempts.tries >= context.settings.attempts) or budget.is_spent:
+            self._fail(self._error)
+        else:
+            self._search(now_s)
+
+    def _record_share(self, member: Member, outcome: str, tokens: int, now_s: float) -> None:
+        """Write down what a backend did for the request; `tokens` are those of all attempts so far."""
+        offer, facts = member.offer(self.model), member.facts
+        self.shares += (
+            Attempt(
+                member.name,
+                offer.node or None,
+                offer.provider or None,
+                max(0, tokens - self._counted),
+                now_s - self.attempts.began_s,
+                outcome,
+                None if facts is None else facts.usd_per_mtoken_in,
+                None if facts is None else facts.usd_per_mtoken_out,
+            ),
+        )
+        self._counted = max(tokens, self._counted)
+
+    def uses(self, member: Member) -> bool:
+        """Whether the request is at a backend now."""
+        return self.attempts.member is member
+
+    def goes_by(self, kind: type) -> bool:
+        """Whether it was sent on a connection of a kind."""
+        return isinstance(self.attempts.upstream, kind)
+
+    def can_move(self, now_s: float) -> bool:
+        """Whether another backend than the one it is at could take it now and go on with it."""
+        member = self.attempts.member
+        if member is None:
+            return False
+        other, _ = self._pick(self.attempts.avoid | {member.name}, now_s, squeeze=False)
+        if other is None or not self.begun or not isinstance(self.request, Generation):
+            return other is not None
+        said = self.journal.read()
+        return resume(self.request, self._body, said, other.backend.kind) is not None
 
     # What the backend says
 
     def on_head(self, status: int, content_type: bytes, retry_after: bytes) -> None:
-        """Begin to read an answer."""
-        self._status = status
-        self._note = content_type if status < 400 else retry_after
-        if status == 200 and content_type.startswith(b"text/event-stream"):
-            self._streaming = True
-            self._plain = self._rewriter is None
+        """Note what kind of answer comes."""
+        self._answer.begin(status, content_type, retry_after)
 
     def on_body(self, data: bytes) -> None:
         """Pass a piece of the answer on."""
-        if not self._streaming:
-            self._gather.append(data)
-            self._size += len(data)
-            if self._size > _ERROR_BYTES:
+        answer = self._answer
+        if not answer.streaming:
+            answer.parts.append(data)
+            answer.size += len(data)
+            if answer.size > _ERROR_BYTES:
                 self._check_size()
             return
-        self._last_s = self._app.loop.time()
+        self._last_s = self._context.loop.time()
         # The usual case: whole events, none of which says that the answer ends or went wrong. (Inside of
         # text the quotes would be escaped.)
         if (
-            self._plain
-            and not self._carry
+            answer.plain
+            and not answer.carry
             and data.endswith(b"\n\n")
             and b'"finish_reason":"' not in data
             and b'"finish_reason": "' not in data
             and b'"error"' not in data
             and not data.endswith(DONE)
         ):
+            # As `_deliver`, without a call for every token.
             if not self.begun:
                 self._begin()
             self.journal.append(data)
             if self.slot is not None:
                 self._count(data)
             self.client.send(data)
-            return
-        self._read(data)
+        else:
+            self._read(data)
 
     def on_end(self) -> None:
         """Finish with a complete answer, or find that it is none."""
-        self._way = None
-        if self._streaming:
-            if self._finished:
-                self._end_stream()
-            else:
-                self._failed("the stream ended early")
-            return
-        body = b"".join(self._gather)
-        if self._status == 200 and not self.begun:
-            self._usage = answer_usage(body)
-            self._succeeded()
-            self.first_s = self._app.loop.time()
-            said = b""
-            if self.wish is not None:
-                said = self._said()
-                if self.slot is not None and self._usage is not None:
-                    self._app.delivered(self.slot, self._usage.completion_tokens)
-            self.client.respond(200, body, self._note or b"application/json", said)
-            self._finish(200, "ok")
-        elif self._status in _RETRIED:
-            self._refused()
-        elif self.begun:
-            self._failed(f"status {self._status} instead of a stream")
-        elif self._status >= 400:
-            self._succeeded()
-            self.client.respond(self._status, upstream_error(self._status, body))
-            self._finish(self._status, "error")
+        self.attempts.upstream = None
+        if not self._answer.streaming:
+            self._end_answer()
+        elif self._answer.finished:
+            self._end_stream()
         else:
-            self._failed(f"unexpected status {self._status}")
+            self._fail_over("the stream ended early")
+
+    def _end_answer(self) -> None:
+        answer = self._answer
+        status = answer.status
+        body = b"".join(answer.parts)
+        if status == 200 and not self.begun:
+            answer.usage = usage = answer_usage(body)
+            self._note_success()
+            self.first_s = self._context.loop.time()
+            headers = b""
+            if self.requirements is not None:
+                headers = self._headers()
+                if self.slot is not None and usage is not None:
+                    self._context.record_delivery(self.slot, usage.completion_tokens)
+            self.client.respond(200, body, answer.note or b"application/json", headers)
+            self._finish(200, "ok")
+        elif status in _RETRIED:
+            full = status == 429 or (status == 503 and answer.note != b"")
+            error = faults.backend_refused(status, answer.note)
+            self._fail_over(f"status {status}", blame=not full, error=error)
+        elif self.begun:
+            self._fail_over(f"status {status} instead of a stream")
+        elif status >= 400:
+            self._note_success()
+            self.client.respond(status, upstream_error(status, body))
+            self._finish(status, "error")
+        else:
+            self._fail_over(f"unexpected status {status}")
 
     def on_lost(self, reason: str, *, unused: bool) -> None:
         """Go on elsewhere; a kept connection that was closed already is nobody's failure."""
-        self._way = None
-        member = self._member
+        self.attempts.upstream = None
+        member = self.attempts.member
         if unused and member is not None and not member.node:
-            self._app.links(member).drop_idle()
-            self._tries -= 1
-            self._release()
-            self.attempt()
-        elif self._finished and self._usage is not None:
+            self.attempts.reopen(self, member)
+        elif self._answer.finished and self._answer.usage is not None:
             # All but the end mark is there.
             self._end_stream()
         elif member is not None and member.node:
             # A node that never answered was not tried; one that is gone is not to blame.
-            gone = not self._app.is_there(member)
-            self._failed(reason, tried=self._status != 0, died=gone, blame=not gone)
+            gone = not self._context.is_present(member)
+            self._fail_over(reason, tried=self._answer.status != 0, died=gone, blame=not gone)
         else:
-            self._failed(reason)
+            self._fail_over(reason)
 
     def _check_size(self) -> None:
-        most = self._app.limits.answer_bytes if self._status < 400 else _ERROR_BYTES
-        if self._size > most:
-            self._failed("the answer is too large")
-
-    def _refused(self) -> None:
-        status = self._status
-        full = status == 429 or (status == 503 and self._note != b"")
-        error = faults.backend_refused(status, self._note)
-        self._failed(f"status {status}", blame=not full, error=error)
+        is_error = self._answer.status >= 400
+        most = _ERROR_BYTES if is_error else self._context.settings.limits.answer_bytes
+        if self._answer.size > most:
+            self._fail_over("the answer is too large")
 
     # Streams
 
     def _begin(self) -> None:
         self.begun = True
         self.journal = StreamJournal()
-        self.first_s = self._app.loop.time()
-        self.client.begin_stream(self._said())
+        self.first_s = self._context.loop.time()
+        self.client.begin_stream(self._headers())
 
-    def _said(self) -> bytes:
+    def _headers(self) -> bytes:
         """Return headers that say who answers."""
-        if self.wish is None or self._member is None:
+        member = self.attempts.member
+        if self.requirements is None or member is None:
             return b""
-        return self._app.chooser.heads(self.wish, self._member, self.model)
+        return self._context.chooser.headers(self.requirements, member, self.model)
 
     def _count(self, events: bytes) -> None:
         """Write down what the client is about to have."""
         new = tokens_in(events)
         if new and self.slot is not None:
             self._sent += new
-            self._app.delivered(self.slot, self._sent)
+            self._context.record_delivery(self.slot, self._sent)
 
     def _deliver(self, event: bytes) -> None:
         if not self.begun:
             self._begin()
-        self._missed = 0
         self.journal.append(event)
         if self.slot is not None:
             self._count(event)
         self.client.send(event)
 
     def _read(self, data: bytes) -> None:
-        """Take events apart: at the end of a stream, and in one that was moved."""
-        events, self._carry = split_events(self._carry + data)
-        for event in events:
-            said = payload(event)
-            if said is None:
-                if self._rewriter is None:
-                    self._deliver(event)
-                continue
-            if said == b"[DONE]":
-                way, self._way = self._way, None
-                if self._finished or self._rewriter is None:
-                    if way is not None:
-                        way.leave()
-                    self._end_stream()
-                else:
-                    self._way = way
-                    self._failed("the stream ended early")
-                return
-            if not self._take(event, said):
-                return
-
-    def _take(self, event: bytes, said: bytes) -> bool:
-        """Pass one chunk on, hold it, or fail; return whether to read on."""
-        chunk = read_chunk(said)
-        if chunk is None or chunk.get("error") is not None:
-            self._failed(f"error in the stream: {said[:200].decode(errors='replace')}")
-            return False
-        if self._rewriter is not None:
-            try:
-                chunk = self._rewriter.chunk(chunk)
-            except DivergedError as error:
-                self._fail(faults.stream_interrupted(str(error)))
-                return False
-            if chunk is None:
-                return True
-            event = event_of(chunk)
-        usage = chunk.get("usage")
-        if isinstance(usage, dict):
-            self._usage = usage_of(usage)
-            if not chunk.get("choices"):
-                if asks_for_usage(self.request):
-                    self._held += (event,)
-                return True
-        if finishes(chunk):
-            self._finished = True
-            self._plain = False
-            self._held += (event,)
-            return True
-        if self._held:
-            # Another of several answers goes on.
-            self._deliver(b"".join(self._held))
-            self._held = ()
-        self._deliver(event)
-        return True
+        """Pass on what a piece brings that has to be read: the end, or a stream that was moved."""
+        answer = self._answer
+        try:
+            for event in answer.read(data, wants_usage=asks_for_usage(self.request)):
+                self._deliver(event)
+        except BrokenStreamError as error:
+            self._fail_over(str(error))
+        except DivergedError as error:
+            self._fail(faults.stream_interrupted(str(error)))
+        else:
+            if answer.ended:
+                upstream, self.attempts.upstream = self.attempts.upstream, None
+                if upstream is not None:
+                    upstream.leave()
+                self._end_stream()
 
     def _end_stream(self) -> None:
         if not self.begun:
             self._begin()
-        last = b"".join(self._held)
+        last = b"".join(self._answer.held)
         self.journal.append(last)
-        self._succeeded()
+        self._note_success()
         if self.slot is not None:
             self._count(last)
         self.client.end_stream(last + DONE)
@@ -266,87 +457,95 @@ class Relay(Attempts):
 
     # The end
 
-    def _succeeded(self) -> None:
-        member, app = self._member, self._app
+    def _note_success(self) -> None:
+        """Have the pool know that the backend answered, and how fast."""
+        context, attempts = self._context, self.attempts
+        member = attempts.member
         if member is None:
             return
-        pool = app.pool
-        now_s = app.loop.time()
-        seconds = now_s - self._attempt_s
-        pool.succeeded(member, seconds)
-        if not pool.learns:
-            return
-        usage = self._usage
-        if usage is not None and len(self.backends) == 1 and seconds > 0:
-            beside = (member.clocked(now_s) - self._area) / seconds - 1.0 + member.elsewhere
+        pool = context.pool
+        now_s = context.loop.time()
+        seconds = now_s - attempts.began_s
+        pool.note_success(member, seconds)
+        usage = self._answer.usage
+        if pool.learns and usage is not None and len(attempts.backends) == 1 and seconds > 0:
+            load = member.integrate_load(now_s) - attempts.load_before
+            beside = load / seconds - 1.0 + member.elsewhere
             work = work_of(usage.prompt_tokens, usage.completion_tokens)
             pool.learn(member, self.model, work, seconds, beside, now_s)
 
     def _fail(self, error: ApiError) -> None:
         """Tell the client that it did not work."""
-        self._drop()
+        self.attempts.drop()
         if not self.begun:
             self.client.respond_error(error)
             self._finish(error.status, "error")
-            return
-        self.client.end_stream(b"data: " + error.body() + b"\n\n")
-        self._finish(error.status, "truncated")
+        else:
+            self.client.end_stream(b"data: " + error.body() + b"\n\n")
+            self._finish(error.status, "truncated")
 
     def _finish(self, status: int, outcome: str) -> None:
         if self._done:
             return
         self._done = True
-        app = self._app
-        if self.wish is not None:
-            app.waiting.pop(self, None)
-            if app.detailed and self._member is not None:
-                usage = self._usage
-                tokens = usage.completion_tokens if usage else self.journal.delivered().tokens
+        context, member = self._context, self.attempts.member
+        if self.requirements is not None:
+            context.queue.remove(self)
+            if context.detailed and member is not None:
+                usage = self._answer.usage
+                tokens = usage.completion_tokens if usage else self.journal.read().tokens
                 ended = outcome if outcome in ("ok", "cancelled") else "error"
-                self._over(self._member, ended, tokens, app.loop.time())
-        self._release()
-        app.finished(self, status, outcome, self._usage)
+                self._record_share(member, ended, tokens, context.loop.time())
+        self.attempts.release()
+        context.end_relay(self, status, outcome, self._answer.usage)
 
     # What the client and the clock say
 
     def cancel(self) -> None:
         """Stop: the client is gone."""
-        self._drop()
+        self.attempts.drop()
         self._finish(499, "cancelled")
 
     def pause(self) -> None:
         """Take nothing from the backend until the client keeps up."""
-        self._paused_s = self._app.loop.time()
-        if self._way is not None:
-            self._way.pause()
+        self._paused_s = self._context.loop.time()
+        self.attempts.pause()
 
     def resume(self) -> None:
-        """Go on."""
+        """Take the rest: the client keeps up again."""
         self._paused_s = None
-        self._last_s = self._app.loop.time()
-        if self._way is not None:
-            self._way.resume()
+        self._last_s = self._context.loop.time()
+        self.attempts.resume()
 
     def tick(self, now_s: float) -> None:
         """Give up what is overdue."""
-        deadlines = self._app.deadlines
+        deadlines = self._context.settings.deadlines
         if now_s - self.started_s > deadlines.request_s:
             self._fail(faults.too_long())
         elif self._wake_s is not None:
             if now_s >= self._wake_s:
-                self.attempt()
+                self.attempts.attempt(self)
         elif self._paused_s is not None:
             if now_s - self._paused_s > deadlines.client_s:
                 self.client.abort()
-        elif self._streaming:
+        else:
+            self._check_silence(now_s, deadlines)
+
+    def _check_silence(self, now_s: float, deadlines: Deadlines) -> None:
+        """Give up a backend that takes too long to connect, to answer, or over the next token."""
+        attempts = self.attempts
+        heard_s = attempts.began_s
+        if attempts.connecting is not None:
+            most_s, what = deadlines.connect_s, "no connection in time"
+        elif not self._answer.streaming:
+            most_s = deadlines.first_token_s if self.stream else deadlines.answer_s
+            what = "no answer in time"
+        else:
             # Some engines greet before they prefill: the second event is the first token.
-            early = self.journal.short and self._rewriter is None
+            moved = self._answer.rewriter is not None
+            early = self._last_s <= heard_s if moved else self.journal.short
+            heard_s = max(self._last_s, heard_s)
             most_s = deadlines.first_token_s if early else deadlines.between_tokens_s
-            if self._rewriter is not None and self._last_s <= self._attempt_s:
-                most_s = deadlines.first_token_s
-            if now_s - self._last_s > most_s:
-                self._failed(f"no token for {most_s:g} s", late=True)
-        elif self._deadline_s is not None and now_s > self._deadline_s:
-            connecting = self._connecting is not None
-            what = "connection" if connecting else "answer"
-            self._failed(f"no {what} in time", tried=not connecting, late=True)
+            what = f"no token for {most_s:g} s"
+        if attempts.member is not None and now_s - heard_s > most_s:
+            self._fail_over(what, tried=attempts.connecting is None, late=True)

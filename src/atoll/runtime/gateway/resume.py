@@ -19,7 +19,7 @@ import msgspec
 
 from atoll.runtime.gateway.events import Chunk, Delivered, DeliveredChoice, choices_of, index_of
 from atoll.runtime.openai import ChatRequest, CompletionRequest, Generation
-from atoll.runtime.pool.pool import Kind
+from atoll.runtime.pool.member import Kind
 
 _COMPLETION_TOKENS = 16
 """What vLLM and SGLang generate for /v1/completions without `max_tokens`, as OpenAI does."""

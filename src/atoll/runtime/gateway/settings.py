@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, field_validator
 
 from atoll.core.frozen import Frozen
+from atoll.runtime.pool.member import ConfiguredBackend
 from atoll.runtime.pool.outliers import OutlierSettings
-from atoll.runtime.pool.pool import Backend
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -104,11 +105,35 @@ class GatewaySettings(Frozen):
     direct: bool = True
     """Whether nodes of a fabric that say an address are asked there, without the tunnel."""
     admin_token: str | None = Field(None, min_length=1)
-    """Bearer token for /atoll/v1; without one only this machine is answered there."""
+    """Opens /atoll/v1 and /metrics on the public port; without one they are not there."""
+    admin_socket: str | None = None
+    """Unix socket with both, for this user alone; None: gateway-PORT.sock in the runtime folder, "": none."""
+    metrics: str | None = None
+    """HOST:PORT of this machine with /metrics alone, without a token, for Prometheus."""
     access_log: bool = True
+
+    @field_validator("metrics")
+    @classmethod
+    def _this_machine(cls, address: str | None) -> str | None:
+        if address is not None:
+            host, port = split_address(address)
+            if not port.isascii() or not port.isdigit() or int(port) > 65535:
+                raise ValueError("an address like 127.0.0.1:9464 is needed")
+            if host != "localhost" and not ipaddress.ip_address(host).is_loopback:
+                raise ValueError(
+                    "only an address of this machine may be given; from elsewhere, ask the public port "
+                    "for /metrics with the admin token"
+                )
+        return address
+
+
+def split_address(address: str) -> tuple[str, str]:
+    """Return host and port of HOST:PORT or [HOST]:PORT."""
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), port
 
 
 class GatewayFile(GatewaySettings):
     """A configuration file: the settings and the backends."""
 
-    backends: tuple[Backend, ...] = ()
+    backends: tuple[ConfiguredBackend, ...] = ()

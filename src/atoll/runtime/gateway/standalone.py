@@ -18,13 +18,15 @@ from atoll.telemetry.logs import JsonLog
 
 _LOOK_S = 0.5
 _DRAIN_S = 30.0
+_FIXED = ("host", "port", "policy", "outliers", "admin_socket", "metrics")
+"""Settings that need a restart."""
 TOKEN_VARIABLE = "ATOLL_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
 """Sets the admin token, so that it need not stand in a file."""
 
 
-def read_config(path: Path) -> GatewayFile:
-    """Read a configuration (YAML or JSON); what is wrong is an InputError."""
-    file = GatewayFile.parse(load_yaml(path) or {}, path=path)
+def read_config(path: Path | None) -> GatewayFile:
+    """Read a configuration (YAML or JSON), or take the defaults; what is wrong is an InputError."""
+    file = GatewayFile() if path is None else GatewayFile.parse(load_yaml(path) or {}, path=path)
     token = os.environ.get(TOKEN_VARIABLE)
     return file.model_copy(update={"admin_token": token}) if token else file
 
@@ -91,13 +93,8 @@ async def follow(
         except AtollError as error:
             gateway.log.event("config.refused", path=str(path), error=str(error))
             continue
-        if (new.host, new.port, new.policy, new.outliers) != (
-            config.host,
-            config.port,
-            config.policy,
-            config.outliers,
-        ):
-            gateway.log.event("config.partly", needs_restart="host, port, policy, outliers")
+        if any(getattr(new, field) != getattr(config, field) for field in _FIXED):
+            gateway.log.event("config.partly", needs_restart=", ".join(_FIXED))
         config = new
         gateway.configure(new)
         gateway.log.event("config.changed", backends=len(new.backends))

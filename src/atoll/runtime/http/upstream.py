@@ -1,7 +1,7 @@
 """Towards backends: kept connections, one request at a time on each.
 
 `Upstream` and `UpstreamPool` are what a request needs of a backend; `HttpUpstream` and `HttpUpstreamPool`
-are that over HTTP. Nodes of a fabric are reached by others (`atoll.runtime.federation.links`).
+are that over HTTP. Nodes of a fabric are reached by others (`atoll.runtime.federation.upstreams`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from atoll.runtime.http.client import tls_context
-from atoll.runtime.pool.pool import Member
+from atoll.runtime.pool.member import Member
 
 _DRAIN_S = 5.0
 _MAX_IDLE = 1024

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from atoll.runtime.http.upstream import HttpUpstream, HttpUpstreamPool
+from atoll.runtime.pool.member import Backend, Member
 from atoll.runtime.pool.outliers import Outliers, OutlierSettings
-from atoll.runtime.pool.pool import Backend, Member
 
 _CONNECT_S = 5.0
 _READ = frozenset({b"/health", b"/metrics", b"/v1/models"})

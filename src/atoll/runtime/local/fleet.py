@@ -23,6 +23,7 @@ from atoll.telemetry.usage import OnUsage
 
 _POLL_S = 1.0
 _STALE_S = 3.0
+_SOCKET = "gateway.sock"
 OnProgress = Callable[[str, ProcessState, str], None]
 """Called with a process, its state and a reason whenever that changes."""
 
@@ -87,6 +88,8 @@ class LocalFleet:
         self.endpoints = tuple(endpoints)
         self.home = home
         self.pool = BackendPool(outliers=settings.outliers, policy=settings.policy)
+        if settings.admin_socket is None:
+            settings = settings.model_copy(update={"admin_socket": str(home.folder / _SOCKET)})
         self.gateway = Gateway(self.pool, settings, on_usage=on_usage, log=log)
         self.agent = Agent(self._changed)
         self.url = ""
@@ -135,6 +138,7 @@ class LocalFleet:
             url=self.url,
             started_s=time.time(),
             folder=str(self.home.folder),
+            admin_socket=str(self.gateway.admin_socket or ""),
             endpoints=tuple(self._endpoint_state(named) for named in self.endpoints),
         )
 

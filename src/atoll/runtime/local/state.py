@@ -1,7 +1,6 @@
 """What runs on this machine: a small file per running fleet, for `atoll status`.
 
-Files and sockets of running fleets lie in $XDG_RUNTIME_DIR/atoll, else in a folder of the user's own
-under the system's temporary folder.
+Files and sockets of running fleets lie in folders of their own in `core.paths.runtime_dir`.
 """
 
 from __future__ import annotations
@@ -9,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import stat
 import tempfile
 from pathlib import Path
 
-from atoll.core.errors import AtollError, InputError
+from atoll.core.errors import AtollError
 from atoll.core.files import atomic_write, read_text_limited
 from atoll.core.frozen import Frozen
+from atoll.core.paths import runtime_dir
 
 _FILE = "fleet.json"
 
@@ -51,23 +50,9 @@ class FleetState(Frozen):
     url: str
     started_s: float
     folder: str
+    admin_socket: str = ""
+    """Where the gateway is asked for its status."""
     endpoints: tuple[EndpointState, ...] = ()
-
-
-def runtime_dir() -> Path:
-    """Return the folder for running fleets, made if needed; it belongs to this user alone."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    if base and os.access(base, os.W_OK):
-        folder = Path(base) / "atoll"
-    else:
-        folder = Path(tempfile.gettempdir()) / f"atoll-{os.getuid()}"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise InputError(
-            "this folder must belong to you alone", path=folder, hint="remove it, or chmod 700"
-        )
-    return folder
 
 
 def new_home() -> Path:

@@ -1,5 +1,6 @@
 """The backends of a gateway: what each is, how it fares, which is next.
 
+member    one backend: its configuration, its facts, its state
 pool      all backends, by model
 rings     the order in which backends of a model are asked
 outliers  when a backend is left alone for a while

@@ -60,7 +60,7 @@ class Outliers:
         """Forget a backend."""
         self.records.pop(name, None)
 
-    def failed(self, record: FailureRecord, now_s: float) -> bool:
+    def note_failure(self, record: FailureRecord, now_s: float) -> bool:
         """Note that a backend failed (5xx, refused, broken, late); return whether that ejects it."""
         record.row += 1
         record.bad += 1

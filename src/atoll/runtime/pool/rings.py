@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from atoll.core.rng import stream
 from atoll.routing import decisions
 from atoll.routing.learned import Learned, Speed
-
-if TYPE_CHECKING:
-    from atoll.runtime.pool.pool import Allow, Member
+from atoll.runtime.pool.member import Allow, Member
 
 _ALWAYS_RUNNING = 4
 _MOST_OF_SHARE = 1.5
@@ -19,7 +17,7 @@ _KNOWN = 4
 _WORTH_IT = 2.0
 """A backend that served a conversation before may be so many times slower than the best one now."""
 
-Usable = Callable[["Member"], bool]
+Usable = Callable[[Member], bool]
 
 
 def usable_by(avoid: Collection[str], allow: Allow | None, *, ejected: bool, full: bool) -> Usable:
@@ -62,7 +60,7 @@ class Ring:
         self.speeds = [known.get(m) or Speed() for m in members]
         self.learned: Learned = before.learned if before is not None else Learned()
         self.mean_work: float = before.mean_work if before is not None else 0.0
-        """Of a request, as `Pool.learn` was told; 0: not known."""
+        """Of a request, as `BackendPool.learn` was told; 0: not known."""
 
     def speeds_by_member(self) -> dict[Member, Speed]:
         """Return what is known of the speed of each."""

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[4]
+_TOKEN = "of-the-test"
 
 
 def free_port() -> int:
@@ -73,7 +74,8 @@ class Fleet:
             str(self.folder / "gateway.json"),
         ]
         log = (self.folder / "log").open("w")
-        self.gateway = subprocess.Popen(command, cwd=ROOT, stderr=log, text=True)
+        environment = os.environ | {"ATOLL_ADMIN_TOKEN": _TOKEN}
+        self.gateway = subprocess.Popen(command, cwd=ROOT, stderr=log, text=True, env=environment)
         log.close()
         until = time.monotonic() + 60
         while True:
@@ -94,7 +96,10 @@ class Fleet:
         return [json.loads(line) for line in (self.folder / "log").read_text().splitlines()]
 
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
+        asked = urllib.request.Request(
+            self.url + path, headers={"authorization": f"Bearer {_TOKEN}"}
+        )
+        with urllib.request.urlopen(asked, timeout=60) as answer:
             return json.load(answer)
 
     def stop(self) -> None:

@@ -317,17 +317,19 @@ def test_health_check_lets_go_of_its_connection() -> None:
     async def go() -> None:
         async with running([ScriptedEngine()]) as bench:
             member = bench.gateway.pool.members["e0"]
-            links = bench.gateway.links(member)
-            assert isinstance(links, HttpUpstreamPool)
+            upstreams = bench.gateway.upstreams(member)
+            assert isinstance(upstreams, HttpUpstreamPool)
             taken: list[HttpUpstream | None] = []
-            keep = links.keep
+            keep = upstreams.keep
 
             def keep_and_take(link: HttpUpstream) -> None:
                 keep(link)
-                taken.append(links.take())
+                taken.append(upstreams.take())
 
-            links.keep = keep_and_take  # type: ignore[method-assign]
-            assert await HealthMonitor(bench.gateway)._ask(member, GET, "/health", b"", 2.0) == 200
+            upstreams.keep = keep_and_take  # type: ignore[method-assign]
+            gateway = bench.gateway
+            monitor = HealthMonitor(gateway.pool, gateway.upstreams, HealthSettings())
+            assert await monitor._ask(member, GET, "/health", b"", 2.0) == 200
             (link,) = taken
             assert link is not None
             assert not link.transport.is_closing()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.runtime.gateway.attempt import Attempts
+from atoll.runtime.gateway.relay import Relay
 from atoll.runtime.gateway.settings import GatewayLimits
 from tests.runtime.gateway.engine import Fault, ScriptedEngine
 from tests.runtime.gateway.harness import CHAT, COMPLETIONS, Bench, Reply, chat, read_reply, running
@@ -120,7 +123,8 @@ def test_error_names_the_field() -> None:
         (b"GET /\xff HTTP/1.1\r\n\r\n", 400),
         (b"GET /v1/chat/completions HTTP/1.1\r\n\r\n", 405),
         (b"POST /v1/models HTTP/1.1\r\ncontent-length: 0\r\n\r\n", 405),
-        (b"DELETE /metrics HTTP/1.1\r\n\r\n", 405),
+        (b"DELETE /health HTTP/1.1\r\n\r\n", 405),
+        (b"DELETE /metrics HTTP/1.1\r\n\r\n", 403),
     ],
 )
 def test_bad_requests(raw: bytes, status: int) -> None:
@@ -359,3 +363,23 @@ def test_no_body_is_answered_with_a_5xx(cases: list[tuple[str, dict[str, Any], b
                     assert_error(reply, reply.status)
 
     with_bench(go)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_ended_leaves_nothing_for_the_garbage_collector(stream: bool) -> None:
+    async def go() -> None:
+        async with running([ScriptedEngine(), ScriptedEngine()]) as bench:
+            # So that one of them fails over.
+            bench.engines[0].faults = [Fault("die", 2)]
+            gc.collect()
+            gc.disable()
+            try:
+                for _ in range(3):
+                    assert (await bench.post(CHAT, chat(stream=stream))).status == 200
+                await bench.settled()
+                left = [o for o in gc.get_objects() if isinstance(o, Relay | Attempts)]
+            finally:
+                gc.enable()
+            assert left == []
+
+    asyncio.run(go())

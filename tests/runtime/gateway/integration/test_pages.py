@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import stat
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from atoll.cli.status import ask_fleet
+from atoll.core.errors import InputError
+from atoll.runtime.gateway.settings import GatewayFile, GatewaySettings
+from atoll.runtime.local.state import FleetState
 from tests.runtime.gateway.engine import Fault, ScriptedEngine
 from tests.runtime.gateway.harness import CHAT, Bench, chat, running
 
@@ -62,7 +69,7 @@ def test_metrics_count_requests_once() -> None:
         await bench.post(CHAT, chat(n=-1))
         for number in range(30):
             await bench.post(CHAT, chat(model=f"unknown-{number}"))
-        reply = await bench.get("/metrics")
+        reply = await bench.admin("/metrics")
         assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
         page = reply.body.decode()
         # Names that clients make up are no labels.
@@ -106,12 +113,9 @@ def test_openapi_describes_every_endpoint() -> None:
     with_bench(go)
 
 
-JSON = "content-type: application/json\r\n"
-
-
 def test_backends_come_and_go() -> None:
     async def go(bench: Bench) -> None:
-        status = (await bench.get("/atoll/v1/status")).json
+        status = (await bench.admin("/atoll/v1/status")).json
         assert status["status"] == "serving"
         assert [b["id"] for b in status["backends"]] == ["e0", "e1"]
         extra = ScriptedEngine(model="third")
@@ -122,7 +126,7 @@ def test_backends_come_and_go() -> None:
             "metadata": {"api_key": "hidden", "note": "seen"},
         }
         assert (await bench.post(CHAT, chat(model="third"))).status == 404
-        reply = await bench.post("/atoll/v1/backends", backend, JSON)
+        reply = await bench.admin("/atoll/v1/backends", backend)
         assert reply.status == 200
         assert b"hidden" not in reply.body
         assert b"seen" in reply.body
@@ -130,11 +134,11 @@ def test_backends_come_and_go() -> None:
         assert extra.seen[0].headers["authorization"] == "Bearer hidden"
         # The same again changes it.
         assert (
-            await bench.post("/atoll/v1/backends", backend | {"models": ["fourth"]}, JSON)
+            await bench.admin("/atoll/v1/backends", backend | {"models": ["fourth"]})
         ).status == 200
         assert (await bench.post(CHAT, chat(model="third"))).status == 404
-        assert (await bench.get("/atoll/v1/backends/x", method="DELETE")).status == 200
-        assert (await bench.get("/atoll/v1/backends/x", method="DELETE")).status == 404
+        assert (await bench.admin("/atoll/v1/backends/x", method="DELETE")).status == 200
+        assert (await bench.admin("/atoll/v1/backends/x", method="DELETE")).status == 404
         assert (await bench.post(CHAT, chat(model="fourth"))).status == 404
         for bad in (
             b"",
@@ -143,10 +147,10 @@ def test_backends_come_and_go() -> None:
             b'{"id":"y","url":"http://x","models":[]}',
             b'{"id":"y","url":"http://x:0","models":["m"],"weight":-1}',
         ):
-            reply = await bench.post("/atoll/v1/backends", bad, JSON)
+            reply = await bench.admin("/atoll/v1/backends", bad)
             assert reply.status == 400, bad
-        assert (await bench.get("/atoll/v1/nothing")).status == 404
-        assert (await bench.get("/atoll/v1/status", method="DELETE")).status == 405
+        assert (await bench.admin("/atoll/v1/nothing")).status == 404
+        assert (await bench.admin("/atoll/v1/status", method="DELETE")).status == 405
         await extra.stop()
 
     with_bench(go)
@@ -154,17 +158,27 @@ def test_backends_come_and_go() -> None:
 
 @pytest.mark.parametrize(
     "headers",
-    ["origin: http://evil.example\r\n" + JSON, "content-type: text/plain\r\n", ""],
+    [
+        "",
+        "host: 127.0.0.1\r\n",
+        "host: localhost\r\ncontent-type: application/json\r\n",
+        "authorization: Bearer \r\n",
+    ],
 )
-def test_web_pages_cannot_administer(headers: str) -> None:
+def test_the_public_port_is_not_for_administration(headers: str) -> None:
     async def go(bench: Bench) -> None:
         body = b'{"id":"x","url":"http://127.0.0.1:1","models":["x"]}'
-        host = "127.0.0.1" if "origin" in headers else "localhost"
-        raw = f"POST /atoll/v1/backends HTTP/1.1\r\nhost: {host}\r\n{headers}"
-        raw += f"content-length: {len(body)}\r\n\r\n"
+        raw = f"POST /atoll/v1/backends HTTP/1.1\r\n{headers}content-length: {len(body)}\r\n\r\n"
         assert (await bench.ask(raw.encode() + body)).status == 403
-        raw = f"GET /atoll/v1/status HTTP/1.1\r\nhost: evil.example:{bench.port}\r\n\r\n"
-        assert (await bench.ask(raw.encode())).status == 403
+        for line in (
+            "GET /atoll/v1/status",
+            "GET /metrics",
+            "DELETE /atoll/v1/backends/e0",
+            "GET /atoll/v1/nothing",
+        ):
+            raw = f"{line} HTTP/1.1\r\n{headers}\r\n"
+            assert (await bench.ask(raw.encode())).status == 403
+        assert list(bench.gateway.pool.members) == ["e0", "e1"]
 
     with_bench(go)
 
@@ -174,6 +188,104 @@ def test_admin_token() -> None:
         assert (await bench.get("/atoll/v1/status")).status == 401
         assert (await bench.get("/atoll/v1/status", "authorization: Bearer no\r\n")).status == 401
         assert (await bench.get("/atoll/v1/status", "authorization: Bearer yes\r\n")).status == 200
+        assert (await bench.get("/metrics")).status == 401
+        assert (await bench.get("/metrics", "authorization: Bearer yes\r\n")).status == 200
         assert (await bench.get("/v1/models")).status == 200
+        assert (await bench.admin("/atoll/v1/status")).status == 200
 
     with_bench(go, admin_token="yes")
+
+
+def test_the_admin_socket_is_its_users_alone_and_goes_with_the_gateway(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    # What a process that was killed left behind is no obstacle.
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(path))
+    left.close()
+
+    async def go(bench: Bench) -> None:
+        assert bench.gateway.admin_socket == path
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert (await bench.admin("/health")).status == 200
+        assert (await bench.admin(CHAT, chat())).status == 405
+        with pytest.raises(InputError, match="another gateway"):
+            async with running([], admin_socket=str(path)):
+                pass
+        assert (await bench.admin("/atoll/v1/status")).status == 200
+
+    with_bench(go, admin_socket=str(path))
+    assert not path.exists()
+
+
+def test_where_it_is_administered_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    async def go(bench: Bench) -> None:
+        assert bench.gateway.admin_socket == tmp_path / "atoll" / f"gateway-{bench.port}.sock"
+        assert stat.S_IMODE((tmp_path / "atoll").stat().st_mode) == 0o700
+        assert (await bench.admin("/atoll/v1/status")).status == 200
+
+    async def without(bench: Bench) -> None:
+        assert bench.gateway.admin_socket is None
+
+    with_bench(go, admin_socket=None)
+    with_bench(without, admin_socket="")
+
+
+def test_status_asks_on_the_admin_socket() -> None:
+    async def go(bench: Bench) -> None:
+        fleet = FleetState(
+            name="f",
+            pid=1,
+            url=f"http://127.0.0.1:{bench.port}",
+            started_s=0.0,
+            folder="",
+            admin_socket=str(bench.gateway.admin_socket),
+        )
+        live = await ask_fleet(fleet)
+        assert [b["id"] for b in live["gateway"]["backends"]] == ["e0", "e1"]
+        assert await ask_fleet(fleet.model_copy(update={"admin_socket": ""})) == {}
+
+    with_bench(go)
+
+
+def test_a_port_for_prometheus_has_metrics_and_nothing_else() -> None:
+    async def go(bench: Bench) -> None:
+        assert bench.gateway.metrics_address is not None
+        bench.port = bench.gateway.metrics_address[1]
+        assert b"atoll_gateway_running" in (await bench.get("/metrics")).body
+        assert (await bench.get("/health")).status == 200
+        for path in ("/atoll/v1/status", "/v1/models", "/services/x"):
+            assert (await bench.get(path)).status == 404
+        assert (await bench.post(CHAT, chat())).status == 404
+        assert (await bench.get("/metrics", method="DELETE")).status == 405
+
+    with_bench(go, metrics="127.0.0.1:0")
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:9464", "192.0.2.1:9464", "127.0.0.1", "x", "[::]:1"])
+def test_a_port_for_prometheus_is_on_this_machine(address: str) -> None:
+    with pytest.raises(InputError, match="metrics"):
+        GatewaySettings.parse({"metrics": address})
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"metadata": {"provider": "ETH"}},
+        {"url": "fabric://0123456789abcdef"},
+    ],
+)
+def test_a_configured_backend_has_no_provider_and_is_no_node(claim: dict[str, object]) -> None:
+    backend: dict[str, object] = {"id": "x", "url": "http://127.0.0.1:1", "models": ["x"]}
+
+    async def go(bench: Bench) -> None:
+        reply = await bench.admin("/atoll/v1/backends", backend | claim)
+        assert reply.status == 400
+        assert "x" not in bench.gateway.pool.members
+
+    with_bench(go)
+    with pytest.raises(InputError, match="backends"):
+        GatewayFile.parse({"backends": [backend | claim]})

@@ -20,8 +20,8 @@ from atoll.runtime.http.upstream import (
     RequestTemplate,
     Upstream,
 )
+from atoll.runtime.pool.member import Backend, Member
 from atoll.runtime.pool.outliers import Outliers
-from atoll.runtime.pool.pool import Backend, Member
 
 if TYPE_CHECKING:
     from atoll.fabric.tunnel.client import Call
@@ -38,13 +38,13 @@ class Tunnel(Protocol):
         ...
 
 
-class TunnelWay:
+class TunnelUpstream:
     """One request through the tunnel."""
 
-    __slots__ = ("_call", "_links")
+    __slots__ = ("_call", "_upstreams")
 
-    def __init__(self, links: NodeLinks) -> None:
-        self._links = links
+    def __init__(self, upstreams: NodeUpstreamPool) -> None:
+        self._upstreams = upstreams
         self._call: Call | None = None
 
     def ask(
@@ -63,9 +63,9 @@ class TunnelWay:
         ]
         if body or ask is JSON:
             headers.append((b"content-type", ask.content_type))
-        links = self._links
+        upstreams = self._upstreams
         submit = TunnelRequest(ask.method, path, tuple(headers), body)
-        self._call = links.tunnel.call(links.sid, submit, receiver)
+        self._call = upstreams.tunnel.call(upstreams.sid, submit, receiver)
 
     def leave(self) -> None:
         """Listen no more: all that matters is here."""
@@ -87,8 +87,8 @@ class TunnelWay:
             self._call.resume()
 
 
-class NodeLinks:
-    """The ways to one node. It is asked straight once a probe of its address was answered."""
+class NodeUpstreamPool:
+    """The connections to one node. It is asked straight once a probe of its address was answered."""
 
     open = 0
 
@@ -104,22 +104,22 @@ class NodeLinks:
         self.sid = urlsplit(self.url).netloc
         address = member.backend.metadata.get("direct", "")
         if self.direct is not None and self.direct.url != address:
-            self.go_straight(None)
+            self.use_direct(None)
 
-    def go_straight(self, direct: HttpUpstreamPool | None) -> None:
+    def use_direct(self, direct: HttpUpstreamPool | None) -> None:
         """Ask at an address from now on, or (None) through the tunnel."""
         if self.direct is not None:
             self.direct.close()
         self.direct = direct
 
     def take(self) -> Upstream | None:
-        """Return a way to the node; a straight one has to be opened at first."""
+        """Return a connection that is there already; the tunnel always is."""
         if self.direct is None:
-            return TunnelWay(self)
+            return TunnelUpstream(self)
         return self.direct.take()
 
     async def connect(self) -> Upstream:
-        """Open a straight way; if that fails the tunnel is used from now on."""
+        """Open a straight connection; if that fails the tunnel is used from now on."""
         direct = self.direct
         if direct is not None:
             try:
@@ -127,8 +127,8 @@ class NodeLinks:
                     return await direct.connect()
             except OSError:  # of which TimeoutError is one
                 if self.direct is direct:
-                    self.go_straight(None)
-        return TunnelWay(self)
+                    self.use_direct(None)
+        return TunnelUpstream(self)
 
     def drop_idle(self) -> None:
         """Close kept connections."""
@@ -142,7 +142,7 @@ class NodeLinks:
 
     def close(self) -> None:
         """Open no more."""
-        self.go_straight(None)
+        self.use_direct(None)
 
 
 async def probe(
@@ -154,37 +154,37 @@ async def probe(
 ) -> HttpUpstreamPool | None:
     """Return connections to the address that a node says it has, if an engine with its models answers.
 
-    The address comes from the node: one that means this machine or its link, not the node, is never asked
-    unless `own_machine` says that the fabric is on this machine anyway.
+    The address comes from the node: one that means this machine or its network link, not the node, is never
+    asked unless `own_machine` says that the fabric is on this machine anyway.
     """
     try:
         backend = Backend(id="direct", url=url, models=models or ("-",))
         if urlsplit(backend.url).scheme not in ("http", "https"):
             return None
-        kind = HttpUpstreamPool if own_machine else FarLinks
-        links = kind(Member(backend, Outliers()), loop)
+        kind = HttpUpstreamPool if own_machine else FarUpstreamPool
+        upstreams = kind(Member(backend, Outliers()), loop)
         async with asyncio.timeout(_PROBE_S):
-            link = await links.connect()
-            served = await _models(link, loop)
+            upstream = await upstreams.connect()
+            served = await _ask_models(upstream, loop)
     except (AtollError, ValueError, OSError):
         return None
     if served is None or not set(models) <= served:
-        links.close()
+        upstreams.close()
         return None
-    return links
+    return upstreams
 
 
-class FarLinks(HttpUpstreamPool):
-    """Connections that never lead to this machine or its link, whatever a name means by now."""
+class FarUpstreamPool(HttpUpstreamPool):
+    """Connections that never lead to this machine or its network link, whatever a name means by now."""
 
     async def connect(self) -> HttpUpstream:
         """Open a connection."""
-        link = await super().connect()
-        there, here = (link.transport.get_extra_info(n) for n in ("peername", "sockname"))
+        upstream = await super().connect()
+        there, here = (upstream.transport.get_extra_info(n) for n in ("peername", "sockname"))
         if not there or not here or not _elsewhere(str(there[0]), str(here[0])):
-            link.close()
+            upstream.close()
             raise ConnectionRefusedError("the address is not another machine's")
-        return link
+        return upstream
 
 
 def _elsewhere(address: str, own: str) -> bool:
@@ -201,13 +201,13 @@ def _elsewhere(address: str, own: str) -> bool:
     )
 
 
-async def _models(link: HttpUpstream, loop: asyncio.AbstractEventLoop) -> set[str] | None:
+async def _ask_models(upstream: HttpUpstream, loop: asyncio.AbstractEventLoop) -> set[str] | None:
     """Return the models that `/v1/models` of an address names."""
     answer: asyncio.Future[bytes] = loop.create_future()
-    link.ask(_Gathers(answer), b"/v1/models", b"", b"", GET)
+    upstream.ask(_ModelsReceiver(answer), b"/v1/models", b"", b"", GET)
     body = await answer
     try:
-        data = msgspec.json.decode(body, type=_Models)
+        data = msgspec.json.decode(body, type=_ModelList)
     except msgspec.DecodeError:
         return None
     return {model.id for model in data.data}
@@ -217,11 +217,11 @@ class _Model(msgspec.Struct):
     id: str
 
 
-class _Models(msgspec.Struct):
+class _ModelList(msgspec.Struct):
     data: list[_Model]
 
 
-class _Gathers:
+class _ModelsReceiver:
     """Waits for one whole answer."""
 
     def __init__(self, answer: asyncio.Future[bytes]) -> None:

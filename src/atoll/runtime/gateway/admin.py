@@ -1,0 +1,120 @@
+"""Where a gateway is administered: a Unix socket of its user, and a port for Prometheus if one is named.
+
+Who asks on the public port says nothing about where they are: a proxy on this machine asks for strangers.
+So the admin API and metrics are there only for those who show the admin token; whoever may open the
+socket (mode 0600) needs none, and no web page and no proxy that was not told to can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from atoll.core.errors import InputError
+from atoll.core.paths import runtime_dir
+from atoll.runtime.http.server import Connection, ConnectionDeadlines, ConnectionLimits, Request
+from atoll.runtime.openai import ApiError
+
+_MODE = 0o600
+_BACKLOG = 64
+_REQUEST_ID = b"admin"
+
+
+def default_socket(port: int) -> Path:
+    """Return where a gateway on a port is administered unless it is told otherwise."""
+    return runtime_dir() / f"gateway-{port}.sock"
+
+
+class AdminListener:
+    """A listener beside the public port; what it is asked goes to `answer`. It serves while draining."""
+
+    draining = False
+
+    def __init__(
+        self,
+        answer: Callable[[Connection, Request], None],
+        on_refused: Callable[[ApiError], None],
+        limits: ConnectionLimits,
+        deadlines: ConnectionDeadlines,
+    ) -> None:
+        self._answer = answer
+        self._on_refused = on_refused
+        self.limits = limits
+        self.deadlines = deadlines
+        self.connections: set[Connection] = set()
+        self.buffered = 0
+        self.date = b""
+        self.loop = asyncio.get_running_loop()
+        self._server: asyncio.AbstractServer | None = None
+        self._socket: Path | None = None
+
+    async def listen_on_socket(self, path: Path) -> None:
+        """Listen on a Unix socket that only this user can open."""
+        bound = _bind(path)
+        self._server = await self.loop.create_unix_server(
+            lambda: Connection(self), sock=bound, backlog=_BACKLOG
+        )
+        self._socket = path
+
+    async def listen_on_port(self, host: str, port: int) -> tuple[str, int]:
+        """Listen on a port of this machine; return the address."""
+        server = await self.loop.create_server(lambda: Connection(self), host, port)
+        self._server = server
+        address: tuple[str, int] = server.sockets[0].getsockname()[:2]
+        return address
+
+    def handle(self, connection: Connection, request: Request) -> None:
+        """Answer a request."""
+        request.id = _REQUEST_ID
+        self._answer(connection, request)
+
+    def refused(self, error: ApiError) -> None:
+        """Note a request that could not be read."""
+        self._on_refused(error)
+
+    def tick(self, now_s: float, date: bytes) -> None:
+        """Close connections that are overdue."""
+        self.date = date
+        for connection in list(self.connections):
+            connection.tick(now_s)
+
+    def close(self) -> None:
+        """Stop at once, and remove the socket."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self.connections):
+            connection.abort()
+        if self._socket is not None:
+            self._socket.unlink(missing_ok=True)
+
+
+def _bind(path: Path) -> socket.socket:
+    """Return a socket bound to a path, not listening yet; one that a dead process left is replaced."""
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket():
+            with contextlib.suppress(ConnectionRefusedError, FileNotFoundError):
+                bound.connect(str(path))
+                raise InputError(
+                    f"another gateway is administered at {path}",
+                    field="admin_socket",
+                    hint="name another path, or stop that gateway",
+                )
+            path.unlink(missing_ok=True)
+        bound.bind(str(path))
+        # Nobody can connect before it listens.
+        path.chmod(_MODE)
+    except OSError as error:
+        bound.close()
+        raise InputError(
+            f"cannot listen at {path}: {error.strerror or error}",
+            field="admin_socket",
+            hint='name a path that can be written, or "" for no socket',
+        ) from error
+    except BaseException:
+        bound.close()
+        raise
+    return bound

@@ -1,0 +1,103 @@
+"""The answer of one backend to one request, as far as it has come.
+
+The last chunk with its reason, the usage and the end mark are held back until all three are there: a
+client that sees the end of an answer sees all of it, and a backend that dies before costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from atoll.runtime.gateway.events import event_of, finishes, payload, read_chunk, split_events
+from atoll.runtime.gateway.resume import Rewriter
+from atoll.runtime.openai import Usage, usage_of
+
+_SHOWN_BYTES = 200
+
+
+class BrokenStreamError(Exception):
+    """A stream of a backend says that it failed, or ends before its end."""
+
+
+class Answer:
+    """What a backend says; a request that is tried again gets another. Nothing here does I/O."""
+
+    # Most answers never leave these as they are: defaults of the class cost a request nothing.
+    status = 0
+    note = b""
+    """Content type of an answer, Retry-After of an error."""
+    streaming = False
+    plain = False
+    """Whether events may pass unread."""
+    carry = b""
+    """The beginning of an event whose end has not come."""
+    finished = False
+    """Whether the chunk with the reason is there."""
+    ended = False
+    """Whether the end mark is there."""
+    held: tuple[bytes, ...] = ()
+    """The end of the answer, as far as it is there."""
+    usage: Usage | None = None
+    rewriter: Rewriter | None = None
+    """Of a stream that was moved here."""
+    size = 0
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        """Of an answer that is no stream."""
+
+    def begin(self, status: int, content_type: bytes, retry_after: bytes) -> None:
+        """Take the status and the headers."""
+        self.status = status
+        self.note = content_type if status < 400 else retry_after
+        if status == 200 and content_type.startswith(b"text/event-stream"):
+            self.streaming = True
+            self.plain = self.rewriter is None
+
+    def read(self, data: bytes, *, wants_usage: bool) -> Iterator[bytes]:
+        """Take events apart, at the end of a stream and in one that was moved; yield those to send now.
+
+        An error in the stream is a BrokenStreamError, a replay that says something else a DivergedError.
+        `wants_usage`: the client asked for the chunk with the usage.
+        """
+        events, self.carry = split_events(self.carry + data)
+        for event in events:
+            said = payload(event)
+            if said is None:
+                if self.rewriter is None:
+                    yield event
+            elif said != b"[DONE]":
+                yield from self._take(event, said, wants_usage)
+            elif self.finished or self.rewriter is None:
+                self.ended = True
+                return
+            else:
+                raise BrokenStreamError("the stream ended early")
+
+    def _take(self, event: bytes, said: bytes, wants_usage: bool) -> Iterator[bytes]:
+        """Yield what one chunk brings, or hold it."""
+        chunk = read_chunk(said)
+        if chunk is None or chunk.get("error") is not None:
+            shown = said[:_SHOWN_BYTES].decode(errors="replace")
+            raise BrokenStreamError(f"error in the stream: {shown}")
+        if self.rewriter is not None:
+            chunk = self.rewriter.chunk(chunk)
+            if chunk is None:
+                return
+            event = event_of(chunk)
+        usage = chunk.get("usage")
+        if isinstance(usage, dict):
+            self.usage = usage_of(usage)
+        if isinstance(usage, dict) and not chunk.get("choices"):
+            if wants_usage:
+                self.held += (event,)
+        elif finishes(chunk):
+            self.finished = True
+            self.plain = False
+            self.held += (event,)
+        else:
+            if self.held:
+                # Another of several answers goes on.
+                yield b"".join(self.held)
+                self.held = ()
+            yield event

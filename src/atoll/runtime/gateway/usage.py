@@ -1,0 +1,134 @@
+"""What is written down of a request when it ends: counters, a line of the log, the ledger, traces."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Protocol, get_type_hints
+
+import msgspec
+
+from atoll.runtime.gateway.metrics import GatewayMetrics
+from atoll.runtime.gateway.relay import Relay
+from atoll.runtime.openai import REQUESTS, Usage
+from atoll.telemetry.logs import JsonLog, Log
+from atoll.telemetry.usage import OnUsage, UsageRecord
+
+if TYPE_CHECKING:
+    from atoll.runtime.accounts.accounts import Accounts, Grant
+    from atoll.telemetry.recording import Recorder
+    from atoll.telemetry.spans import Spans
+
+ENDPOINTS = {path.encode(): path for path in REQUESTS}
+"""By their bytes in a request."""
+
+
+class ProviderTokens(Protocol):
+    """Whoever counts tokens by provider."""
+
+    def tokens(self, provider: str | None, count: int) -> None:
+        """Count tokens of a provider."""
+
+
+class UsageWriter:
+    """Writes down requests that ended, for whoever wants to know.
+
+    `wanted` says whether more than counters and the log is kept of every request.
+    """
+
+    def __init__(
+        self,
+        metrics: GatewayMetrics,
+        providers: ProviderTokens,
+        log: Log,
+        *,
+        on_usage: OnUsage | None,
+        accounts: Accounts | None,
+        recorder: Recorder | None,
+        spans: Spans | None,
+    ) -> None:
+        self._metrics = metrics
+        self._providers = providers
+        self._log = log
+        self._on_usage = on_usage
+        self._accounts = accounts
+        self._recorder = recorder
+        self._spans = spans
+        self.access_log: JsonLog | None = None
+        self.wanted = False
+
+    def write(
+        self, relay: Relay, status: int, outcome: str, usage: Usage | None, seconds: float
+    ) -> None:
+        """Write down a request; without a usage, as much as the client has of the answer."""
+        first_s = None if relay.first_s is None else relay.first_s - relay.started_s
+        estimated = usage is None and outcome != "error"
+        if usage is None:
+            tokens = relay.journal.read().tokens
+            usage = Usage(0, tokens, tokens)
+        endpoint = ENDPOINTS[relay.sent.path]
+        prompt, completion = usage.prompt_tokens, usage.completion_tokens
+        tally = self._metrics.tally(relay.model, endpoint, status)
+        tally.add(seconds, first_s, prompt, completion)
+        now_s = time.time()
+        fields = (
+            relay.sent.id.decode(),
+            relay.model,
+            endpoint,
+            relay.stream,
+            status,
+            prompt,
+            completion,
+            estimated,
+            tuple(relay.attempts.backends),
+            now_s - seconds,
+            seconds,
+            first_s,
+            outcome,
+        )
+        if self.access_log is not None:
+            line = _AccessLine(now_s, relay.sent.trace[3:35], *fields)
+            self.access_log.line(_encode(line) + b"\n")
+        if self._on_usage is not None or self.wanted:
+            grant = relay.requirements.grant if relay.requirements is not None else None
+            key = None if grant is None else grant.key_id
+            self._hand_out(relay, UsageRecord(*fields, key, relay.shares), grant)
+
+    def _hand_out(self, relay: Relay, record: UsageRecord, grant: Grant | None) -> None:
+        """Give the record of a request to whoever keeps it."""
+        for share in record.attempts:
+            self._providers.tokens(share.provider, share.tokens)
+        if self._accounts is not None and relay.slot is not None and grant is not None:
+            self._accounts.closed(relay.slot, grant, record)
+        if self._on_usage is not None:
+            try:
+                self._on_usage(record)
+            except Exception as error:  # noqa: BLE001 - another's code must not break the request
+                self._log.event("usage.lost", id=record.request_id, error=repr(error))
+        if grant is None or grant.track:
+            self._trace(relay, record)
+
+    def _trace(self, relay: Relay, record: UsageRecord) -> None:
+        if self._recorder is not None:
+            self._recorder.record(
+                record.started_s,
+                record.model,
+                relay.sent.body,
+                record.prompt_tokens,
+                record.completion_tokens,
+            )
+        if self._spans is not None:
+            given = relay.sent.headers.get(b"traceparent")
+            trace = None if given is None else given.decode("latin-1")
+            self._spans.request(record, relay.sent.trace, trace)
+
+
+def _access_line() -> Any:
+    """Return the type of a line of the log: a request that ended, its trace, the fields of its record."""
+    names = UsageRecord._fields[: UsageRecord._fields.index("outcome") + 1]
+    hints = get_type_hints(UsageRecord)
+    fields = [("time", float), ("trace", str), ("id", str), *((n, hints[n]) for n in names[1:])]
+    return msgspec.defstruct("AccessLine", fields, tag_field="event", tag="request", gc=False)
+
+
+_AccessLine = _access_line()
+_encode = msgspec.json.Encoder().encode

@@ -1,0 +1,197 @@
+"""One backend of a pool: what it is, what a node says of itself, how it fares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from atoll.core.frozen import Frozen
+from atoll.runtime.pool.outliers import Outliers
+from atoll.runtime.pool.policy import ModelOffer
+
+Kind = Literal["atoll", "vllm", "llamacpp", "sglang", "openai"]
+SECRETS = frozenset({"api_key"})
+"""Metadata that is never shown."""
+FABRIC = "fabric"
+"""Scheme of the URLs of nodes that are reached through the fabric: fabric://SESSION."""
+
+
+class Backend(Frozen):
+    """One instance: an OpenAI endpoint."""
+
+    id: str = Field(min_length=1, max_length=200)
+    url: str
+    """http:// or https://, host, port and perhaps a path that goes before /v1; or fabric://SESSION."""
+    models: tuple[str, ...] = ()
+    services: tuple[str, ...] = ()
+    """Other HTTP services it has, by name."""
+    aliases: dict[str, str] = Field(default_factory=dict)
+    """Other names of its models."""
+    weight: float = Field(1.0, ge=0)
+    """Share of the requests among the backends of a model, in any unit; 0: only when no other is left."""
+    kind: Kind = "openai"
+    """How a broken stream is continued here."""
+    max_inflight: int | None = Field(None, ge=1)
+    metadata: dict[str, str] = Field(default_factory=dict)
+    """`api_key` is sent as a bearer token; the rest is shown in the status."""
+
+    @field_validator("url")
+    @classmethod
+    def _usable(cls, url: str) -> str:
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = 0
+        if parts.scheme not in ("http", "https", FABRIC) or not parts.hostname or port == 0:
+            raise ValueError("a URL like http://127.0.0.1:8000 is needed")
+        if parts.query or parts.fragment or parts.username or not url.isascii() or " " in url:
+            raise ValueError("only scheme, host, port and path may be given")
+        return url.rstrip("/").removesuffix("/v1")
+
+    @model_validator(mode="after")
+    def _useful(self) -> Self:
+        if not self.models and not self.services:
+            raise ValueError("models: at least one is needed")
+        return self
+
+    @property
+    def weighted(self) -> bool:
+        """Whether somebody chose its weight."""
+        return "weight" in self.model_fields_set
+
+
+class ConfiguredBackend(Backend):
+    """A backend that a person named, in a file or through the admin API.
+
+    It is no node of a fabric, and has no provider: that is what a certificate says, and it has none.
+    """
+
+    @model_validator(mode="after")
+    def _claims_nothing(self) -> Self:
+        if urlsplit(self.url).scheme == FABRIC:
+            raise ValueError("url: nodes of a fabric come by themselves; give http:// or https://")
+        if "provider" in self.metadata:
+            raise ValueError("metadata: a provider is named by a certificate only; leave it out")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a node of a fabric says of itself that does not change how to ask it."""
+
+    offers: dict[str, ModelOffer] = field(default_factory=dict)
+    """By model."""
+    ends_s: float | None = None
+    usd_per_mtoken_in: float | None = None
+    usd_per_mtoken_out: float | None = None
+
+
+class Member:
+    """A backend of a pool with what is known of it now."""
+
+    __slots__ = (
+        "_area",
+        "_area_s",
+        "backend",
+        "elsewhere",
+        "ends_s",
+        "facts",
+        "failures",
+        "inflight",
+        "masked",
+        "mean_s",
+        "most",
+        "name",
+        "node",
+        "offers",
+        "outlier",
+        "reason",
+        "removed",
+        "requests",
+        "up",
+    )
+
+    def __init__(self, backend: Backend, outliers: Outliers) -> None:
+        self.become(backend)
+        self.outlier = outliers.add(backend.id)
+        self.inflight = 0
+        self.requests = 0
+        self.failures = 0
+        self.mean_s = 1.0
+        self.up = True
+        self.masked = False
+        """Not to be used for the moment, though what runs there goes on."""
+        self.removed = False
+        self.reason = ""
+        self.elsewhere = 0
+        """Requests that others have sent to it."""
+        self.know(None)
+        self._area = self._area_s = 0.0
+
+    def become(self, backend: Backend) -> None:
+        """Take what a backend is; what is needed for every request is kept at hand."""
+        self.backend = backend
+        self.name = backend.id
+        self.most = backend.max_inflight
+        self.node = backend.url.startswith(f"{FABRIC}:")
+        """Whether it is a node of a fabric, which says by itself whether it is well."""
+
+    def know(self, facts: Facts | None) -> None:
+        """Take what is known of it beyond how to ask it."""
+        self.facts = facts
+        self.ends_s = None if facts is None else facts.ends_s
+        """Unix time at which it ends, if it knows."""
+        self.offers = {} if facts is None else dict(facts.offers)
+        """What policies look at, by model; `offer` has it for every model."""
+
+    def offer(self, model: str) -> ModelOffer:
+        """Return what policies look at; a backend of a configuration says it in its metadata."""
+        found = self.offers.get(model)
+        if found is None:
+            found = self.offers[model] = _offer(self.backend)
+        return found
+
+    def integrate_load(self, now_s: float) -> float:
+        """Return the requests run here so far, summed over time in seconds. Call before they change."""
+        self._area += self.inflight * (now_s - self._area_s)
+        self._area_s = now_s
+        return self._area
+
+    @property
+    def state(self) -> str:
+        """`up`, `down`, `ejected` or `removed`."""
+        if self.removed:
+            return "removed"
+        if not self.up:
+            return "down"
+        return "up" if self.outlier.ejected_until_s is None else "ejected"
+
+    def full(self) -> bool:
+        """Whether it runs as many requests as it may."""
+        return self.most is not None and self.inflight >= self.most
+
+
+def _offer(backend: Backend) -> ModelOffer:
+    # Who runs it is not for its configuration to say: policies trust no provider without a certificate.
+    said = backend.metadata
+    context = said.get("context", "")
+    return ModelOffer(
+        node=backend.id,
+        sid=backend.id,
+        verified=False,
+        region=said.get("region", ""),
+        precision=said.get("precision", "unknown"),
+        context=int(context) if context.isascii() and context.isdigit() else None,
+        gpus=tuple(filter(None, said.get("gpus", "").split(","))),
+        stability=said.get("stability", "standard"),
+        engine=backend.kind,
+    )
+
+
+Allow = Callable[[Member], bool]
+"""Whether a backend may serve a request."""
