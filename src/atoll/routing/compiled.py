@@ -13,8 +13,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from numba import njit
-
+from atoll.core.compiling import part
 from atoll.routing import decisions
 
 NAMES = (
@@ -41,7 +40,7 @@ def _compile() -> dict[str, Callable[..., Any]]:
         bound = FunctionType(plain.__code__, plain.__globals__ | made, name)
         bound.__module__ = __name__
         bound.__qualname__ = name
-        made[name] = njit(cache=True, nogil=True)(bound)
+        made[name] = part(bound)
     return made
 
 

@@ -7,8 +7,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from numba import njit
-
+from atoll.core.compiling import entry
 from atoll.routing import decisions
 from atoll.sim import arrays, heap, lifetime, solo, stage, stepping, traffic
 from atoll.sim import kernel as kernel_module
@@ -410,8 +409,7 @@ def _entry(sources: int) -> Callable[[Longs, int], bool]:
         """Work through up to `most` events of the run of a table; say whether all is done."""
         return advance(sim_at(table), most) and sources != 0
 
-    entry: Callable[[Longs, int], bool] = njit(cache=True, nogil=True, error_model="numpy")(run)
-    return entry
+    return entry(run)
 
 
 def _sources() -> int:

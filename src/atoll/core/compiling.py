@@ -1,0 +1,199 @@
+"""Compiling numeric code with numba so that a first run on a machine waits for seconds, not minutes.
+
+Numba compiles every function by itself: it optimises it, makes machine code of it, and then links its IR into
+each caller, where all of it is optimised again. A program of a hundred small functions that call each other,
+ten deep, is optimised ten times, and machine code is made a hundred times that nobody calls. So here a program
+is what it is elsewhere: *parts*, of which only the IR is made, and *entries*, which Python calls. An entry is
+linked with all parts it needs and optimised once, as a whole; only entries are cached.
+
+    @part
+    def twice(x: float) -> float: ...
+
+    @entry
+    def run(x: float) -> float:
+        return twice(twice(x))
+
+Numba also makes one version of a function for every literal it is called with; a part has one for all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import BuiltinFunctionType
+from typing import Any, TypeVar, cast
+
+from numba import njit, types
+from numba.core.caching import FunctionCache
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
+from numba.core.environment import lookup_environment
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class PartLibrary(JITCodeLibrary):  # type: ignore[misc]
+    """The IR of a function that only compiled code calls: neither optimised nor made into machine code."""
+
+    def add_ir_module(self, ir_module: Any) -> None:
+        """Take in IR, unless it is there for Python or C to call."""
+        if ir_module.name not in ("wrapper", "cfunc_wrapper"):
+            super().add_ir_module(ir_module)
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+
+    def finalize(self) -> None:
+        """Close the library; what it calls is linked where all of it is."""
+        self._raise_if_finalized()
+        for library in self._linking_libraries:
+            self._reload_init.update(library._reload_init)
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+    def get_pointer_to_function(self, _name: str) -> int:
+        """Return no address: there is no machine code."""
+        self._ensure_finalized()
+        return 0
+
+    def own_module(self) -> Any:
+        """Return the IR of this function alone, to be linked any number of times."""
+        return super()._get_module_for_linking()
+
+    def _get_module_for_linking(self) -> Any:
+        # For a function that was not compiled here and calls what was.
+        whole = self.own_module().clone()
+        for library in needed_by(self)[1:]:
+            whole.link_in(_module_of(library), preserve=True)
+        return whole
+
+
+class EntryLibrary(JITCodeLibrary):  # type: ignore[misc]
+    """A function that Python calls, with all parts it is made of."""
+
+    def finalize(self) -> None:
+        """Link every part once and optimise the whole."""
+        self._raise_if_finalized()
+        for library in needed_by(self)[1:]:
+            self._reload_init.update(library._reload_init)
+            self._final_module.link_in(_module_of(library), preserve=True)
+        self._optimize_final_module()
+        self._final_module.verify()
+        self._finalize_final_module()
+
+
+def needed_by(library: Any) -> list[Any]:
+    """Return a library and all that it needs, each once."""
+    seen = {library: None}
+    waiting = [library]
+    while waiting:
+        for one in waiting.pop()._linking_libraries:
+            if one not in seen:
+                seen[one] = None
+                if isinstance(one, PartLibrary):
+                    waiting.append(one)
+    return list(seen)
+
+
+def _module_of(library: Any) -> Any:
+    if isinstance(library, PartLibrary):
+        return library.own_module()
+    return library._get_module_for_linking()
+
+
+class EntryCompiler(Compiler):  # type: ignore[misc]
+    """Compiles a function that Python calls; whatever it calls becomes a part."""
+
+    def compile_extra(self, func: Callable[..., Any]) -> Any:
+        """Compile the function and all it calls."""
+        codegen = self.state.targetctx.codegen()
+        if codegen._library_class is PartLibrary:
+            raise TypeError(f"{func.__qualname__} is an entry: compiled code may call parts only")
+        library = self.state.library = EntryLibrary(codegen, func.__qualname__)
+        library.enable_object_caching()
+        with _only_parts(codegen), _typing_remembered(self.state.typingctx):
+            made = super().compile_extra(func)
+        for variable in library._final_module.global_variables:
+            environment = lookup_environment(variable.name)
+            if environment is not None:
+                codegen.set_env(variable.name, environment)
+        return made
+
+
+@contextmanager
+def _only_parts(codegen: Any) -> Iterator[None]:
+    """Make parts of all that is compiled meanwhile; who does so holds the lock of numba's compiler."""
+    usual = codegen._library_class
+    codegen._library_class = PartLibrary
+    # A part has no place in memory that could point to its environment.
+    codegen.set_env = lambda _name, _environment: None
+    try:
+        yield
+    finally:
+        codegen._library_class = usual
+        del codegen.set_env
+
+
+@contextmanager
+def _typing_remembered(context: Any) -> Iterator[None]:
+    """Remember the types of operators and built-in functions meanwhile.
+
+    Numba asks dozens of candidates for the type of each `a[i]` and each `a + b`, every time anew.
+    """
+    resolve = context.resolve_function_type
+
+    def resolve_once(func: Any, args: Any, kws: Any) -> Any:
+        if kws or not isinstance(func, types.Function | BuiltinFunctionType | type):
+            return resolve(func, args, kws)
+        key = func, tuple(args)
+        known = _TYPES.get(key)
+        if known is None:
+            known = resolve(func, args, kws)
+            if known is not None:
+                _TYPES[key] = known
+        return known
+
+    context.resolve_function_type = resolve_once
+    try:
+        yield
+    finally:
+        del context.resolve_function_type
+
+
+_TYPES: dict[Any, Any] = {}
+
+
+def _widen(kind: Any) -> Any:
+    """The type that an argument of a part has: no literal, and whole numbers of one width."""
+    kind = types.unliteral(kind)
+    if isinstance(kind, types.Integer):
+        return types.int64
+    return kind
+
+
+def part(function: Function) -> Function:
+    """Compile a function that only compiled functions call."""
+    made = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy")(function)
+    call_template = made.get_call_template
+
+    def template(args: Any, kws: Any) -> Any:
+        return call_template(
+            tuple(map(_widen, args)), {name: _widen(kind) for name, kind in kws.items()}
+        )
+
+    made.get_call_template = template
+    return cast(Function, made)
+
+
+def entry(function: Function) -> Function:
+    """Compile a function that Python calls; the result is cached, and the GIL released while it runs."""
+    made = njit(
+        cache=True,
+        nogil=True,
+        no_cfunc_wrapper=True,
+        error_model="numpy",
+        pipeline_class=EntryCompiler,
+    )(function)
+    return cast(Function, made)
