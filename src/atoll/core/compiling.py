@@ -28,7 +28,23 @@ from typing import Any, TypeVar, cast
 from numba import njit, types
 from numba.core.caching import FunctionCache
 from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import Compiler
+from numba.core.compiler import Compiler, CompilerBase
+from numba.core.compiler_machinery import PassManager
+from numba.core.typed_passes import (
+    AnnotateTypes,
+    IRLegalization,
+    NativeLowering,
+    NoPythonBackend,
+    NopythonTypeInference,
+    PreLowerStripPhis,
+)
+from numba.core.untyped_passes import (
+    FixupArgs,
+    GenericRewrites,
+    IRProcessing,
+    ReconstructSSA,
+    TranslateByteCode,
+)
 from numba.core.environment import lookup_environment
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -103,6 +119,30 @@ def _module_of(library: Any) -> Any:
     return library._get_module_for_linking()
 
 
+class PartCompiler(CompilerBase):  # type: ignore[misc]
+    """Compiles a part: without numba's passes for closures, array expressions and parallel loops."""
+
+    def define_pipelines(self) -> list[Any]:
+        """Return what is done, in order."""
+        passes = PassManager("part")
+        for one in (
+            TranslateByteCode,
+            FixupArgs,
+            IRProcessing,
+            GenericRewrites,
+            ReconstructSSA,
+            NopythonTypeInference,
+            PreLowerStripPhis,
+            IRLegalization,
+            AnnotateTypes,
+            NativeLowering,
+            NoPythonBackend,
+        ):
+            passes.add_pass(one, one._name)
+        passes.finalize()
+        return [passes]
+
+
 class EntryCompiler(Compiler):  # type: ignore[misc]
     """Compiles a function that Python calls; whatever it calls becomes a part."""
 
@@ -175,7 +215,7 @@ def _widen(kind: Any) -> Any:
 
 def part(function: Function) -> Function:
     """Compile a function that only compiled functions call."""
-    made = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy")(function)
+    made = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy", pipeline_class=PartCompiler)(function)
     call_template = made.get_call_template
 
     def template(args: Any, kws: Any) -> Any:
