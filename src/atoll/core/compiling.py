@@ -18,18 +18,16 @@ Numba also makes one version of a function for every literal it is called with; 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import BuiltinFunctionType
 from typing import Any, TypeVar, cast
 
 from numba import njit, types
-from numba.core.caching import FunctionCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, CompilerBase
 from numba.core.compiler_machinery import PassManager
+from numba.core.environment import lookup_environment
 from numba.core.typed_passes import (
     AnnotateTypes,
     IRLegalization,
@@ -45,7 +43,6 @@ from numba.core.untyped_passes import (
     ReconstructSSA,
     TranslateByteCode,
 )
-from numba.core.environment import lookup_environment
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -215,7 +212,12 @@ def _widen(kind: Any) -> Any:
 
 def part(function: Function) -> Function:
     """Compile a function that only compiled functions call."""
-    made = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy", pipeline_class=PartCompiler)(function)
+    made = njit(
+        no_cpython_wrapper=True,
+        no_cfunc_wrapper=True,
+        error_model="numpy",
+        pipeline_class=PartCompiler,
+    )(function)
     call_template = made.get_call_template
 
     def template(args: Any, kws: Any) -> Any:
@@ -223,17 +225,26 @@ def part(function: Function) -> Function:
             tuple(map(_widen, args)), {name: _widen(kind) for name, kind in kws.items()}
         )
 
+    def add(compiled: Any) -> None:
+        made.overloads[tuple(compiled.signature.args)] = compiled
+
+    def refuse(*_args: Any, **_kws: Any) -> Any:
+        raise TypeError(f"{function.__qualname__} is a part: only compiled code calls it")
+
     made.get_call_template = template
+    # Numba would let Python call it, at address 0.
+    made.add_overload = add
+    made._compile_for_args = refuse
     return cast(Function, made)
 
 
 def entry(function: Function) -> Function:
-    """Compile a function that Python calls; the result is cached, and the GIL released while it runs."""
+    """Compile a function, or a part, for Python to call; it is cached, and runs without the GIL."""
     made = njit(
         cache=True,
         nogil=True,
         no_cfunc_wrapper=True,
         error_model="numpy",
         pipeline_class=EntryCompiler,
-    )(function)
+    )(getattr(function, "py_func", function))
     return cast(Function, made)

@@ -4,7 +4,7 @@
     edge = compiled.round_robin(first, target, weight, order, credit, vertex, closed)
 
 numba has to see compiled callees, so each function is compiled in the order of `NAMES` with those before
-it in place of the plain ones. The compiled functions may be called from other compiled functions.
+it in place of the plain ones. They are parts (see `core.compiling`): only compiled functions may call them.
 """
 
 from __future__ import annotations

@@ -247,7 +247,9 @@ def _read(context: Any, builder: Any, kind: Any, place: Any) -> Any:
 
 def _write(context: Any, builder: Any, kind: Any, place: Any, value: Any) -> None:
     if isinstance(kind, RecordType):
-        cgutils.raw_memcpy(builder, place, value, ir.Constant(_LONG, 1), kind.dtype.itemsize, align=8)
+        cgutils.raw_memcpy(
+            builder, place, value, ir.Constant(_LONG, 1), kind.dtype.itemsize, align=8
+        )
         return
     model = context.data_model_manager[kind]
     typed = builder.bitcast(place, model.get_data_type().as_pointer())
@@ -329,15 +331,11 @@ def _read_column(context: Any, builder: Any, given: Any, args: Any) -> Any:
     return _slice(context, builder, given, args, column.table, column.offset)
 
 
-def _slice(
-    context: Any, builder: Any, given: Any, args: Any, table: TableType, offset: int
-) -> Any:
+def _slice(context: Any, builder: Any, given: Any, args: Any, table: TableType, offset: int) -> Any:
     cut = context.make_helper(builder, given.args[1], args[1])
     place = _place(builder, table, args[0], [cut.start])
     first = builder.gep(place, [ir.Constant(_LONG, offset)], inbounds=True)
-    return _stretch(
-        context, builder, given.return_type, first, builder.sub(cut.stop, cut.start)
-    )
+    return _stretch(context, builder, given.return_type, first, builder.sub(cut.stop, cut.start))
 
 
 @lower_builtin(operator.setitem, TableType, types.Any, types.Any)
