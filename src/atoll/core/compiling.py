@@ -1,10 +1,10 @@
 """Compiling numeric code with numba so that a first run on a machine waits for seconds, not minutes.
 
-Numba compiles every function by itself: it optimises it, makes machine code of it, and then links its IR into
-each caller, where all of it is optimised again. A program of a hundred small functions that call each other,
-ten deep, is optimised ten times, and machine code is made a hundred times that nobody calls. So here a program
-is what it is elsewhere: *parts*, of which only the IR is made, and *entries*, which Python calls. An entry is
-linked with all parts it needs and optimised once, as a whole; only entries are cached.
+Numba compiles every function by itself: it optimises it, makes machine code of it, and then links its IR
+into each caller, where all of it is optimised again. A hundred small functions that call each other, ten
+deep, are optimised ten times over, and machine code is made a hundred times that nobody calls. So here a
+program is made of *parts*, of which there is only IR, and *entries*, which Python calls. An entry is linked
+with all parts it needs and optimised once, as a whole; only entries are cached.
 
     @part
     def twice(x: float) -> float: ...
@@ -13,17 +13,25 @@ linked with all parts it needs and optimised once, as a whole; only entries are 
     def run(x: float) -> float:
         return twice(twice(x))
 
-Numba also makes one version of a function for every literal it is called with; a part has one for all.
+What else keeps compiling short: a part has one version, where numba makes one for every literal it is
+called with; types of operators are found once; parts skip passes for what they do not use (closures, array
+expressions). In compiled code, allocating arrays and assigning slices are best avoided: each brings a dozen
+functions of numba's own along. Division by zero gives inf or nan, as in NumPy.
+
+This leans on numba's insides, which may change: `tests/core/test_compiling.py` says what must hold.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import BuiltinFunctionType
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import BuiltinFunctionType, ModuleType
 from typing import Any, TypeVar, cast
 
 from numba import njit, types
+from numba.core.caching import FunctionCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, CompilerBase
 from numba.core.compiler_machinery import PassManager
@@ -238,13 +246,55 @@ def part(function: Function) -> Function:
     return cast(Function, made)
 
 
+class EntryCache(FunctionCache):  # type: ignore[misc]
+    """Compiled entries on disk, known by the text of all they are made of.
+
+    Numba looks at the file of the entry alone; parts may be in others.
+    """
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        return (*super()._index_key(sig, codegen), digest_of(self._py_func))
+
+
+def digest_of(function: Any) -> str:
+    """Return a digest of all source files in the folders that a function and its parts come from."""
+    files = {Path(__file__)}
+    for folder in {Path(one.__code__.co_filename).parent for one in _reached_from(function)}:
+        files.update(folder.glob("*.py"))
+    text = hashlib.sha256()
+    for file in sorted(files):
+        text.update(file.read_bytes())
+    return text.hexdigest()
+
+
+def _reached_from(function: Any) -> set[Any]:
+    """A function and all compiled functions that it calls, at whatever depth."""
+    seen = {function}
+    waiting = [function]
+    while waiting:
+        one = waiting.pop()
+        known = one.__globals__
+        for name in one.__code__.co_names:
+            value = known.get(name)
+            # `module.function` has both names in it.
+            inside = vars(value).values() if isinstance(value, ModuleType) else (value,)
+            for called in inside:
+                plain = getattr(called, "py_func", None)
+                if plain is not None and plain not in seen:
+                    seen.add(plain)
+                    waiting.append(plain)
+    return seen
+
+
 def entry(function: Function) -> Function:
     """Compile a function, or a part, for Python to call; it is cached, and runs without the GIL."""
     made = njit(
-        cache=True,
         nogil=True,
         no_cfunc_wrapper=True,
         error_model="numpy",
         pipeline_class=EntryCompiler,
     )(getattr(function, "py_func", function))
+    # Where nothing can be written, neither beside the source nor at home, there is no cache.
+    with suppress(RuntimeError):
+        made._cache = EntryCache(made.py_func)
     return cast(Function, made)

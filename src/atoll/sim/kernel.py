@@ -93,7 +93,9 @@ class ColumnType(types.Type):  # type: ignore[misc]
     def __init__(self, table: TableType, field: str) -> None:
         super().__init__(name=f"{table.name}[{field}]")
         self.table = table
-        self.item, self.offset = table.item.fields[field]
+        item, offset = table.item.fields[field]
+        self.item = item
+        self.offset: int = offset
 
 
 class StretchType(types.Type):  # type: ignore[misc]

@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -203,9 +202,8 @@ def multiset_count(types: int, max_nodes: int) -> int:
 
 def _cores() -> int:
     """How many processors this process may use."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed is not None else os.cpu_count() or 1
 
 
 def _in_chunks(work: Callable[[int, int], None], total: int) -> Iterator[int]:

@@ -302,7 +302,7 @@ def pattern_of(nodes: Ints, size: int) -> int:
 
 
 @part
-def solve(
+def solve(  # noqa: C901 - one search
     tables: Small,
     reach: Ints,
     size: int,
