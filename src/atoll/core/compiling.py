@@ -23,6 +23,7 @@ This leans on numba's insides, which may change: `tests/core/test_compiling.py` 
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -46,7 +47,6 @@ from numba.core.typed_passes import (
 )
 from numba.core.untyped_passes import (
     FixupArgs,
-    GenericRewrites,
     IRProcessing,
     ReconstructSSA,
     TranslateByteCode,
@@ -127,6 +127,11 @@ def _module_of(library: Any) -> Any:
 class PartCompiler(CompilerBase):  # type: ignore[misc]
     """Compiles a part: without numba's passes for closures, array expressions and parallel loops."""
 
+    def __init__(self, typingctx: Any, targetctx: Any, *rest: Any) -> None:
+        # The entry has just looked for new declarations; to do so for every part takes a while.
+        with _replaced(typingctx, "refresh", _nothing), _replaced(targetctx, "refresh", _nothing):
+            super().__init__(typingctx, targetctx, *rest)
+
     def define_pipelines(self) -> list[Any]:
         """Return what is done, in order."""
         passes = PassManager("part")
@@ -134,7 +139,6 @@ class PartCompiler(CompilerBase):  # type: ignore[misc]
             TranslateByteCode,
             FixupArgs,
             IRProcessing,
-            GenericRewrites,
             ReconstructSSA,
             NopythonTypeInference,
             PreLowerStripPhis,
@@ -158,7 +162,14 @@ class EntryCompiler(Compiler):  # type: ignore[misc]
             raise TypeError(f"{func.__qualname__} is an entry: compiled code may call parts only")
         library = self.state.library = EntryLibrary(codegen, func.__qualname__)
         library.enable_object_caching()
-        with _only_parts(codegen), _typing_remembered(self.state.typingctx):
+        typing = self.state.typingctx
+        with (
+            _replaced(codegen, "_library_class", PartLibrary),
+            # A part has no place in memory that could point to its environment.
+            _replaced(codegen, "set_env", _nothing),
+            _replaced(typing, "resolve_function_type", _remember(typing.resolve_function_type)),
+            _no_garbage(),
+        ):
             made = super().compile_extra(func)
         for variable in library._final_module.global_variables:
             environment = lookup_environment(variable.name)
@@ -167,27 +178,40 @@ class EntryCompiler(Compiler):  # type: ignore[misc]
         return made
 
 
+def _nothing(*_args: Any) -> None:
+    """Do nothing."""
+
+
 @contextmanager
-def _only_parts(codegen: Any) -> Iterator[None]:
-    """Make parts of all that is compiled meanwhile; who does so holds the lock of numba's compiler."""
-    usual = codegen._library_class
-    codegen._library_class = PartLibrary
-    # A part has no place in memory that could point to its environment.
-    codegen.set_env = lambda _name, _environment: None
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an object another attribute meanwhile; whoever compiles holds the lock of numba's compiler."""
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        codegen._library_class = usual
-        del codegen.set_env
+        delattr(owner, name)
 
 
 @contextmanager
-def _typing_remembered(context: Any) -> Iterator[None]:
-    """Remember the types of operators and built-in functions meanwhile.
+def _no_garbage() -> Iterator[None]:
+    """Collect no garbage meanwhile: compiling makes millions of objects and drops few of them."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+_TYPES: dict[Any, Any] = {}
+
+
+def _remember(resolve: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    """Find the types of operators and built-in functions only once.
 
     Numba asks dozens of candidates for the type of each `a[i]` and each `a + b`, every time anew.
     """
-    resolve = context.resolve_function_type
 
     def resolve_once(func: Any, args: Any, kws: Any) -> Any:
         if kws or not isinstance(func, types.Function | BuiltinFunctionType | type):
@@ -200,14 +224,7 @@ def _typing_remembered(context: Any) -> Iterator[None]:
                 _TYPES[key] = known
         return known
 
-    context.resolve_function_type = resolve_once
-    try:
-        yield
-    finally:
-        del context.resolve_function_type
-
-
-_TYPES: dict[Any, Any] = {}
+    return resolve_once
 
 
 def _widen(kind: Any) -> Any:
@@ -227,11 +244,15 @@ def part(function: Function) -> Function:
         pipeline_class=PartCompiler,
     )(function)
     call_template = made.get_call_template
+    templates: dict[Any, Any] = {}
 
     def template(args: Any, kws: Any) -> Any:
-        return call_template(
-            tuple(map(_widen, args)), {name: _widen(kind) for name, kind in kws.items()}
-        )
+        wide = tuple(map(_widen, args))
+        if kws:
+            return call_template(wide, {name: _widen(kind) for name, kind in kws.items()})
+        if wide not in templates:
+            templates[wide] = call_template(wide, {})
+        return templates[wide]
 
     def add(compiled: Any) -> None:
         made.overloads[tuple(compiled.signature.args)] = compiled
