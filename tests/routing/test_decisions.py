@@ -18,7 +18,19 @@ from atoll.routing.policies import POLICIES
 from atoll.routing.tables import RouteTables
 from tests.routing.graphs import graphs, layered
 
-COMPILED = {name: entry(getattr(compiled, name)) for name in compiled.NAMES}
+_EDGES = "int64[::1], int64[::1], float64[::1], int64[::1], float64[::1]"
+_STATE = "float64[::1], float64[::1], float64[::1], int64[::1]"
+COMPILED = {
+    name: entry(arguments)(getattr(compiled, name))
+    for name, arguments in {
+        "round_robin": f"({_EDGES}, int64, boolean[::1])",
+        "walk": f"(int64, {_EDGES}, {_STATE}, boolean[::1], int64[::1])",
+        "close": "(int64[::1], int64[::1], float64[::1], int64[::1], boolean[::1], boolean[::1])",
+        "mask_full": "(float64[::1], float64[::1], float64, float64, boolean[::1])",
+        "reservation": "(float64, float64, float64)",
+        "share_run": "(int64, int64, int64)",
+    }.items()
+}
 """The decisions as the simulator has them, for Python to call."""
 
 some = settings(max_examples=max(25, settings().max_examples // 2))

@@ -9,7 +9,7 @@ with all parts it needs and optimised once, as a whole; only entries are cached.
     @part
     def twice(x: float) -> float: ...
 
-    @entry
+    @entry("(float64,)")
     def run(x: float) -> float:
         return twice(twice(x))
 
@@ -27,6 +27,7 @@ import gc
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import BuiltinFunctionType, ModuleType
 from typing import Any, TypeVar, cast
@@ -37,6 +38,7 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, CompilerBase
 from numba.core.compiler_machinery import PassManager
 from numba.core.environment import lookup_environment
+from numba.core.sigutils import normalize_signature
 from numba.core.typed_passes import (
     AnnotateTypes,
     IRLegalization,
@@ -51,6 +53,8 @@ from numba.core.untyped_passes import (
     ReconstructSSA,
     TranslateByteCode,
 )
+
+from atoll.core.waiting import say
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -162,6 +166,7 @@ class EntryCompiler(Compiler):  # type: ignore[misc]
             raise TypeError(f"{func.__qualname__} is an entry: compiled code may call parts only")
         library = self.state.library = EntryLibrary(codegen, func.__qualname__)
         library.enable_object_caching()
+        say(f"compiling {_known_as(func)}, once on this machine")
         typing = self.state.typingctx
         with (
             _replaced(codegen, "_library_class", PartLibrary),
@@ -307,15 +312,62 @@ def _reached_from(function: Any) -> set[Any]:
     return seen
 
 
-def entry(function: Function) -> Function:
-    """Compile a function, or a part, for Python to call; it is cached, and runs without the GIL."""
-    made = njit(
-        nogil=True,
-        no_cfunc_wrapper=True,
-        error_model="numpy",
-        pipeline_class=EntryCompiler,
-    )(getattr(function, "py_func", function))
-    # Where nothing can be written, neither beside the source nor at home, there is no cache.
-    with suppress(RuntimeError):
-        made._cache = EntryCache(made.py_func)
-    return cast(Function, made)
+@dataclass(frozen=True)
+class Entry:
+    """An entry, the types it is called with, and what people know it as."""
+
+    dispatcher: Any
+    arguments: str
+    what: str
+
+    @property
+    def types(self) -> tuple[Any, ...]:
+        """The types it is called with."""
+        args, _ = normalize_signature(self.arguments)
+        return tuple(args)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it is in the cache, as its sources are now."""
+        cache = self.dispatcher._cache
+        if not isinstance(cache, EntryCache):
+            return False
+        key = cache._index_key(self.types, self.dispatcher.targetctx.codegen())
+        return key in cache._cache_file._load_index()
+
+    def compile(self) -> None:
+        """Compile it, unless the cache has it."""
+        self.dispatcher.compile(self.types)
+
+
+ENTRIES: list[Entry] = []
+"""All entries of the modules imported so far."""
+
+
+def entry(arguments: str) -> Callable[[Function], Function]:
+    """Compile a function, or a part, for Python to call; it is cached, and runs without the GIL.
+
+    `arguments` are the types it is called with, as numba writes them: `"(int64[::1], float64)"`. It is
+    compiled when first called, or by `Entry.compile`. People read about it by what its module calls
+    `COMPILED_AS`.
+    """
+
+    def decorate(function: Function) -> Function:
+        plain = getattr(function, "py_func", function)
+        made = njit(
+            nogil=True,
+            no_cfunc_wrapper=True,
+            error_model="numpy",
+            pipeline_class=EntryCompiler,
+        )(plain)
+        # Where nothing can be written, neither beside the source nor at home, there is no cache.
+        with suppress(RuntimeError):
+            made._cache = EntryCache(made.py_func)
+        ENTRIES.append(Entry(made, arguments, _known_as(plain)))
+        return cast(Function, made)
+
+    return decorate
+
+
+def _known_as(function: Any) -> str:
+    return str(function.__globals__.get("COMPILED_AS", function.__module__))

@@ -56,6 +56,8 @@ from atoll.sim.solo import solo_end, solo_fail, solo_start
 from atoll.sim.stage import stage_end, stage_start
 from atoll.sim.traffic import flush, instance_open, route, share_at
 
+COMPILED_AS = "the simulator"
+
 
 @kernel
 def wake(z: Sim, u: int, now: float) -> None:
@@ -396,7 +398,7 @@ def advance(z: Sim, most: int) -> bool:
     return False
 
 
-@entry
+@entry("(int64[::1], int64)")
 def run(table: Longs, most: int) -> bool:
     """Work through up to `most` events of the run of a table; say whether all is done."""
     return advance(sim_at(table), most)

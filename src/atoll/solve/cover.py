@@ -22,6 +22,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Weights = NDArray[np.int32]
 
+COMPILED_AS = "the allocator"
+
 # What is written to is made here and handed to compiled code: allocating is slow to compile.
 
 
@@ -34,7 +36,7 @@ def cheapest_by_weight(
     return best
 
 
-@entry
+@entry("(float64[::1], int32[::1], int32[::1], float64[:, ::1])")
 def _cheapest_by_weight(cost: Floats, weight: Weights, region: Weights, best: Floats) -> None:
     several = len(best) > 1
     for i in range(len(cost)):
@@ -79,7 +81,7 @@ def _closure(best: Floats, tail: Floats, value: Floats, items_w: Ints, items_c: 
     return known
 
 
-_close = entry(_closure)
+_close = entry("(float64[::1], float64[::1], float64[::1], int64[::1], float64[::1])")(_closure)
 
 
 def cheapest_cover(cost: Floats, weight: Weights, width: int) -> tuple[float, Ints]:
@@ -92,7 +94,10 @@ def cheapest_cover(cost: Floats, weight: Weights, width: int) -> tuple[float, In
     return float(value[width - 1]), picks[:number].copy()
 
 
-@entry
+@entry(
+    "(float64[::1], int32[::1], float64[::1], int64[::1], float64[::1], float64[::1],"
+    " int64[::1], float64[::1], int64[::1])"
+)
 def _cheapest_cover(
     cost: Floats,
     weight: Weights,
@@ -199,7 +204,10 @@ def cover(
     return table
 
 
-@entry
+@entry(
+    "(float64[:, ::1], int64[::1], int32[::1], float64[::1], int64[::1], float64[:, ::1],"
+    " int64[::1], float64[:, ::1], float64[:, ::1])"
+)
 def _cover(
     best: Floats,
     group: Ints,

@@ -23,6 +23,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+COMPILED_AS = "the allocator"
 GRID = 32768
 
 
@@ -121,7 +122,7 @@ def price_pairs(cells: NDArray[np.int32], cell_price: Floats) -> Floats:
     return out
 
 
-@entry
+@entry("(int32[:, ::1], float64[::1], float64[::1])")
 def _price_pairs(cells: NDArray[np.int32], cell_price: Floats, out: Floats) -> None:
     number, width = cells.shape
     last = len(cell_price) - 1
@@ -159,7 +160,7 @@ def _list_cells(
     return out
 
 
-@entry
+@entry("(int8[:, ::1], int32[::1], int32[::1], int32[:, ::1])")
 def _fill_cells(
     counts: NDArray[np.int8],
     template: NDArray[np.int32],

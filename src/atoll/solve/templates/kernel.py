@@ -30,6 +30,7 @@ Ints = NDArray[np.int64]
 Small = NDArray[np.int32]
 
 MAX_NODES = 8
+COMPILED_AS = "the search for templates"
 _ROWS = 16
 # Rows of `Scratch.counts`: what one search needs beside its arguments.
 _NODES, _HELD, _WHERE, _MIDDLE, _FIRST, _LAST, _CAN_HOLD, _CAN_START, _CAN_END = range(9)
@@ -371,7 +372,11 @@ def solve(  # noqa: C901 - one search
     return best, best_stages
 
 
-@entry
+@entry(
+    "(int32[:, :, :, ::1], int64[:, :, ::1], int64[::1], int64, int64, int64, int64, int64[:, ::1],"
+    " int32[::1], int64[:, ::1], int32[::1], int64[:, :, ::1], int32[:, ::1], int64,"
+    " int64[:, ::1], int32[::1], int32[:, ::1], int32[:, ::1], int32[::1])"
+)
 def solve_range(
     tables: Small,
     reach: Ints,
@@ -459,7 +464,10 @@ def split_best(
     return best
 
 
-@entry
+@entry(
+    "(int64, int64, int64[:, ::1], int32[::1], int32[::1], int64[::1], int64[:, ::1], int32[::1],"
+    " int64, int64, int64[:, ::1], boolean[::1])"
+)
 def mark_useful(
     size: int,
     types: int,

@@ -26,6 +26,7 @@ Ints = NDArray[np.int64]
 
 DEEPEST = 64
 """Most items in a mix; a role that needs more is none for this search."""
+COMPILED_AS = "the allocator"
 _WHOLE = 1e-9
 
 
@@ -114,7 +115,11 @@ def search_mixes(
     return found[:count], lengths[:count], exhaustive
 
 
-@entry
+@entry(
+    "(float64[::1], float64[::1], float64, float64[::1], int32[::1], int32[:, ::1], int64[::1],"
+    " int64[::1], float64[:, ::1], float64, float64, int64, int64, int64[::1], float64[:, ::1],"
+    " int64[:, ::1], int64[::1])"
+)
 def _search(
     cost: Floats,
     guide: Floats,
