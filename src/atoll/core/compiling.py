@@ -36,7 +36,7 @@ from numba import njit, types
 from numba.core.caching import FunctionCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, CompilerBase
-from numba.core.compiler_machinery import PassManager
+from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.environment import lookup_environment
 from numba.core.sigutils import normalize_signature
 from numba.core.typed_passes import (
@@ -128,6 +128,20 @@ def _module_of(library: Any) -> Any:
     return library._get_module_for_linking()
 
 
+@register_pass(mutates_CFG=False, analysis_only=True)
+class PartLegalization(IRLegalization):  # type: ignore[misc]
+    """Says where variables end, which matters only where arrays that numba counts are among them."""
+
+    _name = "part_legalization"
+
+    def run_pass(self, state: Any) -> bool:
+        """Leave the IR as it is if all variables are numbers and pointers."""
+        models = state.targetctx.data_model_manager
+        if any(models[kind].contains_nrt_meminfo() for kind in set(state.typemap.values())):
+            return bool(super().run_pass(state))
+        return False
+
+
 class PartCompiler(CompilerBase):  # type: ignore[misc]
     """Compiles a part: without numba's passes for closures, array expressions and parallel loops."""
 
@@ -146,7 +160,7 @@ class PartCompiler(CompilerBase):  # type: ignore[misc]
             ReconstructSSA,
             NopythonTypeInference,
             PreLowerStripPhis,
-            IRLegalization,
+            PartLegalization,
             AnnotateTypes,
             NativeLowering,
             NoPythonBackend,
@@ -235,7 +249,7 @@ def _remember(resolve: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, An
 def _widen(kind: Any) -> Any:
     """The type that an argument of a part has: no literal, and whole numbers of one width."""
     kind = types.unliteral(kind)
-    if isinstance(kind, types.Integer):
+    if isinstance(kind, types.Integer) and kind.signed:
         return types.int64
     return kind
 
