@@ -22,11 +22,8 @@ quiet_pip = $(1)/bin/python -m pip install --no-compile --disable-pip-version-ch
 	echo "error: pip failed, see above" >&2; exit 1; }
 pip_install = $(call quiet_pip,$(VENV),$(1))
 
-# Compiles the numeric kernels of planner and simulator, once a machine. Where the module is not there, the first
-# plan compiles them.
-warm_up = $(BIN)/python -c 'import importlib.util, runpy; \
-	name = "atoll.warm_up"; \
-	importlib.util.find_spec(name) and runpy.run_module(name, run_name="__main__")'
+# Compiles the numeric kernels of planner and simulator, once a machine; without it the first plan does.
+warm_up = $(BIN)/python -m atoll.prove.warm
 
 # Comparisons with AIConfigurator are worth having, never worth failing for.
 try_aic = $(MAKE) $(VENV)/aic || echo "skipped: everything that needs the extra 'aic' (not installed)"
@@ -60,7 +57,7 @@ test-full: $(VENV)/engine $(VENV)/dev $(VENV)/notebook ## The same with the slow
 bench: $(VENV)/engine $(VENV)/dev ## All benchmarks, in full (about two hours)
 	@$(try_aic)
 	@$(try_reference)
-	@for name in startup perf_accuracy perf_speed h200_fidelity templates template_sensitivity allocation coral_costs \
+	@for name in startup first_run perf_accuracy perf_speed h200_fidelity templates template_sensitivity allocation coral_costs \
 		flow workload_speed sim_speed helix_figures sustained gateway engine_cpu chaos sim_vs_real \
 		fabric tunnel churn; do \
 		echo; echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done

@@ -10,12 +10,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.core.compiling import entry
 from atoll.routing import compiled, decisions
 from atoll.routing.decisions import Flags, Floats, Ints
 from atoll.routing.pipelines import random_state
 from atoll.routing.policies import POLICIES
 from atoll.routing.tables import RouteTables
 from tests.routing.graphs import graphs, layered
+
+_EDGES = "int64[::1], int64[::1], float64[::1], int64[::1], float64[::1]"
+_STATE = "float64[::1], float64[::1], float64[::1], int64[::1]"
+COMPILED = {
+    name: entry(arguments)(getattr(compiled, name))
+    for name, arguments in {
+        "round_robin": f"({_EDGES}, int64, boolean[::1])",
+        "walk": f"(int64, {_EDGES}, {_STATE}, boolean[::1], int64[::1])",
+        "close": "(int64[::1], int64[::1], float64[::1], int64[::1], boolean[::1], boolean[::1])",
+        "mask_full": "(float64[::1], float64[::1], float64, float64, boolean[::1])",
+        "reservation": "(float64, float64, float64)",
+        "share_run": "(int64, int64, int64)",
+    }.items()
+}
+"""The decisions as the simulator has them, for Python to call."""
 
 some = settings(max_examples=max(25, settings().max_examples // 2))
 
@@ -34,7 +50,7 @@ class State:
         self.path = np.zeros(size, dtype=np.int64)
 
     def walk(self, tables: RouteTables, policy: int = 0, fast: bool = False) -> list[int]:
-        hops = (compiled.walk if fast else decisions.walk)(
+        hops = (COMPILED["walk"] if fast else decisions.walk)(
             policy,
             tables.first,
             tables.target,
@@ -76,7 +92,7 @@ def test_every_edge_is_always_within_one_request_of_its_share(
     counts = np.zeros(len(weights))
     share = weight / weight.sum()
     for n in range(1, requests + 1):
-        counts[compiled.round_robin(first, target, weight, order, credit, 0, closed)] += 1
+        counts[COMPILED["round_robin"](first, target, weight, order, credit, 0, closed)] += 1
         assert np.abs(counts - n * share).max() < 1.0
 
 
@@ -87,7 +103,7 @@ def test_every_period_is_exact_wherever_it_begins(weights: list[int], skipped: i
     closed = np.zeros(len(weights) + 1, dtype=np.bool_)
 
     def pick() -> int:
-        return int(compiled.round_robin(first, target, weight, order, credit, 0, closed))
+        return int(COMPILED["round_robin"](first, target, weight, order, credit, 0, closed))
 
     for _ in range(skipped):
         pick()
@@ -197,7 +213,7 @@ def test_compiled_and_plain_agree(
             mask[1:-1] = rng.random(tables.vertices - 2) < 0.3
         opened = [
             f(tables.first, tables.target, tables.weight, tables.sweep, mask, state.closed)
-            for f, state in ((decisions.close, plain), (compiled.close, fast))
+            for f, state in ((decisions.close, plain), (COMPILED["close"], fast))
         ]
         assert opened[0] == opened[1]
         assert np.array_equal(plain.closed, fast.closed)
@@ -215,15 +231,15 @@ def test_compiled_and_plain_agree(
         booked = rng.random(tables.vertices) * 5
         room = np.full(tables.vertices, 4.0)
         fulls: list[list[bool]] = []
-        for f in (decisions.mask_full, compiled.mask_full):
+        for f in (decisions.mask_full, COMPILED["mask_full"]):
             full: Flags = np.zeros(tables.vertices, dtype=np.bool_)
             assert f(booked, room, 0.8, 1.0, full) == full.sum()
             fulls.append(full.tolist())
         assert fulls[0] == fulls[1]
     for name in ("credit", "delay", "random"):
         assert np.array_equal(getattr(plain, name), getattr(fast, name))
-    assert compiled.reservation(5.0, 9.0, 4.0) == decisions.reservation(5.0, 9.0, 4.0) == 15.0
-    assert compiled.share_run(2, 10, 6) == decisions.share_run(2, 10, 6) == 0.5
+    assert COMPILED["reservation"](5.0, 9.0, 4.0) == decisions.reservation(5.0, 9.0, 4.0) == 15.0
+    assert COMPILED["share_run"](2, 10, 6) == decisions.share_run(2, 10, 6) == 0.5
 
 
 @some

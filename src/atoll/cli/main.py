@@ -18,9 +18,10 @@ from typer.core import TyperCommand, TyperGroup
 
 from atoll.core.errors import AtollError, InternalError, UsageError
 from atoll.core.version import __version__
+from atoll.core.waiting import listening
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
@@ -160,7 +161,8 @@ def run(args: Sequence[str] | None = None) -> int:
         return _no_output("it is closed")
     invocation = Invocation()
     try:
-        code = app(args=args, prog_name="atoll", standalone_mode=False, obj=invocation)
+        with listening(_tell_once()):
+            code = app(args=args, prog_name="atoll", standalone_mode=False, obj=invocation)
         sys.stdout.flush()
     except BrokenPipeError:
         return _pipe_closed()
@@ -192,6 +194,18 @@ def run(args: Sequence[str] | None = None) -> int:
 def main() -> NoReturn:
     """Entry point of the `atoll` script."""
     sys.exit(run())
+
+
+def _tell_once() -> Callable[[str], None]:
+    """Return a function that writes each line once, to whoever sits before the terminal and waits."""
+    told: set[str] = set()
+
+    def tell(line: str) -> None:
+        if line not in told and getattr(sys, "stderr", None) is not None and sys.stderr.isatty():
+            told.add(line)
+            _say(f"{line} ...")
+
+    return tell
 
 
 def _say(line: str) -> None:

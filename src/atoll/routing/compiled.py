@@ -4,7 +4,7 @@
     edge = compiled.round_robin(first, target, weight, order, credit, vertex, closed)
 
 numba has to see compiled callees, so each function is compiled in the order of `NAMES` with those before
-it in place of the plain ones. The compiled functions may be called from other compiled functions.
+it in place of the plain ones. They are parts (see `core.compiling`): only compiled functions may call them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from numba import njit
-
+from atoll.core.compiling import part
 from atoll.routing import decisions
 
 NAMES = (
@@ -41,7 +40,7 @@ def _compile() -> dict[str, Callable[..., Any]]:
         bound = FunctionType(plain.__code__, plain.__globals__ | made, name)
         bound.__module__ = __name__
         bound.__qualname__ = name
-        made[name] = njit(cache=True, nogil=True)(bound)
+        made[name] = part(bound)
     return made
 
 

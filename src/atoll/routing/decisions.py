@@ -225,7 +225,8 @@ def close(
     A vertex is closed if it is masked or if every vertex it could send to is closed. `sweep` lists all
     vertices such that every edge leads to an earlier one (the sink first).
     """
-    for v in sweep:
+    for i in range(len(sweep)):
+        v = sweep[i]
         shut = True
         if not masked[v]:
             shut = first[v] < first[v + 1]

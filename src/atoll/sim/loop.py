@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable
-from pathlib import Path
 
-from numba import njit
-
-from atoll.routing import decisions
-from atoll.sim import arrays, heap, lifetime, solo, stage, stepping, traffic
-from atoll.sim import kernel as kernel_module
+from atoll.core.compiling import entry
 from atoll.sim.arrays import (
     ARRIVE,
     ARRIVED,
@@ -62,6 +55,8 @@ from atoll.sim.lifetime import (
 from atoll.sim.solo import solo_end, solo_fail, solo_start
 from atoll.sim.stage import stage_end, stage_start
 from atoll.sim.traffic import flush, instance_open, route, share_at
+
+COMPILED_AS = "the simulator"
 
 
 @kernel
@@ -403,34 +398,7 @@ def advance(z: Sim, most: int) -> bool:
     return False
 
 
-def _entry(sources: int) -> Callable[[Longs, int], bool]:
-    """Compile the loop; `sources` stands for the text of all its modules, so that a change is noticed."""
-
-    def run(table: Longs, most: int) -> bool:
-        """Work through up to `most` events of the run of a table; say whether all is done."""
-        return advance(sim_at(table), most) and sources != 0
-
-    entry: Callable[[Longs, int], bool] = njit(cache=True, nogil=True, error_model="numpy")(run)
-    return entry
-
-
-def _sources() -> int:
-    """Return a number that stands for all that the compiled loop is made of."""
-    text = hashlib.sha256()
-    for module in (
-        arrays,
-        heap,
-        kernel_module,
-        lifetime,
-        solo,
-        stage,
-        stepping,
-        traffic,
-        decisions,
-    ):
-        text.update(Path(str(module.__file__)).read_bytes())
-    text.update(Path(__file__).read_bytes())
-    return 1 + int.from_bytes(text.digest()[:6], "little")
-
-
-run = _entry(_sources())
+@entry("(int64[::1], int64)")
+def run(table: Longs, most: int) -> bool:
+    """Work through up to `most` events of the run of a table; say whether all is done."""
+    return advance(sim_at(table), most)

@@ -157,11 +157,10 @@ def layers_seconds(
         tokens += z.step[LENGTH, i]
     total = 0.0
     if z.unit[u].kind == CURVES:
-        curve = z.curve[row]
         if n > 0:
-            total += at(curve[PROMPT_X], curve[PROMPT_S], tokens)
+            total += at(z.curve[row, PROMPT_X], z.curve[row, PROMPT_S], tokens)
         if sequences > 0.0:
-            total += at(curve[DECODE_X], curve[DECODE_S], sequences)
+            total += at(z.curve[row, DECODE_X], z.curve[row, DECODE_S], sequences)
         return total * (high - low)
     for k in range(unit.kinds):
         count = z.prefix[row, high, k] - z.prefix[row, low, k]

@@ -88,7 +88,7 @@ def hop(z: Sim, g: int, vertex: int) -> int:
         z.edge["delay"][edge:stop],
         z.vertex["queue"][low:high],
         z.vertex["load"][low:high],
-        z.random,
+        z.random[0:2],
         vertex,
         z.vertex["closed"][low:high],
     )

@@ -13,49 +13,58 @@ Only the cheapest item of a weight matters to K, so one pass over the templates 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar, cast
-
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-F = TypeVar("F", bound=Callable[..., object])
+from atoll.core.compiling import entry, part
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Weights = NDArray[np.int32]
 
+COMPILED_AS = "the allocator"
 
-def compile_typed(function: F) -> F:
-    """Compile with numba, keeping the types."""
-    return cast(F, njit(cache=True)(function))
+# What is written to is made here and handed to compiled code: allocating is slow to compile.
 
 
-@compile_typed
 def cheapest_by_weight(
     cost: Floats, weight: Weights, region: Weights, regions: int, width: int
 ) -> Floats:
     """Return the cheapest pair of each weight below `width`, per region (`regions` = 1: over all)."""
     best = np.full((regions, width), np.inf)
-    for i in range(len(cost)):
-        row = region[i] if regions > 1 else 0
-        if cost[i] < best[row, weight[i]]:
-            best[row, weight[i]] = cost[i]
+    _cheapest_by_weight(cost, weight, region, best)
     return best
 
 
-@compile_typed
+@entry("(float64[::1], int32[::1], int32[::1], float64[:, ::1])")
+def _cheapest_by_weight(cost: Floats, weight: Weights, region: Weights, best: Floats) -> None:
+    several = len(best) > 1
+    for i in range(len(cost)):
+        row = region[i] if several else 0
+        if cost[i] < best[row, weight[i]]:
+            best[row, weight[i]] = cost[i]
+
+
 def closure(best: Floats) -> tuple[Floats, Ints, Floats]:
     """Return K over items `best[w]` used any number of times, and the items K is made of."""
     width = len(best)
-    value = np.zeros(width)
-    tail = np.empty(width)
+    value, items_w, items_c = np.zeros(width), np.empty(width, np.int64), np.empty(width)
+    known = _close(best, np.empty(width), value, items_w, items_c)
+    return value, items_w[:known].copy(), items_c[:known].copy()
+
+
+@part
+def _closure(best: Floats, tail: Floats, value: Floats, items_w: Ints, items_c: Floats) -> int:
+    """Write K over items `best` to `value`, the items it is made of to the last two; return their number.
+
+    `tail[d]` becomes the cheapest single item that covers d.
+    """
+    width = len(best)
     low = np.inf
     for d in range(width - 1, 0, -1):
         low = min(low, best[d])
         tail[d] = low
-    items_w = np.empty(width, np.int64)
-    items_c = np.empty(width)
+    value[0] = 0.0
     known = 0
     for d in range(1, width):
         least = np.inf
@@ -69,20 +78,43 @@ def closure(best: Floats) -> tuple[Floats, Ints, Floats]:
             items_c[known] = best[d]
             known += 1
         value[d] = min(least, tail[d])
-    return value, items_w[:known].copy(), items_c[:known].copy()
+    return known
 
 
-@compile_typed
+_close = entry("(float64[::1], float64[::1], float64[::1], int64[::1], float64[::1])")(_closure)
+
+
 def cheapest_cover(cost: Floats, weight: Weights, width: int) -> tuple[float, Ints]:
     """Return K of the whole demand (`width` - 1 steps) and the items, repeated, that it is made of."""
-    least = np.full(width, np.inf)
-    which = np.full(width, -1, np.int64)
+    value, picks = np.zeros(width), np.empty(width, np.int64)
+    number = _cheapest_cover(
+        cost, weight, np.full(width, np.inf), np.full(width, -1, np.int64), np.empty(width), value,
+        np.empty(width, np.int64), np.empty(width), picks,
+    )  # fmt: skip
+    return float(value[width - 1]), picks[:number].copy()
+
+
+@entry(
+    "(float64[::1], int32[::1], float64[::1], int64[::1], float64[::1], float64[::1],"
+    " int64[::1], float64[::1], int64[::1])"
+)
+def _cheapest_cover(
+    cost: Floats,
+    weight: Weights,
+    least: Floats,
+    which: Ints,
+    tail: Floats,
+    value: Floats,
+    item_w: Ints,
+    item_c: Floats,
+    picks: Ints,
+) -> int:
+    width = len(least)
     for i in range(len(cost)):
         if cost[i] < least[weight[i]]:
             least[weight[i]] = cost[i]
             which[weight[i]] = i
-    value, item_w, item_c = closure(least)
-    picks = np.empty(width, np.int64)
+    known = _closure(least, tail, value, item_w, item_c)
     number, d = 0, width - 1
     while d > 0:
         # Either one item covers all that is left, or one of the items K is made of leads to the rest.
@@ -92,7 +124,7 @@ def cheapest_cover(cost: Floats, weight: Weights, width: int) -> tuple[float, In
                 take = w
                 break
         if take < 0:
-            for i in range(len(item_w)):
+            for i in range(known):
                 if item_w[i] <= d and item_c[i] + value[d - item_w[i]] <= value[d]:
                     take = item_w[i]
                     break
@@ -101,10 +133,10 @@ def cheapest_cover(cost: Floats, weight: Weights, width: int) -> tuple[float, In
         picks[number] = which[take]
         number += 1
         d = max(0, d - take)
-    return value[width - 1], picks[:number].copy()
+    return number
 
 
-@compile_typed
+@part
 def _use_up_to(own: Floats, before: Floats, weight: int, cost: float, number: int) -> None:
     """Allow up to `number` uses of one item on top of `before` or `own`, in place."""
     width = len(own)
@@ -116,12 +148,14 @@ def _use_up_to(own: Floats, before: Floats, weight: int, cost: float, number: in
                 own[d] = value
 
 
-@compile_typed
-def _use_any(own: Floats, before: Floats, tail: Floats, item_w: Ints, item_c: Floats) -> None:
+@part
+def _use_any(
+    own: Floats, before: Floats, tail: Floats, item_w: Ints, item_c: Floats, items: int
+) -> None:
     """Allow any number of uses of items on top of `before` or `own`, in place; one item costs `tail`."""
     for d in range(len(own)):
         value = min(own[d], tail[d] + before[0])
-        for i in range(len(item_w)):
+        for i in range(items):
             rest = d - item_w[i]
             if rest < 0:
                 break
@@ -131,16 +165,27 @@ def _use_any(own: Floats, before: Floats, tail: Floats, item_w: Ints, item_c: Fl
         own[d] = value
 
 
-@compile_typed
-def _fall(values: Floats) -> Floats:
-    """The least of each value and all after it: what covers more covers less."""
-    out = values.copy()
-    for d in range(len(out) - 2, -1, -1):
-        out[d] = min(out[d], out[d + 1])
-    return out
+@part
+def _fall(values: Floats) -> None:
+    """Make each value the least of itself and all after it: what covers more covers less."""
+    for d in range(len(values) - 2, -1, -1):
+        values[d] = min(values[d], values[d + 1])
 
 
-@compile_typed
+@part
+def _copy(source: Floats, to: Floats) -> None:
+    """Copy all values."""
+    for d in range(len(to)):
+        to[d] = source[d]
+
+
+@part
+def _lower(values: Floats, other: Floats) -> None:
+    """Make each value the least of itself and the other's."""
+    for d in range(len(values)):
+        values[d] = min(values[d], other[d])
+
+
 def cover(
     best: Floats, spread: int, group: Ints, weight: Weights, cost: Floats, number: Ints
 ) -> Floats:
@@ -149,25 +194,53 @@ def cover(
     `best[g, w]` is the cheapest item of weight w in region g, to be used any number of times; items of
     `group, weight, cost` can be used `number` times.
     """
-    regions, width = best.shape
+    width = best.shape[1]
     table = np.full((spread + 1, width), np.inf)
     table[0, 0] = 0.0
+    _cover(
+        best, group, weight, cost, number, np.empty((5, width)), np.empty(width, np.int64),
+        np.empty_like(table), table,
+    )  # fmt: skip
+    return table
+
+
+@entry(
+    "(float64[:, ::1], int64[::1], int32[::1], float64[::1], int64[::1], float64[:, ::1],"
+    " int64[::1], float64[:, ::1], float64[:, ::1])"
+)
+def _cover(
+    best: Floats,
+    group: Ints,
+    weight: Weights,
+    cost: Floats,
+    number: Ints,
+    scratch: Floats,
+    item_w: Ints,
+    fresh: Floats,
+    table: Floats,
+) -> None:
+    regions, width = best.shape
+    spread = len(table) - 1
+    tail, value, item_c, before, own = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
     for g in range(regions):
-        _, item_w, item_c = closure(best[g])
-        tail = _fall(best[g])
-        fresh = table.copy()
+        items = _closure(best[g], tail, value, item_w, item_c)
+        _copy(best[g], tail)
+        _fall(tail)
         for j in range(1, spread + 1):
-            before = np.minimum(table[j - 1], table[j]) if j == spread else table[j - 1]
-            own = np.full(width, np.inf)
+            _copy(table[j - 1], before)
+            if j == spread:
+                _lower(before, table[j])
+            for d in range(width):
+                own[d] = np.inf
             for i in range(len(group)):
                 if group[i] == g:
                     _use_up_to(own, before, weight[i], cost[i], number[i])
-            _use_any(own, before, tail, item_w, item_c)
-            fresh[j] = np.minimum(fresh[j], own)
-        table = fresh
+            _use_any(own, before, tail, item_w, item_c, items)
+            _copy(own, fresh[j])
+        for j in range(1, spread + 1):
+            _lower(table[j], fresh[j])
     # Standing in more regions than asked is allowed too.
     for j in range(spread, -1, -1):
         if j < spread:
-            table[j] = np.minimum(table[j], table[j + 1])
-        table[j] = _fall(table[j])
-    return table
+            _lower(table[j], table[j + 1])
+        _fall(table[j])

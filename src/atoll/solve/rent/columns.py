@@ -15,14 +15,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.core.compiling import entry
 from atoll.core.errors import UsageError
-from atoll.solve.cover import compile_typed
 from atoll.solve.rent.types import AllocationLimits, RoleDemand, RunningColumn, Supply
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+COMPILED_AS = "the allocator"
 GRID = 32768
 
 
@@ -114,12 +115,17 @@ class Solution:
     kept: tuple[Ints, ...]
 
 
-@compile_typed
 def price_pairs(cells: NDArray[np.int32], cell_price: Floats) -> Floats:
     """Sum the prices of each pair's cells."""
+    out = np.empty(len(cells))
+    _price_pairs(cells, cell_price, out)
+    return out
+
+
+@entry("(int32[:, ::1], float64[::1], float64[::1])")
+def _price_pairs(cells: NDArray[np.int32], cell_price: Floats, out: Floats) -> None:
     number, width = cells.shape
     last = len(cell_price) - 1
-    out = np.empty(number)
     for i in range(number):
         total = 0.0
         for j in range(width):
@@ -128,32 +134,19 @@ def price_pairs(cells: NDArray[np.int32], cell_price: Floats) -> Floats:
                 break
             total += cell_price[cell]
         out[i] = total
-    return out
 
 
-@compile_typed
-def _possible(counts: NDArray[np.int8], most: Ints) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _possible(
+    counts: NDArray[np.int8], most: NDArray[np.int8]
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Pairs (template, region) whose nodes can all be had; `most[g, c]` nodes."""
-    number, types = counts.shape
-    regions = len(most)
-    template = np.empty(number * regions, np.int32)
-    region = np.empty(number * regions, np.int32)
-    found = 0
-    for t in range(number):
-        for g in range(regions):
-            fits = True
-            for c in range(types):
-                if counts[t, c] > most[g, c]:
-                    fits = False
-                    break
-            if fits:
-                template[found] = t
-                region[found] = g
-                found += 1
-    return template[:found].copy(), region[:found].copy()
+    fits = np.ones((len(counts), len(most)), np.bool_)
+    for c in range(counts.shape[1]):
+        fits &= counts[:, c, None] <= most[:, c]
+    template, region = np.nonzero(fits)
+    return template.astype(np.int32), region.astype(np.int32)
 
 
-@compile_typed
 def _list_cells(
     counts: NDArray[np.int8],
     template: NDArray[np.int32],
@@ -161,15 +154,26 @@ def _list_cells(
     width: int,
     cells: int,
 ) -> NDArray[np.int32]:
-    types = counts.shape[1]
+    """The cell of each node of each pair, padded with `cells`."""
     out = np.full((len(template), width), cells, np.int32)
+    _fill_cells(counts, template, region, out)
+    return out
+
+
+@entry("(int8[:, ::1], int32[::1], int32[::1], int32[:, ::1])")
+def _fill_cells(
+    counts: NDArray[np.int8],
+    template: NDArray[np.int32],
+    region: NDArray[np.int32],
+    out: NDArray[np.int32],
+) -> None:
+    types = counts.shape[1]
     for i in range(len(template)):
         place = 0
         for c in range(types):
             for _ in range(counts[template[i], c]):
                 out[i, place] = region[i] * types + c
                 place += 1
-    return out
 
 
 def available_nodes(supply: Supply) -> Ints:
@@ -183,7 +187,7 @@ def pairs_of(role: RoleDemand, nodes: Ints) -> Pairs:
     """Return the pairs whose nodes are allowed and on offer in sufficient number, by template and region."""
     counts = np.ascontiguousarray(role.counts, np.int8)
     most = nodes if role.allowed is None else np.where(role.allowed, nodes, 0)
-    template, region = _possible(counts, np.ascontiguousarray(np.minimum(most, 127)))
+    template, region = _possible(counts, np.minimum(most, 127).astype(np.int8))
     return _pairs(counts, role.throughput, role.demand, template, region, nodes.size)
 
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +33,7 @@ _LARGEST = 2**31 - 1
 _CHUNK = 1024
 
 Progress = Callable[[int, int], None]
+Solve = Callable[..., object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,29 @@ def multiset_count(types: int, max_nodes: int) -> int:
     return sum(math.comb(types + n - 1, n) for n in range(1, max_nodes + 1))
 
 
+def _cores() -> int:
+    """How many processors this process may use."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed is not None else os.cpu_count() or 1
+
+
+def _in_chunks(work: Callable[[int, int], None], total: int) -> Iterator[int]:
+    """Do `work(begin, end)` for all of 0..total, chunk by chunk on all cores; yield how much is done.
+
+    Compiled code runs without the GIL, so threads will do.
+    """
+    cuts = [*range(0, total, _CHUNK), total]
+    if len(cuts) <= 2:
+        work(0, total)
+        yield total
+        return
+    # The first one alone: it may have to compile, and the others would wait for that.
+    work(0, cuts[1])
+    with ThreadPoolExecutor(_cores()) as pool:
+        for done, _ in zip(cuts[2:], pool.map(work, cuts[1:-1], cuts[2:]), strict=True):
+            yield done
+
+
 def generate(
     tables: RoleTables, max_nodes: int, *, progress: Progress | None = None
 ) -> TemplateLibrary:
@@ -221,32 +247,37 @@ def generate(
     offsets = np.array([0, 0, *itertools.accumulate(sizes)], np.int64)
     rates = np.zeros(int(offsets[-1]), np.int32)
     most_stages = min(max_nodes, units.shape[0], layers)
-    done, total = 0, int(offsets[-1])
+    total = int(offsets[-1])
     smaller = np.zeros(1, np.int32)
     for size in range(1, max_nodes + 1):
         pattern = patterns(size, most_stages)
         out = rates[offsets[size] : offsets[size + 1]]
-        chunks = math.ceil(len(out) / _CHUNK)
-        step = chunks if progress is None else 16
-        for first in range(0, chunks, step):
-            last = min(chunks, first + step)
-            kernel.solve_all(
-                units, reach, memory, limit, size, layers, most_stages, binomial, smaller,
-                pattern.subset_span, pattern.subsets, pattern.partition_span, pattern.partitions,
-                _CHUNK, first, last, out,
-            )  # fmt: skip
+        solve = partial(
+            kernel.solve_range, units, reach, memory, limit, size, layers, most_stages, binomial,
+            smaller, pattern.subset_span, pattern.subsets, pattern.partition_span, pattern.partitions,
+        )  # fmt: skip
+
+        def solve_chunk(begin: int, end: int, solve: Solve = solve, out: Small = out) -> None:
+            solve(begin, *kernel.Scratch.of(layers), out[begin:end])
+
+        for solved in _in_chunks(solve_chunk, len(out)):
             if progress is not None:
-                done = int(offsets[size]) + min(len(out), last * _CHUNK)
-                progress(done, total)
+                progress(int(offsets[size]) + solved, total)
         smaller = out
     useful = np.zeros(total, np.bool_)
     best_split = np.zeros(total, np.int32)
     for size in range(1, max_nodes + 1):
         pattern = patterns(size, most_stages)
-        kernel.mark_useful(
-            size, types, binomial, rates, best_split, offsets, pattern.subset_span, pattern.subsets,
-            _CHUNK, useful,
+        mark = partial(
+            kernel.mark_useful, size, types, binomial, rates, best_split, offsets,
+            pattern.subset_span, pattern.subsets,
         )  # fmt: skip
+
+        def mark_chunk(begin: int, end: int, mark: Solve = mark) -> None:
+            mark(begin, end, kernel.Scratch.of(1).counts, useful)
+
+        for _ in _in_chunks(mark_chunk, sizes[size - 1]):
+            pass
     return _collect(tables, rates, useful, offsets, max_nodes)
 
 
@@ -304,15 +335,16 @@ def best_layout(tables: RoleTables, counts: Sequence[int] | NDArray[np.integer])
     units = tables.units
     most = min(size, units.shape[0], tables.layers)
     pattern = patterns(size, most)
-    tuple_ = np.zeros(MOST_NODES, np.int64)
-    tuple_[:size] = nodes
-    masks = np.zeros(MOST_NODES, np.int32)
-    scratch = np.zeros((16, tables.layers + 1), np.int32)
-    rate, stages = kernel.solve(
-        units, _reach(units), tuple_, size, 0, tables.layers, most,
-        pattern.subset_span, pattern.subsets, pattern.partition_span, pattern.partitions, masks,
-        scratch, scratch.copy(),
+    rank = sum(math.comb(c + place, place + 1) for place, c in enumerate(nodes))
+    types = len(tables.node_types)
+    scratch = kernel.Scratch.of(tables.layers)
+    out = np.zeros(1, np.int32)
+    stages = kernel.solve_range(
+        units, _reach(units), np.zeros(types, np.int64), 0, size, tables.layers, most,
+        _binomial(types), np.zeros(0, np.int32), pattern.subset_span, pattern.subsets,
+        pattern.partition_span, pattern.partitions, rank, *scratch, out,
     )  # fmt: skip
+    rate, masks = int(out[0]), scratch.masks
     if stages == 0:
         return Layout((), 0.0)
     groups = _groups(nodes, [int(mask) for mask in masks[:stages]])

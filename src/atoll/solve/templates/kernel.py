@@ -19,17 +19,43 @@ and partitions (see `patterns` in `templates`).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
-from numba import njit, prange
 from numpy.typing import NDArray
+
+from atoll.core.compiling import entry, part
 
 Ints = NDArray[np.int64]
 Small = NDArray[np.int32]
 
 MAX_NODES = 8
+COMPILED_AS = "the search for templates"
+_ROWS = 16
+# Rows of `Scratch.counts`: what one search needs beside its arguments.
+_NODES, _HELD, _WHERE, _MIDDLE, _FIRST, _LAST, _CAN_HOLD, _CAN_START, _CAN_END = range(9)
 
 
-@njit(cache=True)
+class Scratch(NamedTuple):
+    """Memory that a call works in, made outside: allocating is slow to compile."""
+
+    counts: Ints
+    masks: Small
+    left: Small
+    right: Small
+
+    @classmethod
+    def of(cls, layers: int) -> Scratch:
+        """Return memory for models of so many layers."""
+        return cls(
+            np.zeros((_CAN_END + 1, 1 << MAX_NODES), np.int64),
+            np.zeros(MAX_NODES, np.int32),
+            np.zeros((_ROWS, layers + 1), np.int32),
+            np.zeros((_ROWS, layers + 1), np.int32),
+        )
+
+
+@part
 def rank_of(nodes: Ints, size: int, skip: int, binomial: Ints) -> int:
     """Return the rank of a sorted tuple among those of its size, leaving out position `skip` (-1: none)."""
     rank = 0
@@ -41,7 +67,7 @@ def rank_of(nodes: Ints, size: int, skip: int, binomial: Ints) -> int:
     return rank
 
 
-@njit(cache=True)
+@part
 def unrank(rank: int, size: int, types: int, binomial: Ints, nodes: Ints) -> None:
     """Write the sorted tuple of this rank into `nodes`."""
     rest = rank
@@ -53,7 +79,7 @@ def unrank(rank: int, size: int, types: int, binomial: Ints, nodes: Ints) -> Non
         nodes[place] = value - place
 
 
-@njit(cache=True)
+@part
 def advance(nodes: Ints, size: int) -> None:
     """Step to the tuple of the next rank."""
     i = 0
@@ -63,7 +89,7 @@ def advance(nodes: Ints, size: int) -> None:
     nodes[i] += 1
 
 
-@njit(cache=True)
+@part
 def group_layers(table: Small, nodes: Ints, mask: int, threshold: int, layers: int) -> int:
     """Return the most layers a group can hold with throughput above `threshold` (0: none)."""
     low, high = 0, layers + 1
@@ -84,7 +110,7 @@ def group_layers(table: Small, nodes: Ints, mask: int, threshold: int, layers: i
     return low
 
 
-@njit(cache=True)
+@part
 def group_rate(table: Small, nodes: Ints, mask: int, held: int) -> int:
     """Return the throughput of a group that holds so many layers."""
     total = 0
@@ -98,7 +124,7 @@ def group_rate(table: Small, nodes: Ints, mask: int, held: int) -> int:
     return total
 
 
-@njit(cache=True)
+@part
 def place_ends(
     tables: Small,
     nodes: Ints,
@@ -106,15 +132,14 @@ def place_ends(
     stages: int,
     threshold: int,
     layers: int,
-    held: Ints,
-    where: Ints,
+    counts: Ints,
 ) -> bool:
     """Say whether a partition beats `threshold`; if so fill layers and position of each group.
 
     Every group is taken as a middle stage first; then the pair of groups that loses fewest layers by
     being first and last is chosen.
     """
-    middle = np.empty(MAX_NODES, np.int64)
+    held, where, middle = counts[_HELD], counts[_WHERE], counts[_MIDDLE]
     total = 0
     for s in range(stages):
         middle[s] = group_layers(tables[1], nodes, masks[s], threshold, layers)
@@ -123,8 +148,7 @@ def place_ends(
         total += middle[s]
     if total < layers:
         return False
-    first = np.empty(MAX_NODES, np.int64)
-    last = np.empty(MAX_NODES, np.int64)
+    first, last = counts[_FIRST], counts[_LAST]
     for s in range(stages):
         first[s] = group_layers(tables[0], nodes, masks[s], threshold, layers)
         last[s] = group_layers(tables[2], nodes, masks[s], threshold, layers)
@@ -147,7 +171,7 @@ def place_ends(
     return True
 
 
-@njit(cache=True)
+@part
 def ends_fit(
     tables: Small,
     nodes: Ints,
@@ -156,15 +180,14 @@ def ends_fit(
     threshold: int,
     layers: int,
     total: int,
-    can_hold: Ints,
-    can_start: Ints,
-    can_end: Ints,
+    counts: Ints,
 ) -> bool:
     """Say whether some choice of first and last group leaves room for all layers.
 
-    `total` is what the groups hold as middle stages (`can_hold`); what they hold at the ends is worked
+    `total` is what the groups hold as middle stages; what they hold at the ends is worked
     out when first asked for and remembered (-1: not yet).
     """
+    can_hold, can_start, can_end = counts[_CAN_HOLD], counts[_CAN_START], counts[_CAN_END]
     best = -1
     for f in range(stages):
         mask = masks[f]
@@ -184,7 +207,7 @@ def ends_fit(
     return best >= layers
 
 
-@njit(cache=True)
+@part
 def raise_partition(
     tables: Small,
     nodes: Ints,
@@ -192,8 +215,7 @@ def raise_partition(
     stages: int,
     threshold: int,
     layers: int,
-    held: Ints,
-    where: Ints,
+    counts: Ints,
 ) -> int:
     """Return the best throughput of a partition if above `threshold`, else `threshold`.
 
@@ -201,7 +223,8 @@ def raise_partition(
     next threshold, until nothing is above it.
     """
     current = threshold
-    while place_ends(tables, nodes, masks, stages, current, layers, held, where):
+    held, where = counts[_HELD], counts[_WHERE]
+    while place_ends(tables, nodes, masks, stages, current, layers, counts):
         slowest = 1 << 60
         for s in range(stages):
             rate = group_rate(tables[where[s]], nodes, masks[s], held[s])
@@ -210,7 +233,7 @@ def raise_partition(
     return current
 
 
-@njit(cache=True)
+@part
 def fill_rows(table: Small, nodes: Ints, begin: int, end: int, rows: Small) -> None:
     """Write the summed capacities of every subset of positions begin..end-1 into `rows`, by mask."""
     layers = table.shape[1]
@@ -228,7 +251,7 @@ def fill_rows(table: Small, nodes: Ints, begin: int, end: int, rows: Small) -> N
                 rows[mask, j] = rows[rest, j] + own[j]
 
 
-@njit(cache=True)
+@part
 def row_layers(left: Small, right: Small, threshold: int, layers: int) -> int:
     """Return the most layers two parts of a group hold together above `threshold`.
 
@@ -243,7 +266,7 @@ def row_layers(left: Small, right: Small, threshold: int, layers: int) -> int:
     return count
 
 
-@njit(cache=True)
+@part
 def out_of_reach(
     table: Small, reach: Ints, nodes: Ints, size: int, threshold: int, layers: int
 ) -> bool:
@@ -269,7 +292,7 @@ def out_of_reach(
     return total < threshold * layers
 
 
-@njit(cache=True)
+@part
 def pattern_of(nodes: Ints, size: int) -> int:
     """Return the bits that say which neighbours are equal."""
     bits = 0
@@ -279,11 +302,10 @@ def pattern_of(nodes: Ints, size: int) -> int:
     return bits
 
 
-@njit(cache=True)
-def solve(  # noqa: C901 - one search; numba inlines it whole
+@part
+def solve(  # noqa: C901 - one search
     tables: Small,
     reach: Ints,
-    nodes: Ints,
     size: int,
     start: int,
     layers: int,
@@ -292,6 +314,7 @@ def solve(  # noqa: C901 - one search; numba inlines it whole
     subsets: Small,
     partition_span: Ints,
     partitions: Small,
+    counts: Ints,
     best_masks: Small,
     left: Small,
     right: Small,
@@ -299,14 +322,12 @@ def solve(  # noqa: C901 - one search; numba inlines it whole
     """Return (throughput, stages) of the best layout of one multiset; (start, 0) if none is above `start`.
 
     `reach[S-1, c, j]` is max over j' >= j of j' T[c, j'], at the best position. The masks of the best
-    partition are written to `best_masks`. `left` and `right` are scratch rows (16, layers + 1), row 0 zero.
+    partition are written to `best_masks`. The multiset and the rest of the scratch memory is in `counts`,
+    `left` and `right` (see `Scratch`); row 0 of the last two is zero.
     """
     best, best_stages = start, 0
-    held = np.empty(MAX_NODES, np.int64)
-    where = np.empty(MAX_NODES, np.int64)
-    can_hold = np.empty(1 << MAX_NODES, np.int64)
-    can_start = np.empty(1 << MAX_NODES, np.int64)
-    can_end = np.empty(1 << MAX_NODES, np.int64)
+    nodes = counts[_NODES]
+    can_hold, can_start, can_end = counts[_CAN_HOLD], counts[_CAN_START], counts[_CAN_END]
     rate = 0
     for i in range(size):
         rate += tables[0, 0, nodes[i], layers]
@@ -340,10 +361,10 @@ def solve(  # noqa: C901 - one search; numba inlines it whole
                     break
                 total += more
             if total < layers or not ends_fit(
-                own, nodes, partitions[p], stages, best, layers, total, can_hold, can_start, can_end
+                own, nodes, partitions[p], stages, best, layers, total, counts
             ):
                 continue
-            found = raise_partition(own, nodes, partitions[p], stages, best, layers, held, where)
+            found = raise_partition(own, nodes, partitions[p], stages, best, layers, counts)
             if found > best:
                 best, best_stages = found, stages
                 for s in range(stages):
@@ -351,8 +372,12 @@ def solve(  # noqa: C901 - one search; numba inlines it whole
     return best, best_stages
 
 
-@njit(cache=True, parallel=True)
-def solve_all(
+@entry(
+    "(int32[:, :, :, ::1], int64[:, :, ::1], int64[::1], int64, int64, int64, int64, int64[:, ::1],"
+    " int32[::1], int64[:, ::1], int32[::1], int64[:, :, ::1], int32[:, ::1], int64,"
+    " int64[:, ::1], int32[::1], int32[:, ::1], int32[:, ::1], int32[::1])"
+)
+def solve_range(
     tables: Small,
     reach: Ints,
     memory: Ints,
@@ -366,58 +391,64 @@ def solve_all(
     subsets: Small,
     partition_span: Ints,
     partitions: Small,
-    chunk: int,
-    chunks_from: int,
-    chunks_to: int,
+    begin: int,
+    counts: Ints,
+    masks: Small,
+    left: Small,
+    right: Small,
     out: Small,
-) -> None:
-    """Fill `out` with the throughput of every multiset of `size` nodes, by rank; -1 where too large.
-
-    A single node is never too large.
-
-    `smaller` holds the same for one node less. Chunks are independent.
-    """
-    types = tables.shape[2]
-    total = out.shape[0]
-    for block in prange(chunks_from, chunks_to):
-        nodes = np.zeros(MAX_NODES, np.int64)
-        masks = np.zeros(MAX_NODES, np.int32)
-        left = np.zeros((16, layers + 1), np.int32)
-        right = np.zeros((16, layers + 1), np.int32)
-        begin = block * chunk
-        end = min(total, begin + chunk)
-        unrank(begin, size, types, binomial, nodes)
-        for rank in range(begin, end):
-            used = 0
-            for i in range(size):
-                used += memory[nodes[i]]
-            if size > 1 and used > memory_limit:
-                out[rank] = -1
-            else:
-                start = 0
-                if size > 1:
-                    for i in range(size):
-                        sub = smaller[rank_of(nodes, size, i, binomial)]
-                        start = max(start, sub)
-                best, _ = solve(
-                    tables, reach, nodes, size, start, layers, most_stages,
-                    subset_span, subsets, partition_span, partitions, masks, left, right,
-                )  # fmt: skip
-                out[rank] = best
-            if rank + 1 < end:
-                advance(nodes, size)
-
-
-@njit(cache=True)
-def split_best(
-    nodes: Ints, size: int, binomial: Ints, values: Small, offsets: Ints, pattern_subsets: Small
 ) -> int:
-    """Return the best sum over two smaller multisets with the same nodes in total (0: no split)."""
+    """Fill `out` with the throughput of multisets of `size` nodes from rank `begin` on; -1 where too large.
+
+    A single node is never too large. `smaller` holds the throughput of all multisets with one node less
+    (empty: unknown); the rest is scratch memory. Returns the stages of the last one's layout, of which
+    `masks` holds the groups; 0: it is no better than one with a node less.
+    """
+    nodes = counts[_NODES]
+    unrank(begin, size, tables.shape[2], binomial, nodes)
+    stages = 0
+    for rank in range(begin, begin + len(out)):
+        used = 0
+        for i in range(size):
+            used += memory[nodes[i]]
+        if size > 1 and used > memory_limit:
+            out[rank - begin] = -1
+        else:
+            start = 0
+            if size > 1 and len(smaller) > 0:
+                for i in range(size):
+                    sub = smaller[rank_of(nodes, size, i, binomial)]
+                    start = max(start, sub)
+            best, stages = solve(
+                tables, reach, size, start, layers, most_stages,
+                subset_span, subsets, partition_span, partitions, counts, masks, left, right,
+            )  # fmt: skip
+            out[rank - begin] = best
+        advance(nodes, size)
+    return stages
+
+
+@part
+def split_best(
+    nodes: Ints,
+    size: int,
+    binomial: Ints,
+    values: Small,
+    offsets: Ints,
+    subsets: Small,
+    begin: int,
+    end: int,
+    counts: Ints,
+) -> int:
+    """Return the best sum over two smaller multisets with the same nodes in total (0: no split).
+
+    `subsets[begin:end]` are the distinct groups that may be one of the two.
+    """
     best = 0
     full = (1 << size) - 1
-    part = np.empty(MAX_NODES, np.int64)
-    for q in range(pattern_subsets.shape[0]):
-        mask = np.int64(pattern_subsets[q])
+    one = counts[_HELD]
+    for q in range(begin, end):
+        mask = np.int64(subsets[q])
         if mask == full:
             continue
         total = 0
@@ -426,14 +457,17 @@ def split_best(
             count = 0
             for i in range(size):
                 if side >> i & 1:
-                    part[count] = nodes[i]
+                    one[count] = nodes[i]
                     count += 1
-            total += values[offsets[count] + rank_of(part, count, -1, binomial)]
+            total += values[offsets[count] + rank_of(one, count, -1, binomial)]
         best = max(best, total)
     return best
 
 
-@njit(cache=True, parallel=True)
+@entry(
+    "(int64, int64, int64[:, ::1], int32[::1], int32[::1], int64[::1], int64[:, ::1], int32[::1],"
+    " int64, int64, int64[:, ::1], boolean[::1])"
+)
 def mark_useful(
     size: int,
     types: int,
@@ -443,34 +477,33 @@ def mark_useful(
     offsets: Ints,
     subset_span: Ints,
     subsets: Small,
-    chunk: int,
+    begin: int,
+    end: int,
+    counts: Ints,
     useful: NDArray[np.bool_],
 ) -> None:
     """Mark multisets that no sub-multiset and no split into smaller ones matches; extend `best_split`.
 
     `rates` and `best_split` hold all sizes one after the other (`offsets`); `best_split` is the best that
-    the nodes of a multiset can carry in any way, as one instance or several.
+    the nodes of a multiset can carry in any way, as one instance or several. Ranks from `begin` to `end`
+    of multisets of `size` nodes are looked at.
     """
     begin_all = offsets[size]
-    total = offsets[size + 1] - begin_all
-    blocks = (total + chunk - 1) // chunk
-    for block in prange(blocks):
-        nodes = np.zeros(MAX_NODES, np.int64)
-        begin = block * chunk
-        end = min(total, begin + chunk)
-        unrank(begin, size, types, binomial, nodes)
-        for rank in range(begin, end):
-            here = begin_all + rank
-            rate = rates[here]
-            if rate < 0:
-                best_split[here] = 0
-            else:
-                other = 0
-                if size > 1:
-                    pattern = pattern_of(nodes, size)
-                    own = subsets[subset_span[pattern, 0] : subset_span[pattern, 1]]
-                    other = split_best(nodes, size, binomial, best_split, offsets, own)
-                useful[here] = rate > other
-                best_split[here] = max(rate, other)
-            if rank + 1 < end:
-                advance(nodes, size)
+    nodes = counts[_NODES]
+    unrank(begin, size, types, binomial, nodes)
+    for rank in range(begin, end):
+        here = begin_all + rank
+        rate = rates[here]
+        if rate < 0:
+            best_split[here] = 0
+        else:
+            other = 0
+            if size > 1:
+                pattern = pattern_of(nodes, size)
+                other = split_best(
+                    nodes, size, binomial, best_split, offsets,
+                    subsets, subset_span[pattern, 0], subset_span[pattern, 1], counts,
+                )  # fmt: skip
+            useful[here] = rate > other
+            best_split[here] = max(rate, other)
+        advance(nodes, size)

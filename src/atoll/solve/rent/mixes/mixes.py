@@ -12,12 +12,13 @@ stop anywhere.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.solve.cover import compile_typed
+from atoll.core.compiling import entry, part
 from atoll.solve.rent.columns import Kept, Pairs, price_pairs
 
 Floats = NDArray[np.float64]
@@ -25,10 +26,11 @@ Ints = NDArray[np.int64]
 
 DEEPEST = 64
 """Most items in a mix; a role that needs more is none for this search."""
+COMPILED_AS = "the allocator"
 _WHOLE = 1e-9
 
 
-@compile_typed
+@part
 def _place(left: Ints, cells: NDArray[np.int32], i: int, by: int) -> bool:
     """Take (`by` = -1) or give back (1) the nodes of item i; return whether there were enough."""
     padding = len(left) - 1
@@ -43,15 +45,22 @@ def _place(left: Ints, cells: NDArray[np.int32], i: int, by: int) -> bool:
     return enough
 
 
-@compile_typed
+@part
+def _leave(here: Ints, region: int) -> int:
+    """Take an item out of a region; return 1 if it was the last there, else 0."""
+    here[region] -= 1
+    return 1 if here[region] == 0 else 0
+
+
+@part
 def _steps(rest: float, last: int, partial: bool) -> int:
     """Demand left in steps: rounded up, a cover stays one; where a part may go unserved, rounded down."""
     if rest <= _WHOLE:
         return 0
-    return int(rest * last) if partial else int(np.ceil(rest * last - _WHOLE))
+    return int(rest * last) if partial else math.ceil(rest * last - _WHOLE)
 
 
-@compile_typed
+@part
 def _next(
     i: int,
     rest: float,
@@ -76,7 +85,6 @@ def _next(
     return i
 
 
-@compile_typed
 def search_mixes(
     cost: Floats,
     guide: Floats,
@@ -98,17 +106,47 @@ def search_mixes(
     all that can be had; `unserved` is the price of leaving all demand unserved
     (inf: not allowed); `room` is what can be had per cell, the last for padding; `work` bounds the steps.
     """
+    found, lengths = np.zeros((most, DEEPEST), np.int64), np.zeros(most, np.int64)
+    count, exhaustive = _search(
+        cost, guide, float(surplus), share, region, cells, room.copy(),
+        np.zeros(int(region.max()) + 1, np.int64), table, float(unserved), float(limit), most, work,
+        np.zeros(DEEPEST, np.int64), np.zeros((3, DEEPEST + 1)), found, lengths,
+    )  # fmt: skip
+    return found[:count], lengths[:count], exhaustive
+
+
+@entry(
+    "(float64[::1], float64[::1], float64, float64[::1], int32[::1], int32[:, ::1], int64[::1],"
+    " int64[::1], float64[:, ::1], float64, float64, int64, int64, int64[::1], float64[:, ::1],"
+    " int64[:, ::1], int64[::1])"
+)
+def _search(
+    cost: Floats,
+    guide: Floats,
+    surplus: float,
+    share: Floats,
+    region: NDArray[np.int32],
+    cells: NDArray[np.int32],
+    left: Ints,
+    here: Ints,
+    table: Floats,
+    unserved: float,
+    limit: float,
+    most: int,
+    work: int,
+    pick: Ints,
+    sums: Floats,
+    found: Ints,
+    lengths: Ints,
+) -> tuple[int, bool]:
+    """The search itself: fills `found` and `lengths`, returns how many and whether those are all."""
     spread = len(table) - 1
     partial = unserved < np.inf
-    left, here = room.copy(), np.zeros(region.max() + 1, np.int64)
-    pick = np.zeros(DEEPEST, np.int64)
-    spent, served, guided = np.zeros(DEEPEST + 1), np.zeros(DEEPEST + 1), np.zeros(DEEPEST + 1)
-    found, lengths = np.zeros((most, DEEPEST), np.int64), np.zeros(most, np.int64)
-    count, depth, i = 0, 0, 0
+    spent, served, guided = sums[0], sums[1], sums[2]
+    count, depth, i, regions = 0, 0, 0, 0
     exhaustive = True
     while work > 0:
         work -= 1
-        regions = int(np.count_nonzero(here))
         j = _next(
             i, 1.0 - served[depth], guided[depth], regions, here, guide, share, region, table,
             limit + surplus, partial,
@@ -120,7 +158,7 @@ def search_mixes(
                 break
             depth -= 1
             i = pick[depth]
-            here[region[i]] -= 1
+            regions -= _leave(here, region[i])
         elif _place(left, cells, i, -1):
             pick[depth] = i
             depth += 1
@@ -128,15 +166,18 @@ def search_mixes(
             guided[depth] = guided[depth - 1] + guide[i]
             served[depth] = served[depth - 1] + share[i]
             here[region[i]] += 1
+            if here[region[i]] == 1:
+                regions += 1
             whole = served[depth] >= 1.0 - _WHOLE
-            ends = np.count_nonzero(here) >= spread
+            ends = regions >= spread
             value = spent[depth]
             if not whole:
                 value += max(0.0, 1.0 - served[depth]) * unserved
             if ends and value < limit:
                 if most == 1:
                     limit, count = value, 0
-                found[count, :depth] = pick[:depth]
+                for k in range(depth):
+                    found[count, k] = pick[k]
                 lengths[count] = depth
                 count += 1
                 if most > 1 and count == most:
@@ -144,12 +185,12 @@ def search_mixes(
                     break
             if not (whole and ends) and depth < DEEPEST:
                 continue
-            exhaustive = bool(exhaustive and whole and ends)
+            exhaustive = exhaustive and whole and ends
             depth -= 1
-            here[region[i]] -= 1
+            regions -= _leave(here, region[i])
         _place(left, cells, i, 1)
         i += 1
-    return found[:count], lengths[:count], exhaustive and work > 0
+    return count, exhaustive and work > 0
 
 
 @dataclass(frozen=True)

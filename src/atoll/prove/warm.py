@@ -1,0 +1,74 @@
+"""Compile all that planning and simulating need, ahead of time: `python -m atoll.prove.warm`.
+
+A first plan or simulation on a machine compiles what it needs and keeps it (see `core.compiling`): beside
+the package, else where numba keeps such things at home, or in `NUMBA_CACHE_DIR`. Who installs can have it
+done then, beside other work.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from atoll.core.compiling import CompiledEntry
+
+MODULES = (
+    "atoll.solve.templates.kernel",
+    "atoll.solve.cover",
+    "atoll.solve.rent.columns",
+    "atoll.solve.rent.mixes.mixes",
+    "atoll.sim.loop",
+)
+"""Modules with entries, those that a first plan needs before those of a first simulation."""
+
+Progress = Callable[[int, int, str], None]
+"""Called with the entries compiled so far, how many there are to compile, and what comes next."""
+
+
+def entries() -> list[CompiledEntry]:
+    """Return all compiled functions that Python calls."""
+    for module in MODULES:
+        import_module(module)
+    from atoll.core.compiling import ENTRIES
+
+    return [one for one in ENTRIES if one.dispatcher.py_func.__module__ in MODULES]
+
+
+def is_warm() -> bool:
+    """Return whether a plan and a simulation would find everything compiled."""
+    return all(one.is_compiled for one in entries())
+
+
+def warm(on_progress: Progress | None = None) -> int:
+    """Compile what the cache does not have and return how many functions that were."""
+    missing = [one for one in entries() if not one.is_compiled]
+    for done, one in enumerate(missing):
+        if on_progress is not None:
+            on_progress(done, len(missing), one.what)
+        one.compile()
+    return len(missing)
+
+
+def main() -> None:
+    """Compile, with one line about it."""
+    begun_s = time.monotonic()
+    said = ""
+
+    def tell(_done: int, _total: int, what: str) -> None:
+        nonlocal said
+        if what != said:
+            said = what
+            sys.stderr.write(f"compiling {what}, once on this machine ...\n")
+            sys.stderr.flush()
+
+    number = warm(tell)
+    if number:
+        sys.stderr.write(f"compiled, in {time.monotonic() - begun_s:.0f} s\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Compiling: parts and entries, what numba's insides must go on doing, and the cache."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll.core import compiling, waiting
+from atoll.core.compiling import CompiledEntry, entry, part
+
+COMPILED_AS = "the tests"
+
+
+@part
+def double(values: Any, at: int) -> float:
+    return float(values[at] * 2.0)
+
+
+@part
+def total(values: Any, most: int) -> float:
+    found = 0.0
+    for i in range(min(most, len(values))):
+        found += double(values, i)
+    return found
+
+
+@entry("(float64[::1], int64)")
+def run(values: Any, most: int) -> float:
+    return total(values, most) + double(values, 0)
+
+
+def entry_of(function: Any) -> CompiledEntry:
+    return next(one for one in compiling.ENTRIES if one.dispatcher is function)
+
+
+def test_an_entry_is_made_of_parts() -> None:
+    assert run(np.array([1.0, 2.0, 4.0]), 2) == 8.0
+    assert run(np.array([1.0, 2.0, 4.0]), 9) == 16.0
+
+
+def test_a_part_has_one_version_whatever_it_is_called_with() -> None:
+    run(np.ones(3), 2)
+    # `double` is called with a variable and with the literal 0.
+    assert len(vars(double)["overloads"]) == 1
+
+
+def test_python_may_not_call_parts_but_entries_made_of_them() -> None:
+    run(np.ones(3), 2)
+    with pytest.raises(TypeError, match="total is a part"):
+        total(np.ones(3), 2)
+    assert entry("(float64[::1], int64)")(total)(np.ones(3), 2) == 4.0
+
+
+def test_an_entry_may_not_be_called_by_another() -> None:
+    @entry("(float64[::1],)")
+    def outer(values: Any) -> float:
+        return run(values, 1)
+
+    with pytest.raises(TypeError, match="run is an entry"):
+        outer(np.ones(2))
+
+
+def test_numba_itself_compiles_as_before_after_an_entry() -> None:
+    from numba import njit
+    from numba.core.codegen import JITCodeLibrary
+
+    run(np.ones(3), 2)
+
+    @njit  # type: ignore[untyped-decorator]
+    def plain(values: Any) -> float:
+        return float(max(values[0], 2.0) + len(values))
+
+    assert plain(np.ones(3)) == 5.0
+    (made,) = plain.overloads.values()
+    assert type(made.library) is JITCodeLibrary
+
+
+def test_who_waits_is_told_what_for() -> None:
+    @entry("(int64,)")
+    def slow(x: int) -> int:
+        return x + 1
+
+    slow_again = slow
+    heard: list[str] = []
+    entry_of(slow).dispatcher._cache.disable()
+    with waiting.listening(heard.append):
+        assert slow(1) == 2
+        assert slow_again(2) == 3
+    assert heard == ["compiling the tests, once on this machine"]
+    waiting.say("nobody listens")
+    assert len(heard) == 1
+
+
+PROGRAM = """
+import sys
+from folder.main import run
+from folder.other import there
+import atoll.core.compiling as compiling
+print(run(3), compiling.ENTRIES[0].is_compiled, sum(run.stats.cache_hits.values()))
+"""
+
+
+def run_program(folder: Path, cache: Path, **environment: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=folder,
+        env={"NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": ":".join([str(folder), *sys.path])}
+        | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split()
+
+
+def test_the_cache_notices_a_change_of_a_part_in_another_file(tmp_path: Path) -> None:
+    package, cache = tmp_path / "folder", tmp_path / "cache"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "main.py").write_text(
+        "from atoll.core.compiling import entry\nfrom folder.other import there\n\n\n"
+        '@entry("(int64,)")\ndef run(x):\n    return there(x)\n'
+    )
+    other = package / "other.py"
+    source = "from atoll.core.compiling import part\n\n\n@part\ndef there(x):\n    return x + {}\n"
+    other.write_text(source.format(1))
+    assert run_program(tmp_path, cache) == ["4", "True", "0"]
+    assert run_program(tmp_path, cache) == ["4", "True", "1"]
+    other.write_text(source.format(2))
+    assert run_program(tmp_path, cache) == ["5", "True", "0"]
+    other.write_text(source.format(1))
+    assert run_program(tmp_path, cache) == ["4", "True", "1"]

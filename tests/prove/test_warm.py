@@ -1,0 +1,50 @@
+"""Compiling ahead of time: all of it, once, and nothing else is compiled when it is used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atoll.cli.main import run
+from atoll.prove import warm as warming
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def test_everything_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int, str]] = []
+    known: set[int] = set()
+    one = warming.entries()[0]
+
+    class Recorded(type(one)):  # type: ignore[misc]
+        @property
+        def is_compiled(self) -> bool:
+            return id(self) in known
+
+        def compile(self) -> None:
+            known.add(id(self))
+
+    recorded = [Recorded(e.dispatcher, e.arguments, e.what) for e in warming.entries()]
+    monkeypatch.setattr(warming, "entries", lambda: recorded)
+    assert not warming.is_warm()
+    assert warming.warm(lambda *said: told.append(said)) == len(recorded)
+    assert warming.is_warm()
+    assert warming.warm() == 0
+    assert [done for done, _, _ in told] == list(range(len(recorded)))
+    whats = list(dict.fromkeys(what for _, _, what in told))
+    assert whats == ["the search for templates", "the allocator", "the simulator"]
+
+
+def test_entries_are_called_with_the_types_they_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another type would compile a second version, which `warm` does not know."""
+    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path))
+    fleet, plan = str(EXAMPLES / "quickstart.yaml"), str(tmp_path / "plan.json")
+    assert run(["plan", fleet, "-o", plan]) == 0
+    assert run(["simulate", plan, "--fleet", fleet, "--for", "5s"]) == 0
+    used = [one for one in warming.entries() if one.dispatcher.overloads]
+    assert {one.what for one in used} == {one.what for one in warming.entries()}
+    for one in used:
+        assert set(one.dispatcher.overloads) == {one.types}, one.dispatcher.py_func.__qualname__
