@@ -8,7 +8,6 @@ socket (mode 0600) needs none, and no web page and no proxy that was not told to
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +23,15 @@ _REQUEST_ID = b"admin"
 
 
 def default_socket(port: int) -> Path:
-    """Return where a gateway on a port is administered unless it is told otherwise."""
-    return runtime_dir() / f"gateway-{port}.sock"
+    """Return where a gateway on a port is administered unless it is told otherwise.
+
+    What gateways that were killed left in that folder is removed.
+    """
+    folder = runtime_dir()
+    for path in folder.glob("gateway-*.sock"):
+        if not _is_listening(path):
+            path.unlink(missing_ok=True)
+    return folder / f"gateway-{port}.sock"
 
 
 class AdminListener:
@@ -91,13 +97,26 @@ class AdminListener:
             self._socket.unlink(missing_ok=True)
 
 
+def _is_listening(path: Path) -> bool:
+    """Whether a process listens on a Unix socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        # One that is busy refuses at once too, but says that it is.
+        asking.setblocking(False)
+        try:
+            asking.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except BlockingIOError:
+            return True
+    return True
+
+
 def _bind(path: Path) -> socket.socket:
     """Return a socket bound to a path, not listening yet; one that a dead process left is replaced."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.is_socket():
-            with contextlib.suppress(ConnectionRefusedError, FileNotFoundError):
-                bound.connect(str(path))
+            if _is_listening(path):
                 raise InputError(
                     f"another gateway is administered at {path}",
                     field="admin_socket",
@@ -114,7 +133,7 @@ def _bind(path: Path) -> socket.socket:
             field="admin_socket",
             hint='name a path that can be written, or "" for no socket',
         ) from error
-    except BaseException:
+    except InputError:
         bound.close()
         raise
     return bound

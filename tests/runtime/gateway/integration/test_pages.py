@@ -221,8 +221,13 @@ def test_where_it_is_administered_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    killed = tmp_path / "atoll" / "gateway-1.sock"
+    killed.parent.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(killed))
 
     async def go(bench: Bench) -> None:
+        assert not killed.exists()
         assert bench.gateway.admin_socket == tmp_path / "atoll" / f"gateway-{bench.port}.sock"
         assert stat.S_IMODE((tmp_path / "atoll").stat().st_mode) == 0o700
         assert (await bench.admin("/atoll/v1/status")).status == 200
