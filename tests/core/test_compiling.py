@@ -71,10 +71,10 @@ def test_numba_itself_compiles_as_before_after_an_entry() -> None:
 
     run(np.ones(3), 2)
 
-    @njit  # type: ignore[misc]
-    def plain(values: Any) -> float:
+    def plain_python(values: Any) -> Any:
         return max(values[0], 2.0) + len(values)
 
+    plain = njit(plain_python)
     assert plain(np.ones(3)) == 5.0
     (made,) = plain.overloads.values()
     assert type(made.library) is JITCodeLibrary
