@@ -135,3 +135,19 @@ def test_the_cache_notices_a_change_of_a_part_in_another_file(tmp_path: Path) ->
     assert run_program(tmp_path, cache) == ["5", "True", "0"]
     other.write_text(source.format(1))
     assert run_program(tmp_path, cache) == ["4", "True", "1"]
+
+
+def test_an_entry_works_where_nothing_can_be_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nowhere(compiling.EntryCache):
+        def __init__(self, _function: Any) -> None:
+            raise RuntimeError("no locator available")
+
+    with monkeypatch.context() as without:
+        without.setattr(compiling, "EntryCache", Nowhere)
+
+        @entry("(int64,)")
+        def alone(x: int) -> int:
+            return x + 1
+
+    assert alone(1) == 2
+    assert not entry_of(alone).is_compiled
