@@ -162,3 +162,15 @@ def test_figures_are_held_against_their_bars(capsys: pytest.CaptureFixture[str])
     assert json.loads(last) == {
         "good": 4.0, "equal": 5.0, "bad": 6.0, "told": 7.0, "absent": None, "extra": 3,
     }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_first_run() -> None:
+    printed = python("-m", "benchmarks.first_run", "--quick")
+    figures = last_line(printed)
+    for key in ("plan_compile_cpu_s", "simulate_compile_cpu_s"):
+        value = figures[key]
+        assert value is not None, key
+        assert value > 0.0, key
+    assert figures["demo_cold_s"] is figures["demo_warm_s"] is None
+    assert "left out by --quick" in printed

@@ -93,7 +93,7 @@ def refused(done: Done, code: int, *said: str) -> None:
         ((SMALL, "L4:1", "--engine", LONG), 4, "unknown engine"),
         ((SMALL, "L4:1", "--backend", LONG), 4, "unknown backend"),
         ((SMALL, "L4:1", "-o", f"{LONG}.png"), 3, "file name too long"),
-        ((SMALL, "L4:1", "-o", f"{LONG}/p.png"), 3, "no such folder"),
+        ((SMALL, "L4:1", "-o", f"{LONG}/p.png"), 3, "file name too long"),
         ((SMALL, "L4:1", "-o", LONG), 2, "cannot write aaa"),
     ],
     ids=lambda value: str(value)[:40],

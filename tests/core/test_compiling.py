@@ -71,10 +71,10 @@ def test_numba_itself_compiles_as_before_after_an_entry() -> None:
 
     run(np.ones(3), 2)
 
-    @njit  # type: ignore[untyped-decorator]
-    def plain(values: Any) -> float:
-        return float(max(values[0], 2.0) + len(values))
+    def plain_python(values: Any) -> Any:
+        return max(values[0], 2.0) + len(values)
 
+    plain = njit(plain_python)
     assert plain(np.ones(3)) == 5.0
     (made,) = plain.overloads.values()
     assert type(made.library) is JITCodeLibrary
@@ -135,3 +135,19 @@ def test_the_cache_notices_a_change_of_a_part_in_another_file(tmp_path: Path) ->
     assert run_program(tmp_path, cache) == ["5", "True", "0"]
     other.write_text(source.format(1))
     assert run_program(tmp_path, cache) == ["4", "True", "1"]
+
+
+def test_an_entry_works_where_nothing_can_be_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nowhere(compiling.EntryCache):
+        def __init__(self, _function: Any) -> None:
+            raise RuntimeError("no locator available")
+
+    with monkeypatch.context() as without:
+        without.setattr(compiling, "EntryCache", Nowhere)
+
+        @entry("(int64,)")
+        def alone(x: int) -> int:
+            return x + 1
+
+    assert alone(1) == 2
+    assert not entry_of(alone).is_compiled

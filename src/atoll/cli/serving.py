@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 def need_serving() -> None:
     """Say which extra to install where the packages that serve are missing."""
-    for package, extra in (("httptools", "serve"), ("msgspec", "serve")):
+    for package in ("httptools", "msgspec", "prometheus_client"):
         if find_spec(package) is None:
-            raise MissingDependencyError(package, extra, needed_for="serving")
+            raise MissingDependencyError(package, "serve", needed_for="serving")
 
 
 def need_fabric() -> None:

@@ -95,7 +95,7 @@ def simulate(
 ) -> None:
     """Run a plan under a workload, event by event, and show how its promises fare.
 
-    The first run on a machine compiles the simulator, which takes about a minute.
+    The first run on a machine compiles the simulator, which takes some seconds.
     """
     least = None if attain is None else parse_share(attain, field="attain")
     for path, endings in ((requests_out, (".csv", ".parquet")), (report, (".html",))):

@@ -30,12 +30,13 @@ Progress = Callable[[int, int, str], None]
 
 
 def entries() -> list[CompiledEntry]:
-    """Return all compiled functions that Python calls."""
+    """Return all compiled functions that Python calls, in the order of `MODULES`."""
     for module in MODULES:
         import_module(module)
     from atoll.core.compiling import ENTRIES
 
-    return [one for one in ENTRIES if one.dispatcher.py_func.__module__ in MODULES]
+    own = [one for one in ENTRIES if one.dispatcher.py_func.__module__ in MODULES]
+    return sorted(own, key=lambda one: MODULES.index(one.dispatcher.py_func.__module__))
 
 
 def is_warm() -> bool:

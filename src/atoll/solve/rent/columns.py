@@ -136,15 +136,35 @@ def _price_pairs(cells: NDArray[np.int32], cell_price: Floats, out: Floats) -> N
         out[i] = total
 
 
-def _possible(
-    counts: NDArray[np.int8], most: NDArray[np.int8]
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _possible(counts: NDArray[np.int8], most: Ints) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Pairs (template, region) whose nodes can all be had; `most[g, c]` nodes."""
-    fits = np.ones((len(counts), len(most)), np.bool_)
-    for c in range(counts.shape[1]):
-        fits &= counts[:, c, None] <= most[:, c]
-    template, region = np.nonzero(fits)
-    return template.astype(np.int32), region.astype(np.int32)
+    template = np.empty(len(counts) * len(most), np.int32)
+    region = np.empty(len(template), np.int32)
+    found = _fill_possible(counts, most, template, region)
+    return template[:found].copy(), region[:found].copy()
+
+
+@entry("(int8[:, ::1], int64[:, ::1], int32[::1], int32[::1])")
+def _fill_possible(
+    counts: NDArray[np.int8],
+    most: Ints,
+    template: NDArray[np.int32],
+    region: NDArray[np.int32],
+) -> int:
+    number, types = counts.shape
+    found = 0
+    for t in range(number):
+        for g in range(len(most)):
+            fits = True
+            for c in range(types):
+                if counts[t, c] > most[g, c]:
+                    fits = False
+                    break
+            if fits:
+                template[found] = t
+                region[found] = g
+                found += 1
+    return found
 
 
 def _list_cells(
@@ -187,7 +207,7 @@ def pairs_of(role: RoleDemand, nodes: Ints) -> Pairs:
     """Return the pairs whose nodes are allowed and on offer in sufficient number, by template and region."""
     counts = np.ascontiguousarray(role.counts, np.int8)
     most = nodes if role.allowed is None else np.where(role.allowed, nodes, 0)
-    template, region = _possible(counts, np.minimum(most, 127).astype(np.int8))
+    template, region = _possible(counts, np.ascontiguousarray(np.minimum(most, 127)))
     return _pairs(counts, role.throughput, role.demand, template, region, nodes.size)
 
 
