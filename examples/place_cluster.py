@@ -2,7 +2,6 @@
 
 python examples/place_cluster.py
 """
-# ruff: noqa: T201
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 python examples/plan_fleet.py [FLEET.yaml]
 """
-# ruff: noqa: T201
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 python examples/what_if.py
 """
-# ruff: noqa: T201
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.core import compiling, waiting
+from atoll.core import compiling, linking, waiting
 from atoll.core.compiling import CompiledEntry, entry, part
 
 COMPILED_AS = "the tests"
@@ -138,12 +138,12 @@ def test_the_cache_notices_a_change_of_a_part_in_another_file(tmp_path: Path) ->
 
 
 def test_an_entry_works_where_nothing_can_be_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Nowhere(compiling.EntryCache):
+    class Nowhere(linking.EntryCache):
         def __init__(self, _function: Any) -> None:
             raise RuntimeError("no locator available")
 
     with monkeypatch.context() as without:
-        without.setattr(compiling, "EntryCache", Nowhere)
+        without.setattr(linking, "EntryCache", Nowhere)
 
         @entry("(int64,)")
         def alone(x: int) -> int:
@@ -151,3 +151,24 @@ def test_an_entry_works_where_nothing_can_be_cached(monkeypatch: pytest.MonkeyPa
 
     assert alone(1) == 2
     assert not entry_of(alone).is_compiled
+
+
+def test_another_numba_compiles_in_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as other:
+        other.setattr("numba.__version__", "99.1.0")
+        assert compiling._load_linking() is None
+        other.setattr(compiling, "LINKING", None)
+
+        @part
+        def inner(x: float) -> float:
+            return x / 2.0
+
+        @entry("(float64,)")
+        def outer(x: float) -> float:
+            return inner(inner(x))
+
+        assert not entry_of(outer).is_compiled
+        entry_of(outer).compile()
+        assert outer(8.0) == 2.0
+        assert inner(8.0) == 4.0
+    assert compiling._load_linking() is linking

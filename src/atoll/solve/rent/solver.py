@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from atoll.catalog.catalog import Catalog
+from atoll.core.compiling import compile_entries
 from atoll.core.errors import UsageError
 from atoll.core.units import format_price, format_share
 from atoll.plan.plan import Plan
@@ -51,6 +52,9 @@ def solve(
         if on_progress is not None:
             on_progress(Progress("allocating", _describe(seconds, objective, bound)))
 
+    # The deadline is for searching: on a machine where nothing was compiled yet, that comes before.
+    compile_entries("atoll.solve.cover")
+    compile_entries("atoll.solve.rent")
     solved = optimal.solve(
         problem, catalog, libraries, deadline_s=deadline_s, gap=effort.gap, log=log
     )

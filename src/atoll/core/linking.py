@@ -1,0 +1,333 @@
+"""Numba's compiler taken apart: functions as parts, of which there is only IR, linked into entries.
+
+See `core.compiling`, which is what to use. This leans on numba's insides, which may change:
+`tests/core/test_compiling.py` says what must hold.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import BuiltinFunctionType, ModuleType
+from typing import Any
+
+from numba import njit, types
+from numba.core.caching import FunctionCache
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler, CompilerBase
+from numba.core.compiler_machinery import PassManager, register_pass
+from numba.core.environment import lookup_environment
+from numba.core.typed_passes import (
+    AnnotateTypes,
+    IRLegalization,
+    NativeLowering,
+    NoPythonBackend,
+    NopythonTypeInference,
+    PreLowerStripPhis,
+)
+from numba.core.untyped_passes import (
+    FixupArgs,
+    IRProcessing,
+    ReconstructSSA,
+    TranslateByteCode,
+)
+
+from atoll.core.waiting import say
+
+
+class PartLibrary(JITCodeLibrary):  # type: ignore[misc]
+    """The IR of a function that only compiled code calls: neither optimised nor made into machine code."""
+
+    def add_ir_module(self, ir_module: Any) -> None:
+        """Take in IR, unless it is there for Python or C to call."""
+        if ir_module.name not in ("wrapper", "cfunc_wrapper"):
+            super().add_ir_module(ir_module)
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+
+    def finalize(self) -> None:
+        """Close the library; what it calls is linked where all of it is."""
+        self._raise_if_finalized()
+        for library in self._linking_libraries:
+            self._reload_init.update(library._reload_init)
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+    def get_pointer_to_function(self, _name: str) -> int:
+        """Return no address: there is no machine code."""
+        self._ensure_finalized()
+        return 0
+
+    def own_module(self) -> Any:
+        """Return the IR of this function alone, to be linked any number of times."""
+        return super()._get_module_for_linking()
+
+    def _get_module_for_linking(self) -> Any:
+        # For a function that was not compiled here and calls what was.
+        whole = self.own_module().clone()
+        for library in needed_by(self)[1:]:
+            whole.link_in(_module_of(library), preserve=True)
+        return whole
+
+
+class EntryLibrary(JITCodeLibrary):  # type: ignore[misc]
+    """A function that Python calls, with all parts it is made of."""
+
+    def finalize(self) -> None:
+        """Link every part once and optimise the whole."""
+        self._raise_if_finalized()
+        for library in needed_by(self)[1:]:
+            self._reload_init.update(library._reload_init)
+            self._final_module.link_in(_module_of(library), preserve=True)
+        self._optimize_final_module()
+        self._final_module.verify()
+        self._finalize_final_module()
+
+
+def needed_by(library: Any) -> list[Any]:
+    """Return a library and all that it needs, each once."""
+    seen = {library: None}
+    waiting = [library]
+    while waiting:
+        for one in waiting.pop()._linking_libraries:
+            if one not in seen:
+                seen[one] = None
+                if isinstance(one, PartLibrary):
+                    waiting.append(one)
+    return list(seen)
+
+
+def _module_of(library: Any) -> Any:
+    if isinstance(library, PartLibrary):
+        return library.own_module()
+    return library._get_module_for_linking()
+
+
+@register_pass(mutates_CFG=False, analysis_only=True)
+class PartLegalization(IRLegalization):  # type: ignore[misc]
+    """Says where variables end, which matters only where arrays that numba counts are among them."""
+
+    _name = "part_legalization"
+
+    def run_pass(self, state: Any) -> bool:
+        """Leave the IR as it is if all variables are numbers and pointers."""
+        models = state.targetctx.data_model_manager
+        if any(models[kind].contains_nrt_meminfo() for kind in set(state.typemap.values())):
+            return bool(super().run_pass(state))
+        return False
+
+
+class PartCompiler(CompilerBase):  # type: ignore[misc]
+    """Compiles a part: without numba's passes for closures, array expressions and parallel loops."""
+
+    def __init__(self, typingctx: Any, targetctx: Any, *rest: Any) -> None:
+        # The entry has just looked for new declarations; to do so for every part takes a while.
+        with _replaced(typingctx, "refresh", _nothing), _replaced(targetctx, "refresh", _nothing):
+            super().__init__(typingctx, targetctx, *rest)
+
+    def define_pipelines(self) -> list[Any]:
+        """Return what is done, in order."""
+        passes = PassManager("part")
+        for one in (
+            TranslateByteCode,
+            FixupArgs,
+            IRProcessing,
+            ReconstructSSA,
+            NopythonTypeInference,
+            PreLowerStripPhis,
+            PartLegalization,
+            AnnotateTypes,
+            NativeLowering,
+            NoPythonBackend,
+        ):
+            passes.add_pass(one, one._name)
+        passes.finalize()
+        return [passes]
+
+
+class EntryCompiler(Compiler):  # type: ignore[misc]
+    """Compiles a function that Python calls; whatever it calls becomes a part."""
+
+    def compile_extra(self, func: Callable[..., Any]) -> Any:
+        """Compile the function and all it calls."""
+        codegen = self.state.targetctx.codegen()
+        if codegen._library_class is PartLibrary:
+            raise TypeError(f"{func.__qualname__} is an entry: compiled code may call parts only")
+        library = self.state.library = EntryLibrary(codegen, func.__qualname__)
+        library.enable_object_caching()
+        say(f"compiling {known_as(func)}, once on this machine")
+        typing = self.state.typingctx
+        with (
+            _replaced(codegen, "_library_class", PartLibrary),
+            # A part has no place in memory that could point to its environment.
+            _replaced(codegen, "set_env", _nothing),
+            _replaced(typing, "resolve_function_type", _remember(typing.resolve_function_type)),
+            _no_garbage(),
+        ):
+            made = super().compile_extra(func)
+        for variable in library._final_module.global_variables:
+            environment = lookup_environment(variable.name)
+            if environment is not None:
+                codegen.set_env(variable.name, environment)
+        return made
+
+
+def _nothing(*_args: Any) -> None:
+    """Do nothing."""
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an object another attribute meanwhile; whoever compiles holds the lock of numba's compiler."""
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        delattr(owner, name)
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Collect no garbage meanwhile: compiling makes millions of objects and drops few of them."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+_TYPES: dict[Any, Any] = {}
+
+
+def _remember(resolve: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    """Find the types of operators and built-in functions only once.
+
+    Numba asks dozens of candidates for the type of each `a[i]` and each `a + b`, every time anew.
+    """
+
+    def resolve_once(func: Any, args: Any, kws: Any) -> Any:
+        if kws or not isinstance(func, types.Function | BuiltinFunctionType | type):
+            return resolve(func, args, kws)
+        key = func, tuple(args)
+        known = _TYPES.get(key)
+        if known is None:
+            known = resolve(func, args, kws)
+            if known is not None:
+                _TYPES[key] = known
+        return known
+
+    return resolve_once
+
+
+def _widen(kind: Any) -> Any:
+    """The type that an argument of a part has: no literal, and whole numbers of one width."""
+    kind = types.unliteral(kind)
+    if isinstance(kind, types.Integer) and kind.signed:
+        return types.int64
+    return kind
+
+
+def link_part(function: Callable[..., Any]) -> Any:
+    """Return a function that only compiled functions call."""
+    made = njit(
+        no_cpython_wrapper=True,
+        no_cfunc_wrapper=True,
+        error_model="numpy",
+        pipeline_class=PartCompiler,
+    )(function)
+    call_template = made.get_call_template
+    templates: dict[Any, Any] = {}
+
+    def template(args: Any, kws: Any) -> Any:
+        wide = tuple(map(_widen, args))
+        if kws:
+            return call_template(wide, {name: _widen(kind) for name, kind in kws.items()})
+        if wide not in templates:
+            templates[wide] = call_template(wide, {})
+        return templates[wide]
+
+    def add(compiled: Any) -> None:
+        made.overloads[tuple(compiled.signature.args)] = compiled
+
+    def refuse(*_args: Any, **_kws: Any) -> Any:
+        raise TypeError(f"{function.__qualname__} is a part: only compiled code calls it")
+
+    made.get_call_template = template
+    # Numba would let Python call it, at address 0.
+    made.add_overload = add
+    made._compile_for_args = refuse
+    return made
+
+
+class EntryCache(FunctionCache):  # type: ignore[misc]
+    """Compiled entries on disk, known by the text of all they are made of.
+
+    Numba looks at the file of the entry alone; parts may be in others.
+    """
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        return (*super()._index_key(sig, codegen), digest_of(self._py_func))
+
+
+def digest_of(function: Any) -> str:
+    """Return a digest of all source files in the folders that a function and its parts come from."""
+    files = {Path(__file__)}
+    for folder in {Path(one.__code__.co_filename).parent for one in _reached_from(function)}:
+        files.update(folder.glob("*.py"))
+    text = hashlib.sha256()
+    for file in sorted(files):
+        text.update(file.read_bytes())
+    return text.hexdigest()
+
+
+def _reached_from(function: Any) -> set[Any]:
+    """A function and all compiled functions that it calls, at whatever depth."""
+    seen = {function}
+    waiting = [function]
+    while waiting:
+        one = waiting.pop()
+        known = one.__globals__
+        for name in one.__code__.co_names:
+            value = known.get(name)
+            # `module.function` has both names in it.
+            inside = vars(value).values() if isinstance(value, ModuleType) else (value,)
+            for called in inside:
+                plain = getattr(called, "py_func", None)
+                if plain is not None and plain not in seen:
+                    seen.add(plain)
+                    waiting.append(plain)
+    return seen
+
+
+def link_entry(function: Callable[..., Any]) -> Any:
+    """Return a function for Python to call, linked with all parts that it needs, and cached."""
+    made = njit(
+        nogil=True,
+        no_cfunc_wrapper=True,
+        error_model="numpy",
+        pipeline_class=EntryCompiler,
+    )(function)
+    # Where nothing can be written, neither beside the source nor at home, there is no cache.
+    with suppress(RuntimeError):
+        made._cache = EntryCache(made.py_func)
+    return made
+
+
+def is_cached(dispatcher: Any, arguments: tuple[Any, ...]) -> bool:
+    """Return whether an entry for these types is in the cache, as its sources are now."""
+    cache = dispatcher._cache
+    if not isinstance(cache, EntryCache):
+        return False
+    key = cache._index_key(arguments, dispatcher.targetctx.codegen())
+    return key in cache._cache_file._load_index()
+
+
+def known_as(function: Any) -> str:
+    """Return what people know a compiled function as: what its module calls `COMPILED_AS`."""
+    return str(function.__globals__.get("COMPILED_AS", function.__module__))
