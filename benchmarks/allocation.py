@@ -60,7 +60,7 @@ def edge_margin(problem: Problem, plan: Plan, catalog: Catalog, library: Librari
     def serves_all(tenths: int) -> bool:
         tight = scarce(problem, needed, tenths / 10)
         # Only whether all demand can be met is asked: no time goes into what else could be served.
-        tight = tight.changed(settings=tight.settings.model_copy(update={"on_shortage": "fail"}))
+        tight = tight.replace(settings=tight.settings.model_copy(update={"on_shortage": "fail"}))
         found = optimal.solve(tight, catalog, library, gap=0.5, deadline_s=12.0)
         return min(found.plan.served_fraction.values(), default=0.0) >= 1.0
 

@@ -36,7 +36,7 @@ def with_rates(problem: Problem, rates: dict[str, float]) -> Problem:
         s.model_copy(update={"rate_per_s": rates.get(s.name, s.rate_per_s)})
         for s in problem.services
     )
-    return problem.changed(services=services)
+    return problem.replace(services=services)
 
 
 def scaled(problem: Problem, fraction: float) -> Problem:
@@ -84,4 +84,4 @@ def scarce(problem: Problem, memory_needed: float, margin: float) -> Problem:
         o.model_copy(update={"available": available.get((o.region, o.node_type), 0)})
         for o in problem.offers
     )
-    return problem.changed(name=f"{problem.name}-scarce", offers=offers)
+    return problem.replace(name=f"{problem.name}-scarce", offers=offers)

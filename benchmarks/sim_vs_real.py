@@ -137,7 +137,7 @@ def simulated(
     assert problem.cluster is not None
     link = ClusterLink(src="*", dst="*", bytes_per_s=1.25e9, latency_s=hop_s)
     cluster = problem.cluster.model_copy(update={"profiles": {SERVICE: measured}, "links": (link,)})
-    asked = problem.changed(cluster=cluster)
+    asked = problem.replace(cluster=cluster)
     result = simulate(
         plan, asked, asked.catalog(), requests, SimOptions(token_budget=512, high_water=0.9)
     )

@@ -27,7 +27,7 @@ def main() -> None:
     catalog = Catalog.default()
     base = extended()
     settings = base.settings.model_copy(update={"max_nodes_per_instance": 8})
-    tables = role_tables(base.changed(settings=settings), catalog, parse_role(ROLE))
+    tables = role_tables(base.replace(settings=settings), catalog, parse_role(ROLE))
     weight = tables.memory_limit / base.settings.memory_ratio
     prices = {}
     for node_type in tables.node_types:

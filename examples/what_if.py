@@ -20,7 +20,7 @@ def reprice(fleet: Fleet, gpu: str, factor: float) -> Fleet:
         else offer
         for offer in fleet.problem.offers
     ]
-    return Fleet(fleet.problem.changed(offers=offers))
+    return Fleet(fleet.problem.replace(offers=offers))
 
 
 def main() -> None:

@@ -52,7 +52,7 @@ def test_input_error_says_where(where: dict[str, object], expected: str) -> None
 
 def test_located_fills_only_what_is_unknown() -> None:
     inner = InputError("bad", field="slo", hint="better")
-    outer = inner.located(path="a.yaml", line=7, field="other")
+    outer = inner.locate(path="a.yaml", line=7, field="other")
     assert (outer.path, outer.line, outer.field, outer.hint) == ("a.yaml", 7, "slo", "better")
 
 

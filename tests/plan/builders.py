@@ -145,5 +145,5 @@ def edit_flow(made: Plan, instance_id: str, index: int, **changes: object) -> Pl
 
 def within(asked: Problem, made: Plan, **limits: object) -> tuple[Problem, Plan]:
     """The same plan as an answer to the problem with other limits."""
-    tighter = asked.changed(limits=Limits.model_validate(limits))
+    tighter = asked.replace(limits=Limits.model_validate(limits))
     return tighter, made.model_copy(update={"problem_hash": tighter.content_hash()})

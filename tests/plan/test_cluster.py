@@ -112,7 +112,7 @@ def test_a_price_can_be_given() -> None:
     assert found is not None
     assert found.usd_per_hour == 0.3
     assert len(asked.offers) == 3
-    assert asked.changed(name="other").offers == asked.offers
+    assert asked.replace(name="other").offers == asked.offers
 
 
 @pytest.mark.parametrize("changes", [{"available": 3}, {"region": "east"}, {"market": "spot"}])

@@ -58,7 +58,7 @@ def test_there_and_back(one: list[NewInstance], other: list[NewInstance]) -> Non
     assert not {(s.role, s.region, s.layout) for s in there.started} & {
         (s.role, s.region, s.layout) for s in there.stopped
     }
-    rented = after.rented() - before.rented()
+    rented = after.count_nodes() - before.count_nodes()
     assert {(n.region, n.node_type, n.market): n.count for n in there.rented} == dict(rented)
 
 

@@ -110,7 +110,7 @@ def test_layout_and_its_line() -> None:
 def test_counts_of_a_plan() -> None:
     _, made = small()
     assert made.nodes == made.gpus == 6
-    assert made.rented()["aws/us-east-2", "L4:1", "on-demand"] == 2
+    assert made.count_nodes()["aws/us-east-2", "L4:1", "on-demand"] == 2
     assert [i.id for i in made.of_role("chat/llm/decode")] == ["chat-decode-0", "chat-decode-1"]
 
 

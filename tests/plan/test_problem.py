@@ -122,12 +122,12 @@ def test_the_hash_sees_every_part() -> None:
     asked, made = small()
     variants = [
         asked,
-        asked.changed(limits=Limits(spread=2)),
-        asked.changed(settings=Settings(seed=1)),
-        asked.changed(running=made.instances),
-        asked.changed(overlays=({"gpus": {"L4": {"memory": "23GB"}}},)),
-        asked.changed(offers=OFFERS[1:]),
-        asked.changed(services=SERVICES[:1]),
+        asked.replace(limits=Limits(spread=2)),
+        asked.replace(settings=Settings(seed=1)),
+        asked.replace(running=made.instances),
+        asked.replace(overlays=({"gpus": {"L4": {"memory": "23GB"}}},)),
+        asked.replace(offers=OFFERS[1:]),
+        asked.replace(services=SERVICES[:1]),
     ]
     assert len({variant.content_hash() for variant in variants}) == len(variants)
 

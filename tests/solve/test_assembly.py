@@ -142,7 +142,7 @@ def test_kept_instances_keep_their_ids_and_cost_no_start() -> None:
     renamed = [
         i.model_copy(update={"id": f"old-{n}"}) for n, i in enumerate(made.instances) if n != 1
     ]
-    running = asked.changed(running=renamed)
+    running = asked.replace(running=renamed)
     again = plan_of(running, *CHOSEN)
     assert {i.id for i in again.instances if i.kept} == {"old-0", "old-2", "old-3"}
     (fresh,) = (i for i in again.instances if not i.kept)
@@ -153,13 +153,13 @@ def test_kept_instances_keep_their_ids_and_cost_no_start() -> None:
 def test_new_ids_are_not_those_of_anything_that_runs() -> None:
     asked, made = small()
     stopped = find(made, "chat-decode-0").model_copy(update={"region": "elsewhere"})
-    again = plan_of(asked.changed(running=[stopped]), *CHOSEN)
+    again = plan_of(asked.replace(running=[stopped]), *CHOSEN)
     assert [i.id for i in again.of_role("chat/llm/decode")] == ["chat-decode-1", "chat-decode-2"]
 
 
 def test_instances_can_be_kept_by_hand() -> None:
     asked, made = small()
-    running = asked.changed(running=made.instances)
+    running = asked.replace(running=made.instances)
     again = plan_from_layouts(
         running, catalog(), (), kept=made.instances, status="feasible", solver="s"
     )
@@ -171,7 +171,7 @@ def test_instances_can_be_kept_by_hand() -> None:
 def test_a_kept_instance_is_seen_as_the_new_problem_sees_it() -> None:
     asked, made = small()
     own = find(made, "chat-prefill-0")
-    tighter = asked.changed(services=(service("chat", ttft_s=0.5), SERVICES[1]))
+    tighter = asked.replace(services=(service("chat", ttft_s=0.5), SERVICES[1]))
     kept = keep(tighter, catalog(), own)
     assert kept.kept
     assert kept.nodes == own.nodes

@@ -114,7 +114,7 @@ def test_cost_never_rises_when_a_promise_loosens(looser: dict[str, float]) -> No
 
 def test_order_of_inputs_changes_nothing() -> None:
     own = problem()
-    turned = own.changed(services=own.services[::-1], offers=own.offers[::-1])
+    turned = own.replace(services=own.services[::-1], offers=own.offers[::-1])
     one = solve(own)
     other = solve(turned)
     assert one.instances == other.instances
@@ -148,11 +148,11 @@ def test_budget_is_kept() -> None:
 
 
 def test_what_runs_is_kept_when_starting_costs() -> None:
-    own = problem(9.0).changed(
+    own = problem(9.0).replace(
         settings=Settings(max_nodes_per_instance=3, engine="none", init_penalty=0.5)
     )
     first = solve(own)
-    again = solve(own.changed(running=first.instances))
+    again = solve(own.replace(running=first.instances))
     assert all(instance.kept for instance in again.instances)
     assert again.init_usd == 0.0
     assert {i.id for i in again.instances} == {i.id for i in first.instances}

@@ -32,7 +32,7 @@ class Fleet:
         fleet = Fleet.load("fleet.yaml")
         plan = fleet.plan()
 
-    A fleet never changes; `Fleet(fleet.problem.changed(...))` is another one.
+    A fleet never changes; `Fleet(fleet.problem.replace(...))` is another one.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -56,7 +56,7 @@ class Fleet:
         from atoll.plan.plan import Plan
 
         if isinstance(running, Plan):
-            return cls(read_problem(path, overlays=overlays).changed(running=running.instances))
+            return cls(read_problem(path, overlays=overlays).replace(running=running.instances))
         return cls(read_problem(path, overlays=overlays, running=running))
 
     @classmethod

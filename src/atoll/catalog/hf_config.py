@@ -65,7 +65,7 @@ def model_from_config(
     try:
         return _build(fields, architecture, traits, _name(name, path, traits), path)
     except InputError as error:
-        raise error.located(path=path) from None
+        raise error.locate(path=path) from None
 
 
 def supported_architectures() -> tuple[str, ...]:

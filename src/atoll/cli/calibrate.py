@@ -69,7 +69,7 @@ def _parts(path: Path, catalog: Catalog, gpu: str | None) -> Iterator[_FilePart]
         try:
             found = op_classes(points.of(group))
         except InputError as error:
-            raise error.located(path=path) from None
+            raise error.locate(path=path) from None
         for op, part in found:
             yield _FilePart(path, kind, op, part)
 
@@ -111,7 +111,7 @@ def _fit(parts: list[_FilePart], *, hold_out: bool, source: str | None) -> Fit:
     try:
         return fit(op, points, gpu, source=origin, hold_out=hold_out)
     except InputError as error:
-        raise error.located(path=", ".join(map(str, paths))) from error
+        raise error.locate(path=", ".join(map(str, paths))) from error
 
 
 def write_constants(path: Path, fits: Iterable[Fit]) -> None:

@@ -67,7 +67,7 @@ class VerbSettings(Frozen, BaseSettings):
             return InputError(error.message, field=flag(name, info), hint=error.hint)
         if info is not None and _from_environment(info) is not None:
             return InputError(error.message, field=f"${_extra(info, 'env')}", hint=error.hint)
-        return error.located(path=_options_file(cls, given) if name else None)
+        return error.locate(path=_options_file(cls, given) if name else None)
 
 
 class _Environment(PydanticBaseSettingsSource):

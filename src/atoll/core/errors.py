@@ -98,7 +98,7 @@ class InputError(AtollError):
             place = "" if self.line is None else f"line {self.line}"
         return (f"{place}: " if place else "") + super()._where()
 
-    def located(
+    def locate(
         self,
         *,
         path: str | os.PathLike[str] | None = None,

@@ -189,7 +189,7 @@ class TableFile:
             try:
                 node = str(parse_node_type(row["node"]))
             except InputError as error:
-                raise error.located(path=self._path, line=line, field="node") from None
+                raise error.locate(path=self._path, line=line, field="node") from None
             self._rows.setdefault((row["model"], node, tp), []).append((line, row))
 
     def keys(self) -> tuple[Key, ...]:

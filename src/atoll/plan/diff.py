@@ -94,7 +94,7 @@ def diff(before: Plan, after: Plan) -> PlanDiff:
     """Return what changes from one plan to another; see `PlanDiff`."""
     pairs = _match_instances(before.instances, after.instances)
     old, new = {a.id for a, _ in pairs}, {b.id for _, b in pairs}
-    have, want = before.rented(), after.rented()
+    have, want = before.count_nodes(), after.count_nodes()
     return PlanDiff(
         before=before.problem_name,
         after=after.problem_name,

@@ -242,7 +242,7 @@ class Plan(Frozen):
         text = str(role)
         return tuple(instance for instance in self.instances if instance.role == text)
 
-    def rented(self) -> Counter[tuple[str, str, Market]]:
+    def count_nodes(self) -> Counter[tuple[str, str, Market]]:
         """Return how many nodes are used per (region, node type, market)."""
         return Counter(
             (instance.region_of(node), node.node_type, node.market)

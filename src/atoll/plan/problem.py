@@ -296,7 +296,7 @@ class Problem(Frozen):
                 return offer
         return None
 
-    def changed(self, **fields: object) -> Problem:
+    def replace(self, **fields: object) -> Problem:
         """Return the problem with other values in these fields, checked and in canonical order."""
         return Problem.model_validate({**dict(self), **fields})
 

@@ -106,7 +106,7 @@ def _raise_headroom(problem: Problem, short: set[str]) -> Problem:
         else service
         for service in problem.services
     )
-    return problem.changed(services=services)
+    return problem.replace(services=services)
 
 
 def _stamp(

@@ -72,7 +72,7 @@ class _SpecPart:
         try:
             return parse(text)
         except InputError as error:
-            raise error.located(field=name) from error
+            raise error.locate(field=name) from error
 
     @property
     def duration_s(self) -> float | None:

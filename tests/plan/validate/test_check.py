@@ -169,7 +169,7 @@ def test_a_throughput_that_is_not_there(name: str, scale: float) -> None:
 def test_a_link_too_thin() -> None:
     asked, made = small()
     thin = {"links": {"in_region": {"bandwidth": "1Mbit/s"}}}
-    there = asked.changed(overlays=(thin,))
+    there = asked.replace(overlays=(thin,))
     found = {v.rule for v in validate(made, there, same_problem=False)}
     assert {"link-capacity", "node-capacity"} <= found
 
@@ -231,7 +231,7 @@ def overlapping(partial: bool) -> tuple[Problem, Plan]:
         throughput_per_s=short + whole,
         usd_per_hour=usd,
     ).model_copy(update={"usd_per_hour": there, "init_usd": there * 0.1, "objective": there * 1.1})
-    more = asked.changed(offers=[o.model_copy(update={"available": 9}) for o in asked.offers])
+    more = asked.replace(offers=[o.model_copy(update={"available": 9}) for o in asked.offers])
     hashed = {"problem_hash": more.content_hash(), "gap": 1 - 6.0 / (there * 1.1)}
     return more, fresh.model_copy(update=hashed)
 
@@ -306,7 +306,7 @@ def test_too_many_nodes(name: str, copies: int) -> None:
 def test_availability_is_counted_per_market() -> None:
     none_left = [o.model_copy(update={"available": 0 if o.market == "spot" else 9}) for o in OFFERS]
     asked, _ = small()
-    there = asked.changed(offers=none_left)
+    there = asked.replace(offers=none_left)
     made = plan_of(there, *CHOSEN)
     assert rules(made, there) == set()
     broken = edit_node(made, "chat-decode-0", "n0", market="spot")
@@ -316,7 +316,7 @@ def test_availability_is_counted_per_market() -> None:
 @pytest.mark.parametrize("pinned", [{"avoid": ("L40S",)}, {"only": ("L4:1", "T4")}])
 def test_a_node_type_the_service_may_not_use(pinned: dict[str, object]) -> None:
     asked, made = small()
-    there = asked.changed(services=(service("chat", **pinned), SERVICES[1]))
+    there = asked.replace(services=(service("chat", **pinned), SERVICES[1]))
     assert "pinning" in {v.rule for v in validate(made, there, same_problem=False)}
 
 
@@ -340,7 +340,7 @@ def test_demand_that_is_not_met(name: str) -> None:
 def test_demand_that_grew(scale: float) -> None:
     asked, made = small()
     supply = find(made, "mini-both-0").throughput_per_s
-    grown = asked.changed(
+    grown = asked.replace(
         services=(SERVICES[0], SERVICES[1].model_copy(update={"rate_per_s": supply * scale}))
     )
     found = {v.rule for v in validate(made, grown, same_problem=False)}
@@ -412,7 +412,7 @@ def test_a_route_that_overloads_an_instance() -> None:
     asked, made = small()
     supply = sum(i.throughput_per_s for i in made.of_role("chat/llm/decode"))
     rate = supply * 0.9 / 128
-    busy = asked.changed(
+    busy = asked.replace(
         services=(
             SERVICES[0].model_copy(update={"rate_per_s": rate}),
             SERVICES[1],
@@ -530,7 +530,7 @@ def test_kept_instances_must_run() -> None:
     asked, made = small()
     claimed = edit(made, "chat-decode-0", kept=True)
     assert {"kept", "cost"} <= rules(claimed, asked)
-    running = asked.changed(running=made.instances)
+    running = asked.replace(running=made.instances)
     again = plan_from_layouts(running, catalog(), CHOSEN, status="feasible", solver="s")
     assert all(i.kept for i in again.instances)
     assert rules(again, running) == set()
@@ -540,7 +540,7 @@ def test_kept_instances_must_run() -> None:
 
 def test_a_plan_for_another_problem() -> None:
     asked, made = small()
-    other = asked.changed(settings=Settings(seed=7, init_penalty=0.1))
+    other = asked.replace(settings=Settings(seed=7, init_penalty=0.1))
     assert rules(made, other) == {"problem"}
     assert validate(made, other, same_problem=False) == []
 
@@ -616,5 +616,5 @@ def test_messages_are_one_line_and_name_the_place() -> None:
 
 def test_an_offer_more_makes_no_difference() -> None:
     asked, made = small()
-    more = asked.changed(offers=(*OFFERS, offer("gcp/us-central1", "L4:1", 0.7)))
+    more = asked.replace(offers=(*OFFERS, offer("gcp/us-central1", "L4:1", 0.7)))
     assert validate(made, more, same_problem=False) == []

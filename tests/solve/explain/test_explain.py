@@ -55,7 +55,7 @@ def explained(text: str, problem: Problem | None = None, **asked: object) -> Exp
 
 
 def with_offer(problem: Problem, kind: str, **changes: object) -> Problem:
-    return problem.changed(
+    return problem.replace(
         offers=tuple(
             o.model_copy(update=changes) if o.node_type == kind else o for o in problem.offers
         )
@@ -85,7 +85,7 @@ def test_the_break_even_price_is_where_the_plan_changes() -> None:
     assert 0 < factor < 1
     for scale, used in ((0.999, True), (1.001, False)):
         priced = with_offer(problem, "T4:1", usd_per_hour=0.53 * factor * scale)
-        kinds = {kind for _, kind, _ in solved(priced, FLEET).rented()}
+        kinds = {kind for _, kind, _ in solved(priced, FLEET).count_nodes()}
         assert ("T4:1" in kinds) is used
 
 
@@ -160,7 +160,7 @@ def test_a_promise_can_be_the_repair() -> None:
     problem = parse_fleet(TIGHT)
     for tpot_s, met in ((loose.after, True), (loose.after - 0.0008, False)):
         chat, mini = problem.services
-        other = problem.changed(services=(chat.model_copy(update={"tpot_s": tpot_s}), mini))
+        other = problem.replace(services=(chat.model_copy(update={"tpot_s": tpot_s}), mini))
         plan = optimal.solve(other, catalog(), libraries(other, catalog())).plan
         assert (plan.status == "optimal") is met
 
@@ -182,21 +182,21 @@ def by_limits(problem: Problem) -> list[Repair]:
 def test_limits_can_be_the_repair() -> None:
     problem = parse_fleet(FLEET)
     cheapest = solved(problem, FLEET)
-    poor = problem.changed(limits=Limits(budget_usd_per_hour=5.0))
+    poor = problem.replace(limits=Limits(budget_usd_per_hour=5.0))
     found = explained(FLEET, poor, repairs=False)
     (constraint,) = (c for c in found.constraints if c.kind == "budget")
     assert constraint.worth is not None
     assert constraint.worth.served == 1.0
     (budget,) = by_limits(poor)
     assert budget.after == pytest.approx(cheapest.usd_per_hour)
-    (nodes,) = by_limits(problem.changed(limits=Limits(max_nodes=6)))
+    (nodes,) = by_limits(problem.replace(limits=Limits(max_nodes=6)))
     assert nodes.kind == "max-nodes"
     assert nodes.after is not None
     allowed = int(nodes.after)
     for number, met in ((allowed, True), (allowed - 1, False)):
-        limited = problem.changed(limits=Limits(max_nodes=number))
+        limited = problem.replace(limits=Limits(max_nodes=number))
         assert (solved(limited, FLEET).status == "optimal") is met
-    both = problem.changed(limits=Limits(max_nodes=2, budget_usd_per_hour=2.0))
+    both = problem.replace(limits=Limits(max_nodes=2, budget_usd_per_hour=2.0))
     (every,) = by_limits(both)
     assert every.text.startswith("without the budget and the limit on nodes: $8.89/h")
 
@@ -237,7 +237,7 @@ def test_an_explanation_survives_json() -> None:
 
 
 def test_what_is_read_off_a_plan() -> None:
-    problem = parse_fleet(FLEET).changed(
+    problem = parse_fleet(FLEET).replace(
         limits=Limits(max_nodes=50, spread=1, budget_usd_per_hour=90.0)
     )
     plan = solved(problem, FLEET)

@@ -85,7 +85,7 @@ class Access:
         try:
             return cls.open_text(read_text_limited(path, _MAX_TOKEN_BYTES))
         except InputError as error:
-            raise error.located(path=path) from error
+            raise error.locate(path=path) from error
 
     @classmethod
     def open_text(cls, text: str) -> Access:

@@ -37,7 +37,7 @@ def read_problem(
         problem = load_fleet(path, overlays=overlay_paths)
     if running is None:
         return problem
-    return problem.changed(running=read_plan(running).instances)
+    return problem.replace(running=read_plan(running).instances)
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:

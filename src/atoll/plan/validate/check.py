@@ -164,7 +164,7 @@ def _bound(plan: Plan, objective: float) -> Iterator[Violation]:
 
 
 def _offers(plan: Plan, problem: Problem) -> Iterator[Violation]:
-    for (region, kind, market), count in sorted(plan.rented().items()):
+    for (region, kind, market), count in sorted(plan.count_nodes().items()):
         where = f"{region} {kind} {market}"
         offer = problem.offer(region, kind, market)
         if offer is None:
@@ -272,7 +272,7 @@ def _limits(plan: Plan, problem: Problem) -> Iterator[Violation]:
     if limits.spot_share is not None and plan.gpus:
         spot = sum(
             count * parse_node_type(kind).gpu_count
-            for (_, kind, market), count in plan.rented().items()
+            for (_, kind, market), count in plan.count_nodes().items()
             if market == "spot"
         )
         if exceeds(spot, limits.spot_share * plan.gpus):

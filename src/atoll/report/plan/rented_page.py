@@ -182,7 +182,7 @@ def list_services(problem: Problem) -> Grid:
 
 
 def _list_offers(plan: Plan, problem: Problem) -> Grid:
-    rented = plan.rented()
+    rented = plan.count_nodes()
     columns = ("region", "node type", "market", "$/h", "available", "used")
     rows = [
         (

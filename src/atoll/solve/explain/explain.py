@@ -146,7 +146,7 @@ def refuse_cluster(problem: Problem) -> None:
 
 def expected_plans(plan: Plan, problem: Problem, node_types: Sequence[str] | None) -> int:
     """Return about how often `explain` will plan again, for a progress bar."""
-    rented = {kind for _, kind, _ in plan.rented()}
+    rented = {kind for _, kind, _ in plan.count_nodes()}
     prices = 3 * sum(kind not in rented for kind in node_types or problem.node_types)
     if node_types is not None:
         return 1 + prices
@@ -211,7 +211,9 @@ def _node_use(
     asked: bool,
 ) -> NodeUse:
     offers = [offer for offer in problem.offers if offer.node_type == kind]
-    used = sum(count for (_, node_type, _), count in plan.rented().items() if node_type == kind)
+    used = sum(
+        count for (_, node_type, _), count in plan.count_nodes().items() if node_type == kind
+    )
     standing = [i for i in plan.instances if any(n.node_type == kind for n in i.nodes)]
     roles = dict.fromkeys(f"{i.service} {i.phase}" for i in standing)
     use = NodeUse(

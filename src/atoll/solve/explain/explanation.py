@@ -307,7 +307,7 @@ def _limits(plan: Plan, problem: Problem) -> Iterator[Constraint]:
     if limits.spot_share is not None and any(offer.market == "spot" for offer in problem.offers):
         spot = sum(
             count * parse_node_type(kind).gpu_count
-            for (_, kind, market), count in plan.rented().items()
+            for (_, kind, market), count in plan.count_nodes().items()
             if market == "spot"
         )
         yield Constraint(
@@ -329,7 +329,7 @@ def _limits(plan: Plan, problem: Problem) -> Iterator[Constraint]:
 
 
 def _exhausted_limits(plan: Plan, problem: Problem) -> Iterator[Constraint]:
-    rented = plan.rented()
+    rented = plan.count_nodes()
     for offer in problem.offers:
         if offer.available and rented[offer.key] >= offer.available:
             more = ExtraNodes(

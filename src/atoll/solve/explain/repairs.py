@@ -65,7 +65,7 @@ def _by_cost(repair: Repair) -> tuple[float, str, str]:
 
 def strict(problem: Problem) -> Problem:
     """Return the problem that has no answer where not all demand can be met."""
-    return problem.changed(settings=problem.settings.model_copy(update={"on_shortage": "fail"}))
+    return problem.replace(settings=problem.settings.model_copy(update={"on_shortage": "fail"}))
 
 
 def _meets_demand(plan: Plan) -> bool:
@@ -105,7 +105,7 @@ def limit_repairs(planner: Planner, problem: Problem) -> Iterator[Repair]:
     limits = problem.limits
 
     def ask(question: str, **changes: float | None) -> tuple[Plan, bool]:
-        looser = problem.changed(limits=limits.model_copy(update=changes))
+        looser = problem.replace(limits=limits.model_copy(update=changes))
         solved, decided = planner.solve(looser, question)
         return solved.plan, decided
 
@@ -248,7 +248,7 @@ def _rental(offer: Offer, count: int) -> ExtraNodes:
 
 def _nodes_beyond(plan: Plan, problem: Problem) -> tuple[ExtraNodes, ...]:
     """The nodes a plan uses beyond those on offer."""
-    rented = plan.rented()
+    rented = plan.count_nodes()
     return tuple(
         _rental(offer, rented[offer.key] - offer.available)
         for offer in problem.offers
@@ -272,7 +272,7 @@ def _loosen_promise(problem: Problem, service: Service, kind: RepairKind, step: 
     value = promise * (1.0 + _PROMISE_STEP * step)
     loosened = service.model_copy(update={f"{kind}_s": value})
     services = tuple(loosened if s.name == service.name else s for s in problem.services)
-    return problem.changed(services=services)
+    return problem.replace(services=services)
 
 
 def _promise_repair(

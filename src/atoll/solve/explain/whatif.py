@@ -110,7 +110,7 @@ def soft(problem: Problem) -> Problem:
     """The problem that serves what it can: how much that is tells more than that it is not all."""
     if problem.settings.on_shortage != "fail":
         return problem
-    return problem.changed(settings=problem.settings.model_copy(update={"on_shortage": "fraction"}))
+    return problem.replace(settings=problem.settings.model_copy(update={"on_shortage": "fraction"}))
 
 
 def worth(now: Plan, then: Plan, problem: Problem) -> Worth:
@@ -139,13 +139,13 @@ def loosen(problem: Problem, constraint: Constraint) -> Problem:
         "spread": ("spread", 1),
     }
     name, value = free[constraint.kind]
-    return problem.changed(limits=problem.limits.model_copy(update={name: value}))
+    return problem.replace(limits=problem.limits.model_copy(update={name: value}))
 
 
 def with_more(problem: Problem, rentals: Iterable[ExtraNodes]) -> Problem:
     """Return the problem with more nodes on offer."""
     more = {(r.region, r.node_type, r.market): r.count for r in rentals}
-    return problem.changed(
+    return problem.replace(
         offers=tuple(
             offer.model_copy(update={"available": offer.available + more.get(offer.key, 0)})
             for offer in problem.offers
@@ -212,7 +212,7 @@ def _at_price(problem: Problem, kind: str, factor: float) -> Problem:
             return offer
         return offer.model_copy(update={"usd_per_hour": offer.usd_per_hour * factor})
 
-    return problem.changed(offers=tuple(at(offer) for offer in problem.offers))
+    return problem.replace(offers=tuple(at(offer) for offer in problem.offers))
 
 
 def _cost_of(kind: str, plan: Plan, problem: Problem) -> float:
