@@ -21,6 +21,7 @@ from atoll.engine.text import TextCodec
 from atoll.runtime.openai import ApiError, ChatRequest, CompletionRequest, NonNegative, read_request
 
 MOST_CHOICES = 16
+_MOST_DIGITS = 20
 COMPLETION_TOKENS = 16
 """What /v1/completions generates without `max_tokens`, as OpenAI has it."""
 
@@ -262,7 +263,7 @@ def _choice(
 def _bias(given: dict[str, float] | None, codec: TextCodec) -> tuple[tuple[int, float], ...]:
     found = []
     for name, value in (given or {}).items():
-        if not name.isdecimal() or int(name) >= codec.vocabulary:
+        if len(name) > _MOST_DIGITS or not name.isdecimal() or int(name) >= codec.vocabulary:
             raise ApiError(400, f"{name[:40]!r} is no token", param="logit_bias")
         if not -100 <= value <= 100:
             raise ApiError(400, "a bias lies between -100 and 100", param="logit_bias")
