@@ -134,11 +134,23 @@ def test_many_prompts_are_refused_at_once(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("part", [[1], []])
 def test_a_large_body_of_nothing_but_brackets_is_not_decoded(
-    tokenizer: Tokenizer, part: list[int], monkeypatch: pytest.MonkeyPatch
+    part: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(openai, "_DECODERS", {})
+    body = completion([part] * 600_000)
     with pytest.raises(ApiError, match="too many parts"):
-        requests.read("/v1/completions", completion([part] * 600_000), Codec(tokenizer), LONGEST)
+        openai.read_request("/v1/completions", body)
+
+
+@pytest.mark.parametrize("part", [1, "a"])
+def test_nor_is_a_list_far_longer_than_the_model_takes(
+    tokenizer: Tokenizer, part: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai, "_DECODERS", {})
+    body = completion([part] * 600_000)
+    with pytest.raises(ApiError, match="more than") as caught:
+        requests.read("/v1/completions", body, Codec(tokenizer), LONGEST)
+    assert caught.value.code == "context_length_exceeded"
 
 
 def test_a_bias_for_a_number_without_end_is_refused(tokenizer: Tokenizer) -> None:

@@ -22,6 +22,8 @@ from atoll.runtime.openai import ApiError, ChatRequest, CompletionRequest, NonNe
 
 MOST_CHOICES = 16
 _MOST_DIGITS = 20
+_LARGE_BYTES = 2**20
+_SPARE_PARTS = 2**19
 COMPLETION_TOKENS = 16
 """What /v1/completions generates without `max_tokens`, as OpenAI has it."""
 
@@ -89,6 +91,10 @@ def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedReq
     Takes long where the prompt is long: large bodies are read in a thread of their own. What cannot fit
     into `max_length` tokens is refused before, or soon after, it is tokenised.
     """
+    # Lists of millions of tokens or texts keep every other thread waiting while they are decoded.
+    most_parts = MOST_CHOICES * max_length + _SPARE_PARTS
+    if len(body) > _LARGE_BYTES and body.count(b",") > most_parts:
+        raise _too_long(f"the request has more than {most_parts} parts", "prompt")
     request = read_request(path, body)
     assert isinstance(request, ChatRequest | CompletionRequest)
     try:
