@@ -153,6 +153,26 @@ def test_nor_is_a_list_far_longer_than_the_model_takes(
     assert caught.value.code == "context_length_exceeded"
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"guided_regex": "x" * 100_000},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"schema": {"description": "x" * 100_000}},
+            }
+        },
+    ],
+)
+def test_a_guide_that_takes_a_node_long_to_read_is_refused(
+    tokenizer: Tokenizer, more: dict[str, object]
+) -> None:
+    with pytest.raises(ApiError, match="a guide has at most") as caught:
+        requests.read("/v1/completions", completion("a", **more), Codec(tokenizer), LONGEST)
+    assert caught.value.param in more
+
+
 def test_a_bias_for_a_number_without_end_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(ApiError, match="is no token"):
         requests.read(

@@ -24,6 +24,8 @@ MOST_CHOICES = 16
 _MOST_DIGITS = 20
 _LARGE_BYTES = 2**20
 _SPARE_PARTS = 2**19
+_MOST_GUIDE_CHARS = 2**16
+"""Of a schema or regular expression: reading one takes the square of its length, and a node's time."""
 COMPLETION_TOKENS = 16
 """What /v1/completions generates without `max_tokens`, as OpenAI has it."""
 
@@ -278,6 +280,14 @@ def _bias(given: dict[str, float] | None, codec: TextCodec) -> tuple[tuple[int, 
 
 
 def _guide(extras: _Extras) -> OutputFormat | None:
+    guide = _read_guide(extras)
+    if guide is not None and len(guide.text) > _MOST_GUIDE_CHARS:
+        param = "guided_regex" if guide.kind == "regex" else "response_format"
+        raise ApiError(400, f"a guide has at most {_MOST_GUIDE_CHARS} characters", param=param)
+    return guide
+
+
+def _read_guide(extras: _Extras) -> OutputFormat | None:
     if extras.guided_regex:
         return OutputFormat(kind="regex", text=extras.guided_regex)
     form = extras.response_format or {}
