@@ -77,6 +77,24 @@ def test_bad_fleets_name_the_field() -> None:
         Fleet.from_dict({"name": "nothing", "pool": {}})
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, object()])
+def test_what_is_no_plain_data_is_refused(value: object) -> None:
+    with pytest.raises(InputError, match="no plain data"):
+        Fleet.from_dict({"models": value})
+
+
+@pytest.mark.parametrize("share", [float("nan"), -0.5, 95.0])
+def test_attainment_is_a_share(fleet: Fleet, share: float) -> None:
+    with pytest.raises(UsageError, match="is not a share"):
+        fleet.verify(attainment=share)
+
+
+def test_a_plan_read_from_json_alone_says_that_its_fleet_is_missing(plan: FleetPlan) -> None:
+    alone = FleetPlan.model_validate_json(plan.model_dump_json())
+    with pytest.raises(UsageError, match="does not know its fleet"):
+        alone.validate()
+
+
 def test_a_plan_is_a_plan_that_knows_its_fleet(
     fleet: Fleet, plan: FleetPlan, tmp_path: Path
 ) -> None:

@@ -80,6 +80,12 @@ def test_json_has_the_plan_its_cost_and_the_comparison(run: Run) -> None:
         assert row["ratio"] is None or row["ratio"] >= 1 - 1e-9
 
 
+def test_the_fleet_file_is_not_written_over(folder: Path, capsys: Captured) -> None:
+    assert cli.run(["plan", "fleet.yaml", "--out", "./fleet.yaml"]) == 2
+    assert "name another file to write" in capsys.readouterr().err
+    assert (folder / "fleet.yaml").read_text(encoding="utf-8") == FLEET
+
+
 def test_equal_input_gives_equal_plans(run: Run) -> None:
     first, second = (json.loads(run("plan", "fleet.yaml", "--json"))["plan"] for _ in range(2))
     for plan in (first, second):

@@ -16,6 +16,7 @@ from atoll.engine.guidance import MatcherFactory
 from atoll.engine.messages import FINISH_CODES, OutputFormat, SamplingParams
 from atoll.engine.sampling import Sampler
 from atoll.engine.text import TextCodec
+from benchmarks.tiny_model import write_tiny_model
 from tests.engine.tokens import write_tokenizer
 
 pytestmark = pytest.mark.engine
@@ -85,3 +86,9 @@ def test_a_guide_that_is_none_is_refused(codec: TextCodec, guide: OutputFormat) 
 def test_without_a_tokenizer_guides_are_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"tokenizer\.json"):
         MatcherFactory(tmp_path, 10).matcher(OutputFormat(kind="json_object"))
+
+
+def test_a_tokenizer_that_cannot_guide_refuses_the_request(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "tiny")
+    with pytest.raises(EngineError, match="cannot be guided"):
+        MatcherFactory(folder, 300).matcher(OutputFormat(kind="json_object"))

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from atoll.api.plan import FleetPlan
+from atoll.core.errors import InputError, UsageError
 from atoll.solve.effort import DEADLINE_S
 
 if TYPE_CHECKING:
@@ -69,7 +70,13 @@ class Fleet:
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> Fleet:
         """Return the fleet of a fleet file's content as plain data."""
-        return cls.read(json.dumps(data, allow_nan=False), name="fleet")
+        try:
+            text = json.dumps(data, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"this is no plain data: {error}", hint="use dicts, lists, text and finite numbers"
+            ) from error
+        return cls.read(text, name="fleet")
 
     @property
     def name(self) -> str:
@@ -138,6 +145,12 @@ class Fleet:
         from atoll.solve.registry import solve
 
         refuse_cluster(self.problem)
+        if not 0 <= attainment <= 1:
+            raise UsageError(
+                f"attainment {attainment} is not a share",
+                hint="write 95% as 0.95",
+                field="attainment",
+            )
 
         def plan(problem: Problem) -> Plan:
             return solve(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import PrivateAttr
 
 from atoll.api.shown import Shown
+from atoll.core.errors import UsageError
 from atoll.core.units import format_price
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
@@ -32,7 +33,7 @@ class FleetPlan(Shown, Plan):
     Fields are those of `Plan`, and so is its JSON.
     """
 
-    _problem: Problem = PrivateAttr()
+    _problem: Problem | None = PrivateAttr(None)
 
     @classmethod
     def of(cls, plan: Plan, problem: Problem) -> FleetPlan:
@@ -44,6 +45,11 @@ class FleetPlan(Shown, Plan):
     @property
     def problem(self) -> Problem:
         """The problem this plan answers."""
+        if self._problem is None:
+            # Its JSON is that of a plan, without the problem.
+            raise UsageError(
+                "this plan does not know its fleet", hint="read it with Fleet.load_plan"
+            )
         return self._problem
 
     def violations(self) -> Sequence[Violation]:

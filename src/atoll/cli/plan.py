@@ -114,6 +114,7 @@ def plan(
     for path, endings in ((out, ()), (report, (".html", ".svg"))):
         if path is not None:
             check_target(path, endings)
+            _refuse_overwriting(path, [fleet, *(overlay or ())])
     from atoll.api.fleet import Fleet
     from atoll.solve.effort import Effort
     from atoll.solve.registry import LATE, require, require_packages
@@ -155,6 +156,12 @@ def plan(
         raise refused
     if late:
         console(stderr=True).print(f"note: the deadline came first; {LATE}", markup=False)
+
+
+def _refuse_overwriting(path: Path, given: list[Path]) -> None:
+    """Raise UsageError if a file to be written is one that a person wrote for this plan."""
+    if any(path.resolve() == other.resolve() for other in given):
+        raise UsageError(f"{path} is read for this plan", hint="name another file to write")
 
 
 def _goal(objective: str | None) -> Goal | None:

@@ -42,7 +42,16 @@ def runtime_dir() -> Path:
         folder = Path(base) / "atoll"
     else:
         folder = Path(tempfile.gettempdir()) / f"atoll-{os.getuid()}"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:
+        pass  # a file: refused below
+    except OSError as error:
+        raise InputError(
+            f"cannot make this folder: {(error.strerror or str(error)).lower()}",
+            path=folder,
+            hint="set XDG_RUNTIME_DIR to a folder of yours",
+        ) from error
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise InputError(

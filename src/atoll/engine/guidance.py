@@ -84,4 +84,8 @@ def _tokenizer(path: Path, vocabulary: int, eos: tuple[int, ...]) -> Any:
         raise MissingDependencyError("llguidance", "engine", needed_for="guides") from error
     if not path.is_file():
         raise EngineError(f"guided answers need {path.name} beside the weights")
-    return LLTokenizer(str(path), n_vocab=vocabulary, eos_token=list(eos) or None)
+    try:
+        return LLTokenizer(str(path), n_vocab=vocabulary, eos_token=list(eos) or None)
+    except ValueError as error:
+        # One request must not end the node.
+        raise EngineError(f"answers of this model cannot be guided: {error}") from error

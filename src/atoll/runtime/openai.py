@@ -150,8 +150,15 @@ _DECODERS: dict[str, msgspec.json.Decoder[AnyRequest]] = {
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 
 
+_LARGE_BYTES = 2**20
+_MOST_PARTS = 2**19
+"""Brackets that open in a large body; millions of small objects take seconds to read, whoever else waits."""
+
+
 def read_request(path: str, body: bytes) -> AnyRequest:
     """Read and check the body of a request to one of `REQUESTS`; what is wrong is an ApiError."""
+    if len(body) > _LARGE_BYTES and body.count(b"[") + body.count(b"{") > _MOST_PARTS:
+        raise ApiError(400, "the request has too many parts", code="request_too_large")
     try:
         if not body.isascii():
             body.decode()

@@ -49,6 +49,22 @@ def test_a_start_without_room_for_the_slots_is_an_error_with_its_fix(
     UsageJournal.claim(tmp_path, slots=4).release()
 
 
+def test_a_start_that_failed_leaves_what_it_found_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died = UsageJournal.claim(tmp_path, slots=4)
+    died.delivered(died.open("k", "ran", "m", "e", 0.0), 3)
+    died._folder.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", no_space)
+        with pytest.raises(InputError, match="no space left on device"):
+            UsageJournal.claim(tmp_path, slots=4)
+    journal = UsageJournal.claim(tmp_path, slots=4)
+    assert journal.found.crashed == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["0"]
+    journal.release()
+
+
 def test_all_blocks_of_a_map_are_taken_before_it_is_used(tmp_path: Path) -> None:
     journal = UsageJournal.claim(tmp_path)
     file = tmp_path / "0" / "slots"

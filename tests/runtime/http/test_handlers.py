@@ -117,6 +117,42 @@ def test_whole_answers_and_errors() -> None:
     with_server(handler, go)
 
 
+_IN_CHUNKS = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.05])
+def test_trailers_are_no_headers(pause_s: float) -> None:
+    seen: list[Request] = []
+
+    async def keep(request: Request) -> Response:
+        seen.append(request)
+        return Response(b"{}")
+
+    async def go(bench: Bench) -> None:
+        client = await bench.connect()
+        client.send(_IN_CHUNKS)
+        # Without a pause everything is there in one read.
+        await asyncio.sleep(pause_s)
+        client.send(b"Authorization: Bearer stranger\r\nHost: b\r\n\r\n")
+        assert b" 200 " in await client.until(b"{}")
+
+    with_server(keep, go)
+    (request,) = seen
+    assert request.body == b"x"
+    assert request.headers == {b"host": b"a", b"transfer-encoding": b"chunked"}
+
+
+def test_trailers_are_no_more_than_headers_may_be() -> None:
+    async def go(bench: Bench) -> None:
+        client = await bench.connect()
+        client.send(_IN_CHUNKS)
+        await asyncio.sleep(0.05)
+        client.send(b"".join(b"T%d: x\r\n" % number for number in range(20)))
+        assert b" 431 " in await client.rest()
+
+    with_server(echo, go, ServerLimits(headers=10))
+
+
 def test_pipelined_requests_are_answered_in_order() -> None:
     async def handler(asked: Request) -> Response:
         # Those that came later would be ready earlier.

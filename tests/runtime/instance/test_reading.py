@@ -14,6 +14,7 @@ pytest.importorskip("zmq", reason="needs the extra 'engine'")
 pytest.importorskip("tokenizers", reason="needs the extra 'engine'")
 
 from atoll.engine.text import TextCodec
+from atoll.runtime import openai
 from atoll.runtime.http.client import HttpResponse, request
 from atoll.runtime.http.handlers import Response
 from atoll.runtime.http.server import Request
@@ -129,6 +130,57 @@ def test_many_prompts_are_refused_at_once(tokenizer: Tokenizer) -> None:
         requests.read("/v1/completions", completion([1, "x"]), Codec(tokenizer), LONGEST)
     with pytest.raises(ApiError, match="mixed"):
         requests.read("/v1/completions", completion(["x", 1]), Codec(tokenizer), LONGEST)
+
+
+@pytest.mark.parametrize("part", [[1], []])
+def test_a_large_body_of_nothing_but_brackets_is_not_decoded(
+    part: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai, "_DECODERS", {})
+    body = completion([part] * 600_000)
+    with pytest.raises(ApiError, match="too many parts"):
+        openai.read_request("/v1/completions", body)
+
+
+@pytest.mark.parametrize("part", [1, "a"])
+def test_nor_is_a_list_far_longer_than_the_model_takes(
+    tokenizer: Tokenizer, part: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai, "_DECODERS", {})
+    body = completion([part] * 600_000)
+    with pytest.raises(ApiError, match="more than") as caught:
+        requests.read("/v1/completions", body, Codec(tokenizer), LONGEST)
+    assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"guided_regex": "x" * 100_000},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"schema": {"description": "x" * 100_000}},
+            }
+        },
+    ],
+)
+def test_a_guide_that_takes_a_node_long_to_read_is_refused(
+    tokenizer: Tokenizer, more: dict[str, object]
+) -> None:
+    with pytest.raises(ApiError, match="a guide has at most") as caught:
+        requests.read("/v1/completions", completion("a", **more), Codec(tokenizer), LONGEST)
+    assert caught.value.param in more
+
+
+def test_a_bias_for_a_number_without_end_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ApiError, match="is no token"):
+        requests.read(
+            "/v1/completions",
+            completion("a", logit_bias={"9" * 5000: 1}),
+            Codec(tokenizer),
+            LONGEST,
+        )
 
 
 def make_server(tokenizer: Tokenizer) -> InstanceServer:

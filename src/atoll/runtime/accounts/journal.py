@@ -153,27 +153,35 @@ class UsageJournal:
 
     @classmethod
     def _claim(cls, base: Path, slots: int) -> UsageJournal:
-        folders: list[JournalFolder] = []
-        found = RecoveredJournal(0, 0)
-        for number in range(_FOLDERS):
-            path = base / str(number)
-            if folders and not path.exists():
-                continue
-            try:
-                folder = JournalFolder(path)
-            except BlockingIOError:
-                continue
-            here = recover(path)
-            found = RecoveredJournal(found.finished + here.finished, found.crashed + here.crashed)
-            if folders and not folder.segments():
-                folder.close()
-            else:
-                folders.append(folder)
-        if not folders:
-            raise InputError(
-                f"{_FOLDERS} gateways use it already", path=base, hint="name another journal"
-            )
-        return cls(folders[0], tuple(folders[1:]), found, slots)
+        with contextlib.ExitStack() as until_claimed:
+            folders: list[JournalFolder] = []
+            found = RecoveredJournal(0, 0)
+            for number in range(_FOLDERS):
+                path = base / str(number)
+                if folders and not path.exists():
+                    continue
+                try:
+                    folder = JournalFolder(path)
+                except BlockingIOError:
+                    continue
+                # Whoever cannot keep a journal locks none: the next try finds what is in there.
+                release = until_claimed.enter_context(contextlib.ExitStack())
+                release.callback(folder.close)
+                here = recover(path)
+                found = RecoveredJournal(
+                    found.finished + here.finished, found.crashed + here.crashed
+                )
+                if folders and not folder.segments():
+                    release.close()
+                else:
+                    folders.append(folder)
+            if not folders:
+                raise InputError(
+                    f"{_FOLDERS} gateways use it already", path=base, hint="name another journal"
+                )
+            journal = cls(folders[0], tuple(folders[1:]), found, slots)
+            until_claimed.pop_all()
+        return journal
 
     # On the way of a request
 

@@ -8,6 +8,7 @@ socket (mode 0600) needs none, and no web page and no proxy that was not told to
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -29,8 +30,10 @@ def default_socket(port: int) -> Path:
     """
     folder = runtime_dir()
     for path in folder.glob("gateway-*.sock"):
-        if not _is_listening(path):
-            path.unlink(missing_ok=True)
+        # Whatever else has such a name is not ours, and none of it keeps a gateway from starting.
+        with contextlib.suppress(OSError):
+            if path.is_socket() and not _is_listening(path):
+                path.unlink()
     return folder / f"gateway-{port}.sock"
 
 

@@ -104,7 +104,7 @@ class GatewaySettings(Frozen):
     """A node of a fabric that is back after less than this keeps what runs there."""
     direct: bool = True
     """Whether nodes of a fabric that say an address are asked there, without the tunnel."""
-    admin_token: str | None = Field(None, min_length=1)
+    admin_token: str | None = Field(None, min_length=1, repr=False)
     """Opens /atoll/v1 and /metrics on the public port; without one they are not there."""
     admin_socket: str | None = None
     """Unix socket with both, for this user alone; None: gateway-PORT.sock in the runtime folder, "": none."""

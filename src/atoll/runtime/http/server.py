@@ -250,7 +250,10 @@ class Connection(asyncio.Protocol):
             except _RefusedError as refused:
                 self._refuse(refused.error)
                 return
-        if self._received > limits.body_bytes + limits.header_bytes:
+        if len(self._headers) > limits.headers:
+            # Trailers: the headers were taken out.
+            self._refuse(_headers_too_large())
+        elif self._received > limits.body_bytes + limits.header_bytes:
             self._refuse(_too_large(limits.body_bytes))
         elif app.buffered > limits.buffered_bytes:
             self._refuse(
@@ -286,6 +289,11 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """What follows is the body."""
         self._in_body = True
+
+    def on_chunk_header(self) -> None:
+        """Take the headers before trailers, which come after the last chunk, can pass for them."""
+        if self._current is None:
+            self._expect_body()
 
     def on_message_complete(self) -> None:
         """Hand the request on, or keep it until the one before is answered."""

@@ -19,6 +19,8 @@ from atoll.runtime.pool.member import Member
 
 _DRAIN_S = 5.0
 _MAX_IDLE = 1024
+_MOST_HEADERS = 1000
+"""Of an answer; a backend that says more is not listened to."""
 
 
 class Receiver(Protocol):
@@ -202,10 +204,16 @@ class HttpUpstream(asyncio.Protocol):
         except httptools.HttpParserCallbackError as error:
             raise error.__context__ or error from None
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            receiver = self.receiver
-            self.close()
-            if receiver is not None:
-                receiver.on_lost("the answer is not valid HTTP", unused=False)
+            self._fail("the answer is not valid HTTP")
+        else:
+            if len(self._headers) > _MOST_HEADERS:
+                self._fail("the answer has too many headers")
+
+    def _fail(self, reason: str) -> None:
+        receiver = self.receiver
+        self.close()
+        if receiver is not None:
+            receiver.on_lost(reason, unused=False)
 
     # Parser
 
@@ -232,6 +240,8 @@ class HttpUpstream(asyncio.Protocol):
         if self._status < 200:
             return
         self._ended = True
+        # Trailers are nothing to us, and no headers of the next answer.
+        self._headers.clear()
         receiver, self.receiver = self.receiver, None
         self._pool.keep(self)
         if receiver is not None:

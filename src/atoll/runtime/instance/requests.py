@@ -21,6 +21,11 @@ from atoll.engine.text import TextCodec
 from atoll.runtime.openai import ApiError, ChatRequest, CompletionRequest, NonNegative, read_request
 
 MOST_CHOICES = 16
+_MOST_DIGITS = 20
+_LARGE_BYTES = 2**20
+_SPARE_PARTS = 2**19
+_MOST_GUIDE_CHARS = 2**16
+"""Of a schema or regular expression: reading one takes the square of its length, and a node's time."""
 COMPLETION_TOKENS = 16
 """What /v1/completions generates without `max_tokens`, as OpenAI has it."""
 
@@ -88,6 +93,10 @@ def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedReq
     Takes long where the prompt is long: large bodies are read in a thread of their own. What cannot fit
     into `max_length` tokens is refused before, or soon after, it is tokenised.
     """
+    # Lists of millions of tokens or texts keep every other thread waiting while they are decoded.
+    most_parts = MOST_CHOICES * max_length + _SPARE_PARTS
+    if len(body) > _LARGE_BYTES and body.count(b",") > most_parts:
+        raise _too_long(f"the request has more than {most_parts} parts", "prompt")
     request = read_request(path, body)
     assert isinstance(request, ChatRequest | CompletionRequest)
     try:
@@ -262,7 +271,7 @@ def _choice(
 def _bias(given: dict[str, float] | None, codec: TextCodec) -> tuple[tuple[int, float], ...]:
     found = []
     for name, value in (given or {}).items():
-        if not name.isdecimal() or int(name) >= codec.vocabulary:
+        if len(name) > _MOST_DIGITS or not name.isdecimal() or int(name) >= codec.vocabulary:
             raise ApiError(400, f"{name[:40]!r} is no token", param="logit_bias")
         if not -100 <= value <= 100:
             raise ApiError(400, "a bias lies between -100 and 100", param="logit_bias")
@@ -271,6 +280,14 @@ def _bias(given: dict[str, float] | None, codec: TextCodec) -> tuple[tuple[int, 
 
 
 def _guide(extras: _Extras) -> OutputFormat | None:
+    guide = _read_guide(extras)
+    if guide is not None and len(guide.text) > _MOST_GUIDE_CHARS:
+        param = "guided_regex" if guide.kind == "regex" else "response_format"
+        raise ApiError(400, f"a guide has at most {_MOST_GUIDE_CHARS} characters", param=param)
+    return guide
+
+
+def _read_guide(extras: _Extras) -> OutputFormat | None:
     if extras.guided_regex:
         return OutputFormat(kind="regex", text=extras.guided_regex)
     form = extras.response_format or {}

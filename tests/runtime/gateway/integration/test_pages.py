@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from atoll.cli.status import ask_fleet
 from atoll.core.errors import InputError
+from atoll.core.paths import runtime_dir
 from atoll.runtime.gateway.settings import GatewayFile, GatewaySettings
 from atoll.runtime.local.state import FleetState
 from tests.runtime.gateway.engine import Fault, ScriptedEngine
@@ -237,6 +238,36 @@ def test_where_it_is_administered_by_default(
 
     with_bench(go, admin_socket=None)
     with_bench(without, admin_socket="")
+
+
+def test_what_else_has_the_name_of_a_socket_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    folder = tmp_path / "atoll"
+    folder.mkdir(mode=0o700)
+    (folder / "gateway-1.sock").mkdir()
+    (folder / "gateway-2.sock").write_text("notes")
+
+    async def go(bench: Bench) -> None:
+        assert (await bench.admin("/atoll/v1/status")).status == 200
+        assert (folder / "gateway-1.sock").is_dir()
+        assert (folder / "gateway-2.sock").read_text() == "notes"
+
+    with_bench(go, admin_socket=None)
+
+
+def test_the_runtime_folder_must_be_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "atoll").write_text("")
+    with pytest.raises(InputError, match="must belong to you alone"):
+        runtime_dir()
+
+
+def test_the_admin_token_is_not_in_what_settings_look_like() -> None:
+    assert "hunter2" not in repr(GatewaySettings(admin_token="hunter2"))
 
 
 def test_status_asks_on_the_admin_socket() -> None:
