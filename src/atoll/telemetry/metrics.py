@@ -40,7 +40,7 @@ class Count:
         self.value = 0.0
 
     def add(self, amount: float = 1.0) -> None:
-        """Count something."""
+        """Count one more, or `amount` more."""
         self.value += amount
 
 
@@ -55,7 +55,7 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Count a value."""
+        """Count a value into the first bucket whose bound it does not exceed."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
