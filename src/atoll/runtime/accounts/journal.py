@@ -119,10 +119,10 @@ class UsageJournal:
         self,
         folder: JournalFolder,
         adopted: tuple[JournalFolder, ...],
-        found: RecoveredJournal,
+        recovered: RecoveredJournal,
         slots: int,
     ) -> None:
-        self.found = found
+        self.recovered = recovered
         self.trouble = ""
         """Why the disk did not take something the last time that it did not."""
         self._folder = folder
@@ -154,7 +154,7 @@ class UsageJournal:
     @classmethod
     def _claim(cls, base: Path, slots: int) -> UsageJournal:
         folders: list[JournalFolder] = []
-        found = RecoveredJournal(0, 0)
+        recovered = RecoveredJournal(0, 0)
         for number in range(_FOLDERS):
             path = base / str(number)
             if folders and not path.exists():
@@ -164,7 +164,9 @@ class UsageJournal:
             except BlockingIOError:
                 continue
             here = recover(path)
-            found = RecoveredJournal(found.finished + here.finished, found.crashed + here.crashed)
+            recovered = RecoveredJournal(
+                recovered.finished + here.finished, recovered.crashed + here.crashed
+            )
             if folders and not folder.segments():
                 folder.close()
             else:
@@ -173,7 +175,7 @@ class UsageJournal:
             raise InputError(
                 f"{_FOLDERS} gateways use it already", path=base, hint="name another journal"
             )
-        return cls(folders[0], tuple(folders[1:]), found, slots)
+        return cls(folders[0], tuple(folders[1:]), recovered, slots)
 
     # On the way of a request
 
@@ -317,8 +319,8 @@ class UsageJournal:
 
     def segments(self) -> list[Path]:
         """Return the segments that are complete, this process's own last."""
-        found = [path for folder in self._adopted for path in folder.segments()]
-        return found + [path for path in self._folder.segments() if path != self._segment]
+        paths = [path for folder in self._adopted for path in folder.segments()]
+        return paths + [path for path in self._folder.segments() if path != self._segment]
 
     def forget(self, segment: Path, *, keep_as: str | None = None) -> None:
         """Remove a segment that is in the database, or keep it under another ending."""
