@@ -50,7 +50,7 @@ class IncomingRequest(Protocol):
         ...
 
     def head(self, status: int, content_type: bytes, retry_after: bytes = b"") -> None:
-        """Begin the answer."""
+        """Begin the answer with its status and headers."""
 
     def send(self, data: bytes) -> None:
         """Send a piece of it."""
@@ -180,7 +180,7 @@ class Bridge:
         task.add_done_callback(self._tasks.discard)
 
     def over(self, crossing: Crossing) -> None:
-        """Forget a request."""
+        """Forget a request that has ended; the bridge is idle after the last."""
         self._crossings.discard(crossing)
         if not self._crossings:
             self._idle.set()
@@ -216,7 +216,7 @@ class Crossing:
             self._connect()
 
     def abandon(self, reason: str) -> None:
-        """Give up."""
+        """Give the request up, and tell the caller why."""
         if not self._over:
             self._finish(close=True)
             self._incoming.fail(reason)
