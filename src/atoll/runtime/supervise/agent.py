@@ -31,8 +31,8 @@ class ProcessError(AtollError):
     """A process could not be kept running; carries its last lines."""
 
     def __init__(self, name: str, reason: str, lines: tuple[str, ...], log: str) -> None:
-        said = f": {lines[-1]}" if lines else ""
-        super().__init__(f"{name} {reason}{said}", hint=f"see {log}")
+        last_line = f": {lines[-1]}" if lines else ""
+        super().__init__(f"{name} {reason}{last_line}", hint=f"see {log}")
         self.name = name
         self.lines = lines
 
