@@ -119,9 +119,9 @@ class PipelineRouter:
             self._closed,
             self._path,
         )
-        made = self._pipeline([int(v) for v in self._path[:hops]], prompt, estimate)
-        self._count(made, need)
-        return made
+        pipeline = self._pipeline([int(v) for v in self._path[:hops]], prompt, estimate)
+        self._count(pipeline, need)
+        return pipeline
 
     def possible(self, prompt: float, estimate: float) -> bool:
         """Say whether a request could ever be routed with nothing in flight and every node alive.
