@@ -120,9 +120,9 @@ class Sampler:
         if self._penalises or p.logit_bias or self._matcher is not None:
             scores = scores.clone()
         if p.repetition_penalty != 1.0:
-            seen = torch.tensor(sorted(set(self.tokens)), device=scores.device)
-            values = scores[seen]
-            scores[seen] = torch.where(
+            used = torch.tensor(sorted(set(self.tokens)), device=scores.device)
+            values = scores[used]
+            scores[used] = torch.where(
                 values > 0, values / p.repetition_penalty, values * p.repetition_penalty
             )
         answer = self.tokens[self.prompt_length :]
