@@ -65,22 +65,22 @@ class Access:
     @classmethod
     def open(cls, text: str | None = None) -> Access:
         """Read a token, `@file`, a folder or an `open://` address; None: what $ATOLL_FABRIC says."""
-        given = text if text is not None else os.environ.get(ENVIRONMENT, "")
-        given = given.strip()
-        if not given:
+        source = text if text is not None else os.environ.get(ENVIRONMENT, "")
+        source = source.strip()
+        if not source:
             raise UsageError("no fabric is named", hint=f"give a token, or set {ENVIRONMENT}")
-        if given.startswith(_OPEN_SCHEME):
-            return cls.open_at(given.removeprefix(_OPEN_SCHEME).split(","))
-        if given.startswith(PREFIX):
-            return cls.unpack(given)
-        path = Path(given.removeprefix("@"))
+        if source.startswith(_OPEN_SCHEME):
+            return cls.open_at(source.removeprefix(_OPEN_SCHEME).split(","))
+        if source.startswith(PREFIX):
+            return cls.unpack(source)
+        path = Path(source.removeprefix("@"))
         if any(
             len(part) > _MAX_FILE_NAME for part in path.parts
         ):  # a damaged token, not to be shown
             raise InputError("this is no fabric token, file or folder", field="fabric", hint=_HINT)
         if path.is_dir():
             path = path / TOKEN_FILE
-        if not given.startswith("@") and not path.exists():
+        if not source.startswith("@") and not path.exists():
             raise InputError("this is no fabric token, file or folder", field="fabric", hint=_HINT)
         try:
             return cls.open_text(read_text_limited(path, _MAX_TOKEN_BYTES))
@@ -134,16 +134,16 @@ class Access:
         insecure: bool = False,
     ) -> Access:
         """Return the way into an open fabric; beyond loopback only if `insecure`."""
-        found = tuple(parse_address(hub) for hub in hubs if hub.strip())
-        if not found:
+        addresses = tuple(parse_address(hub) for hub in hubs if hub.strip())
+        if not addresses:
             raise InputError("no hub is named", field="fabric", hint="open://127.0.0.1:7447")
-        far = [hub for hub in found if not is_loopback(hub)]
+        far = [hub for hub in addresses if not is_loopback(hub)]
         if far and not (insecure or os.environ.get("ATOLL_INSECURE") == "1"):
             raise UsageError(
                 f"an open fabric at {far[0]} would be readable and writable by anybody",
                 hint="make certificates with 'atoll fabric init', or insist: ATOLL_INSECURE=1",
             )
-        return cls(OPEN_FABRIC, found, open_name=name, open_provider=provider, open_role=role)
+        return cls(OPEN_FABRIC, addresses, open_name=name, open_provider=provider, open_role=role)
 
     @classmethod
     def open_loopback(
