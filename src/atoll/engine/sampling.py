@@ -135,7 +135,9 @@ class Sampler:
             if 0 <= token < scores.numel():
                 scores[token] += bias
         if self._matcher is not None:
-            allowed = torch.from_numpy(self._matcher.allowed(scores.numel())).to(scores.device)
+            allowed = torch.from_numpy(self._matcher.compute_allowed(scores.numel())).to(
+                scores.device
+            )
             scores[~allowed] = float("-inf")
         return scores
 

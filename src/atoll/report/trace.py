@@ -134,7 +134,7 @@ def plot_trace(summary: Summary) -> list[Picture]:
         pictures.append(Picture(title, unit, "req/s", (rate,)))
     curves = []
     for name, histogram in (("prompts", summary.input), ("answers", summary.output)):
-        values, below = histogram.cumulated()
+        values, below = histogram.cumulate()
         shares = below / below[-1]
         # As many points as can be seen, spread evenly over the shares.
         kept = np.unique(

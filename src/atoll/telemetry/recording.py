@@ -115,15 +115,15 @@ class Recorder:
     def _open(self) -> None:
         if self._path.exists():
             for number in range(self._keep, 0, -1):
-                older = self._rotated(number - 1)
+                older = self._rotated_path(number - 1)
                 if older.exists():
-                    os.replace(older, self._rotated(number))
+                    os.replace(older, self._rotated_path(number))
         self._path.unlink(missing_ok=True)
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
         self._file = os.fdopen(os.open(self._path, flags, 0o600), "wb", buffering=0)
         self._size = 0
 
-    def _rotated(self, number: int) -> Path:
+    def _rotated_path(self, number: int) -> Path:
         return Path(f"{self._path}.{number}") if number else self._path
 
     def _write(self, batch: list[_Entry]) -> None:

@@ -93,19 +93,19 @@ class Spans:
         exporter = OTLPSpanExporter(endpoint, headers=headers, timeout=5.0)
         return cls(exporter, service=service, share=share)
 
-    def sampled(self, trace: str) -> str:
+    def mark_sampled(self, trace: str) -> str:
         """Return the header of a trace begun here, with its flag set if its spans will be sent.
 
         Upstream then knows as well.
         """
-        return trace[:-2] + "01" if self._chosen(trace) else trace
+        return trace[:-2] + "01" if self._chooses(trace) else trace
 
     def request(self, record: UsageRecord, trace: str, parent: str | None = None) -> None:
         """Make spans of a request that ended.
 
         `trace` is the header sent upstream on its behalf, `parent` the one that the client sent, if any.
         """
-        if self._wanted(trace, parent):
+        if self._wants(trace, parent):
             self._thread.offer(_Ended(record, trace, parent))
 
     def stats(self) -> dict[str, int]:
@@ -117,13 +117,13 @@ class Spans:
         self._thread.close()
         self._exporter.shutdown()
 
-    def _wanted(self, trace: str, parent: str | None) -> bool:
+    def _wants(self, trace: str, parent: str | None) -> bool:
         # The header goes on from the client's where that one was valid: then the trace is the same.
         if parent is not None and parent[3:35] == trace[3:35]:
             return bool(int(trace[-2:], 16) & _SAMPLED)
-        return self._chosen(trace)
+        return self._chooses(trace)
 
-    def _chosen(self, trace: str) -> bool:
+    def _chooses(self, trace: str) -> bool:
         # As OpenTelemetry chooses by ratio: everybody who looks at the same trace decides alike.
         return self._share >= 1.0 or int(trace[21:35], 16) < self._share * _SCALE
 

@@ -85,13 +85,13 @@ class _Histogram:
         counts = np.bincount(values)
         self.counts[: len(counts)] += counts
 
-    def cumulated(self) -> tuple[Longs, Longs]:
-        """The values that occur, and how many are at or below each."""
+    def cumulate(self) -> tuple[Longs, Longs]:
+        """Return the values that occur, and how many are at or below each."""
         values = np.flatnonzero(self.counts)
         return values, np.cumsum(self.counts[values])
 
     def stats(self) -> LengthStats:
-        values, below = self.cumulated()
+        values, below = self.cumulate()
         counts = self.counts[values].astype(np.float64)
         total = int(below[-1])
         mean = float(values @ counts) / total

@@ -1,7 +1,7 @@
 """Which nodes have what one asks for.
 
     query = Query(gpus=("A100",), min_vram_bytes=40e9, models=("llama*",))
-    found = [peer for peer in fabric.peers() if query.lacks(peer) is None]
+    matching = [peer for peer in fabric.peers() if query.lacks(peer) is None]
 
 Every field narrows; several values of one field mean any of them. What a node does not say of itself
 counts against it.

@@ -88,7 +88,7 @@ class Fabric:
         self._loop = asyncio.get_running_loop()
         self._registry = Registry(
             self.identity.slot,
-            self._own(metadata),
+            self._apply_identity(metadata),
             sign=lambda *content: sign_record(self.identity, access.fabric_id, *content),
             verify=lambda record: refusal(self.verifier, record),
             rng=random.SystemRandom(),
@@ -174,7 +174,7 @@ class Fabric:
         self, state: SessionState | None = None, metadata: Metadata | None = None
     ) -> None:
         """Say what is new about this member; a state lower than before takes a new session."""
-        own_metadata = None if metadata is None else self._own(metadata)
+        own_metadata = None if metadata is None else self._apply_identity(metadata)
         self._do(self._registry.announce(time.time(), state, own_metadata))
 
     async def renew(self) -> str:
@@ -253,7 +253,7 @@ class Fabric:
 
     # Joining and staying
 
-    def _own(self, metadata: Metadata) -> Metadata:
+    def _apply_identity(self, metadata: Metadata) -> Metadata:
         identity = self.identity
         return msgspec.structs.replace(
             metadata,

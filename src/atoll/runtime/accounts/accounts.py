@@ -177,12 +177,12 @@ class Accounts:
 
     def authenticate(self, authorization: bytes | None) -> Grant:
         """Return what a caller may do, or raise 401; costs nothing of its limits."""
-        held = self._held(authorization)
+        held = self._find_key(authorization)
         return ANYBODY if held is None else held.grant
 
     def admit(self, authorization: bytes | None, model: str) -> Grant:
         """Let one request of a caller in, or raise 401, 403, 429 or 503."""
-        held = self._held(authorization)
+        held = self._find_key(authorization)
         if self._full:
             raise self._refuse(no_room_error("usage cannot be written down at the moment"))
         if held is None:
@@ -251,7 +251,7 @@ class Accounts:
         else:
             self._journal.drop(slot)
 
-    def _held(self, authorization: bytes | None) -> ActiveKey | None:
+    def _find_key(self, authorization: bytes | None) -> ActiveKey | None:
         """Return the key of a caller; None for a caller without one, where none is required."""
         presented = None if authorization is None else read_bearer(authorization)
         if presented is None:

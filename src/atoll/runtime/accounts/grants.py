@@ -86,7 +86,7 @@ class ActiveKey:
             (spec.tokens_per_month, now.month, "this month", now.month_ends_s),
             (spec.tokens_per_day, now.day, "today", now.day_ends_s),
         ):
-            if most is not None and self.usage.used(period) >= most:
+            if most is not None and self.usage.count_tokens(period) >= most:
                 return ApiError(
                     429,
                     f"This API key has used its quota: {most} tokens {what}.",

@@ -69,7 +69,7 @@ class NewKey(Frozen):
 
     @field_validator("models")
     @classmethod
-    def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_model_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if any(not name or len(name) > 512 for name in value):
             raise ValueError("a model has a name of 1 to 512 characters")
         return value

@@ -242,7 +242,7 @@ class Gateway:
         parent = headers.get(b"traceparent")
         request.trace = new_trace() if parent is None else child_of(parent.decode("latin-1"))
         if self.spans is not None and parent is None:
-            request.trace = self.spans.sampled(request.trace)
+            request.trace = self.spans.mark_sampled(request.trace)
         request_id = headers.get(b"x-request-id")
         if request_id is not None and REQUEST_ID.fullmatch(request_id):
             request.id = request_id

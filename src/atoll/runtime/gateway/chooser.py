@@ -94,9 +94,9 @@ class BackendChooser:
         def visible(model: str) -> bool:
             return accounts is None or grant is None or accounts.visible(grant, model)
 
-        candidates = candidates_of(parsed, headers, policies, self._known, visible)
+        candidates = candidates_of(parsed, headers, policies, self._find_candidates, visible)
         if not candidates:
-            raise self._unknown(parsed.model, now_s)
+            raise self._explain_unknown(parsed.model, now_s)
         requirements = Requirements(parsed.model, candidates)
         requirements.grant = grant
         requirements.policies = policies
@@ -107,7 +107,7 @@ class BackendChooser:
             requirements.work = 0.0 if most is None else 1.0 + most
         return requirements
 
-    def _known(self, name: str) -> list[Candidate]:
+    def _find_candidates(self, name: str) -> list[Candidate]:
         pool = self._pool
         candidates = [Candidate(name, "exact")] if name in pool.rings else []
         other = self._settings.aliases.get(name)
@@ -123,7 +123,7 @@ class BackendChooser:
         known = [a for a, m in self._settings.aliases.items() if m in pool.rings]
         return list(dict.fromkeys([*pool.rings, *known, *pool.aliases]))
 
-    def _unknown(self, model: str, now_s: float) -> ApiError:
+    def _explain_unknown(self, model: str, now_s: float) -> ApiError:
         seen_s = self._seen_s.get(model)
         if seen_s is not None and now_s - seen_s < _LATELY_S:
             self.refusals["gone"] += 1
@@ -233,7 +233,7 @@ class BackendChooser:
             retry_s = self._settings.deadlines.retry_s if waits else 0.0
             return faults.busy(requirements.asked), max(queue_s, retry_s)
         if not nodes:
-            return self._unknown(requirements.asked, now_s), 0.0
+            return self._explain_unknown(requirements.asked, now_s), 0.0
         self.refusals.update(dict.fromkeys(why, 1))
         listed = ", ".join(f"{count} {_WHY[reason]}" for reason, count in why.most_common())
         if by_key == nodes:

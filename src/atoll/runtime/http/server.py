@@ -230,9 +230,9 @@ class Connection(asyncio.Protocol):
             self._refuse(ApiError(400, "the request is not valid HTTP"))
         else:
             if self._received:
-                self._unfinished(len(data), fresh=fresh)
+                self._limit_unfinished(len(data), fresh=fresh)
 
-    def _unfinished(self, size: int, *, fresh: bool) -> None:
+    def _limit_unfinished(self, size: int, *, fresh: bool) -> None:
         """Keep a request that comes in pieces within its limits."""
         app = self._app
         limits = app.limits
@@ -372,7 +372,7 @@ class Connection(asyncio.Protocol):
         if request is not None and request.method == b"HEAD":
             body = b""
         self.transport.write(head + body)
-        self._served()
+        self._finish_serving()
 
     def respond_error(self, error: ApiError) -> None:
         """Answer the request being served with an error."""
@@ -405,14 +405,14 @@ class Connection(asyncio.Protocol):
             self.transport.write(data)
         else:
             self.transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data))
-        self._served()
+        self._finish_serving()
 
     def abort(self) -> None:
         """Close without another word."""
         self._closing = True
         self.transport.abort()
 
-    def _served(self) -> None:
+    def _finish_serving(self) -> None:
         request, self._serving = self._serving, None
         self.exchange = None
         if self._reserved:

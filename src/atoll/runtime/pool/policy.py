@@ -86,7 +86,7 @@ class Policy(Frozen):
 
     @field_validator("min_precision")
     @classmethod
-    def _known(cls, name: str | None) -> str | None:
+    def _check_precision(cls, name: str | None) -> str | None:
         if name is not None and not precision_bits(name):
             raise ValueError(f"{name[:40]!r} is no precision; write bf16, fp8, int4 or the like")
         return name

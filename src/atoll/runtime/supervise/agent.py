@@ -157,7 +157,7 @@ class SupervisedProcess:
                 if looking is None and now_s >= look_s:
                     looking = asyncio.create_task(probe.check(process.pid))
                 if looking is not None and looking.done():
-                    self._looked(looking, now_s)
+                    self._take_result(looking, now_s)
                     looking = None
                     look_s = now_s + (probe.every_s if self.state is ProcessState.READY else 0.0)
                 self._tell()
@@ -173,7 +173,7 @@ class SupervisedProcess:
         if not self._core.over or self.state is ProcessState.FAILED:
             _LOG.info("%s %s (%s)", self.name, self.reason, self.state)
 
-    def _looked(self, looking: asyncio.Task[str | None], now_s: float) -> None:
+    def _take_result(self, looking: asyncio.Task[str | None], now_s: float) -> None:
         problem = looking.result()
         if self.state is ProcessState.STARTING and problem is None:
             self._core.ready(now_s)
