@@ -93,7 +93,7 @@ def test_a_share_of_the_traces_begun_here() -> None:
     traces = [new_trace() for _ in range(400)]
     bare = MOVED._replace(attempts=())
     spans = Spans(InMemorySpanExporter(), share=0.25)
-    marked = {t[3:35] for t in traces if spans.sampled(t).endswith("-01")}
+    marked = {t[3:35] for t in traces if spans.mark_sampled(t).endswith("-01")}
     spans.close()
 
     def ask(spans: Spans) -> None:

@@ -115,7 +115,7 @@ class Document(SchemaDocument[Overlay]):
 
     @property
     def overlay(self) -> Overlay:
-        """The overlay."""
+        """The facts that the file adds or changes."""
         return self.content
 
     @property

@@ -140,13 +140,13 @@ def find_node(peers: Sequence[Peer], wanted: str) -> Peer:
     """Return the live node of that session id or name; the last part of a name will do."""
     live = [peer for peer in peers if peer.alive and peer.metadata.role != "hub"]
     exact = [peer for peer in live if wanted in (peer.sid, peer.name)]
-    found = exact or [peer for peer in live if peer.name.rpartition("/")[2] == wanted]
-    if not found:
+    matching = exact or [peer for peer in live if peer.name.rpartition("/")[2] == wanted]
+    if not matching:
         raise UnknownNameError("node", wanted, [peer.name for peer in live])
-    if len(found) > 1:
-        sids = ", ".join(sorted(peer.sid for peer in found)[:8])
-        raise UsageError(f"{len(found)} nodes are called {wanted!r}", hint=f"name one of {sids}")
-    return found[0]
+    if len(matching) > 1:
+        sids = ", ".join(sorted(peer.sid for peer in matching)[:8])
+        raise UsageError(f"{len(matching)} nodes are called {wanted!r}", hint=f"name one of {sids}")
+    return matching[0]
 
 
 async def _served_names(fabric: Fabric, peer: Peer, model: str, wait_s: float) -> None:

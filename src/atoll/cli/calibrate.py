@@ -67,10 +67,10 @@ def _parts(path: Path, catalog: Catalog, gpu: str | None) -> Iterator[_FilePart]
             raise InputError("no GPU named", path=path, hint="give --gpu, or a column 'gpu'")
         kind = catalog.gpu(name)
         try:
-            found = op_classes(points.of(group))
+            classes = op_classes(points.of(group))
         except InputError as error:
             raise error.locate(path=path) from None
-        for op, part in found:
+        for op, part in classes:
             yield _FilePart(path, kind, op, part)
 
 

@@ -223,7 +223,7 @@ def prices(
 ) -> None:
     """List what clouds ask per hour, on demand and on spot (median, least and most over zones)."""
     catalog = _catalog(overlay)
-    found = catalog.prices.query(
+    rows = catalog.prices.query(
         region=region,
         gpu=None if gpu is None else catalog.gpu(gpu).name,
         count=count,
@@ -237,16 +237,16 @@ def prices(
             (row.place, row.node_type): catalog.prices.cheapest(
                 row.place, row.node_type, spot=spot, include_imputed=imputed
             )
-            for row in found
+            for row in rows
         }
-        found = tuple(row for row in found if row == keep[row.place, row.node_type])
+        rows = tuple(row for row in rows if row == keep[row.place, row.node_type])
     emit(
-        [_public(row) for row in found] if as_json else None,
+        [_public(row) for row in rows] if as_json else None,
         as_json,
         lambda: table(
             ("where", "node", "machine", "$/h", "spot", "least", "most"),
-            [_price_row(row) for row in found],
-            caption=_price_caption(found),
+            [_price_row(row) for row in rows],
+            caption=_price_caption(rows),
             right=("$/h", "spot", "least", "most"),
         ),
     )
@@ -370,19 +370,19 @@ def show(
     """Show every fact about one name with its source and the confidence in it."""
     from atoll.catalog.describe import describe
 
-    found = describe(_catalog(overlay), name)
+    description = describe(_catalog(overlay), name)
     emit(
-        found,
+        description,
         as_json,
-        lambda: _description(found),
+        lambda: _description(description),
     )
 
 
-def _description(found: Description) -> Group:
+def _description(description: Description) -> Group:
     """The facts as a table with numbered sources, and the sources below it."""
     from rich.console import Group
 
-    sources = list(dict.fromkeys(row.source for row in found.rows if row.source is not None))
+    sources = list(dict.fromkeys(row.source for row in description.rows if row.source is not None))
     facts = table(
         ("field", "value", "confidence", "source"),
         [
@@ -392,9 +392,9 @@ def _description(found: Description) -> Group:
                 row.confidence,
                 None if row.source is None else f"[{sources.index(row.source) + 1}]",
             )
-            for row in found.rows
+            for row in description.rows
         ],
-        title=f"{found.kind} {found.name}",
+        title=f"{description.kind} {description.name}",
         whole=("field", "confidence", "source"),
     )
     return Group(facts, table(("", "source"), [(f"[{i}]", s) for i, s in enumerate(sources, 1)]))

@@ -60,11 +60,11 @@ def demo(
     run(_show(folder, models, question, begun_s))
 
 
-def _examples(given: Path | None) -> Path:
+def _examples(chosen: Path | None) -> Path:
     """Return the folder to take the fleets from: the given one, or where those of Atoll are."""
     from atoll.plan.files.examples import find_example
 
-    folder = given or find_example("quickstart").parent
+    folder = chosen or find_example("quickstart").parent
     for name in ("quickstart.yaml", "demo-plan.json"):
         if not (folder / name).is_file():
             raise UsageError(f"{folder} has no {name}", hint="leave --examples out")
@@ -120,8 +120,8 @@ async def _plan_and_simulate(fleet: Path) -> None:
     _say(
         "\n2. Simulate random arrivals, and plan with more headroom until 90 % keep their promises"
     )
-    asked = ("--verify", "--attainment", "90%")
-    lines = await _atoll("plan", str(fleet), "--deadline", _PATIENCE, *asked)
+    flags = ("--verify", "--attainment", "90%")
+    lines = await _atoll("plan", str(fleet), "--deadline", _PATIENCE, *flags)
     first = next(at for at, line in enumerate(lines) if line.startswith(f"{fleet.stem}:"))
     for line in lines[first:]:
         _say(f"   {line}")
@@ -195,14 +195,14 @@ async def _stream(url: str, question: str) -> AsyncGenerator[str, None]:
     """Yield the pieces of an answer as they come."""
     from atoll.runtime.http.client import stream_lines
 
-    asked = {
+    chat = {
         "model": "smollm2",
         "messages": [{"role": "user", "content": question}],
         "max_tokens": _TOKENS,
         "temperature": 0,
         "stream": True,
     }
-    lines = stream_lines(f"{url}/v1/chat/completions", body=asked)
+    lines = stream_lines(f"{url}/v1/chat/completions", body=chat)
     async with contextlib.aclosing(lines):
         async for line in lines:
             text = line.decode().strip()

@@ -161,8 +161,8 @@ def examine() -> Report:
     gpus, gpu_note = find_gpus()
     problems = [f"{p.name}: {p.problem} (fix: pip install atoll)" for p in required if p.problem]
     if sys.version_info < MIN_PYTHON:
-        found = platform.python_version()
-        problems.insert(0, f"Python {found} is too old (fix: use 3.11 or newer)")
+        version = platform.python_version()
+        problems.insert(0, f"Python {version} is too old (fix: use 3.11 or newer)")
     return Report(
         atoll=__version__,
         python=f"{platform.python_version()} ({platform.python_implementation()})",
@@ -230,8 +230,8 @@ def find_gpus(
     except OSError as error:
         return (), f"nvidia-smi could not be run: {error.strerror}"
     if done.returncode != 0:
-        said = " ".join((done.stderr or done.stdout).split())[:200]
-        return (), f"nvidia-smi failed with code {done.returncode}: {said}"
+        message = " ".join((done.stderr or done.stdout).split())[:200]
+        return (), f"nvidia-smi failed with code {done.returncode}: {message}"
     gpus = parse_nvidia_smi(done.stdout)
     return gpus, None if gpus else "nvidia-smi reports no GPU"
 

@@ -64,14 +64,14 @@ def explain(
     from atoll.solve.registry import require_packages
 
     require_packages()
-    own = Fleet.load(fleet, overlays=overlay or (), running=running)
-    refuse_cluster(own.problem)
-    given = None if plan is None else own.load_plan(plan)
-    kinds = None if node is None else _kinds(node, own)
-    notes = [] if given is None else _still_holds(given)
+    opened_fleet = Fleet.load(fleet, overlays=overlay or (), running=running)
+    refuse_cluster(opened_fleet.problem)
+    fleet_plan = None if plan is None else opened_fleet.load_plan(plan)
+    kinds = None if node is None else _kinds(node, opened_fleet)
+    notes = [] if fleet_plan is None else _still_holds(fleet_plan)
     with show_progress("planning again") as tell:
-        explanation = own.explain(
-            given,
+        explanation = opened_fleet.explain(
+            fleet_plan,
             node_types=kinds,
             repairs=repairs,
             deadline_s=seconds,

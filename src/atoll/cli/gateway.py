@@ -104,7 +104,7 @@ def gateway(options: GatewayCommandSettings) -> None:
     settings = file.model_copy(update=changed)
     gateway_policy_code(settings.policy)
     _check_open(settings.host, open_to_all=options.open_to_all, insecure=options.insecure)
-    told = ServiceOptions(
+    service_options = ServiceOptions(
         settings=settings,
         access=_access(options.fabric, needed=not file.backends),
         name=options.name,
@@ -119,7 +119,7 @@ def gateway(options: GatewayCommandSettings) -> None:
         spans=options.otel,
         drain_s=options.drain,
     )
-    _run(told, as_json=options.as_json)
+    _run(service_options, as_json=options.as_json)
 
 
 def _overrules(options: GatewayCommandSettings, file: GatewayFile) -> dict[str, object]:
@@ -190,8 +190,8 @@ def _ready(service: GatewayProcess, *, as_json: bool) -> None:
     admin_socket = service.gateway.admin_socket
     if as_json:
         shown_socket = None if admin_socket is None else str(admin_socket)
-        said = {"url": url, "models": models, "admin_socket": shown_socket}
-        sys.stdout.write(json.dumps(said) + "\n")
+        ready_line = {"url": url, "models": models, "admin_socket": shown_socket}
+        sys.stdout.write(json.dumps(ready_line) + "\n")
     else:
         body = json.dumps(
             {

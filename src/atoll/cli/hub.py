@@ -70,7 +70,7 @@ def hub(options: HubSettings) -> None:
         raise UsageError(
             "which fabric?", hint="give the hub's token, or --open for one without certificates"
         )
-    told = hub_options(
+    hub_settings = hub_options(
         None if options.is_open else token,
         listen=options.listen,
         insecure=options.insecure,
@@ -83,7 +83,7 @@ def hub(options: HubSettings) -> None:
             descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
             raise UsageError(f"cannot write {log}: {error.strerror}", field="--log") from error
-    asyncio.run(serve(told, JsonLog(descriptor, service="hub"), _ready))
+    asyncio.run(serve(hub_settings, JsonLog(descriptor, service="hub"), _ready))
 
 
 def _ready(running: Hub) -> None:

@@ -68,11 +68,11 @@ def helix(
 def _cluster_file(source: Path) -> Path:
     if not source.is_dir():
         return source
-    found = sorted(source.glob("*.ini"))
-    if len(found) != 1:
-        names = ", ".join(path.name for path in found[:8]) or "none"
-        raise UsageError(f"{source} has {len(found)} .ini files: {names}", hint="name one of them")
-    return found[0]
+    paths = sorted(source.glob("*.ini"))
+    if len(paths) != 1:
+        names = ", ".join(path.name for path in paths[:8]) or "none"
+        raise UsageError(f"{source} has {len(paths)} .ini files: {names}", hint="name one of them")
+    return paths[0]
 
 
 def _size(problem: Problem) -> str:

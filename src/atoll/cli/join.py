@@ -106,7 +106,7 @@ def _signals(node: JoinedNode) -> asyncio.Event:
     at_once = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def asked() -> None:
+    def stop() -> None:
         if node.stopping:
             at_once.set()
         else:
@@ -114,7 +114,7 @@ def _signals(node: JoinedNode) -> asyncio.Event:
             node.stop()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, asked)
+        loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGUSR1, node.notice)
     return at_once
 

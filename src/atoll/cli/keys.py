@@ -81,15 +81,15 @@ def create(options: KeySettings) -> None:
     from atoll.runtime.accounts.keys import NewKey
     from atoll.runtime.pool.policy import Policy
 
-    said = options.model_dump(exclude_none=True)
-    demands = {name: said[name] for name in Policy.model_fields if said.get(name)}
-    spec = {name: said[name] for name in NewKey.model_fields if name in said}
+    values = options.model_dump(exclude_none=True)
+    demands = {name: values[name] for name in Policy.model_fields if values.get(name)}
+    spec = {name: values[name] for name in NewKey.model_fields if name in values}
     if demands:
         spec["policy"] = Policy.parse(demands)
     if options.expires is not None:
         spec["expires_s"] = parse_moment(options.expires, "--expires", ahead=True)
-    made = NewKey.parse(spec)
-    text, key = with_database(options.db, lambda database: database.create_key(made))
+    new_key = NewKey.parse(spec)
+    text, key = with_database(options.db, lambda database: database.create_key(new_key))
     if options.as_json:
         emit({"key": text} | describe_key(key), True)
         return
@@ -137,8 +137,8 @@ def show(which: Which, db: Db = None, as_json: AsJson = False) -> None:
         key = await database.key(which)
         now = periods(time.time())
         named = {"today": now.day, "this_month": now.month, "total": TOTAL}
-        found = (await database.counters([key.id], tuple(named.values()))).get(key.id, {})
-        return key, {name: found.get(period, 0) for name, period in named.items()}
+        tokens = (await database.counters([key.id], tuple(named.values()))).get(key.id, {})
+        return key, {name: tokens.get(period, 0) for name, period in named.items()}
 
     key, used = with_database(db, look)
     shown = describe_key(key) | {"tokens_used": used}
@@ -186,7 +186,7 @@ def parse_moment(text: str, field: str, *, ahead: bool) -> float:
     from atoll.core.units import parse_duration
 
     try:
-        found = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError:
         try:
             span_s = parse_duration(text)
@@ -194,7 +194,7 @@ def parse_moment(text: str, field: str, *, ahead: bool) -> float:
             hint = "write it like 2026-11-30 or 30d"
             raise InputError(f"{text!r} is no date or span", field=field, hint=hint) from None
         return time.time() + (span_s if ahead else -span_s)
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def describe_key(key: ApiKey) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def _limits(key: ApiKey) -> str:
     from atoll.core.units import format_count
 
     spec = key.spec
-    said = (
+    limits = (
         (spec.requests_per_min, "requests/min"),
         (spec.tokens_per_min, "tokens/min"),
         (spec.tokens_per_day, "tokens/day"),
@@ -220,7 +220,7 @@ def _limits(key: ApiKey) -> str:
         (spec.tokens_total, "tokens"),
         (spec.concurrent, "at once"),
     )
-    return ", ".join(f"{format_count(most)} {what}" for most, what in said if most is not None)
+    return ", ".join(f"{format_count(most)} {what}" for most, what in limits if most is not None)
 
 
 def _demands(key: ApiKey) -> str:
@@ -230,8 +230,8 @@ def _demands(key: ApiKey) -> str:
         return ""
     demanded = policy.model_dump(mode="json", exclude_none=True).items()
     return "; ".join(
-        f"{name.replace('_', ' ')} {', '.join(said) if isinstance(said, list) else said}"
-        for name, said in demanded
+        f"{name.replace('_', ' ')} {', '.join(value) if isinstance(value, list) else value}"
+        for name, value in demanded
     )
 
 

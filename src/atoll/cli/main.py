@@ -198,11 +198,15 @@ def main() -> NoReturn:
 
 def _tell_once() -> Callable[[str], None]:
     """Return a function that writes each line once, to whoever sits before the terminal and waits."""
-    told: set[str] = set()
+    told_lines: set[str] = set()
 
     def tell(line: str) -> None:
-        if line not in told and getattr(sys, "stderr", None) is not None and sys.stderr.isatty():
-            told.add(line)
+        if (
+            line not in told_lines
+            and getattr(sys, "stderr", None) is not None
+            and sys.stderr.isatty()
+        ):
+            told_lines.add(line)
             _say(f"{line} ...")
 
     return tell

@@ -109,12 +109,12 @@ async def _nodes(token: str | None, query: Query, watch: bool, as_json: bool) ->
         if watch:
             await _watch(fabric, query, as_json)
         else:
-            found = choose(fabric.peers(), query)
-            said = [describe(peer, fabric.loads.get(peer.sid)) for peer in found]
+            peers = choose(fabric.peers(), query)
+            descriptions = [describe(peer, fabric.loads.get(peer.sid)) for peer in peers]
             emit(
-                said,
+                descriptions,
                 as_json,
-                lambda: draw_nodes(found, fabric.loads, time.time(), len(fabric.peers())),
+                lambda: draw_nodes(peers, fabric.loads, time.time(), len(fabric.peers())),
             )
     finally:
         await fabric.close()
@@ -160,22 +160,22 @@ async def _watch_lines(fabric: Fabric, query: Query) -> None:
     while True:
         kind, peer = await happened.get()
         if kind == "left" or query.lacks(peer) is None:
-            said = {"event": kind, **describe(peer, fabric.loads.get(peer.sid))}
-            typer.echo(json.dumps(json.loads(to_json(said)), ensure_ascii=False))
+            change = {"event": kind, **describe(peer, fabric.loads.get(peer.sid))}
+            typer.echo(json.dumps(json.loads(to_json(change)), ensure_ascii=False))
 
 
 def choose(peers: Sequence[Peer], query: Query) -> list[Peer]:
     """Return the nodes that have what is asked, hubs first, then by name."""
-    found = [peer for peer in peers if query.lacks(peer) is None]
-    return sorted(found, key=lambda peer: (peer.metadata.role != "hub", peer.name, peer.sid))
+    matching = [peer for peer in peers if query.lacks(peer) is None]
+    return sorted(matching, key=lambda peer: (peer.metadata.role != "hub", peer.name, peer.sid))
 
 
 def describe(peer: Peer, load: Load | None) -> dict[str, Any]:
     """Return a node as plain data: what it says of itself and what is known of it here."""
     from atoll.fabric.registry.records import as_dict
 
-    said = as_dict(peer.metadata)
-    del said["revoked"]
+    metadata = as_dict(peer.metadata)
+    del metadata["revoked"]
     known = {
         "sid": peer.sid,
         "state": peer.state.name.lower(),
@@ -187,7 +187,7 @@ def describe(peer: Peer, load: Load | None) -> dict[str, Any]:
         if load is None
         else {field: getattr(load, field) for field in load.__struct_fields__},
     }
-    return {"name": said.pop("name"), **known, **said}
+    return {"name": metadata.pop("name"), **known, **metadata}
 
 
 def draw_nodes(peers: Sequence[Peer], loads: Mapping[str, Load], now_s: float, of: int) -> Group:
@@ -216,10 +216,10 @@ def draw_nodes(peers: Sequence[Peer], loads: Mapping[str, Load], now_s: float, o
     names = ("name", "provider", "role", "state", "place", "hardware", "serves", "engine", "load")
     columns = (*names, "ends in", "price")
     # What nobody says is not shown: terminals are narrow.
-    said = [i for i in range(len(columns)) if any(row[i] is not None for row in rows)]
+    filled = [i for i in range(len(columns)) if any(row[i] is not None for row in rows)]
     sheet = table(
-        [columns[i] for i in said],
-        [[row[i] for i in said] for row in rows],
+        [columns[i] for i in filled],
+        [[row[i] for i in filled] for row in rows],
         right=("ends in", "price"),
     )
     everybody = f"{of} node{'' if of == 1 else 's'}"
@@ -228,27 +228,27 @@ def draw_nodes(peers: Sequence[Peer], loads: Mapping[str, Load], now_s: float, o
     return Group(sheet, Text(everybody if len(peers) == of else f"{len(peers)} of {everybody}"))
 
 
-def _place(said: Metadata) -> str | None:
-    return "/".join(filter(None, (said.region, said.site))) or None
+def _place(metadata: Metadata) -> str | None:
+    return "/".join(filter(None, (metadata.region, metadata.site))) or None
 
 
-def _gpus(said: Metadata) -> str | None:
-    def one(gpu: Gpu) -> str:
+def _gpus(metadata: Metadata) -> str | None:
+    def describe_gpu(gpu: Gpu) -> str:
         return f"{gpu.count}x{gpu.type} {format_bytes(gpu.memory_bytes)}"
 
-    hardware = said.hardware
+    hardware = metadata.hardware
     if hardware.gpus:
-        return ", ".join(one(gpu) for gpu in hardware.gpus)
+        return ", ".join(describe_gpu(gpu) for gpu in hardware.gpus)
     return f"{hardware.cpus} CPUs {format_bytes(hardware.memory_bytes)}" if hardware.cpus else None
 
 
 def _models(services: tuple[NodeService, ...]) -> str | None:
-    def one(service: NodeService) -> str:
+    def describe_service(service: NodeService) -> str:
         part = "" if service.layers is None else f"[{service.layers[0]}:{service.layers[1]}]"
         known = "" if service.precision == "unknown" else f" {service.precision}"
         return f"{service.model}{part}{known}"
 
-    shown = [one(service) for service in services[:_SHOWN_MODELS]]
+    shown = [describe_service(service) for service in services[:_SHOWN_MODELS]]
     more = len(services) - _SHOWN_MODELS
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "") or None
 
@@ -261,15 +261,15 @@ def _load(load: Load | None) -> str | None:
     return f"{load.running}{room}{waiting}"
 
 
-def _ends(said: Metadata, now_s: float) -> str | None:
-    if said.ends_s is None:
+def _ends(metadata: Metadata, now_s: float) -> str | None:
+    if metadata.ends_s is None:
         return None
-    return format_duration(said.ends_s - now_s) if said.ends_s > now_s else "over"
+    return format_duration(metadata.ends_s - now_s) if metadata.ends_s > now_s else "over"
 
 
-def _price(said: Metadata) -> str | None:
-    if said.price_usd_per_hour is not None:
-        return format_price(said.price_usd_per_hour)
-    if said.usd_per_mtoken_out is not None:
-        return f"${said.usd_per_mtoken_in or 0:g}/{said.usd_per_mtoken_out:g} per Mtoken"
+def _price(metadata: Metadata) -> str | None:
+    if metadata.price_usd_per_hour is not None:
+        return format_price(metadata.price_usd_per_hour)
+    if metadata.usd_per_mtoken_out is not None:
+        return f"${metadata.usd_per_mtoken_in or 0:g}/{metadata.usd_per_mtoken_out:g} per Mtoken"
     return None

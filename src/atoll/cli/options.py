@@ -52,22 +52,22 @@ class VerbSettings(Frozen, BaseSettings):
         return init_settings, _Environment(settings_cls), _OptionsFile(settings_cls)
 
     @classmethod
-    def read(cls, given: Mapping[str, object]) -> Self:
+    def read(cls, values: Mapping[str, object]) -> Self:
         """Return the options, of which these were given; an error says which one, and where it stood."""
         try:
-            return cls.parse(dict(given))
+            return cls.parse(dict(values))
         except InputError as error:
-            raise cls._locate(error, given) from error
+            raise cls._locate(error, values) from error
 
     @classmethod
-    def _locate(cls, error: InputError, given: Mapping[str, object]) -> InputError:
+    def _locate(cls, error: InputError, values: Mapping[str, object]) -> InputError:
         name = (error.field or "").partition(".")[0]
         info = cls.model_fields.get(name)
-        if info is not None and name in given:
+        if info is not None and name in values:
             return InputError(error.message, field=flag(name, info), hint=error.hint)
         if info is not None and _from_environment(info) is not None:
             return InputError(error.message, field=f"${_extra(info, 'env')}", hint=error.hint)
-        return error.locate(path=_options_file(cls, given) if name else None)
+        return error.locate(path=_options_file(cls, values) if name else None)
 
 
 class _Environment(PydanticBaseSettingsSource):
@@ -110,12 +110,12 @@ def verb(
 
     def register(function: Callable[[S], None]) -> Callable[[S], None]:
         def run(ctx: typer.Context, **values: Any) -> None:
-            given = {
+            set_values = {
                 name: _read(values[name], name, info)
                 for name, info in model.model_fields.items()
                 if name in values and _is_given(ctx, name)
             }
-            function(model.read(given))
+            function(model.read(set_values))
 
         parameters = [
             _parameter(name, info)
@@ -124,9 +124,9 @@ def verb(
         ]
         run.__name__ = function.__name__
         run.__doc__ = function.__doc__
-        own = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        run.__annotations__ = {p.name: p.annotation for p in (own, *parameters)}
-        run.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
+        context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        run.__annotations__ = {p.name: p.annotation for p in (context, *parameters)}
+        run.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]
         app.command(name, **command)(run)
         return function
 
@@ -150,10 +150,10 @@ def _from_environment(info: FieldInfo) -> str | None:
     return (os.environ.get(str(variable)) or None) if variable else None
 
 
-def _options_file(model: type[BaseSettings], given: Mapping[str, object]) -> Path | None:
+def _options_file(model: type[BaseSettings], values: Mapping[str, object]) -> Path | None:
     for name, info in model.model_fields.items():
-        if _extra(info, "file") and given.get(name) is not None:
-            return Path(str(given[name]))
+        if _extra(info, "file") and values.get(name) is not None:
+            return Path(str(values[name]))
     return None
 
 
@@ -168,10 +168,10 @@ def _read(value: Any, name: str, info: FieldInfo) -> Any:
     pairs = {}
     form = str(_extra(info, "metavar") or "KEY=VALUE")
     for text in value:
-        key, sign, said = text.partition("=")
-        if not sign or not key or not said:
+        key, sign, content = text.partition("=")
+        if not sign or not key or not content:
             raise InputError(f"cannot read {text!r}", field=flag(name, info), hint=f"write {form}")
-        pairs[key] = said
+        pairs[key] = content
     return pairs
 
 
@@ -199,11 +199,11 @@ def _parameter(name: str, info: FieldInfo) -> inspect.Parameter:
     shown: Any = list[str] if many else str if is_text or kind not in _PLAIN else kind
     settings = {"help": info.description or None, "metavar": _extra(info, "metavar")}
     if _extra(info, "argument"):
-        said: Any = typer.Argument(**settings, show_default=False)
+        declared: Any = typer.Argument(**settings, show_default=False)
     else:
         default = _extra(info, "flag") or flag(name, info)
         env = _extra(info, "env")
-        said = typer.Option(
+        declared = typer.Option(
             str(default),
             **settings,
             envvar=env,
@@ -216,7 +216,7 @@ def _parameter(name: str, info: FieldInfo) -> inspect.Parameter:
         default = None if many or not _has_plain_default(info) else info.default
         shown = shown if default is not None else shown | None
     return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[shown, said]
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[shown, declared]
     )
 
 

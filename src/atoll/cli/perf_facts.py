@@ -24,14 +24,14 @@ def host_times(steps: StepModel, context: float) -> dict[Phase, float]:
 
 
 def _host_words(steps: StepModel, hosts: dict[Phase, float]) -> str:
-    said = {
+    words_by_phase = {
         phase: f"{format_duration(seconds)} per step "
         + ("(measured)" if steps.measures_host(phase) else f"({steps.engine.name}, assumed)")
         for phase, seconds in hosts.items()
     }
-    if len(set(said.values())) == 1:
-        return next(iter(said.values()))
-    return "; ".join(f"{phase.value} {words}" for phase, words in said.items())
+    if len(set(words_by_phase.values())) == 1:
+        return next(iter(words_by_phase.values()))
+    return "; ".join(f"{phase.value} {words}" for phase, words in words_by_phase.items())
 
 
 def facts_of(

@@ -120,15 +120,15 @@ def plan(
     from atoll.solve.registry import LATE, require, require_packages
 
     require_packages()
-    own = Fleet.load(fleet, overlays=overlay or (), running=running)
+    opened_fleet = Fleet.load(fleet, overlays=overlay or (), running=running)
     if report is not None:
         from atoll.report.plan.show import list_endings
 
-        check_target(report, list_endings(own.problem))
+        check_target(report, list_endings(opened_fleet.problem))
     effort = Effort(share, not no_cache, _goal(objective), partial, promise)
     with show_progress("planning") as tell:
         if verify:
-            made = own.verify(
+            fleet_plan = opened_fleet.verify(
                 attainment=kept,
                 solver=solver,
                 effort=effort,
@@ -136,20 +136,22 @@ def plan(
                 on_progress=tell,
             )
         else:
-            made = own.plan(
+            fleet_plan = opened_fleet.plan(
                 solver=solver, effort=effort, deadline_s=seconds, on_progress=tell, rank=rank
             )
     compared: tuple[Compared, ...] = ()
     if compare:
         with show_progress("baselines") as tell:
-            compared = own.compare(made, effort=effort, deadline_s=seconds, on_progress=tell)
-    late = made.seconds >= seconds and made.status in ("partial", "infeasible")
-    refused = require(made, own.problem, strict=strict, late=late)
+            compared = opened_fleet.compare(
+                fleet_plan, effort=effort, deadline_s=seconds, on_progress=tell
+            )
+    late = fleet_plan.seconds >= seconds and fleet_plan.status in ("partial", "infeasible")
+    refused = require(fleet_plan, opened_fleet.problem, strict=strict, late=late)
     targets = [path for path in (out, report) if path is not None and refused is None]
     for path in targets:
-        _write(path, made, compared, as_report=path is report)
-    if as_json or made.status != "infeasible":
-        _show(made, own, compared, as_json=as_json, cached=not no_cache)
+        _write(path, fleet_plan, compared, as_report=path is report)
+    if as_json or fleet_plan.status != "infeasible":
+        _show(fleet_plan, opened_fleet, compared, as_json=as_json, cached=not no_cache)
     for path in targets:
         console(stderr=True).print(f"wrote {path}", markup=False)
     if refused is not None:
@@ -175,32 +177,32 @@ def _goal(objective: str | None) -> Goal | None:
     return None
 
 
-def _write(path: Path, made: FleetPlan, compared: tuple[Compared, ...], *, as_report: bool) -> None:
+def _write(path: Path, plan: FleetPlan, compared: tuple[Compared, ...], *, as_report: bool) -> None:
     if not as_report:
-        made.save(path)
+        plan.save(path)
         return
     from atoll.report.plan.show import render_plan_page, render_plan_svg
 
     if path.suffix.lower() == ".svg":
-        atomic_write(path, render_plan_svg(made, made.problem))
+        atomic_write(path, render_plan_svg(plan, plan.problem))
     else:
-        atomic_write(path, render_plan_page(made, made.problem, compared))
+        atomic_write(path, render_plan_page(plan, plan.problem, compared))
 
 
 def _show(
-    made: FleetPlan, fleet: Fleet, compared: tuple[Compared, ...], *, as_json: bool, cached: bool
+    plan: FleetPlan, fleet: Fleet, compared: tuple[Compared, ...], *, as_json: bool, cached: bool
 ) -> None:
     from atoll.plan.cost import cost_report
     from atoll.report.plan.show import draw_plan
 
     if not as_json:
-        emit(None, False, lambda: draw_plan(made, made.problem, compared, width=console().width))
+        emit(None, False, lambda: draw_plan(plan, plan.problem, compared, width=console().width))
         return
     from atoll.solve.registry import count_templates
 
     data = {
-        "plan": made.model_dump(mode="json"),
-        "cost": cost_report(made, fleet.problem),
+        "plan": plan.model_dump(mode="json"),
+        "cost": cost_report(plan, fleet.problem),
         "compare": compared,
         "templates": count_templates(fleet.problem, catalog=fleet.catalog, cached=cached),
     }

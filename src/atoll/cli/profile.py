@@ -54,40 +54,40 @@ def profile(
     if out is not None:
         check_target(out, (".json",))
     kind = str(parse_node_type(node_type, field="--as"))
-    found = fetch_models({name: model or DEFAULT_MODEL})[name]
-    start, end = _range(layers, found.layers)
+    local_model = fetch_models({name: model or DEFAULT_MODEL})[name]
+    start, end = _range(layers, local_model.layers)
     with live_line("loading") as say:
-        made = profile_range(
-            found.folder,
+        measured = profile_range(
+            local_model.folder,
             start,
             end,
             int(parse_bytes(kv, field="--kv")),
             ProfileOptions(threads=threads),
             say,
         )
-    data = {name: {kind: made.model_dump(mode="json", exclude_none=True)}}
+    data = {name: {kind: measured.model_dump(mode="json", exclude_none=True)}}
     if out is not None:
         from atoll.core.files import atomic_write, read_json_object
 
         known: dict[str, object] = read_json_object(out) if out.exists() else {}
-        own = known.get(name)
-        merged = known | {name: (own if isinstance(own, dict) else {}) | data[name]}
+        known_types = known.get(name)
+        merged = known | {name: (known_types if isinstance(known_types, dict) else {}) | data[name]}
         atomic_write(out, json.dumps(merged, indent=2) + "\n")
     held = end - start
 
     def draw() -> object:
         rows = [
-            *(("prompt tokens", int(n), s) for n, s in made.prefill_s_per_layer),
-            *(("sequences", int(n), s) for n, s in made.decode_s_per_layer),
+            *(("prompt tokens", int(n), s) for n, s in measured.prefill_s_per_layer),
+            *(("sequences", int(n), s) for n, s in measured.decode_s_per_layer),
         ]
         return table(
             ("batch", "size", "step", "per layer"),
             [
-                (w, n, format_duration(made.step_s + s * held), format_duration(s))
+                (w, n, format_duration(measured.step_s + s * held), format_duration(s))
                 for w, n, s in rows
             ],
             title=f"{name}, layers [{start}, {end}) as {kind}",
-            caption=f"A step takes {format_duration(made.step_s)} beside its layers.",
+            caption=f"A step takes {format_duration(measured.step_s)} beside its layers.",
             right=("size", "step", "per layer"),
         )
 

@@ -48,7 +48,7 @@ def live_line(text: str) -> Iterator[Callable[[str], None]]:
 
     out = console(stderr=True)
     with out.status(Text(text), spinner="dots") as status:
-        yield lambda said: status.update(Text(said))
+        yield lambda line: status.update(Text(line))
 
 
 @contextmanager

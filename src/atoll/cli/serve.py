@@ -171,11 +171,11 @@ async def _until_stopped(
     stop, at_once = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def asked() -> None:
+    def on_signal() -> None:
         (at_once if stop.is_set() else stop).set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, asked)
+        loop.add_signal_handler(number, on_signal)
     starting = asyncio.create_task(fleet.start())
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)

@@ -60,18 +60,18 @@ def plan_to_serve(path: Path, seconds: float) -> Plan:
     return plan
 
 
-def sources(given: Sequence[str], services: Sequence[str], default: str) -> dict[str, str]:
+def sources(texts: Sequence[str], services: Sequence[str], default: str) -> dict[str, str]:
     """Return the model source of each service from `SERVICE=SOURCE` or plain `SOURCE` options."""
-    found = dict.fromkeys(services, default)
-    for text in given:
+    sources_by_name = dict.fromkeys(services, default)
+    for text in texts:
         name, sign, source = text.partition("=")
         if sign and "/" not in name and ":" not in name:
-            if name not in found:
-                raise UnknownNameError("model", name, found, field="--model")
-            found[name] = source
+            if name not in sources_by_name:
+                raise UnknownNameError("model", name, sources_by_name, field="--model")
+            sources_by_name[name] = source
         else:
-            found = dict.fromkeys(services, text)
-    return found
+            sources_by_name = dict.fromkeys(services, text)
+    return sources_by_name
 
 
 def fetch_models(wanted: dict[str, str]) -> dict[str, LocalModel]:

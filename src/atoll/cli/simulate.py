@@ -109,7 +109,7 @@ def simulate(
         plan.problem, policy, batching, seed, failures or [], then or [], startup, warm_up, until
     )
     with bar("simulating", 1.0) as step:
-        found = plan.simulate(
+        simulated = plan.simulate(
             trace,
             duration_s=parse_duration(duration, field="for"),
             options=options,
@@ -117,14 +117,14 @@ def simulate(
                 done / max(1, total), f"{done:,} of {total:,}, {clock:,.0f} s"
             ),
         )
-    _write(found, requests_out, report)
+    _write(simulated, requests_out, report)
     from atoll.report.simulation.tables import draw_simulation, summarize
 
-    emit(summarize(found), as_json, lambda: draw_simulation(found, found.problem))
+    emit(summarize(simulated), as_json, lambda: draw_simulation(simulated, simulated.problem))
     for path in (requests_out, report):
         if path is not None:
             console(stderr=True).print(f"wrote {path}", markup=False)
-    _judge(found, least)
+    _judge(simulated, least)
 
 
 def _plan_to_simulate(target: Path, fleet: Path | None, overlay: list[Path] | None) -> FleetPlan:
@@ -191,12 +191,12 @@ def _failure(text: str, hosts: frozenset[str]) -> Failure:
         )
     time_s = parse_duration(start, field="fail")
     back_s = parse_duration(end, field="fail") if dash else None
-    own = name.strip()
-    if own in hosts:
-        return Failure(time_s, host=own, back_s=back_s)
-    instance, slash, node = own.rpartition("/")
+    target = name.strip()
+    if target in hosts:
+        return Failure(time_s, host=target, back_s=back_s)
+    instance, slash, node = target.rpartition("/")
     if not slash:
-        instance, node = own, ""
+        instance, node = target, ""
     return Failure(time_s, instance=instance, node=node or None, back_s=back_s)
 
 
@@ -211,24 +211,24 @@ def _epoch(text: str) -> Epoch:
     return Epoch(parse_duration(when, field="then"), read_plan(path.strip()))
 
 
-def _write(found: FleetReport, requests_out: Path | None, report: Path | None) -> None:
+def _write(simulated: FleetReport, requests_out: Path | None, report: Path | None) -> None:
     if requests_out is not None:
         from atoll.sim.files import write_requests
 
-        write_requests(found, requests_out)
+        write_requests(simulated, requests_out)
     if report is not None:
         from atoll.core.files import atomic_write
         from atoll.report.simulation.page import render_simulation_page
 
-        atomic_write(report, render_simulation_page(found, found.problem))
+        atomic_write(report, render_simulation_page(simulated, simulated.problem))
 
 
-def _judge(found: SimReport, least: float | None) -> None:
+def _judge(simulated: SimReport, least: float | None) -> None:
     if least is None:
         return
-    kept = found.attainment
+    kept = simulated.attainment
     if kept is None or kept < least:
-        said = "no request was judged" if kept is None else f"{kept:.1%} kept their promises"
+        outcome = "no request was judged" if kept is None else f"{kept:.1%} kept their promises"
         raise InfeasibleError(
-            f"{said}, {least:.1%} asked for", hint="plan with more headroom, or for more demand"
+            f"{outcome}, {least:.1%} asked for", hint="plan with more headroom, or for more demand"
         )

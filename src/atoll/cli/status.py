@@ -49,10 +49,12 @@ async def _ask_all(fleets: tuple[FleetState, ...]) -> list[Live]:
 
 async def ask_fleet(fleet: FleetState) -> Live:
     """Ask the gateway and the instances of a fleet; who does not answer is left out."""
-    asked = {"gateway": _get(fleet.url, fleet.admin_socket)}
-    asked |= {e.id: _get(e.url) for e in fleet.endpoints if e.kind == "atoll"}
-    answers = await asyncio.gather(*asked.values())
-    return {name: answer for name, answer in zip(asked, answers, strict=True) if answer is not None}
+    questions = {"gateway": _get(fleet.url, fleet.admin_socket)}
+    questions |= {e.id: _get(e.url) for e in fleet.endpoints if e.kind == "atoll"}
+    answers = await asyncio.gather(*questions.values())
+    return {
+        name: answer for name, answer in zip(questions, answers, strict=True) if answer is not None
+    }
 
 
 async def _get(url: str, admin_socket: str = "") -> Any:
@@ -117,18 +119,18 @@ def draw_fleet(fleet: FleetState, live: Live | None) -> Group:
 
 
 def _node_rows(
-    endpoint: EndpointState, said: Live | None, live: Live | None
+    endpoint: EndpointState, status: Live | None, live: Live | None
 ) -> list[tuple[object, ...]]:
-    known = {node["name"]: node for node in (said or {}).get("nodes", ())}
+    known = {node["name"]: node for node in (status or {}).get("nodes", ())}
     rows: list[tuple[object, ...]] = []
     for node in endpoint.nodes:
         row: tuple[object, ...] = (node.process, node.node_type, f"[{node.start}, {node.end})")
         if live is not None:
-            found = known.get(node.process)
-            stats = (found or {}).get("stats") or {}
+            node_status = known.get(node.process)
+            stats = (node_status or {}).get("stats") or {}
             state = "-" if endpoint.kind != "atoll" else "no answer"
-            if found is not None:
-                state = "up" if found["alive"] else "silent"
+            if node_status is not None:
+                state = "up" if node_status["alive"] else "silent"
             used = stats.get("blocks_used", 0) / max(1, stats.get("blocks", 1))
             row += (
                 state,

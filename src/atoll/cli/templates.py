@@ -104,18 +104,18 @@ def templates(
     prices = _prices(catalog, kinds, places, spot=spot)
     problem = _problem(service, kinds, prices, max_nodes, memory_ratio, engine)
     wanted = None if uses is None else _uses(catalog, uses, kinds)
-    found = [
-        choose_best(library, own, places, prices, wanted, top)
-        for own, library in _libraries(problem, catalog, phase, cached=not no_cache)
+    best = [
+        choose_best(library, role_phase, places, prices, wanted, top)
+        for role_phase, library in _libraries(problem, catalog, phase, cached=not no_cache)
     ]
     title = f"{name}: {_promise(service)}; up to {max_nodes} nodes of {len(kinds)} types"
     for path in out or ():
         from atoll.report.charts import save
 
-        pictures = [own.spectrum for own in found if own.spectrum is not None]
-        save(path, pictures, title=title, facts=describe_phases(found))
-    data = {"model": name, "node_types": kinds, "phases": found}
-    emit(data, as_json, lambda: draw_templates(title, found, wanted))
+        pictures = [each.spectrum for each in best if each.spectrum is not None]
+        save(path, pictures, title=title, facts=describe_phases(best))
+    data = {"model": name, "node_types": kinds, "phases": best}
+    emit(data, as_json, lambda: draw_templates(title, best, wanted))
     for path in out or ():
         console(stderr=True).print(f"wrote {path}", markup=False)
 
@@ -137,9 +137,9 @@ def _model(catalog: Catalog, name: str) -> tuple[Catalog, str]:
     from atoll.core.files import read_text_limited
 
     path = Path(name) / "config.json" if folder else Path(name)
-    own = model_from_config(path).name
+    model_name = model_from_config(path).name
     config = json.loads(read_text_limited(path))
-    return apply_overlay(catalog, {"models": {own: {"hf_config": config}}}), own
+    return apply_overlay(catalog, {"models": {model_name: {"hf_config": config}}}), model_name
 
 
 def _service(name: str, phase: str | None, ttft: str, tpot: str, lengths: str) -> Service:
@@ -182,26 +182,26 @@ def _places(catalog: Catalog, regions: str | None) -> tuple[str, ...]:
         return catalog.prices.regions
     from atoll.cli.catalog import check_region
 
-    found: list[str] = []
+    places: list[str] = []
     for region in (name.strip() for name in regions.split(",") if name.strip()):
         check_region(catalog, region)
-        found += sorted({row.place for row in catalog.prices if row.is_in(region)})
-    if not found:
+        places += sorted({row.place for row in catalog.prices if row.is_in(region)})
+    if not places:
         raise UsageError("--regions names no region", hint="write --regions aws/us-east-2,gcp")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(places))
 
 
 def _prices(
     catalog: Catalog, kinds: tuple[str, ...], places: tuple[str, ...], *, spot: bool
 ) -> dict[tuple[str, str], float]:
-    found: dict[tuple[str, str], float] = {}
+    usd_per_hour: dict[tuple[str, str], float] = {}
     for place in places:
         for kind in kinds:
             price = catalog.prices.cheapest(place, kind, spot=spot, include_imputed=True)
             usd = None if price is None else price.cost(spot=spot)
             if usd is not None:
-                found[place, kind] = usd
-    return found
+                usd_per_hour[place, kind] = usd
+    return usd_per_hour
 
 
 def _problem(
@@ -244,10 +244,14 @@ def _uses(catalog: Catalog, name: str, kinds: tuple[str, ...]) -> tuple[str, ...
     """The node types meant by a GPU type or a node type."""
     kind = catalog.node(name).id if ":" in name else None
     gpu = None if kind is not None else catalog.gpu(name).name
-    found = tuple(own for own in kinds if kind == own or parse_node_type(own).gpu == gpu)
-    if not found:
+    matching = tuple(
+        node_type
+        for node_type in kinds
+        if kind == node_type or parse_node_type(node_type).gpu == gpu
+    )
+    if not matching:
         raise UsageError(f"--uses {name} is not among the --nodes", hint=f"add {name} to --nodes")
-    return found
+    return matching
 
 
 # What is found
@@ -263,7 +267,7 @@ def _libraries(
 
     roles = [role for role in problem.roles if phase in (None, role.phase)]
     most = problem.settings.max_nodes_per_instance
-    found = []
+    libraries = []
     with bar("templates", len(roles)) as step:
         for at, role in enumerate(roles):
             step(at, role.phase)
@@ -273,11 +277,11 @@ def _libraries(
 
             tables = role_tables(problem, catalog, role)
             solve = TemplateCache().library if cached else generate
-            found.append((role.phase, solve(tables, most, progress=progress)))
-    return found
+            libraries.append((role.phase, solve(tables, most, progress=progress)))
+    return libraries
 
 
 def _promise(service: Service) -> str:
-    said = f"TTFT {format_duration(service.ttft_s)}, TPOT {format_duration(service.tpot_s)}"
+    latencies = f"TTFT {format_duration(service.ttft_s)}, TPOT {format_duration(service.tpot_s)}"
     lengths = service.lengths
-    return f"{said}, prompts of {lengths.input_mean:,.0f} and answers of {lengths.output_mean:,.0f}"
+    return f"{latencies}, prompts of {lengths.input_mean:,.0f} and answers of {lengths.output_mean:,.0f}"

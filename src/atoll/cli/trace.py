@@ -49,15 +49,15 @@ def list_(as_json: AsJson = False) -> None:
 
     rows = []
     for name in NAMES:
-        own = get_builtin(name)
-        mix = own.lengths.mix()
+        trace = get_builtin(name)
+        mix = trace.lengths.mix()
         rows.append(
             {
                 "name": name,
-                "rate_per_s": own.rate_per_s,
+                "rate_per_s": trace.rate_per_s,
                 "input_mean": mix.input_mean,
                 "output_mean": mix.output_mean,
-                "about": own.about,
+                "about": trace.about,
             }
         )
     columns = ("name", "requests/s", "prompt", "answer", "follows")
@@ -93,11 +93,11 @@ def describe(
     from atoll.workload.spec import workload_of
     from atoll.workload.stats import summarise
 
-    pure, asked = spec.strip() in NAMES, spec
+    pure, bounded = spec.strip() in NAMES, spec
     if pure:
         # What happens once a day needs more days than so many requests take.
-        asked += " n=1M" if get_builtin(spec.strip()).curve is None else " for=61d"
-    workload = workload_of(asked, strict=strict, bad_limit=bad_limit)
+        bounded += " n=1M" if get_builtin(spec.strip()).curve is None else " for=61d"
+    workload = workload_of(bounded, strict=strict, bad_limit=bad_limit)
     summary = summarise(workload.chunks(seed))
     stats = summary.stats()
     match = compare_statistics(spec.strip(), summary) if pure else ()

@@ -42,27 +42,27 @@ def validate(
     from atoll.plan.validate.check import InvalidPlanError, validate_structure
     from atoll.plan.validate.check import validate as validate_plan
 
-    own = read_plan(plan)
+    checked = read_plan(plan)
     same: bool | None = None
     if fleet is None:
-        found = validate_structure(own)
+        violations = validate_structure(checked)
     else:
         problem = read_problem(fleet, overlays=overlay or ())
-        same = own.problem_hash == problem.content_hash()
-        found = validate_plan(own, problem, same_problem=False)
+        same = checked.problem_hash == problem.content_hash()
+        violations = validate_plan(checked, problem, same_problem=False)
     data = {
         "plan": plan,
         "fleet": fleet,
         "same_problem": same,
-        "valid": not found,
-        "violations": found,
+        "valid": not violations,
+        "violations": violations,
     }
-    emit(data, as_json, lambda: _draw(own, found, same))
-    if found:
-        raise InvalidPlanError(own.problem_name, found)
+    emit(data, as_json, lambda: _draw(checked, violations, same))
+    if violations:
+        raise InvalidPlanError(checked.problem_name, violations)
 
 
-def _draw(plan: Plan, found: list[Violation], same: bool | None) -> RenderableType:
+def _draw(plan: Plan, violations: list[Violation], same: bool | None) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
@@ -71,8 +71,8 @@ def _draw(plan: Plan, found: list[Violation], same: bool | None) -> RenderableTy
         notes.append(Text("structure only: give --fleet FILE to check it against its problem"))
     elif not same:
         notes.append(Text("the fleet file has changed since this plan was made"))
-    if not found:
+    if not violations:
         size = f"{len(plan.instances)} instances on {plan.nodes} nodes"
         return Group(*notes, Text(f"valid: {plan.problem_name}, {size}"))
-    rows = [(v.rule, v.where, v.message) for v in found]
+    rows = [(v.rule, v.where, v.message) for v in violations]
     return Group(*notes, table(("rule", "where", "what"), rows))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 
 class TokenBucket:
-    """Full at first."""
+    """Holds `capacity` tokens, all of them at first, and regains `per_s` each second."""
 
     __slots__ = ("_at_s", "_level", "capacity", "per_s")
 

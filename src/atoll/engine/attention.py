@@ -129,10 +129,10 @@ class PagedBatch:
             rows = torch.arange(span.position, span.position + span.count, device=device)
             columns = torch.arange(first, span.position + span.count, device=device)
             distance = rows[:, None] - columns[None, :]
-            seen = distance >= 0
+            visible = distance >= 0
             if window is not None:
-                seen &= distance < window
-            self._masks[key] = seen.repeat(heads, 1)
+                visible &= distance < window
+            self._masks[key] = visible.repeat(heads, 1)
         return self._masks[key]
 
     def attend(

@@ -40,7 +40,7 @@ class Matcher:
         """Whether nothing more may follow."""
         return bool(self._matcher.is_stopped())
 
-    def allowed(self, vocabulary: int) -> Any:
+    def compute_allowed(self, vocabulary: int) -> Any:
         """Return a boolean NumPy array over the vocabulary: what may come next."""
         import numpy as np
 

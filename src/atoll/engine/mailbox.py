@@ -45,12 +45,12 @@ class ZmqMailbox:
         return int(self._inbox.getsockopt(self._zmq.FD))
 
     def watch(self, to: str) -> None:
-        """Note when the connection to `to` breaks; see `broken`."""
+        """Note when the connection to `to` breaks; see `take_broken`."""
         if to not in self._monitors:
             outbox = self._outbox(to)
             self._monitors[to] = outbox.get_monitor_socket(self._zmq.EVENT_DISCONNECTED)
 
-    def broken(self) -> list[str]:
+    def take_broken(self) -> list[str]:
         """Return the watched endpoints whose connection broke since last asked."""
         gone = []
         for to, monitor in self._monitors.items():

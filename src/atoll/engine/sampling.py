@@ -120,9 +120,9 @@ class Sampler:
         if self._penalises or p.logit_bias or self._matcher is not None:
             scores = scores.clone()
         if p.repetition_penalty != 1.0:
-            seen = torch.tensor(sorted(set(self.tokens)), device=scores.device)
-            values = scores[seen]
-            scores[seen] = torch.where(
+            used = torch.tensor(sorted(set(self.tokens)), device=scores.device)
+            values = scores[used]
+            scores[used] = torch.where(
                 values > 0, values / p.repetition_penalty, values * p.repetition_penalty
             )
         answer = self.tokens[self.prompt_length :]
@@ -135,7 +135,9 @@ class Sampler:
             if 0 <= token < scores.numel():
                 scores[token] += bias
         if self._matcher is not None:
-            allowed = torch.from_numpy(self._matcher.allowed(scores.numel())).to(scores.device)
+            allowed = torch.from_numpy(self._matcher.compute_allowed(scores.numel())).to(
+                scores.device
+            )
             scores[~allowed] = float("-inf")
         return scores
 

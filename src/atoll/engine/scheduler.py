@@ -183,7 +183,7 @@ class Scheduler:
         # What a dying node still managed to say counts before the news of its end.
         self._drain()
         now_s = time.monotonic()
-        broken = set(self._mailbox.broken())
+        broken = set(self._mailbox.take_broken())
         for node in self._core.nodes:
             if node.endpoint in broken:
                 self._core.lost(node.name, now_s)

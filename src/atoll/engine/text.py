@@ -83,10 +83,10 @@ class TextCodec:
         if len(text) <= max(_SLICE, _CHARS_PER_TOKEN * most_tokens):
             return
         # A cut may split a word into more tokens than it has, but it cannot double those of a slice.
-        seen = 0
+        tokens = 0
         for start in range(0, len(text), _SLICE):
-            seen += len(self._encoding(text[start : start + _SLICE], special=False))
-            if seen > 2 * most_tokens:
+            tokens += len(self._encoding(text[start : start + _SLICE], special=False))
+            if tokens > 2 * most_tokens:
                 raise TextTooLongError(f"the text has more than {most_tokens} tokens")
 
     def _encoding(self, text: str, *, special: bool) -> Any:
@@ -144,15 +144,15 @@ class TextCodec:
 
     def _ends(self) -> tuple[int, ...]:
         generation = _read_json(self.folder / "generation_config.json")
-        found: list[int] = []
+        token_ids: list[int] = []
         for source in (generation, self._text_config()):
             value = source.get("eos_token_id")
             values = value if isinstance(value, list) else [] if value is None else [value]
-            found += [int(token) for token in values]
+            token_ids += [int(token) for token in values]
         named = self._special_token("eos_token")
         if named and (token := self._tokenizer.token_to_id(named)) is not None:
-            found.append(int(token))
-        return tuple(dict.fromkeys(found))
+            token_ids.append(int(token))
+        return tuple(dict.fromkeys(token_ids))
 
     def _chat_template(self) -> Any:
         path = self.folder / "chat_template.jinja"

@@ -114,7 +114,9 @@ class MemoryModel:
 
     def kv_bytes_per_sequence(self, start: int, end: int, context: float) -> float:
         """Return bytes per GPU that a sequence of `context` tokens keeps in layers [start, end)."""
-        kept = sum(_kept(context, kind.window) for kind in layer_kinds(self.spec)[start:end])
+        kept = sum(
+            _limit_context(context, kind.window) for kind in layer_kinds(self.spec)[start:end]
+        )
         return kept * self.kv_bytes_per_token_layer()
 
     def free_bytes(self, start: int, end: int) -> float:
@@ -151,7 +153,7 @@ class MemoryModel:
         counts = window_counts(self.spec, self.kinds)
         # Sums over kinds by hand: a BLAS call costs more here than the few products it does.
         weights = (counts * self._kind_weight_bytes).sum(axis=2)
-        kept = np.array([_kept(context, kind.window) for kind in self.kinds])
+        kept = np.array([_limit_context(context, kind.window) for kind in self.kinds])
         kv = (counts * kept).sum(axis=2) * self.kv_bytes_per_token_layer()
         free = self.usable_bytes - self.outer_bytes(position) - weights
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -172,5 +174,5 @@ def position_of(spec: TransformerSpec, start: int, end: int) -> Position:
     return Position.LAST if end == spec.layers else Position.MIDDLE
 
 
-def _kept(context: float, window: int | None) -> float:
+def _limit_context(context: float, window: int | None) -> float:
     return context if window is None else min(context, float(window))

@@ -60,7 +60,7 @@ class Simulated:
             from_s=_WARM_S,
         )
         if self.problem.cluster is not None and self.problem.cluster.profiles:
-            options = replace(options, **self._measured())
+            options = replace(options, **self._imitate_helix())
         most = max(instance.throughput_per_s for instance in plan.instances)
         count = _LEAST + int(_PLENTY * most * end)
         found = simulate(plan, self.problem, self.catalog, self.requests(count), options)
@@ -70,8 +70,11 @@ class Simulated:
             self.say(f"simulated {self._runs} plans: best {self._best:,.1f} generated tokens/s")
         return Measured(found.tokens_per_s, found.services[0].ttft_s.p50 or 0.0)
 
-    def _measured(self) -> dict[str, Any]:
-        """Measured curves are of Helix's engine: it takes all that waits and sends tokens one by one."""
+    def _imitate_helix(self) -> dict[str, Any]:
+        """Return the options under which measured curves hold, those of Helix's engine.
+
+        It takes all that waits and sends tokens one by one.
+        """
         from atoll.plan.cluster_profiles import activation_bytes
 
         per_token = activation_bytes(self.catalog, self.problem.services[0])

@@ -47,16 +47,16 @@ def compare_statistics(name: str, summary: Summary) -> tuple[Match, ...]:
 
 def _compute_statistics(summary: Summary) -> dict[str, float]:
     stats = summary.stats()
-    made = {
+    statistics = {
         "rate_per_s": stats.rate_per_s,
         "iat_cv": stats.iat_cv or 0.0,
         "correlation": stats.correlation or 0.0,
         "tokens_mean": stats.input.mean + stats.output.mean,
     }
     for window in stats.windows:
-        made[f"fano_{window.window_s}s"] = window.fano or 0.0
+        statistics[f"fano_{window.window_s}s"] = window.fano or 0.0
     for side, length in (("input", stats.input), ("output", stats.output)):
-        made |= {
+        statistics |= {
             f"{side}_mean": length.mean,
             f"{side}_mean_square": length.mean_square,
             f"{side}_p50": length.at(0.5),
@@ -66,10 +66,10 @@ def _compute_statistics(summary: Summary) -> dict[str, float]:
         }
     days = summary.counts(86_400)
     if len(days) > 2:
-        made["day_cv"] = float(days.std() / days.mean())
+        statistics["day_cv"] = float(days.std() / days.mean())
         hours = summary.counts(3600)[: len(days) * 24].reshape(-1, 24).mean(axis=0)
-        made["peak_hour_to_mean"] = float(hours.max() / hours.mean())
-    return made
+        statistics["peak_hour_to_mean"] = float(hours.max() / hours.mean())
+    return statistics
 
 
 def describe_stats(stats: TraceStats) -> dict[str, str]:

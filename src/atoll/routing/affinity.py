@@ -22,15 +22,15 @@ def chain(start: str, parts: Iterable[object]) -> list[int]:
     `start` tells apart what must not be mixed (the model). Of very long conversations the last parts are
     taken together.
     """
-    found: list[int] = []
+    hashes: list[int] = []
     before = hash(start)
     for number, part in enumerate(parts):
         before = hash((before, part))
         if number < _MOST_PARTS:
-            found.append(before)
+            hashes.append(before)
         else:
-            found[-1] = before
-    return found
+            hashes[-1] = before
+    return hashes
 
 
 def blocks(text: str) -> list[str]:

@@ -34,27 +34,27 @@ NAMES = (
 
 
 def _compile() -> dict[str, Callable[..., Any]]:
-    made: dict[str, Callable[..., Any]] = {}
+    compiled: dict[str, Callable[..., Any]] = {}
     for name in NAMES:
         plain: FunctionType = getattr(decisions, name)
-        bound = FunctionType(plain.__code__, plain.__globals__ | made, name)
+        bound = FunctionType(plain.__code__, plain.__globals__ | compiled, name)
         bound.__module__ = __name__
         bound.__qualname__ = name
-        made[name] = part(bound)
-    return made
+        compiled[name] = part(bound)
+    return compiled
 
 
-_made = _compile()
+_compiled = _compile()
 
-round_robin = _made["round_robin"]
-draw = _made["draw"]
-by_weight = _made["by_weight"]
-least_loaded = _made["least_loaded"]
-by_throughput = _made["by_throughput"]
-observe = _made["observe"]
-next_hop = _made["next_hop"]
-close = _made["close"]
-walk = _made["walk"]
-reservation = _made["reservation"]
-mask_full = _made["mask_full"]
-share_run = _made["share_run"]
+round_robin = _compiled["round_robin"]
+draw = _compiled["draw"]
+by_weight = _compiled["by_weight"]
+least_loaded = _compiled["least_loaded"]
+by_throughput = _compiled["by_throughput"]
+observe = _compiled["observe"]
+next_hop = _compiled["next_hop"]
+close = _compiled["close"]
+walk = _compiled["walk"]
+reservation = _compiled["reservation"]
+mask_full = _compiled["mask_full"]
+share_run = _compiled["share_run"]

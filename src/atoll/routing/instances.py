@@ -52,11 +52,11 @@ def service_tables(plan: Plan, service: str) -> RouteTables:
     if whole:
         edges += [(1 + i, last, w) for i, (_, w) in enumerate(lists[0])]
     else:
-        own, other = (np.array([w for _, w in listed]) for listed in lists)
+        prefill, decode = (np.array([w for _, w in listed]) for listed in lists)
         near = np.array(
             [[region.get(a) == region.get(b) for b, _ in lists[1]] for a, _ in lists[0]]
         )
-        pairs = pair_weights(own, other, near)
+        pairs = pair_weights(prefill, decode, near)
         begin = 1 + len(lists[0])
         # Pairs the plan does not use are spare: `reweight` falls back on them.
         edges += [

@@ -119,9 +119,9 @@ class PipelineRouter:
             self._closed,
             self._path,
         )
-        made = self._pipeline([int(v) for v in self._path[:hops]], prompt, estimate)
-        self._count(made, need)
-        return made
+        pipeline = self._pipeline([int(v) for v in self._path[:hops]], prompt, estimate)
+        self._count(pipeline, need)
+        return pipeline
 
     def possible(self, prompt: float, estimate: float) -> bool:
         """Say whether a request could ever be routed with nothing in flight and every node alive.
@@ -137,14 +137,14 @@ class PipelineRouter:
 
     def grow(self, pipeline: Pipeline, generated: float) -> None:
         """Note how many tokens a request has generated: beyond its estimate it counts for more."""
-        self._known(pipeline)
+        self._require_known(pipeline)
         now = decisions.reservation(pipeline.prompt, generated, pipeline.estimate)
         if now > self._counted[pipeline]:
             self._count(pipeline, now)
 
     def finish(self, pipeline: Pipeline) -> None:
         """Give back what a request held; finished, failed or cancelled alike."""
-        self._known(pipeline)
+        self._require_known(pipeline)
         self._count(pipeline, 0.0)
         del self._counted[pipeline]
         if not self._counted:
@@ -172,7 +172,7 @@ class PipelineRouter:
             self.dead[self._vertex(name)] = dead
         self.tables = reweight(self.planned, self.dead, self.solve)
 
-    def _known(self, pipeline: Pipeline) -> None:
+    def _require_known(self, pipeline: Pipeline) -> None:
         if pipeline not in self._counted:
             raise UsageError("the pipeline has been finished, or is another router's")
 

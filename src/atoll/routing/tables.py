@@ -132,17 +132,17 @@ def _possible(held: Sequence[tuple[int, int]], *, partial: bool) -> list[tuple[i
     """List the pairs of vertices whose layers follow each other."""
     size = len(held)
     last = held[-1][1]
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     for a in range(size - 1):
         reached = held[a][1]
         if reached == last:
-            found.append((a, size - 1))
+            pairs.append((a, size - 1))
             continue
         for b in range(1, size - 1):
             start, end = held[b]
             if start == reached or (partial and a > 0 and start <= reached < end):
-                found.append((a, b))
-    return found
+                pairs.append((a, b))
+    return pairs
 
 
 def _stagger(first: Ints, target: Ints) -> Ints:

@@ -49,12 +49,14 @@ def build(
     if not len(requests):
         raise InputError("the workload has no requests", field="trace")
     history = fleet_history(plan, options)
-    instances = [one.instance for one in history.standing]
+    instances = [standing.instance for standing in history.standing]
     if not instances:
         raise InputError("the plan has no instances", field="plan", hint="plan again")
     sites = sites_of(problem, catalog, instances, options.coordinator_s)
     maker = UnitMaker(problem, catalog, options)
-    groups = [[maker.groups(one, k) for k in range(len(one.nodes))] for one in instances]
+    groups = [
+        [maker.groups(instance, k) for k in range(len(instance.nodes))] for instance in instances
+    ]
     lower = lower_graph(problem, catalog, instances, sites, groups, spare=bool(options.failures))
     upper = upper_graph(problem, history)
     rows = [maker.row(instances[unit.instance], unit.index) for unit in lower.units]
@@ -161,36 +163,36 @@ def _units(
     problem: Problem,
     options: SimOptions,
 ) -> a.Records:
-    made = np.zeros(len(rows), a.UNIT)
-    made["vertex"] = np.flatnonzero(lower.vertices["item"] >= 0)
+    units = np.zeros(len(rows), a.UNIT)
+    units["vertex"] = np.flatnonzero(lower.vertices["item"] >= 0)
     for name in ("kind", "row", "room", "most_sequences", "most_prompts", "budget", "chunked"):
-        made[name] = [getattr(row, name) for row in rows]
-    made["instance"] = [unit.instance for unit in lower.units]
-    made["node"] = [unit.node for unit in lower.units]
-    made["site"] = [
+        units[name] = [getattr(row, name) for row in rows]
+    units["instance"] = [unit.instance for unit in lower.units]
+    units["node"] = [unit.node for unit in lower.units]
+    units["site"] = [
         sites.number(site_name(problem, instances[unit.instance], unit.index))
         for unit in lower.units
     ]
     held = [(table.start[1:-1], table.end[1:-1]) for table in lower.tables]
-    made["start"] = np.concatenate([start for start, _ in held])
-    made["end"] = np.concatenate([end for _, end in held])
+    units["start"] = np.concatenate([start for start, _ in held])
+    units["end"] = np.concatenate([end for _, end in held])
     last = np.array([int(lower.tables[unit.instance].end[-1]) for unit in lower.units])
-    made["solo"] = (made["start"] == 0) & (made["end"] == last)
+    units["solo"] = (units["start"] == 0) & (units["end"] == last)
     stages = [
         longest if problem.cluster is not None else instances[unit.instance].stages
         for unit in lower.units
         for longest in [lower.longest]
     ]
-    first = (made["start"] == 0) & (options.batching == "engine")
-    made["stages"] = np.where(first, stages, 1)
-    made["alive"] = True
-    made["step_end"] = -1.0
+    first = (units["start"] == 0) & (options.batching == "engine")
+    units["stages"] = np.where(first, stages, 1)
+    units["alive"] = True
+    units["step_end"] = -1.0
     for name in ("batch", "joining", "cached_rows"):
-        made[name] = -1
+        units[name] = -1
     leaving = lower.edges["reach"] < 0
     tails = lower.vertices["item"][_tails(lower)[leaving]]
-    made["back_s"][tails] = lower.edges["latency_s"][leaving]
-    return made
+    units["back_s"][tails] = lower.edges["latency_s"][leaving]
+    return units
 
 
 def _tails(lower: Lower) -> a.Longs:
@@ -206,69 +208,69 @@ def _most_running(unit: a.Records) -> int:
 
 
 def _vertices(lower: Lower, upper: Upper, unit: a.Records) -> a.Records:
-    made = np.concatenate([lower.vertices, upper.vertices])
-    made["room"][unit["vertex"]] = unit["room"]
-    return made
+    vertices = np.concatenate([lower.vertices, upper.vertices])
+    vertices["room"][unit["vertex"]] = unit["room"]
+    return vertices
 
 
 def _graphs(lower: Lower, upper: Upper) -> a.Records:
     tables = [*lower.tables, *upper.tables]
-    made = np.zeros(len(tables) + 1, a.GRAPH)
-    made["vertex"][1:] = np.cumsum([table.vertices for table in tables])
-    made["edge"][1:] = np.cumsum([table.edges for table in tables])
-    return made
+    graphs = np.zeros(len(tables) + 1, a.GRAPH)
+    graphs["vertex"][1:] = np.cumsum([table.vertices for table in tables])
+    graphs["edge"][1:] = np.cumsum([table.edges for table in tables])
+    return graphs
 
 
 def _lists(count: int) -> a.Records:
-    made = np.zeros(count, a.LIST)
-    made["head"] = made["tail"] = -1
-    return made
+    lists = np.zeros(count, a.LIST)
+    lists["head"] = lists["tail"] = -1
+    return lists
 
 
 def _instances(history: FleetHistory, life: a.Records, lower: Lower, upper: Upper) -> a.Records:
-    made = np.zeros(len(history.standing), a.INSTANCE)
+    records = np.zeros(len(history.standing), a.INSTANCE)
     inner = np.flatnonzero(upper.vertices["item"] >= 0)
-    made["vertex"][upper.vertices["item"][inner]] = len(lower.vertices) + inner
-    made["ready"] = [one.ready for one in history.standing]
-    made["ready_s"] = [0.0 if one.ready else np.nan for one in history.standing]
-    made["gone_s"] = np.nan
-    made["after"] = -1
-    for one in history.standing:
-        if one.waits_for is not None:
-            comes = (life["kind"] == a.READY) & (life["target"] == one.number)
-            made["after"][one.waits_for] = int(np.flatnonzero(comes)[0])
-    return made
+    records["vertex"][upper.vertices["item"][inner]] = len(lower.vertices) + inner
+    records["ready"] = [standing.ready for standing in history.standing]
+    records["ready_s"] = [0.0 if standing.ready else np.nan for standing in history.standing]
+    records["gone_s"] = np.nan
+    records["after"] = -1
+    for standing in history.standing:
+        if standing.waits_for is not None:
+            comes = (life["kind"] == a.READY) & (life["target"] == standing.number)
+            records["after"][standing.waits_for] = int(np.flatnonzero(comes)[0])
+    return records
 
 
 def _services(problem: Problem, catalog: Catalog, options: SimOptions) -> a.Records:
-    made = np.zeros(len(problem.services), a.SERVICE)
+    services = np.zeros(len(problem.services), a.SERVICE)
     for at, service in enumerate(problem.services):
         spec = catalog.model(service.model).llm
-        made[at]["layers"] = spec.layers
-        made[at]["apart"] = service.phases == "apart"
-        made[at]["estimate"] = service.lengths.output_mean * options.output_ratio
-        made[at]["kv_bytes"] = spec.kv_bytes_per_token_layer
-    return made
+        services[at]["layers"] = spec.layers
+        services[at]["apart"] = service.phases == "apart"
+        services[at]["estimate"] = service.lengths.output_mean * options.output_ratio
+        services[at]["kv_bytes"] = spec.kv_bytes_per_token_layer
+    return services
 
 
 def _site_records(sites: Sites) -> a.Records:
-    made = np.zeros(sites.bytes_per_s.shape, a.SITE)
-    made["bytes_per_s"], made["latency_s"] = sites.bytes_per_s, sites.latency_s
-    return made
+    records = np.zeros(sites.bytes_per_s.shape, a.SITE)
+    records["bytes_per_s"], records["latency_s"] = sites.bytes_per_s, sites.latency_s
+    return records
 
 
 def _requests(requests: Requests, problem: Problem, options: SimOptions) -> a.Records:
-    made = np.zeros(len(requests), a.REQUEST)
-    made["arrival_s"] = requests.arrival_s if options.feed == "open" else np.nan
+    records = np.zeros(len(requests), a.REQUEST)
+    records["arrival_s"] = requests.arrival_s if options.feed == "open" else np.nan
     for name in ("start_s", "first_s", "last_s", "end_s"):
-        made[name] = np.nan
-    made["prompt"] = made["target"] = np.maximum(requests.input, 1)
-    made["answer"] = np.maximum(requests.output, 1)
-    made["after"] = made["join"] = made["instance"] = -1
-    made["service"] = _service_of(requests, problem, options.seed)
-    made["klass"] = requests.klass
-    made["items"] = 1 if requests.items is None else np.maximum(requests.items, 0)
-    return made
+        records[name] = np.nan
+    records["prompt"] = records["target"] = np.maximum(requests.input, 1)
+    records["answer"] = np.maximum(requests.output, 1)
+    records["after"] = records["join"] = records["instance"] = -1
+    records["service"] = _service_of(requests, problem, options.seed)
+    records["klass"] = requests.klass
+    records["items"] = 1 if requests.items is None else np.maximum(requests.items, 0)
+    return records
 
 
 def _service_of(requests: Requests, problem: Problem, seed: int) -> a.Longs:

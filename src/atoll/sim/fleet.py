@@ -44,9 +44,9 @@ class FleetHistory:
 
     def add(self, instance: Instance, now_s: float, *, ready: bool) -> StandingInstance:
         """Add an instance and return it."""
-        made = StandingInstance(len(self.standing), instance, now_s, ready)
-        self.standing.append(made)
-        return made
+        standing = StandingInstance(len(self.standing), instance, now_s, ready)
+        self.standing.append(standing)
+        return standing
 
 
 def fleet_history(plan: Plan, options: SimOptions) -> FleetHistory:
@@ -58,7 +58,7 @@ def fleet_history(plan: Plan, options: SimOptions) -> FleetHistory:
     epochs = sorted(options.epochs, key=lambda epoch: epoch.time_s)
     history = FleetHistory((plan, *(epoch.plan for epoch in epochs)))
     history.numbers.append(
-        {one.id: history.add(one, 0.0, ready=True).number for one in plan.instances}
+        {instance.id: history.add(instance, 0.0, ready=True).number for instance in plan.instances}
     )
     for index, epoch in enumerate(epochs, 1):
         _reconcile(history, index, epoch.time_s, options.startup_s)
@@ -75,22 +75,22 @@ def _reconcile(history: FleetHistory, index: int, now_s: float, startup_s: float
     before, after = history.plans[index - 1], history.plans[index]
     change = diff(before, after)
     old = history.numbers[index - 1]
-    own = {instance.id: instance for instance in after.instances}
+    instances = {instance.id: instance for instance in after.instances}
     numbers: dict[str, int] = {}
     switch_s = now_s + (startup_s if change.started else 0.0)
     for pair in change.kept:
         if not pair.relaid:
             numbers[pair.after] = old[pair.before]
             continue
-        made = history.add(own[pair.after], now_s, ready=False)
-        made.waits_for = old[pair.before]
-        numbers[pair.after] = made.number
+        standing = history.add(instances[pair.after], now_s, ready=False)
+        standing.waits_for = old[pair.before]
+        numbers[pair.after] = standing.number
         history.events.append(LifeEvent(now_s, DRAIN, old[pair.before]))
-        history.events.append(LifeEvent(None, READY, made.number))
+        history.events.append(LifeEvent(None, READY, standing.number))
     for started in change.started:
-        made = history.add(own[started.id], now_s, ready=False)
-        numbers[started.id] = made.number
-        history.events.append(LifeEvent(switch_s, READY, made.number))
+        standing = history.add(instances[started.id], now_s, ready=False)
+        numbers[started.id] = standing.number
+        history.events.append(LifeEvent(switch_s, READY, standing.number))
     history.events.append(LifeEvent(switch_s, WEIGHTS, 0, plan=index))
     history.events += [LifeEvent(switch_s, DRAIN, old[stopped.id]) for stopped in change.stopped]
     history.numbers.append(numbers)
@@ -99,19 +99,19 @@ def _reconcile(history: FleetHistory, index: int, now_s: float, startup_s: float
 def _hit(
     history: FleetHistory, name: str | None, node: str | None, host: str | None
 ) -> list[tuple[int, Node]]:
-    found = [
-        (one.number, own)
-        for one in history.standing
-        for own in one.instance.nodes
-        if (own.host == host if host is not None else one.instance.id == name)
-        and (node is None or own.id == node)
+    hit = [
+        (standing.number, machine)
+        for standing in history.standing
+        for machine in standing.instance.nodes
+        if (machine.host == host if host is not None else standing.instance.id == name)
+        and (node is None or machine.id == node)
     ]
-    if not found:
+    if not hit:
         known = [
-            own.host or f"{one.instance.id}/{own.id}"
-            for one in history.standing
-            for own in one.instance.nodes
+            machine.host or f"{standing.instance.id}/{machine.id}"
+            for standing in history.standing
+            for machine in standing.instance.nodes
         ]
         named = host or (name or "") + (f"/{node}" if node else "")
         raise UnknownNameError("machine of the plan", named, known)
-    return found
+    return hit

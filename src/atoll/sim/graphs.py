@@ -140,8 +140,8 @@ def lower_graph(
     node_base = 0
     node_total = sum(len(instance.nodes) for instance in instances)
     for number, instance in enumerate(instances):
-        own = RouteTables.from_instance(instance, spare=spare)
-        table, members = _expand(own, groups[number])
+        planned = RouteTables.from_instance(instance, spare=spare)
+        table, members = _expand(planned, groups[number])
         first = len(units)
         units += [SimUnit(number, node_base + k, k, groups[number][k]) for k, _ in members]
         item = np.array([-1, *range(first, len(units)), -1], np.int64)
@@ -192,25 +192,25 @@ def _wire(
 
 def vertex_records(table: RouteTables, item: Longs, part: Longs | None = None) -> Records:
     """Return the vertices of a graph; `item` is what stands at each."""
-    made = np.zeros(table.vertices, VERTEX)
-    made["sweep"], made["item"] = table.sweep, item
+    records = np.zeros(table.vertices, VERTEX)
+    records["sweep"], records["item"] = table.sweep, item
     if part is not None:
-        made["part"] = part
-    made["room"] = np.inf
+        records["part"] = part
+    records["room"] = np.inf
     flow = np.bincount(table.target, weights=table.weight, minlength=table.vertices)
-    made["speed"] = np.maximum(flow, (float(flow.max(initial=0.0)) or 1.0) * 1e-6)
-    return made
+    records["speed"] = np.maximum(flow, (float(flow.max(initial=0.0)) or 1.0) * 1e-6)
+    return records
 
 
 def edge_records(table: RouteTables, item: Longs) -> Records:
     """Return the edges of a graph."""
-    made = np.zeros(table.edges, EDGE)
-    made["target"], made["order"], made["weight"] = table.target, table.order, table.weight
-    made["reach"] = item[table.target]
-    made["delay"] = 1.0
-    made["bytes_per_s"] = 1.0
-    made["head"] = made["tail"] = -1
-    return made
+    records = np.zeros(table.edges, EDGE)
+    records["target"], records["order"], records["weight"] = table.target, table.order, table.weight
+    records["reach"] = item[table.target]
+    records["delay"] = 1.0
+    records["bytes_per_s"] = 1.0
+    records["head"] = records["tail"] = -1
+    return records
 
 
 def _sizes(problem: Problem, catalog: Catalog, instance: Instance) -> tuple[float, float]:
@@ -269,9 +269,15 @@ def upper_graph(problem: Problem, history: FleetHistory) -> Upper:
     vertices: list[Records] = []
     edges: list[Records] = []
     for service in problem.services:
-        own = [one for one in history.standing if one.instance.service == service.name]
-        decode = [one.number for one in own if one.instance.phase is Phase.DECODE]
-        lists = [[one.number for one in own if one.instance.phase is not Phase.DECODE]]
+        serving = [
+            standing for standing in history.standing if standing.instance.service == service.name
+        ]
+        decode = [
+            standing.number for standing in serving if standing.instance.phase is Phase.DECODE
+        ]
+        lists = [
+            [standing.number for standing in serving if standing.instance.phase is not Phase.DECODE]
+        ]
         if service.phases == "apart":
             lists.append(decode)
         named = [number for some in lists for number in some]
@@ -301,7 +307,7 @@ def upper_graph(problem: Problem, history: FleetHistory) -> Upper:
         tuple(numbers),
         np.concatenate(vertices),
         np.concatenate(edges),
-        tuple(tuple(own) for own in weights),
+        tuple(tuple(of_plan) for of_plan in weights),
     )
 
 
@@ -311,9 +317,9 @@ def _planned_weights(
     """The weights a plan gives to the pairs of a service's graph; empty where it does not serve it."""
     if not any(route.service == service for route in plan.routes):
         return {}
-    own = service_tables(plan, service)
-    at = [0, *(vertex[numbers[name]] for name in own.names[1:-1]), last]
+    planned = service_tables(plan, service)
+    at = [0, *(vertex[numbers[name]] for name in planned.names[1:-1]), last]
     return {
         (at[a], at[b]): float(w)
-        for a, b, w in zip(own.source_of, own.target, own.weight, strict=True)
+        for a, b, w in zip(planned.source_of, planned.target, planned.weight, strict=True)
     }

@@ -60,7 +60,7 @@ def _targets(history: FleetHistory, lower: Lower, event: LifeEvent) -> list[int]
 
 def _weights(lower: Lower, upper: Upper, dead: set[int], plan: int) -> list[tuple[int, float]]:
     """All weights, on both levels, under a plan when these units are dead."""
-    found: list[float] = []
+    weights: list[float] = []
     gone: set[int] = set()
     base = 0
     for number, table in enumerate(lower.tables):
@@ -70,11 +70,11 @@ def _weights(lower: Lower, upper: Upper, dead: set[int], plan: int) -> list[tupl
         weight = reweight(table, flags).weight if flags.any() else table.weight
         if not weight[int(table.first[0]) : int(table.first[1])].any():
             gone.add(number)
-        found += weight.tolist()
+        weights += weight.tolist()
         base += size
     for at, table in enumerate(upper.tables):
-        own = table.with_weight(upper.weights[plan][at])
+        weighted = table.with_weight(upper.weights[plan][at])
         flags = np.array([False, *(n in gone for n in upper.numbers[at]), False])
-        weight = reweight(own, flags).weight if flags.any() else own.weight
-        found += weight.tolist()
-    return list(enumerate(found))
+        weight = reweight(weighted, flags).weight if flags.any() else weighted.weight
+        weights += weight.tolist()
+    return list(enumerate(weights))

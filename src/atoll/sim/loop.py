@@ -1,4 +1,4 @@
-"""The event loop."""
+"""The event loop: takes events in order of time and hands each to what it concerns."""
 
 from __future__ import annotations
 

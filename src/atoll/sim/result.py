@@ -233,7 +233,7 @@ class SimReport:
             for at, service in enumerate(problem.services)
         )
         instances = tuple(_instances(built, clock))
-        usd = sum(one.usd for one in instances)
+        usd = sum(instance.usd for instance in instances)
         tokens = int(sim.service_bin[a.TOKENS].sum())
         return cls(
             plan_name=built.history.plans[0].problem_name,
@@ -261,7 +261,7 @@ def _columns(sim: a.Sim, problem: Problem, options: SimOptions, clock_s: float) 
     came = q["arrival_s"] <= clock_s
     q = q[came]
     service = q["service"]
-    promised = np.array([(one.ttft_s, one.tpot_s) for one in problem.services])
+    promised = np.array([(service.ttft_s, service.tpot_s) for service in problem.services])
     ttft = q["first_s"] - q["arrival_s"]
     llm_done = np.where(np.isin(q["state"], (a.DONE, a.COMPONENT)), q["last_s"], np.nan)
     gaps = q["answer"] - (1 if options.first_token else 0)
@@ -298,21 +298,21 @@ def _service(
     options: SimOptions,
     window_s: float,
 ) -> ServiceSummary:
-    own = (columns.service == at) & (columns.arrival_s >= options.from_s)
-    judged = own & columns.judged
+    counted = (columns.service == at) & (columns.arrival_s >= options.from_s)
+    judged = counted & columns.judged
     met = columns.met_ttft & columns.met_tpot & judged
-    outcomes = np.bincount(columns.outcome[own], minlength=len(OUTCOMES))
+    outcomes = np.bincount(columns.outcome[counted], minlength=len(OUTCOMES))
 
     def share(kept: NDArray[np.bool_]) -> float | None:
         return float(kept[judged].mean()) if judged.any() else None
 
     return ServiceSummary(
         name=service.name,
-        requests=int(own.sum()),
+        requests=int(counted.sum()),
         finished=int(outcomes[0]),
         dropped=int(outcomes[1]),
         unfinished=int(outcomes[2]),
-        retries=int(columns.retries[own].sum()),
+        retries=int(columns.retries[counted].sum()),
         requests_per_s=int(outcomes[0]) / window_s,
         tokens_per_s=int(sim.service[at]["tokens"]) / window_s,
         goodput_requests_per_s=int(met.sum()) / window_s,
@@ -320,10 +320,10 @@ def _service(
         attainment=share(met),
         attainment_ttft=share(columns.met_ttft),
         attainment_tpot=share(columns.met_tpot),
-        ttft_s=Spread.of(columns.ttft_s[own]),
-        tpot_s=Spread.of(columns.tpot_s[own]),
-        e2e_s=Spread.of(columns.e2e_s[own]),
-        largest_gap_s=Spread.of(columns.largest_gap_s[own]),
+        ttft_s=Spread.of(columns.ttft_s[counted]),
+        tpot_s=Spread.of(columns.tpot_s[counted]),
+        e2e_s=Spread.of(columns.e2e_s[counted]),
+        largest_gap_s=Spread.of(columns.largest_gap_s[counted]),
         token_gap_s=_gap_spread(sim, at),
     )
 
@@ -342,23 +342,23 @@ def _gap_spread(sim: a.Sim, at: int) -> Spread:
 
 def _nodes(built: Built, clock_s: float) -> list[NodeSummary]:
     sim = built.sim
-    found: list[NodeSummary] = []
-    seen: dict[tuple[int, int], int] = {}
+    summaries: list[NodeSummary] = []
+    groups: dict[tuple[int, int], int] = {}
     for at, unit in enumerate(built.lower.units):
-        one = built.history.standing[unit.instance].instance
-        node = one.nodes[unit.index]
+        instance = built.history.standing[unit.instance].instance
+        node = instance.nodes[unit.index]
         row = sim.unit[at]
-        group = seen.get((unit.instance, unit.index), 0)
-        seen[unit.instance, unit.index] = group + 1
+        group = groups.get((unit.instance, unit.index), 0)
+        groups[unit.instance, unit.index] = group + 1
         ahead = max(0.0, float(row["step_end"]) - clock_s) if row["busy"] else 0.0
-        found.append(
+        summaries.append(
             NodeSummary(
-                instance=one.id,
+                instance=instance.id,
                 node=node.host or node.id,
                 group=group,
                 node_type=node.node_type,
-                service=one.service,
-                phase=str(one.phase),
+                service=instance.service,
+                phase=str(instance.phase),
                 layers=(node.start, node.end),
                 utilisation=(float(row["busy_s"]) - ahead) / clock_s if clock_s > 0 else 0.0,
                 steps=int(row["step_count"]),
@@ -371,33 +371,33 @@ def _nodes(built: Built, clock_s: float) -> list[NodeSummary]:
                 queue_mean=float(sim.unit_bin[a.QUEUED, :, at].mean()),
             )
         )
-    return found
+    return summaries
 
 
 def _instances(built: Built, clock_s: float) -> list[InstanceSummary]:
-    found: list[InstanceSummary] = []
-    for one in built.history.standing:
-        row = built.sim.instance[one.number]
+    summaries: list[InstanceSummary] = []
+    for standing in built.history.standing:
+        row = built.sim.instance[standing.number]
         gone = float(row["gone_s"])
         until = clock_s if math.isnan(gone) else min(gone, clock_s)
         ready = float(row["ready_s"])
         # The nodes of one that waits for another are paid for by that one.
-        since = ready if one.waits_for is not None else one.rented_s
+        since = ready if standing.waits_for is not None else standing.rented_s
         paid = 0.0 if math.isnan(since) else max(0.0, until - since)
-        found.append(
+        summaries.append(
             InstanceSummary(
-                instance=one.instance.id,
-                service=one.instance.service,
-                phase=str(one.instance.phase),
-                region=one.instance.region,
-                rented_s=one.rented_s,
+                instance=standing.instance.id,
+                service=standing.instance.service,
+                phase=str(standing.instance.phase),
+                region=standing.instance.region,
+                rented_s=standing.rented_s,
                 ready_s=None if math.isnan(ready) else ready,
                 gone_s=None if math.isnan(gone) else gone,
                 tokens=int(row["tokens"]),
-                usd=one.instance.usd_per_hour * paid / 3600.0,
+                usd=standing.instance.usd_per_hour * paid / 3600.0,
             )
         )
-    return found
+    return summaries
 
 
 def _series(sim: a.Sim, clock_s: float) -> TimeSeries:
@@ -422,12 +422,12 @@ def _links(built: Built, clock_s: float, most: int = 20) -> dict[str, float]:
     """The busiest links and the share of time they send."""
     busy = built.sim.link["busy_s"] / max(clock_s, 1e-9)
     names = built.sites.names
-    found: dict[str, float] = {}
+    busy_by_link: dict[str, float] = {}
     for at in np.argsort(-busy, kind="stable")[:most]:
         if busy[at] <= 0.0:
             break
-        found[_link_name(built, int(at), names)] = float(busy[at])
-    return found
+        busy_by_link[_link_name(built, int(at), names)] = float(busy[at])
+    return busy_by_link
 
 
 def _link_name(built: Built, at: int, names: tuple[str, ...]) -> str:
@@ -435,15 +435,15 @@ def _link_name(built: Built, at: int, names: tuple[str, ...]) -> str:
         return f"{names[at // len(names)]} -> {names[at % len(names)]}"
     for unit in built.lower.units:
         if unit.node == at:
-            one = built.history.standing[unit.instance].instance
-            return f"{one.id}/{one.nodes[unit.index].id}"
+            instance = built.history.standing[unit.instance].instance
+            return f"{instance.id}/{instance.nodes[unit.index].id}"
     nodes = 1 + max(unit.node for unit in built.lower.units)
     return names[at - nodes]
 
 
 def _busy_components(sim: a.Sim, options: SimOptions, clock_s: float) -> dict[str, float]:
-    found: dict[str, float] = {}
+    busy_shares: dict[str, float] = {}
     for at, component in enumerate(options.components):
-        own = sim.server["busy_s"][sim.server["pool"] == at]
-        found[component.name] = float(own.sum()) / (component.servers * max(clock_s, 1e-9))
-    return found
+        busy_s = sim.server["busy_s"][sim.server["pool"] == at]
+        busy_shares[component.name] = float(busy_s.sum()) / (component.servers * max(clock_s, 1e-9))
+    return busy_shares

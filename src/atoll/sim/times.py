@@ -75,9 +75,9 @@ class TimesBuilder:
             coefficient[i, 0, : len(outer)] = outer
             for k, ops in enumerate(model.ops.layers):
                 coefficient[i, k + 1] = layer_row(ops)
-            own = layer_kinds(model.spec)
+            layer_kind_names = layer_kinds(model.spec)
             for k, kind in enumerate(model.ops.kinds):
-                below = np.cumsum([0, *(one == kind for one in own)])
+                below = np.cumsum([0, *(each == kind for each in layer_kind_names)])
                 prefix[i, : len(below), k] = below
         pairs = [
             (profile.prefill_s_per_layer, _one_is_some(profile.decode_s_per_layer))
@@ -134,9 +134,9 @@ def _one_is_some(curve: Curve) -> Curve:
 def _pad(pairs: Sequence[tuple[Curve, Curve]], count: int) -> Floats:
     """Curves for prompts and for decoding, x and seconds each, the last point repeated."""
     most = max((len(curve) for pair in pairs for curve in pair), default=1)
-    found = np.zeros((count, 4, most))
+    padded = np.zeros((count, 4, most))
     for i, pair in enumerate(pairs):
         for k, curve in enumerate(pair):
             full = np.array([*curve, *[curve[-1]] * (most - len(curve))])
-            found[i, 2 * k], found[i, 2 * k + 1] = full[:, 0], full[:, 1]
-    return found
+            padded[i, 2 * k], padded[i, 2 * k + 1] = full[:, 0], full[:, 1]
+    return padded

@@ -43,7 +43,7 @@ class UnitMaker:
         self._problem, self._catalog, self._options = problem, catalog, options
         self._engine = engine_profile(problem.settings.engine)
         self._profiles: dict[str, dict[str, NodeProfile]] = {}
-        self._made: dict[tuple[object, ...], UnitRow] = {}
+        self._rows: dict[tuple[object, ...], UnitRow] = {}
         self.times = TimesBuilder()
 
     def _profile(self, instance: Instance, index: int) -> NodeProfile | None:
@@ -65,15 +65,15 @@ class UnitMaker:
         """Return what each unit of a node can do."""
         node = instance.nodes[index]
         key = (instance.role, node.node_type, node.tp, node.start, node.end)
-        if key not in self._made:
+        if key not in self._rows:
             profile = self._profile(instance, index)
             if profile is None:
-                self._made[key] = self._modelled(instance, index)
+                self._rows[key] = self._build_modelled(instance, index)
             else:
-                self._made[key] = self._measured(instance, index, profile)
-        return self._made[key]
+                self._rows[key] = self._build_measured(instance, index, profile)
+        return self._rows[key]
 
-    def _modelled(self, instance: Instance, index: int) -> UnitRow:
+    def _build_modelled(self, instance: Instance, index: int) -> UnitRow:
         problem, node, phase = self._problem, instance.nodes[index], instance.phase
         service = problem.service(instance.service)
         kind = self._catalog.node(node.node_type)
@@ -87,9 +87,9 @@ class UnitMaker:
                 field="plan",
                 hint="plan again, or give the node fewer layers",
             )
-        return self._limited(*self.times.operators(model), room, phase)
+        return self._apply_limits(*self.times.operators(model), room, phase)
 
-    def _measured(self, instance: Instance, index: int, profile: NodeProfile) -> UnitRow:
+    def _build_measured(self, instance: Instance, index: int, profile: NodeProfile) -> UnitRow:
         node = instance.nodes[index]
         held = node.layers
         if held > profile.max_layers:
@@ -100,7 +100,7 @@ class UnitMaker:
             )
         kind, row = self.times.curves(profile, self._options.handover_s)
         sequences, prompts = profile.decode_sequences, profile.prefill_requests
-        return self._limited(
+        return self._apply_limits(
             kind,
             row,
             profile.kv_tokens[held - 1],
@@ -109,7 +109,7 @@ class UnitMaker:
             prompts=None if prompts is None else prompts[held - 1],
         )
 
-    def _limited(
+    def _apply_limits(
         self,
         kind: int,
         row: int,

@@ -73,10 +73,10 @@ class Background(Generic[_Item]):
                     break
             ended = item is None
             if batch:
-                self._guarded(batch)
+                self._handle_safely(batch)
             self._closing.wait(self._pause_s)
 
-    def _guarded(self, batch: list[_Item]) -> None:
+    def _handle_safely(self, batch: list[_Item]) -> None:
         try:
             self._handle(batch)
         except Exception as error:  # noqa: BLE001 - the edge of a thread: the next batch may go well

@@ -40,7 +40,7 @@ class Count:
         self.value = 0.0
 
     def add(self, amount: float = 1.0) -> None:
-        """Count something."""
+        """Count one more, or `amount` more."""
         self.value += amount
 
 
@@ -55,18 +55,18 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Count a value."""
+        """Count a value into the first bucket whose bound it does not exceed."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     def buckets(self) -> list[tuple[str, float]]:
         """Return how many values were at most each bound, as Prometheus has it."""
-        found: list[tuple[str, float]] = []
-        seen = 0
+        pairs: list[tuple[str, float]] = []
+        below = 0
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
-            seen += count
-            found.append((bound, seen))
-        return found
+            below += count
+            pairs.append((bound, below))
+        return pairs
 
 
 _Child = TypeVar("_Child", Count, Histogram)
@@ -88,9 +88,9 @@ class LabelledFamily(ABC, Generic[_Child]):
 
     def child(self, *values: str) -> _Child:
         """Return the child for these label values, or the one for "other" past the limit."""
-        found = self.children.get(values)
-        if found is not None:
-            return found
+        child = self.children.get(values)
+        if child is not None:
+            return child
         if len(self.children) >= self._limit:
             values = ("other",) * len(self.labels)
         return self.children.setdefault(values, self._make())
@@ -136,26 +136,26 @@ class HistogramFamily(LabelledFamily[Histogram]):
 
     def read(self) -> Metric:
         """Return what was counted so far."""
-        found = HistogramMetricFamily(self.name, self.help_text, labels=self.labels)
+        family = HistogramMetricFamily(self.name, self.help_text, labels=self.labels)
         for values, child in self.children.items():
-            found.add_metric(values, child.buckets(), child.total)
-        return found
+            family.add_metric(values, child.buckets(), child.total)
+        return family
 
 
 def make_counter(name: str, help_text: str, labels: Sequence[str], rows: Rows) -> Metric:
     """Return numbers that grow and are kept elsewhere, as they are now."""
-    found = CounterMetricFamily(name, help_text, labels=labels)
+    family = CounterMetricFamily(name, help_text, labels=labels)
     for values, number in rows:
-        found.add_metric(values, number)
-    return found
+        family.add_metric(values, number)
+    return family
 
 
 def make_gauge(name: str, help_text: str, labels: Sequence[str], rows: Rows) -> Metric:
     """Return numbers that come and go, as they are now."""
-    found = GaugeMetricFamily(name, help_text, labels=labels)
+    family = GaugeMetricFamily(name, help_text, labels=labels)
     for values, number in rows:
-        found.add_metric(values, number)
-    return found
+        family.add_metric(values, number)
+    return family
 
 
 class _Snapshot(Collector):

@@ -115,15 +115,15 @@ class Recorder:
     def _open(self) -> None:
         if self._path.exists():
             for number in range(self._keep, 0, -1):
-                older = self._rotated(number - 1)
+                older = self._rotated_path(number - 1)
                 if older.exists():
-                    os.replace(older, self._rotated(number))
+                    os.replace(older, self._rotated_path(number))
         self._path.unlink(missing_ok=True)
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
         self._file = os.fdopen(os.open(self._path, flags, 0o600), "wb", buffering=0)
         self._size = 0
 
-    def _rotated(self, number: int) -> Path:
+    def _rotated_path(self, number: int) -> Path:
         return Path(f"{self._path}.{number}") if number else self._path
 
     def _write(self, batch: list[_Entry]) -> None:
@@ -155,21 +155,21 @@ def block_ids(secret: bytes, model: str, prompt: Prompt, input_tokens: int) -> l
 
     None where the prompt cannot be read or is very large.
     """
-    found: Prompt = prompt
+    content: Prompt = prompt
     if isinstance(prompt, bytes):
         if len(prompt) > _HASHED_BYTES:
             return []
         try:
-            found = prompt_of(json.loads(prompt))
+            content = prompt_of(json.loads(prompt))
         except (ValueError, RecursionError):
             return []
     count = -(-input_tokens // BLOCK_TOKENS)
-    if isinstance(found, bytes):
-        pieces = (found[at : at + _BLOCK_BYTES] for at in range(0, len(found), _BLOCK_BYTES))
+    if isinstance(content, bytes):
+        pieces = (content[at : at + _BLOCK_BYTES] for at in range(0, len(content), _BLOCK_BYTES))
         return _chain(secret, model, pieces, count)
     packed = (
-        b"".join(token.to_bytes(8, "little") for token in found[at : at + BLOCK_TOKENS])
-        for at in range(0, len(found), BLOCK_TOKENS)
+        b"".join(token.to_bytes(8, "little") for token in content[at : at + BLOCK_TOKENS])
+        for at in range(0, len(content), BLOCK_TOKENS)
     )
     return _chain(secret, model, packed, count)
 
@@ -199,26 +199,26 @@ def prompt_of(body: object) -> bytes | list[int]:
         parts = [_canonical(tools)] if tools else []
         parts += [_message(each) for each in messages if isinstance(each, dict)]
         return b"".join(part + b"\x1e" for part in parts)
-    given = body.get("prompt", body.get("input"))
-    if isinstance(given, list):
-        flat = [part for each in given for part in (each if isinstance(each, list) else [each])]
+    prompt = body.get("prompt", body.get("input"))
+    if isinstance(prompt, list):
+        flat = [part for each in prompt for part in (each if isinstance(each, list) else [each])]
         if flat and all(type(part) is int and 0 <= part < 2**63 for part in flat):
             return flat
         return b"".join(_text(part) + b"\x1e" for part in flat)
-    return _text(given)
+    return _text(prompt)
 
 
 def _message(message: dict[str, Any]) -> bytes:
     content = message.get("content")
     parts = content if isinstance(content, list) else [content]
-    said = b"".join(
+    words = b"".join(
         _text(part.get("text"))
         if isinstance(part, dict) and part.get("type") == "text"
         else _text(part)
         for part in parts
     )
     more = {key: value for key, value in message.items() if key not in ("role", "content")}
-    return _text(message.get("role")) + b"\x1f" + said + (_canonical(more) if more else b"")
+    return _text(message.get("role")) + b"\x1f" + words + (_canonical(more) if more else b"")
 
 
 def _text(value: object) -> bytes:

@@ -6,7 +6,7 @@ spans below the request's, and the request hangs below the client's. Needs the e
 imported only when `Spans.to` is called.
 
     spans = Spans.to("http://collector:4318")
-    spans.request(record, trace, given)  # when a request ended
+    spans.request(record, trace, parent)  # when a request ended
     spans.close()
 """
 
@@ -93,20 +93,20 @@ class Spans:
         exporter = OTLPSpanExporter(endpoint, headers=headers, timeout=5.0)
         return cls(exporter, service=service, share=share)
 
-    def sampled(self, trace: str) -> str:
+    def mark_sampled(self, trace: str) -> str:
         """Return the header of a trace begun here, with its flag set if its spans will be sent.
 
         Upstream then knows as well.
         """
-        return trace[:-2] + "01" if self._chosen(trace) else trace
+        return trace[:-2] + "01" if self._chooses(trace) else trace
 
-    def request(self, record: UsageRecord, trace: str, given: str | None = None) -> None:
+    def request(self, record: UsageRecord, trace: str, parent: str | None = None) -> None:
         """Make spans of a request that ended.
 
-        `trace` is the header sent upstream on its behalf, `given` the one that the client sent, if any.
+        `trace` is the header sent upstream on its behalf, `parent` the one that the client sent, if any.
         """
-        if self._wanted(trace, given):
-            self._thread.offer(_Ended(record, trace, given))
+        if self._wants(trace, parent):
+            self._thread.offer(_Ended(record, trace, parent))
 
     def stats(self) -> dict[str, int]:
         """Return how many spans were sent, and how many requests were lost on the way."""
@@ -117,13 +117,13 @@ class Spans:
         self._thread.close()
         self._exporter.shutdown()
 
-    def _wanted(self, trace: str, given: str | None) -> bool:
+    def _wants(self, trace: str, parent: str | None) -> bool:
         # The header goes on from the client's where that one was valid: then the trace is the same.
-        if given is not None and given[3:35] == trace[3:35]:
+        if parent is not None and parent[3:35] == trace[3:35]:
             return bool(int(trace[-2:], 16) & _SAMPLED)
-        return self._chosen(trace)
+        return self._chooses(trace)
 
-    def _chosen(self, trace: str) -> bool:
+    def _chooses(self, trace: str) -> bool:
         # As OpenTelemetry chooses by ratio: everybody who looks at the same trace decides alike.
         return self._share >= 1.0 or int(trace[21:35], 16) < self._share * _SCALE
 
@@ -141,14 +141,14 @@ class Spans:
         from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
         record = ended.record
-        found = _HEADER.fullmatch(ended.trace)
-        if found is None:
+        match = _HEADER.fullmatch(ended.trace)
+        if match is None:
             return []
-        trace_id = int(found[1], 16)
+        trace_id = int(match[1], 16)
         flags = TraceFlags(_SAMPLED)
-        context = SpanContext(trace_id, int(found[2], 16), False, flags)
+        context = SpanContext(trace_id, int(match[2], 16), False, flags)
         parent = None
-        if ended.parent is not None and ended.parent[3:35] == found[1]:
+        if ended.parent is not None and ended.parent[3:35] == match[1]:
             parent = SpanContext(trace_id, int(ended.parent[36:52], 16), True, flags)
         good = record.outcome in ("ok", "cancelled")
         events: tuple[Event, ...] = ()
@@ -198,14 +198,14 @@ def _begin_times(record: UsageRecord) -> list[tuple[float, Attempt]]:
     Records hold how long attempts took. They follow each other, the first begins with the request and
     the last ends with it; a pause between others is taken to lie before the last.
     """
-    found: list[tuple[float, Attempt]] = []
+    times: list[tuple[float, Attempt]] = []
     at_s = record.started_s
     for number, attempt in enumerate(record.attempts, 1):
         if number == len(record.attempts) > 1:
             at_s = max(at_s, record.started_s + record.seconds - attempt.seconds)
-        found.append((at_s, attempt))
+        times.append((at_s, attempt))
         at_s += attempt.seconds
-    return found
+    return times
 
 
 def _ns(seconds: float) -> int:
@@ -226,7 +226,7 @@ def _why(record: UsageRecord, good: bool) -> str | None:
 
 
 def _request_attributes(record: UsageRecord) -> dict[str, str | int | float | bool]:
-    found: dict[str, str | int | float | bool] = {
+    attributes: dict[str, str | int | float | bool] = {
         "http.request.method": "POST",
         "http.response.status_code": record.status,
         "url.path": record.endpoint,
@@ -240,19 +240,19 @@ def _request_attributes(record: UsageRecord) -> dict[str, str | int | float | bo
         "atoll.attempts": len(record.backends),
     }
     if record.key_id is not None:
-        found["atoll.key.id"] = record.key_id
-    return found
+        attributes["atoll.key.id"] = record.key_id
+    return attributes
 
 
 def _attempt_attributes(attempt: Attempt, number: int) -> dict[str, str | int]:
-    found: dict[str, str | int] = {
+    attributes: dict[str, str | int] = {
         "atoll.attempt": number,
         "atoll.backend": attempt.backend,
         "atoll.outcome": attempt.outcome,
         "gen_ai.usage.output_tokens": attempt.tokens,
     }
     if attempt.node is not None:
-        found["atoll.node"] = attempt.node
+        attributes["atoll.node"] = attempt.node
     if attempt.provider is not None:
-        found["atoll.provider"] = attempt.provider
-    return found
+        attributes["atoll.provider"] = attempt.provider
+    return attributes

@@ -28,9 +28,9 @@ def child_of(traceparent: str) -> str:
     The trace id and its flags stay, the span is new. Where the header is not valid a new trace begins.
     """
     new = new_trace()
-    found = _TRACEPARENT.fullmatch(traceparent)
-    if found is not None and _valid(*found.groups()):
-        return f"00-{found[2]}-{new[36:52]}-{found[4]}"
+    match = _TRACEPARENT.fullmatch(traceparent)
+    if match is not None and _valid(*match.groups()):
+        return f"00-{match[2]}-{new[36:52]}-{match[4]}"
     return new
 
 

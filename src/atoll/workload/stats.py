@@ -86,7 +86,7 @@ class _Histogram:
         self.counts[: len(counts)] += counts
 
     def cumulate(self) -> tuple[Longs, Longs]:
-        """The values that occur, and how many are at or below each."""
+        """Return the values that occur, and how many are at or below each."""
         values = np.flatnonzero(self.counts)
         return values, np.cumsum(self.counts[values])
 

@@ -62,6 +62,15 @@ def test_a_damaged_token_is_an_input_error(access: Access, at: int, to: str) -> 
             Access.unpack(damaged)
 
 
+def test_a_token_has_one_spelling(access: Access) -> None:
+    token = access.pack()
+    other = token[: len(PREFIX)] + token[len(PREFIX) :].translate({ord("-"): "+", ord("_"): "/"})
+    assert other != token
+    for damaged in (other, token + "="):
+        with pytest.raises(InputError, match="damaged"):
+            Access.unpack(damaged)
+
+
 @pytest.mark.parametrize("cut", [1, 10, 500])
 def test_a_shortened_token_is_an_input_error(access: Access, cut: int) -> None:
     with pytest.raises(InputError):

@@ -127,7 +127,7 @@ class Network:
         self.carry(node, node.registry.tick(self.clock(node)))
 
     def announce(self, node: Node, state: SessionState, engine: str) -> None:
-        if node.registry.own.record.state is SessionState.LEFT:
+        if node.registry.own_entry.record.state is SessionState.LEFT:
             return
         said = metadata(node.registry.slot, engine=engine)
         self.carry(node, node.registry.announce(self.clock(node), state, said))
@@ -143,7 +143,7 @@ class Network:
             for other in self.living
             if other is not node
             and other.part == node.part
-            and other.registry.own.record.state < SessionState.LEFT
+            and other.registry.own_entry.record.state < SessionState.LEFT
         }
         now_s = self.clock(node)
         for sid in [s for s in node.tokens if s not in up]:
@@ -209,7 +209,7 @@ class Network:
                 node.gone.add(sid)
             elif sid in node.gone:
                 raise Broken(f"{sid} came back to life at {node.sid}")
-        own = node.registry.own.record
+        own = node.registry.own_entry.record
         if own.state is SessionState.LEFT and own.certificate.decode() != node.registry.slot:
             raise Broken(f"{node.sid} lives on as a dead session")
 
@@ -238,8 +238,8 @@ class Network:
         self.check_settled()
 
     def check_settled(self) -> None:
-        living = [n for n in self.living if n.registry.own.record.state < SessionState.LEFT]
-        truth = {node.sid: node.registry.own.record for node in living}
+        living = [n for n in self.living if n.registry.own_entry.record.state < SessionState.LEFT]
+        truth = {node.sid: node.registry.own_entry.record for node in living}
         for node in self.living:
             known = {
                 sid: entry.record

@@ -318,8 +318,8 @@ def test_buried_alive_it_takes_one_new_session() -> None:
     obituaries = [record(old, SessionState.LEFT, by=hub) for hub in ("h0", "h1")]
     effects = registry.merge([*obituaries, *obituaries], START_S)
     assert of(NewSession, effects) == [NewSession(old, registry.sid, "left")]
-    assert registry.own.record.state is SessionState.SERVING
-    assert registry.own.metadata == metadata("m000")
+    assert registry.own_entry.record.state is SessionState.SERVING
+    assert registry.own_entry.metadata == metadata("m000")
     assert registry.entries()[old].record.state is SessionState.LEFT
 
 
@@ -341,7 +341,7 @@ def test_of_two_clones_one_keeps_the_session() -> None:
 
 def test_another_signature_under_the_same_words_is_no_clone() -> None:
     registry = member(check=lambda record: None)
-    own = registry.own.record
+    own = registry.own_entry.record
     registry.merge([msgspec.structs.replace(own, signature=b"z" * 64)], START_S)
     assert registry.sid == own.sid
 
@@ -358,7 +358,7 @@ def test_after_leaving_an_obituary_changes_nothing() -> None:
         registry.announce(START_S, SessionState.SERVING)
     effects = registry.renew(START_S)
     assert of(NewSession, effects) == [NewSession(sid, registry.sid, "renewed")]
-    assert registry.own.record.state is SessionState.JOIN
+    assert registry.own_entry.record.state is SessionState.JOIN
 
 
 def test_an_observer_leaves_no_trace() -> None:
@@ -419,7 +419,9 @@ def test_whoever_was_alone_says_it_again() -> None:
     assert of(Publish, registry.tick(START_S))
     registry.token_up("h0", HUB, START_S + 1)
     effects = run_until(registry, START_S + 1, START_S + 1.05)
-    assert [e.records for _, e in effects if isinstance(e, Publish)] == [(registry.own.record,)]
+    assert [e.records for _, e in effects if isinstance(e, Publish)] == [
+        (registry.own_entry.record,)
+    ]
 
 
 def test_a_newcomer_that_has_spoken_is_not_asked() -> None:
@@ -472,7 +474,7 @@ def test_what_a_peer_may_have_missed_is_said_again() -> None:
     registry.token_up("m001", A, START_S + 35)
     again = run_until(registry, START_S + 35, START_S + 36)
     (published,) = [effect for _, effect in again if isinstance(effect, Publish)]
-    assert published.records == (registry.own.record,)
+    assert published.records == (registry.own_entry.record,)
 
 
 def watched(hub: Registry, start_s: float, seconds: int) -> list[Effect]:
@@ -521,7 +523,7 @@ def test_a_clock_that_was_set_makes_it_sign_again() -> None:
     registry.tick(START_S)
     effects = registry.tick(START_S - 5000)
     assert of(Publish, effects)[-1].records[0].signed_s == START_S - 5000
-    assert registry.own.record.rev == 1
+    assert registry.own_entry.record.rev == 1
 
 
 def test_what_is_left_is_remembered_for_a_day_and_then_forgotten() -> None:
@@ -535,7 +537,7 @@ def test_what_is_left_is_remembered_for_a_day_and_then_forgotten() -> None:
     effects = registry.tick(START_S + day_s + 700)
     assert of(Event, effects) == [Event("left", B)]
     assert set(registry.entries()) == {registry.sid}
-    assert registry.own.record.rev > 0
+    assert registry.own_entry.record.rev > 0
     for old in (record(), record(state=SessionState.LEFT)):
         assert registry.merge([old], START_S + day_s + 700) == [Refused("stale", A)]
 

@@ -418,7 +418,7 @@ def test_a_commit_whose_answer_was_lost_is_not_written_twice(url: str, tmp_path:
         assert len(await it.rows(schema.operations)) == 2
         used = await it.database.counters([key_id], ["total"])
         assert used[key_id]["total"] == 30
-        assert it.accounts._keys[key_id].usage.used("total") == 30
+        assert it.accounts._keys[key_id].usage.count_tokens("total") == 30
 
     run(url, tmp_path / "j", story)
 

@@ -229,7 +229,7 @@ def test_folders_are_not_shared_and_dead_ones_are_adopted(tmp_path: Path) -> Non
     for journal in (one, two):
         journal.release()
     three = UsageJournal.claim(tmp_path, slots=SLOTS)
-    assert (three.found.crashed, three.found.finished) == (2, 0)
+    assert (three.recovered.crashed, three.recovered.finished) == (2, 0)
     found = [done for path in three.segments() for done in read_segment(path)]
     assert {d.record.request_id: d.tokens for d in found if d.record} == {"first": 0, "second": 4}
     assert three.bytes == sum(path.stat().st_size for path in three.segments()) > 0

@@ -80,12 +80,12 @@ def test_usage_is_what_was_used_wherever_it_is_by_now(steps: list[tuple[str, str
             on_the_way.clear()
             usage.arrived(dict(database))
         for period in ("2026-11-30", "2026-12-01", "2026-11", "2026-12", TOTAL):
-            assert usage.used(period) == used.get(period, 0)
+            assert usage.count_tokens(period) == used.get(period, 0)
 
 
 def test_running_requests_count() -> None:
     usage = KeyUsage(counted={TOTAL: 5}, running=3)
-    assert usage.used(TOTAL) == 8
+    assert usage.count_tokens(TOTAL) == 8
 
 
 @pytest.mark.parametrize(("seconds", "whole"), [(0.0, 1), (0.2, 1), (1.0, 1), (1.01, 2)])

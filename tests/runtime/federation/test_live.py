@@ -499,7 +499,7 @@ class Spy:
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
 
-    def sampled(self, trace: str) -> str:
+    def mark_sampled(self, trace: str) -> str:
         return trace
 
     def __getattr__(self, name: str) -> Any:

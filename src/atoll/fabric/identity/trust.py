@@ -44,19 +44,19 @@ def refusal(verifier: Verifier, record: Record) -> str | None:
         return error.reason
     except InputError:
         return "malformed"
-    said = signed_bytes(
+    signed = signed_bytes(
         verifier.fabric_id, record.sid, record.state, record.rev, record.signed_s, record.body
     )
-    return None if person.check(said, record.signature) else "signature"
+    return None if person.check(signed, record.signature) else "signature"
 
 
-def node_name(certified: str, given: str) -> str:
+def node_name(certified: str, chosen_name: str) -> str:
     """Return the name a member may use: that of its certificate, with its own after a slash if it has one."""
-    if not given or given == certified:
+    if not chosen_name or chosen_name == certified:
         return certified
-    if given.startswith(f"{certified}/"):
-        return given
-    return f"{certified}/{given}"
+    if chosen_name.startswith(f"{certified}/"):
+        return chosen_name
+    return f"{certified}/{chosen_name}"
 
 
 def _honest(person: Person, metadata: Metadata) -> bool:

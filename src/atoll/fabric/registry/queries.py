@@ -1,7 +1,7 @@
 """Which nodes have what one asks for.
 
     query = Query(gpus=("A100",), min_vram_bytes=40e9, models=("llama*",))
-    found = [peer for peer in fabric.peers() if query.lacks(peer) is None]
+    matching = [peer for peer in fabric.peers() if query.lacks(peer) is None]
 
 Every field narrows; several values of one field mean any of them. What a node does not say of itself
 counts against it.
@@ -62,24 +62,24 @@ class Query:
 
     def lacks(self, peer: Peer) -> str | None:
         """Return the first thing a node does not have of what is asked, or None: it has all."""
-        said = peer.metadata
-        found = {
+        metadata = peer.metadata
+        checks = {
             "name": _any(self.names, (peer.name, peer.sid), lies_in),
             "state": _any(self.states, (state_of(peer),), _same),
-            "role": _any(self.roles, (said.role,), _same),
+            "role": _any(self.roles, (metadata.role,), _same),
             "provider": _any(self.providers, (peer.provider,), _same),
-            "region": _any(self.regions, (said.region,), lies_in),
-            "site": _any(self.sites, (said.site,), lies_in),
-            "engine": _any(self.engines, (said.engine,), _same),
-            "stability": self._steady(said),
-            "gpu": self._has_gpus(said.hardware.gpus),
-            "model": self._serves(said.services),
+            "region": _any(self.regions, (metadata.region,), lies_in),
+            "site": _any(self.sites, (metadata.site,), lies_in),
+            "engine": _any(self.engines, (metadata.engine,), _same),
+            "stability": self._steady(metadata),
+            "gpu": self._has_gpus(metadata.hardware.gpus),
+            "model": self._serves(metadata.services),
         }
-        return next((what for what, has in found.items() if not has), None)
+        return next((what for what, has in checks.items() if not has), None)
 
-    def _steady(self, said: Metadata) -> bool:
+    def _steady(self, metadata: Metadata) -> bool:
         ranks = {name: rank for rank, name in enumerate(map(str, STABILITIES))}
-        return ranks[said.stability] >= ranks.get(self.min_stability.lower(), 0)
+        return ranks[metadata.stability] >= ranks.get(self.min_stability.lower(), 0)
 
     def _has_gpus(self, gpus: tuple[Gpu, ...]) -> bool:
         if not self.gpus and not self.min_vram_bytes and not self.min_gpus:
@@ -135,4 +135,4 @@ def _matches(value: str, wanted: str) -> bool:
 
 
 def _any(wanted: tuple[str, ...], values: Iterable[str], fits: Callable[[str, str], bool]) -> bool:
-    return not wanted or any(fits(value, one) for value in values for one in wanted)
+    return not wanted or any(fits(value, wish) for value in values for wish in wanted)

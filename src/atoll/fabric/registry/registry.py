@@ -120,9 +120,9 @@ class Registry:
     # What is known
 
     @property
-    def own(self) -> Entry:
+    def own_entry(self) -> Entry:
         """This member's own entry."""
-        return self._own
+        return self._own_entry
 
     @property
     def hash(self) -> bytes:
@@ -165,14 +165,14 @@ class Registry:
         self, now_s: float, state: SessionState | None = None, metadata: Metadata | None = None
     ) -> list[Effect]:
         """Raise this member's record; a lower state than before takes a new session."""
-        own = self.own
-        if own.record.state is SessionState.LEFT:
+        entry = self.own_entry
+        if entry.record.state is SessionState.LEFT:
             raise UsageError("a session that has left says nothing more", hint="renew it first")
-        state = own.record.state if state is None else state
-        metadata = own.metadata if metadata is None else metadata
-        if state < own.record.state:
+        state = entry.record.state if state is None else state
+        metadata = entry.metadata if metadata is None else metadata
+        if state < entry.record.state:
             return self.renew(now_s, "back", state, metadata)
-        if (state, metadata) == (own.record.state, own.metadata):
+        if (state, metadata) == (entry.record.state, entry.metadata):
             return []
         return self._raise(state, metadata, now_s)
 
@@ -184,20 +184,22 @@ class Registry:
         metadata: Metadata | None = None,
     ) -> list[Effect]:
         """Take a new session in `state` (default: as it was); the old one is LEFT."""
-        own = self.own
+        entry = self.own_entry
         effects: list[Effect] = []
-        if own.record.state < SessionState.LEFT:
-            effects += self._raise(SessionState.LEFT, farewell(own.metadata), now_s)
+        if entry.record.state < SessionState.LEFT:
+            effects += self._raise(SessionState.LEFT, farewell(entry.metadata), now_s)
         if state is None:
-            state = SessionState.JOIN if own.record.state is SessionState.LEFT else own.record.state
-        return effects + self._restart(cause, state, metadata or own.metadata, now_s)
+            state = (
+                SessionState.JOIN if entry.record.state is SessionState.LEFT else entry.record.state
+            )
+        return effects + self._restart(cause, state, metadata or entry.metadata, now_s)
 
     def leave(self, now_s: float) -> list[Effect]:
         """Say LEFT; nothing can be announced after."""
-        own = self.own
-        if own.record.state is SessionState.LEFT:
+        entry = self.own_entry
+        if entry.record.state is SessionState.LEFT:
             return []
-        return self._raise(SessionState.LEFT, farewell(own.metadata), now_s)
+        return self._raise(SessionState.LEFT, farewell(entry.metadata), now_s)
 
     # What others say
 
@@ -339,8 +341,8 @@ class Registry:
         effects: list[Effect] = []
         if now_s >= self._resign_s:
             self._resign_s = _NEVER
-            if self.own.record.state < SessionState.LEFT:
-                effects += self._raise(self.own.record.state, self.own.metadata, now_s)
+            if self.own_entry.record.state < SessionState.LEFT:
+                effects += self._raise(self.own_entry.record.state, self.own_entry.metadata, now_s)
         if now_s >= self._publish_s:
             effects += self._publish()
         if now_s >= min(self._risen_s, self._pull_s):
@@ -449,7 +451,7 @@ class Registry:
         held = self._entries.get(sid)
         entry = self._map.put(record, metadata, now_s)
         if sid == self.sid:
-            self._own = entry
+            self._own_entry = entry
         if record.state is SessionState.LEFT:
             self._silent.pop(sid, None)
             newly = held is not None and held.record.state < SessionState.LEFT
@@ -489,7 +491,7 @@ class Registry:
         return [NewSession(old, self.sid, cause), *self._publish()]
 
     def _raise(self, state: SessionState, metadata: Metadata, now_s: float) -> list[Effect]:
-        self._write(state, self.own.record.rev + 1, metadata, now_s)
+        self._write(state, self.own_entry.record.rev + 1, metadata, now_s)
         return self._publish()
 
     def _write(self, state: SessionState, rev: int, metadata: Metadata, now_s: float) -> None:
@@ -497,13 +499,13 @@ class Registry:
         self._written_s = now_s
         self._resign_s = now_s + self._rng.uniform(0.5, 1.0) * self.settings.resign_s
         if self.observer:
-            self._own = entry_of(record, metadata, now_s)
+            self._own_entry = entry_of(record, metadata, now_s)
         else:
             self._store(record, metadata, now_s)
 
     def _publish(self) -> list[Effect]:
         self._publish_s = _NEVER
-        return [] if self.observer else [Publish((self._own.record,))]
+        return [] if self.observer else [Publish((self._own_entry.record,))]
 
     def _about(self, seconds: float) -> float:
         return seconds * self._rng.uniform(0.5, 1.5)

@@ -64,6 +64,6 @@ class Replica:
         return {sid: entry.version for sid, entry in self.entries.items()}
 
 
-def foreign(record: Record, own: Record) -> bool:
+def foreign(record: Record, current: Record) -> bool:
     """Whether a greater record of one's session, which one has not left, says what one never said."""
-    return own.state < SessionState.LEFT and record.content != own.content
+    return current.state < SessionState.LEFT and record.content != current.content

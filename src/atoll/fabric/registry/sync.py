@@ -72,21 +72,21 @@ def size(record: Record) -> int:
     return len(record.body) + len(record.certificate) + len(record.signature) + 64
 
 
-def toggle(whole: bytes, one: bytes) -> bytes:
+def toggle(whole: bytes, member: bytes) -> bytes:
     """Return the hash of a set after one member, given by its own hash, was added or removed."""
-    mixed = int.from_bytes(whole, "big") ^ int.from_bytes(one, "big")
+    mixed = int.from_bytes(whole, "big") ^ int.from_bytes(member, "big")
     return mixed.to_bytes(HASH_BYTES, "big")
 
 
 def compare(
-    mine: Mapping[str, Version], theirs: Mapping[str, Version]
+    ours: Mapping[str, Version], theirs: Mapping[str, Version]
 ) -> tuple[list[str], list[str]]:
     """Return the sessions of which (they hold the greater record, I hold the greater one).
 
     Two different records of equal state and rev are in both lists: only the content decides.
     """
-    want = [sid for sid, other in theirs.items() if _behind(mine.get(sid), other)]
-    give = [sid for sid, own in mine.items() if _behind(theirs.get(sid), own)]
+    want = [sid for sid, other in theirs.items() if _behind(ours.get(sid), other)]
+    give = [sid for sid, version in ours.items() if _behind(theirs.get(sid), version)]
     return want, give
 
 
@@ -114,11 +114,11 @@ def batch_records(records: Iterable[Record]) -> tuple[tuple[Record, ...], tuple[
 
 def latest(records: Iterable[Record]) -> Iterable[Record]:
     """Return the greatest record of each session: nobody honest sends two, and each costs to verify."""
-    found: dict[str, Record] = {}
+    by_session: dict[str, Record] = {}
     for record in records:
-        held = found.get(record.sid)
-        found[record.sid] = record if held is None else merge(held, record)
-    return found.values()
+        held = by_session.get(record.sid)
+        by_session[record.sid] = record if held is None else merge(held, record)
+    return by_session.values()
 
 
 T = TypeVar("T")

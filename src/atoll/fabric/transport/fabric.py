@@ -88,8 +88,8 @@ class Fabric:
         self._loop = asyncio.get_running_loop()
         self._registry = Registry(
             self.identity.slot,
-            self._own(metadata),
-            sign=lambda *said: sign_record(self.identity, access.fabric_id, *said),
+            self._apply_identity(metadata),
+            sign=lambda *content: sign_record(self.identity, access.fabric_id, *content),
             verify=lambda record: refusal(self.verifier, record),
             rng=random.SystemRandom(),
             now_s=time.time(),
@@ -158,12 +158,12 @@ class Fabric:
     @property
     def state(self) -> SessionState:
         """What this member has announced."""
-        return self._registry.own.record.state
+        return self._registry.own_entry.record.state
 
     @property
     def metadata(self) -> Metadata:
         """What this member says of itself."""
-        return self._registry.own.metadata
+        return self._registry.own_entry.metadata
 
     @property
     def connected(self) -> bool:
@@ -174,8 +174,8 @@ class Fabric:
         self, state: SessionState | None = None, metadata: Metadata | None = None
     ) -> None:
         """Say what is new about this member; a state lower than before takes a new session."""
-        own = None if metadata is None else self._own(metadata)
-        self._do(self._registry.announce(time.time(), state, own))
+        own_metadata = None if metadata is None else self._apply_identity(metadata)
+        self._do(self._registry.announce(time.time(), state, own_metadata))
 
     async def renew(self) -> str:
         """Take a new session and return its id; the old one is LEFT."""
@@ -253,7 +253,7 @@ class Fabric:
 
     # Joining and staying
 
-    def _own(self, metadata: Metadata) -> Metadata:
+    def _apply_identity(self, metadata: Metadata) -> Metadata:
         identity = self.identity
         return msgspec.structs.replace(
             metadata,
@@ -372,11 +372,11 @@ class Fabric:
 
     def _do(self, effects: Iterable[Effect]) -> None:
         pending = list(effects)
-        said: list[Record] = []
+        unpublished: list[Record] = []
         while pending:
             effect = pending.pop(0)
             if isinstance(effect, Publish):
-                said += effect.records
+                unpublished += effect.records
             elif isinstance(effect, Pull):
                 self._pull(effect.sid)
             elif isinstance(effect, Event):
@@ -391,10 +391,10 @@ class Fabric:
                 pending += self._registry.recheck(time.time())
             elif isinstance(effect, Obituary):
                 self._log.event("fabric.obituary", sid=effect.sid)
-        while said:  # in one message, if it fits
-            records, _ = batch_records(said)
+        while unpublished:  # in one message, if it fits
+            records, _ = batch_records(unpublished)
             self._link.put(keys.reg(self.sid), encode_message(records))
-            said = said[len(records) :]
+            unpublished = unpublished[len(records) :]
         if self._registry.synced:
             self._first_sync.set()
         self._schedule()
@@ -452,9 +452,14 @@ class Fabric:
     def _peer(self, sid: str, entry: Entry) -> Peer:
         alive = self._registry.alive(sid)
         state = entry.record.state
-        seen = self._view.get(sid)
-        if seen and seen.metadata is entry.metadata and seen.alive == alive and seen.state is state:
-            return seen
+        known = self._view.get(sid)
+        if (
+            known
+            and known.metadata is entry.metadata
+            and known.alive == alive
+            and known.state is state
+        ):
+            return known
         metadata = entry.metadata
         peer = Peer(
             sid,

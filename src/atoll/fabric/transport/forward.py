@@ -19,10 +19,10 @@ _CONNECT_S = 10.0
 _MAX_HEAD_BYTES = 16 * 1024
 
 
-def proxy_for(hub: str, given: str | None) -> str | None:
+def proxy_for(hub: str, configured: str | None) -> str | None:
     """Return the proxy to reach a hub through: the given one, or as the environment says."""
-    if given is not None:
-        return given or None
+    if configured is not None:
+        return configured or None
     host, _ = split_address(hub)
     if is_loopback(hub) or urllib.request.proxy_bypass(host):
         return None
@@ -121,8 +121,8 @@ class Forwarder:
             head = await reader.readuntil(b"\r\n\r\n")
             status = head.split(b"\r\n", 1)[0].split(b" ", 2)
             if len(status) < 2 or status[1] != b"200":
-                said = b" ".join(status[1:]).decode("latin-1")
-                raise ConnectionRefusedError(f"the proxy answers {said!r}")
+                reason = b" ".join(status[1:]).decode("latin-1")
+                raise ConnectionRefusedError(f"the proxy answers {reason!r}")
         except BaseException:
             writer.close()
             raise

@@ -196,7 +196,9 @@ class FabricLink:
                         batch.append(more)
                 except zenoh.ZError:
                     return
-                self._call(deliver, [(str(one.key_expr), one.payload.to_bytes()) for one in batch])
+                self._call(
+                    deliver, [(str(sample.key_expr), sample.payload.to_bytes()) for sample in batch]
+                )
 
         self._start(drain, f"fabric-{key}")
         return closer
@@ -236,10 +238,10 @@ class FabricLink:
 
         inbox = Inbox(self._call, deliver)
 
-        def asked(query: zenoh.Query) -> None:
+        def on_query(query: zenoh.Query) -> None:
             inbox.push(Question(query, self._outbox.put))
 
-        queryable = self._session.declare_queryable(key, _direct(asked))
+        queryable = self._session.declare_queryable(key, _direct(on_query))
         return Declaration(self._open, inbox.close, queryable.undeclare)
 
     async def flush(self) -> None:
@@ -382,13 +384,13 @@ def _direct(callback: Callable[[Any], None]) -> Any:
 
 
 def _other_hubs(access: Access, listen: Sequence[str]) -> list[str]:
-    own = access.identity.slot
+    own_slot = access.identity.slot
     if access.is_open:
         here = {split_address(address)[1] for address in listen}
         return [
             hub for hub in access.hubs if not (is_loopback(hub) and split_address(hub)[1] in here)
         ]
-    return [hub for number, hub in enumerate(access.hubs) if keys.hub_slot(number) != own]
+    return [hub for number, hub in enumerate(access.hubs) if keys.hub_slot(number) != own_slot]
 
 
 async def _open_session(
@@ -411,13 +413,13 @@ async def _resolve_addresses(hub: str) -> list[str]:
     """Return every address a hub's name has, then the name itself, for when they change."""
     host, port = split_address(hub)
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(
+        resolved = await asyncio.get_running_loop().getaddrinfo(
             host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
         )
     except OSError:
         return [hub]
     addresses = []
-    for family, *_, place in found:
+    for family, *_, place in resolved:
         text = f"[{place[0]}]" if family == socket.AF_INET6 else str(place[0])
         addresses.append(f"{text}:{port}")
     return list(dict.fromkeys([*addresses, hub]))

@@ -129,14 +129,14 @@ def read_hello(question: bytes, verifier: Verifier, worker: str) -> tuple[Hello,
 
 
 def welcome(
-    identity: Identity, hello: Hello, person: Person, said: bytes, endpoint: str, channel: int
+    identity: Identity, hello: Hello, person: Person, hello_body: bytes, endpoint: str, channel: int
 ) -> tuple[bytes, HandshakeResult]:
     """Return the answer to a HELLO that was read, and what is agreed on by it."""
     secret = X25519PrivateKey.generate()
     public = secret.public_key().public_bytes_raw()
     body = msgspec.msgpack.encode(Welcome("", endpoint, channel, public, identity.certificate))
-    in_key, out_key = _keys(secret, hello.ephemeral, said, body)
-    signature = identity.sign(_WELCOME + _frame(said, body))
+    in_key, out_key = _keys(secret, hello.ephemeral, hello_body, body)
+    signature = identity.sign(_WELCOME + _frame(hello_body, body))
     answer = msgspec.msgpack.encode(_Signed(body, signature))
     return answer, HandshakeResult(
         person, hello.caller, hello.endpoint, channel, PacketCipher(out_key, in_key)

@@ -105,7 +105,7 @@ class TunnelServer:
 
     def _open(self, question: bytes) -> bytes:
         fabric, settings = self._fabric, self._settings
-        hello, person, said = read_hello(question, fabric.verifier, fabric.sid)
+        hello, person, hello_body = read_hello(question, fabric.verifier, fabric.sid)
         # Counted by whom it is of: nobody uses up what others may ask for.
         self._handshakes_of[person.slot] += 1
         if self._handshakes_of[person.slot] > settings.slot_handshakes_per_s:
@@ -115,7 +115,7 @@ class TunnelServer:
         number = secrets.randbits(64)
         while number in self._links:
             number = secrets.randbits(64)
-        answer, agreed = welcome(fabric.identity, hello, person, said, self._endpoint, number)
+        answer, agreed = welcome(fabric.identity, hello, person, hello_body, self._endpoint, number)
         now_s = self._loop.time()
         channel = Channel(number, agreed.box, settings, now_s)
         key = keys.outward(agreed.endpoint, fabric.identity.slot, "x")
@@ -132,11 +132,11 @@ class TunnelServer:
 
     def _make_room(self, slot: str) -> None:
         """Forget the slot's oldest channel without streams if it has too many."""
-        own = [(n, k) for n, k in self._links.items() if k.person.slot == slot]
-        if len(own) < self._settings.slot_channels:
+        slot_links = [(n, k) for n, k in self._links.items() if k.person.slot == slot]
+        if len(slot_links) < self._settings.slot_channels:
             return
         # Those never used go first: somebody may repeat a HELLO to crowd others out.
-        idle = sorted((k.confirmed, k.used_s, n) for n, k in own if not k.streams)
+        idle = sorted((k.confirmed, k.used_s, n) for n, k in slot_links if not k.streams)
         if not idle:
             raise TunnelError("too many channels")
         self._lose(idle[0][2], "room for another channel")
@@ -220,15 +220,15 @@ class TunnelServer:
             return "the worker stops"
         if head.body_bytes > most.body_bytes:
             return f"the request is larger than {most.body_bytes} bytes"
-        own = [k for k in self._links.values() if k.person.slot == slot]
+        slot_links = [k for k in self._links.values() if k.person.slot == slot]
         if (
             len(link.streams) >= most.channel_streams
-            or sum(len(k.streams) for k in own) >= most.slot_streams
+            or sum(len(k.streams) for k in slot_links) >= most.slot_streams
         ):
             return "too many requests of this caller"
         if head.body_bytes > most.packet_bytes:
             # Also those that are complete: they are kept until they are answered.
-            held = sum(s.size for k in own for s in k.streams.values())
+            held = sum(s.size for k in slot_links for s in k.streams.values())
             if held + head.body_bytes > most.bodies_bytes:
                 return "too many large requests of this caller"
         return ""

@@ -46,9 +46,9 @@ def describe_plan(plan: Plan, problem: Problem) -> str:
     hops = max((instance.stages for instance in plan.instances), default=0)
     tokens = 0.0 if plan.objective is None else plan.objective
     if plan.goal == "fair":
-        asked = sum(s.rate_per_s * s.headroom * request_tokens(s) for s in problem.services)
+        demanded = sum(s.rate_per_s * s.headroom * request_tokens(s) for s in problem.services)
         text = (
-            f"Every service gets at least {format_share(tokens / asked)} of its demand "
+            f"Every service gets at least {format_share(tokens / demanded)} of its demand "
             f"({tokens:,.1f} tokens/s at that share) on {nodes}"
         )
     else:
@@ -165,8 +165,8 @@ def draw_cluster_plan(
         name = f" of {instance.service}" if len(plan.instances) > 1 else ""
         between = sum_site_flows(instance, problem)
         if between:
-            said = ", ".join(f"{a} -> {b} {value:,.0f}" for (a, b), value in between.items())
-            parts.append(Text(f"Tokens/s between sites{name}: {said}."))
+            flows = ", ".join(f"{a} -> {b} {value:,.0f}" for (a, b), value in between.items())
+            parts.append(Text(f"Tokens/s between sites{name}: {flows}."))
     idle = describe_unused(plan, problem)
     if idle is not None:
         parts.append(Text(idle))
@@ -198,14 +198,14 @@ def _draw_services(plan: Plan, problem: Problem) -> RenderableType:
     lines = []
     for service in problem.services:
         carried = sum(i.throughput_per_s for i in plan.instances if i.service == service.name)
-        asked = service.rate_per_s * service.headroom
+        demanded = service.rate_per_s * service.headroom
         lines.append(
             (
                 service.name,
-                format_throughput(asked) if asked > 0 else None,
+                format_throughput(demanded) if demanded > 0 else None,
                 format_throughput(carried),
                 f"{carried * request_tokens(service):,.0f}",
-                format_share(min(1.0, carried / asked)) if asked > 0 else None,
+                format_share(min(1.0, carried / demanded)) if demanded > 0 else None,
             )
         )
     columns = ("service", "requests asked", "carried", "tokens/s", "served")

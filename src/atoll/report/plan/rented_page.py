@@ -201,7 +201,7 @@ def _list_offers(plan: Plan, problem: Problem) -> Grid:
 def _list_settings(plan: Plan, problem: Problem) -> list[tuple[str, object]]:
     limits, settings = problem.limits, problem.settings
     budget = limits.budget_usd_per_hour
-    given = {
+    values = {
         "solver": plan.solver,
         "what binds": "; ".join(plan.reasons) or None,
         "simulated": "; ".join(plan.notes) or None,
@@ -217,4 +217,4 @@ def _list_settings(plan: Plan, problem: Problem) -> list[tuple[str, object]]:
         "engine": settings.engine,
         "when demand cannot be met": settings.on_shortage,
     }
-    return [(name, value) for name, value in given.items() if value is not None]
+    return [(name, value) for name, value in values.items() if value is not None]

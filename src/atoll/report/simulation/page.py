@@ -89,7 +89,7 @@ def _plot_latencies(report: SimReport, problem: Problem) -> list[LinePlot]:
     requests = report.requests
     promises = [problem.service(service.name) for service in report.services]
     none: list[float | None] = [None for _ in promises]
-    asked: tuple[tuple[str, Values, list[float | None]], ...] = (
+    plotted: tuple[tuple[str, Values, list[float | None]], ...] = (
         ("time to first token", requests.ttft_s, [p.ttft_s for p in promises]),
         ("time per token, mean", requests.tpot_s, [p.tpot_s for p in promises]),
         ("largest gap between tokens", requests.largest_gap_s, none),
@@ -97,7 +97,7 @@ def _plot_latencies(report: SimReport, problem: Problem) -> list[LinePlot]:
     )
     plots = (
         plot_distributions(title, _split(values, requests.service), promised)
-        for title, values, promised in asked
+        for title, values, promised in plotted
     )
     return [plot for plot in plots if plot is not None]
 

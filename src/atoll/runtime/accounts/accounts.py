@@ -96,8 +96,8 @@ class Accounts:
         self._full = False
         self._up = True
         self._synced_s = self._all_s = clock()
-        found = journal.found
-        self._finished = found.finished + found.crashed
+        recovered = journal.recovered
+        self._finished = recovered.finished + recovered.crashed
         self._written = 0
         self._gone: list[str] = []
         self._syncing = asyncio.Lock()
@@ -140,9 +140,11 @@ class Accounts:
         return accounts
 
     async def _start(self, refresh_s: float) -> None:
-        found = self._journal.found
-        if found.crashed or found.finished:
-            self._log.event("accounts.recovered", crashed=found.crashed, finished=found.finished)
+        recovered = self._journal.recovered
+        if recovered.crashed or recovered.finished:
+            self._log.event(
+                "accounts.recovered", crashed=recovered.crashed, finished=recovered.finished
+            )
         if not await self.sync():
             await self.close()
             raise InputError(
@@ -175,12 +177,12 @@ class Accounts:
 
     def authenticate(self, authorization: bytes | None) -> Grant:
         """Return what a caller may do, or raise 401; costs nothing of its limits."""
-        held = self._held(authorization)
+        held = self._find_key(authorization)
         return ANYBODY if held is None else held.grant
 
     def admit(self, authorization: bytes | None, model: str) -> Grant:
         """Let one request of a caller in, or raise 401, 403, 429 or 503."""
-        held = self._held(authorization)
+        held = self._find_key(authorization)
         if self._full:
             raise self._refuse(no_room_error("usage cannot be written down at the moment"))
         if held is None:
@@ -249,10 +251,10 @@ class Accounts:
         else:
             self._journal.drop(slot)
 
-    def _held(self, authorization: bytes | None) -> ActiveKey | None:
+    def _find_key(self, authorization: bytes | None) -> ActiveKey | None:
         """Return the key of a caller; None for a caller without one, where none is required."""
-        given = None if authorization is None else read_bearer(authorization)
-        if given is None:
+        presented = None if authorization is None else read_bearer(authorization)
+        if presented is None:
             if not self.required:
                 return None
             missing = authorization is None
@@ -263,8 +265,8 @@ class Accounts:
                     else "This is not an API key of this service."
                 )
             )
-        held = self._keys.get(given.id)
-        if not matches(None if held is None else held.key, given) or held is None:
+        held = self._keys.get(presented.id)
+        if not matches(None if held is None else held.key, presented) or held is None:
             raise self._refuse(unknown_key_error("This API key is not known."))
         state = held.key.state(self._wall())
         if state != "active":
@@ -380,17 +382,17 @@ class Accounts:
         every = now_s - self._all_s >= _ALL_S
         if every:
             self._all_s = now_s
-        asked = [
+        key_ids = [
             key_id
             for key_id, held in self._metered.items()
             if every or held.usage.sent or now_s - held.touched_s < _ALL_S
         ]
-        if not asked:
+        if not key_ids:
             return
-        wanted = self._database.counters(asked, (now.day, now.month, TOTAL))
-        found = await asyncio.wait_for(wanted, _ANSWER_S)
-        for key_id in asked:
-            self._keys[key_id].usage.arrived(found.get(key_id, {}))
+        wanted = self._database.counters(key_ids, (now.day, now.month, TOTAL))
+        tokens_by_key = await asyncio.wait_for(wanted, _ANSWER_S)
+        for key_id in key_ids:
+            self._keys[key_id].usage.arrived(tokens_by_key.get(key_id, {}))
 
     def _away(self, error: BaseException) -> None:
         if self._up:

@@ -157,17 +157,17 @@ class Database:
     async def key(self, name: str) -> ApiKey:
         """Return the key with an id, or with a name that only one key has."""
         known = await self.keys()
-        found = [key for key in known if key.id == name] or [
+        matching = [key for key in known if key.id == name] or [
             key for key in known if key.spec.name == name
         ]
-        if len(found) > 1:
-            ids = ", ".join(key.id for key in found)
-            raise UsageError(f"{len(found)} keys are called {name!r}", hint=f"use an id: {ids}")
-        if not found:
+        if len(matching) > 1:
+            ids = ", ".join(key.id for key in matching)
+            raise UsageError(f"{len(matching)} keys are called {name!r}", hint=f"use an id: {ids}")
+        if not matching:
             raise UnknownNameError(
                 "key", name, [k.id for k in known] + [k.spec.name for k in known]
             )
-        return found[0]
+        return matching[0]
 
     async def key_changes(self, since: int) -> KeyChanges:
         """Return the keys that changed after a version; one cheap query if none did."""
@@ -187,7 +187,7 @@ class Database:
     ) -> dict[str, dict[str, int]]:
         """Return the tokens of some keys in some periods: by key, then by period."""
         table = schema.counters
-        found: dict[str, dict[str, int]] = {}
+        tokens_by_key: dict[str, dict[str, int]] = {}
         async with self._engine.connect() as connection:
             for start in range(0, len(keys), _BATCH):
                 some = keys[start : start + _BATCH]
@@ -195,8 +195,8 @@ class Database:
                     table.c.key_id.in_(some), table.c.period.in_(periods)
                 )
                 for row in await connection.execute(wanted):
-                    found.setdefault(row.key_id, {})[row.period] = row.tokens
-        return found
+                    tokens_by_key.setdefault(row.key_id, {})[row.period] = row.tokens
+        return tokens_by_key
 
     # Usage
 
@@ -338,8 +338,8 @@ async def _migrate(connection: AsyncConnection) -> None:
 def _revision(connection: Connection) -> str | None:
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
-    found: str | None = connection.scalar(sa.text("SELECT version_num FROM alembic_version"))
-    return found
+    revision: str | None = connection.scalar(sa.text("SELECT version_num FROM alembic_version"))
+    return revision
 
 
 def _upgrade(connection: Connection) -> None:

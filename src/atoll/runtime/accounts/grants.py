@@ -75,8 +75,8 @@ class ActiveKey:
         for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
             wait_s = 0.0 if bucket is None else bucket.wait_s(now_s)
             if bucket is not None and wait_s > 0.0:
-                said = f"Rate limit reached: {bucket.capacity:.0f} {what} a minute."
-                return rate_limit_error(said, whole_seconds(wait_s))
+                message = f"Rate limit reached: {bucket.capacity:.0f} {what} a minute."
+                return rate_limit_error(message, whole_seconds(wait_s))
         return self._over_quota(unix_s, now) if self.quotas else None
 
     def _over_quota(self, unix_s: float, now: Periods) -> ApiError | None:
@@ -86,7 +86,7 @@ class ActiveKey:
             (spec.tokens_per_month, now.month, "this month", now.month_ends_s),
             (spec.tokens_per_day, now.day, "today", now.day_ends_s),
         ):
-            if most is not None and self.usage.used(period) >= most:
+            if most is not None and self.usage.count_tokens(period) >= most:
                 return ApiError(
                     429,
                     f"This API key has used its quota: {most} tokens {what}.",
@@ -113,16 +113,16 @@ class ActiveKey:
 
     def limit_headers(self, now_s: float) -> tuple[tuple[bytes, bytes], ...]:
         """Return OpenAI's `x-ratelimit-*` headers; none without limits per minute."""
-        found: list[tuple[bytes, bytes]] = []
+        headers: list[tuple[bytes, bytes]] = []
         for name, bucket in ((b"requests", self.requests), (b"tokens", self.tokens)):
             if bucket is not None:
                 left = max(0, int(bucket.level(now_s)))
-                found += [
+                headers += [
                     (b"x-ratelimit-limit-" + name, b"%d" % bucket.capacity),
                     (b"x-ratelimit-remaining-" + name, b"%d" % left),
                     (b"x-ratelimit-reset-" + name, b"%.3fs" % bucket.full_s(now_s)),
                 ]
-        return tuple(found)
+        return tuple(headers)
 
 
 def unknown_key_error(message: str) -> ApiError:

@@ -119,10 +119,10 @@ class UsageJournal:
         self,
         folder: JournalFolder,
         adopted: tuple[JournalFolder, ...],
-        found: RecoveredJournal,
+        recovered: RecoveredJournal,
         slots: int,
     ) -> None:
-        self.found = found
+        self.recovered = recovered
         self.trouble = ""
         """Why the disk did not take something the last time that it did not."""
         self._folder = folder
@@ -155,7 +155,7 @@ class UsageJournal:
     def _claim(cls, base: Path, slots: int) -> UsageJournal:
         with contextlib.ExitStack() as until_claimed:
             folders: list[JournalFolder] = []
-            found = RecoveredJournal(0, 0)
+            recovered = RecoveredJournal(0, 0)
             for number in range(_FOLDERS):
                 path = base / str(number)
                 if folders and not path.exists():
@@ -168,8 +168,8 @@ class UsageJournal:
                 release = until_claimed.enter_context(contextlib.ExitStack())
                 release.callback(folder.close)
                 here = recover(path)
-                found = RecoveredJournal(
-                    found.finished + here.finished, found.crashed + here.crashed
+                recovered = RecoveredJournal(
+                    recovered.finished + here.finished, recovered.crashed + here.crashed
                 )
                 if folders and not folder.segments():
                     release.close()
@@ -179,7 +179,7 @@ class UsageJournal:
                 raise InputError(
                     f"{_FOLDERS} gateways use it already", path=base, hint="name another journal"
                 )
-            journal = cls(folders[0], tuple(folders[1:]), found, slots)
+            journal = cls(folders[0], tuple(folders[1:]), recovered, slots)
             until_claimed.pop_all()
         return journal
 
@@ -325,8 +325,8 @@ class UsageJournal:
 
     def segments(self) -> list[Path]:
         """Return the segments that are complete, this process's own last."""
-        found = [path for folder in self._adopted for path in folder.segments()]
-        return found + [path for path in self._folder.segments() if path != self._segment]
+        paths = [path for folder in self._adopted for path in folder.segments()]
+        return paths + [path for path in self._folder.segments() if path != self._segment]
 
     def forget(self, segment: Path, *, keep_as: str | None = None) -> None:
         """Remove a segment that is in the database, or keep it under another ending."""

@@ -69,7 +69,7 @@ class NewKey(Frozen):
 
     @field_validator("models")
     @classmethod
-    def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_model_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if any(not name or len(name) > 512 for name in value):
             raise ValueError("a model has a name of 1 to 512 characters")
         return value
@@ -107,14 +107,14 @@ def read_bearer(authorization: bytes) -> PresentedKey | None:
     """Return the key in an Authorization header (`Bearer ...`); None where it holds none of ours."""
     if authorization[:7].lower() != b"bearer ":
         return None
-    found = _TEXT.fullmatch(authorization[7:].strip())
-    return PresentedKey(found[1].decode(), _digest(found[2])) if found else None
+    match = _TEXT.fullmatch(authorization[7:].strip())
+    return PresentedKey(match[1].decode(), _digest(match[2])) if match else None
 
 
-def matches(key: ApiKey | None, given: PresentedKey) -> bool:
+def matches(key: ApiKey | None, presented: PresentedKey) -> bool:
     """Return whether a presented key is this one, in a time that does not depend on the answer."""
     kept = _WORST if key is None else key.digest
-    return hmac.compare_digest(kept, given.digest) and key is not None
+    return hmac.compare_digest(kept, presented.digest) and key is not None
 
 
 def _digest(secret: bytes) -> str:

@@ -46,11 +46,11 @@ def rows_of(
 ) -> LedgerRows:
     """Return the rows for finished requests; a request given twice counts once."""
     rows = LedgerRows()
-    seen: set[str] = set()
+    counted_ops: set[str] = set()
     for done in finished:
-        if done.op in seen:
+        if done.op in counted_ops:
             continue
-        seen.add(done.op)
+        counted_ops.add(done.op)
         day = day_of(done.finished_s)
         if done.key_id is not None:
             for period in periods_of(day):
@@ -94,12 +94,12 @@ def shares(record: UsageRecord, prices: Mapping[str, TokenPrice] = NO_PRICES) ->
         tokens[-1] += left
     first = next((i for i, count in enumerate(tokens) if count), len(tokens) - 1)
     fallback = prices.get(record.model)
-    found = []
+    attempt_shares = []
     for i, (attempt, count) in enumerate(zip(attempts, tokens, strict=True)):
         prompt = record.prompt_tokens if i == first else 0
         cost = cost_nusd(attempt, prompt, count, fallback)
-        found.append(AttemptShare(attempt, prompt, count, cost))
-    return found
+        attempt_shares.append(AttemptShare(attempt, prompt, count, cost))
+    return attempt_shares
 
 
 def cost_nusd(

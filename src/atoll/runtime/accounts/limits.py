@@ -93,7 +93,7 @@ class KeyUsage:
     running: int = 0
     """Delivered by requests that still run here."""
 
-    def used(self, period: str) -> int:
+    def count_tokens(self, period: str) -> int:
         """Return the tokens of a period (a day, a month or TOTAL), with those of running requests."""
         prefix = "" if period == TOTAL else period
         here = sum(

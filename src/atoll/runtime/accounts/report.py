@@ -36,16 +36,16 @@ class UsagePeriod:
 
     def conditions(self) -> list[sa.ColumnElement[bool]]:
         """Return the condition in SQL."""
-        found: list[sa.ColumnElement[bool]] = []
+        clauses: list[sa.ColumnElement[bool]] = []
         if self.since_s is not None:
             # The day is that of the end, which is never before; it has an index.
-            found.append(operations.c.day >= day_of(self.since_s))
-            found.append(operations.c.started_s >= self.since_s)
+            clauses.append(operations.c.day >= day_of(self.since_s))
+            clauses.append(operations.c.started_s >= self.since_s)
         if self.until_s is not None:
-            found.append(operations.c.started_s < self.until_s)
+            clauses.append(operations.c.started_s < self.until_s)
         if self.key_id is not None:
-            found.append(operations.c.key_id == self.key_id)
-        return found
+            clauses.append(operations.c.key_id == self.key_id)
+        return clauses
 
 
 EVER = UsagePeriod()

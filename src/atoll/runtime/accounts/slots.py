@@ -166,9 +166,9 @@ def make_slots(path: Path, slots: int) -> MappedSlots:
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         if _allocate(handle, _size(slots)) and _file_system(path) in _WRITES_IN_PLACE:
-            made = MappedSlots(mmap.mmap(handle, 0), slots)
+            mapped = MappedSlots(mmap.mmap(handle, 0), slots)
             os.close(handle)
-            return made
+            return mapped
         os.ftruncate(handle, _size(slots))
         return WrittenSlots(handle, slots)
     except BaseException:

@@ -34,11 +34,11 @@ class TokenProbe:
     async def check(self, pid: int) -> str | None:
         """Ask for one token; returns what is wrong, or None."""
         del pid
-        asked = {"model": self.model, "prompt": "Hi", "max_tokens": 1, "temperature": 0}
+        completion = {"model": self.model, "prompt": "Hi", "max_tokens": 1, "temperature": 0}
         try:
             status, body = await fetch(
                 f"{self.url}/v1/completions",
-                body=asked,
+                body=completion,
                 timeout_s=self.timeout_s,
                 api_key=self.api_key,
             )
@@ -118,10 +118,10 @@ class NodeProbe:
         """Look for the file, then for how long the node was silent; returns what is wrong, or None."""
         if self.ready_s is None:
             try:
-                said = json.loads(self.ready_file.read_text(encoding="utf-8"))
+                report = json.loads(self.ready_file.read_text(encoding="utf-8"))
             except (OSError, ValueError):
                 return "loading"
-            if said.get("pid") != pid:
+            if report.get("pid") != pid:
                 return "loading"
             self.ready_s = time.monotonic()
             return None

@@ -38,7 +38,7 @@ class DirectRequest(Protocol):
         ...
 
     def member_down(self, reason: str) -> None:
-        """Leave its node."""
+        """Leave a node that is gone, for another where that is possible."""
 
 
 class FederationContext(Protocol):
@@ -157,21 +157,21 @@ class Federation:
             task.add_done_callback(self._probes.discard)
 
     async def _try_address(self, member: Member, address: str) -> None:
-        found = await probe(
+        connection = await probe(
             address,
             member.backend.models,
             self._loop,
             own_machine=self.fabric.access.is_open,
         )
         context = self._context
-        if found is None or context is None:
+        if connection is None or context is None:
             return
         if member.removed or member.backend.metadata.get("direct") != address:
-            found.close()
+            connection.close()
             return
         upstreams = context.upstreams(member)
         if isinstance(upstreams, NodeUpstreamPool):
-            upstreams.use_direct(found)
+            upstreams.use_direct(connection)
             self.log.event("fabric.direct", sid=member.name, url=address)
 
     # For people

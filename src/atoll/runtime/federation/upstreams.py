@@ -141,7 +141,7 @@ class NodeUpstreamPool:
             self.direct.tick(now_s)
 
     def close(self) -> None:
-        """Open no more."""
+        """Give up the direct connection, if there is one."""
         self.use_direct(None)
 
 
@@ -187,15 +187,15 @@ class FarUpstreamPool(HttpUpstreamPool):
         return upstream
 
 
-def _elsewhere(address: str, own: str) -> bool:
-    """Whether an address is another machine's; `own` is this one's on the way there."""
-    if address == own:
+def _elsewhere(address: str, local_address: str) -> bool:
+    """Whether an address is another machine's; `local_address` is this one's on the way there."""
+    if address == local_address:
         return False
     try:
-        found = ipaddress.ip_address(address.partition("%")[0])
+        parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    mapped = getattr(found, "ipv4_mapped", None) or found
+    mapped = getattr(parsed, "ipv4_mapped", None) or parsed
     return not (
         mapped.is_loopback or mapped.is_link_local or mapped.is_unspecified or mapped.is_multicast
     )

@@ -76,7 +76,7 @@ class AdminListener:
         return address
 
     def handle(self, connection: Connection, request: Request) -> None:
-        """Answer a request."""
+        """Answer a request of an administrator; it needs no id of its own."""
         request.id = _REQUEST_ID
         self._answer(connection, request)
 

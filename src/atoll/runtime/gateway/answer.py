@@ -62,23 +62,23 @@ class Answer:
         """
         events, self.carry = split_events(self.carry + data)
         for event in events:
-            said = payload(event)
-            if said is None:
+            data_field = payload(event)
+            if data_field is None:
                 if self.rewriter is None:
                     yield event
-            elif said != b"[DONE]":
-                yield from self._take(event, said, wants_usage)
+            elif data_field != b"[DONE]":
+                yield from self._take(event, data_field, wants_usage)
             elif self.finished or self.rewriter is None:
                 self.ended = True
                 return
             else:
                 raise BrokenStreamError("the stream ended early")
 
-    def _take(self, event: bytes, said: bytes, wants_usage: bool) -> Iterator[bytes]:
+    def _take(self, event: bytes, data_field: bytes, wants_usage: bool) -> Iterator[bytes]:
         """Yield what one chunk brings, or hold it."""
-        chunk = read_chunk(said)
+        chunk = read_chunk(data_field)
         if chunk is None or chunk.get("error") is not None:
-            shown = said[:_SHOWN_BYTES].decode(errors="replace")
+            shown = data_field[:_SHOWN_BYTES].decode(errors="replace")
             raise BrokenStreamError(f"error in the stream: {shown}")
         if self.rewriter is not None:
             chunk = self.rewriter.chunk(chunk)

@@ -175,10 +175,10 @@ class Gateway:
 
     async def _listen_beside(self, port: int) -> None:
         """Listen for those who run the gateway: on a socket, and on a port for Prometheus."""
-        given, metrics = self.settings.admin_socket, self.settings.metrics
-        if given != "":
+        socket_setting, metrics = self.settings.admin_socket, self.settings.metrics
+        if socket_setting != "":
             listener = self._add_listener(self._pages.answer_admin)
-            path = default_socket(port) if given is None else Path(given)
+            path = default_socket(port) if socket_setting is None else Path(socket_setting)
             await listener.listen_on_socket(path)
             self.admin_socket = path
         if metrics is not None:
@@ -239,13 +239,13 @@ class Gateway:
     def handle(self, connection: Connection, request: Request) -> None:
         """Answer a request, now or later."""
         headers = request.headers
-        given = headers.get(b"traceparent")
-        request.trace = new_trace() if given is None else child_of(given.decode("latin-1"))
-        if self.spans is not None and given is None:
-            request.trace = self.spans.sampled(request.trace)
-        given = headers.get(b"x-request-id")
-        if given is not None and REQUEST_ID.fullmatch(given):
-            request.id = given
+        parent = headers.get(b"traceparent")
+        request.trace = new_trace() if parent is None else child_of(parent.decode("latin-1"))
+        if self.spans is not None and parent is None:
+            request.trace = self.spans.mark_sampled(request.trace)
+        request_id = headers.get(b"x-request-id")
+        if request_id is not None and REQUEST_ID.fullmatch(request_id):
+            request.id = request_id
         else:
             # Without a name of its own a request is called like its trace.
             request.id = b"req-" + request.trace[3:35].encode()

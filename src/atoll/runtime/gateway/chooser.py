@@ -58,7 +58,7 @@ class Movable(Protocol):
         ...
 
     def member_down(self, reason: str) -> None:
-        """Leave its backend."""
+        """Leave a backend that is gone, for another where that is possible."""
 
 
 class BackendChooser:
@@ -78,7 +78,7 @@ class BackendChooser:
         """Requests served under another name, by how."""
 
     def configure(self, settings: GatewaySettings) -> None:
-        """Take new settings."""
+        """Choose by new settings from now on."""
         self._settings = settings
 
     # What a request requires
@@ -94,10 +94,10 @@ class BackendChooser:
         def visible(model: str) -> bool:
             return accounts is None or grant is None or accounts.visible(grant, model)
 
-        found = candidates_of(parsed, headers, policies, self._known, visible)
-        if not found:
-            raise self._unknown(parsed.model, now_s)
-        requirements = Requirements(parsed.model, found)
+        candidates = candidates_of(parsed, headers, policies, self._find_candidates, visible)
+        if not candidates:
+            raise self._explain_unknown(parsed.model, now_s)
+        requirements = Requirements(parsed.model, candidates)
         requirements.grant = grant
         requirements.policies = policies
         if self._settings.affinity:
@@ -107,15 +107,15 @@ class BackendChooser:
             requirements.work = 0.0 if most is None else 1.0 + most
         return requirements
 
-    def _known(self, name: str) -> list[Candidate]:
+    def _find_candidates(self, name: str) -> list[Candidate]:
         pool = self._pool
-        found = [Candidate(name, "exact")] if name in pool.rings else []
+        candidates = [Candidate(name, "exact")] if name in pool.rings else []
         other = self._settings.aliases.get(name)
         if other is not None and other in pool.rings:
-            found.append(Candidate(other, "alias"))
-        given = pool.aliases.get(name, ())
-        found += [Candidate(m, "alias", name) for m in given if m in pool.rings]
-        return found
+            candidates.append(Candidate(other, "alias"))
+        aliased = pool.aliases.get(name, ())
+        candidates += [Candidate(m, "alias", name) for m in aliased if m in pool.rings]
+        return candidates
 
     def names(self) -> list[str]:
         """Return every name that can be asked for, models first."""
@@ -123,7 +123,7 @@ class BackendChooser:
         known = [a for a, m in self._settings.aliases.items() if m in pool.rings]
         return list(dict.fromkeys([*pool.rings, *known, *pool.aliases]))
 
-    def _unknown(self, model: str, now_s: float) -> ApiError:
+    def _explain_unknown(self, model: str, now_s: float) -> ApiError:
         seen_s = self._seen_s.get(model)
         if seen_s is not None and now_s - seen_s < _LATELY_S:
             self.refusals["gone"] += 1
@@ -233,7 +233,7 @@ class BackendChooser:
             retry_s = self._settings.deadlines.retry_s if waits else 0.0
             return faults.busy(requirements.asked), max(queue_s, retry_s)
         if not nodes:
-            return self._unknown(requirements.asked, now_s), 0.0
+            return self._explain_unknown(requirements.asked, now_s), 0.0
         self.refusals.update(dict.fromkeys(why, 1))
         listed = ", ".join(f"{count} {_WHY[reason]}" for reason, count in why.most_common())
         if by_key == nodes:
@@ -254,7 +254,7 @@ class BackendChooser:
     def headers(self, requirements: Requirements, member: Member, model: str) -> bytes:
         """Return headers that say who serves a request, and what its key has left."""
         offer = member.offer(model)
-        found = [
+        lines = [
             b"x-atoll-model: %b\r\n" % _safe(model),
             b"x-atoll-node: %b\r\n" % _safe(offer.node),
             b"x-atoll-sid: %b\r\n" % _safe(offer.sid),
@@ -266,13 +266,13 @@ class BackendChooser:
             (b"precision", offer.precision),
         ):
             if value:
-                found.append(b"x-atoll-%b: %b\r\n" % (name, _safe(value)))
+                lines.append(b"x-atoll-%b: %b\r\n" % (name, _safe(value)))
         if offer.provider and not offer.verified:
-            found.append(b"x-atoll-provider-verified: no\r\n")
+            lines.append(b"x-atoll-provider-verified: no\r\n")
         accounts = self._accounts
         if accounts is not None and requirements.grant is not None:
-            found += [b"%b: %b\r\n" % pair for pair in accounts.limit_headers(requirements.grant)]
-        return b"".join(found)
+            lines += [b"%b: %b\r\n" % pair for pair in accounts.limit_headers(requirements.grant)]
+        return b"".join(lines)
 
 
 def _safe(text: str) -> bytes:

@@ -41,12 +41,12 @@ def payload(event: bytes) -> bytes | None:
     """Return what the `data:` lines of an event say; None for a comment or an event without data."""
     if event.startswith(b"data: ") and event.count(b"\n") == 2:
         return event[6:-2]
-    found: list[bytes] = []
+    values: list[bytes] = []
     for line in event.split(b"\n"):
         if line.startswith(b"data:"):
             value = line[5:]
-            found.append(value[1:] if value.startswith(b" ") else value)
-    return b"\n".join(found) if found else None
+            values.append(value[1:] if value.startswith(b" ") else value)
+    return b"\n".join(values) if values else None
 
 
 def read_chunk(data: bytes) -> Chunk | None:
@@ -86,25 +86,25 @@ def strings_of(choice: Chunk) -> list[tuple[tuple[str, ...], str]]:
     A place is ("text",) or ("content",), ("refusal",), ("reasoning_content",) and the like, or
     ("tool", index, "name" | "arguments"). Roles and ids of tool calls are no text.
     """
-    found: list[tuple[tuple[str, ...], str]] = []
+    strings: list[tuple[tuple[str, ...], str]] = []
     if isinstance(choice.get("text"), str):
-        found.append((("text",), choice["text"]))
+        strings.append((("text",), choice["text"]))
     delta = choice.get("delta")
     if not isinstance(delta, dict):
-        return found
+        return strings
     for key, value in delta.items():
         if isinstance(value, str) and key != "role":
-            found.append(((key,), value))
+            strings.append(((key,), value))
     calls = delta.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict):
-            found += [
+            strings += [
                 (("tool", str(call.get("index", 0)), key), function[key])
                 for key in ("name", "arguments")
                 if isinstance(function.get(key), str)
             ]
-    return found
+    return strings
 
 
 @dataclass(slots=True)
@@ -149,12 +149,16 @@ class DeliveredChoice:
 def tokens_in(data: bytes) -> int:
     """Return the tokens that whole events bring, counted as `DeliveredChoice` counts them."""
     if data.startswith(b"data: ") and data.find(b"\n\n") == len(data) - 2:
-        found = [data[6:-2]]
+        payloads = [data[6:-2]]
     else:
-        found = [said for event in split_events(data)[0] if (said := payload(event)) is not None]
+        payloads = [
+            data_field
+            for event in split_events(data)[0]
+            if (data_field := payload(event)) is not None
+        ]
     total = 0
-    for said in found:
-        for choice in choices_of(read_chunk(said) or {}):
+    for data_field in payloads:
+        for choice in choices_of(read_chunk(data_field) or {}):
             ids = choice.get("token_ids")
             if isinstance(ids, list):
                 total += len(ids)
@@ -221,8 +225,8 @@ class StreamJournal:
         self._raw.clear()
         self._size = 0
         for event in split_events(data)[0]:
-            said = payload(event)
-            chunk = read_chunk(said) if said is not None else None
+            data_field = payload(event)
+            chunk = read_chunk(data_field) if data_field is not None else None
             if chunk is not None:
                 self._delivered.add(chunk)
         return self._delivered

@@ -31,7 +31,7 @@ class RequestTally(NamedTuple):
     completion: Count
 
     def add(self, seconds: float, first_s: float | None, prompt: int, completion: int) -> None:
-        """Count a request."""
+        """Count a request: its seconds, those to its first token, and its tokens."""
         self.requests.value += 1
         self.seconds.observe(seconds)
         if first_s is not None:
@@ -80,9 +80,9 @@ class GatewayMetrics:
     def tally(self, model: str, endpoint: str, status: int) -> RequestTally:
         """Return what counts requests of a kind."""
         key = (model, endpoint, status)
-        found = self._tallies.get(key)
-        if found is None:
-            found = RequestTally(
+        tally = self._tallies.get(key)
+        if tally is None:
+            tally = RequestTally(
                 self._requests.child(model, endpoint, str(status)),
                 self._seconds.child(model, endpoint),
                 self._first.child(model, endpoint),
@@ -90,8 +90,8 @@ class GatewayMetrics:
                 self._tokens.child(model, "completion"),
             )
             if len(self._tallies) < _MOST_TALLIES:
-                self._tallies[key] = found
-        return found
+                self._tallies[key] = tally
+        return tally
 
     def failed_over(self, model: str, *, begun: bool) -> None:
         """Count an attempt that was given up."""

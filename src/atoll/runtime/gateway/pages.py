@@ -100,8 +100,8 @@ class Pages:
                 "this is not served here: ask on the admin socket, or set admin_token",
                 kind="permission_error",
             )
-        given = request.headers.get(b"authorization", b"")
-        if not hmac.compare_digest(given, b"Bearer " + token.encode()):
+        authorization = request.headers.get(b"authorization", b"")
+        if not hmac.compare_digest(authorization, b"Bearer " + token.encode()):
             raise ApiError(401, "a valid admin token is needed", kind="authentication_error")
 
     def _answer(self, connection: Connection, request: Request, path: str) -> None:
@@ -149,12 +149,12 @@ class Pages:
     def _describe_model(self, name: str) -> dict[str, object]:
         ring = self._context.pool.rings.get(name)
         # Who stands before this gateway may move streams as Atoll's instances do, if all behind it are.
-        own = ring is not None and all(m.backend.kind == "atoll" for m in ring.members)
+        by_atoll = ring is not None and all(m.backend.kind == "atoll" for m in ring.members)
         return {
             "id": name,
             "object": "model",
             "created": int(self._context.started_s),
-            "owned_by": "atoll" if own else "atoll-gateway",
+            "owned_by": "atoll" if by_atoll else "atoll-gateway",
         }
 
     # Administration

@@ -64,7 +64,7 @@ class RelayContext(AttemptContext, Protocol):
         """A request leaves a backend that failed it."""
 
     def end_relay(self, relay: Relay, status: int, outcome: str, usage: Usage | None) -> None:
-        """A request ended."""
+        """Forget a request that ended, and write it down."""
 
 
 class Relay:
@@ -170,8 +170,8 @@ class Relay:
             self._body = with_model(self._body, model)
         self.body = self._body
         if self.begun and isinstance(self.request, Generation):
-            said = self.journal.read()
-            resumption = resume(self.request, self._body, said, member.backend.kind)
+            delivered = self.journal.read()
+            resumption = resume(self.request, self._body, delivered, member.backend.kind)
             if resumption is None:
                 return False
             self.body, self._answer.rewriter = resumption.body, resumption.rewriter
@@ -297,8 +297,8 @@ class Relay:
         other, _ = self._pick(self.attempts.avoid | {member.name}, now_s, squeeze=False)
         if other is None or not self.begun or not isinstance(self.request, Generation):
             return other is not None
-        said = self.journal.read()
-        return resume(self.request, self._body, said, other.backend.kind) is not None
+        delivered = self.journal.read()
+        return resume(self.request, self._body, delivered, other.backend.kind) is not None
 
     # What the backend says
 

@@ -32,8 +32,8 @@ class Requirements:
 
     __slots__ = ("asked", "candidates", "grant", "keys", "policies", "work")
 
-    def __init__(self, asked: str, candidates: Sequence[Candidate]) -> None:
-        self.asked = asked
+    def __init__(self, model: str, candidates: Sequence[Candidate]) -> None:
+        self.asked = model
         """The model asked for."""
         self.candidates = tuple(candidates)
         """The best first."""
@@ -48,9 +48,9 @@ class Requirements:
 
 def policies_of(grant: Grant | None, headers: Mapping[bytes, bytes]) -> tuple[Policy, ...]:
     """Return the policies that a request must meet; a malformed header is an ApiError."""
-    asked = Policy.from_headers(headers)
+    request_policy = Policy.from_headers(headers)
     key = None if grant is None else grant.policy
-    return tuple(policy for policy in (key, asked) if policy is not None)
+    return tuple(policy for policy in (key, request_policy) if policy is not None)
 
 
 def candidates_of(
@@ -65,19 +65,19 @@ def candidates_of(
     `known` gives the models behind a name. Others than the one asked for only if the client named them and
     no policy is against it.
     """
-    found: dict[str, Candidate] = {}
+    by_model: dict[str, Candidate] = {}
     for candidate in known(request.model):
-        found.setdefault(candidate.model, candidate)
+        by_model.setdefault(candidate.model, candidate)
     if all(policy.allow_fallback is not False for policy in policies):
         for name in (*fallbacks(headers), *(request.models or ())):
             if name == request.model or not visible(name):
                 continue
             for candidate in known(name):
                 model, alias = candidate.model, candidate.alias
-                held = found.setdefault(model, Candidate(model, "fallback", alias))
+                held = by_model.setdefault(model, Candidate(model, "fallback", alias))
                 if held.alias and not alias:
-                    found[model] = held._replace(alias="")
-    return list(found.values())
+                    by_model[model] = held._replace(alias="")
+    return list(by_model.values())
 
 
 def conversation(request: AnyRequest, headers: Mapping[bytes, bytes]) -> list[int]:

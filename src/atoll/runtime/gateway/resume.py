@@ -87,9 +87,9 @@ class ReplayFilter:
                 continue
             if choice.get("finish_reason") is not None and self._open(index):
                 raise DivergedError("the repeated answer is shorter")
-            said = self._cut(index, choice)
+            is_new = self._cut(index, choice)
             _without_role(choice)
-            if said or _says_something(choice):
+            if is_new or _says_something(choice):
                 kept.append(choice)
         if not kept and not isinstance(chunk.get("usage"), dict):
             return None
@@ -121,11 +121,11 @@ class ReplayFilter:
             return True
         number = str(call.get("index", 0))
         known = any(i == index and p[:2] == ("tool", number) for i, p in self._begun)
-        said = not known
+        is_new = not known
         for key in ("name", "arguments"):
             if isinstance(function.get(key), str):
                 new = self._new(index, ("tool", number, key), function[key])
-                said = said or bool(new)
+                is_new = is_new or bool(new)
                 function[key] = new
                 if key == "name" and not new:
                     del function[key]
@@ -133,7 +133,7 @@ class ReplayFilter:
             # The client knows the call by the id it got first.
             call.pop("id", None)
             call.pop("type", None)
-        return said
+        return is_new
 
     def _new(self, index: int, place: tuple[str, ...], piece: str) -> str:
         left = self._left.get((index, place), "")
@@ -249,8 +249,8 @@ def _continues(request: Generation, delivered: Delivered, kind: Kind) -> bool:
 
 
 def _by_atoll(data: Chunk, answer: DeliveredChoice, delivered: Delivered) -> Resumption:
-    given = data.get("atoll")
-    extension: Chunk = given if isinstance(given, dict) else {}
+    extension_field = data.get("atoll")
+    extension: Chunk = extension_field if isinstance(extension_field, dict) else {}
     state: Chunk = {"text": answer.text, "tokens": answer.tokens}
     ids = answer.token_ids
     before = extension.get("resume")

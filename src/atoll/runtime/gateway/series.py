@@ -67,7 +67,7 @@ class SeriesSource(Protocol):
 
     @property
     def pool(self) -> CountsDecisions:
-        """The backends."""
+        """The pool of backends, which counts how it chose among them."""
         ...
 
     @property

@@ -34,7 +34,7 @@ class ProxyContext(AttemptContext, Protocol):
     settings: GatewaySettings
 
     def end_proxy(self, proxy: ServiceProxy) -> None:
-        """A request ended."""
+        """Forget a request that ended."""
 
 
 class ServiceProxy:
@@ -163,7 +163,7 @@ class ServiceProxy:
             self._client.send(data)
 
     def on_end(self) -> None:
-        """End the answer."""
+        """End the answer as the node did, and count a success."""
         self.attempts.upstream = None
         member = self.attempts.member
         if member is not None:

@@ -80,13 +80,13 @@ async def follow(
 
     `overruled` are settings that were given otherwise and stay.
     """
-    seen = _mark(path)
+    last_mark = _mark(path)
     while True:
         await asyncio.sleep(_LOOK_S)
         now = _mark(path)
-        if now == seen or now is None:
+        if now == last_mark or now is None:
             continue
-        seen = now
+        last_mark = now
         try:
             new = read_config(path).model_copy(update=overruled)
             gateway.pool.replace(new.backends)

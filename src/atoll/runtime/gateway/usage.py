@@ -117,8 +117,8 @@ class UsageWriter:
                 record.completion_tokens,
             )
         if self._spans is not None:
-            given = relay.sent.headers.get(b"traceparent")
-            trace = None if given is None else given.decode("latin-1")
+            traceparent = relay.sent.headers.get(b"traceparent")
+            trace = None if traceparent is None else traceparent.decode("latin-1")
             self._spans.request(record, relay.sent.trace, trace)
 
 

@@ -46,7 +46,7 @@ class ServerDeadlines:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A whole answer."""
+    """An answer that is complete before it is sent."""
 
     body: bytes
     status: int = 200
@@ -116,9 +116,9 @@ class HandlerServer:
 
     def handle(self, connection: Connection, request: Request) -> None:
         """Begin to answer a request in a task of its own."""
-        given = request.headers.get(b"x-request-id", b"")
-        if REQUEST_ID.fullmatch(given):
-            request.id = given
+        request_id = request.headers.get(b"x-request-id", b"")
+        if REQUEST_ID.fullmatch(request_id):
+            request.id = request_id
         else:
             request.id = b"req-" + secrets.token_hex(16).encode()
         call = HandlerCall(self, connection, request)

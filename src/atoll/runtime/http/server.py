@@ -230,9 +230,9 @@ class Connection(asyncio.Protocol):
             self._refuse(ApiError(400, "the request is not valid HTTP"))
         else:
             if self._received:
-                self._unfinished(len(data), fresh=fresh)
+                self._limit_unfinished(len(data), fresh=fresh)
 
-    def _unfinished(self, size: int, *, fresh: bool) -> None:
+    def _limit_unfinished(self, size: int, *, fresh: bool) -> None:
         """Keep a request that comes in pieces within its limits."""
         app = self._app
         limits = app.limits
@@ -321,12 +321,12 @@ class Connection(asyncio.Protocol):
     def _request(self) -> Request:
         """Return the request whose headers are there."""
         limits = self._app.limits
-        given = self._headers
+        received = self._headers
         url = self._url
         # What was received bounds the headers from above and is known already.
-        if len(given) > limits.headers or (
+        if len(received) > limits.headers or (
             self._received > limits.header_bytes
-            and sum(len(k) + len(v) + 4 for k, v in given.items()) + sum(map(len, url))
+            and sum(len(k) + len(v) + 4 for k, v in received.items()) + sum(map(len, url))
             > limits.header_bytes
         ):
             raise _RefusedError(_headers_too_large())
@@ -334,10 +334,10 @@ class Connection(asyncio.Protocol):
         path, _, query = (url[0] if len(url) == 1 else b"".join(url)).partition(b"?")
         url.clear()
         parser = self._parser
-        names = map(bytes.lower, given)
-        headers = dict(zip(names, given.values(), strict=True))
+        names = map(bytes.lower, received)
+        headers = dict(zip(names, received.values(), strict=True))
         request = Request(parser.get_method(), path, headers, query)
-        given.clear()
+        received.clear()
         request.old = parser.get_http_version() != "1.1"
         return request
 
@@ -380,15 +380,15 @@ class Connection(asyncio.Protocol):
         if request is not None and request.method == b"HEAD":
             body = b""
         self.transport.write(head + body)
-        self._served()
+        self._finish_serving()
 
     def respond_error(self, error: ApiError) -> None:
         """Answer the request being served with an error."""
         self.respond(error.status, error.body(), extra=_extra(error))
 
-    def begin_stream(self, said: bytes = b"") -> None:
-        """Begin a stream of events as the answer to the request being served; `said` are more headers."""
-        extra = b"cache-control: no-cache\r\nx-accel-buffering: no\r\n" + said
+    def begin_stream(self, headers: bytes = b"") -> None:
+        """Begin a stream of events as the answer to the request being served; `headers` are added."""
+        extra = b"cache-control: no-cache\r\nx-accel-buffering: no\r\n" + headers
         self.transport.write(self.head(200, b"text/event-stream; charset=utf-8", extra))
 
     def begin(self, status: int, content_type: bytes, extra: bytes) -> None:
@@ -413,14 +413,14 @@ class Connection(asyncio.Protocol):
             self.transport.write(data)
         else:
             self.transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data))
-        self._served()
+        self._finish_serving()
 
     def abort(self) -> None:
         """Close without another word."""
         self._closing = True
         self.transport.abort()
 
-    def _served(self) -> None:
+    def _finish_serving(self) -> None:
         request, self._serving = self._serving, None
         self.exchange = None
         if self._reserved:

@@ -35,29 +35,29 @@ class ChoiceDelta:
 class ChoiceText:
     """Turns the tokens of one choice into pieces of text; stop strings end it."""
 
-    def __init__(self, index: int, asked: ChoiceRequest, codec: TextCodec) -> None:
+    def __init__(self, index: int, request: ChoiceRequest, codec: TextCodec) -> None:
         self.index = index
-        self.completion_tokens = len(asked.generated)
+        self.completion_tokens = len(request.generated)
         self.finish: str | None = None
         self._codec = codec
-        self._stream = codec.stream(asked.stop)
+        self._stream = codec.stream(request.stop)
         self._pending: list[int] = []
         self._logprobs: list[Logprob] = []
-        said = [self._stream.push(token) for token in asked.generated]
-        text = "".join(step.text for step in said)
-        self.owed = text[len(asked.shown) :]
+        steps = [self._stream.push(token) for token in request.generated]
+        text = "".join(step.text for step in steps)
+        self.owed = text[len(request.shown) :]
         """Text of the tokens generated elsewhere that the client has not seen yet."""
-        if any(step.stopped for step in said) or (
-            asked.generated and self._is_end(asked.generated[-1], asked)
+        if any(step.stopped for step in steps) or (
+            request.generated and self._is_end(request.generated[-1], request)
         ):
             self.finish = "stop"
-        elif len(asked.generated) >= asked.sampling.max_tokens:
+        elif len(request.generated) >= request.sampling.max_tokens:
             self.owed += self._stream.finish()
             self.finish = "length"
 
-    def _is_end(self, token: int, asked: ChoiceRequest) -> bool:
-        ends = () if asked.sampling.ignore_eos else self._codec.eos
-        return token in ends or token in asked.sampling.stop_token_ids
+    def _is_end(self, token: int, request: ChoiceRequest) -> bool:
+        ends = () if request.sampling.ignore_eos else self._codec.eos
+        return token in ends or token in request.sampling.stop_token_ids
 
     def add(self, event: TokenEvent) -> ChoiceDelta | None:
         """Take an event; returns what there is to say, None if that has to wait."""

@@ -68,10 +68,10 @@ class InstanceConfig(Frozen):
     def _phases_fit(self) -> Self:
         phases = {part.instance.phase for part in self.parts}
         if phases not in ({Phase.BOTH}, {Phase.PREFILL, Phase.DECODE}):
-            found = ", ".join(sorted(phases))
+            listed = ", ".join(sorted(phases))
             raise refuse(
                 InputError(
-                    f"parts for {found}",
+                    f"parts for {listed}",
                     hint="give parts for both phases together, or for prefill and for decode",
                 )
             )

@@ -184,27 +184,27 @@ def _plain(message: dict[str, Any]) -> dict[str, Any]:
 def _prompts(
     request: CompletionRequest, codec: TextCodec, max_length: int
 ) -> list[tuple[int, ...]]:
-    given = request.prompt
-    if isinstance(given, str):
-        return [_encode(given, codec, max_length)]
-    if given and isinstance(given[0], int):
-        tokens = [part for part in given if isinstance(part, int)]
-        if len(tokens) != len(given):
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return [_encode(prompt, codec, max_length)]
+    if prompt and isinstance(prompt[0], int):
+        tokens = [part for part in prompt if isinstance(part, int)]
+        if len(tokens) != len(prompt):
             raise ApiError(400, "tokens and texts are mixed", param="prompt")
         return [_check(tokens, codec, max_length)]
-    if len(given) > MOST_CHOICES:
+    if len(prompt) > MOST_CHOICES:
         raise _too_many()
-    found: list[tuple[int, ...]] = []
-    for part in given:
+    prompts: list[tuple[int, ...]] = []
+    for part in prompt:
         if isinstance(part, str):
-            found.append(_encode(part, codec, max_length))
+            prompts.append(_encode(part, codec, max_length))
         elif isinstance(part, list):
-            found.append(_check(part, codec, max_length))
+            prompts.append(_check(part, codec, max_length))
         else:
             raise ApiError(400, "tokens and texts are mixed", param="prompt")
-    if not found:
+    if not prompts:
         raise ApiError(400, "the prompt is empty", param="prompt")
-    return found
+    return prompts
 
 
 def _encode(text: str, codec: TextCodec, max_length: int) -> tuple[int, ...]:
@@ -268,15 +268,15 @@ def _choice(
     return ChoiceRequest(prompt, sampling, tuple(text for text in stop if text))
 
 
-def _bias(given: dict[str, float] | None, codec: TextCodec) -> tuple[tuple[int, float], ...]:
-    found = []
-    for name, value in (given or {}).items():
+def _bias(logit_bias: dict[str, float] | None, codec: TextCodec) -> tuple[tuple[int, float], ...]:
+    pairs = []
+    for name, value in (logit_bias or {}).items():
         if len(name) > _MOST_DIGITS or not name.isdecimal() or int(name) >= codec.vocabulary:
             raise ApiError(400, f"{name[:40]!r} is no token", param="logit_bias")
         if not -100 <= value <= 100:
             raise ApiError(400, "a bias lies between -100 and 100", param="logit_bias")
-        found.append((int(name), float(value)))
-    return tuple(found)
+        pairs.append((int(name), float(value)))
+    return tuple(pairs)
 
 
 def _guide(extras: _Extras) -> OutputFormat | None:

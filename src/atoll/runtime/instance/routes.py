@@ -119,9 +119,9 @@ class _PartRouter:
             self.router.lost(dead)
             self._dead = dead
         for vertex, node in enumerate(self.router.planned.names):
-            found = stats.get(self._names.get(node, ""))
-            if found is not None:
-                self.router.capacity[vertex] = float(found.blocks * found.block_size)
+            node_stats = stats.get(self._names.get(node, ""))
+            if node_stats is not None:
+                self.router.capacity[vertex] = float(node_stats.blocks * node_stats.block_size)
 
     def route(self, prompt: int, expected: float) -> Pipeline | None:
         """Return a pipeline; one too long ever to be counted with is tried all the same."""

@@ -179,8 +179,8 @@ class InstanceServer:
 
     async def _one_token(self) -> None:
         # A single known token: the cheapest question that goes through every stage.
-        asked = ChoiceRequest((self.codec.eos[0] if self.codec.eos else 0,), _ONE_TOKEN, ())
-        async for _ in self.events(asked):
+        request = ChoiceRequest((self.codec.eos[0] if self.codec.eos else 0,), _ONE_TOKEN, ())
+        async for _ in self.events(request):
             pass
 
     async def _generate(self, path: str, body: bytes) -> Response | EventStream:
@@ -204,9 +204,9 @@ class InstanceServer:
             raise ApiError(503, why, kind="server_error", code="overloaded", retry_after_s=1)
         prompt_tokens = len(parsed.choices[0].prompt)
         prompt_tokens += sum(
-            len(asked.prompt)
-            for before, asked in zip(parsed.choices, parsed.choices[1:], strict=False)
-            if asked.prompt != before.prompt
+            len(choice.prompt)
+            for before, choice in zip(parsed.choices, parsed.choices[1:], strict=False)
+            if choice.prompt != before.prompt
         )
         self.metrics.prompt_tokens += prompt_tokens
         writer = ResponseWriter(parsed, prompt_tokens)
@@ -215,8 +215,8 @@ class InstanceServer:
             return EventStream(_stream(answer, writer))
         pieces: list[list[ChoiceDelta]] = [[] for _ in parsed.choices]
         try:
-            async with contextlib.aclosing(answer.pieces()) as found:
-                async for piece in found:
+            async with contextlib.aclosing(answer.pieces()) as stream:
+                async for piece in stream:
                     pieces[piece.index].append(piece)
         except GenerationError as error:
             raise ApiError(500, str(error), kind="server_error") from error
@@ -226,22 +226,22 @@ class InstanceServer:
         """Read a request and, of an answer that is resumed, the tokens so far; in any thread."""
         parsed = requests.read(path, body, self.codec, self.codec.max_length)
         choices = [
-            ChoiceText(index, asked, self.codec) for index, asked in enumerate(parsed.choices)
+            ChoiceText(index, choice, self.codec) for index, choice in enumerate(parsed.choices)
         ]
         return parsed, choices
 
-    async def events(self, asked: ChoiceRequest) -> AsyncGenerator[TokenEvent, None]:
+    async def events(self, choice: ChoiceRequest) -> AsyncGenerator[TokenEvent, None]:
         """Yield the engine's events for one choice, keeping the router's books."""
         name = secrets.token_hex(12)
-        most = asked.sampling.max_tokens
+        most = choice.sampling.max_tokens
         self.router.expect(name, min(most, self._typical_tokens))
         count = 0
         request = GenerateRequest(
-            prompt=asked.prompt,
-            sampling=asked.sampling,
+            prompt=choice.prompt,
+            sampling=choice.sampling,
             id=name,
             deadline_s=self.config.request_s,
-            generated=asked.generated,
+            generated=choice.generated,
         )
         events = self.scheduler.generate(request)
         try:
@@ -253,7 +253,7 @@ class InstanceServer:
                         self._last_token_s = time.monotonic()
                         count += 1
                         if count % _GROW_EVERY == 0:
-                            self.router.grow(name, len(asked.generated) + count)
+                            self.router.grow(name, len(choice.generated) + count)
                     if event.finish_reason is not None:
                         self.metrics.restarts += event.restarts
                     yield event
@@ -261,9 +261,9 @@ class InstanceServer:
             raise GenerationError(str(error)) from error
         finally:
             self.router.finish(name)
-        if asked.sampling is not _ONE_TOKEN:
+        if choice.sampling is not _ONE_TOKEN:
             self._typical_tokens += _SMOOTHING * (
-                len(asked.generated) + count - self._typical_tokens
+                len(choice.generated) + count - self._typical_tokens
             )
 
 
@@ -301,8 +301,8 @@ class _ChoiceMerger:
                     yield piece
             return
         tasks = [
-            asyncio.create_task(self._collect(choice, asked))
-            for choice, asked in zip(self._choices, self._parsed.choices, strict=True)
+            asyncio.create_task(self._collect(choice, request))
+            for choice, request in zip(self._choices, self._parsed.choices, strict=True)
         ]
         left = len(tasks)
         try:
@@ -317,16 +317,16 @@ class _ChoiceMerger:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _collect(self, choice: ChoiceText, asked: ChoiceRequest) -> None:
+    async def _collect(self, choice: ChoiceText, request: ChoiceRequest) -> None:
         try:
-            async with contextlib.aclosing(self._stream_choice(choice, asked)) as pieces:
+            async with contextlib.aclosing(self._stream_choice(choice, request)) as pieces:
                 async for piece in pieces:
                     self._queue.put_nowait(piece)
         except GenerationError as error:
             self._queue.put_nowait(error)
 
     async def _stream_choice(
-        self, choice: ChoiceText, asked: ChoiceRequest
+        self, choice: ChoiceText, request: ChoiceRequest
     ) -> AsyncGenerator[ChoiceDelta, None]:
         metrics = self._server.metrics
         if choice.finish is not None:
@@ -335,7 +335,7 @@ class _ChoiceMerger:
         last_s: float | None = None
         ended = "abort"
         try:
-            async with contextlib.aclosing(self._server.events(asked)) as events:
+            async with contextlib.aclosing(self._server.events(request)) as events:
                 async for event in events:
                     now_s = time.monotonic()
                     if event.token is not None:

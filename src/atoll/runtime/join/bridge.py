@@ -50,7 +50,7 @@ class IncomingRequest(Protocol):
         ...
 
     def head(self, status: int, content_type: bytes, retry_after: bytes = b"") -> None:
-        """Begin the answer."""
+        """Begin the answer with its status and headers."""
 
     def send(self, data: bytes) -> None:
         """Send a piece of it."""
@@ -84,7 +84,7 @@ class Bridge:
         self._on_trouble = on_trouble or (lambda: None)
         self._loop = asyncio.get_running_loop()
         self._api_key = api_key
-        self._links = self._aimed(url)
+        self._links = self._make_pool(url)
         self._crossings: set[Crossing] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -100,13 +100,13 @@ class Bridge:
     def aim(self, url: str) -> None:
         """Ask another address from now on."""
         self._links.close()
-        self._links = self._aimed(url)
+        self._links = self._make_pool(url)
 
     def fresh(self) -> None:
         """Drop kept connections: another process listens now."""
         self._links.drop_idle()
 
-    def _aimed(self, url: str) -> HttpUpstreamPool:
+    def _make_pool(self, url: str) -> HttpUpstreamPool:
         metadata = {"api_key": self._api_key} if self._api_key else {}
         backend = Backend(id="engine", url=url, models=("-",), metadata=metadata)
         self._host = urlsplit(backend.url).netloc.encode()
@@ -180,7 +180,7 @@ class Bridge:
         task.add_done_callback(self._tasks.discard)
 
     def over(self, crossing: Crossing) -> None:
-        """Forget a request."""
+        """Forget a request that has ended; the bridge is idle after the last."""
         self._crossings.discard(crossing)
         if not self._crossings:
             self._idle.set()
@@ -216,16 +216,16 @@ class Crossing:
             self._connect()
 
     def abandon(self, reason: str) -> None:
-        """Give up."""
+        """Give the request up, and tell the caller why."""
         if not self._over:
             self._finish(close=True)
             self._incoming.fail(reason)
 
     def _connect(self) -> None:
-        self._task = asyncio.ensure_future(self._connected())
+        self._task = asyncio.ensure_future(self._open_link())
         self._bridge.spawn(self._task)
 
-    async def _connected(self) -> None:
+    async def _open_link(self) -> None:
         try:
             async with asyncio.timeout(_CONNECT_S):
                 link = await self._links.connect()

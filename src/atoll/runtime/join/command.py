@@ -98,12 +98,12 @@ def read_command(arguments: Sequence[str], *, port: int | None = None) -> Engine
     words = tuple(word.replace(PORT, str(port)) for word in arguments)
     engine = _engine(words)
     model = _model(words)
-    said = _option(words, "--port", "-p") if engine else _option(words, "--port")
+    port_text = _option(words, "--port", "-p") if engine else _option(words, "--port")
     return EngineCommand(
         arguments=words,
         engine=engine,
         host=_option(words, "--host", "--hostname") or "",
-        port=port if port is not None else _number(said),
+        port=port if port is not None else _number(port_text),
         model=model,
         precision=_precision(words, model),
         api_key=_option(words, "--api-key"),
@@ -123,9 +123,9 @@ def precision_of(text: str) -> str | None:
     lower = text.lower().removeprefix("torch.")
     if lower in _PRECISIONS:
         return _PRECISIONS[lower]
-    found = _GGUF.search(lower)
-    if found is not None:
-        return f"int{found[1]}"
+    match = _GGUF.search(lower)
+    if match is not None:
+        return f"int{match[1]}"
     words = re.split(r"[^a-z0-9]+", lower)
     named = [_PRECISIONS[word] for word in words if word in _PRECISIONS]
     quantised = [name for name in named if name not in _UNQUANTISED]
@@ -176,7 +176,7 @@ def _model(words: Sequence[str]) -> str | None:
 def _precision(words: Sequence[str], model: str | None) -> str:
     quantised = _option(words, "--quantization", "--quantize", "-q")
     for text in (quantised, model, _option(words, "--dtype")):
-        found = precision_of(text) if text else None
-        if found is not None:
-            return found
+        precision = precision_of(text) if text else None
+        if precision is not None:
+            return precision
     return "unknown"

@@ -58,17 +58,17 @@ async def slurm_end_s(environment: Mapping[str, str], run: Run | None = None) ->
     job = environment.get("SLURM_JOB_ID", "")
     if not job.isdigit():
         return None
-    said = environment.get("SLURM_JOB_END_TIME", "")
+    end_text = environment.get("SLURM_JOB_END_TIME", "")
     if run is None:
-        if said.isdigit():
-            return float(said)
+        if end_text.isdigit():
+            return float(end_text)
         run = run_command
     for command in (("squeue", "-h", "-j", job, "-o", "%e"), ("scontrol", "show", "job", job)):
         printed = await run(command)
-        found = _slurm_time(printed) if printed else None
-        if found is not None:
-            return found
-    return float(said) if said.isdigit() else None
+        end_s = _slurm_time(printed) if printed else None
+        if end_s is not None:
+            return end_s
+    return float(end_text) if end_text.isdigit() else None
 
 
 def _slurm_time(text: str) -> float | None:
@@ -122,9 +122,9 @@ class SpotNotices:
     async def wait(self) -> float:
         """Ask until there is a notice, and return it."""
         while True:
-            found = await self.end_s(time.time())
-            if found is not None:
-                return found
+            end_s = await self.end_s(time.time())
+            if end_s is not None:
+                return end_s
             await asyncio.sleep(self.every_s)
 
     async def _aws(self, base: str, now_s: float) -> float | None:
@@ -205,7 +205,7 @@ class NodeDeadline:
             await asyncio.sleep(min(_LOOK_S, left_s - LAST_S))
             if self.batch_s is not None and time.monotonic() - asked_s > _BATCH_EVERY_S:
                 asked_s = time.monotonic()
-                found = await slurm_end_s(environment, run_command)
-                if found is not None and found != self.batch_s:
-                    self.batch_s = found
+                end_s = await slurm_end_s(environment, run_command)
+                if end_s is not None and end_s != self.batch_s:
+                    self.batch_s = end_s
                     on_change()

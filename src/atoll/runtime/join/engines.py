@@ -101,10 +101,10 @@ def _server(options: JoinOptions, url: str, read: EngineCommand | None) -> Known
 
 
 def _by_model(aliases: dict[str, str]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
+    aliases_by_model: dict[str, tuple[str, ...]] = {}
     for alias, model in aliases.items():
-        found[model] = (*found.get(model, ()), alias)
-    return found
+        aliases_by_model[model] = (*aliases_by_model.get(model, ()), alias)
+    return aliases_by_model
 
 
 def engine_for_order(
@@ -129,8 +129,8 @@ def engine_for_order(
 def _hint(assignment: Assignment) -> str:
     """Return the precision an order speaks of; Atoll's own engine computes in float32 unless told."""
     usual = "float32" if assignment.engine == "atoll" else ""
-    asked = assignment.settings.get("quantization") or assignment.settings.get("dtype", usual)
-    return precision_of(asked) or "unknown"
+    precision = assignment.settings.get("quantization") or assignment.settings.get("dtype", usual)
+    return precision_of(precision) or "unknown"
 
 
 def _merge(arguments: Sequence[str], settings: dict[str, str]) -> tuple[str, ...]:

@@ -63,9 +63,9 @@ def _text(value: str | bytes) -> str:
 
 def read_hardware(environment: Mapping[str, str] | None = None) -> Hardware:
     """Return what this process may use of the machine it runs on."""
-    found = os.environ if environment is None else environment
+    variables = os.environ if environment is None else environment
     return Hardware(
-        gpus=_gpus(found),
+        gpus=_gpus(variables),
         cpu=cpu_name()[:_LONGEST_NAME],
         cpus=_usable_cpus(),
         memory_bytes=_memory_bytes(),
@@ -102,8 +102,8 @@ def gpus_of(nvml: Nvml, visible: str | None) -> tuple[Gpu, ...]:
                 chosen.append(devices[int(word)])
             elif word.startswith("MIG-"):
                 chosen.append(nvml.by_uuid(word))
-            elif word.startswith("GPU-") and (found := _with_prefix(devices, word)):
-                chosen.append(found)
+            elif word.startswith("GPU-") and (device := _with_prefix(devices, word)):
+                chosen.append(device)
             else:
                 break
     counted = Counter((gpu_type(name, memory), memory) for _, name, memory in chosen)
@@ -114,8 +114,8 @@ def gpus_of(nvml: Nvml, visible: str | None) -> tuple[Gpu, ...]:
 
 
 def _with_prefix(devices: list[tuple[str, str, int]], prefix: str) -> tuple[str, str, int] | None:
-    found = [device for device in devices if device[0].startswith(prefix)]
-    return found[0] if len(found) == 1 else None
+    matching = [device for device in devices if device[0].startswith(prefix)]
+    return matching[0] if len(matching) == 1 else None
 
 
 def gpu_type(name: str, memory_bytes: int) -> str:
@@ -131,9 +131,9 @@ def gpu_type(name: str, memory_bytes: int) -> str:
     plain = " ".join(words) or name
     index = index_names((gpu.name, gpu.aliases) for gpu in gpus.values())
     for candidate in (name, plain):
-        found = index.get(fold(candidate))
-        if found is not None and _near(memory_bytes, gpus[found].memory_bytes):
-            return found
+        type_name = index.get(fold(candidate))
+        if type_name is not None and _near(memory_bytes, gpus[type_name].memory_bytes):
+            return type_name
     return plain[:_LONGEST_NAME]
 
 
@@ -143,7 +143,7 @@ def _near(memory_bytes: int, expected_bytes: int) -> bool:
 
 def gpus_from_text(text: str) -> tuple[Gpu, ...]:
     """Read GPUs that a user names ("A100-80:2,L4:1"), for machines whose driver says nothing."""
-    found = []
+    groups = []
     gpus = default_gpus()
     index = index_names((gpu.name, gpu.aliases) for gpu in gpus.values())
     for part in text.split(","):
@@ -154,8 +154,8 @@ def gpus_from_text(text: str) -> tuple[Gpu, ...]:
                 f"cannot read {part.strip()!r} as GPUs", field="--gpus", hint="write A100-80:2,L4:1"
             )
         memory = gpus[kind].memory_bytes
-        found.append(Gpu(type=kind, count=int(number or "1"), memory_bytes=memory))
-    return tuple(found)
+        groups.append(Gpu(type=kind, count=int(number or "1"), memory_bytes=memory))
+    return tuple(groups)
 
 
 def host_name() -> str:

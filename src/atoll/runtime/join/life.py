@@ -37,19 +37,19 @@ class Announcement:
     offer: ServerOffer | None
 
 
-def choose_announcement(said: Announcement, now: NodeSituation) -> Announcement:
+def choose_announcement(last: Announcement, now: NodeSituation) -> Announcement:
     """Return what to say, given what was said last; the same again means that nothing is to be said."""
     if now.leaving:
         # Whoever waits for an answer still gets it: the state stays, services go.
-        return Announcement(said.state, None)
+        return Announcement(last.state, None)
     if now.idle:
         return Announcement(SessionState.JOIN, None)
     if now.dead:
         # An engine that never served has not gone down: the node is still joining.
         return Announcement(
-            SessionState.JOIN if said.state is SessionState.JOIN else SessionState.DOWN, None
+            SessionState.JOIN if last.state is SessionState.JOIN else SessionState.DOWN, None
         )
     if now.offer is not None:
         return Announcement(SessionState.SERVING, now.offer)
     # Not well: withdrawn, or not there yet.
-    return Announcement(said.state, None)
+    return Announcement(last.state, None)

@@ -49,7 +49,7 @@ def read_figures(text: bytes) -> dict[str, float]:
 
     Several series of one name (one a model, say) are added; of the cache, the fullest counts.
     """
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for name, number in _LINE.findall(text):
         try:
             value = float(number)
@@ -59,10 +59,10 @@ def read_figures(text: bytes) -> dict[str, float]:
             continue
         what = _OF[name.decode()]
         if what == "kv":
-            found[what] = max(found.get(what, 0.0), min(1.0, value))
+            figures[what] = max(figures.get(what, 0.0), min(1.0, value))
         else:
-            found[what] = found.get(what, 0.0) + value
-    return found
+            figures[what] = figures.get(what, 0.0) + value
+    return figures
 
 
 class LoadReader:

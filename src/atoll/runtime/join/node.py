@@ -157,10 +157,10 @@ class JoinedNode:
             )
 
     def _read_hardware(self) -> Hardware:
-        found = read_hardware(self._environment)
+        hardware = read_hardware(self._environment)
         if self.options.gpus is not None:
-            found = msgspec.structs.replace(found, gpus=gpus_from_text(self.options.gpus))
-        return found
+            hardware = msgspec.structs.replace(hardware, gpus=gpus_from_text(self.options.gpus))
+        return hardware
 
     def _run(self, prepared: PreparedEngine, *, assigned: bool = False) -> None:
         """Start an engine, or take up with one that runs."""
@@ -250,35 +250,35 @@ class JoinedNode:
                 await self._given_up(running.given_up)
 
     async def _announce(self) -> None:
-        said, ends_s = self._said, self.deadline.ends_s
-        next_said = choose_announcement(said, self._situation())
+        last, ends_s = self._said, self.deadline.ends_s
+        announcement = choose_announcement(last, self._situation())
         if self.bridge is not None and not self._leaving:
-            self.bridge.open = next_said.offer is not None
-        if said == next_said and ends_s == self._said_ends_s:
+            self.bridge.open = announcement.offer is not None
+        if last == announcement and ends_s == self._said_ends_s:
             return
-        self._said, self._said_ends_s = next_said, ends_s
-        await self.fabric.announce(next_said.state, self._metadata(next_said))
-        offer = next_said.offer
+        self._said, self._said_ends_s = announcement, ends_s
+        await self.fabric.announce(announcement.state, self._metadata(announcement))
+        offer = announcement.offer
         models = [service.model for service in offer.services] if offer else []
         self._event(
             "node.announced",
             sid=self.fabric.sid,
-            state=next_said.state.name,
+            state=announcement.state.name,
             models=models,
             ends_s=ends_s,
         )
-        if said != next_said:
-            self._tell(next_said, models)
+        if last != announcement:
+            self._tell(announcement, models)
 
-    def _tell(self, said: Announcement, models: list[str]) -> None:
+    def _tell(self, announcement: Announcement, models: list[str]) -> None:
         engine = self._describe_engine()
         if models:
             self._say(f"serving {', '.join(models)}{engine} as {self.fabric.sid}")
         elif self._leaving:
             self._say("withdrawn: finishing what runs")
-        elif said.state is SessionState.DOWN:
+        elif announcement.state is SessionState.DOWN:
             self._say("down: the engine has ended")
-        elif self.running is not None and said.state is SessionState.SERVING:
+        elif self.running is not None and announcement.state is SessionState.SERVING:
             self._say(f"withdrawn: {self.running.watcher.health.reason}")
 
     def _describe_engine(self) -> str:
@@ -287,11 +287,11 @@ class JoinedNode:
             return ""
         return f" ({offer.engine} {offer.version})".replace(" )", ")")
 
-    def _metadata(self, said: Announcement | None) -> Metadata:
+    def _metadata(self, announcement: Announcement | None) -> Metadata:
         identity = self._access.identity
         name = self.options.name or host_name()
         base = self.options.metadata(name, identity.provider, identity.role)
-        offer = said.offer if said is not None else None
+        offer = announcement.offer if announcement is not None else None
         known = offer or (self.running.watcher.inspector.known if self.running else None)
         return msgspec.structs.replace(
             base,

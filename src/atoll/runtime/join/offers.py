@@ -123,22 +123,22 @@ class Inspector:
         return self.server.engine
 
     async def _details(self, engine: str) -> dict[str, dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = {}
+        details: dict[str, dict[str, Any]] = {}
         for path in _DETAILS.get(engine, ()):
             try:
                 answer = await self._get(path)
-                said = json.loads(answer.body) if answer.status == 200 else None
+                content = json.loads(answer.body) if answer.status == 200 else None
             except (FetchError, ValueError):
                 continue
-            if isinstance(said, dict):
-                found[path.removeprefix("/get_").lstrip("/")] = said
-        return found
+            if isinstance(content, dict):
+                details[path.removeprefix("/get_").lstrip("/")] = content
+        return details
 
     async def _prove(self, model: str) -> Kind:
         """Ask for a token, or for an embedding of those that make none; returns what it makes."""
-        asked: dict[str, object] = {"model": model, "prompt": "Hi", "max_tokens": 1}
+        completion: dict[str, object] = {"model": model, "prompt": "Hi", "max_tokens": 1}
         tries: tuple[tuple[Kind, str, dict[str, object]], ...] = (
-            ("llm", "/v1/completions", asked),
+            ("llm", "/v1/completions", completion),
             ("embedding", "/v1/embeddings", {"model": model, "input": "Hi"}),
             (
                 "llm",
@@ -146,7 +146,7 @@ class Inspector:
                 {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1},
             ),
         )
-        said = ""
+        refusal = ""
         for kind, path, body in tries:
             answer = await request(
                 self.server.url + path,
@@ -160,8 +160,8 @@ class Inspector:
             if answer.status >= 500 and answer.status != 501:
                 text = answer.body[:200].decode("utf-8", "replace")
                 raise UnhealthyError(f"{path} answered with status {answer.status}: {text}")
-            said = said or f"{path} answered with status {answer.status}"
-        raise UnhealthyError(f"no token: {said}")
+            refusal = refusal or f"{path} answered with status {answer.status}"
+        raise UnhealthyError(f"no token: {refusal}")
 
     async def _get(self, path: str) -> HttpResponse:
         return await request(
@@ -176,12 +176,12 @@ def read_models(body: bytes) -> list[dict[str, Any]]:
     """Read the answer of /v1/models: at least one model, each with a name; UnhealthyError otherwise."""
     try:
         listed = json.loads(body)["data"]
-        found = [entry for entry in listed if _is_name(entry["id"])]
+        entries = [entry for entry in listed if _is_name(entry["id"])]
     except (ValueError, KeyError, TypeError) as error:
         raise UnhealthyError("/v1/models did not answer with a list of models") from error
-    if not found:
+    if not entries:
         raise UnhealthyError("/v1/models lists no model")
-    return found[:_MOST_SERVICES]
+    return entries[:_MOST_SERVICES]
 
 
 def _is_name(text: object) -> bool:
@@ -230,9 +230,9 @@ def _precision(
         *(props.get("model_path"), entry.get("id"), root),
         *(facts.get("info", {}).get("model_dtype"), about.get("dtype")),
     ):
-        found = precision_of(text) if isinstance(text, str) else None
-        if found is not None:
-            return found
+        precision = precision_of(text) if isinstance(text, str) else None
+        if precision is not None:
+            return precision
     return config_precision(root or str(entry["id"])) or "unknown"
 
 
@@ -250,9 +250,9 @@ def config_precision(source: str) -> str | None:
             continue
         if bits in (2, 3, 4, 5, 6, 8):
             return f"int{bits}"
-        found = precision_of(method) if method else precision_of(str(dtype))
-        if found is not None:
-            return found
+        precision = precision_of(method) if method else precision_of(str(dtype))
+        if precision is not None:
+            return precision
     return None
 
 
@@ -273,15 +273,15 @@ def _context(entry: Mapping[str, Any], facts: Mapping[str, Mapping[str, Any]]) -
     settings = facts.get("props", {}).get("default_generation_settings", {})
     info = facts.get("info", {})
     meta = entry.get("meta") or {}
-    for found in (
+    for tokens in (
         entry.get("max_model_len"),
         settings.get("n_ctx") if isinstance(settings, dict) else None,
         facts.get("server_info", {}).get("context_length"),
         *(info.get("max_total_tokens"), info.get("max_input_tokens")),
         meta.get("n_ctx_train") if isinstance(meta, dict) else None,
     ):
-        if isinstance(found, int) and 0 < found <= _MOST_CONTEXT:
-            return found
+        if isinstance(tokens, int) and 0 < tokens <= _MOST_CONTEXT:
+            return tokens
     return None
 
 
@@ -290,8 +290,8 @@ def _version(facts: Mapping[str, Mapping[str, Any]]) -> str:
         *(("version", "version"), ("server_info", "version"), ("info", "version")),
         ("props", "build_info"),
     ):
-        found = facts.get(name, {}).get(key)
+        version = facts.get(name, {}).get(key)
         # llama.cpp built outside of its repository says "b0-unknown".
-        if isinstance(found, str) and found.isprintable() and "unknown" not in found:
-            return found[:64]
+        if isinstance(version, str) and version.isprintable() and "unknown" not in version:
+            return version[:64]
     return ""

@@ -67,12 +67,12 @@ def build(
 ) -> tuple[ServiceEndpoint, ...]:
     """Return the endpoints of the services in `models`, with configurations written to `home`."""
     chosen = options or LocalOptions()
-    found = standings(plan, {service: model.layers for service, model in models.items()})
-    _check_memory(found)
-    share = MachineShare(_cores(found, chosen), chosen.kv_bytes, chosen.dtype)
-    ports = free_ports(len(found))
+    planned = standings(plan, {service: model.layers for service, model in models.items()})
+    _check_memory(planned)
+    share = MachineShare(_cores(planned, chosen), chosen.kv_bytes, chosen.dtype)
+    ports = free_ports(len(planned))
     named = []
-    for standing, port in zip(found, ports, strict=True):
+    for standing, port in zip(planned, ports, strict=True):
         model = models[standing.service]
         endpoint = _endpoint(standing, model, port, home, share, liveness, chosen)
         kinds = {
@@ -121,10 +121,12 @@ def _only_one(standing: PlannedEndpoint) -> Instance:
     return standing.instances[0][0]
 
 
-def _cores(found: tuple[PlannedEndpoint, ...], options: LocalOptions) -> dict[str, tuple[int, ...]]:
+def _cores(
+    planned: tuple[PlannedEndpoint, ...], options: LocalOptions
+) -> dict[str, tuple[int, ...]]:
     """Share the cores out over node processes by the layers they hold."""
     work: dict[str, float] = {}
-    for standing in found:
+    for standing in planned:
         for instance, _ in standing.instances:
             if options.engine == "atoll":
                 for node in instance.nodes:
@@ -134,8 +136,8 @@ def _cores(found: tuple[PlannedEndpoint, ...], options: LocalOptions) -> dict[st
     return assign_cores(work, options.cores)
 
 
-def _check_memory(found: tuple[PlannedEndpoint, ...]) -> None:
-    nodes = sum(standing.nodes for standing in found)
+def _check_memory(planned: tuple[PlannedEndpoint, ...]) -> None:
+    nodes = sum(standing.nodes for standing in planned)
     free = _available_bytes()
     if free is not None and nodes * _NODE_BYTES > free:
         raise InputError(

@@ -23,19 +23,19 @@ def assign_cores(work: Mapping[str, float], cores: tuple[int, ...]) -> dict[str,
     order = sorted(work, key=lambda name: (-work[name], name))
     if not cores or not order:
         return dict.fromkeys(order, ())
-    found: dict[str, tuple[int, ...]] = {}
+    assigned: dict[str, tuple[int, ...]] = {}
     if len(order) > len(cores):
         load = dict.fromkeys(cores, 0.0)
         for name in order:
             core = min(cores, key=lambda c: (load[c], c))
             load[core] += work[name]
-            found[name] = (core,)
-        return found
+            assigned[name] = (core,)
+        return assigned
     counts = dict.fromkeys(order, 1)
     for _ in range(len(cores) - len(order)):
         counts[max(order, key=lambda name: work[name] / counts[name])] += 1
     at = 0
     for name in order:
-        found[name] = tuple(cores[at : at + counts[name]])
+        assigned[name] = tuple(cores[at : at + counts[name]])
         at += counts[name]
-    return found
+    return assigned

@@ -173,9 +173,9 @@ class LocalFleet:
 
     async def _poll(self) -> None:
         """Ask the instances about their nodes, so that a node that hangs is noticed."""
-        own = [e.endpoint for e in self.endpoints if e.endpoint.backend.kind == "atoll"]
+        atoll_endpoints = [e.endpoint for e in self.endpoints if e.endpoint.backend.kind == "atoll"]
         while True:
-            await asyncio.gather(*(self._ask(endpoint) for endpoint in own))
+            await asyncio.gather(*(self._ask(endpoint) for endpoint in atoll_endpoints))
             await asyncio.sleep(_POLL_S)
 
     async def _ask(self, endpoint: Endpoint) -> None:

@@ -62,25 +62,25 @@ def scale_layers(instance: Instance, layers: int) -> Instance:
 
 def standings(plan: Plan, layers: Mapping[str, int]) -> tuple[PlannedEndpoint, ...]:
     """Return the endpoints of the services in `layers`, which has the layers of each one's model."""
-    found: list[PlannedEndpoint] = []
+    endpoints: list[PlannedEndpoint] = []
     for service, count in layers.items():
-        own = [scale_layers(i, count) for i in plan.instances if i.service == service]
-        if not own:
+        instances = [scale_layers(i, count) for i in plan.instances if i.service == service]
+        if not instances:
             raise InputError(
                 f"the plan has no instance of {service!r}",
                 field="instances",
                 hint="serve another plan, or plan again with more nodes",
             )
-        for instance in own:
+        for instance in instances:
             if instance.role_id.component != LLM:
                 raise InputError(
                     f"{instance.id} is no language model", hint="serve the others with --only"
                 )
-        found += _of_service(plan, service, own)
-    return tuple(found)
+        endpoints += _of_service(plan, service, instances)
+    return tuple(endpoints)
 
 
-def _of_service(plan: Plan, service: str, own: Sequence[Instance]) -> list[PlannedEndpoint]:
+def _of_service(plan: Plan, service: str, instances: Sequence[Instance]) -> list[PlannedEndpoint]:
     shares = {
         (route.phase, name): share
         for route in plan.routes
@@ -91,9 +91,9 @@ def _of_service(plan: Plan, service: str, own: Sequence[Instance]) -> list[Plann
     def share(instance: Instance) -> float:
         return shares.get((instance.phase, instance.id), instance.throughput_per_s)
 
-    whole = [i for i in own if i.phase is Phase.BOTH]
-    apart = [i for i in own if i.phase in (Phase.PREFILL, Phase.DECODE)]
-    found = [PlannedEndpoint(i.id, service, ((i, 1.0),), share(i)) for i in whole]
+    whole = [i for i in instances if i.phase is Phase.BOTH]
+    apart = [i for i in instances if i.phase in (Phase.PREFILL, Phase.DECODE)]
+    endpoints = [PlannedEndpoint(i.id, service, ((i, 1.0),), share(i)) for i in whole]
     if apart:
         missing = {Phase.PREFILL, Phase.DECODE} - {i.phase for i in apart}
         if missing:
@@ -103,5 +103,7 @@ def _of_service(plan: Plan, service: str, own: Sequence[Instance]) -> list[Plann
                 hint="plan again: every phase of a service needs an instance",
             )
         # Prompts and answers of a request may meet any pair of instances: one endpoint for all.
-        found.append(PlannedEndpoint(service, service, tuple((i, share(i)) for i in apart), 1.0))
-    return found
+        endpoints.append(
+            PlannedEndpoint(service, service, tuple((i, share(i)) for i in apart), 1.0)
+        )
+    return endpoints

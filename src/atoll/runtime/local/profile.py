@@ -81,14 +81,14 @@ def measure_range(
             pool.grow(table, position + size)
         batch = rows(tables, position, size)
         stage.forward(batch)
-        found = []
+        times_s = []
         for _ in range(options.repeats):
             began_s = time.process_time()
             stage.forward(batch)
-            found.append((time.process_time() - began_s) / options.threads)
+            times_s.append((time.process_time() - began_s) / options.threads)
         for table in tables:
             pool.close(table)
-        return statistics.median(found)
+        return statistics.median(times_s)
 
     tell = progress or (lambda _text: None)
     prefill, decode = [], []

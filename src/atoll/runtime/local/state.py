@@ -72,15 +72,15 @@ def remove_home(folder: Path) -> None:
 
 def list_running_fleets() -> tuple[FleetState, ...]:
     """Return the fleets that run, oldest first; what is left of dead ones is removed."""
-    found = []
+    fleets = []
     for path in runtime_dir().glob(f"run-*/{_FILE}"):
         with contextlib.suppress(AtollError, OSError):
             state = FleetState.from_json(read_text_limited(path), path=path)
             if _is_alive(state.pid):
-                found.append(state)
+                fleets.append(state)
             else:
                 remove_home(path.parent)
-    return tuple(sorted(found, key=lambda state: state.started_s))
+    return tuple(sorted(fleets, key=lambda state: state.started_s))
 
 
 def _is_alive(pid: int) -> bool:

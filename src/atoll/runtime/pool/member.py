@@ -151,10 +151,10 @@ class Member:
 
     def offer(self, model: str) -> ModelOffer:
         """Return what policies look at; a backend of a configuration says it in its metadata."""
-        found = self.offers.get(model)
-        if found is None:
-            found = self.offers[model] = _offer(self.backend)
-        return found
+        offer = self.offers.get(model)
+        if offer is None:
+            offer = self.offers[model] = _offer(self.backend)
+        return offer
 
     def integrate_load(self, now_s: float) -> float:
         """Return the requests run here so far, summed over time in seconds. Call before they change."""
@@ -178,17 +178,17 @@ class Member:
 
 def _offer(backend: Backend) -> ModelOffer:
     # Who runs it is not for its configuration to say: policies trust no provider without a certificate.
-    said = backend.metadata
-    context = said.get("context", "")
+    metadata = backend.metadata
+    context = metadata.get("context", "")
     return ModelOffer(
         node=backend.id,
         sid=backend.id,
         verified=False,
-        region=said.get("region", ""),
-        precision=said.get("precision", "unknown"),
+        region=metadata.get("region", ""),
+        precision=metadata.get("precision", "unknown"),
         context=int(context) if context.isascii() and context.isdigit() else None,
-        gpus=tuple(filter(None, said.get("gpus", "").split(","))),
-        stability=said.get("stability", "standard"),
+        gpus=tuple(filter(None, metadata.get("gpus", "").split(","))),
+        stability=metadata.get("stability", "standard"),
         engine=backend.kind,
     )
 

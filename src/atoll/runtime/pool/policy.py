@@ -42,9 +42,9 @@ HEADERS = frozenset(_HEADERS)
 def precision_bits(name: str) -> int:
     """Return the bits of a weight for the name of a precision ("bf16", "Q4_K_M"); 0: not known."""
     text = name.strip().lower()
-    found = _BITS.fullmatch(text)
-    if found is not None:
-        return int(found[1])
+    match = _BITS.fullmatch(text)
+    if match is not None:
+        return int(match[1])
     return 4 if text.startswith(_FOUR_BITS) else 0
 
 
@@ -86,7 +86,7 @@ class Policy(Frozen):
 
     @field_validator("min_precision")
     @classmethod
-    def _known(cls, name: str | None) -> str | None:
+    def _check_precision(cls, name: str | None) -> str | None:
         if name is not None and not precision_bits(name):
             raise ValueError(f"{name[:40]!r} is no precision; write bf16, fp8, int4 or the like")
         return name
@@ -167,10 +167,10 @@ def fallbacks(headers: Mapping[bytes, bytes]) -> tuple[str, ...]:
 
 def items(header: str, text: str) -> tuple[str, ...]:
     """Return the entries of a list with commas; an empty list or entry is an ApiError."""
-    found = tuple(part.strip() for part in text.split(","))
-    if not all(found) or len(found) > _LISTED:
+    parts = tuple(part.strip() for part in text.split(","))
+    if not all(parts) or len(parts) > _LISTED:
         raise _refuse_header(header, f"1 to {_LISTED} names with commas between them are needed")
-    return found
+    return parts
 
 
 def _text(header: str, value: bytes) -> str:
@@ -184,19 +184,21 @@ def _refuse_header(header: str, why: str) -> ApiError:
     return ApiError(400, f"{header}: {why}", param=header, code="invalid_header")
 
 
-def _both(one: tuple[str, ...] | None, two: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    if one is None or two is None:
-        return two if one is None else one
-    return tuple(name for name in one if name in two)
+def _both(first: tuple[str, ...] | None, second: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return tuple(name for name in first if name in second)
 
 
 def _narrower(
-    one: tuple[str, ...] | None, two: tuple[str, ...] | None, lies_in: Callable[[str, str], bool]
+    first: tuple[str, ...] | None,
+    second: tuple[str, ...] | None,
+    lies_in: Callable[[str, str], bool],
 ) -> tuple[str, ...] | None:
-    if one is None or two is None:
-        return two if one is None else one
-    kept = [a for a in one if any(lies_in(a, b) for b in two)]
-    kept += [b for b in two if b not in kept and any(lies_in(b, a) for a in one)]
+    if first is None or second is None:
+        return second if first is None else first
+    kept = [a for a in first if any(lies_in(a, b) for b in second)]
+    kept += [b for b in second if b not in kept and any(lies_in(b, a) for a in first)]
     return tuple(kept)
 
 
@@ -210,16 +212,16 @@ def _of_site(node: str, wanted: str) -> bool:
     return node == wanted or node.startswith(f"{wanted}/")
 
 
-def _higher(one: str | None, two: str | None) -> str | None:
-    if one is None or two is None:
-        return two if one is None else one
-    return one if precision_bits(one) >= precision_bits(two) else two
+def _higher(first: str | None, second: str | None) -> str | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return first if precision_bits(first) >= precision_bits(second) else second
 
 
-def _steadier(one: Stability | None, two: Stability | None) -> Stability | None:
-    if one is None or two is None:
-        return two if one is None else one
-    return one if _rank(one) >= _rank(two) else two
+def _steadier(first: Stability | None, second: Stability | None) -> Stability | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return first if _rank(first) >= _rank(second) else second
 
 
 def _rank(stability: str) -> int:

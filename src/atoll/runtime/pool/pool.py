@@ -183,12 +183,12 @@ class BackendPool:
         for avoided, ejected, full in passes:
             usable = usable_by(avoided, allow, ejected=ejected, full=full)
             if policy == LEARNED:
-                found, why = ring.learn(usable, prefer, now_s)
+                member, why = ring.learn(usable, prefer, now_s)
             else:
-                found, why = ring.pick(policy, usable, prefer)
-            if found is not None:
+                member, why = ring.pick(policy, usable, prefer)
+            if member is not None:
                 self.decisions[why] += 1
-                return found
+                return member
         return None
 
     def learn(

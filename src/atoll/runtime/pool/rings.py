@@ -101,10 +101,10 @@ class Ring:
 
     def _worth_it(self, home: int, best: int, running: list[float]) -> bool:
         """Whether the member that served a conversation is not too slow now to serve it again."""
-        one, other = self.speeds[home], self.speeds[best]
-        if home == best or min(one.seen, other.seen) < _KNOWN:
+        home_speed, best_speed = self.speeds[home], self.speeds[best]
+        if home == best or min(home_speed.seen, best_speed.seen) < _KNOWN:
             return running[home] <= running[best] + _ALWAYS_RUNNING
-        return one.time_s(running[home]) <= _WORTH_IT * other.time_s(running[best])
+        return home_speed.time_s(running[home]) <= _WORTH_IT * best_speed.time_s(running[best])
 
     def credits(self) -> dict[str, float]:
         """Return the credit of each, by name."""

@@ -31,8 +31,8 @@ class ProcessError(AtollError):
     """A process could not be kept running; carries its last lines."""
 
     def __init__(self, name: str, reason: str, lines: tuple[str, ...], log: str) -> None:
-        said = f": {lines[-1]}" if lines else ""
-        super().__init__(f"{name} {reason}{said}", hint=f"see {log}")
+        last_line = f": {lines[-1]}" if lines else ""
+        super().__init__(f"{name} {reason}{last_line}", hint=f"see {log}")
         self.name = name
         self.lines = lines
 
@@ -157,7 +157,7 @@ class SupervisedProcess:
                 if looking is None and now_s >= look_s:
                     looking = asyncio.create_task(probe.check(process.pid))
                 if looking is not None and looking.done():
-                    self._looked(looking, now_s)
+                    self._take_result(looking, now_s)
                     looking = None
                     look_s = now_s + (probe.every_s if self.state is ProcessState.READY else 0.0)
                 self._tell()
@@ -173,7 +173,7 @@ class SupervisedProcess:
         if not self._core.over or self.state is ProcessState.FAILED:
             _LOG.info("%s %s (%s)", self.name, self.reason, self.state)
 
-    def _looked(self, looking: asyncio.Task[str | None], now_s: float) -> None:
+    def _take_result(self, looking: asyncio.Task[str | None], now_s: float) -> None:
         problem = looking.result()
         if self.state is ProcessState.STARTING and problem is None:
             self._core.ready(now_s)

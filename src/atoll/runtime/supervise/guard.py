@@ -45,12 +45,12 @@ def descendants(root: int) -> list[int]:
         except OSError:
             continue
         parents.setdefault(int(fields[1]), []).append(int(name))
-    found: list[int] = []
+    pids: list[int] = []
     level = [root]
     while level:
         level = [child for parent in level for child in parents.get(parent, ())]
-        found += level
-    return found
+        pids += level
+    return pids
 
 
 class RotatingLog:

@@ -62,9 +62,9 @@ def _guard(orders: socket.socket, order: dict[str, object], descriptors: list[in
         for descriptor, target in zip(descriptors, (0, 1), strict=True):
             os.dup2(descriptor, target)
             os.close(descriptor)
-        given = order["environment"]
-        assert isinstance(given, dict)
-        os.environ.update(given)
+        environment = order["environment"]
+        assert isinstance(environment, dict)
+        os.environ.update(environment)
         code = Guard(order).run()
     finally:
         os._exit(code)

@@ -199,11 +199,11 @@ class Nursery:
             )
         try:
             async with asyncio.timeout(timeout_s):
-                said = await asyncio.get_running_loop().sock_recv(ours, 64)
+                greeting = await asyncio.get_running_loop().sock_recv(ours, 64)
         except TimeoutError:
             process.kill()
-            said = b""
-        if said != b"ready":
+            greeting = b""
+        if greeting != b"ready":
             assert process.stderr is not None
             words = (await process.stderr.read()).decode("utf-8", "replace").strip()
             await process.wait()
