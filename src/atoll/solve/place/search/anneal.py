@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from atoll.core.compiling import entry, part
+from atoll.core.compiling import entry
+from atoll.solve.place.search.lean import lean_part
 from atoll.solve.place.search.kernel import VALUE, attempt, take_over, weigh, weigh_after
 from atoll.solve.place.search.kernel_tables import (
     STATE_TYPE,
@@ -32,7 +33,7 @@ _SAME_HEAT = 64
 _NO_KIND, _NO_WORD, _NO_CHANGE = np.zeros(0, np.int64), np.zeros(0, np.uint64), np.zeros((0, 3), np.int64)
 
 
-@part
+@lean_part
 def _anneal(
     tables: Tables,
     state: FlowState,

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from atoll.core.compiling import entry, part
+from atoll.core.compiling import entry
+from atoll.solve.place.search.lean import lean_part
 from atoll.solve.place.sustained.residence import (
     NEVER,
     SITE_TYPE,
@@ -66,7 +67,7 @@ _THROUGH, _RUN, _BEHIND, _STEP, _ON, _CAPACITY = range(6)
 _ROOM, _COST, _ARC_S, _TRIAL, _KEPT_FLOW = range(5)
 
 
-@part
+@lean_part
 def _list_arcs(site: Site, start: Ints, end: Ints, order: Ints, tail: Ints, head: Ints) -> int:
     """Do what `arcs_of` says; `order` sorts nodes by their end. Fill `tail` and `head`, return how many."""
     count = 0
@@ -87,7 +88,7 @@ def _list_arcs(site: Site, start: Ints, end: Ints, order: Ints, tail: Ints, head
     return count
 
 
-@part
+@lean_part
 def _cheapest_flow(  # noqa: C901 - one search; split up it would pass a dozen arrays around
     site: Site,
     tail: Ints,
@@ -183,7 +184,7 @@ def _cheapest_flow(  # noqa: C901 - one search; split up it would pass a dozen a
         value += push
 
 
-@part
+@lean_part
 def _sustain(  # noqa: C901 - one bisection over arrays it shares
     site: Site,
     start: Ints,
@@ -244,7 +245,7 @@ def _sustain(  # noqa: C901 - one bisection over arrays it shares
     return low
 
 
-@part
+@lean_part
 def _place_value(
     site: Site,
     start: Ints,

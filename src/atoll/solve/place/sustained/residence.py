@@ -33,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.core.compiling import part
+from atoll.solve.place.search.lean import lean_part
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -91,14 +91,14 @@ class Arcs(NamedTuple):
     flow: Floats
 
 
-@part
+@lean_part
 def fill(array: Floats, value: float) -> None:
     """Write one value everywhere."""
     for i in range(len(array)):
         array[i] = value
 
 
-@part
+@lean_part
 def step_of(site: Site, node: int, layers: float, rate: float) -> tuple[float, float]:
     """Return (d, M) of a node at `rate` requests/s; M = NEVER where it cannot keep up."""
     p = layers * site.prompt_s[node]
@@ -127,7 +127,7 @@ def step_of(site: Site, node: int, layers: float, rate: float) -> tuple[float, f
     return d, met
 
 
-@part
+@lean_part
 def link_of(
     one: float, latency: float, rate: float, site: Site, behind: float, lag: float
 ) -> tuple[float, float, float]:
@@ -148,7 +148,7 @@ def link_of(
     return latency + one + wait, behind + meets, one
 
 
-@part
+@lean_part
 def round_trips(
     site: Site,
     arcs: Arcs,
@@ -187,7 +187,7 @@ def round_trips(
     return mean
 
 
-@part
+@lean_part
 def _forward(
     site: Site,
     arcs: Arcs,
@@ -239,7 +239,7 @@ def _forward(
     return worst
 
 
-@part
+@lean_part
 def _rounds(
     arcs: Arcs,
     through: Floats,
