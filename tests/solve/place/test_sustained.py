@@ -47,7 +47,7 @@ def step(site: tuple[Any, ...], layers: float, rate: float) -> tuple[float, floa
 def mean_trip(
     site: tuple[Any, ...], tail: Ints, head: Ints, flow: Floats, scale: float, nodes: Floats
 ) -> float:
-    """`round_trips`, for Python to call; rows of `nodes` are the layers run, the flow through, and scratch."""
+    """`round_trips`, for Python to call; rows of `nodes`: layers run, flow through, and scratch."""
     return round_trips(
         Site(*site), Arcs(tail, head, flow), scale, nodes[0], nodes[1], np.zeros(len(tail)),
         nodes[2], nodes[3], nodes[4], nodes[5], nodes[6],

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from atoll.core.compiling import entry
-from atoll.solve.place.search.lean import lean_part
 from atoll.solve.place.search.kernel import VALUE, attempt, take_over, weigh, weigh_after
 from atoll.solve.place.search.kernel_tables import (
     STATE_TYPE,
@@ -25,12 +24,14 @@ from atoll.solve.place.search.kernel_tables import (
     Ints,
     Tables,
 )
+from atoll.solve.place.search.lean import lean_part
 from atoll.solve.place.search.moves import Words, propose, unit
 
 COMPILED_AS = "the search for placements"
 _SAME_HEAT = 64
 """Evaluations between two changes of the temperature."""
-_NO_KIND, _NO_WORD, _NO_CHANGE = np.zeros(0, np.int64), np.zeros(0, np.uint64), np.zeros((0, 3), np.int64)
+_NO_KIND, _NO_CHANGE = np.zeros(0, np.int64), np.zeros((0, 3), np.int64)
+_NO_WORD = np.zeros(0, np.uint64)
 
 
 @lean_part

@@ -33,7 +33,9 @@ def word(random: Words) -> np.uint64:
 def below(random: Words, limit: int) -> int:
     """Return a whole number in [0, limit)."""
     scaled = (word(random) >> np.uint64(32)) * np.uint64(limit)
-    return np.int64(scaled >> np.uint64(32))
+    # `int` would leave it unsigned.
+    number: int = np.int64(scaled >> np.uint64(32))  # type: ignore[assignment]
+    return number
 
 
 @lean_part

@@ -59,9 +59,7 @@ class KernelScratch(NamedTuple):
         )
 
 
-SCRATCH_TYPE = (
-    "Tuple((float64[:, ::1], float64[::1], int64[::1], float64[:, ::1], int64[:, ::1]))"
-)
+SCRATCH_TYPE = "Tuple((float64[:, ::1], float64[::1], int64[::1], float64[:, ::1], int64[:, ::1]))"
 # Rows of `KernelScratch.nodes` and `KernelScratch.arcs`.
 _THROUGH, _RUN, _BEHIND, _STEP, _ON, _CAPACITY = range(6)
 _ROOM, _COST, _ARC_S, _TRIAL, _KEPT_FLOW = range(5)
@@ -221,9 +219,7 @@ def _sustain(  # noqa: C901 - one bisection over arrays it shares
         last = turn == 25 or high - low < 1e-4 * high
         middle = low if last else (low + high) / 2.0
         top = 0.0
-        mean_s = round_trips(
-            site, arcs, middle, run, through, arc_s, hop_s, behind, trip, step, on
-        )
+        mean_s = round_trips(site, arcs, middle, run, through, arc_s, hop_s, behind, trip, step, on)
         lasts = mean_s < NEVER
         if lasts:
             for i in range(size):
@@ -243,6 +239,26 @@ def _sustain(  # noqa: C901 - one bisection over arrays it shares
         else:
             low, high = middle, min(high, middle / max(top, 1e-12))
     return low
+
+
+@lean_part
+def _cap_by_cache(
+    site: Site, start: Ints, end: Ints, use: Floats, trip: Floats, capacity: Floats
+) -> None:
+    """Set the capacity of each node to what it carries with its KV cache full at the round trips found."""
+    per_request = site.prompt + site.answer
+    top = 0.0
+    for i in range(len(start)):
+        if use[i] > 0.0:
+            top = max(top, trip[i])
+    for i in range(len(start)):
+        held = end[i] - start[i]
+        if held > 0:
+            mean = trip[i] if use[i] > 0.0 else top
+            if mean > 0.0:
+                full = site.kv[i, held] / (site.held * (site.answer + 1.0) * mean)
+                works = BUSY / (held * site.prompt_s[i])
+                capacity[i] = min(full, works) * per_request
 
 
 @lean_part
@@ -277,7 +293,6 @@ def _place_value(
             hop_s[i], _ = step_of(site, i, float(held), 0.0)
             hop_s[i] += held * site.prompt_s[i]
     best = 0.0
-    per_request = site.prompt + site.answer
     for turn in range(rounds):
         value = _cheapest_flow(site, tail, head, capacity, hop_s, dearest, trial, scratch)
         if value <= TINY:
@@ -294,19 +309,7 @@ def _place_value(
             for a in range(count):
                 flow[a] = trial[a] * scale
         if turn + 1 < rounds:
-            mean = 0.0
-            top = 0.0
-            for i in range(size):
-                if use[i] > 0.0:
-                    top = max(top, trip[i])
-            for i in range(size):
-                held = end[i] - start[i]
-                if held > 0:
-                    mean = trip[i] if use[i] > 0.0 else top
-                    if mean > 0.0:
-                        full = site.kv[i, held] / (site.held * (site.answer + 1.0) * mean)
-                        works = BUSY / (held * site.prompt_s[i])
-                        capacity[i] = min(full, works) * per_request
+            _cap_by_cache(site, start, end, use, trip, capacity)
     return best, count
 
 
@@ -360,7 +363,7 @@ def sustain(
 ) -> float:
     """Return the largest multiple of a flow that lasts; fill each node's KV use (1: full) and times there."""
     scale, _ = _sustain_or_place(
-        tuple(site), *_ranges(start, end), 0, 0.0, *arcs, use, trip, hop_s,
+        tuple(site), *_ranges(start, end), 0, 0.0, arcs.tail, arcs.head, arcs.flow, use, trip, hop_s,
         tuple(KernelScratch.of(len(start), len(arcs.tail))),
     )  # fmt: skip
     return scale
@@ -375,9 +378,11 @@ def place_value(
     that of the flow as filled, which is already scaled to what lasts. `rounds` is 1 or more.
     """
     most = _most_arcs(site)
+    tail, head = np.empty((2, most), np.int64)
+    use, trip, hop_s = np.empty((3, len(start)))
     return _sustain_or_place(
-        tuple(site), *_ranges(start, end), rounds, dearest, *np.empty((2, most), np.int64), flow,
-        *np.empty((3, len(start))), tuple(KernelScratch.of(len(start), most)),
+        tuple(site), *_ranges(start, end), rounds, dearest, tail, head, flow, use, trip, hop_s,
+        tuple(KernelScratch.of(len(start), most)),
     )  # fmt: skip
 
 
