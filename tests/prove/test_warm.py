@@ -7,9 +7,22 @@ from pathlib import Path
 import pytest
 
 from atoll.cli.main import run
+from atoll.plan.files.fleet import load_fleet
 from atoll.prove import warm as warming
+from atoll.solve.place.from_problem import flow_instance
+from atoll.solve.place.search.search import search, search_by
+from atoll.solve.place.sustained.sustained import best_flows, evaluator, site_of
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def place(cluster: str) -> None:
+    """Place the service of a cluster by all objectives there are, with few evaluations."""
+    problem = load_fleet(cluster)
+    instance = flow_instance(problem, problem.catalog(), problem.services[0].name)
+    search(instance, evaluations=100)
+    (best,) = search_by(instance, evaluator(site_of(instance)), evaluations=5)
+    assert best_flows(instance, best.placement).tokens_per_s > 0.0
 
 
 def test_everything_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +46,13 @@ def test_everything_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert warming.warm() == 0
     assert [done for done, _, _ in told] == list(range(len(recorded)))
     whats = list(dict.fromkeys(what for _, _, what in told))
-    assert whats == ["the search for templates", "the allocator", "the simulator"]
+    assert whats == [
+        "the search for templates",
+        "the allocator",
+        "the simulator",
+        "the search for placements",
+        "the search for placements that last",
+    ]
 
 
 def test_entries_are_called_with_the_types_they_name(
@@ -44,6 +63,7 @@ def test_entries_are_called_with_the_types_they_name(
     fleet, plan = str(EXAMPLES / "quickstart.yaml"), str(tmp_path / "plan.json")
     assert run(["plan", fleet, "-o", plan]) == 0
     assert run(["simulate", plan, "--fleet", fleet, "--for", "5s"]) == 0
+    place(str(EXAMPLES / "cluster-mixed.yaml"))
     used = [one for one in warming.entries() if one.dispatcher.overloads]
     assert {one.what for one in used} == {one.what for one in warming.entries()}
     for one in used:

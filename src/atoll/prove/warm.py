@@ -22,8 +22,11 @@ MODULES = (
     "atoll.solve.rent.columns",
     "atoll.solve.rent.mixes.mixes",
     "atoll.sim.loop",
+    "atoll.solve.place.search.anneal",
+    "atoll.solve.place.search.moves",
+    "atoll.solve.place.sustained.kernel",
 )
-"""Modules with entries, those that a first plan needs before those of a first simulation."""
+"""Modules with entries: for a first plan, for a first simulation, and for a first placement in a cluster."""
 
 Progress = Callable[[int, int, str], None]
 """Called with the entries compiled so far, how many there are to compile, and what comes next."""

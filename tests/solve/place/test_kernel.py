@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from atoll.core.compiling import entry
 from atoll.core.rng import stream
 from atoll.solve.place.evaluate import max_flow
 from atoll.solve.place.instance import FlowInstance, Placement
-from atoll.solve.place.search.kernel import VALUE, attempt, load
-from atoll.solve.place.search.kernel_tables import groups_of, state_of, tables_of
-from atoll.solve.place.search.moves import propose
+from atoll.solve.place.search.anneal import load
+from atoll.solve.place.search.kernel import VALUE, attempt
+from atoll.solve.place.search.kernel_tables import (
+    STATE_TYPE,
+    TABLES_TYPE,
+    FlowState,
+    Ints,
+    Tables,
+    groups_of,
+    state_of,
+    tables_of,
+)
+from atoll.solve.place.search.moves import propose_one
 from benchmarks.flow_cases import large_cluster, small_cluster
+
+
+@entry(f"({TABLES_TYPE}, {STATE_TYPE}, int64[:, ::1], int64, int64)")
+def attempt_one(
+    tables: tuple[Any, ...], state: tuple[Any, ...], change: Ints, count: int, least: int
+) -> bool:
+    """`attempt`, which otherwise only compiled code calls."""
+    return attempt(Tables(*tables), FlowState(*state), change, count, least)
 
 
 def walk(instance: FlowInstance, seed: int, steps: int) -> float:
@@ -29,14 +49,15 @@ def walk(instance: FlowInstance, seed: int, steps: int) -> float:
     kind = instance.kind
     top = 0.0
     for _ in range(steps):
-        count = propose(
+        count = propose_one(
             words, state.start, state.end, tables.most, kind, instance.layers, 20, change
         )
         if not count:
             continue
         before = state.start.copy(), state.end.copy(), state.flow.copy(), state.cover.copy()
         old = int(state.number[VALUE])
-        taken = attempt(tables, state, change, count, old // 10 + int(random.integers(0, 2)))
+        least = old // 10 + int(random.integers(0, 2))
+        taken = attempt_one(tuple(tables), tuple(state), change, count, least)
         if not taken:
             after = state.start, state.end, state.flow, state.cover
             for was, now in zip(before, after, strict=True):

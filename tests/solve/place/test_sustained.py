@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.core.compiling import entry
 from atoll.core.errors import InputError
 from atoll.solve.place.instance import Floats, FlowInstance, Placement, Timing
-from atoll.solve.place.sustained.residence import NEVER, Arcs, Site, round_trips, step_of
+from atoll.solve.place.sustained.residence import (
+    NEVER,
+    SITE_TYPE,
+    Arcs,
+    Ints,
+    Site,
+    round_trips,
+    step_of,
+)
 from atoll.solve.place.sustained.sustained import (
     ADMITTED,
     SPREAD,
@@ -25,6 +35,23 @@ from atoll.solve.place.sustained.sustained import (
 few = settings(max_examples=max(15, settings().max_examples // 3))
 
 DECODE_S, PROMPT_S = 0.002, 0.02
+
+
+@entry(f"({SITE_TYPE}, float64, float64)")
+def step(site: tuple[Any, ...], layers: float, rate: float) -> tuple[float, float]:
+    """`step_of` the first node, for Python to call."""
+    return step_of(Site(*site), 0, layers, rate)
+
+
+@entry(f"({SITE_TYPE}, int64[::1], int64[::1], float64[::1], float64, float64[:, ::1])")
+def mean_trip(
+    site: tuple[Any, ...], tail: Ints, head: Ints, flow: Floats, scale: float, nodes: Floats
+) -> float:
+    """`round_trips`, for Python to call; rows of `nodes`: layers run, flow through, and scratch."""
+    return round_trips(
+        Site(*site), Arcs(tail, head, flow), scale, nodes[0], nodes[1], np.zeros(len(tail)),
+        nodes[2], nodes[3], nodes[4], nodes[5], nodes[6],
+    )  # fmt: skip
 
 
 def instance(
@@ -84,10 +111,10 @@ def lane(hops: int, held: int = 4) -> tuple[Placement, Arcs]:
 
 def trip_of(site: Site, hops: int, held: int, requests_per_s: float) -> float:
     _, arcs = lane(hops, held)
-    filled = [np.zeros(hops) for _ in range(3)]
     tokens = requests_per_s * (site.prompt + site.answer)
-    run = np.full(hops, float(held))
-    return float(round_trips(site, arcs, tokens, run, np.ones(hops), np.zeros(hops + 1), *filled))
+    nodes = np.zeros((7, hops))
+    nodes[0], nodes[1] = held, 1.0
+    return mean_trip(tuple(site), *arcs, tokens, nodes)
 
 
 def test_an_idle_lane_takes_its_steps_and_its_links() -> None:
@@ -117,17 +144,17 @@ def test_a_lane_of_equal_prompts_is_the_road_without_passing(hops: int, rate: fl
 
 def test_steps_grow_with_load_until_the_node_cannot_keep_up() -> None:
     site = equal_site(instance(1, 4))
-    met = [step_of(site, 0, 4.0, r)[1] for r in (0.0, 2.0, 6.0, 12.0)]
+    met = [step(tuple(site), 4.0, r)[1] for r in (0.0, 2.0, 6.0, 12.0)]
     assert met == sorted(met)
     assert met[0] == pytest.approx(4 * DECODE_S)
     # rho = r p = 1 at r = 12.5.
-    assert step_of(site, 0, 4.0, 12.6)[1] == NEVER
+    assert step(tuple(site), 4.0, 12.6)[1] == NEVER
 
 
 def test_uneven_prompts_make_steps_longer() -> None:
     own = instance(6, 24)
     even, uneven = equal_site(own), site_of(own, input_square=2 * 500.0**2)
-    assert step_of(uneven, 0, 4.0, 3.0)[1] > step_of(even, 0, 4.0, 3.0)[1]
+    assert step(tuple(uneven), 4.0, 3.0)[1] > step(tuple(even), 4.0, 3.0)[1]
     assert trip_of(uneven, 6, 4, 1.0) > trip_of(even, 6, 4, 1.0)
 
 

@@ -11,19 +11,31 @@ acceptance drawn first, E of the capacities alone rejects most steps before any 
 
 from __future__ import annotations
 
-import numpy as np
-from numba import njit
+from typing import Any
 
-from atoll.solve.place.search.kernel import VALUE, attempt, weigh, weigh_after
-from atoll.solve.place.search.kernel_tables import FlowState, Ints, Tables
+import numpy as np
+
+from atoll.core.compiling import entry
+from atoll.solve.place.search.kernel import VALUE, attempt, take_over, weigh, weigh_after
+from atoll.solve.place.search.kernel_tables import (
+    STATE_TYPE,
+    TABLES_TYPE,
+    FlowState,
+    Ints,
+    Tables,
+)
+from atoll.solve.place.search.lean import lean_part
 from atoll.solve.place.search.moves import Words, propose, unit
 
+COMPILED_AS = "the search for placements"
 _SAME_HEAT = 64
 """Evaluations between two changes of the temperature."""
+_NO_KIND, _NO_CHANGE = np.zeros(0, np.int64), np.zeros((0, 3), np.int64)
+_NO_WORD = np.zeros(0, np.uint64)
 
 
-@njit(cache=True, nogil=True)
-def anneal(
+@lean_part
+def _anneal(
     tables: Tables,
     state: FlowState,
     kind: Ints,
@@ -39,14 +51,10 @@ def anneal(
     best: int,
     best_start: Ints,
     best_end: Ints,
+    change: Ints,
 ) -> tuple[int, int]:
-    """Do evaluations `first` to `last` of a run of `total`; return (evaluations done so far, best flow).
-
-    The temperature falls from `hot` to `cold` (units of flow) over the run. Better placements than `best`
-    are written to `best_start` and `best_end`; at `goal` the run ends.
-    """
+    """Do what `anneal` says; `change` has room for the rows of a step."""
     n = kind.shape[0]
-    change = np.empty((n + 2, 3), np.int64)
     start, end, rate, cover, number = state.start, state.end, tables.rate, state.cover, state.number
     most = tables.most
     layers = tables.layers
@@ -71,6 +79,75 @@ def anneal(
             now = then
             if number[VALUE] > best:
                 best = number[VALUE]
-                best_start[:] = start
-                best_end[:] = end
+                for i in range(n):
+                    best_start[i] = start[i]
+                    best_end[i] = end[i]
     return (last if idle else done), best
+
+
+@entry(
+    f"({TABLES_TYPE}, {STATE_TYPE}, int64[::1], uint64[::1], int64, int64, int64, float64, float64,"
+    " int64, float64, int64, int64, int64[::1], int64[::1], int64[:, ::1])"
+)
+def _load_or_anneal(
+    tables: tuple[Any, ...],
+    state: tuple[Any, ...],
+    kind: Ints,
+    random: Words,
+    first: int,
+    last: int,
+    total: int,
+    hot: float,
+    cold: float,
+    level: int,
+    pull: float,
+    goal: int,
+    best: int,
+    start: Ints,
+    end: Ints,
+    change: Ints,
+) -> tuple[int, int]:
+    """`anneal`; with `total` 0 `load`. One entry for both: most of what they are made of is the same."""
+    if total == 0:
+        return 0, take_over(Tables(*tables), FlowState(*state), start, end)
+    return _anneal(
+        Tables(*tables), FlowState(*state), kind, random, first, last, total, hot, cold, level, pull,
+        goal, best, start, end, change,
+    )  # fmt: skip
+
+
+def load(tables: Tables, state: FlowState, start: Ints, end: Ints) -> int:
+    """Take over a placement and compute its maximum flow from nothing; return its value."""
+    _, value = _load_or_anneal(
+        tuple(tables), tuple(state), _NO_KIND, _NO_WORD, 0, 0, 0, 0.0, 0.0, 0, 0.0, 0, 0,
+        np.ascontiguousarray(start, np.int64), np.ascontiguousarray(end, np.int64), _NO_CHANGE,
+    )  # fmt: skip
+    return value
+
+
+def anneal(
+    tables: Tables,
+    state: FlowState,
+    kind: Ints,
+    random: Words,
+    first: int,
+    last: int,
+    total: int,
+    hot: float,
+    cold: float,
+    level: int,
+    pull: float,
+    goal: int,
+    best: int,
+    best_start: Ints,
+    best_end: Ints,
+) -> tuple[int, int]:
+    """Do evaluations `first` to `last` of a run of `total`; return (evaluations done so far, best flow).
+
+    The temperature falls from `hot` to `cold` (units of flow) over the run. Better placements than `best`
+    are written to `best_start` and `best_end`; at `goal` the run ends.
+    """
+    return _load_or_anneal(
+        tuple(tables), tuple(state), kind, random, first, last, total, hot, cold, level, pull, goal,
+        best, best_start, best_end, np.empty((len(kind) + 2, 3), np.int64),
+    )  # fmt: skip

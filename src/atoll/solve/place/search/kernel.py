@@ -19,16 +19,15 @@ the holders of any one layer (`cover`). That rejects most bad moves before any f
 
 from __future__ import annotations
 
-from numba import njit
-
 from atoll.solve.place.search.kernel_tables import FlowState, Ints, Small, Tables
+from atoll.solve.place.search.lean import lean_part
 
 # Slots of `State.number`: the flow, how much is logged, the number of the last search.
 VALUE, LOGGED, STAMP = 0, 1, 2
 _FREE = 1 << 62
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def _add(flow: Ints, number: Ints, log_at: Small, log_by: Ints, at: int, by: int) -> None:
     """Change one flow and log it."""
     flow[at] += by
@@ -39,7 +38,7 @@ def _add(flow: Ints, number: Ints, log_at: Small, log_by: Ints, at: int, by: int
     number[LOGGED] = count + 1
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def _link(head: Small, after: Small, back: Small, hub: int, item: int) -> None:
     """Put an item at the front of a hub's list."""
     old = head[hub]
@@ -50,7 +49,7 @@ def _link(head: Small, after: Small, back: Small, hub: int, item: int) -> None:
     head[hub] = item
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def _unlink(head: Small, after: Small, back: Small, hub: int, item: int) -> None:
     """Take an item out of a hub's list."""
     right, left = after[item], back[item]
@@ -62,7 +61,7 @@ def _unlink(head: Small, after: Small, back: Small, hub: int, item: int) -> None
         back[right] = left
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def _enlist(tables: Tables, state: FlowState, i: int) -> None:
     """Put node i into the lists of the hubs it touches and add its capacity to `cover`."""
     s, e = state.start[i], state.end[i]
@@ -79,7 +78,7 @@ def _enlist(tables: Tables, state: FlowState, i: int) -> None:
     _link(state.exit_head, state.exit_next, state.exit_back, e * groups + g, i)
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def _delist(tables: Tables, state: FlowState, i: int) -> None:
     """Undo `_enlist`."""
     s, e = state.start[i], state.end[i]
@@ -96,7 +95,7 @@ def _delist(tables: Tables, state: FlowState, i: int) -> None:
     _unlink(state.exit_head, state.exit_next, state.exit_back, e * groups + g, i)
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def _down(
     i: int,
     path: Small,
@@ -141,7 +140,7 @@ def _down(
     return count + 1
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def _up(
     i: int,
     path: Small,
@@ -188,7 +187,7 @@ def _up(
     return count + 1
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def _drain(tables: Tables, state: FlowState, i: int) -> None:
     """Cancel all flow through node i, along whole paths from source to sink."""
     flow, path, number = state.flow, state.stack, state.number
@@ -211,7 +210,7 @@ def _drain(tables: Tables, state: FlowState, i: int) -> None:
         number[VALUE] -= least
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def _reach(
     vertex: int,
     before: int,
@@ -237,7 +236,7 @@ def _reach(
     return top + 1
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def _find_path(  # noqa: C901 - one search; split up it would pass twenty arrays around
     stamp: int,
     layers: int,
@@ -368,13 +367,13 @@ def _find_path(  # noqa: C901 - one search; split up it would pass twenty arrays
     return -1
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def augment(tables: Tables, state: FlowState) -> None:
     """Raise the flow to a maximum."""
     flow, number, log_at, log_by = state.flow, state.number, state.log_at, state.log_by
     parent, via, rooms, leave = state.parent, state.slot, state.room, tables.leave
     n = state.start.shape[0]
-    upper = state.cover.min()
+    _, upper = weigh(state.cover, 0)
     while number[VALUE] < upper:
         number[STAMP] += 1
         last = _find_path(
@@ -396,15 +395,22 @@ def augment(tables: Tables, state: FlowState) -> None:
         number[VALUE] += by
 
 
-@njit(cache=True, nogil=True)
-def load(tables: Tables, state: FlowState, start: Ints, end: Ints) -> int:
+@lean_part
+def _fill(array: Ints | Small, value: int) -> None:
+    """Write one value everywhere."""
+    for i in range(array.shape[0]):
+        array[i] = value
+
+
+@lean_part
+def take_over(tables: Tables, state: FlowState, start: Ints, end: Ints) -> int:
     """Take over a placement and compute its maximum flow from nothing; return its value."""
-    state.flow[:] = 0
-    state.cover[:] = 0
-    state.entry_head[:] = -1
-    state.exit_head[:] = -1
-    state.seen[:] = 0
-    state.number[:] = 0
+    _fill(state.flow, 0)
+    _fill(state.cover, 0)
+    _fill(state.entry_head, -1)
+    _fill(state.exit_head, -1)
+    _fill(state.seen, 0)
+    _fill(state.number, 0)
     for i in range(start.shape[0]):
         state.start[i] = start[i]
         state.end[i] = end[i]
@@ -415,7 +421,7 @@ def load(tables: Tables, state: FlowState, start: Ints, end: Ints) -> int:
     return value
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def _recover(
     start: Ints, end: Ints, rate: Ints, cover: Ints, change: Ints, count: int, sign: int
 ) -> None:
@@ -430,7 +436,7 @@ def _recover(
             cover[layer] += new
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def weigh(cover: Ints, level: int) -> tuple[int, int]:
     """Return the summed capacity of layers, each counted up to `level`, and that of the weakest layer."""
     total, least = 0, cover[0]
@@ -440,7 +446,7 @@ def weigh(cover: Ints, level: int) -> tuple[int, int]:
     return total, least
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def weigh_after(
     start: Ints, end: Ints, rate: Ints, cover: Ints, change: Ints, count: int, level: int
 ) -> tuple[int, int]:
@@ -451,7 +457,7 @@ def weigh_after(
     return total, least
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def attempt(tables: Tables, state: FlowState, change: Ints, count: int, least: int) -> bool:
     """Move nodes (rows of `change`: node, start, end) if the flow is then at least `least`.
 
@@ -477,13 +483,13 @@ def attempt(tables: Tables, state: FlowState, change: Ints, count: int, least: i
             if log_at[step] < n:
                 number[VALUE] -= log_by[step]
     else:
-        flow[:] = 0
+        _fill(flow, 0)
         number[VALUE] = 0
         augment(tables, state)
     return False
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def _place(tables: Tables, state: FlowState, change: Ints, c: int) -> None:
     """Put the node of one row where the row says, and write into the row where it was."""
     i, s, e = change[c, 0], change[c, 1], change[c, 2]

@@ -63,6 +63,18 @@ class FlowState(NamedTuple):
     stack: Small
 
 
+TABLES_TYPE = (
+    "Tuple((int64, int64, int64, int64[:, ::1], int64[:, ::1],"
+    " int64[::1], int64[::1], int64[::1], int64[::1]))"
+)
+STATE_TYPE = (
+    "Tuple((int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int32[::1], int32[::1],"
+    " int32[::1], int32[::1], int32[::1], int32[::1], int32[::1], int64[::1], int64[::1],"
+    " int32[::1], int32[::1], int64[::1], int32[::1]))"
+)
+"""What entries are given: `Tables` and `FlowState` as plain tuples, whose types have a name in numba."""
+
+
 def groups_of(instance: FlowInstance) -> Ints:
     """Return a group for every node, such that no link inside a group can bind.
 

@@ -7,14 +7,17 @@ node between boundaries that exist: where another node starts or ends. Equal nod
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from atoll.core.compiling import entry
+from atoll.solve.place.search.lean import lean_part
+
+COMPILED_AS = "the search for placements"
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
 
-@njit(cache=True, nogil=True, inline="always")
+@lean_part
 def word(random: Words) -> np.uint64:
     """Step the generator (xorshift64*) and return 64 bits."""
     x = random[0]
@@ -26,27 +29,29 @@ def word(random: Words) -> np.uint64:
     return mixed
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def below(random: Words, limit: int) -> int:
     """Return a whole number in [0, limit)."""
     scaled = (word(random) >> np.uint64(32)) * np.uint64(limit)
-    return int(scaled >> np.uint64(32))
+    # `int` would leave it unsigned.
+    number: int = np.int64(scaled >> np.uint64(32))  # type: ignore[assignment]
+    return number
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def unit(random: Words) -> float:
     """Return a number in (0, 1]."""
     return (np.float64(word(random) >> np.uint64(11)) + 1.0) / 9007199254740992.0
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def _put(change: Ints, row: int, node: int, start: int, end: int) -> None:
     change[row, 0] = node
     change[row, 1] = start
     change[row, 2] = end
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def _between(random: Words, start: Ints, end: Ints, most: Ints, layers: int, change: Ints) -> int:
     """Move a node to the range of another, or after or before it, up to a boundary if one is in reach."""
     n = start.shape[0]
@@ -86,7 +91,7 @@ def _between(random: Words, start: Ints, end: Ints, most: Ints, layers: int, cha
     return 1
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def _resize(random: Words, start: Ints, end: Ints, most: Ints, layers: int, change: Ints) -> int:
     """Move one end of a range by a layer or two, or slide the range."""
     i = below(random, start.shape[0])
@@ -107,7 +112,7 @@ def _resize(random: Words, start: Ints, end: Ints, most: Ints, layers: int, chan
     return 1
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def _swap(random: Words, start: Ints, end: Ints, most: Ints, kind: Ints, change: Ints) -> int:
     """Exchange the ranges of two unequal nodes; one that is too long is cut at an end."""
     n = start.shape[0]
@@ -132,7 +137,7 @@ def _swap(random: Words, start: Ints, end: Ints, most: Ints, kind: Ints, change:
     return 2
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def _shift(random: Words, start: Ints, end: Ints, most: Ints, layers: int, change: Ints) -> int:
     """Move a boundary by a layer or two, with all nodes that touch it or only one on each side."""
     n = start.shape[0]
@@ -169,7 +174,7 @@ def _shift(random: Words, start: Ints, end: Ints, most: Ints, layers: int, chang
     return count
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def _recut(random: Words, start: Ints, end: Ints, most: Ints, layers: int, change: Ints) -> int:
     """Take two nodes and lay them one after the other, or both on the same range, from one boundary."""
     n = start.shape[0]
@@ -195,7 +200,7 @@ def _recut(random: Words, start: Ints, end: Ints, most: Ints, layers: int, chang
     return 2
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def _carry(random: Words, start: Ints, end: Ints, change: Ints) -> int:
     """Take a node out and put it in after or before another; those between close the gap and make room."""
     n = start.shape[0]
@@ -220,7 +225,7 @@ def _carry(random: Words, start: Ints, end: Ints, change: Ints) -> int:
     return count
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def propose(
     random: Words,
     start: Ints,
@@ -255,3 +260,9 @@ def propose(
     else:
         count = _recut(random, start, end, most, layers, change)
     return count
+
+
+propose_one = entry(
+    "(uint64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, int64, int64[:, ::1])"
+)(propose)
+"""`propose`, for Python to call."""

@@ -21,11 +21,11 @@ from atoll.core.rng import stream
 from atoll.solve.place.bound.bounds import upper_bound
 from atoll.solve.place.bound.lanes import lanes
 from atoll.solve.place.instance import FlowInstance, Ints, Placement, PlacementResult
-from atoll.solve.place.search.anneal import anneal
+from atoll.solve.place.search.anneal import anneal, load
 from atoll.solve.place.search.greedy import by_level, by_region
-from atoll.solve.place.search.kernel import VALUE, load
+from atoll.solve.place.search.kernel import VALUE
 from atoll.solve.place.search.kernel_tables import state_of, tables_of
-from atoll.solve.place.search.moves import propose
+from atoll.solve.place.search.moves import propose_one
 
 Log = Callable[[float, float, float], None]
 """Told seconds since the start, the best value and the proven bound, both in tokens/s."""
@@ -340,7 +340,8 @@ def _run_by(
 ) -> tuple[tuple[float, Placement], bool]:
     """Anneal once by any objective; return the best of the run, and whether nodes could move to its end."""
     instance = pool.instance
-    kind, most = instance.kind.astype(np.int64), np.minimum(instance.most, instance.layers)
+    kind = instance.kind.astype(np.int64)
+    most = np.minimum(instance.most, instance.layers).astype(np.int64)
     words = random.integers(1, 1 << 63, 1, np.uint64)
     change = np.zeros((instance.size + 2, 3), np.int64)
     value, top = begin[0], begin
@@ -348,7 +349,7 @@ def _run_by(
     first, hot = spent(), float(random.choice(_HEATS)) * max(pool.best, 1e-9) / len(kind)
     misses = 0
     while (gone := (spent() - first) / _ONE_RUN) < 1.0 and spent() < 1.0:
-        rows = propose(words, start, end, most, kind, instance.layers, _LEAVE_OUT, change)
+        rows = propose_one(words, start, end, most, kind, instance.layers, _LEAVE_OUT, change)
         misses = 0 if rows else misses + 1
         if misses > _MISSES * len(kind):
             return top, False

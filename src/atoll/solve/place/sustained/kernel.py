@@ -11,31 +11,63 @@ its KV cache were full at the round trips just found; the better one counts.
 
 from __future__ import annotations
 
-import numpy as np
-from numba import njit
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from atoll.core.compiling import entry
+from atoll.solve.place.search.lean import lean_part
 from atoll.solve.place.sustained.residence import (
     NEVER,
+    SITE_TYPE,
     Arcs,
     Floats,
     Ints,
     Site,
+    fill,
     round_trips,
     step_of,
 )
 
+COMPILED_AS = "the search for placements that last"
 TINY = 1e-7
 BUSY = 0.95
 """Share of its time that a node may be planned to work on prompts."""
 
 
-@njit(cache=True, nogil=True)
-def arcs_of(site: Site, start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Return (tail, head) of the arcs that a placement allows, those into a node before those out of it."""
-    size = len(start)
-    order = np.argsort(end, kind="mergesort")
-    tail = np.empty(size * (size + 2), np.int64)
-    head = np.empty(size * (size + 2), np.int64)
+class KernelScratch(NamedTuple):
+    """Memory that a call works in, made outside: allocating is slow to compile.
+
+    Rows by node, by vertex (see `_cheapest_flow`), and by arc; nothing in it is kept.
+    """
+
+    nodes: Floats
+    distance: Floats
+    via: Ints
+    arcs: Floats
+    ends: Ints
+
+    @classmethod
+    def of(cls, nodes: int, arcs: int) -> KernelScratch:
+        """Return memory for so many nodes and arcs."""
+        return cls(
+            np.empty((_CAPACITY + 1, nodes)),
+            np.empty(2 * nodes + 2),
+            np.empty(2 * nodes + 2, np.int64),
+            np.empty((_KEPT_FLOW + 1, arcs)),
+            np.empty((2, arcs), np.int64),
+        )
+
+
+SCRATCH_TYPE = "Tuple((float64[:, ::1], float64[::1], int64[::1], float64[:, ::1], int64[:, ::1]))"
+# Rows of `KernelScratch.nodes` and `KernelScratch.arcs`.
+_THROUGH, _RUN, _BEHIND, _STEP, _ON, _CAPACITY = range(6)
+_ROOM, _COST, _ARC_S, _TRIAL, _KEPT_FLOW = range(5)
+
+
+@lean_part
+def _list_arcs(site: Site, start: Ints, end: Ints, order: Ints, tail: Ints, head: Ints) -> int:
+    """Do what `arcs_of` says; `order` sorts nodes by their end. Fill `tail` and `head`, return how many."""
     count = 0
     for k in order:
         if end[k] > start[k]:
@@ -51,11 +83,11 @@ def arcs_of(site: Site, start: Ints, end: Ints) -> tuple[Ints, Ints]:
         if end[i] > start[i] and end[i] == site.layers and site.leave[i] > 0.0:
             tail[count], head[count] = i, -2
             count += 1
-    return tail[:count].copy(), head[:count].copy()
+    return count
 
 
-@njit(cache=True, nogil=True)
-def cheapest_flow(  # noqa: C901 - one search; split up it would pass a dozen arrays around
+@lean_part
+def _cheapest_flow(  # noqa: C901 - one search; split up it would pass a dozen arrays around
     site: Site,
     tail: Ints,
     head: Ints,
@@ -63,6 +95,7 @@ def cheapest_flow(  # noqa: C901 - one search; split up it would pass a dozen ar
     hop_s: Floats,
     dearest: float,
     flow: Floats,
+    scratch: KernelScratch,
 ) -> float:
     """Fill `flow` with a largest flow of least seconds under node capacities; return its value, tokens/s.
 
@@ -73,10 +106,11 @@ def cheapest_flow(  # noqa: C901 - one search; split up it would pass a dozen ar
     count = len(tail)
     sink = 2 * size
     # Edge e < count is arc e, edge count + i is node i; vertex 2 i is where node i is entered.
-    through = np.zeros(size)
-    flow[:] = 0.0
-    room = np.empty(count)
-    cost = np.empty(count)
+    through = scratch.nodes[_THROUGH]
+    room, cost = scratch.arcs[_ROOM], scratch.arcs[_COST]
+    distance, via = scratch.distance, scratch.via
+    fill(through, 0.0)
+    fill(flow, 0.0)
     for a in range(count):
         i, k = tail[a], head[a]
         if i < 0:
@@ -87,14 +121,13 @@ def cheapest_flow(  # noqa: C901 - one search; split up it would pass a dozen ar
             room[a] = site.link[i, k]
             # A prompt on its way holds up what comes after it.
             cost[a] = site.latency[i, k] + site.prompt / site.link[i, k]
-    distance = np.empty(2 * size + 2)
-    via = np.empty(2 * size + 2, np.int64)
     source = 2 * size + 1
     value = 0.0
     limit = np.inf
     while True:
-        distance[:] = np.inf
-        via[:] = -1
+        for v in range(2 * size + 2):
+            distance[v] = np.inf
+            via[v] = -1
         distance[source] = 0.0
         changed = True
         rounds = 0
@@ -149,15 +182,24 @@ def cheapest_flow(  # noqa: C901 - one search; split up it would pass a dozen ar
         value += push
 
 
-@njit(cache=True, nogil=True)
-def sustain(  # noqa: C901 - one bisection over arrays it shares
-    site: Site, start: Ints, end: Ints, arcs: Arcs, use: Floats, trip: Floats, hop_s: Floats
+@lean_part
+def _sustain(  # noqa: C901 - one bisection over arrays it shares
+    site: Site,
+    start: Ints,
+    end: Ints,
+    arcs: Arcs,
+    use: Floats,
+    trip: Floats,
+    hop_s: Floats,
+    scratch: KernelScratch,
 ) -> float:
-    """Return the largest multiple of a flow that lasts; fill each node's KV use (1: full) and times there."""
+    """Do what `sustain` says."""
     size = len(start)
     count = len(arcs.tail)
-    through = np.zeros(size)
-    run = np.zeros(size)
+    through, run, behind = scratch.nodes[_THROUGH], scratch.nodes[_RUN], scratch.nodes[_BEHIND]
+    step, on, arc_s = scratch.nodes[_STEP], scratch.nodes[_ON], scratch.arcs[_ARC_S]
+    fill(through, 0.0)
+    fill(run, 0.0)
     for a in range(count):
         i, k = arcs.tail[a], arcs.head[a]
         if k >= 0:
@@ -172,14 +214,13 @@ def sustain(  # noqa: C901 - one bisection over arrays it shares
             high = min(high, per_request / (through[i] * run[i] * site.prompt_s[i]))
     if high == np.inf:
         return 0.0
-    arc_s = np.empty(count)
-    behind = np.empty(size)
     low = 0.0
     for turn in range(26):
         last = turn == 25 or high - low < 1e-4 * high
         middle = low if last else (low + high) / 2.0
         top = 0.0
-        lasts = round_trips(site, arcs, middle, run, through, arc_s, hop_s, behind, trip) < NEVER
+        mean_s = round_trips(site, arcs, middle, run, through, arc_s, hop_s, behind, trip, step, on)
+        lasts = mean_s < NEVER
         if lasts:
             for i in range(size):
                 use[i] = 0.0
@@ -200,53 +241,156 @@ def sustain(  # noqa: C901 - one bisection over arrays it shares
     return low
 
 
-@njit(cache=True, nogil=True)
+@lean_part
+def _cap_by_cache(
+    site: Site, start: Ints, end: Ints, use: Floats, trip: Floats, capacity: Floats
+) -> None:
+    """Set the capacity of each node to what it carries with its KV cache full at the round trips found."""
+    per_request = site.prompt + site.answer
+    top = 0.0
+    for i in range(len(start)):
+        if use[i] > 0.0:
+            top = max(top, trip[i])
+    for i in range(len(start)):
+        held = end[i] - start[i]
+        if held > 0:
+            mean = trip[i] if use[i] > 0.0 else top
+            if mean > 0.0:
+                full = site.kv[i, held] / (site.held * (site.answer + 1.0) * mean)
+                works = BUSY / (held * site.prompt_s[i])
+                capacity[i] = min(full, works) * per_request
+
+
+@lean_part
+def _place_value(
+    site: Site,
+    start: Ints,
+    end: Ints,
+    order: Ints,
+    rounds: int,
+    dearest: float,
+    tail: Ints,
+    head: Ints,
+    flow: Floats,
+    use: Floats,
+    trip: Floats,
+    hop_s: Floats,
+    scratch: KernelScratch,
+) -> tuple[float, int]:
+    """Do what `place_value` says; `tail` and `head` have room for the arcs, `use` to `hop_s` are by node."""
+    size = len(start)
+    count = _list_arcs(site, start, end, order, tail, head)
+    tail, head = tail[:count], head[:count]
+    kept_tail, kept_head = scratch.ends[0], scratch.ends[1]
+    kept_flow = scratch.arcs[_KEPT_FLOW]
+    trial = scratch.arcs[_TRIAL][:count]
+    capacity = scratch.nodes[_CAPACITY]
+    for i in range(size):
+        capacity[i] = hop_s[i] = use[i] = trip[i] = 0.0
+        held = end[i] - start[i]
+        if held > 0:
+            capacity[i] = site.rate[i, held]
+            hop_s[i], _ = step_of(site, i, float(held), 0.0)
+            hop_s[i] += held * site.prompt_s[i]
+    best = 0.0
+    for turn in range(rounds):
+        value = _cheapest_flow(site, tail, head, capacity, hop_s, dearest, trial, scratch)
+        if value <= TINY:
+            break
+        kept = 0
+        for a in range(count):
+            if trial[a] > TINY:
+                kept_tail[kept], kept_head[kept], kept_flow[kept] = tail[a], head[a], trial[a]
+                kept += 1
+        arcs = Arcs(kept_tail[:kept], kept_head[:kept], kept_flow[:kept])
+        scale = _sustain(site, start, end, arcs, use, trip, hop_s, scratch)
+        if scale * value > best:
+            best = scale * value
+            for a in range(count):
+                flow[a] = trial[a] * scale
+        if turn + 1 < rounds:
+            _cap_by_cache(site, start, end, use, trip, capacity)
+    return best, count
+
+
+@entry(
+    f"({SITE_TYPE}, int64[::1], int64[::1], int64[::1], int64, float64, int64[::1], int64[::1],"
+    f" float64[::1], float64[::1], float64[::1], float64[::1], {SCRATCH_TYPE})"
+)
+def _sustain_or_place(
+    site: tuple[Any, ...],
+    start: Ints,
+    end: Ints,
+    order: Ints,
+    rounds: int,
+    dearest: float,
+    tail: Ints,
+    head: Ints,
+    flow: Floats,
+    use: Floats,
+    trip: Floats,
+    hop_s: Floats,
+    scratch: tuple[Any, ...],
+) -> tuple[float, int]:
+    """`place_value`; with 0 `rounds` `sustain`. One entry for both: the one is made of the other."""
+    if rounds == 0:
+        arcs = Arcs(tail, head, flow)
+        return _sustain(
+            Site(*site), start, end, arcs, use, trip, hop_s, KernelScratch(*scratch)
+        ), len(tail)
+    return _place_value(
+        Site(*site), start, end, order, rounds, dearest, tail, head, flow, use, trip, hop_s,
+        KernelScratch(*scratch),
+    )  # fmt: skip
+
+
+@entry(f"({SITE_TYPE}, int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
+def _fill_arcs(
+    site: tuple[Any, ...], start: Ints, end: Ints, order: Ints, tail: Ints, head: Ints
+) -> int:
+    return _list_arcs(Site(*site), start, end, order, tail, head)
+
+
+def arcs_of(site: Site, start: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Return (tail, head) of the arcs that a placement allows, those into a node before those out of it."""
+    tail, head = np.empty((2, _most_arcs(site)), np.int64)
+    count = _fill_arcs(tuple(site), *_ranges(start, end), tail, head)
+    return tail[:count].copy(), head[:count].copy()
+
+
+def sustain(
+    site: Site, start: Ints, end: Ints, arcs: Arcs, use: Floats, trip: Floats, hop_s: Floats
+) -> float:
+    """Return the largest multiple of a flow that lasts; fill each node's KV use (1: full) and times there."""
+    scale, _ = _sustain_or_place(
+        tuple(site), *_ranges(start, end), 0, 0.0, arcs.tail, arcs.head, arcs.flow, use, trip, hop_s,
+        tuple(KernelScratch.of(len(start), len(arcs.tail))),
+    )  # fmt: skip
+    return scale
+
+
 def place_value(
     site: Site, start: Ints, end: Ints, rounds: int, dearest: float, flow: Floats
 ) -> tuple[float, int]:
     """Return the sustained tokens/s of a placement and how many arcs it has; fill their flow.
 
     The arcs are those of `arcs_of`, in order; `flow` must have room for n (n + 2) of them. The value is
-    that of the flow as filled, which is already scaled to what lasts.
+    that of the flow as filled, which is already scaled to what lasts. `rounds` is 1 or more.
     """
-    size = len(start)
-    tail, head = arcs_of(site, start, end)
-    count = len(tail)
-    capacity = np.zeros(size)
-    hop_s = np.zeros(size)
-    for i in range(size):
-        held = end[i] - start[i]
-        if held > 0:
-            capacity[i] = site.rate[i, held]
-            hop_s[i], _ = step_of(site, i, float(held), 0.0)
-            hop_s[i] += held * site.prompt_s[i]
-    trial = np.zeros(count)
-    use = np.zeros(size)
-    trip = np.zeros(size)
-    best = 0.0
-    per_request = site.prompt + site.answer
-    for turn in range(rounds):
-        value = cheapest_flow(site, tail, head, capacity, hop_s, dearest, trial)
-        if value <= TINY:
-            break
-        kept = trial > TINY
-        arcs = Arcs(tail[kept], head[kept], trial[kept])
-        scale = sustain(site, start, end, arcs, use, trip, hop_s)
-        if scale * value > best:
-            best = scale * value
-            flow[:count] = trial * scale
-        if turn + 1 < rounds:
-            mean = 0.0
-            top = 0.0
-            for i in range(size):
-                if use[i] > 0.0:
-                    top = max(top, trip[i])
-            for i in range(size):
-                held = end[i] - start[i]
-                if held > 0:
-                    mean = trip[i] if use[i] > 0.0 else top
-                    if mean > 0.0:
-                        full = site.kv[i, held] / (site.held * (site.answer + 1.0) * mean)
-                        works = BUSY / (held * site.prompt_s[i])
-                        capacity[i] = min(full, works) * per_request
-    return best, count
+    most = _most_arcs(site)
+    tail, head = np.empty((2, most), np.int64)
+    use, trip, hop_s = np.empty((3, len(start)))
+    return _sustain_or_place(
+        tuple(site), *_ranges(start, end), rounds, dearest, tail, head, flow, use, trip, hop_s,
+        tuple(KernelScratch.of(len(start), most)),
+    )  # fmt: skip
+
+
+def _most_arcs(site: Site) -> int:
+    return len(site.enter) * (len(site.enter) + 2)
+
+
+def _ranges(start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return a placement as compiled code takes it, and its nodes by their ends."""
+    start, end = np.ascontiguousarray(start, np.int64), np.ascontiguousarray(end, np.int64)
+    return start, end, np.argsort(end, kind="stable")

@@ -31,8 +31,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from atoll.solve.place.search.lean import lean_part
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -70,6 +71,14 @@ class Site(NamedTuple):
     leave_s: Floats
 
 
+SITE_TYPE = (
+    "Tuple((int64, boolean, float64, float64, float64, float64, float64[::1], float64[:, ::1],"
+    " float64[::1], float64[:, ::1], float64[:, ::1], float64[:, ::1], float64[:, ::1],"
+    " float64[::1], float64[::1], float64[::1], float64[::1]))"
+)
+"""What entries are given: a `Site` as a plain tuple, whose type has a name in numba."""
+
+
 class Arcs(NamedTuple):
     """What carries flow over a placement, sorted by the layer that is reached (see `sustained_kernel`).
 
@@ -82,7 +91,14 @@ class Arcs(NamedTuple):
     flow: Floats
 
 
-@njit(cache=True, nogil=True)
+@lean_part
+def fill(array: Floats, value: float) -> None:
+    """Write one value everywhere."""
+    for i in range(len(array)):
+        array[i] = value
+
+
+@lean_part
 def step_of(site: Site, node: int, layers: float, rate: float) -> tuple[float, float]:
     """Return (d, M) of a node at `rate` requests/s; M = NEVER where it cannot keep up."""
     p = layers * site.prompt_s[node]
@@ -111,7 +127,7 @@ def step_of(site: Site, node: int, layers: float, rate: float) -> tuple[float, f
     return d, met
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def link_of(
     one: float, latency: float, rate: float, site: Site, behind: float, lag: float
 ) -> tuple[float, float, float]:
@@ -132,7 +148,7 @@ def link_of(
     return latency + one + wait, behind + meets, one
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def round_trips(
     site: Site,
     arcs: Arcs,
@@ -143,16 +159,19 @@ def round_trips(
     hop_s: Floats,
     behind: Floats,
     trip: Floats,
+    step: Floats,
+    on: Floats,
 ) -> float:
     """Fill the round trips of tokens through each node at `scale` times the flow; return their mean.
 
     `run[i]` is the layers node i runs on average, `through[i]` its flow in tokens/s. Filled: `arc_s[a]`
     seconds over each arc, `hop_s[i]` at each node, `behind[i]` the chance to leave it behind a prompt,
     `trip[i]` the seconds once round for a token that passes it. NEVER where something is overloaded.
+    `step` and `on` are scratch, by node.
     """
     size = len(through)
     per_request = site.prompt + site.answer
-    step = np.zeros(size)
+    fill(step, 0.0)
     for i in range(size):
         if through[i] > 0.0:
             step[i], met = step_of(site, i, run[i], scale * through[i] / per_request)
@@ -164,11 +183,11 @@ def round_trips(
             total += arcs.flow[a]
     if _forward(site, arcs, scale, run, through, step, arc_s, hop_s, behind) >= NEVER:
         return NEVER
-    mean: float = _rounds(arcs, through, total, arc_s, hop_s, trip)
+    mean: float = _rounds(arcs, through, total, arc_s, hop_s, trip, on)
     return mean
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def _forward(
     site: Site,
     arcs: Arcs,
@@ -182,8 +201,8 @@ def _forward(
 ) -> float:
     """One pass from source to sink: fill seconds and chances; return the seconds of the slowest arc."""
     per_request = site.prompt + site.answer
-    hop_s[:] = 0.0
-    behind[:] = 0.0
+    fill(hop_s, 0.0)
+    fill(behind, 0.0)
     worst = 0.0
     for a in range(len(arcs.tail)):
         i, k = arcs.tail[a], arcs.head[a]
@@ -220,14 +239,20 @@ def _forward(
     return worst
 
 
-@njit(cache=True, nogil=True)
+@lean_part
 def _rounds(
-    arcs: Arcs, through: Floats, total: float, arc_s: Floats, hop_s: Floats, trip: Floats
+    arcs: Arcs,
+    through: Floats,
+    total: float,
+    arc_s: Floats,
+    hop_s: Floats,
+    trip: Floats,
+    on: Floats,
 ) -> float:
     """Fill the mean seconds once round through each node: to it, at it, and on from it."""
     size = len(through)
-    on = np.zeros(size)
-    trip[:] = 0.0
+    fill(on, 0.0)
+    fill(trip, 0.0)
     mean = 0.0
     for a in range(len(arcs.tail)):
         i, k = arcs.tail[a], arcs.head[a]

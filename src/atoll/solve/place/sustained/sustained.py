@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -88,7 +89,7 @@ def site_of(
         ]
     )
     square = SPREAD * timing.input_mean**2 if input_square is None else input_square
-    return Site(
+    site = Site(
         layers=instance.layers,
         partial=instance.partial,
         prompt=timing.input_mean,
@@ -107,6 +108,13 @@ def site_of(
         leave=instance.leave,
         leave_s=instance.leave_s,
     )
+    # Compiled code is made for one layout of arrays.
+    arrays: dict[str, Any] = {
+        name: np.ascontiguousarray(value, np.float64)
+        for name, value in site._asdict().items()
+        if isinstance(value, np.ndarray)
+    }
+    return site._replace(**arrays)
 
 
 def _curve(x: Floats, y: Floats, at: Floats) -> Floats:
