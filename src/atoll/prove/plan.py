@@ -40,6 +40,12 @@ def plan(
                 on_progress(Progress("ranking", text))
 
         chosen = replace(chosen, rank=Simulated(problem, facts, say))
+        if problem.hosts:
+            # Before the deadline of the search begins.
+            from atoll.core.compiling import compile_entries
+            from atoll.sim import loop
+
+            compile_entries(loop.__name__)
     return solve(
         problem,
         solver=solver,

@@ -60,7 +60,7 @@ def test_a_start_that_failed_leaves_what_it_found_to_the_next(
         with pytest.raises(InputError, match="no space left on device"):
             UsageJournal.claim(tmp_path, slots=4)
     journal = UsageJournal.claim(tmp_path, slots=4)
-    assert journal.found.crashed == 1
+    assert journal.recovered.crashed == 1
     assert [p.name for p in tmp_path.iterdir()] == ["0"]
     journal.release()
 

@@ -185,6 +185,14 @@ def _solve_for_family(
         if on_progress is not None:
             on_progress(Progress("placing", _describe(seconds, value, bound)))
 
+    if name in (SEARCH, MILP):
+        # The deadline is for searching: on a machine where nothing was compiled yet, that comes before.
+        from atoll.core.compiling import compile_entries
+        from atoll.solve.place.search import anneal, moves
+        from atoll.solve.place.sustained import kernel
+
+        for module in (anneal, moves, kernel):
+            compile_entries(module.__name__)
     flow = FlowEffort(
         deadline_s, effort.objective, effort.partial, effort.promise, log=log, rank=effort.rank
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.core.compiling import entry
+from atoll.core.compiling import entry, lean_part
 from atoll.solve.place.search.kernel import VALUE, attempt, take_over, weigh, weigh_after
 from atoll.solve.place.search.kernel_tables import (
     STATE_TYPE,
@@ -24,7 +24,6 @@ from atoll.solve.place.search.kernel_tables import (
     Ints,
     Tables,
 )
-from atoll.solve.place.search.lean import lean_part
 from atoll.solve.place.search.moves import Words, propose, unit
 
 COMPILED_AS = "the search for placements"

@@ -19,8 +19,8 @@ the holders of any one layer (`cover`). That rejects most bad moves before any f
 
 from __future__ import annotations
 
+from atoll.core.compiling import lean_part
 from atoll.solve.place.search.kernel_tables import FlowState, Ints, Small, Tables
-from atoll.solve.place.search.lean import lean_part
 
 # Slots of `State.number`: the flow, how much is logged, the number of the last search.
 VALUE, LOGGED, STAMP = 0, 1, 2

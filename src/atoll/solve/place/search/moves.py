@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.core.compiling import entry
-from atoll.solve.place.search.lean import lean_part
+from atoll.core.compiling import entry, lean_part
 
 COMPILED_AS = "the search for placements"
 Ints = NDArray[np.int64]

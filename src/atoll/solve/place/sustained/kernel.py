@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from atoll.core.compiling import entry
-from atoll.solve.place.search.lean import lean_part
+from atoll.core.compiling import entry, lean_part
 from atoll.solve.place.sustained.residence import (
     NEVER,
     SITE_TYPE,

@@ -33,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.solve.place.search.lean import lean_part
+from atoll.core.compiling import lean_part
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from atoll.core.compiling import entry, part
-from atoll.solve.place.search.lean import lean_part
+from atoll.core.compiling import entry, lean_part, part
 
 
 class Columns(NamedTuple):
