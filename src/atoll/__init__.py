@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 from atoll.core.version import __version__
 
 if TYPE_CHECKING:
+    from atoll.api.diff import FleetDiff
     from atoll.api.explanation import FleetExplanation
     from atoll.api.fleet import Fleet
     from atoll.api.plan import FleetPlan
     from atoll.api.report import FleetReport
     from atoll.catalog.catalog import Catalog
+    from atoll.core.errors import AtollError
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
     from atoll.sim.result import SimReport
@@ -29,9 +31,11 @@ if TYPE_CHECKING:
     from atoll.solve.progress import Progress
 
 _HOME = {
+    "AtollError": "atoll.core.errors",
     "Catalog": "atoll.catalog.catalog",
     "Effort": "atoll.solve.effort",
     "Fleet": "atoll.api.fleet",
+    "FleetDiff": "atoll.api.diff",
     "FleetExplanation": "atoll.api.explanation",
     "FleetPlan": "atoll.api.plan",
     "FleetReport": "atoll.api.report",
@@ -42,9 +46,11 @@ _HOME = {
 }
 
 __all__ = [
+    "AtollError",
     "Catalog",
     "Effort",
     "Fleet",
+    "FleetDiff",
     "FleetExplanation",
     "FleetPlan",
     "FleetReport",

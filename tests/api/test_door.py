@@ -208,3 +208,14 @@ def test_a_trace_that_names_no_service_is_spread_by_demand() -> None:
     asked = {service.name: service.requests for service in report.services}
     assert sum(asked.values()) == 2000
     assert asked["mail"] == pytest.approx(1500, abs=90)
+
+
+@pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("nan")])
+def test_a_deadline_is_some_time(fleet: Fleet, deadline_s: float) -> None:
+    with pytest.raises(UsageError, match="deadline"):
+        fleet.plan(deadline_s=deadline_s)
+
+
+def test_a_trace_of_another_kind_is_refused(plan: FleetPlan) -> None:
+    with pytest.raises(UsageError, match="type int"):
+        plan.simulate(123)  # type: ignore[arg-type]

@@ -110,3 +110,16 @@ def test_sets_are_refused_when_the_class_is_made() -> None:
 
         class Bag(Frozen):
             items: dict[str, frozenset[int] | None]
+
+
+def test_errors_do_not_show_secrets() -> None:
+    class Hidden(Frozen):
+        admin_token: str
+        inner: str
+
+    with pytest.raises(InputError) as caught:
+        Hidden.parse({"admin_token": 12345678, "inner": "x"})
+    assert "12345678" not in str(caught.value)
+    with pytest.raises(InputError) as caught:
+        Hidden.parse({"admin_token": "t", "inner": {"api_key": "sk-hidden"}})
+    assert "sk-hidden" not in str(caught.value)

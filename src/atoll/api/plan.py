@@ -146,6 +146,11 @@ class FleetPlan(Shown, Plan):
             return collect(demand_of(self.problem, duration_s), seed)
         if isinstance(trace, str | os.PathLike):
             return collect(workload_of(os.fspath(trace)), seed)
+        if not hasattr(trace, "chunks"):
+            raise UsageError(
+                f"a trace of type {type(trace).__name__}",
+                hint='name a file, or write it in words: "azure-conv@10/s for=10min"',
+            )
         return collect(trace, seed)
 
     def _draw(self, width: int) -> RenderableType:

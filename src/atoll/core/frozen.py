@@ -13,6 +13,9 @@ from pydantic_core import ErrorDetails
 
 from atoll.core.errors import InputError
 
+_SECRETS = ("token", "key", "secret", "password")
+"""Fields with such a word in their name are not shown in errors."""
+
 
 class Frozen(BaseModel):
     """A value that never changes, refuses unknown fields and survives JSON unchanged.
@@ -84,7 +87,15 @@ def _message(detail: ErrorDetails) -> str:
         return "there is no such field"
     if detail["type"] == "quantity":
         return detail["msg"]
+    if _is_secret(detail) or isinstance(detail["input"], Mapping | list | tuple):
+        # What is inside may be nobody's business.
+        return detail["msg"]
     return f"{detail['msg']}, got {_short(detail['input'])}"
+
+
+def _is_secret(detail: ErrorDetails) -> bool:
+    name = str(detail["loc"][-1]).lower() if detail["loc"] else ""
+    return any(word in name for word in _SECRETS)
 
 
 def _hint(detail: ErrorDetails) -> str | None:

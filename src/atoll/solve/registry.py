@@ -49,6 +49,8 @@ def solve(
     far it is. `catalog` are the facts to plan with, by default those of the problem. Where there is no plan
     its status is "infeasible" and its reasons say why.
     """
+    if not deadline_s > 0:
+        raise UsageError(f"a deadline of {deadline_s:g} s", hint="give it some time, as in 30.0")
     require_packages()
     from atoll.plan.validate.check import check
 
