@@ -89,6 +89,8 @@ def test_a_models_name_is_no_command(capsys: pytest.CaptureFixture[str]) -> None
 
     class Gateway:
         chooser = Chooser()
+        admin_socket = None
+        metrics_address = None
 
     class Options:
         keys_needed = True
