@@ -142,7 +142,7 @@ def test_views() -> None:
     asked = problem()
     assert asked.regions == ("aws/us-east-2", "lab")
     assert asked.node_types == ("A10G:1", "L40S:1", "L4:1", "T4:1")
-    assert asked.node_types_for("chat") == ("L40S:1", "L4:1", "T4:1")
+    assert asked.kinds_for("chat") == ("L40S:1", "L4:1", "T4:1")
     assert [str(role) for role in asked.roles] == [
         "chat/llm/prefill", "chat/llm/decode", "mini/llm/both",
     ]  # fmt: skip

@@ -11,10 +11,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from atoll.core.frozen import Frozen
-from atoll.core.ids import Phase, RoleId, parse_node_type, parse_role
+from atoll.core.ids import Phase, RoleId, format_node_type, parse_node_type, parse_role
 from atoll.plan.names import Name, NodeTypeName, RoleName
 
 SOURCE = "source"
@@ -31,16 +37,19 @@ largest that the KV caches can hold in flight; or of the service that gets the l
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 NodeId = Annotated[str, Field(pattern=r"^n\d+$")]
+GpuIndex = Annotated[int, Field(ge=0, le=1023)]
 TemplateKey = tuple[str, tuple[tuple[str, int], ...]]
-RentalKey = tuple[str, str, tuple[tuple[str, Market, int], ...]]
-PlacementKey = tuple[str, str, tuple[tuple[str, Market, int, int, int, str], ...]]
+RentalKey = tuple[str, str, tuple[tuple[str, int, Market, int], ...]]
+PlacementKey = tuple[str, str, tuple[tuple[str, int, Market, int, int, int, str], ...]]
 
 
 class Node(Frozen):
-    """One machine of an instance: it holds layers [start, end), split over groups of `tp` GPUs.
+    """What an instance has of one machine: it holds layers [start, end), split over groups of `tp` GPUs.
 
-    `host` is the machine's name where it is one of a fixed cluster, and `region` where it stands if that is
-    not the region of its instance.
+    Where that is less than the machine, `gpu_ids` are its GPUs; they form one copy of the layers for every
+    `tp` of them. `slot` says which of the machines of an offer it is on, counted from 0, where machines are
+    cut. `host` is the machine's name where it is one of a fixed cluster, and `region` where it stands if
+    that is not the region of its instance.
     """
 
     id: NodeId
@@ -51,6 +60,8 @@ class Node(Frozen):
     tp: int = Field(ge=1)
     host: Name | None = None
     region: Name | None = None
+    slot: int | None = Field(default=None, ge=0)
+    gpu_ids: tuple[GpuIndex, ...] | None = Field(default=None, min_length=1)
 
     @model_serializer(mode="wrap")
     def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -65,8 +76,23 @@ class Node(Frozen):
 
     @property
     def gpus(self) -> int:
-        """How many GPUs the node has."""
+        """How many GPUs the node has: all of the machine's, or those of its slice."""
+        return self.machine_gpus if self.gpu_ids is None else len(self.gpu_ids)
+
+    @property
+    def machine_gpus(self) -> int:
+        """How many GPUs the whole machine has."""
         return parse_node_type(self.node_type).gpu_count
+
+    @property
+    def kind(self) -> str:
+        """What it has of the machine, as a node type of its own: two GPUs of an "L40S:8" are "L40S:2"."""
+        return format_node_type(parse_node_type(self.node_type).gpu, self.gpus)
+
+    @property
+    def share(self) -> float:
+        """Which share of the machine it has."""
+        return self.gpus / self.machine_gpus
 
 
 class Flow(Frozen):
@@ -118,25 +144,27 @@ class Instance(Frozen):
 
     @property
     def node_counts(self) -> tuple[tuple[str, int], ...]:
-        """The node types and how many of each, sorted by type."""
-        return tuple(sorted(Counter(node.node_type for node in self.nodes).items()))
+        """The kinds of nodes and how many of each, sorted by kind."""
+        return tuple(sorted(Counter(node.kind for node in self.nodes).items()))
 
     @property
     def template_key(self) -> TemplateKey:
-        """The role and its multiset of node types: equal for instances of one template."""
+        """The role and its multiset of kinds: equal for instances of one template."""
         return (self.role, self.node_counts)
 
     @property
     def rental_key(self) -> RentalKey:
-        """The role, the region, and how many nodes of each (type, market): what is paid for."""
-        counts = Counter((node.node_type, node.market) for node in self.nodes)
-        rented = tuple((kind, market, n) for (kind, market), n in sorted(counts.items()))
+        """The role, the region, and how many nodes of each (type, GPUs, market): what is paid for."""
+        counts = Counter((node.node_type, node.gpus, node.market) for node in self.nodes)
+        rented = tuple((*key, n) for key, n in sorted(counts.items()))
         return (self.role, self.region, rented)
 
     @property
     def placement_key(self) -> PlacementKey:
         """The rental key with the layers of every node: a running instance is kept iff it is equal."""
-        held = ((n.node_type, n.market, n.start, n.end, n.tp, n.host or "") for n in self.nodes)
+        held = (
+            (n.node_type, n.gpus, n.market, n.start, n.end, n.tp, n.host or "") for n in self.nodes
+        )
         return (self.role, self.region, tuple(sorted(held)))
 
     def region_of(self, node: Node) -> str:
@@ -159,7 +187,7 @@ class Instance(Frozen):
         """Return the layout in a line: "[0, 32) 2x L40S:2 | [32, 64) H100:1"."""
         stages: list[str] = []
         for stage in self.layout():
-            counts = Counter((node.node_type, node.market) for node in stage.nodes)
+            counts = Counter((_slice_name(node), node.market) for node in stage.nodes)
             named = (
                 f"{f'{n}x ' if n > 1 else ''}{kind}{' spot' if market == 'spot' else ''}"
                 for (kind, market), n in sorted(counts.items())
@@ -168,29 +196,35 @@ class Instance(Frozen):
         return " | ".join(stages)
 
 
+def _slice_name(node: Node) -> str:
+    """Return the node type, and how much of it where that is not all: "2/8 of H100:8"."""
+    whole = node.gpu_ids is None
+    return node.node_type if whole else f"{node.gpus}/{node.machine_gpus} of {node.node_type}"
+
+
 class Route(Frozen):
-    """Where requests of one phase of a service go: the probability of each instance, by id."""
+    """A way that a share of a service's requests takes.
+
+    `instances` are one that runs both phases, or one for prefill and then one for decode, by id.
+    """
 
     service: Name
-    phase: Phase
-    weights: dict[str, Share]
-
-    @field_validator("weights")
-    @classmethod
-    def _in_order(cls, weights: dict[str, float]) -> dict[str, float]:
-        return dict(sorted(weights.items()))
+    instances: tuple[Name, ...] = Field(min_length=1, max_length=2)
+    share: Share
 
 
 class Plan(Frozen):
     """A whole answer: instances, routes, what they cost, and how good the answer is proven to be.
 
-    `usd_per_hour` is what the nodes cost while they run and `init_usd` the initialisation penalty of
-    the newly started ones, per hour; `objective` is their sum and `bound` the proven lower bound on
-    it (for a `partial` plan, at the share of demand served). `gap` = (objective - bound) / objective.
+    `usd_per_hour` is what the machines cost while they run, cut ones whole, and `init_usd` the
+    initialisation penalty of the newly started instances, per hour; `objective` is their sum and
+    `bound` the proven lower bound on it (for a `partial` plan, at the share of demand served). `gap` = (objective - bound) / objective.
     With a `goal` other than cost, objective and bound are tokens/s, prompt and generated ones alike, more
     is better: bound >= objective and `gap` = (bound - objective) / bound, the share that may be missing.
-    They are None where a solver proves nothing. `served_fraction` is the share of its demand that
-    each role serves, 1 where demand is met. `reasons` say what binds, `notes` what a simulation found.
+    They are None where a solver proves nothing. `served_fraction` is by service the share of its demand that
+    is served from prompt to last token, 1 where demand is met. `cut_short` says that the deadline came before
+    the search had ended: with more time there may be a better plan. `reasons` say what binds, `notes` what a
+    simulation found.
     """
 
     schema_version: Literal[1] = 1
@@ -207,10 +241,25 @@ class Plan(Frozen):
     gap: NotNegative | None = None
     status: Status
     solver: str
-    seconds: NotNegative = 0.0
-    cpu_seconds: NotNegative = 0.0
+    cut_short: bool = False
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_older(cls, fields: object) -> object:
+        """Read plans written when routes were per phase and plans held the time they took."""
+        if not isinstance(fields, dict):
+            return fields
+        known = {k: v for k, v in fields.items() if k not in ("seconds", "cpu_seconds")}
+        routes = known.get("routes")
+        older = isinstance(routes, list) and any(
+            isinstance(r, dict) and "weights" in r for r in routes
+        )
+        if older and isinstance(routes, list):
+            known["routes"] = _pair_routes(routes)
+            known["served_fraction"] = _fraction_by_service(known.get("served_fraction"))
+        return known
 
     @field_validator("instances")
     @classmethod
@@ -220,7 +269,7 @@ class Plan(Frozen):
     @field_validator("routes")
     @classmethod
     def _routes_in_order(cls, routes: tuple[Route, ...]) -> tuple[Route, ...]:
-        return tuple(sorted(routes, key=lambda route: (route.service, route.phase)))
+        return tuple(sorted(routes, key=lambda route: (route.service, route.instances)))
 
     @field_validator("served_fraction")
     @classmethod
@@ -229,8 +278,14 @@ class Plan(Frozen):
 
     @property
     def nodes(self) -> int:
-        """Machines in use."""
-        return sum(len(instance.nodes) for instance in self.instances)
+        """Machines in use; one that is cut counts once."""
+        return self.count_nodes().total()
+
+    @property
+    def idle_usd(self) -> float:
+        """What is paid per hour for GPUs of cut machines that no instance has."""
+        used = sum(instance.usd_per_hour for instance in self.instances)
+        return max(0.0, self.usd_per_hour - used)
 
     @property
     def gpus(self) -> int:
@@ -242,10 +297,57 @@ class Plan(Frozen):
         text = str(role)
         return tuple(instance for instance in self.instances if instance.role == text)
 
+    def weights(self, service: str, phase: Phase) -> dict[str, float]:
+        """Return the share of a service's requests that each instance of a phase gets, by id."""
+        place = {Phase.PREFILL: (2, 0), Phase.DECODE: (2, 1), Phase.BOTH: (1, 0)}[phase]
+        shares: dict[str, float] = {}
+        for route in self.routes:
+            if route.service == service and len(route.instances) == place[0]:
+                name = route.instances[place[1]]
+                shares[name] = shares.get(name, 0.0) + route.share
+        return shares
+
     def count_nodes(self) -> Counter[tuple[str, str, Market]]:
-        """Return how many nodes are used per (region, node type, market)."""
-        return Counter(
-            (instance.region_of(node), node.node_type, node.market)
-            for instance in self.instances
-            for node in instance.nodes
-        )
+        """Return how many machines are used per (region, node type, market); cut ones count once."""
+        machines: set[tuple[tuple[str, str, Market], str | int]] = set()
+        whole: Counter[tuple[str, str, Market]] = Counter()
+        for instance in self.instances:
+            for node in instance.nodes:
+                key = (instance.region_of(node), node.node_type, node.market)
+                machine = node.slot if node.host is None else node.host
+                if machine is None or node.gpu_ids is None:
+                    whole[key] += 1
+                else:
+                    machines.add((key, machine))
+        return whole + Counter(key for key, _ in machines)
+
+
+def _pair_routes(older: list[object]) -> list[dict[str, object]]:
+    """Return ways from weights by phase: each prefill instance with each decode instance."""
+    weights: dict[tuple[str, str], dict[str, float]] = {}
+    for route in older:
+        if isinstance(route, dict) and isinstance(route.get("weights"), dict):
+            weights[str(route.get("service")), str(route.get("phase"))] = route["weights"]
+    routes: list[dict[str, object]] = []
+    for (service, phase), first in weights.items():
+        second = weights.get((service, Phase.DECODE.value))
+        if phase == Phase.BOTH.value:
+            routes += [{"service": service, "instances": [a], "share": x} for a, x in first.items()]
+        elif phase == Phase.PREFILL.value and second is not None:
+            routes += [
+                {"service": service, "instances": [a, b], "share": min(1.0, x * y)}
+                for a, x in first.items()
+                for b, y in second.items()
+            ]
+    return routes
+
+
+def _fraction_by_service(older: object) -> object:
+    """Return by service the least share that any of its roles serves."""
+    if not isinstance(older, dict):
+        return older
+    least: dict[str, float] = {}
+    for role, share in older.items():
+        name = str(role).partition("/")[0]
+        least[name] = min(least.get(name, 1.0), share)
+    return least

@@ -8,6 +8,7 @@ running instances are kept in a canonical order: the order they were given in ch
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import (
@@ -22,7 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.frozen import Frozen
-from atoll.core.ids import Phase, RoleId, parse_node_type, parse_role
+from atoll.core.ids import Phase, RoleId, format_node_type, parse_node_type, parse_role
 from atoll.plan.cluster import Cluster
 from atoll.plan.names import ModelName, Name, NodeTypeName, refuse
 from atoll.plan.plan import Instance, Market, NotNegative, Share
@@ -38,6 +39,13 @@ COMPONENT = "llm"
 
 Positive = Annotated[float, Field(gt=0)]
 Shortage = Literal["fail", "fraction", "priority"]
+Phases = Literal["auto", "apart", "together"]
+
+_PHASES_OF: dict[str, tuple[Phase, ...]] = {
+    "auto": (Phase.PREFILL, Phase.DECODE, Phase.BOTH),
+    "apart": (Phase.PREFILL, Phase.DECODE),
+    "together": (Phase.BOTH,),
+}
 
 
 class Lengths(Frozen):
@@ -83,8 +91,9 @@ class Service(Frozen):
     """A model to be served, what is promised, and how much is asked of it.
 
     `ttft_s` and `tpot_s` are promised seconds to the first token and per further token; `rate_per_s`
-    is requests per second. Capacity is planned for `headroom` times the demand. `only` and `avoid`
-    hold node types ("L40S:2") or GPU types ("L40S", any size); an empty `only` allows all.
+    is requests per second. Capacity is planned for `headroom` times the demand. `phases` says whether
+    prefill and decode run apart, together, or some of each, whichever is cheapest ("auto"). `only` and
+    `avoid` hold kinds of nodes ("L40S:2") or GPU types ("L40S", any size); an empty `only` allows all.
     """
 
     name: Name
@@ -93,7 +102,7 @@ class Service(Frozen):
     tpot_s: Positive
     rate_per_s: NotNegative
     lengths: Lengths
-    phases: Literal["apart", "together"] = "apart"
+    phases: Phases = "auto"
     headroom: float = Field(default=1.0, ge=1)
     priority: Positive = 1.0
     only: tuple[str, ...] = ()
@@ -111,12 +120,16 @@ class Service(Frozen):
 
     @property
     def roles(self) -> tuple[RoleId, ...]:
-        """What has to be placed: prefill and decode apart, or both as one."""
-        phases = (Phase.BOTH,) if self.phases == "together" else (Phase.PREFILL, Phase.DECODE)
-        return tuple(RoleId(self.name, COMPONENT, phase) for phase in phases)
+        """What may be placed: prefill and decode apart, both as one, or all three."""
+        return tuple(RoleId(self.name, COMPONENT, phase) for phase in _PHASES_OF[self.phases])
+
+    @property
+    def demand_per_s(self) -> float:
+        """Requests per second that capacity is planned for, headroom included."""
+        return self.rate_per_s * self.headroom
 
     def demand(self, role: RoleId | str) -> float:
-        """Return what a role must carry, headroom included.
+        """Return what a role must carry where it serves all of the service, headroom included.
 
         Prompt tokens/s for prefill, generated tokens/s for decode, requests/s for both together.
         """
@@ -133,16 +146,27 @@ class Service(Frozen):
         """Return the promise of a phase that runs alone, in seconds."""
         return self.ttft_s if phase is Phase.PREFILL else self.tpot_s
 
-    def allows(self, node_type: str) -> bool:
-        """Return whether the service may stand on this node type."""
-        names = {node_type, parse_node_type(node_type).gpu}
+    def allows(self, kind: str) -> bool:
+        """Return whether the service may stand on this kind of node."""
+        names = {kind, parse_node_type(kind).gpu}
         return not names & set(self.avoid) and (not self.only or bool(names & set(self.only)))
+
+
+@cache
+def slices_of(gpu_count: int) -> tuple[int, ...]:
+    """Return the sizes a machine may be cut into, ascending: powers of two that divide it, and all of it.
+
+    Each size divides the next, so slices fit into machines whenever their GPUs add up to no more.
+    """
+    sizes = [size for size in (1, 2, 4, 8, 16, 32, 64) if gpu_count % size == 0]
+    return tuple(sorted({*sizes, gpu_count}))
 
 
 class Offer(Frozen):
     """Nodes that can be had: so many of one type, in one region, on one market, at one price.
 
-    `available` counts those in use now. `instance` is what the seller calls the machine.
+    `available` counts those in use now. `instance` is what the seller calls the machine. Unless it is
+    `whole`, a machine with several GPUs may be cut into slices for several instances; it is paid whole.
     """
 
     region: Name
@@ -151,11 +175,28 @@ class Offer(Frozen):
     available: int = Field(ge=0)
     usd_per_hour: NotNegative
     instance: str | None = None
+    whole: bool = False
 
     @property
     def key(self) -> tuple[str, str, Market]:
         """What tells one offer from another: region, node type, market."""
         return (self.region, self.node_type, self.market)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one machine."""
+        return parse_node_type(self.node_type).gpu_count
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """GPUs that an instance may have of one machine, ascending; the last is all of it."""
+        return (self.gpus,) if self.whole else slices_of(self.gpus)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of nodes that one machine gives, by `sizes`."""
+        gpu = parse_node_type(self.node_type).gpu
+        return tuple(format_node_type(gpu, size) for size in self.sizes)
 
 
 class Limits(Frozen):
@@ -264,6 +305,11 @@ class Problem(Frozen):
         return tuple(sorted({offer.node_type for offer in self.offers}))
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """Every kind of node on offer, whole machines and slices of them, sorted."""
+        return tuple(sorted({kind for offer in self.offers for kind in offer.kinds}))
+
+    @property
     def roles(self) -> tuple[RoleId, ...]:
         """Every role of every service, in order."""
         return tuple(role for service in self.services for role in service.roles)
@@ -284,10 +330,10 @@ class Problem(Frozen):
         """Return what a role must carry; see `Service.demand`."""
         return self.service_of(role).demand(role)
 
-    def node_types_for(self, service: str) -> tuple[str, ...]:
-        """Return the node types on offer that a service may stand on."""
+    def kinds_for(self, service: str) -> tuple[str, ...]:
+        """Return the kinds of nodes on offer that a service may stand on."""
         allows = self.service(service).allows
-        return tuple(kind for kind in self.node_types if allows(kind))
+        return tuple(kind for kind in self.kinds if allows(kind))
 
     def offer(self, region: str, node_type: str, market: Market) -> Offer | None:
         """Return the offer of these nodes, None if there is none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -15,3 +16,15 @@ class Progress(NamedTuple):
 
 
 OnProgress = Callable[[Progress], None]
+
+
+@dataclass
+class SolveStats:
+    """What a plan took, filled in by `solve`; kept apart from the plan so that equal plans stay equal.
+
+    `work` counts what the search did, by name: linear programmes, integer nodes, rounds, evaluations.
+    """
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    work: dict[str, int] = field(default_factory=dict)

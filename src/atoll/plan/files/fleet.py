@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal
 
 from pydantic import JsonValue
 
@@ -24,7 +23,7 @@ from atoll.plan.files.cluster import cluster_of_file
 from atoll.plan.files.fleet_schema import FleetFile, LengthsEntry, ServiceEntry
 from atoll.plan.files.offers import offers_of
 from atoll.plan.plan import Instance, Plan
-from atoll.plan.problem import Lengths, Limits, Problem, Service, Settings
+from atoll.plan.problem import Lengths, Limits, Phases, Problem, Service, Settings
 from atoll.workload.lengths import LengthMix, length_mix
 
 FleetDocument = SchemaDocument[FleetFile]
@@ -70,7 +69,9 @@ def _problem(
     catalog, facts = _facts(document, overlays, environ)
     cluster, priced = cluster_of_file(document, catalog)
     offers = priced if cluster is not None else offers_of(document, catalog)
-    node_types = {offer.node_type for offer in offers} | set(cluster.counts() if cluster else ())
+    node_types = {kind for offer in offers for kind in offer.kinds} | set(
+        cluster.counts() if cluster else ()
+    )
     services = tuple(
         _service(document, catalog, name, entry, node_types) for name, entry in fleet.models.items()
     )
@@ -150,10 +151,8 @@ def _service(
     return service
 
 
-def _phases(
-    document: FleetDocument, here: tuple[str, ...], entry: ServiceEntry
-) -> Literal["apart", "together"]:
-    """Return whether phases run apart; on a fixed cluster they run together."""
+def _phases(document: FleetDocument, here: tuple[str, ...], entry: ServiceEntry) -> Phases:
+    """Return how phases run; on a fixed cluster they run together."""
     if document.content.cluster is None:
         return entry.phases
     if entry.phases == "apart" and "phases" in entry.model_fields_set:

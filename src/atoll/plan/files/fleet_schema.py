@@ -11,7 +11,7 @@ running:  plan.json
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import (
     BeforeValidator,
@@ -27,7 +27,7 @@ from atoll.core.frozen import Frozen
 from atoll.core.quantities import Bandwidth, Duration, Rate, UsdPerHour
 from atoll.plan.cluster import KV_FILL, NodeProfile
 from atoll.plan.plan import Market
-from atoll.plan.problem import Shortage
+from atoll.plan.problem import Phases, Shortage
 
 # A bare number is in seconds, so "ttft: 1600" would be half an hour: refuse what nobody promises.
 FirstToken = Annotated[Duration, Field(gt=0, le=600)]
@@ -115,8 +115,10 @@ class ServiceEntry(Frozen):
         description="How long prompts and answers are: a mix (azure-code, azure-conv, long-context, "
         "reasoning), PROMPTxANSWER such as 1024x256, or a mapping of moments."
     )
-    phases: Literal["apart", "together"] = Field(
-        default="apart", description="Whether prefill and decode run on different instances."
+    phases: Phases = Field(
+        default="auto",
+        description="Whether prefill and decode run on different instances (apart), on the same "
+        "(together), or some of each, whichever is cheapest (auto).",
     )
     headroom: Annotated[float, Field(strict=True, ge=1, le=100)] = Field(
         default=1.0, description="Plan for this many times the demand."
@@ -164,6 +166,9 @@ class CloudEntry(Frozen):
     spot_available: Availability | None = Field(
         default=None, description="The same for spot; as `available` if left out."
     )
+    whole: StrictBool = Field(
+        default=False, description="Never cut a machine into slices for several instances."
+    )
 
 
 class OwnedEntry(Frozen):
@@ -171,6 +176,9 @@ class OwnedEntry(Frozen):
 
     count: Count = Field(description="How many there are.")
     usd_per_hour: Price = Field(default=0.0, description="What one costs, power and all.")
+    whole: StrictBool = Field(
+        default=False, description="Never cut a machine into slices for several instances."
+    )
 
 
 OwnedField = Annotated[
@@ -188,6 +196,9 @@ class OfferEntry(Frozen):
     available: Count = Field(description="How many can be had, with those in use.")
     usd_per_hour: Price = Field(description="What one costs, such as $1.86/h.")
     instance: StrictStr | None = Field(default=None, description="What the seller calls it.")
+    whole: StrictBool = Field(
+        default=False, description="Never cut a machine into slices for several instances."
+    )
 
 
 class PoolEntry(Frozen):

@@ -80,6 +80,7 @@ def _cloud(document: FleetDocument, catalog: Catalog) -> Iterator[Offer]:
                         available=rooms.of(kind),
                         usd_per_hour=usd,
                         instance=price.instance,
+                        whole=cloud.whole,
                     )
 
 
@@ -190,6 +191,7 @@ def _owned_offers(document: FleetDocument, catalog: Catalog) -> Iterator[Offer]:
                 market="owned",
                 available=entry if isinstance(entry, int) else entry.count,
                 usd_per_hour=0.0 if isinstance(entry, int) else entry.usd_per_hour,
+                whole=not isinstance(entry, int) and entry.whole,
             )
 
 
