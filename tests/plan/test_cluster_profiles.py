@@ -89,7 +89,7 @@ def test_a_request_must_fit_beside_the_layers() -> None:
 
 def test_tabulated_times_add_up_to_the_model() -> None:
     spec, node = CATALOG.model("qwen3-32b").llm, CATALOG.node("A100-80:1")
-    own = tabulate(spec, node, "vllm", MIX)
+    own = tabulate(spec, node, "vllm", MIX, 1)
     assert own is not None
     model = analytic(spec, node, engine="vllm")
     for sequences in (1.0, 512.0):
@@ -103,12 +103,12 @@ def test_tabulated_times_add_up_to_the_model() -> None:
 
 def test_tabulated_memory() -> None:
     spec = CATALOG.model("qwen3-32b").llm
-    own = tabulate(spec, CATALOG.node("L4:1"), "vllm", MIX)
+    own = tabulate(spec, CATALOG.node("L4:1"), "vllm", MIX, 1)
     assert own is not None
     assert 0 < own.max_layers < spec.layers
     assert list(own.kv_tokens) == sorted(own.kv_tokens, reverse=True)
     assert own.kv_tokens[-1] >= 800
-    large = tabulate(CATALOG.model("qwen3-235b-a22b").llm, CATALOG.node("T4:1"), "vllm", MIX)
+    large = tabulate(CATALOG.model("qwen3-235b-a22b").llm, CATALOG.node("T4:1"), "vllm", MIX, 1)
     assert large is None or large.max_layers < 4
 
 
