@@ -132,11 +132,18 @@ def profile_tps(problem: Problem, catalog: Catalog, service: Service) -> dict[st
     best = {kind: max(own, key=lambda tp: (own[tp], tp)) for kind, own in worth.items()}
 
     def held(kind: str, tp: int) -> int:
+        """Layers that one such node holds."""
         engine, mix = problem.settings.engine, service.lengths.mix()
         profile = measured.get(kind) or tabulate(spec, catalog.node(kind), engine, mix, tp)
-        return counts[kind] * profile.max_layers if profile is not None else 0
+        return profile.max_layers if profile is not None else 0
 
-    while sum(held(kind, tp) for kind, tp in best.items()) < _TIGHT * spec.layers:
+    def has_room() -> bool:
+        """Whether one node holds the model, or all of them hold it with some to spare."""
+        each = {kind: held(kind, tp) for kind, tp in best.items()}
+        total = sum(counts[kind] * layers for kind, layers in each.items())
+        return max(each.values()) >= spec.layers or total >= _TIGHT * spec.layers
+
+    while not has_room():
         # The next larger size of a node type, and which part of what it carries that keeps.
         larger = [
             (worth[kind][size] / max(worth[kind][tp], 1e-300), held(kind, size), kind, size)
