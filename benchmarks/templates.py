@@ -162,7 +162,7 @@ def with_phases(problem: Problem, phases: Phases) -> Problem:
 
 
 def many_kinds(catalog: Catalog) -> tuple[float, int]:
-    """Return CPU seconds for all templates over 40 kinds of nodes, tables included, and how many there are."""
+    """Return CPU seconds for all templates over 40 kinds of nodes, with tables, and how many there are."""
     offers = tuple(
         Offer(region="r", node_type=f"{gpu}:8", available=9, usd_per_hour=1.0) for gpu in MANY_GPUS
     )
@@ -173,8 +173,8 @@ def many_kinds(catalog: Catalog) -> tuple[float, int]:
     kept = sum(map(len, made.roles.values()))
     most = {library.max_kinds for library in made.roles.values()}
     print(
-        f"\n{len(made.kinds)} kinds, {len(made.roles)} roles: {kept:,} templates of at most {max(most)} kinds, "
-        f"{cpu_s:.1f} CPU-s"
+        f"\n{len(made.kinds)} kinds, {len(made.roles)} roles: {kept:,} templates of at most {max(most)} "
+        f"kinds, {cpu_s:.1f} CPU-s"
     )
     return cpu_s, kept
 
