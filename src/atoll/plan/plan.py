@@ -222,10 +222,10 @@ class Plan(Frozen):
     `bound` the proven lower bound on it (for a `partial` plan, at the share of demand served). `gap` =
     (objective - bound) / objective. With a `goal` other than cost, objective and bound are tokens/s, prompt
     and generated ones alike, more is better: bound >= objective and `gap` = (bound - objective) / bound, the
-    share that may be missing. They are None where a solver proves nothing. `served_fraction` is by service the share of its demand that
-    is served from prompt to last token, 1 where demand is met. `cut_short` says that the deadline came before
-    the search had ended: with more time there may be a better plan. `reasons` say what binds, `notes` what a
-    simulation found.
+    share that may be missing. They are None where a solver proves nothing. `served_fraction` is by service
+    the share of its demand that is served from prompt to last token, 1 where demand is met. `cut_short` says
+    that the deadline came before the search had ended: with more time there may be a better plan. `reasons`
+    say what binds, `notes` what a simulation found.
     """
 
     schema_version: Literal[1] = 1

@@ -150,8 +150,8 @@ def assemble(
 
     The objective is the cost, or `value` in tokens/s with another `goal`. A bound a hair on the wrong side
     of the objective, as rounding leaves it, is moved to the objective. The status becomes "partial" where
-    demand is not met and "feasible" where the gap is too large for "optimal"; "infeasible" means an empty
-    plan. The catalog is the problem's unless given.
+    demand is not met, "feasible" where it is and the gap is too large for "optimal"; "infeasible" means an
+    empty plan. The catalog is the problem's unless given.
     """
     standing = tuple(instances)
     routes, served = routes_of(problem, catalog, standing)
@@ -167,8 +167,11 @@ def assemble(
     gap = relative_gap(objective, bound)
     if status == "optimal" and (gap is None or gap > PROVEN_GAP):
         status = "feasible"
-    if status in ("optimal", "feasible") and min(served.values()) < 1.0:
+    short = min(served.values()) < 1.0
+    if short and status != "infeasible":
         status = "partial"
+    elif status == "partial":
+        status = "feasible"
     return Plan(
         problem_hash=problem.content_hash(),
         problem_name=problem.name,
