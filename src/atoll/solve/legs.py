@@ -91,7 +91,7 @@ def _serve(
         legs = _augment(prefill, decode, legs, links.room, missing)
     total = sum(together.values()) + sum(legs.values())
     if total <= 0:
-        return _Served((), 1.0 if demand == 0 else 0.0)
+        return _Served((), 0.0 if exceeds(demand, 0.0) else 1.0)
     if links is not None:
         for (g, h), rate in legs.items():
             if g != h:

@@ -60,7 +60,8 @@ def check_served(plan: Plan, problem: Problem) -> Iterator[Violation]:
         if most < 1.0 and plan.status in ("optimal", "feasible"):
             message = f"serves {most:.6g} of its demand, yet the plan is {plan.status}"
             yield violation("demand", service.name, message, (1.0 - most) * demand)
-        if stated > 0 and demand > 0 and not any(r.service == service.name for r in plan.routes):
+        routed = any(route.service == service.name for route in plan.routes)
+        if stated > 0 and exceeds(demand, 0.0) and not routed:
             yield violation("route", service.name, f"serves {stated:.6g} of its demand by no route")
     if plan.status == "partial" and not short:
         yield violation("status", plan.problem_name, "partial, yet all of the demand is served")
