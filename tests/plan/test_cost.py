@@ -17,7 +17,12 @@ REPORT = cost_report(MADE, ASKED)
 def test_every_breakdown_adds_up(chosen: list[NewInstance]) -> None:
     made = plan_of(ASKED, *chosen)
     report = cost_report(made, ASKED)
-    for parts in (report.services, report.regions, report.node_types, report.markets):
+    for parts in (
+        (*report.services, report.idle),
+        report.regions,
+        report.node_types,
+        report.markets,
+    ):
         assert sum(part.usd_per_hour for part in parts) == pytest.approx(made.usd_per_hour)
     for lines in (report.regions, report.node_types, report.markets):
         assert sum(line.nodes for line in lines) == made.nodes
@@ -29,10 +34,10 @@ def test_every_breakdown_adds_up(chosen: list[NewInstance]) -> None:
 def test_lines_by_hand() -> None:
     assert [(line.name, line.nodes) for line in REPORT.regions] == [
         ("aws/us-east-2", 4),
-        ("lab", 2),
+        ("lab", 3),
     ]
     assert REPORT.regions[0].usd_per_hour == pytest.approx(2 * 0.8 + 2 * 1.9)
-    assert [(line.name, line.nodes) for line in REPORT.markets] == [("on-demand", 5), ("owned", 1)]
+    assert [(line.name, line.nodes) for line in REPORT.markets] == [("on-demand", 5), ("owned", 2)]
     assert REPORT.init_usd == pytest.approx(0.1 * REPORT.usd_per_hour)
 
 
@@ -61,7 +66,7 @@ def test_headroom_is_not_sold() -> None:
 def test_only_what_is_served_counts() -> None:
     busy = problem(services=(service("chat", rate_per_s=4000.0), SERVICES[1]))
     made = plan_of(busy, *CHOSEN)
-    served = min(made.served_fraction["chat/llm/prefill"], made.served_fraction["chat/llm/decode"])
+    served = made.served_fraction["chat"]
     assert 0 < served < 1
     report = cost_report(made, busy)
     assert report.services[0].requests_per_s == pytest.approx(4000 * served)
