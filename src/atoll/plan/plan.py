@@ -254,12 +254,12 @@ class Plan(Frozen):
             return fields
         known = {k: v for k, v in fields.items() if k not in ("seconds", "cpu_seconds")}
         routes = known.get("routes")
-        older = isinstance(routes, list) and any(
-            isinstance(r, dict) and "weights" in r for r in routes
-        )
-        if older and isinstance(routes, list):
+        if isinstance(routes, list | tuple) and any(
+            isinstance(route, dict) and "weights" in route for route in routes
+        ):
             known["routes"] = _pair_routes(routes)
-            known["served_fraction"] = _fraction_by_service(known.get("served_fraction"))
+        if len(known) < len(fields):
+            known["served_fraction"] = _fraction_by_service(known.get("served_fraction", {}))
         return known
 
     @field_validator("instances")
@@ -301,11 +301,11 @@ class Plan(Frozen):
 
     def weights(self, service: str, phase: Phase) -> dict[str, float]:
         """Return the share of a service's requests that each instance of a phase gets, by id."""
-        place = {Phase.PREFILL: (2, 0), Phase.DECODE: (2, 1), Phase.BOTH: (1, 0)}[phase]
+        ways, at = {Phase.PREFILL: (2, 0), Phase.DECODE: (2, 1), Phase.BOTH: (1, 0)}[phase]
         shares: dict[str, float] = {}
         for route in self.routes:
-            if route.service == service and len(route.instances) == place[0]:
-                name = route.instances[place[1]]
+            if route.service == service and len(route.instances) == ways:
+                name = route.instances[at]
                 shares[name] = shares.get(name, 0.0) + route.share
         return shares
 
@@ -329,7 +329,7 @@ def count_machines(instances: Iterable[Instance]) -> Counter[tuple[str, str, Mar
     return whole + Counter(key for key, _ in machines)
 
 
-def _pair_routes(older: list[object]) -> list[dict[str, object]]:
+def _pair_routes(older: Iterable[object]) -> list[dict[str, object]]:
     """Return ways from weights by phase: each prefill instance with each decode instance."""
     weights: dict[tuple[str, str], dict[str, float]] = {}
     for route in older:
@@ -355,6 +355,6 @@ def _fraction_by_service(older: object) -> object:
         return older
     least: dict[str, float] = {}
     for role, share in older.items():
-        name = str(role).partition("/")[0]
+        name = parse_role(str(role)).model if str(role).count("/") >= 2 else str(role)
         least[name] = min(least.get(name, 1.0), share)
     return least
