@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from atoll.core.frozen import Frozen
-from atoll.core.ids import Phase, parse_node_type
+from atoll.core.ids import Phase
 from atoll.plan.plan import Instance, Market, Plan
 from atoll.plan.problem import Problem, Service
 
@@ -32,9 +32,9 @@ class PhaseCost(Frozen):
     """One phase of a service. Tokens are prompt tokens, generated tokens, or both together.
 
     `share` is the share of the service's requests that pass through it: those that are served apart, or
-    together. `tokens_per_s` is what they ask for; `load_per_s` the same with headroom and `capacity_per_s`
-    what the instances carry, both in units of the role; `utilisation` is the share of that which the
-    requests take without headroom. `nodes` are machines or slices of them.
+    together. `tokens_per_s` is what those served ask for. `demand_per_s` is that share of all demand with
+    its headroom, and `capacity_per_s` what the instances carry, both in units of the role; `utilisation` is
+    the share of it that the requests served take. `nodes` are machines or slices of them.
     """
 
     phase: Phase
@@ -43,7 +43,7 @@ class PhaseCost(Frozen):
     nodes: int
     gpus: int
     tokens_per_s: float
-    load_per_s: float
+    demand_per_s: float
     capacity_per_s: float
     utilisation: float | None
     usd_per_million_tokens: float | None
@@ -52,7 +52,8 @@ class PhaseCost(Frozen):
 class ServiceCost(Frozen):
     """One service: what it costs per hour, per million tokens read and written, per request.
 
-    `served` is the share of its demand, headroom included. Phases without instances are left out.
+    `served` is the share of its demand, headroom included. Phases without instances are left out where
+    another one has some.
     """
 
     service: str
@@ -94,7 +95,6 @@ def cost_report(plan: Plan, problem: Problem) -> CostReport:
     )
     machines = plan.count_nodes()
     used = _gpus_in_use(plan)
-    rented = sum(n * parse_node_type(key[1]).gpu_count for key, n in machines.items())
     return CostReport(
         usd_per_hour=plan.usd_per_hour,
         init_usd=plan.init_usd,
@@ -107,7 +107,7 @@ def cost_report(plan: Plan, problem: Problem) -> CostReport:
             usd_per_hour=plan.idle_usd,
             share=_share(plan.idle_usd, plan.usd_per_hour),
             nodes=0,
-            gpus=rented - plan.gpus,
+            gpus=plan.idle_gpus,
         ),
         regions=_lines(plan, problem, machines, used, lambda key: key[0]),
         node_types=_lines(plan, problem, machines, used, lambda key: key[1]),
@@ -133,10 +133,10 @@ def _service(plan: Plan, service: Service) -> ServiceCost:
     served = plan.served_fraction.get(service.name, 1.0)
     # A fraction is one of the demand with its headroom; the headroom is the first to go.
     rate = service.rate_per_s * min(1.0, served * service.headroom)
+    standing = [role for role in service.roles if plan.of_role(role)]
     phases = tuple(
-        _phase(plan, service, role.phase, instances, rate, served)
-        for role in service.roles
-        if (instances := plan.of_role(role))
+        _phase(plan, service, role.phase, plan.of_role(role), rate)
+        for role in standing or service.roles
     )
     usd = sum(phase.usd_per_hour for phase in phases)
     return ServiceCost(
@@ -153,16 +153,12 @@ def _service(plan: Plan, service: Service) -> ServiceCost:
 
 
 def _phase(
-    plan: Plan,
-    service: Service,
-    phase: Phase,
-    instances: Sequence[Instance],
-    rate: float,
-    served: float,
+    plan: Plan, service: Service, phase: Phase, instances: Sequence[Instance], rate: float
 ) -> PhaseCost:
     lengths = service.lengths
     tokens = {Phase.PREFILL: lengths.input_mean, Phase.DECODE: lengths.output_mean}
-    share = sum(plan.weights(service.name, phase).values())
+    routed = any(route.service == service.name for route in plan.routes)
+    share = sum(plan.weights(service.name, phase).values()) if routed else 1.0
     per_request = tokens.get(phase, _tokens(service))
     usd = sum(instance.usd_per_hour for instance in instances)
     supply = sum(instance.throughput_per_s for instance in instances)
@@ -174,7 +170,7 @@ def _phase(
         nodes=sum(len(instance.nodes) for instance in instances),
         gpus=sum(instance.gpus for instance in instances),
         tokens_per_s=rate * share * per_request,
-        load_per_s=units * service.demand_per_s * served,
+        demand_per_s=units * service.demand_per_s,
         capacity_per_s=supply,
         utilisation=units * rate / supply if supply > 0 else None,
         usd_per_million_tokens=_per(usd, rate * share * per_request, 1e6),

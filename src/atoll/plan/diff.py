@@ -16,7 +16,7 @@ from atoll.plan.validate.violation import differs
 
 
 class KeptInstance(Frozen):
-    """An instance of both plans, by its id in each; `relaid` if it has other layers, `moved` if other GPUs."""
+    """An instance of both plans, by its id in each; `relaid` with other layers, `moved` with other GPUs."""
 
     before: str
     after: str

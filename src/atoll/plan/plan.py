@@ -95,6 +95,25 @@ class Node(Frozen):
         """Which share of the machine it has."""
         return self.gpus / self.machine_gpus
 
+    def describe(self) -> str:
+        """Return what it has of which machine: "2/8 of L40S:8, machine 3, GPUs 4-5"; or just the machine."""
+        if self.gpu_ids is None:
+            return self.node_type if self.host is None else f"{self.node_type}, {self.host}"
+        machine = self.host if self.host is not None else f"machine {self.slot}"
+        named = "GPU" if self.gpus == 1 else "GPUs"
+        return f"{_slice_name(self)}, {machine}, {named} {format_gpus(self.gpu_ids)}"
+
+
+def format_gpus(gpu_ids: Iterable[int]) -> str:
+    """Write GPUs as ranges: "0-3, 6"."""
+    ranges: list[list[int]] = []
+    for gpu in sorted(gpu_ids):
+        if ranges and gpu == ranges[-1][-1] + 1:
+            ranges[-1].append(gpu)
+        else:
+            ranges.append([gpu])
+    return ", ".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else f"{r[0]}" for r in ranges)
+
 
 class Flow(Frozen):
     """Units per second from `src` ("source" or a node's id) to `dst` (a node's id or "sink")."""
@@ -288,6 +307,12 @@ class Plan(Frozen):
         used = sum(instance.usd_per_hour for instance in self.instances)
         idle = self.usd_per_hour - used
         return idle if idle > 1e-9 * self.usd_per_hour else 0.0  # below is rounding of the sums
+
+    @property
+    def idle_gpus(self) -> int:
+        """GPUs of cut machines that no instance has."""
+        machines = self.count_nodes().items()
+        return sum(n * parse_node_type(kind).gpu_count for (_, kind, _), n in machines) - self.gpus
 
     @property
     def gpus(self) -> int:
