@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.ids import Phase
+from atoll.plan.handover import handover
 from atoll.plan.plan import Instance, Route
 from atoll.plan.problem import Problem, Service
 from atoll.plan.validate.violation import exceeds
@@ -115,16 +116,21 @@ class _Links(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        problem: Problem,
-        catalog: Catalog | None,  # noqa: ARG003
-        service: Service,  # noqa: ARG003
-        used: Mapping[Pair, float],  # noqa: ARG003
+        cls, problem: Problem, catalog: Catalog | None, service: Service, used: Mapping[Pair, float]
     ) -> _Links | None:
         """Return what `used` leaves of the links; None where a service never leaves a region."""
         if len(problem.regions) < 2 or problem.cluster is not None:
             return None
-        return None  # stub: until plan.handover says between which regions
+        facts = problem.catalog() if catalog is None else catalog
+        allowed = handover(problem, facts, service)
+        if allowed is None:
+            return None
+        left = {
+            pair: facts.links.between(*pair).bandwidth_bytes_per_s - used.get(pair, 0.0)
+            for pair in sorted(allowed.pairs)
+        }
+        size = allowed.bytes_per_request
+        return cls({pair: max(0.0, rate) / size for pair, rate in left.items()}, size)
 
 
 def _augment(

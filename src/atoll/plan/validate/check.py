@@ -21,6 +21,7 @@ Rules, per instance and then for the plan as a whole:
     demand         every service is served, unless the plan says it is partial
     served         the stated share of demand served is the true one
     route          routes lead over one instance, or prefill and decode; sum to 1; overload none
+    handover       pairs hand KV over in time, within their interfaces and the links between regions
     budget, spot-share, max-nodes, spread
                    the limits of the problem
     cost           prices and initialisation add up, and so does the objective, in money or tokens/s
@@ -41,6 +42,7 @@ from collections.abc import Iterator
 from atoll.catalog.catalog import Catalog
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
+from atoll.plan.validate.handover import check_handover
 from atoll.plan.validate.instance import check_names, check_node_limits, check_structure
 from atoll.plan.validate.machines import (
     check_gpus,
@@ -78,9 +80,13 @@ def validate(
     violations = validate_structure(plan)
     if same_problem and plan.problem_hash != problem.content_hash():
         violations.append(violation("problem", plan.problem_name, "was made for another problem"))
+    named = True
     for instance in plan.instances:
         unknown = list(check_names(instance, problem, facts))
+        named &= not unknown
         violations += unknown or check_node_limits(instance, problem, facts)
+    if named:
+        violations += check_handover(plan, problem, facts)
     for rule in (
         check_offers,
         check_region,
