@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,11 +24,12 @@ from atoll.perf.step import Position
 from atoll.plan.cluster_capacities import PromisedNode, Wires, message_seconds, promised_node
 from atoll.plan.cluster_profiles import cluster_of, is_known, request_tokens
 from atoll.plan.problem import Problem, Service
+from atoll.solve.place.deadline import Deadline
 from atoll.solve.place.from_problem import flow_instance
 from atoll.solve.place.instance import Floats, FlowInstance, Placement, Unit
 from atoll.solve.place.latency import flow_of_groups
 from atoll.solve.place.slices import Cut, SiteType, cut_for, sizes_of
-from atoll.solve.place.to_plan import Placed
+from atoll.solve.place.to_plan import Placed, fit_links
 from atoll.solve.templates.generate import (
     Layout,
     RoleTables,
@@ -68,12 +69,9 @@ class _Shelf:
 
 
 def place_replicas(
-    problem: Problem, catalog: Catalog, *, partial: bool, seconds: float
+    problem: Problem, catalog: Catalog, deadline: Deadline, *, partial: bool
 ) -> tuple[Cut, list[Placed]] | None:
-    """Return the cut and every service's replicas that serve the most, None if a service has none.
-
-    `seconds` is a safety net for the integer programme, whose work is counted.
-    """
+    """Return the cut and every service's replicas that serve the most, None if a service has none."""
     shelves = _shelves(problem, catalog)
     columns = [
         _Template(shelf.service, shelf.site, at, tuple(map(int, counts)), float(carried))
@@ -83,7 +81,7 @@ def place_replicas(
     ]
     if {column.service for column in columns} != set(range(len(problem.services))):
         return None
-    solved = _allocate(problem, shelves, columns, seconds)
+    solved = _allocate(problem, shelves, columns, deadline)
     if solved is None:
         return None
     chosen, taken = solved
@@ -199,89 +197,118 @@ Chosen = list[tuple[_Template, int]]
 Taken = dict[SiteType, Counter[int]]
 
 
-def _allocate(
-    problem: Problem, shelves: Sequence[_Shelf], columns: Sequence[_Template], seconds: float
-) -> tuple[Chosen, Taken] | None:
-    from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import csr_array
+@dataclass
+class _Programme:
+    """The integer programme: templates, then slices by (site and type, size), then the share served."""
 
-    cluster = cluster_of(problem)
-    stock = Counter((machine.region, machine.node_type) for machine in cluster.nodes)
-    machine_of = {(m.region, m.node_type): m for m in cluster.nodes}
-    cuts = [
-        (key, size, format_node_type(parse_node_type(key[1]).gpu, size))
-        for key in sorted(stock)
-        for size in sizes_of(problem, machine_of[key])
-    ]
-    demand = [s.demand_per_s * request_tokens(s) for s in problem.services]
-    fair = len(demand) > 1 or demand[0] > 0
-    n, w = len(columns), len(cuts)
-    rows: list[dict[int, float]] = []
-    low: list[float] = []
-    high: list[float] = []
+    problem: Problem
+    shelves: Sequence[_Shelf]
+    columns: Sequence[_Template]
+    rows: list[tuple[dict[int, float], float, float]] = field(default_factory=list)
+    slices: list[tuple[SiteType, int, str]] = field(default_factory=list)
 
-    def add(row: dict[int, float], least: float, most: float) -> None:
-        rows.append(row)
-        low.append(least)
-        high.append(most)
+    def __post_init__(self) -> None:
+        machines = {(m.region, m.node_type): m for m in cluster_of(self.problem).nodes}
+        self.slices = [
+            (key, size, format_node_type(parse_node_type(key[1]).gpu, size))
+            for key in sorted(machines)
+            for size in sizes_of(self.problem, machines[key])
+        ]
+        self._hold_slices()
+        self._serve()
 
-    by_cell: dict[tuple[str, str], dict[int, float]] = {}
-    for i, column in enumerate(columns):
-        for kind, count in zip(shelves[column.library].kinds, column.counts, strict=True):
-            if count:
-                by_cell.setdefault((column.site, kind), {})[i] = float(count)
-    for k, (key, _, kind) in enumerate(cuts):
-        if (key[0], kind) in by_cell:
-            by_cell[key[0], kind][n + k] = -1.0
-    for cell in sorted(by_cell):
-        add(by_cell[cell], -np.inf, 0.0)
-    for key in sorted(stock):
-        row = {n + k: float(size) for k, (own, size, _) in enumerate(cuts) if own == key}
-        add(row, -np.inf, float(stock[key] * parse_node_type(key[1]).gpu_count))
-    carried: list[dict[int, float]] = [{} for _ in demand]
-    for i, column in enumerate(columns):
-        carried[column.service][i] = column.tokens_per_s
-    for s, asked in enumerate(demand):
-        if fair:
-            add({i: x / asked for i, x in carried[s].items()} | {n + w: -1.0}, 0.0, np.inf)
-    whole = np.concatenate([np.ones(n + w), np.zeros(1)])
-    most = np.full(n + w + 1, np.inf)
+    @property
+    def width(self) -> int:
+        """How many variables there are."""
+        return len(self.columns) + len(self.slices) + 1
 
-    def solve(goal: Floats, at_least: float) -> Floats | None:
-        least = np.zeros(n + w + 1)
-        least[-1] = at_least
-        entries = [(r, c, x) for r, row in enumerate(rows) for c, x in sorted(row.items())]
+    @property
+    def demand(self) -> list[float]:
+        """Tokens/s asked of each service."""
+        return [s.demand_per_s * request_tokens(s) for s in self.problem.services]
+
+    def _hold_slices(self) -> None:
+        """Templates use slices, and slices fit the machines."""
+        n = len(self.columns)
+        cells: dict[tuple[str, str], dict[int, float]] = {}
+        for i, column in enumerate(self.columns):
+            for kind, count in zip(self.shelves[column.library].kinds, column.counts, strict=True):
+                if count:
+                    cells.setdefault((column.site, kind), {})[i] = float(count)
+        for k, (key, _, kind) in enumerate(self.slices):
+            if (key[0], kind) in cells:
+                cells[key[0], kind][n + k] = -1.0
+        self.rows += [(cells[cell], -np.inf, 0.0) for cell in sorted(cells)]
+        stock = Counter((m.region, m.node_type) for m in cluster_of(self.problem).nodes)
+        for own in sorted(stock):
+            row = {n + k: float(size) for k, (key, size, _) in enumerate(self.slices) if key == own}
+            gpus = parse_node_type(own[1]).gpu_count
+            self.rows.append((row, -np.inf, float(stock[own] * gpus)))
+
+    def _serve(self) -> None:
+        """No service gets less than the share."""
+        for s, asked in enumerate(self.demand):
+            if asked > 0:
+                row = {
+                    i: column.tokens_per_s / asked
+                    for i, column in enumerate(self.columns)
+                    if column.service == s
+                }
+                self.rows.append((row | {self.width - 1: -1.0}, 0.0, np.inf))
+
+    def solve(self, goal: Floats, least_share: float, seconds: float) -> Floats | None:
+        """Return the variables that make the most of `goal`, None if nothing was found."""
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_array
+
+        entries = [
+            (r, c, x) for r, (row, _, _) in enumerate(self.rows) for c, x in sorted(row.items())
+        ]
         r, c, x = (np.array(part) for part in zip(*entries, strict=True))
+        matrix = csr_array((x, (r, c)), shape=(len(self.rows), self.width))
+        low, high = [row[1] for row in self.rows], [row[2] for row in self.rows]
+        least = np.zeros(self.width)
+        least[-1] = least_share
+        whole = np.ones(self.width)
+        whole[-1] = 0.0
         solved = milp(
             -goal,
-            constraints=LinearConstraint(csr_array((x, (r, c)), shape=(len(rows), len(goal))), low, high),
+            constraints=LinearConstraint(matrix, low, high),
             integrality=whole,
-            bounds=Bounds(least, most),
-            options={"node_limit": _NODES_LIMIT, "mip_rel_gap": _GAP, "time_limit": max(1.0, seconds)},
-        )  # fmt: skip
+            bounds=Bounds(least, np.full(self.width, np.inf)),
+            options={
+                "node_limit": _NODES_LIMIT,
+                "mip_rel_gap": _GAP,
+                "time_limit": max(1.0, seconds),
+            },
+        )
         return None if solved.x is None else np.asarray(solved.x)
 
-    total = np.zeros(n + w + 1)
+
+def _allocate(
+    problem: Problem, shelves: Sequence[_Shelf], columns: Sequence[_Template], deadline: Deadline
+) -> tuple[Chosen, Taken] | None:
+    programme = _Programme(problem, shelves, columns)
+    demand = programme.demand
+    share, total = np.zeros(programme.width), np.zeros(programme.width)
     for i, column in enumerate(columns):
-        total[i] = (
-            column.tokens_per_s / max(demand[column.service], 1e-9) if fair else column.tokens_per_s
-        )
-    if not fair:
-        most[-1] = 0.0
-    found = None
-    if len(demand) > 1:
-        share = np.zeros(n + w + 1)
+        total[i] = column.tokens_per_s / (demand[column.service] or 1.0)
+    if min(demand) > 0:
         share[-1] = 1.0
-        found = solve(share, 0.0)
-        if found is None or found[-1] <= 0.0:
-            return None
-    more = solve(total, 0.0 if found is None else float(found[-1]) * _KEEP)
-    found = found if more is None else more
+    else:
+        share = total.copy()
+    found = programme.solve(share, 0.0, deadline.left)
     if found is None:
         return None
+    if min(demand) > 0:
+        if found[-1] <= 0.0:
+            return None
+        more = programme.solve(total, float(found[-1]) * _KEEP, deadline.left)
+        found = found if more is None else more
+    n = len(columns)
     chosen = [(columns[i], round(float(found[i]))) for i in range(n) if found[i] > 0.5]
     taken: Taken = {}
-    for k, (key, size, _) in enumerate(cuts):
+    for k, (key, size, _) in enumerate(programme.slices):
         count = round(float(found[n + k]))
         if count:
             taken.setdefault(key, Counter())[size] += count
@@ -329,5 +356,5 @@ def _set_up(
         placement = Placement(start, end)
         rows = [[row[unit] for unit in group] for group in groups]
         flows = flow_of_groups(instance, placement, rows)
-        placed.append(Placed(service, instance, placement, flows))
-    return placed
+        placed.append(Placed(service, instance, placement, flows, promised=True))
+    return fit_links(problem, catalog, placed)
