@@ -10,7 +10,7 @@ Rules, per instance and then for the plan as a whole:
     memory         a node's layers fit beside one request's KV cache
     flow           what enters a node leaves it
     node-capacity  no node carries more than it can within its share of the promise
-    link-capacity  no hop carries more activations than its link
+    link-capacity  no hop carries more activations than its link, nor all slices of two machines together
     throughput     an instance carries what it says
     region         the nodes of a rented instance stand in its region
     offer          nodes are on offer in the region on that market
@@ -42,6 +42,7 @@ from collections.abc import Iterator
 from atoll.catalog.catalog import Catalog
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
+from atoll.plan.validate.cluster import check_shared_links
 from atoll.plan.validate.handover import check_handover
 from atoll.plan.validate.instance import check_names, check_node_limits, check_structure
 from atoll.plan.validate.machines import (
@@ -87,6 +88,7 @@ def validate(
         violations += unknown or check_node_limits(instance, problem, facts)
     if named:
         violations += check_handover(plan, problem, facts)
+        violations += check_shared_links(plan, problem, facts)
     for rule in (
         check_offers,
         check_region,
