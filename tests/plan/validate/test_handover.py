@@ -96,7 +96,9 @@ def test_services_share_a_link(first: float, second: float) -> None:
     assert transfer.bytes_per_request == 512 * 131_072
     link = catalog.links.between(EAST, WEST).bandwidth_bytes_per_s / transfer.bytes_per_request
     served = {name: plan.served_fraction[name] * rate for name, rate in own.items()}
-    assert sum(served.values()) <= link * (1 + 1e-6)
+    assert sum(served.values()) == pytest.approx(min(link, first + second))
+    share = min(1.0, link / (first + second))
+    assert plan.served_fraction == {name: pytest.approx(share) for name in own}
     if first + second > link * 1.01:
         more = {name: 1.0 for name, rate in own.items()}
         claimed = plan.model_copy(
