@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from atoll.plan.handover import handover, kv_bytes, transfer_s
 from atoll.plan.plan import Plan, Route
-from atoll.plan.problem import Problem
+from atoll.plan.problem import Problem, Settings
 from atoll.plan.validate.check import Violation, validate
 from atoll.solve.assembly import NewInstance, plan_from_layouts
 from tests.plan.builders import (
@@ -35,6 +35,15 @@ def joined(bandwidth: str, latency: str = "1ms", **changes: object) -> Problem:
 
 def made(asked: Problem, *chosen: NewInstance) -> Plan:
     return plan_from_layouts(asked, asked.catalog(), chosen, status="feasible", solver="by hand")
+
+
+def across(*names: str) -> list[NewInstance]:
+    """For each service prefill in one region and decode in the other."""
+    return [
+        NewInstance(f"{name}/llm/{phase}", region, layout((0, LAYERS, ("L40S:1",))), rented)
+        for name in names
+        for phase, region, rented in (("prefill", EAST, rent(L40S=1)), ("decode", WEST, None))
+    ]
 
 
 def broken(plan: Plan, asked: Problem) -> list[Violation]:
@@ -83,12 +92,7 @@ def test_services_share_a_link(first: float, second: float) -> None:
         services=[service(name, rate_per_s=rate) for name, rate in own.items()],
         offers=[o.model_copy(update={"available": 9}) for o in problem().offers],
     )
-    chosen = [
-        NewInstance(f"{name}/llm/{phase}", region, layout((0, LAYERS, ("L40S:1",))), rented)
-        for name in own
-        for phase, region, rented in (("prefill", EAST, rent(L40S=1)), ("decode", WEST, None))
-    ]
-    plan = made(asked, *chosen)
+    plan = made(asked, *across(*own))
     assert validate(plan, asked) == []
     catalog = asked.catalog()
     transfer = handover(asked, catalog, asked.services[0])
@@ -116,6 +120,22 @@ def test_services_share_a_link(first: float, second: float) -> None:
             }
         )
         assert f"{EAST} to {WEST}" in {v.where for v in broken(claimed, asked)}
+
+
+def test_the_more_important_service_has_a_link_first() -> None:
+    asked = joined(
+        "10Gbit/s",
+        services=[
+            service("chat", rate_per_s=20.0),
+            service("talk", rate_per_s=15.0, priority=2.0),
+        ],
+        offers=[o.model_copy(update={"available": 9}) for o in problem().offers],
+        settings=Settings(on_shortage="priority"),
+    )
+    plan = made(asked, *across("chat", "talk"))
+    link = 1.25e9 / (512 * 131_072)
+    assert plan.served_fraction == {"chat": pytest.approx((link - 15) / 20), "talk": 1.0}
+    assert validate(plan, asked) == []
 
 
 def test_a_transfer_that_takes_longer_than_ttft_leaves() -> None:
