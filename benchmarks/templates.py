@@ -179,8 +179,10 @@ def many_kinds(catalog: Catalog) -> tuple[float, int]:
     return cpu_s, kept
 
 
-def few_kinds_loss(problem: Problem, found: list[TemplateLibrary], quick: bool) -> float:
-    """Return by how much covering a demand gets dearer with instances of at most three kinds, at worst."""
+def few_kinds_loss(
+    problem: Problem, found: list[TemplateLibrary], quick: bool
+) -> tuple[float, float]:
+    """Return by how much covers get dearer with instances of at most three kinds: on average, at worst."""
     random = stream(0, "templates", "prices")
     listed = np.array(
         [min(o.usd_per_hour for o in problem.offers if o.node_type == k) for k in problem.kinds]
@@ -200,7 +202,7 @@ def few_kinds_loss(problem: Problem, found: list[TemplateLibrary], quick: bool) 
         f"\nat most {LEAST_KINDS} kinds per instance: covers dearer by {np.mean(losses):.3%} on average, "
         f"{max(losses):.3%} at worst of {len(losses)}"
     )
-    return float(max(losses))
+    return float(np.mean(losses)), float(max(losses))
 
 
 def cheapest_cover(
@@ -266,7 +268,10 @@ def main() -> None:
                 "kinds40_cpu_s", many_cpu_s, 90, "40 kinds, 6 models, phases apart and together"
             ),
             Figure("kinds40_templates", float(many_kept)),
-            Figure("few_kinds_loss", loss, 0.002, "dearest cover by sets of three kinds, over all"),
+            Figure(
+                "few_kinds_loss", loss[0], 0.001, "covers by sets of three kinds: dearer on average"
+            ),
+            Figure("few_kinds_worst_loss", loss[1], 0.01),
             Figure("ratio_highs", ratio(peers["highs"]), note="bar: at least 1e5"),
             Figure("ratio_gurobi", ratio(peers["gurobi"]), note="bar: at least 1e4"),
             Figure("ratio_cpsat", ratio(peers["cpsat"])),
