@@ -28,7 +28,7 @@ from tests.plan.builders import EAST, LAYERS, WEST, catalog, lengths, offer, pro
 def asked(*offers: Offer, most: int = 2, **changes: object) -> Problem:
     return problem(
         offers=offers,
-        services=(service("chat", **changes),),
+        services=(service("chat", **{"phases": "auto"} | changes),),
         settings=Settings(max_nodes_per_instance=most),
     )
 
