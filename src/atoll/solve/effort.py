@@ -7,9 +7,9 @@ is a safety net beside it: whoever reaches it says so in the plan (`cut_short`).
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter
 
 from atoll.core.errors import UsageError
 from atoll.plan.plan import Goal, Plan
@@ -95,12 +95,12 @@ class Countdown:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._end = time.perf_counter() + seconds
+        self._end = perf_counter() + seconds
 
     @property
     def left(self) -> float:
         """Seconds left, below 0 once it has passed."""
-        return self._end - time.perf_counter()
+        return self._end - perf_counter()
 
     @property
     def passed(self) -> bool:

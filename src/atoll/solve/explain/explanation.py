@@ -247,19 +247,19 @@ class Explanation(Frozen):
 
 
 def served_share(plan: Plan, problem: Problem, *, mean: bool = False) -> float:
-    """Return the share of demand a plan serves: the least of all roles, or their mean by priority.
+    """Return the share of demand a plan serves: the least of all services, or their mean by priority.
 
     0 for an infeasible plan. The mean is taken if asked for or where the problem weighs by priority.
     """
     if plan.status == "infeasible":
         return 0.0
-    demanded = [role for role in problem.roles if problem.demand(role) > 0]
-    shares = [plan.served_fraction.get(str(role), 1.0) for role in demanded]
+    demanded = [service for service in problem.services if service.rate_per_s > 0]
+    shares = [plan.served_fraction.get(service.name, 1.0) for service in demanded]
     if not shares:
         return 1.0
     if not mean and problem.settings.on_shortage != "priority":
         return min(shares)
-    weights = [problem.service_of(role).priority for role in demanded]
+    weights = [service.priority for service in demanded]
     return sum(w * s for w, s in zip(weights, shares, strict=True)) / sum(weights)
 
 
