@@ -103,7 +103,7 @@ def test_what_is_refused(capsys: Captured, folder: Path) -> None:
     (folder / "pool.yaml").write_text(
         FLEET[: FLEET.index("cluster:")] + "pool: {owned: {here: {L4: 2}}}\n"
     )
-    for option in ("--partial", "--promise"):
+    for option in ("--partial", "--best-effort"):
         code, error = failure(capsys, "plan", "pool.yaml", option)
         assert code == 2
         assert f"{option} is for fixed clusters" in error

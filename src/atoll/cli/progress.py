@@ -42,7 +42,7 @@ def bar(title: str, total: float) -> Iterator[Step]:
         )
 
 
-class _Line:
+class StatusLine:
     """A line of progress with the time left, which goes on counting while nothing is told."""
 
     def __init__(self, text: str, deadline_s: float | None) -> None:
@@ -71,7 +71,7 @@ def live_line(text: str, deadline_s: float | None = None) -> Iterator[Callable[[
     if not sys.stderr.isatty():
         yield lambda _text: None
         return
-    line = _Line(text, deadline_s)
+    line = StatusLine(text, deadline_s)
     with console(stderr=True).status(line, spinner="dots"):
 
         def say(text: str) -> None:

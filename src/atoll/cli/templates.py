@@ -217,12 +217,13 @@ def _problem(
 
     engine_profile(engine)
     sold = {kind for _, kind in prices}
+    # Layouts over the nodes that were named; slices of them have names of their own.
     offers = [
-        Offer(region=place, node_type=kind, available=max_nodes, usd_per_hour=usd)
+        Offer(region=place, node_type=kind, available=max_nodes, usd_per_hour=usd, whole=True)
         for (place, kind), usd in prices.items()
     ]
     offers += [
-        Offer(region=_UNSOLD, node_type=kind, available=max_nodes, usd_per_hour=0.0)
+        Offer(region=_UNSOLD, node_type=kind, available=max_nodes, usd_per_hour=0.0, whole=True)
         for kind in kinds
         if kind not in sold
     ]
