@@ -13,7 +13,6 @@ from atoll.perf.step import Position
 from atoll.plan.capacities import (
     POSITIONS,
     hop_bytes_per_unit,
-    hop_link,
     kv_context,
     node_capacity,
     role_table,

@@ -43,9 +43,9 @@ LINK_SHARE = 0.10
 class Handover:
     """What handing KV over takes of a service's promise, for prompts of mean length.
 
-    `seconds` is the allowance A inside TTFT, `latency_s` the part of it before the first byte (the longest that
-    any transfer may see) and `bytes_per_request` the KV of all layers. `pairs` are the ordered pairs of different
-    regions over which KV may travel; inside a region it always may.
+    `seconds` is the allowance A inside TTFT, `latency_s` the part of it before the first byte (the longest
+    that any transfer may see) and `bytes_per_request` the KV of all layers. `pairs` are the ordered pairs of
+    different regions over which KV may travel; inside a region it always may.
     """
 
     seconds: float
@@ -82,9 +82,9 @@ def hop_link(
 
 @lru_cache(maxsize=512)
 def kv_bytes_by_layers(spec: TransformerSpec, tokens: float) -> Array:
-    """Return the KV bytes of a prompt of so many tokens in j layers, j = 0..layers: the most for any j neighbours.
+    """Return the KV bytes of a prompt of so many tokens in j layers, j = 0..layers.
 
-    The array is shared: do not write to it.
+    Where layers differ, those of the j neighbours that keep most. The array is shared: do not write to it.
     """
     kinds = tuple(dict.fromkeys(layer_kinds(spec)))
     kept = np.array([_keep(tokens, kind.window) for kind in kinds])
@@ -153,11 +153,10 @@ def _work_out(problem: Problem, catalog: Catalog, service: Service) -> Handover:
                 nics.add(hop_link(catalog, offer.node_type, offer.region, gpus))
     if not nics:
         return Handover(0.0, 0.0, size, frozenset())
-    times = sorted(nic.time_s(size) for nic in nics)
-    enough = [time for time in times if time <= NODE_SHARE * service.ttft_s]
-    seconds = enough[-1] if enough else times[0]
+    within = [nic for nic in nics if nic.time_s(size) <= NODE_SHARE * service.ttft_s]
+    slowest = within or [min(nics, key=lambda nic: nic.time_s(size))]
+    moving_s = max(size / nic.bandwidth_bytes_per_s for nic in slowest)
     latency_s = max(nic.latency_s for nic in nics)
-    moving_s = seconds - min(nic.latency_s for nic in nics if nic.time_s(size) == seconds)
     links = {
         (a, b): catalog.links.between(a, b)
         for a in sorted(regions)
