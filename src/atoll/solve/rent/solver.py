@@ -33,6 +33,8 @@ BASELINES: dict[str, Callable[[Problem, Catalog, Libraries], Plan]] = {
     "memory-proportional": baselines.plan_memory_proportional,
 }
 NAMES = (DEFAULT, *BASELINES)
+_TEMPLATES = 0.6
+"""Share of a deadline after which templates are those that there are; a cache may have all of them."""
 
 
 def solve(
@@ -49,9 +51,16 @@ def solve(
     for rooms in ("atoll.solve.templates", "atoll.solve.cover", "atoll.solve.rent"):
         compile_entries(rooms)
     deadline = Countdown(deadline_s)
-    libraries = template_libraries(problem, catalog, cached=effort.cached, on_progress=on_progress)
+    libraries = template_libraries(
+        problem,
+        catalog,
+        cached=effort.cached,
+        on_progress=on_progress,
+        until=lambda: deadline.left < deadline_s * (1 - _TEMPLATES),
+    )
     if name != DEFAULT:
-        return BASELINES[name](problem, catalog, libraries)
+        plan = BASELINES[name](problem, catalog, libraries)
+        return plan.model_copy(update={"cut_short": plan.cut_short or libraries.cut_short})
 
     def log(_seconds: float, objective: float, bound: float) -> None:
         if on_progress is not None:
@@ -68,7 +77,8 @@ def solve(
     )
     if on_progress is not None:
         on_progress(Progress("allocating", "done", 1.0, _count_work(solved.allocation.statistics)))
-    return solved.plan
+    plan = solved.plan
+    return plan.model_copy(update={"cut_short": plan.cut_short or libraries.cut_short})
 
 
 def _count_work(statistics: Statistics) -> dict[str, int]:
