@@ -25,6 +25,7 @@ CHAT = Service(
     tpot_s=0.06,
     rate_per_s=30.0,
     lengths=Lengths.of(LengthMix.fixed(600.0, 120.0)),
+    phases="apart",
 )
 PROBLEM = Problem(
     name="small",
@@ -125,6 +126,16 @@ def test_no_time_left_after_a_simulation_is_said_too(monkeypatch: pytest.MonkeyP
     assert made.instances == first.instances
     assert "50.0%" in made.notes[0]
     assert registry.CUT_SHORT in made.reasons
+
+
+def test_planning_again_that_is_cut_short_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifying, "simulate_services", lambda *_: {"chat": seen(0.5)})
+    first = solve(PROBLEM)
+    late = first.model_copy(update={"status": "partial", "cut_short": True})
+    made = verifying.verify(first, PROBLEM, CATALOG, lambda *_: late, 0.95)
+    assert made.cut_short
+    assert made.instances == first.instances
+    assert made.status == first.status
 
 
 def test_simulations_keep_the_deadline() -> None:

@@ -27,7 +27,7 @@ _STEP = 1.1
 """Factor by which headroom grows where a promise is broken."""
 _ROUNDS = 12
 _PATIENCE = 3
-"""Rounds of more headroom without any gain after which no more is tried."""
+"""Plans with more headroom and no gain after which no more is tried."""
 _GAIN = 1e-3
 PLANNING = 0.6
 """Share of a deadline for the first plan; the rest is for simulating it and planning again."""
@@ -83,6 +83,8 @@ def verify(
             return loop.cut_short()
         say(f"round {number}: more headroom for {', '.join(sorted(short))}")
         if not loop.plan_again(short, solve):
+            if loop.was_late:
+                return loop.cut_short()
             break
     raise UnverifiedError(
         _why(loop.closest_seen, attainment), hint=_hint(loop.closest_seen), plan=loop.closest
@@ -107,23 +109,33 @@ class _Loop:
         self._closest: tuple[Plan, Problem] = (plan, problem)
         self.closest_seen: Mapping[str, ServiceSummary] = {}
         self._closest_share = -math.inf
+        self._simulated: tuple[object, object] | None = None
         self._idle = 0
+        self.was_late = False
+        """Whether the last planning was cut short."""
 
     def simulate(self) -> set[str]:
-        """Simulate the last plan and return the services that fall short."""
-        self.seen = {}
-        self.seen = simulate_services(self.found, self.problem, self.catalog, self.deadline)
-        shares = {name: own.attainment or 0.0 for name, own in self.seen.items()}
-        least = min(shares.values(), default=1.0)
+        """Simulate the last plan, unless it is the one before, and return the services that fall short."""
+        plan = (self.found.instances, self.found.routes)
+        if plan != self._simulated:
+            self.seen, self._simulated = {}, None
+            self.seen = simulate_services(self.found, self.problem, self.catalog, self.deadline)
+            self._simulated = plan
+            self._note_closest()
+        return {
+            name for name, own in self.seen.items() if (own.attainment or 0.0) < self.attainment
+        }
+
+    def _note_closest(self) -> None:
+        least = min((own.attainment or 0.0 for own in self.seen.values()), default=1.0)
         self._idle = 0 if least > self._closest_share + _GAIN else self._idle + 1
         if least > self._closest_share:
             self._closest, self._closest_share = (self.found, self.raised), least
             self.closest_seen = self.seen
-        return {name for name, share in shares.items() if share < self.attainment}
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether headroom has not helped for some rounds."""
+        """Whether further instances have not helped for some rounds."""
         return self._idle >= _PATIENCE
 
     def plan_again(self, short: set[str], solve: Callable[[Problem, float], Plan]) -> bool:
@@ -131,10 +143,10 @@ class _Loop:
         raised = _raise_headroom(self.raised, short)
         seconds = DEADLINE_S if self.deadline is None else self.deadline.share(0.5)
         found = solve(raised, seconds)
+        self.was_late = found.cut_short
         if found.status not in ("optimal", "feasible"):
             return False
         self.raised, self.found = raised, found
-        self.seen = {}
         return True
 
     def stamp(self) -> Plan:
