@@ -15,6 +15,7 @@ from atoll.core.errors import MissingDependencyError
 from atoll.plan.problem import Problem, Service
 from atoll.sim import arrays as a
 from atoll.sim.lifetime import GAP_LEAST_S, GAP_PER_DECADE
+from atoll.sim.links import link_names
 from atoll.sim.options import SimOptions
 
 if TYPE_CHECKING:
@@ -421,24 +422,13 @@ def _series(sim: a.Sim, clock_s: float) -> TimeSeries:
 def _links(built: Built, clock_s: float, most: int = 20) -> dict[str, float]:
     """The busiest links and the share of time they send."""
     busy = built.sim.link["busy_s"] / max(clock_s, 1e-9)
-    names = built.sites.names
+    names = link_names(built.sites, [one.instance for one in built.history.standing])
     busy_by_link: dict[str, float] = {}
     for at in np.argsort(-busy, kind="stable")[:most]:
         if busy[at] <= 0.0:
             break
-        busy_by_link[_link_name(built, int(at), names)] = float(busy[at])
+        busy_by_link[names[int(at)]] = float(busy[at])
     return busy_by_link
-
-
-def _link_name(built: Built, at: int, names: tuple[str, ...]) -> str:
-    if built.sites.paired:
-        return f"{names[at // len(names)]} -> {names[at % len(names)]}"
-    for unit in built.lower.units:
-        if unit.node == at:
-            instance = built.history.standing[unit.instance].instance
-            return f"{instance.id}/{instance.nodes[unit.index].id}"
-    nodes = 1 + max(unit.node for unit in built.lower.units)
-    return names[at - nodes]
 
 
 def _busy_components(sim: a.Sim, options: SimOptions, clock_s: float) -> dict[str, float]:
