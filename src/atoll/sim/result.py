@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -234,7 +235,7 @@ class SimReport:
             for at, service in enumerate(problem.services)
         )
         instances = tuple(_instances(built, clock))
-        usd = sum(instance.usd for instance in instances)
+        usd = sum(instance.usd for instance in instances) + _idle_usd(built, options, clock)
         tokens = int(sim.service_bin[a.TOKENS].sum())
         return cls(
             plan_name=built.history.plans[0].problem_name,
@@ -399,6 +400,16 @@ def _instances(built: Built, clock_s: float) -> list[InstanceSummary]:
             )
         )
     return summaries
+
+
+def _idle_usd(built: Built, options: SimOptions, clock_s: float) -> float:
+    """What GPUs of cut machines cost that no instance has, from plan to plan."""
+    marks = sorted(min(epoch.time_s, clock_s) for epoch in options.epochs)
+    times = pairwise([0.0, *marks, clock_s])
+    return sum(
+        plan.idle_usd * (end - begin) / 3600.0
+        for plan, (begin, end) in zip(built.history.plans, times, strict=True)
+    )
 
 
 def _series(sim: a.Sim, clock_s: float) -> TimeSeries:
