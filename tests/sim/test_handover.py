@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from atoll.core.errors import InputError
 from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
+from atoll.perf.layers import layer_kinds
 from atoll.perf.step import analytic, step_seconds
 from atoll.plan.cluster import Cluster, ClusterLink, ClusterNode
 from atoll.plan.plan import Instance, Node, Plan
@@ -72,6 +73,23 @@ def test_the_first_token_comes_when_the_cache_has_arrived() -> None:
     assert found.requests.e2e_s[0] == pytest.approx(first + later, abs=1e-5)
     # The move is part of the time to the first token, not of the time between tokens.
     assert found.requests.tpot_s[0] == pytest.approx(later / 11, abs=1e-6)
+
+
+def test_layers_with_a_window_move_no_more_than_it() -> None:
+    own = problem(service(model="gpt-oss-20b", apart=True), nodes=("H100:1",))
+    spec = CATALOG.model("gpt-oss-20b").llm
+    windows = [kind.window for kind in layer_kinds(spec)]
+    assert None in windows
+    assert any(windows)
+    kept = sum(3000 if window is None else min(3000, window) for window in windows)
+    model = analytic(spec, CATALOG.node("H100:1"))
+    prompt = step_seconds(model, Batch.prefill(3000), 0, spec.layers)
+    link = CATALOG.links.between("here", "here", "H100:1", "H100:1")
+
+    found = simulate(whole(own, node="H100:1"), own, CATALOG, requests([0.0], 3000, 2), NO_WAY)
+
+    move = link.time_s(kept * spec.kv_bytes_per_token_layer)
+    assert found.requests.ttft_s[0] == pytest.approx(prompt + move, abs=2e-5)
 
 
 def test_an_answer_of_one_token_needs_no_move() -> None:

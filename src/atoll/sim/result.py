@@ -358,7 +358,7 @@ def _nodes(built: Built, clock_s: float) -> list[NodeSummary]:
                 instance=instance.id,
                 node=node.host or node.id,
                 group=group,
-                node_type=node.node_type,
+                node_type=node.kind,
                 service=instance.service,
                 phase=str(instance.phase),
                 layers=(node.start, node.end),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.routing import compiled
-from atoll.sim.arrays import ALL, ANSWERS, DELIVER, KV_HERE, PROMPTS, TOUCHED, Sim
+from atoll.sim.arrays import ALL, ANSWERS, CURVES, DELIVER, KV_HERE, PROMPTS, TOUCHED, Sim
 from atoll.sim.heap import push
 from atoll.sim.kernel import kernel
 
@@ -266,6 +266,23 @@ def unbook(z: Sim, r: int, part: int) -> None:
 
 
 @kernel
+def cached_tokens(z: Sim, u: int, low: int, high: int, tokens: int) -> float:
+    """Return the tokens, summed over layers [low, high) of a unit, that a prompt leaves in the KV cache.
+
+    Layers with a window keep no more than it.
+    """
+    unit = z.unit[u]
+    if unit.kind == CURVES:
+        return float(tokens * (high - low))
+    total = 0.0
+    for k in range(unit.kinds):
+        window = z.coefficient[unit.row, k + 1, 0]
+        kept = float(tokens) if window < 0.0 else min(float(tokens), window)
+        total += kept * (z.prefix[unit.row, high, k] - z.prefix[unit.row, low, k])
+    return total
+
+
+@kernel
 def move_cache(z: Sim, r: int, now: float) -> None:
     """Send the KV cache of a request from its prefill units to its decode units, layers to layers.
 
@@ -273,23 +290,24 @@ def move_cache(z: Sim, r: int, now: float) -> None:
     cluster, on the link that joins the two.
     """
     c = z.request[r]
-    size = float(c.target) * z.service[c.service].kv_bytes
     path = z.run[0].path
     there = now
     reached = 0
     for k in range(z.leg[r, 0].hops):
-        a = z.unit[z.edge[z.way[r, k]].reach]
+        u = z.edge[z.way[r, k]].reach
+        a = z.unit[u]
         low = max(reached, a.start)
         reached = a.end
         past = 0
         for j in range(z.leg[r, 1].hops):
             b = z.unit[z.edge[z.way[r, path + j]].reach]
-            layers = min(reached, b.end) - max(low, past, b.start)
+            begin, stop = max(low, past, b.start), min(reached, b.end)
             past = b.end
-            if layers <= 0:
+            if begin >= stop:
                 continue
             site = z.site[a.site, b.site]
-            piece = size * layers
+            tokens = cached_tokens(z, u, begin, stop, c.target)
+            piece = tokens * z.service[c.service].kv_bytes
             left = now + piece / site.bytes_per_s
             if site.link >= 0:
                 left = max(left, carry(z, site.link, now, piece, z.link[site.link].bytes_per_s))
