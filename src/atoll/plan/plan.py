@@ -9,6 +9,7 @@ nodes of the next) and a placement with overlapping ranges are the same structur
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import (
@@ -218,13 +219,13 @@ class Plan(Frozen):
 
     `usd_per_hour` is what the machines cost while they run, cut ones whole, and `init_usd` the
     initialisation penalty of the newly started instances, per hour; `objective` is their sum and
-    `bound` the proven lower bound on it (for a `partial` plan, at the share of demand served). `gap` = (objective - bound) / objective.
-    With a `goal` other than cost, objective and bound are tokens/s, prompt and generated ones alike, more
-    is better: bound >= objective and `gap` = (bound - objective) / bound, the share that may be missing.
-    They are None where a solver proves nothing. `served_fraction` is by service the share of its demand that
-    is served from prompt to last token, 1 where demand is met. `cut_short` says that the deadline came before
-    the search had ended: with more time there may be a better plan. `reasons` say what binds, `notes` what a
-    simulation found.
+    `bound` the proven lower bound on it (for a `partial` plan, at the share of demand served). `gap` =
+    (objective - bound) / objective. With a `goal` other than cost, objective and bound are tokens/s, prompt
+    and generated ones alike, more is better: bound >= objective and `gap` = (bound - objective) / bound, the
+    share that may be missing. They are None where a solver proves nothing. `served_fraction` is by service
+    the share of its demand that is served from prompt to last token, 1 where demand is met. `cut_short` says
+    that the deadline came before the search had ended: with more time there may be a better plan. `reasons`
+    say what binds, `notes` what a simulation found.
     """
 
     schema_version: Literal[1] = 1
@@ -285,7 +286,8 @@ class Plan(Frozen):
     def idle_usd(self) -> float:
         """What is paid per hour for GPUs of cut machines that no instance has."""
         used = sum(instance.usd_per_hour for instance in self.instances)
-        return max(0.0, self.usd_per_hour - used)
+        idle = self.usd_per_hour - used
+        return idle if idle > 1e-9 * self.usd_per_hour else 0.0  # below is rounding of the sums
 
     @property
     def gpus(self) -> int:
@@ -309,17 +311,22 @@ class Plan(Frozen):
 
     def count_nodes(self) -> Counter[tuple[str, str, Market]]:
         """Return how many machines are used per (region, node type, market); cut ones count once."""
-        machines: set[tuple[tuple[str, str, Market], str | int]] = set()
-        whole: Counter[tuple[str, str, Market]] = Counter()
-        for instance in self.instances:
-            for node in instance.nodes:
-                key = (instance.region_of(node), node.node_type, node.market)
-                machine = node.slot if node.host is None else node.host
-                if machine is None or node.gpu_ids is None:
-                    whole[key] += 1
-                else:
-                    machines.add((key, machine))
-        return whole + Counter(key for key, _ in machines)
+        return count_machines(self.instances)
+
+
+def count_machines(instances: Iterable[Instance]) -> Counter[tuple[str, str, Market]]:
+    """Return how many machines instances use per (region, node type, market); cut ones count once."""
+    machines: set[tuple[tuple[str, str, Market], str | int]] = set()
+    whole: Counter[tuple[str, str, Market]] = Counter()
+    for instance in instances:
+        for node in instance.nodes:
+            key = (instance.region_of(node), node.node_type, node.market)
+            machine = node.slot if node.host is None else node.host
+            if machine is None or node.gpu_ids is None:
+                whole[key] += 1
+            else:
+                machines.add((key, machine))
+    return whole + Counter(key for key, _ in machines)
 
 
 def _pair_routes(older: list[object]) -> list[dict[str, object]]:

@@ -23,8 +23,10 @@ Rule = Literal[
     "node-capacity",
     "link-capacity",
     "throughput",
+    "region",
     "offer",
     "availability",
+    "slice",
     "pinning",
     "kept",
     "demand",
@@ -36,6 +38,8 @@ Rule = Literal[
     "spread",
     "cost",
     "bound",
+    "status",
+    "goal",
 ]
 """Which promise of a plan is broken; `atoll.plan.validate.check` says what each one means."""
 
