@@ -20,13 +20,14 @@ from atoll.solve.explain.explanation import (
     Constraint,
     Explanation,
     NodeUse,
+    Worth,
     served_share,
     slacks,
     tight_constraints,
 )
 from atoll.solve.explain.merit import merit
 from atoll.solve.explain.node_types import node_use
-from atoll.solve.explain.prices import break_even
+from atoll.solve.explain.prices import break_even, estimate_worth, nearest_first
 from atoll.solve.explain.repairs import find_repairs
 from atoll.solve.explain.solvers import ClusterSolver, RentSolver
 from atoll.solve.explain.whatif import MOST_PLANS, MOST_SECONDS, OutOfTimeError, Planner, worth
@@ -37,8 +38,6 @@ _SHARE = 0.4
 """Share of the plans that the worth of constraints may take, so that repairs are asked about, too."""
 _WORTHS = 6
 """Constraints whose worth is asked, the most promising first."""
-_PRICES = 3
-"""Node types whose price is asked unless they are named, the nearest to being used first."""
 
 
 def explain(
@@ -173,7 +172,16 @@ def _list_constraints(base: Plan, planner: Planner) -> list[Bound]:
 
 def _ask_worths(tight: Sequence[Bound], planner: Planner, left_out: list[str]) -> None:
     """Ask what loosening each constraint would do, the most promising first."""
-    order = sorted(range(len(tight)), key=lambda i: (tight[i][0].rental is not None, i))
+    problem = planner.problem
+    answer = planner.answer(problem)
+
+    def promise(index: int) -> tuple[bool, float, int]:
+        rental = tight[index][0].rental
+        rented = rental is not None and problem.cluster is None
+        worth = estimate_worth(answer, problem, rental) if rental and rented else 0.0
+        return (rented, -(worth or 0.0), index)
+
+    order = sorted(range(len(tight)), key=promise)
     most = max(1, min(_WORTHS, int(_SHARE * planner.plans_left)))
     asked = 0
     for index in order[:most]:
@@ -193,10 +201,22 @@ def _settle(bound: Bound, base: Plan, again: Plan, planner: Planner) -> Constrai
     constraint, change = bound
     answer = planner.answer(change.problem, best_effort=change.best_effort)
     if answer is None:
-        return constraint
+        return _estimate(constraint, base, planner)
     then = planner.best(change.problem, best_effort=change.best_effort) or base
     least = None if answer.plan.status == "partial" else answer.plan.bound
     gained = worth(base, then, planner.problem, again, least)
+    return constraint.model_copy(update={"worth": gained})
+
+
+def _estimate(constraint: Constraint, base: Plan, planner: Planner) -> Constraint:
+    """Return a constraint with about what loosening it is worth, where the prices of the relaxation say so."""
+    problem, rental = planner.problem, constraint.rental
+    if rental is None or problem.cluster is not None or not merit(base, problem).meets_demand:
+        return constraint
+    usd = estimate_worth(planner.answer(problem), problem, rental)
+    if usd is None:
+        return constraint
+    gained = Worth(usd_per_hour=usd, served=1.0, served_now=1.0, estimated=True)
     return constraint.model_copy(update={"worth": gained})
 
 
@@ -213,19 +233,18 @@ def _explain_node_types(
     short = not merit(base, problem).meets_demand
     if problem.cluster is not None or (node_types is None and short):
         return tuple(uses)
-    dear = [i for i, use in enumerate(uses) if use.verdict == "too-dear"]
+    dear = [use.node_type for use in uses if use.verdict == "too-dear"]
+    if node_types is None and libraries is not None:
+        dear = nearest_first(dear, base, problem, libraries)
     best = planner.best(problem) or base
-    most = len(dear) if node_types is not None else _PRICES
-    for place, index in enumerate(dear):
+    by_type = {use.node_type: use for use in uses}
+    for done, kind in enumerate(dear):
         try:
-            if place >= most:
-                raise OutOfTimeError
-            uses[index] = _ask_price(uses[index], best, planner)
+            by_type[kind] = _ask_price(by_type[kind], best, planner)
         except OutOfTimeError:
-            names = ", ".join(uses[i].node_type for i in dear[place:])
-            left_out.append(f"at which price {names} would be used")
+            left_out.append(f"at which price {', '.join(dear[done:])} would be used")
             break
-    return tuple(uses)
+    return tuple(by_type[use.node_type] for use in uses)
 
 
 def _ask_price(use: NodeUse, best: Plan, planner: Planner) -> NodeUse:

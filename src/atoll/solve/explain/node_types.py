@@ -84,7 +84,7 @@ def role_fit(
     """Return whether a kind of node can be part of an instance of a role, and if not, why."""
     library = libraries.roles[str(role)]
     service = problem.service_of(role)
-    column = libraries.node_types.index(kind)
+    column = libraries.kinds.index(kind)
     tables = library.tables
     name = f"{service.name} {role.phase}"
     if not service.allows(kind):

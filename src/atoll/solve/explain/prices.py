@@ -1,4 +1,4 @@
-"""At which price a node type would be used.
+"""At which price a node type would be used, and what one more node is worth by the prices of the relaxation.
 
 The break-even price needs no bisection: the cost of a fixed plan is a line in the price, the optimum the
 lower envelope of such lines, so from price 0 each plan's line is followed to where it meets today's cost,
@@ -7,12 +7,16 @@ until no plan is below.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Offer, Problem
-from atoll.solve.explain.explanation import LEAST_SERVED, served_share
-from atoll.solve.explain.whatif import Planner
+from atoll.solve.explain.explanation import LEAST_SERVED, ExtraNodes, served_share
+from atoll.solve.explain.whatif import Answer, Planner
+from atoll.solve.templates.library import Libraries
 
 _LINES = 16
 _NEARLY = 1e-4
@@ -52,6 +56,49 @@ def break_even(kind: str, base: Plan, problem: Problem, planner: Planner) -> Bre
             return _bisect_price(kind, served, mean, problem, planner)
         factor = min(1.0, factor + (cost - objective) / slope)
     return BreakEven(factor, exact)
+
+
+def estimate_worth(answer: Answer | None, problem: Problem, rental: ExtraNodes) -> float | None:
+    """Return about what one more node would save in USD/h, None where nothing is known of it.
+
+    An estimate: what the relaxation would save for the first bit of it. Whole instances save less, or more.
+    """
+    allocation = None if answer is None else answer.allocation
+    if allocation is None or allocation.status not in ("optimal", "feasible"):
+        return None
+    place = problem.regions.index(rental.region), problem.kinds.index(rental.node_type)
+    return float(allocation.node_usd[place])
+
+
+def nearest_first(
+    node_types: Sequence[str], plan: Plan, problem: Problem, libraries: Libraries
+) -> list[str]:
+    """Return node types by how near they are to being used: what each carries, at what the plan pays for it.
+
+    A machine of the type, whole or cut, is valued at the mean price of each role in the plan.
+    """
+    return sorted(node_types, key=lambda kind: (-_value_of(kind, plan, problem, libraries), kind))
+
+
+def _value_of(node_type: str, plan: Plan, problem: Problem, libraries: Libraries) -> float:
+    offers = [o for o in problem.offers if o.node_type == node_type and o.available]
+    best = 0.0
+    for role in problem.roles:
+        standing = plan.of_role(role)
+        carried = sum(instance.throughput_per_s for instance in standing)
+        library = libraries.roles[str(role)]
+        if carried <= 0.0 or not len(library):
+            continue
+        paid = sum(instance.usd_per_hour for instance in standing) / carried
+        for offer in offers:
+            for size, kind in zip(offer.sizes, offer.kinds, strict=True):
+                column = libraries.kinds.index(kind)
+                alone = library.counts[:, column] == library.counts.sum(axis=1)
+                number = np.maximum(1, library.counts[:, column])
+                each = np.where(alone, library.throughput / number, 0.0).max(initial=0.0)
+                usd = max(1e-9, offer.usd_per_hour * size / offer.gpus)
+                best = max(best, float(each) * paid / usd)
+    return best
 
 
 def _ask(kind: str, factor: float, problem: Problem, planner: Planner) -> Plan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 
 from atoll.catalog.catalog import Catalog
@@ -17,7 +16,7 @@ from atoll.solve.registry import solve
 from atoll.solve.rent.optimal import solve as solve_optimal
 from atoll.solve.templates.cache import TemplateCache
 from atoll.solve.templates.generate import TemplateLibrary, generate
-from atoll.solve.templates.library import Libraries, role_tables, template_key, template_libraries
+from atoll.solve.templates.library import Libraries, role_tables, template_key
 
 
 @dataclass
@@ -44,30 +43,23 @@ class RentSolver:
 
     def libraries(self, problem: Problem) -> Libraries:
         """Return the templates of all roles of a variant."""
-        known = [self._roles.get(_role_key(problem, role)) for role in problem.roles]
-        if all(library is None for library in known):
-            made = template_libraries(problem, self.catalog, cached=self.cached)
-            self.use(problem, made)
-            return made
-        roles = {
-            str(role): self._library(problem, role) if library is None else library
-            for role, library in zip(problem.roles, known, strict=True)
-        }
+        roles = {str(role): self._library(problem, role) for role in problem.roles}
         return Libraries(problem.kinds, roles)
 
     def _library(self, problem: Problem, role: RoleId) -> TemplateLibrary:
-        tables = role_tables(problem, self.catalog, role)
-        most = problem.settings.max_nodes_per_instance
-        made = TemplateCache().library(tables, most) if self.cached else generate(tables, most)
-        self._roles[_role_key(problem, role)] = made
-        return made
+        key = _role_key(problem, role)
+        if key not in self._roles:
+            tables = role_tables(problem, self.catalog, role)
+            most = problem.settings.max_nodes_per_instance
+            made = TemplateCache().library(tables, most) if self.cached else generate(tables, most)
+            self._roles[key] = made
+        return self._roles[key]
 
 
 def _role_key(problem: Problem, role: RoleId) -> str:
-    """A hash of all that the templates of a role depend on."""
-    alone = problem.model_copy(update={"services": (problem.service_of(role),)})
-    key = f"{template_key(alone)} {problem.kinds} {role}"
-    return hashlib.sha256(key.encode()).hexdigest()
+    """A hash of all that the templates of a role depend on; what other roles there are is not among it."""
+    service = problem.service_of(role).model_copy(update={"phases": "auto"})
+    return f"{role} {template_key(problem.model_copy(update={'services': (service,)}))}"
 
 
 @dataclass
