@@ -224,13 +224,16 @@ class Fleet:
         node_types: Sequence[str] | None = None,
         repairs: bool | None = None,
         deadline_s: float = 60.0,
+        most_plans: int = 40,
+        best_effort: bool = False,
         cached: bool = True,
         on_progress: OnProgress | None = None,
     ) -> FleetExplanation:
         """Say why a plan (by default the cheapest) is what it is, by planning again.
 
-        What binds, what loosening it is worth, which single change would meet all demand, and why each
-        node type is used or not; with `node_types` only the last. `deadline_s` is for all of it.
+        What binds, what loosening it is worth, which single change would serve more or cost less, and why
+        each node type is used or not; with `node_types` only the last. Planning again is done at most
+        `most_plans` times and within `deadline_s`; `best_effort` is for clusters, as in `plan`.
         """
         from atoll.api.explanation import FleetExplanation
         from atoll.solve.explain.explain import explain_problem
@@ -242,6 +245,8 @@ class Fleet:
                 node_types=node_types,
                 repairs=repairs,
                 deadline_s=deadline_s,
+                most_plans=most_plans,
+                best_effort=best_effort,
                 cached=cached,
                 on_progress=on_progress,
                 catalog=self.catalog,

@@ -79,6 +79,8 @@ class FleetPlan(Shown, Plan):
         node_types: Sequence[str] | None = None,
         repairs: bool | None = None,
         deadline_s: float = 60.0,
+        most_plans: int = 40,
+        best_effort: bool = False,
         on_progress: OnProgress | None = None,
     ) -> FleetExplanation:
         """Say what binds the plan, what loosening it is worth and what would help; see `Fleet.explain`."""
@@ -92,6 +94,8 @@ class FleetPlan(Shown, Plan):
                 node_types=node_types,
                 repairs=repairs,
                 deadline_s=deadline_s,
+                most_plans=most_plans,
+                best_effort=best_effort,
                 on_progress=on_progress,
             )
         )
