@@ -226,7 +226,7 @@ def test_stats_add_up(world: World) -> None:
     assert stats.work == {"rounds": 4}
     assert stats.seconds > 0
     assert stats.cpu_seconds >= 0
-    assert stats.text.endswith(", 4 rounds")
+    assert stats.text.endswith(", rounds 4")
     assert [progress.text for progress in told] == ["best", "best"]
 
 

@@ -56,5 +56,5 @@ class SolveStats:
     @property
     def text(self) -> str:
         """All of it in a line."""
-        counts = "".join(f", {number:,} {name}" for name, number in sorted(self.work.items()))
+        counts = "".join(f", {name} {number:,}" for name, number in sorted(self.work.items()))
         return f"{self.seconds:.2f} s, {self.cpu_seconds:.2f} CPU-s{counts}"
