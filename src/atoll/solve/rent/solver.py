@@ -33,7 +33,7 @@ BASELINES: dict[str, Callable[[Problem, Catalog, Libraries], Plan]] = {
     "memory-proportional": baselines.plan_memory_proportional,
 }
 NAMES = (DEFAULT, *BASELINES)
-_TEMPLATES = 0.6
+_TEMPLATES = 0.75
 """Share of a deadline after which templates are those that there are; a cache may have all of them."""
 
 
@@ -59,8 +59,7 @@ def solve(
         until=lambda: deadline.left < deadline_s * (1 - _TEMPLATES),
     )
     if name != DEFAULT:
-        plan = BASELINES[name](problem, catalog, libraries)
-        return plan.model_copy(update={"cut_short": plan.cut_short or libraries.cut_short})
+        return _stamp(BASELINES[name](problem, catalog, libraries), libraries)
 
     def log(_seconds: float, objective: float, bound: float) -> None:
         if on_progress is not None:
@@ -77,8 +76,15 @@ def solve(
     )
     if on_progress is not None:
         on_progress(Progress("allocating", "done", 1.0, _count_work(solved.allocation.statistics)))
-    plan = solved.plan
-    return plan.model_copy(update={"cut_short": plan.cut_short or libraries.cut_short})
+    return _stamp(solved.plan, libraries)
+
+
+def _stamp(plan: Plan, libraries: Libraries) -> Plan:
+    """Return the plan; where templates are missing, as one of which nothing is proven."""
+    if not libraries.cut_short:
+        return plan
+    status = "feasible" if plan.status == "optimal" else plan.status
+    return plan.model_copy(update={"cut_short": True, "bound": None, "gap": None, "status": status})
 
 
 def _count_work(statistics: Statistics) -> dict[str, int]:
