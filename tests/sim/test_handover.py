@@ -15,6 +15,7 @@ from atoll.perf.batch import Batch
 from atoll.perf.layers import layer_kinds
 from atoll.perf.step import analytic, step_seconds
 from atoll.plan.cluster import Cluster, ClusterLink, ClusterNode
+from atoll.plan.handover import transfer_s
 from atoll.plan.plan import Instance, Node, Plan
 from atoll.plan.problem import Problem
 from atoll.sim.api import simulate
@@ -42,6 +43,7 @@ KV = SPEC.layers * SPEC.kv_bytes_per_token_layer
 """Bytes of KV cache of a token."""
 NODE = "A100-80:1"
 ALL = (0, SPEC.layers, (NODE,))
+EAST, WEST = "us-east-1", "us-west-2"
 
 
 def prompt_s(tokens: int, start: int = 0, end: int = SPEC.layers, node: str = NODE) -> float:
@@ -139,6 +141,43 @@ def test_every_node_moves_its_own_layers() -> None:
         assert found.requests.ttft_s[0] == pytest.approx(prompt + move, abs=1e-5)
 
 
+@settings(max_examples=25)
+@given(
+    tokens=st.integers(1, 4000),
+    marks=st.tuples(st.integers(1, SPEC.layers), st.integers(1, SPEC.layers)),
+    kinds=st.tuples(*[st.sampled_from(["A100-80:1", "L40S:8", "H100:8"])] * 4),
+    gpus=st.sampled_from([None, 1]),
+    far=st.booleans(),
+)
+def test_an_idle_move_takes_what_planners_count_it_with(
+    tokens: int,
+    marks: tuple[int, int],
+    kinds: tuple[str, str, str, str],
+    gpus: int | None,
+    far: bool,
+) -> None:
+    sides: list[Instance] = []
+    for at, (name, phase, region) in enumerate(
+        (("p", Phase.PREFILL, EAST), ("d", Phase.DECODE, WEST if far else EAST))
+    ):
+        cut = [(0, marks[at]), (marks[at], SPEC.layers)]
+        stages = [
+            (*held, (kind,))
+            for held, kind in zip(cut, kinds[2 * at : 2 * at + 2], strict=True)
+            if held[0] < held[1]
+        ]
+        sides.append(placed(OWN, name, phase, *stages, region=region, tp=1, gpus=gpus))
+    plan = planned(OWN, sides, {("p", "d"): 1.0})
+    built = build(plan, OWN, CATALOG, requests([0.0], tokens, 2), NO_WAY)
+    sent_s = 0.0
+    while not run(table_of(built.sim), 1) and np.isnan(built.sim.request["first_s"][0]):
+        # The last event before the cache is there is the one that sent it.
+        sent_s = float(built.sim.run["clock_s"][0])
+    took = float(built.sim.request["first_s"][0]) - sent_s
+    counted = transfer_s(CATALOG, OWN.services[0], *sides, tokens=float(tokens))
+    assert took == pytest.approx(counted, rel=1e-9)
+
+
 def test_caches_for_one_node_take_turns_at_its_interface() -> None:
     plan = planned(
         OWN,
@@ -156,9 +195,6 @@ def test_caches_for_one_node_take_turns_at_its_interface() -> None:
     assert sorted(found.requests.ttft_s) == pytest.approx(
         [first + move, first + 2 * move], abs=2e-5
     )
-
-
-EAST, WEST = "us-east-1", "us-west-2"
 
 
 def test_a_planned_pair_across_regions_shares_their_link() -> None:
