@@ -22,7 +22,7 @@ Profiles = dict[str, dict[str, NodeProfile]]
 def cluster_of_file(
     document: FleetDocument, catalog: Catalog
 ) -> tuple[Cluster | None, tuple[Offer, ...]]:
-    """Return the cluster of a fleet file and offers for those of its nodes that have a price."""
+    """Return the cluster of a fleet file and offers for those of its nodes with a price or never cut."""
     entry = document.content.cluster
     if entry is None:
         return None, ()
@@ -102,13 +102,14 @@ def _links(document: FleetDocument, nodes: tuple[ClusterNode, ...]) -> Iterator[
 
 def _prices(document: FleetDocument, catalog: Catalog) -> Iterator[Offer]:
     for _, site, kind, group in _machines(document, catalog):
-        if group.usd_per_hour > 0:
+        if group.usd_per_hour > 0 or group.whole:
             yield Offer(
                 region=site,
                 node_type=kind,
                 market="owned",
                 available=group.count if group.count is not None else len(group.names or ()),
                 usd_per_hour=group.usd_per_hour,
+                whole=group.whole,
             )
 
 
