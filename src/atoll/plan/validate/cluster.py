@@ -9,16 +9,17 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.errors import UsageError
 from atoll.perf.step import check_tp
 from atoll.plan.capacities import tokens_per_unit
-from atoll.plan.cluster import Cluster
+from atoll.plan.cluster import Cluster, NodeProfile
 from atoll.plan.cluster_capacities import promised_limits
 from atoll.plan.cluster_profiles import (
     activation_bytes,
+    measured_profile,
     request_tokens,
     service_profiles,
     service_rates,
 )
-from atoll.plan.plan import SINK, SOURCE, Flow, Instance, Plan
-from atoll.plan.problem import Problem
+from atoll.plan.plan import SINK, SOURCE, Flow, Instance, Node, Plan
+from atoll.plan.problem import Problem, Service
 from atoll.plan.validate.violation import Violation, exceeds, violation
 
 
@@ -77,27 +78,33 @@ def _nodes(
             check_tp(catalog.node(kind), node.tp, spec)
         except UsageError as error:
             yield violation("memory", where, error.message)
-        if kind not in profiles:
-            yield violation("memory", where, f"{kind} cannot hold a layer of {service.model}")
-            continue
-        profile = profiles[kind]
-        if node.layers > profile.max_layers:
-            message = f"{node.layers} layers on {kind}, which holds {profile.max_layers}"
-            yield violation("memory", where, message, node.layers - profile.max_layers)
-            continue
-        room = profile.kv_tokens[node.layers - 1] * cluster.kv_fill
-        if exceeds(request_tokens(service), room):
-            message = (
-                f"KV cache of {room:g} tokens beside {node.layers} layers, less than a request"
-            )
-            yield violation("memory", where, message, request_tokens(service) - room)
+        measured = measured_profile(problem, catalog, service, kind) is not None
+        if measured or promised[node.id] <= 0.0:  # else its layers fit, as they are split
+            yield from _memory(node, where, service, profiles.get(kind), cluster)
         # What it carries at most, or within the promise: estimates that differ where none was measured.
-        most = rates[kind][node.layers - 1] if kind in rates else 0.0
+        known = rates.get(kind, ())
+        most = known[node.layers - 1] if node.layers <= len(known) else 0.0
         limit = max(most, promised[node.id] * tokens)
         flow = carried[node.id] * tokens
         if exceeds(flow, limit):
             message = f"{flow:g} tokens/s on {node.host} with {node.layers} layers, which carries {limit:g}"
             yield violation("node-capacity", where, message, flow - limit)
+
+
+def _memory(
+    node: Node, where: str, service: Service, profile: NodeProfile | None, cluster: Cluster
+) -> Iterator[Violation]:
+    if profile is None:
+        yield violation("memory", where, f"{node.kind} cannot hold a layer of {service.model}")
+        return
+    if node.layers > profile.max_layers:
+        message = f"{node.layers} layers on {node.kind}, which holds {profile.max_layers}"
+        yield violation("memory", where, message, node.layers - profile.max_layers)
+        return
+    room = profile.kv_tokens[node.layers - 1] * cluster.kv_fill
+    if exceeds(request_tokens(service), room):
+        message = f"KV cache of {room:g} tokens beside {node.layers} layers, less than a request"
+        yield violation("memory", where, message, request_tokens(service) - room)
 
 
 def _links(

@@ -159,7 +159,12 @@ class _NodeSplit:
         self.demand = _demands(self.problem)
         alone = (
             flow_instance(
-                self.problem, self.catalog, s, partial=self.effort.partial, units=self.units
+                self.problem,
+                self.catalog,
+                s,
+                partial=self.effort.partial,
+                units=self.units,
+                promised=self.effort.promise,
             )
             for s in self.problem.services
         )

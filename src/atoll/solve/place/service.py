@@ -105,7 +105,13 @@ def places(
 ) -> list[ServicePlacement]:
     """Return the best placements of one service, best first; more than one for `sustain` searches only."""
     instance = flow_instance(
-        problem, catalog, service, partial=effort.partial, nodes=nodes, units=units
+        problem,
+        catalog,
+        service,
+        partial=effort.partial,
+        nodes=nodes,
+        units=units,
+        promised=effort.promise,
     )
     if instance.size == 0:
         return []
