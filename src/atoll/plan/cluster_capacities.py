@@ -77,6 +77,15 @@ class PromisedNode:
             if count % size == 0 and (size == 1 or splits_evenly(spec, size))
         )
 
+    @property
+    def most_layers(self) -> int:
+        """The most layers with which it carries anything, 0 if there are none."""
+        whole = self.rates(1, Position.WHOLE)[0]
+        if whole[self.layers] > 0.0:
+            return self.layers
+        some = np.flatnonzero(self.rates(2, Position.MIDDLE)[0] > 0.0)
+        return int(some.max(initial=0))
+
     def rates(self, stages: int, position: Position, wires_s: Wires = (0.0, 0.0)) -> Rows:
         """Return requests/s and the best tensor-parallel size by layers, 0 to all of them.
 
