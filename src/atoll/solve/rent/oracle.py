@@ -204,15 +204,18 @@ class ServiceOracle:
         items = np.concatenate([self._new[key], self._kept[key]])
         weight, back = np.unique(self.up[items], return_inverse=True)
         with_it = least_with(legs.tables[key], np.ascontiguousarray(beside), weight.astype(np.int64))
-        out[items] = legs.cost[items] + with_it[back] - least
+        if np.isfinite(least):
+            out[items] = legs.cost[items] + with_it[back] - least
+        else:
+            out[items] = 0.0
 
 
 def _either(a: StepFunction, b: StepFunction, *, lower: bool) -> StepFunction:
     """`combine`, at once where one of the two serves nothing."""
-    if len(a.level) == 1:
+    if a.level[-1] == 0:
         zeros = np.zeros(len(b.level), np.int64)
         return StepFunction(b.level, b.value, zeros, np.arange(len(b.level)))
-    if len(b.level) == 1:
+    if b.level[-1] == 0:
         zeros = np.zeros(len(a.level), np.int64)
         return StepFunction(a.level, a.value, np.arange(len(a.level)), zeros)
     return combine(a, b, lower=lower)
