@@ -11,10 +11,14 @@ import numpy as np
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase
-from atoll.perf.layers import default_tp
 from atoll.perf.memory import position_of
 from atoll.plan.cluster_capacities import wire_seconds
-from atoll.plan.cluster_profiles import activation_bytes, cluster_of, request_tokens
+from atoll.plan.cluster_profiles import (
+    activation_bytes,
+    cluster_of,
+    profile_tps,
+    request_tokens,
+)
 from atoll.plan.plan import SINK, SOURCE, Flow, Goal, Instance, Node, Plan, Status
 from atoll.plan.problem import Problem, Service
 from atoll.plan.validate.check import goal_value
@@ -191,7 +195,7 @@ def _instance(
         for k in used:
             move(name[i], name[k], flows.edge[i, k])
         move(name[i], SINK, flows.leave[i])
-    spec = catalog.model(service.model).llm
+    sizes = profile_tps(problem, catalog, service)
     home = Counter(flow_instance.regions[i] for i in used).most_common(1)[0][0]
     units = flow_instance.units
     nodes = tuple(
@@ -201,7 +205,7 @@ def _instance(
             market="owned",
             start=int(placed.placement.start[i]),
             end=int(placed.placement.end[i]),
-            tp=default_tp(spec, catalog.node(units[i].kind)),
+            tp=sizes[units[i].kind],
             host=units[i].host,
             region=units[i].region if units[i].region != home else None,
             gpu_ids=units[i].gpu_ids,
