@@ -55,7 +55,8 @@ _GRID_POINTS = 96
 class RoleLoad:
     """One role to be placed: an llm's phase, its latency promise, and the lengths it will see.
 
-    `slo_s` is the prefill latency (TTFT) or the decode latency per token (TPOT) of the whole model.
+    `slo_s` is the prefill latency (TTFT) or the decode latency per token (TPOT) of the whole model. With
+    `together` the node runs the other phase, too, and keeps memory for the activations of both.
     """
 
     name: str
@@ -63,6 +64,7 @@ class RoleLoad:
     phase: Phase
     slo_s: float
     lengths: LengthMix
+    together: bool = False
 
     def __post_init__(self) -> None:
         if self.phase not in (Phase.PREFILL, Phase.DECODE):
@@ -146,8 +148,9 @@ class CapacityModel:
             raise UsageError("the step model is of another transformer than the role")
         self._role = role
         self._model = model
+        runs = Phase.BOTH if role.together else role.phase
         self._memory = MemoryModel.of(
-            model.spec, model.node, tp=model.tp, engine=model.engine, phase=role.phase
+            model.spec, model.node, tp=model.tp, engine=model.engine, phase=runs
         )
         self._replicas = model.node.count // model.tp
         self._grid = self._batch_grid()
