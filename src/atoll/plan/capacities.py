@@ -2,13 +2,14 @@
 
 A node with j layers in a pipeline of S stages gets SLO / S for its step and the hand-over to the
 next stage. Prefill and decode capacities are those of `perf.capacity`, in tokens/s. Where both phases
-run together a request takes input_mean / P + output_mean / D seconds of a node, so it carries
+run together, decoding gets a share f of a node's time and prompts the rest, and while one runs the other
+waits: a step that takes t of its own time takes t / f of the clock. A node carries
 
-    R(j) = 1 / (input_mean / P(j) + output_mean / D(j))        requests/s
+    R(j) = max over f of min( f D(j, f TPOT / S) / output_mean,  (1 - f) P(j, (1 - f) TTFT / S) / input_mean )
 
-with P and D at budgets TTFT / S and TPOT / S. Where they run apart, KV cache is handed over: prefill's
-promise is TTFT less what that takes (`plan.handover`), and activations and KV together stay within the
-node's network interface.
+requests/s; f is one of `SHARES`. Where they run apart, KV cache is handed over: prefill's promise is TTFT
+less what that takes (`plan.handover`), and activations and KV together stay within the node's network
+interface.
 
 A node is a machine, or a slice of one with its share of the interface. Its GPUs hold copies of the layers
 side by side, each split over TP GPUs; capacity is that of the best TP (`best_tp`), the same for both
@@ -27,7 +28,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.catalog.links import Link
 from atoll.catalog.nodes import NodeType
 from atoll.core.ids import Phase, RoleId, parse_role
-from atoll.perf.capacity import CapacityModel, CapacityTable, RoleLoad, copy_node, table_of
+from atoll.perf.capacity import CapacityModel, CapacityTable, RoleLoad, copy_node
 from atoll.perf.engines import engine as engine_profile
 from atoll.perf.layers import tp_sizes
 from atoll.perf.memory import MemoryModel
@@ -38,6 +39,8 @@ from atoll.plan.problem import Problem, Service
 
 POSITIONS = CapacityTable.POSITIONS
 """The order of the first axis of `role_table`."""
+SHARES = np.arange(1, 16) / 16
+"""Shares of its time that a node may give to decoding where both phases run together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +135,43 @@ def _copy_model(load: RoleLoad, copy: NodeType, engine: str, link: Link) -> Capa
     return CapacityModel(load, steps, link=link)
 
 
+def _copy_rates(
+    loads: tuple[RoleLoad, ...],
+    copy: NodeType,
+    engine: str,
+    link: Link,
+    stages: Sequence[int],
+    positions: Sequence[Position],
+) -> Array:
+    """What one copy carries, of both phases at the best split: (positions, stage counts, layers + 1)."""
+    models = [_copy_model(load, copy, engine, link) for load in loads]
+    if len(loads) == 1:
+        budgets = [loads[0].slo_s / count for count in stages]
+        return models[0].throughputs(stages, budgets, positions)
+    lengths = loads[0].lengths
+    depth = np.repeat(np.array(stages), len(SHARES))
+    per_request = (lengths.input_mean, lengths.output_mean)
+    rates = []
+    for load, model, share, tokens in zip(
+        loads, models, (1.0 - SHARES, SHARES), per_request, strict=True
+    ):
+        part = np.tile(share, len(stages))
+        found = model.throughputs(depth.tolist(), (part * load.slo_s / depth).tolist(), positions)
+        rates.append(found * part[:, None] / tokens)
+    split = np.minimum(*rates).reshape(len(positions), len(stages), len(SHARES), -1)
+    return np.asarray(split.max(axis=2))
+
+
 @lru_cache(maxsize=1024)
-def _copy_table(load: RoleLoad, copy: NodeType, engine: str, link: Link, stages: int) -> Array:
-    steps = analytic(load.spec, copy, tp=copy.count, engine=engine)
-    return table_of(load, steps, stages, link=link).throughput
+def _copy_table(
+    loads: tuple[RoleLoad, ...], copy: NodeType, engine: str, link: Link, stages: int
+) -> Array:
+    table = np.zeros((len(POSITIONS), stages, loads[0].spec.layers + 1))
+    table[-1:, :1] = _copy_rates(loads, copy, engine, link, [1], [Position.WHOLE])
+    if stages > 1:
+        many = range(2, stages + 1)
+        table[:-1, 1:] = _copy_rates(loads, copy, engine, link, many, POSITIONS[:-1])
+    return table
 
 
 @lru_cache(maxsize=8192)
@@ -149,25 +185,10 @@ def _rows_by_tp(
     """Per tensor-parallel size, ascending: what a node carries by layers, KV not counted."""
     rows = []
     for tp in tp_sizes(loads[0].spec, source.node.count):
-        copies = source.node.count // tp
-        share = source.link.share(tp, source.node.count)
-        models = [_copy_model(load, copy_node(source.node, tp), engine, share) for load in loads]
-        rates = [
-            model.throughput([stages], [load.slo_s / stages], position)[0] * copies
-            for load, model in zip(loads, models, strict=True)
-        ]
-        rows.append((tp, _combine(loads, rates)))
+        copy, share = copy_node(source.node, tp), source.link.share(tp, source.node.count)
+        rates = _copy_rates(loads, copy, engine, share, [stages], [position])[0, 0]
+        rows.append((tp, rates * (source.node.count // tp)))
     return tuple(rows)
-
-
-def _combine(loads: Sequence[RoleLoad], rates: Sequence[Array]) -> Array:
-    """Tokens/s of one phase as they are; requests/s of a node that spends its time on both (0: one is 0)."""
-    if len(loads) == 1:
-        return rates[0]
-    lengths, (prefill, decode) = loads[0].lengths, rates
-    with np.errstate(divide="ignore"):
-        seconds = lengths.input_mean / prefill + lengths.output_mean / decode
-        return np.asarray(1.0 / seconds)
 
 
 def _kv_limits(
@@ -288,11 +309,8 @@ def role_table(
         return best
     for tp in tp_sizes(spec, node.count):
         copy, share = copy_node(node, tp), link.share(tp, node.count)
-        engine = problem.settings.engine
-        tables = [
-            _copy_table(load, copy, engine, share, stages) * (node.count // tp) for load in loads
-        ]
-        best = np.maximum(best, _combine(loads, tables))
+        table = _copy_table(loads, copy, problem.settings.engine, share, stages)
+        best = np.maximum(best, table * (node.count // tp))
     alone, piped = _kv_limits(problem, catalog, service, role_id.phase, link)
     best[:, 0] = np.minimum(best[:, 0], alone)
     best[:, 1:] = np.minimum(best[:, 1:], piped)
