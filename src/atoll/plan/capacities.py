@@ -1,15 +1,11 @@
 """What one node carries of a service, counted the same way by every solver and by the validator.
 
 A node with j layers in a pipeline of S stages gets SLO / S for its step and the hand-over to the
-next stage. Prefill and decode capacities are those of `perf.capacity`, in tokens/s. Where both phases
-run together, decoding gets a share f of a node's time and prompts the rest, and while one runs the other
-waits: a step that takes t of its own time takes t / f of the clock. A node carries
-
-    R(j) = max over f of min( f D(j, f TPOT / S) / output_mean,  (1 - f) P(j, (1 - f) TTFT / S) / input_mean )
-
-requests/s; f is one of `SHARES`. Where they run apart, KV cache is handed over: prefill's promise is TTFT
+next stage. Prefill and decode capacities are those of `perf.capacity`, in tokens/s, with requests that come
+at random and half of which must keep the promise. Where both phases run together it is `perf.mixed` that says
+how many requests/s a node carries. Where they run apart, KV cache is handed over: prefill's promise is TTFT
 less what that takes (`plan.handover`), and activations and KV together stay within the node's network
-interface.
+interface: half of all transfers wait no longer for others than they may take themselves.
 
 A node is a machine, or a slice of one with its share of the interface. Its GPUs hold copies of the layers
 side by side, each split over TP GPUs; capacity is that of the best TP (`best_tp`), the same for both
@@ -32,15 +28,15 @@ from atoll.perf.capacity import CapacityModel, CapacityTable, RoleLoad, copy_nod
 from atoll.perf.engines import engine as engine_profile
 from atoll.perf.layers import tp_sizes
 from atoll.perf.memory import MemoryModel
+from atoll.perf.mixed import MixedCapacityModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
+from atoll.perf.queueing import load_within
 from atoll.perf.step import Position, analytic, check_tp
 from atoll.plan.handover import handover, hop_link, kv_bytes_by_layers, kv_bytes_per_unit
 from atoll.plan.problem import Problem, Service
 
 POSITIONS = CapacityTable.POSITIONS
 """The order of the first axis of `role_table`."""
-SHARES = np.arange(1, 16) / 16
-"""Shares of its time that a node may give to decoding where both phases run together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +84,7 @@ def phase_loads(
             promise_s[phase],
             mix,
             together=role_id.phase is Phase.BOTH,
+            waits=True,
         )
         for phase in phases
     )
@@ -135,6 +132,15 @@ def _copy_model(load: RoleLoad, copy: NodeType, engine: str, link: Link) -> Capa
     return CapacityModel(load, steps, link=link)
 
 
+@lru_cache(maxsize=1024)
+def _both_model(
+    loads: tuple[RoleLoad, ...], copy: NodeType, engine: str, link: Link
+) -> MixedCapacityModel:
+    steps = analytic(loads[0].spec, copy, tp=copy.count, engine=engine)
+    prompts, answers = loads
+    return MixedCapacityModel(prompts, answers, steps, link=link)
+
+
 def _copy_rates(
     loads: tuple[RoleLoad, ...],
     copy: NodeType,
@@ -144,22 +150,10 @@ def _copy_rates(
     positions: Sequence[Position],
 ) -> Array:
     """What one copy carries, of both phases at the best split: (positions, stage counts, layers + 1)."""
-    models = [_copy_model(load, copy, engine, link) for load in loads]
     if len(loads) == 1:
         budgets = [loads[0].slo_s / count for count in stages]
-        return models[0].throughputs(stages, budgets, positions)
-    lengths = loads[0].lengths
-    depth = np.repeat(np.array(stages), len(SHARES))
-    per_request = (lengths.input_mean, lengths.output_mean)
-    rates = []
-    for load, model, share, tokens in zip(
-        loads, models, (1.0 - SHARES, SHARES), per_request, strict=True
-    ):
-        part = np.tile(share, len(stages))
-        found = model.throughputs(depth.tolist(), (part * load.slo_s / depth).tolist(), positions)
-        rates.append(found * part[:, None] / tokens)
-    split = np.minimum(*rates).reshape(len(positions), len(stages), len(SHARES), -1)
-    return np.asarray(split.max(axis=2))
+        return _copy_model(loads[0], copy, engine, link).throughputs(stages, budgets, positions)
+    return _both_model(loads, copy, engine, link).throughputs(stages, positions)
 
 
 @lru_cache(maxsize=1024)
@@ -205,12 +199,17 @@ def _kv_limits(
         return free, free
     moved = kv_bytes_by_layers(spec, service.lengths.input_mean)
     # What was allowed because this very node set the allowance must not fail by rounding.
-    in_time = moved / link.bandwidth_bytes_per_s <= transfer.moving_s * (1.0 + 1e-9)
+    takes_s = moved / link.bandwidth_bytes_per_s
+    in_time = takes_s <= transfer.moving_s * (1.0 + 1e-9)
+    mix = service.lengths.mix()
+    once = 0.5 * mix.input_mean_square / mix.input_mean**2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        load = load_within(transfer.moving_s / takes_s / once)
     per_unit = kv_bytes_per_unit(catalog, service, phase)
     with np.errstate(divide="ignore"):
         alone = link.bandwidth_bytes_per_s / per_unit
     piped = link.bandwidth_bytes_per_s / (per_unit + hop_bytes_per_unit(catalog, service, phase))
-    return np.where(in_time, alone, 0.0), np.where(in_time, piped, 0.0)
+    return np.where(in_time, alone * load, 0.0), np.where(in_time, piped * load, 0.0)
 
 
 def _split_rates(
