@@ -14,9 +14,9 @@ that is used. A request keeps its promise, in each of S stages with hand-over u,
     t(B, p) + M / 2T + K s H(rho) + u <= TTFT / S
 
 (`perf.queueing` for K and H; a prompt longer than a step goes on in the next ones). V is the work of prompts
-that came while a request waited for its own, r x (1 + r K / (1 - r)) with x = (t(B, p) - t(B, 0)) / p for each
-and r = 1 - t(B, 0) / T: they are done before it gets on, which matters to short answers, and o is the length
-of a median one. From both follows how long a request stays; as many as are there at a time (Little's law)
+that came while a request waited for its own, r x (1 + r K / (1 - r)) with x = (t(B, p) - t(B, 0)) / p for
+each and r = 1 - t(B, 0) / T: they are done before it gets on, which matters to short answers, and o is the
+length of a median one. From both follows how long a request stays; as many as are there at a time (Little's law)
 must find room for prompt and answer as the engine books them. Everything on the left rises with B and with
 the number of layers, and R rises with B, so the best B is the largest; it is searched on a grid and is linear
 between its points.
@@ -125,7 +125,7 @@ class MixedCapacityModel:
         turn = self._packed[position] / self._full + more
         once = 0.5 * lengths.input_mean_square / lengths.input_mean**2
         with np.errstate(invalid="ignore"):
-            queue = once * turn * median_wait(rate * turn)
+            queue = once * turn * median_wait(rate * turn, depth)
         first = mixed + more + residual
         hop_first = np.where(depth > 1.0, self._hop_s(lengths.input_mean), 0.0)
         hop = np.where(depth > 1.0, self._hop_s(1.0), 0.0)
