@@ -9,9 +9,11 @@ from atoll.catalog.links import Link
 from atoll.catalog.overlay import apply_overlay
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase, RoleId
-from atoll.perf.capacity import RoleLoad, capacity_table, table_of
+from atoll.perf.capacity import RoleLoad, capacity_table, copy_node
 from atoll.perf.layers import tp_sizes
 from atoll.perf.memory import position_of
+from atoll.perf.mixed import MixedCapacityModel
+from atoll.perf.queueing import load_within
 from atoll.perf.step import Position, analytic
 from atoll.plan.capacities import (
     POSITIONS,
@@ -25,8 +27,6 @@ from atoll.plan.capacities import (
     role_table,
     tokens_per_unit,
 )
-from atoll.perf.mixed import MixedCapacityModel
-from atoll.perf.queueing import load_within
 from atoll.plan.handover import handover, hop_link
 from atoll.plan.problem import Lengths, Service
 from atoll.workload.lengths import length_mix
@@ -80,16 +80,14 @@ def test_prefill_leaves_time_to_hand_over() -> None:
 
 def test_both_phases_share_the_node_and_hand_nothing_over() -> None:
     spec, mix = catalog().model("llama-3.1-8b").llm, TOGETHER.lengths.mix()
-    loads = [
-        RoleLoad("prefill", spec, Phase.PREFILL, 1.5, mix, together=True, waits=True),
-        RoleLoad("decode", spec, Phase.DECODE, 0.08, mix, together=True, waits=True),
-    ]
+    prompts = RoleLoad("prefill", spec, Phase.PREFILL, 1.5, mix, together=True, waits=True)
+    answers = RoleLoad("decode", spec, Phase.DECODE, 0.08, mix, together=True, waits=True)
     link, node = hop_link(catalog(), "L4:4"), catalog().node("L4:4")
     table = role_table(problem(), catalog(), TOGETHER, BOTH, "L4:4", STAGES)
     best = np.zeros_like(table)
     for tp in (1, 2, 4):
         steps = analytic(spec, copy_node(node, tp), tp=tp)
-        model = MixedCapacityModel(*loads, steps, link=link.share(tp, 4))
+        model = MixedCapacityModel(prompts, answers, steps, link=link.share(tp, 4))
         copies = 4 // tp
         whole = model.throughputs([1], [Position.WHOLE]) * copies
         best[-1:, :1] = np.maximum(best[-1:, :1], whole)
@@ -234,8 +232,8 @@ def test_what_a_hop_carries() -> None:
 def test_the_engine_counts() -> None:
     slow = problem(settings={"engine": "atoll"})
     role = APART.roles[1]
-    with_vllm = node_capacity(problem(), catalog(), APART, role, "L4:1", 20, 2, Position.FIRST)
-    with_own = node_capacity(slow, catalog(), APART, role, "L4:1", 20, 2, Position.FIRST)
+    with_vllm = node_capacity(problem(), catalog(), APART, role, "L4:1", 8, 2, Position.FIRST)
+    with_own = node_capacity(slow, catalog(), APART, role, "L4:1", 8, 2, Position.FIRST)
     assert 0 < with_own < with_vllm
 
 
