@@ -25,6 +25,8 @@ TRIED = (np.inf, 3.0, 2.0, 1.5, 1.25)
 """How many times as slow as the fastest pipeline one may be; each is tried, the best flow is kept."""
 ADMITTED = 0.8
 """Share of the KV cache that is booked where requests always wait (Helix's offline rule, and `sim`'s)."""
+SPARE = 0.85 / 0.8
+"""To how many times `ADMITTED` a single node may be booked before requests are sent around it."""
 SPREAD, TOGETHER = 1.34, 1.21
 """E[prompt^2] / E[prompt]^2 and E[prompt answer] / (E[prompt] E[answer]) of the Azure conversation trace."""
 ROUNDS = 4
@@ -96,6 +98,7 @@ def site_of(
         answer=timing.output_mean,
         spread=max(1.0, square / timing.input_mean**2),
         held=TOGETHER * timing.input_mean + timing.output_mean if held is None else held,
+        spare=SPARE,
         step_s=timing.step_s,
         decode_s=decode_s,
         prompt_s=prompt_s,
