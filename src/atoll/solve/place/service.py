@@ -26,10 +26,7 @@ RULES = ("swarm", "petals", "separate", "separate-plus", "chain", "random")
 NAMES = (SEARCH, MILP, *RULES)
 OBJECTIVES: tuple[Goal, ...] = ("sustained", "max-flow")
 SECONDS = 60.0
-_LANES_S = 5.0
 
-_FLOW_EVALUATIONS = 60_000
-"""Evaluations of the search for the largest flow, for each node."""
 _EVALUATIONS, _MOST_EVALUATIONS = 10_000, 600_000
 """Evaluations of searches for candidates, for each node, and in all."""
 _STEPS, _SLOW_STEPS = 24_000, 400
@@ -245,23 +242,25 @@ def starts(instance: FlowInstance, seed: int, deadline: Deadline) -> list[Placem
         names.append("petals")
     placements = [by_rule(name, instance, seed)[1] for name in names]
     if not deadline.is_over():
-        placements.append(lanes(instance, seconds=min(_LANES_S, deadline.left / 4)))
+        placements.append(lanes(instance, seconds=deadline.left))
     return [placement for placement in placements if placement is not None]
 
 
 def _search_flow(
     name: str, instance: FlowInstance, effort: FlowEffort, deadline: Deadline, seed: int
 ) -> tuple[Placement | None, float | None]:
-    from atoll.solve.place.search.search import search
+    from atoll.solve.place.search.search import WORK, search
 
     best = search(
         instance,
-        evaluations=max(1, round(_FLOW_EVALUATIONS * instance.size * effort.work)),
+        seconds=deadline.left,
+        work=max(1, round(WORK * effort.work)),
         seed=seed,
         workers=effort.workers,
         start=starts(instance, seed, deadline),
         log=effort.log,
     )
+    deadline.came = deadline.came or best.cut_short
     if name == MILP and best.value < best.bound:
         from atoll.solve.place.milp.milp import solve_milp
 
