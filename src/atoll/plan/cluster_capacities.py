@@ -155,7 +155,14 @@ def promised_node(
     spec = catalog.model(service.model).llm
     mix = service.lengths.mix()
     prefill, decode = (
-        RoleLoad(f"{service.name}/{COMPONENT}/{phase}", spec, phase, service.slo_s(phase), mix)
+        RoleLoad(
+            f"{service.name}/{COMPONENT}/{phase}",
+            spec,
+            phase,
+            service.slo_s(phase),
+            mix,
+            together=True,
+        )
         for phase in (Phase.PREFILL, Phase.DECODE)
     )
     return PromisedNode(
