@@ -186,7 +186,7 @@ def _search_scored(
     best = best_candidates(
         instance,
         score,
-        starts(instance, seed, deadline),
+        starts(instance, seed, deadline, effort.work),
         by_stage_count(instance) if effort.promise else by_range_length(instance),
         work=CandidateWork(round(evaluations * effort.work), round(steps * effort.work)),
         deadline=deadline,
@@ -233,16 +233,19 @@ def by_rule(name: str, instance: FlowInstance, seed: int) -> tuple[FlowInstance,
     return instance, rules[name](instance)
 
 
-def starts(instance: FlowInstance, seed: int, deadline: Deadline) -> list[Placement]:
+def starts(
+    instance: FlowInstance, seed: int, deadline: Deadline, work: float = 1.0
+) -> list[Placement]:
     """Return placements to search from: the simple rules, and one or two lanes of blocks (`lanes`)."""
-    from atoll.solve.place.bound.lanes import lanes
+    from atoll.solve.place.bound.lanes import ITERATIONS, lanes
 
     names = [name for name in RULES if name not in ("petals", "random")]
     if instance.partial:
         names.append("petals")
     placements = [by_rule(name, instance, seed)[1] for name in names]
     if not deadline.is_over():
-        placements.append(lanes(instance, seconds=deadline.left))
+        iterations = max(1, round(ITERATIONS * min(1.0, work)))
+        placements.append(lanes(instance, seconds=deadline.left, iterations=iterations))
     return [placement for placement in placements if placement is not None]
 
 
@@ -257,7 +260,7 @@ def _search_flow(
         work=max(1, round(WORK * effort.work)),
         seed=seed,
         workers=effort.workers,
-        start=starts(instance, seed, deadline),
+        start=starts(instance, seed, deadline, effort.work),
         log=effort.log,
     )
     deadline.came = deadline.came or best.cut_short
