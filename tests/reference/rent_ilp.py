@@ -26,7 +26,7 @@ against every row again; `proved` is false where that fails or time ran out.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -373,9 +373,7 @@ class RentReference:
     def _flags(self) -> dict[str, int]:
         return {s.name: self.programme.variable(1.0, whole=True) for s in self.wanted}
 
-    def _ask(
-        self, cost: Terms, rows: list[tuple[Terms, float, float]], sign: float
-    ) -> Optimum:
+    def _ask(self, cost: Terms, rows: Sequence[tuple[Terms, float, float]], sign: float) -> Optimum:
         value, bound, proved, x = self.programme.minimise(cost, rows, self.time_limit_s)
         if value is None:
             return Optimum(None, None if bound is None else sign * bound, proved)

@@ -111,9 +111,7 @@ def best_cut(tables: Mapping[str, Floats], kinds: Kinds) -> Cut:
     return best
 
 
-def _stage_rates(
-    tables: Mapping[str, Floats], group: Kinds, stages: int, place: int
-) -> Floats:
+def _stage_rates(tables: Mapping[str, Floats], group: Kinds, stages: int, place: int) -> Floats:
     """What a stage carries, by the number of layers that it holds."""
     position = _FIRST if place == 0 else _LAST if place == stages - 1 else _MIDDLE
     rates: Floats = np.sum([tables[kind][position, stages - 1] for kind in group], axis=0)
