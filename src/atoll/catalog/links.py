@@ -34,6 +34,10 @@ class Link:
         """Seconds to move `size_bytes` bytes."""
         return self.latency_s + size_bytes / self.bandwidth_bytes_per_s
 
+    def share(self, part: int, of: int) -> Link:
+        """The link that `part` of `of` equal users have of this one: less bandwidth, the same latency."""
+        return self if part == of else Link(self.bandwidth_bytes_per_s * part / of, self.latency_s)
+
 
 @dataclass(frozen=True, slots=True)
 class LinkTable:

@@ -271,12 +271,15 @@ def _comparison(title: str, choices: list[NodeChoice], layers: int, spot: bool) 
     kind = "spot" if spot else "on-demand"
     pipelines = (copy for c in choices for copy in (c.prefill, c.decode) if copy is not None)
     shown = next((copy for copy in pipelines if copy.nodes > 1), None)
-    count, rate = (4, 21_728.0) if shown is None else (shown.nodes, shown.tokens_per_s)
+    count, rate, split = (
+        (4, 21_728.0, 2) if shown is None else (shown.nodes, shown.tokens_per_s, shown.tp)
+    )
     notes = (
         f"$/h is the cheapest {kind} price over the regions asked for; 'fits' is how many of the {layers} "
         "layers fit on a node. "
-        f"'{count}x {rate:,.0f}': a pipeline of {count} such nodes carries that many tokens/s; it is the "
-        "best of up to 8 equal stages. '-': none keeps the promise, or nobody sells the node. 'times' says "
+        f"'{count}x {rate:,.0f}/{split}': a pipeline of {count} such nodes carries that many tokens/s, each "
+        f"layer split over {split} of a node's GPUs (tensor parallel), with as many copies as a node has room "
+        "for; it is the best split of up to 8 equal stages. '-': none keeps the promise, or nobody sells the node. 'times' says "
         "what the prediction rests on: measured operators, measured layers, or a proxy GPU. $/1k: per "
         "1,000 requests."
     )
@@ -298,7 +301,7 @@ def _comparison(title: str, choices: list[NodeChoice], layers: int, spot: bool) 
 def _copy(copy: PhaseCopy | None) -> tuple[str | None, str | None]:
     if copy is None:
         return None, None
-    rate = f"{copy.nodes}x {copy.tokens_per_s:>6,.0f}"
+    rate = f"{copy.nodes}x {copy.tokens_per_s:,.0f}/{copy.tp}"
     return rate, _usd(copy.usd_per_million_tokens)
 
 

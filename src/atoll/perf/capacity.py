@@ -19,6 +19,11 @@ Queueing is not part of it: a node at its capacity is always busy, and arrivals 
 Plans leave headroom for that.
 
 Prefill counts prompt tokens/s with B prompts in a step; decode counts generated tokens/s.
+
+A node of n GPUs holds n / TP copies of its layers side by side, each split over TP GPUs, with KV cache, batch
+and share TP / n of the node's link of its own: it carries n / TP times what one copy does. Which TP is best
+differs by entry: splitting costs all-reduces, and not splitting holds the weights n times. A maximum over
+TPs never rises with j nor falls with b either.
 """
 
 from __future__ import annotations
@@ -30,13 +35,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.catalog.links import Link
-from atoll.catalog.nodes import NodeType
+from atoll.catalog.nodes import Interconnect, NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import InputError, UsageError
 from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
 from atoll.perf.constants import ConstantTable
 from atoll.perf.grid import last_below, value_at
+from atoll.perf.layers import tp_sizes
 from atoll.perf.memory import MemoryModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
 from atoll.perf.step import Position, StepModel, StepParts, analytic, slowest_run, window_counts
@@ -96,12 +102,13 @@ class CapacityTable:
 
     `throughput[position, S - 1, j]`: j = 0..layers, S = 1..stages. For S = 1 the only position is
     WHOLE; for S >= 2 a stage is FIRST, MIDDLE or LAST. Entries are 0 where j layers do not fit or the
-    budget cannot be kept. `tp` is the tensor-parallel size and `provenance` where the times come from.
+    budget cannot be kept. `tp` is, of the same shape, over how many GPUs each layer is split for that, and
+    `provenance` where the times come from.
     """
 
     role: RoleLoad
     node: NodeType
-    tp: int
+    tp: NDArray[np.int64]
     throughput: Array
     provenance: str
 
@@ -148,7 +155,8 @@ class CapacityModel:
         self._fixed = {position: _fixed_seconds(parts, position) for position in Position}
         self._counts = window_counts(model.spec, model.kinds)
         self._stack_s = slowest_run(self._counts, parts.layers)
-        self._link = link
+        # Copies side by side have a share of the node's link each.
+        self._link = link and link.share(model.tp, model.node.count)
         self._transfer_s = self._transfer(self._grid * self._tokens_per_request)
         self._room = {position: self._requests(position) for position in Position}
         self._tail_room = {position: self._tail_fits(position) for position in Position}
@@ -174,7 +182,7 @@ class CapacityModel:
 
     @property
     def _wire_tokens_per_s(self) -> float:
-        """Tokens/s whose activations the link carries."""
+        """Tokens/s whose activations one copy's share of the link carries."""
         if self._link is None:
             return np.inf
         return self._link.bandwidth_bytes_per_s / (self._model.spec.hidden * ACTIVATION_BYTES)
@@ -218,9 +226,9 @@ class CapacityModel:
         rate[:, 0] = 0.0
         # Rounding must not break what holds exactly: a node with more layers carries no more.
         rate[:, 1:] = np.minimum.accumulate(rate[:, 1:], axis=1)
-        tokens = rate * (self._tokens_per_request * self._replicas)
         wire = np.where(np.array(stages) > 1, self._wire_tokens_per_s, np.inf)
-        return np.minimum(tokens, wire[:, None])
+        one_copy = np.minimum(rate * self._tokens_per_request, wire[:, None])
+        return one_copy * self._replicas
 
     def detail(self, layers: int, stages: int, budget_s: float, position: Position) -> Capacity:
         """Return the capacity with exactly `layers` layers and which limit binds."""
@@ -235,7 +243,7 @@ class CapacityModel:
             limit = "memory: no room for the layers and the longest prompt's KV cache"
         elif not best.feasible[0, layers]:
             limit = "latency: one request alone takes longer than the budget"
-        elif stages > 1 and tokens >= self._wire_tokens_per_s * (1.0 - 1e-9):
+        elif stages > 1 and tokens >= self._wire_tokens_per_s * self._replicas * (1.0 - 1e-9):
             limit = "the link between stages"
         elif crowded < min(late, largest) or best.occupancy[0, layers] < 1.0:
             limit = "KV memory"
@@ -370,7 +378,8 @@ def capacity_table(
 ) -> Mapping[tuple[str, str], CapacityTable]:
     """Return all T[j, S] at once: every role on every node type, S = 1..stages with budget SLO / S.
 
-    Keys are (role name, node type id). `link` joins the stages; transfers count into the budget.
+    Keys are (role name, node type id); every entry is that of the best tensor-parallel size. `link` joins
+    the stages; transfers count into the budget.
     """
     if stages < 1:
         raise UsageError(f"a pipeline of {stages} stages", field="stages")
@@ -379,18 +388,54 @@ def capacity_table(
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise UsageError(f"{what} {twice[0]} is given twice", field=what)
-    out: dict[tuple[str, str], CapacityTable] = {}
-    for role in roles:
-        for node in nodes:
-            model = analytic(role.spec, node, engine=engine, constants=constants)
-            out[role.name, node.id] = table_of(role, model, stages, link=link)
-    return out
+    copies: dict[tuple[object, ...], CapacityTable] = {}
+
+    def table(role: RoleLoad, node: NodeType, tp: int) -> CapacityTable:
+        # Nodes of one GPU type share what a copy carries.
+        one = copy_node(node, tp)
+        share = link and link.share(tp, node.count)
+        key = (role.name, one, share)
+        if key not in copies:
+            model = analytic(role.spec, one, tp=tp, engine=engine, constants=constants)
+            copies[key] = table_of(role, model, stages, link=share)
+        found = copies[key]
+        rates = found.throughput * (node.count // tp)
+        return CapacityTable(role, node, found.tp, rates, found.provenance)
+
+    return {
+        (role.name, node.id): best_table(
+            [table(role, node, tp) for tp in tp_sizes(role.spec, node.count)]
+        )
+        for role in roles
+        for node in nodes
+    }
+
+
+def copy_node(node: NodeType, tp: int) -> NodeType:
+    """Return the part of a node that holds one copy: `tp` of its GPUs, with what joins them if several."""
+    return NodeType(node.gpu, tp, node.interconnect if tp > 1 else _ALONE)
+
+
+_ALONE = Interconnect("none", None, name="none")
+
+
+def best_table(tables: Sequence[CapacityTable]) -> CapacityTable:
+    """Return the best entry of several tensor-parallel sizes everywhere; of equals the last one's.
+
+    With sizes in ascending order the larger one wins where both carry the same: it answers sooner.
+    """
+    best, tp = tables[0].throughput, tables[0].tp
+    for table in tables[1:]:
+        tp = np.where(table.throughput >= best, table.tp, tp)
+        best = np.maximum(best, table.throughput)
+    first = tables[0]
+    return CapacityTable(first.role, first.node, tp, best, first.provenance)
 
 
 def table_of(
     role: RoleLoad, model: StepModel, stages: int, *, link: Link | None = None
 ) -> CapacityTable:
-    """Return the capacity table of one role on one node type with any backend."""
+    """Return the capacity table of one role on one node type, with any backend, at the TP of `model`."""
     capacity_model = CapacityModel(role, model, link=link)
     shape = (len(CapacityTable.POSITIONS), stages, role.spec.layers + 1)
     throughput = np.zeros(shape)
@@ -401,4 +446,4 @@ def table_of(
         elif stages > 1:
             budgets = [role.slo_s / count for count in many]
             throughput[index, 1:] = capacity_model.throughput(many, budgets, position)
-    return CapacityTable(role, model.node, model.tp, throughput, model.provenance)
+    return CapacityTable(role, model.node, np.full(shape, model.tp), throughput, model.provenance)

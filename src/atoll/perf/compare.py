@@ -17,6 +17,7 @@ from atoll.catalog.transformer import TransformerSpec
 from atoll.core.ids import Phase
 from atoll.perf.capacity import CapacityTable, RoleLoad, table_of
 from atoll.perf.constants import ConstantTable, default_constants
+from atoll.perf.layers import tp_sizes
 from atoll.perf.memory import MemoryModel
 from atoll.perf.step import Position, analytic
 from atoll.workload.lengths import LengthMix
@@ -34,9 +35,13 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class PhaseCopy:
-    """The best equal pipeline for one phase: tokens/s and price per million tokens (None: no price)."""
+    """The best equal pipeline for one phase: tokens/s and price per million tokens (None: no price).
+
+    Every node splits its layers over `tp` GPUs and holds as many copies as that leaves room for.
+    """
 
     nodes: int
+    tp: int
     tokens_per_s: float
     usd_per_hour: float | None
     usd_per_million_tokens: float | None
@@ -83,12 +88,16 @@ def compare(
     for node in nodes:
         price, region = _cheapest(catalog, node, regions, spot)
         hop = link if link is not None else catalog.links.between("", "", node.id, node.id)
-        model = analytic(spec, node, engine=engine, constants=table)
+        models = [
+            analytic(spec, node, tp=tp, engine=engine, constants=table)
+            for tp in tp_sizes(spec, node.count)
+        ]
         best = {
-            phase: _best_copy(table_of(load, model, MAX_STAGES, link=hop), price)
+            phase: _best_copy([table_of(load, m, MAX_STAGES, link=hop) for m in models], price)
             for phase, load in loads.items()
         }
-        memory = MemoryModel.of(spec, node, engine=model.engine)
+        # Split over as many GPUs as can be, most layers fit.
+        memory = MemoryModel.of(spec, node, tp=models[-1].tp, engine=models[-1].engine)
         choices.append(
             NodeChoice(
                 node=node.id,
@@ -98,7 +107,7 @@ def compare(
                 prefill=best[Phase.PREFILL],
                 decode=best[Phase.DECODE],
                 request_usd=_request_usd(best[Phase.PREFILL], best[Phase.DECODE], lengths),
-                provenance=model.provenance,
+                provenance=models[-1].provenance,
             )
         )
     return sorted(choices, key=_order)
@@ -121,19 +130,23 @@ def _cheapest(
     return min(offers) if offers else (None, None)
 
 
-def _best_copy(table: CapacityTable, price: float | None) -> PhaseCopy | None:
-    """The stage count with the most tokens/s per node, each stage holding an equal share."""
-    layers = table.role.spec.layers
+def _best_copy(tables: Sequence[CapacityTable], price: float | None) -> PhaseCopy | None:
+    """The split and stage count with the most tokens/s per node, each stage holding an equal share.
+
+    `tables` are of one tensor-parallel size each, ascending; of equals the larger one is taken.
+    """
+    layers = tables[0].role.spec.layers
     best: PhaseCopy | None = None
     for stages in range(1, min(MAX_STAGES, layers) + 1):
-        tokens = table.at(math.ceil(layers / stages), stages)
+        held = math.ceil(layers / stages)
+        tokens, tp = max((table.at(held, stages), int(table.tp.flat[0])) for table in tables)
         if tokens <= 0.0 or (
             best is not None and tokens / stages <= best.tokens_per_s / best.nodes
         ):
             continue
         hourly = None if price is None else price * stages
         per_million = None if hourly is None else hourly / (tokens * 3600.0) * 1e6
-        best = PhaseCopy(stages, tokens, hourly, per_million)
+        best = PhaseCopy(stages, tp, tokens, hourly, per_million)
     return best
 
 

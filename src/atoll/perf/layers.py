@@ -93,13 +93,20 @@ def splits_evenly(spec: TransformerSpec, tp: int) -> bool:
     return spec.heads % tp == 0 and (spec.kv_heads % tp == 0 or tp % spec.kv_heads == 0)
 
 
-def default_tp(spec: TransformerSpec, node: NodeType) -> int:
-    """Return how many GPUs of a node split each layer: the most that divide the model and the node evenly.
+@lru_cache(maxsize=1024)
+def tp_sizes(spec: TransformerSpec, gpus: int) -> tuple[int, ...]:
+    """Return, ascending, over how many GPUs each layer can be split on a node of so many: 1 always.
 
-    Where that is fewer than the node has, it holds several copies of its layers side by side.
+    Each divides the node and the model evenly. A node of n GPUs holds n / size copies of its layers side by
+    side; which size carries most depends on the role, the layers and the promise (`capacity.best_table`).
     """
-    sizes = [size for size in range(1, node.count + 1) if node.count % size == 0]
-    return max(size for size in sizes if size == 1 or splits_evenly(spec, size))
+    sizes = (size for size in range(1, gpus + 1) if gpus % size == 0)
+    return tuple(size for size in sizes if size == 1 or splits_evenly(spec, size))
+
+
+def default_tp(spec: TransformerSpec, node: NodeType) -> int:
+    """Return the largest of `tp_sizes`: it holds most layers and answers soonest, and often carries less."""
+    return tp_sizes(spec, node.count)[-1]
 
 
 @dataclass(frozen=True, slots=True)

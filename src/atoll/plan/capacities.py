@@ -6,12 +6,19 @@ run together a request takes input_mean / P + output_mean / D seconds of a node,
 
     R(j) = 1 / (input_mean / P(j) + output_mean / D(j))        requests/s
 
-with P and D at budgets TTFT / S and TPOT / S. All of these never rise with j and never fall with a
-looser promise, and in a pipeline none exceeds what the node's network interface hands over.
+with P and D at budgets TTFT / S and TPOT / S. Where they run apart, KV cache is handed over: prefill's
+promise is TTFT less what that takes (`plan.handover`), and activations and KV together stay within the
+node's network interface.
+
+A node is a machine, or a slice of one with its share of the interface. Its GPUs hold copies of the layers side
+by side, each split over TP GPUs; capacity is that of the best TP (`best_tp`), the same for both phases
+where they run together. All of these never rise with j and never fall with a looser promise.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -20,38 +27,67 @@ from atoll.catalog.catalog import Catalog
 from atoll.catalog.links import Link
 from atoll.catalog.nodes import NodeType
 from atoll.core.ids import Phase, RoleId, parse_role
-from atoll.perf.capacity import CapacityModel, CapacityTable, RoleLoad, table_of
+from atoll.perf.capacity import CapacityModel, CapacityTable, RoleLoad, copy_node, table_of
 from atoll.perf.engines import engine as engine_profile
+from atoll.perf.layers import tp_sizes
 from atoll.perf.memory import MemoryModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
-from atoll.perf.step import Position, analytic
+from atoll.perf.step import Position, analytic, check_tp
+from atoll.plan.handover import handover, kv_bytes_by_layers, kv_bytes_per_unit
+from atoll.plan.handover import hop_link as hop_link
 from atoll.plan.problem import Problem, Service
 
 POSITIONS = CapacityTable.POSITIONS
 """The order of the first axis of `role_table`."""
 
 
-def hop_link(catalog: Catalog, node_type: str, region: str | None = None) -> Link:
-    """Return the link a node of this type hands its activations over, inside a region.
+@dataclass(frozen=True, slots=True)
+class NodeSource:
+    """A kind of node as some machine gives it: its GPUs with what joins them, and its link to other nodes."""
 
-    The next node is taken to have the same interface; without a region, an ordinary one is meant.
+    node: NodeType
+    link: Link
+
+
+def node_source(
+    catalog: Catalog, kind: str, *, region: str | None = None, machine: str | None = None
+) -> NodeSource:
+    """Return a kind of node, a slice of `machine` (a node type) or a machine itself, in a region."""
+    node = catalog.node(kind)
+    if machine is None or machine == kind:
+        return NodeSource(node, hop_link(catalog, kind, region))
+    whole = catalog.node(machine)
+    if node.count > 1:
+        node = replace(node, interconnect=whole.interconnect)
+    return NodeSource(node, hop_link(catalog, machine, region, node.count))
+
+
+def phase_loads(
+    problem: Problem, catalog: Catalog, service: Service, role: RoleId | str
+) -> tuple[RoleLoad, ...]:
+    """Return what the performance model must be asked for: one phase, or both of them.
+
+    Empty where handing KV over leaves prefill no time at all.
     """
-    here = region or ""
-    return catalog.links.between(here, here, node_type, node_type)
-
-
-def phase_loads(catalog: Catalog, service: Service, role: RoleId | str) -> tuple[RoleLoad, ...]:
-    """Return what the performance model must be asked for: one phase, or both of them."""
     role_id = parse_role(role) if isinstance(role, str) else role
     phases = (Phase.PREFILL, Phase.DECODE) if role_id.phase is Phase.BOTH else (role_id.phase,)
     spec = catalog.model(service.model).llm
     mix = service.lengths.mix()
+    promise_s = {phase: service.slo_s(phase) for phase in phases}
+    if role_id.phase is Phase.PREFILL:
+        promise_s[Phase.PREFILL] = prefill_promise_s(problem, catalog, service)
+    if min(promise_s.values()) <= 0.0:
+        return ()
     return tuple(
-        RoleLoad(
-            f"{service.name}/{role_id.component}/{phase}", spec, phase, service.slo_s(phase), mix
-        )
+        RoleLoad(f"{service.name}/{role_id.component}/{phase}", spec, phase, promise_s[phase], mix)
         for phase in phases
     )
+
+
+def prefill_promise_s(problem: Problem, catalog: Catalog, service: Service) -> float:
+    """Return what a prefill instance that hands its KV over has of TTFT; 0 or less: nothing."""
+    transfer = handover(problem, catalog, service)
+    return service.ttft_s - (transfer.seconds if transfer is not None else 0.0)
 
 
 def tokens_per_unit(service: Service, phase: Phase) -> float:
@@ -81,11 +117,95 @@ def memory_model(
     return MemoryModel.of(spec, node, tp=tp, engine=engine, phase=phase)
 
 
-@lru_cache(maxsize=4096)
-def _model(
-    load: RoleLoad, node: NodeType, tp: int | None, engine: str, link: Link
-) -> CapacityModel:
-    return CapacityModel(load, analytic(load.spec, node, tp=tp, engine=engine), link=link)
+# One copy of a node's layers, `tp` GPUs that split them. A node carries as many times that as it has copies.
+
+
+@lru_cache(maxsize=1024)
+def _copy_model(load: RoleLoad, copy: NodeType, engine: str, link: Link) -> CapacityModel:
+    steps = analytic(load.spec, copy, tp=copy.count, engine=engine)
+    return CapacityModel(load, steps, link=link)
+
+
+@lru_cache(maxsize=1024)
+def _copy_table(load: RoleLoad, copy: NodeType, engine: str, link: Link, stages: int) -> Array:
+    steps = analytic(load.spec, copy, tp=copy.count, engine=engine)
+    return table_of(load, steps, stages, link=link).throughput
+
+
+@lru_cache(maxsize=8192)
+def _rows_by_tp(
+    loads: tuple[RoleLoad, ...],
+    source: NodeSource,
+    engine: str,
+    stages: int,
+    position: Position,
+) -> tuple[tuple[int, Array], ...]:
+    """Per tensor-parallel size, ascending: what a node carries by layers, KV not counted."""
+    rows = []
+    for tp in tp_sizes(loads[0].spec, source.node.count):
+        copies = source.node.count // tp
+        share = source.link.share(tp, source.node.count)
+        models = [_copy_model(load, copy_node(source.node, tp), engine, share) for load in loads]
+        rates = [
+            model.throughput([stages], [load.slo_s / stages], position)[0] * copies
+            for load, model in zip(loads, models, strict=True)
+        ]
+        rows.append((tp, _combine(loads, rates)))
+    return tuple(rows)
+
+
+def _combine(loads: Sequence[RoleLoad], rates: Sequence[Array]) -> Array:
+    """Tokens/s of one phase as they are; requests/s of a node that spends its time on both, 0 where one is."""
+    if len(loads) == 1:
+        return rates[0]
+    lengths, (prefill, decode) = loads[0].lengths, rates
+    with np.errstate(divide="ignore"):
+        seconds = lengths.input_mean / prefill + lengths.output_mean / decode
+        return np.asarray(1.0 / seconds)
+
+
+def _kv_limits(
+    problem: Problem, catalog: Catalog, service: Service, phase: Phase, link: Link
+) -> tuple[Array, Array]:
+    """Units/s by layers that a node's interface carries with the KV it hands over: alone, and in a pipeline.
+
+    0 where a mean prompt's KV of so many layers takes longer than its allowance.
+    """
+    transfer = handover(problem, catalog, service) if phase is not Phase.BOTH else None
+    spec = catalog.model(service.model).llm
+    if transfer is None:
+        free = np.full(spec.layers + 1, np.inf)
+        return free, free
+    moved = kv_bytes_by_layers(spec, service.lengths.input_mean)
+    # What was allowed because this very node set the allowance must not fail by rounding.
+    in_time = moved / link.bandwidth_bytes_per_s <= transfer.moving_s * (1.0 + 1e-9)
+    per_unit = kv_bytes_per_unit(catalog, service, phase)
+    with np.errstate(divide="ignore"):
+        alone = link.bandwidth_bytes_per_s / per_unit
+    piped = link.bandwidth_bytes_per_s / (per_unit + hop_bytes_per_unit(catalog, service, phase))
+    return np.where(in_time, alone, 0.0), np.where(in_time, piped, 0.0)
+
+
+def _split_rates(
+    problem: Problem,
+    catalog: Catalog,
+    service: Service,
+    role: RoleId | str,
+    source: NodeSource,
+    layers: int,
+    stages: int,
+    position: Position,
+) -> list[tuple[int, float]]:
+    """What a node carries at each tensor-parallel size, ascending."""
+    role_id = parse_role(role) if isinstance(role, str) else role
+    spec = catalog.model(service.model).llm
+    loads = phase_loads(problem, catalog, service, role_id)
+    if not loads or not 1 <= layers <= spec.layers:
+        return [(tp, 0.0) for tp in tp_sizes(spec, source.node.count)]
+    alone, piped = _kv_limits(problem, catalog, service, role_id.phase, source.link)
+    limit = float((piped if stages > 1 else alone)[layers])
+    rows = _rows_by_tp(loads, source, problem.settings.engine, stages, position)
+    return [(tp, min(float(row[layers]), limit)) for tp, row in rows]
 
 
 def node_capacity(
@@ -93,30 +213,46 @@ def node_capacity(
     catalog: Catalog,
     service: Service,
     role: RoleId | str,
-    node_type: str,
+    kind: str,
     layers: int,
     stages: int,
     position: Position,
     *,
     tp: int | None = None,
     region: str | None = None,
+    machine: str | None = None,
 ) -> float:
     """Return what a node carries with `layers` layers at `position` in a pipeline of `stages`.
 
     Prompt tokens/s, generated tokens/s, or requests/s where both phases run together; 0 where the
-    layers do not fit or the promise cannot be kept. `tp` is `default_tp` unless given.
+    layers do not fit or the promise cannot be kept. `machine` is the node type that the node is a slice of,
+    None if it is a machine itself. The best tensor-parallel size counts unless `tp` is given.
     """
-    role_id = parse_role(role) if isinstance(role, str) else role
-    node = catalog.node(node_type)
-    link = hop_link(catalog, node_type, region)
-    rates: list[float] = []
-    for load in phase_loads(catalog, service, role_id):
-        if not 1 <= layers <= load.spec.layers:
-            return 0.0
-        model = _model(load, node, tp, problem.settings.engine, link)
-        rate = model.throughput([stages], [load.slo_s / stages], position)
-        rates.append(float(rate[0, layers]))
-    return rates[0] if len(rates) == 1 else float(_together(service, *map(np.float64, rates)))
+    source = node_source(catalog, kind, region=region, machine=machine)
+    rates = _split_rates(problem, catalog, service, role, source, layers, stages, position)
+    if tp is None:
+        return max(rate for _, rate in rates)
+    check_tp(source.node, tp, catalog.model(service.model).llm)
+    return dict(rates)[tp]
+
+
+def best_tp(
+    problem: Problem,
+    catalog: Catalog,
+    service: Service,
+    role: RoleId | str,
+    kind: str,
+    layers: int,
+    stages: int,
+    position: Position,
+    *,
+    region: str | None = None,
+    machine: str | None = None,
+) -> int:
+    """Return over how many GPUs a node splits each layer to carry `node_capacity`: of equals the most."""
+    source = node_source(catalog, kind, region=region, machine=machine)
+    rates = _split_rates(problem, catalog, service, role, source, layers, stages, position)
+    return max(rates, key=lambda split: (split[1], split[0]))[0]
 
 
 def role_table(
@@ -124,35 +260,34 @@ def role_table(
     catalog: Catalog,
     service: Service,
     role: RoleId | str,
-    node_type: str,
+    kind: str,
     stages: int,
     *,
     region: str | None = None,
+    machine: str | None = None,
+    source: NodeSource | None = None,
 ) -> Array:
     """Return `node_capacity` of every position, stage count and number of layers at once.
 
     Shape (4, stages, layers + 1): positions as in `POSITIONS` (first, middle, last, whole), S = 1..
-    `stages`, j = 0..layers. Whole is for S = 1 only, the others for S >= 2; the rest is 0.
+    `stages`, j = 0..layers. Whole is for S = 1 only, the others for S >= 2; the rest is 0. `source` says
+    where the kind comes from instead of `region` and `machine`.
     """
     role_id = parse_role(role) if isinstance(role, str) else role
-    node = catalog.node(node_type)
-    link = hop_link(catalog, node_type, region)
-    tables = [
-        table_of(
-            load,
-            analytic(load.spec, node, engine=problem.settings.engine),
-            stages,
-            link=link,
-        ).throughput
-        for load in phase_loads(catalog, service, role_id)
-    ]
-    return tables[0] if len(tables) == 1 else np.asarray(_together(service, *tables))
-
-
-def _together(
-    service: Service, prefill: Array | np.float64, decode: Array | np.float64
-) -> Array | np.float64:
-    """Requests/s of a node that spends its time on both phases; 0 where either is 0."""
-    with np.errstate(divide="ignore"):
-        seconds = service.lengths.input_mean / prefill + service.lengths.output_mean / decode
-        return np.asarray(1.0 / seconds)[()]
+    where = source or node_source(catalog, kind, region=region, machine=machine)
+    node, link, spec = where.node, where.link, catalog.model(service.model).llm
+    loads = phase_loads(problem, catalog, service, role_id)
+    best = np.zeros((len(POSITIONS), stages, spec.layers + 1))
+    if not loads:
+        return best
+    for tp in tp_sizes(spec, node.count):
+        copy, share = copy_node(node, tp), link.share(tp, node.count)
+        engine = problem.settings.engine
+        tables = [
+            _copy_table(load, copy, engine, share, stages) * (node.count // tp) for load in loads
+        ]
+        best = np.maximum(best, _combine(loads, tables))
+    alone, piped = _kv_limits(problem, catalog, service, role_id.phase, link)
+    best[:, 0] = np.minimum(best[:, 0], alone)
+    best[:, 1:] = np.minimum(best[:, 1:], piped)
+    return best

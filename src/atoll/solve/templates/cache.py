@@ -20,7 +20,7 @@ from atoll.core.files import atomic_write
 from atoll.core.paths import cache_dir
 from atoll.solve.templates.generate import Progress, RoleTables, TemplateLibrary, generate
 
-_VERSION = 2
+_VERSION = 3
 _MOST_BYTES = 2 * 2**30
 
 
@@ -32,11 +32,10 @@ def library_key(tables: RoleTables, max_nodes: int) -> str:
         "memory": [round(value) for value in tables.memory_bytes],
         "limit": int(tables.memory_limit),
         "max_nodes": max_nodes,
-        "shape": tables.units.shape,
-        "scale": repr(tables.scale),
+        "shape": tables.rates.shape,
     }
     digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
-    digest.update(np.ascontiguousarray(tables.units).tobytes())
+    digest.update(np.ascontiguousarray(tables.rates).tobytes())
     return digest.hexdigest()
 
 

@@ -16,7 +16,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -84,20 +84,35 @@ class RoleTables:
         return int(self.rates.shape[3]) - 1
 
     @cached_property
+    def steady(self) -> NDArray[np.float64]:
+        """Capacities as the search needs them: fewer layers never carry less, an end stage never more."""
+        rates = self.rates.copy()
+        rates[..., 1:] = np.minimum.accumulate(rates[..., 1:], axis=-1)
+        rates[1:, 0] = np.minimum(rates[1:, 0], rates[1:, 1])
+        rates[1:, 2] = np.minimum(rates[1:, 2], rates[1:, 1])
+        return np.ascontiguousarray(rates)
+
+    @cached_property
+    def top(self) -> float:
+        """More than any template carries: t L <= sum over nodes of max j T(j), for every layout."""
+        held = np.arange(self.layers + 1)
+        work = float((self.steady[1:] * held).max(initial=0.0))
+        alone = float(self.steady[0, 0, :, -1].max(initial=0.0)) * self.layers
+        return MOST_NODES * max(work, alone) / self.layers
+
+    @cached_property
     def scale(self) -> float:
-        """Integer units per token/s: as fine as fits when the nodes of an instance add up."""
-        top = float(self.rates.max(initial=0.0)) * MOST_NODES
-        return 1.0 if top <= 0.0 else min(1e4, _LARGEST / top * 0.999)
+        """Integer units per unit of flow: as fine as fits when the nodes of an instance add up."""
+        top = self.top * MOST_NODES
+        return 1.0 if top <= 0.0 else _LARGEST / top * 0.999
 
     @cached_property
     def units(self) -> Small:
-        """Capacities as integers, rounded down; monotone as the search needs them."""
-        scaled = np.floor(self.rates * self.scale).astype(np.int32)
-        # Fewer layers never carry less, and an end stage never more than a middle one.
-        scaled[..., 1:] = np.minimum.accumulate(scaled[..., 1:], axis=-1)
-        scaled[1:, 0] = np.minimum(scaled[1:, 0], scaled[1:, 1])
-        scaled[1:, 2] = np.minimum(scaled[1:, 2], scaled[1:, 1])
-        return np.ascontiguousarray(scaled)
+        """Capacities as integers, rounded down, for the search to compare.
+
+        What is above `top` is cut to it, which changes no layout's slowest stage and leaves finer units.
+        """
+        return np.floor(np.minimum(self.steady, self.top) * self.scale).astype(np.int32)
 
 
 @dataclass(frozen=True)
@@ -237,48 +252,66 @@ def generate(
             f"{max_nodes} nodes per instance", hint="1 to 8", field="max_nodes_per_instance"
         )
     types, layers = len(tables.node_types), tables.layers
-    binomial = _binomial(types)
     units = tables.units
-    reach = _reach(units)
     # Whole bytes, so that sums are exact and do not depend on their order.
     memory = np.array([round(value) for value in tables.memory_bytes], np.int64)
-    limit = int(tables.memory_limit)
     sizes = [math.comb(types + n - 1, n) for n in range(1, max_nodes + 1)]
     offsets = np.array([0, 0, *itertools.accumulate(sizes)], np.int64)
-    rates = np.zeros(int(offsets[-1]), np.int32)
-    most_stages = min(max_nodes, units.shape[0], layers)
     total = int(offsets[-1])
-    smaller = np.zeros(1, np.int32)
+    # The best of every multiset is needed for larger ones only.
+    values = np.zeros(int(offsets[-2]) if max_nodes > 1 else 1, np.int32)
+    most_stages = min(max_nodes, units.shape[0], layers)
+    arguments = (
+        units, tables.steady, _reach(units), memory, int(tables.memory_limit),
+    )  # fmt: skip
+    found = _Found(tables, max_nodes)
     for size in range(1, max_nodes + 1):
         pattern = patterns(size, most_stages)
-        out = rates[offsets[size] : offsets[size + 1]]
+        last = size == max_nodes
+        out = np.zeros(sizes[-1], np.int32) if last else values[offsets[size] : offsets[size + 1]]
+        throughput = np.zeros(len(out))
         solve = partial(
-            kernel.solve_range, units, reach, memory, limit, size, layers, most_stages, binomial,
-            smaller, pattern.subset_span, pattern.subsets, pattern.partition_span, pattern.partitions,
+            kernel.solve_range, *arguments, size, layers, most_stages, _binomial(types), values, offsets,
+            pattern.subset_span, pattern.subsets, pattern.partition_span, pattern.partitions,
         )  # fmt: skip
 
-        def solve_chunk(begin: int, end: int, solve: Solve = solve, out: Small = out) -> None:
-            solve(begin, *kernel.Scratch.of(layers), out[begin:end])
+        def solve_chunk(
+            begin: int,
+            end: int,
+            solve: Solve = solve,
+            out: Small = out,
+            throughput: NDArray[np.float64] = throughput,
+        ) -> None:
+            solve(begin, *kernel.Scratch.of(layers), out[begin:end], throughput[begin:end])
 
         for solved in _in_chunks(solve_chunk, len(out)):
             if progress is not None:
                 progress(int(offsets[size]) + solved, total)
-        smaller = out
-    useful = np.zeros(total, np.bool_)
-    best_split = np.zeros(total, np.int32)
-    for size in range(1, max_nodes + 1):
-        pattern = patterns(size, most_stages)
-        mark = partial(
-            kernel.mark_useful, size, types, binomial, rates, best_split, offsets,
-            pattern.subset_span, pattern.subsets,
-        )  # fmt: skip
+        found.add(size, throughput)
+    return found.library()
 
-        def mark_chunk(begin: int, end: int, mark: Solve = mark) -> None:
-            mark(begin, end, kernel.Scratch.of(1).counts, useful)
 
-        for _ in _in_chunks(mark_chunk, sizes[size - 1]):
-            pass
-    return _collect(tables, rates, useful, offsets, max_nodes)
+@dataclass
+class _Found:
+    """Templates found so far, size by size."""
+
+    tables: RoleTables
+    max_nodes: int
+    multisets: int = 0
+    counts: list[NDArray[np.int8]] = field(default_factory=list)
+    throughput: list[NDArray[np.float64]] = field(default_factory=list)
+
+    def add(self, size: int, throughput: NDArray[np.float64]) -> None:
+        """Take the throughputs of all multisets of one size."""
+        ranks = np.flatnonzero(throughput > 0.0)
+        self.counts.append(_counts_of(ranks, size, len(self.tables.node_types)))
+        self.throughput.append(throughput[ranks])
+        self.multisets += int(np.count_nonzero(throughput >= 0.0))
+
+    def library(self) -> TemplateLibrary:
+        """Return the library of what was found."""
+        counts, throughput = np.concatenate(self.counts), np.concatenate(self.throughput)
+        return TemplateLibrary(self.tables, counts, throughput, self.multisets, self.max_nodes)
 
 
 def _reach(units: Small) -> Ints:
@@ -286,25 +319,6 @@ def _reach(units: Small) -> Ints:
     held = np.arange(units.shape[3], dtype=np.int64)
     work = units.max(axis=1).astype(np.int64) * held
     return np.ascontiguousarray(np.maximum.accumulate(work[..., ::-1], axis=-1)[..., ::-1])
-
-
-def _collect(
-    tables: RoleTables, rates: Small, useful: NDArray[np.bool_], offsets: Ints, max_nodes: int
-) -> TemplateLibrary:
-    types = len(tables.node_types)
-    rows = []
-    kept = []
-    for size in range(1, max_nodes + 1):
-        ranks = np.flatnonzero(useful[offsets[size] : offsets[size + 1]])
-        rows.append(_counts_of(ranks, size, types))
-        kept.append(rates[offsets[size] + ranks])
-    return TemplateLibrary(
-        tables,
-        np.concatenate(rows),
-        np.concatenate(kept).astype(np.float64) / tables.scale,
-        int(np.count_nonzero(rates >= 0)),
-        max_nodes,
-    )
 
 
 def _counts_of(ranks: NDArray[np.int64], size: int, types: int) -> NDArray[np.int8]:
@@ -332,79 +346,23 @@ def best_layout(tables: RoleTables, counts: Sequence[int] | NDArray[np.integer])
     size = len(nodes)
     if not 1 <= size <= MOST_NODES:
         raise UsageError(f"a template of {size} nodes", hint="1 to 8 nodes")
-    units = tables.units
+    units, types = tables.units, len(tables.node_types)
     most = min(size, units.shape[0], tables.layers)
     pattern = patterns(size, most)
     rank = sum(math.comb(c + place, place + 1) for place, c in enumerate(nodes))
-    types = len(tables.node_types)
     scratch = kernel.Scratch.of(tables.layers)
-    out = np.zeros(1, np.int32)
+    throughput = np.zeros(1)
     stages = kernel.solve_range(
-        units, _reach(units), np.zeros(types, np.int64), 0, size, tables.layers, most,
-        _binomial(types), np.zeros(0, np.int32), pattern.subset_span, pattern.subsets,
-        pattern.partition_span, pattern.partitions, rank, *scratch, out,
+        units, tables.steady, _reach(units), np.zeros(types, np.int64), 0, size, tables.layers, most,
+        _binomial(types), np.zeros(0, np.int32), np.zeros(1, np.int64), pattern.subset_span,
+        pattern.subsets, pattern.partition_span, pattern.partitions, rank, *scratch,
+        np.zeros(1, np.int32), throughput,
     )  # fmt: skip
-    rate, masks = int(out[0]), scratch.masks
-    if stages == 0:
-        return Layout((), 0.0)
-    groups = _groups(nodes, [int(mask) for mask in masks[:stages]])
-    return _spread(tables, groups, rate, stages)
-
-
-def _groups(nodes: list[int], masks: list[int]) -> list[tuple[int, ...]]:
-    """Node types of each group; masks name types, and equal nodes may stand for each other."""
-    return [tuple(nodes[i] for i in range(len(nodes)) if mask >> i & 1) for mask in masks]
-
-
-def _spread(tables: RoleTables, groups: list[tuple[int, ...]], rate: int, stages: int) -> Layout:
-    """Give each group as many layers as it can hold at `rate`, then take the surplus where it helps."""
-    units, layers = tables.units[stages - 1], tables.layers
-    if stages == 1:
-        order, held, where = [0], [layers], [0]
-    else:
-        order, held, where = _ends(units, groups, rate)
-
-    def total(k: int, j: int) -> int:
-        return int(units[where[k], list(groups[order[k]]), j].sum())
-
-    surplus = sum(held) - layers
-    while surplus > 0:
-        slowest = min(
-            (k for k in range(stages) if held[k] > 1), key=lambda k: (total(k, held[k]), k)
-        )
-        held[slowest] -= 1
-        surplus -= 1
     out = []
     start = 0
-    for k in range(stages):
-        group = groups[order[k]]
-        rates = tuple(float(units[where[k], c, held[k]]) / tables.scale for c in group)
-        names = tuple(tables.node_types[c] for c in group)
-        out.append(Stage(start, start + held[k], names, rates))
-        start += held[k]
-    return Layout(tuple(out), rate / tables.scale)
-
-
-def _ends(
-    units: Small, groups: list[tuple[int, ...]], rate: int
-) -> tuple[list[int], list[int], list[int]]:
-    """Order the groups into stages: (order, layers held, position) per stage, first to last."""
-
-    def most(k: int, position: int) -> int:
-        sums = units[position][list(groups[k])].sum(axis=0, dtype=np.int64)
-        return int(np.count_nonzero(sums[1:] >= rate))
-
-    number = len(groups)
-    middle = [most(k, 1) for k in range(number)]
-    first, last = [most(k, 0) for k in range(number)], [most(k, 2) for k in range(number)]
-    f, e = max(
-        ((f, e) for f in range(number) for e in range(number) if f != e and first[f] and last[e]),
-        key=lambda pair: (
-            first[pair[0]] - middle[pair[0]] + last[pair[1]] - middle[pair[1]],
-            -pair[0],
-            -pair[1],
-        ),
-    )
-    order = [f, *(k for k in range(number) if k not in (f, e)), e]
-    held = [first[f], *(middle[k] for k in order[1:-1]), last[e]]
-    return order, held, [0, *([1] * (number - 2)), 2]
+    for mask, held, position in kernel.read_layout(scratch, stages):
+        group = [nodes[i] for i in range(size) if mask >> i & 1]
+        rates = tuple(float(tables.steady[stages - 1, position, c, held]) for c in group)
+        out.append(Stage(start, start + held, tuple(tables.node_types[c] for c in group), rates))
+        start += held
+    return Layout(tuple(out), float(throughput[0]))

@@ -8,8 +8,12 @@ throughput is the least of F_U(j) = sum over c in U of T[c, j] over its stages.
 
 For a threshold t a group can hold J_U(t) = max{j : F_U(j) > t} layers, found by bisection. A partition
 beats t iff every J >= 1 and, with the best choice of which group is first and which last, the J add up
-to L or more. So one question per partition decides whether it can improve on the incumbent, and the
-incumbent starts at the best sub-multiset with one node less: an added node may always idle.
+to L or more. So one question per partition decides whether it can improve on the incumbent.
+
+A multiset matters only if it carries more than its nodes do as several smaller instances, or with some idle.
+Let G(M) be the best that the nodes of M carry in any way: as one instance, or split in two, G(A) + G(M - A).
+The incumbent of M starts at its best split: what does not beat that is no template, and G(M) is known. Most
+multisets are settled so without a look at their partitions, by a bound on all of them (`out_of_reach`).
 
 Multisets are sorted tuples c_1 <= ... <= c_n, ranked by the combinatorial number system; a group is a
 bit mask over positions of the tuple. Where neighbours are equal, masks that differ only in which of
@@ -28,6 +32,7 @@ from atoll.core.compiling import entry, part
 
 Ints = NDArray[np.int64]
 Small = NDArray[np.int32]
+Floats = NDArray[np.float64]
 
 MAX_NODES = 8
 COMPILED_AS = "the search for templates"
@@ -234,6 +239,58 @@ def raise_partition(
 
 
 @part
+def stage_rate(rates: Floats, nodes: Ints, mask: int, held: int) -> float:
+    """Return the exact throughput of a group that holds so many layers."""
+    total = 0.0
+    bits = mask
+    i = 0
+    while bits:
+        if bits & 1:
+            total += rates[nodes[i], held]
+        bits >>= 1
+        i += 1
+    return total
+
+
+@part
+def lay_out(
+    tables: Small,
+    rates: Floats,
+    nodes: Ints,
+    masks: Small,
+    stages: int,
+    best: int,
+    layers: int,
+    counts: Ints,
+) -> float:
+    """Give every group of the best partition its layers and position; return the exact throughput.
+
+    Every group gets as many layers as it can hold at `best`; what is too much is taken where that helps
+    most, from the slowest stage each time.
+    """
+    held, where = counts[_HELD], counts[_WHERE]
+    if stages == 1:
+        held[0], where[0] = layers, 0
+        return stage_rate(rates[0], nodes, masks[0], layers)
+    place_ends(tables, nodes, masks, stages, best - 1, layers, counts)
+    surplus = -layers
+    for s in range(stages):
+        surplus += held[s]
+    while True:
+        slowest, at, can_give = 1e300, 0, -1
+        least = 1e300
+        for s in range(stages):
+            rate = stage_rate(rates[where[s]], nodes, masks[s], held[s])
+            least = min(least, rate)
+            if held[s] > 1 and rate < slowest:
+                slowest, at, can_give = rate, s, s
+        if surplus == 0 or can_give < 0:
+            return least
+        held[at] -= 1
+        surplus -= 1
+
+
+@part
 def fill_rows(table: Small, nodes: Ints, begin: int, end: int, rows: Small) -> None:
     """Write the summed capacities of every subset of positions begin..end-1 into `rows`, by mask."""
     layers = table.shape[1]
@@ -372,62 +429,6 @@ def solve(  # noqa: C901 - one search
     return best, best_stages
 
 
-@entry(
-    "(int32[:, :, :, ::1], int64[:, :, ::1], int64[::1], int64, int64, int64, int64, int64[:, ::1],"
-    " int32[::1], int64[:, ::1], int32[::1], int64[:, :, ::1], int32[:, ::1], int64,"
-    " int64[:, ::1], int32[::1], int32[:, ::1], int32[:, ::1], int32[::1])"
-)
-def solve_range(
-    tables: Small,
-    reach: Ints,
-    memory: Ints,
-    memory_limit: int,
-    size: int,
-    layers: int,
-    most_stages: int,
-    binomial: Ints,
-    smaller: Small,
-    subset_span: Ints,
-    subsets: Small,
-    partition_span: Ints,
-    partitions: Small,
-    begin: int,
-    counts: Ints,
-    masks: Small,
-    left: Small,
-    right: Small,
-    out: Small,
-) -> int:
-    """Fill `out` with the throughput of multisets of `size` nodes from rank `begin` on; -1 where too large.
-
-    A single node is never too large. `smaller` holds the throughput of all multisets with one node less
-    (empty: unknown); the rest is scratch memory. Returns the stages of the last one's layout, of which
-    `masks` holds the groups; 0: it is no better than one with a node less.
-    """
-    nodes = counts[_NODES]
-    unrank(begin, size, tables.shape[2], binomial, nodes)
-    stages = 0
-    for rank in range(begin, begin + len(out)):
-        used = 0
-        for i in range(size):
-            used += memory[nodes[i]]
-        if size > 1 and used > memory_limit:
-            out[rank - begin] = -1
-        else:
-            start = 0
-            if size > 1 and len(smaller) > 0:
-                for i in range(size):
-                    sub = smaller[rank_of(nodes, size, i, binomial)]
-                    start = max(start, sub)
-            best, stages = solve(
-                tables, reach, size, start, layers, most_stages,
-                subset_span, subsets, partition_span, partitions, counts, masks, left, right,
-            )  # fmt: skip
-            out[rank - begin] = best
-        advance(nodes, size)
-    return stages
-
-
 @part
 def split_best(
     nodes: Ints,
@@ -438,72 +439,110 @@ def split_best(
     subsets: Small,
     begin: int,
     end: int,
-    counts: Ints,
 ) -> int:
-    """Return the best sum over two smaller multisets with the same nodes in total (0: no split).
+    """Return the best sum over two smaller multisets with the same nodes in total.
 
-    `subsets[begin:end]` are the distinct groups that may be one of the two.
+    `subsets[begin:end]` are the distinct groups that may be one of the two. One of the two has the
+    first node, or an equal one in its place, so only groups with it are looked at.
     """
     best = 0
     full = (1 << size) - 1
-    one = counts[_HELD]
     for q in range(begin, end):
         mask = np.int64(subsets[q])
-        if mask == full:
+        if mask == full or not mask & 1:
             continue
-        total = 0
-        for half in range(2):
-            side = mask if half == 0 else full ^ mask
-            count = 0
-            for i in range(size):
-                if side >> i & 1:
-                    one[count] = nodes[i]
-                    count += 1
-            total += values[offsets[count] + rank_of(one, count, -1, binomial)]
-        best = max(best, total)
+        here, there = 0, 0
+        few, more = 0, 0
+        for i in range(size):
+            if mask >> i & 1:
+                here += binomial[nodes[i] + few, few + 1]
+                few += 1
+            else:
+                there += binomial[nodes[i] + more, more + 1]
+                more += 1
+        best = max(best, int(values[offsets[few] + here]) + int(values[offsets[more] + there]))
     return best
 
 
 @entry(
-    "(int64, int64, int64[:, ::1], int32[::1], int32[::1], int64[::1], int64[:, ::1], int32[::1],"
-    " int64, int64, int64[:, ::1], boolean[::1])"
+    "(int32[:, :, :, ::1], float64[:, :, :, ::1], int64[:, :, ::1], int64[::1], int64, int64, int64,"
+    " int64, int64[:, ::1], int32[::1], int64[::1], int64[:, ::1], int32[::1], int64[:, :, ::1],"
+    " int32[:, ::1], int64, int64[:, ::1], int32[::1], int32[:, ::1], int32[:, ::1], int32[::1],"
+    " float64[::1])"
 )
-def mark_useful(
+def solve_range(
+    tables: Small,
+    rates: Floats,
+    reach: Ints,
+    memory: Ints,
+    memory_limit: int,
     size: int,
-    types: int,
+    layers: int,
+    most_stages: int,
     binomial: Ints,
-    rates: Small,
-    best_split: Small,
+    values: Small,
     offsets: Ints,
     subset_span: Ints,
     subsets: Small,
+    partition_span: Ints,
+    partitions: Small,
     begin: int,
-    end: int,
     counts: Ints,
-    useful: NDArray[np.bool_],
-) -> None:
-    """Mark multisets that no sub-multiset and no split into smaller ones matches; extend `best_split`.
+    masks: Small,
+    left: Small,
+    right: Small,
+    out: Small,
+    throughput: Floats,
+) -> int:
+    """Solve the multisets of `size` nodes from rank `begin` on.
 
-    `rates` and `best_split` hold all sizes one after the other (`offsets`); `best_split` is the best that
-    the nodes of a multiset can carry in any way, as one instance or several. Ranks from `begin` to `end`
-    of multisets of `size` nodes are looked at.
+    `out` gets G of each, the best that its nodes carry in any way, and `throughput` what they carry as
+    one instance where that is more than in any other way, else 0; -1 where they have too much memory,
+    which a single node never has. `values` holds G of all smaller multisets, size by size from `offsets`
+    (empty: nothing is known, and every multiset is laid out); the rest is scratch memory. Returns the
+    stages of the last one's layout; `masks` holds its groups and `counts` their layers and positions.
     """
-    begin_all = offsets[size]
     nodes = counts[_NODES]
-    unrank(begin, size, types, binomial, nodes)
-    for rank in range(begin, end):
-        here = begin_all + rank
-        rate = rates[here]
-        if rate < 0:
-            best_split[here] = 0
+    unrank(begin, size, tables.shape[2], binomial, nodes)
+    stages = 0
+    for rank in range(begin, begin + len(out)):
+        used = 0
+        for i in range(size):
+            used += memory[nodes[i]]
+        if size > 1 and used > memory_limit:
+            out[rank - begin] = 0
+            throughput[rank - begin] = -1.0
         else:
-            other = 0
-            if size > 1:
+            start = 0
+            if size > 1 and len(values) > 0:
                 pattern = pattern_of(nodes, size)
-                other = split_best(
-                    nodes, size, binomial, best_split, offsets,
-                    subsets, subset_span[pattern, 0], subset_span[pattern, 1], counts,
+                start = split_best(
+                    nodes, size, binomial, values, offsets,
+                    subsets, subset_span[pattern, 0], subset_span[pattern, 1],
                 )  # fmt: skip
-            useful[here] = rate > other
-            best_split[here] = max(rate, other)
+            best, stages = solve(
+                tables, reach, size, start, layers, most_stages,
+                subset_span, subsets, partition_span, partitions, counts, masks, left, right,
+            )  # fmt: skip
+            out[rank - begin] = best
+            throughput[rank - begin] = 0.0
+            if stages > 0:
+                throughput[rank - begin] = lay_out(
+                    tables[stages - 1],
+                    rates[stages - 1],
+                    nodes,
+                    masks,
+                    stages,
+                    best,
+                    layers,
+                    counts,
+                )
         advance(nodes, size)
+    return stages
+
+
+def read_layout(scratch: Scratch, stages: int) -> list[tuple[int, int, int]]:
+    """Return (group, layers, position) per stage, first to last, of the last layout found in `scratch`."""
+    held, where = scratch.counts[_HELD], scratch.counts[_WHERE]
+    found = [(int(scratch.masks[s]), int(held[s]), int(where[s])) for s in range(stages)]
+    return sorted(found, key=lambda stage: stage[2])

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll.catalog.catalog import Catalog
+from atoll.catalog.links import Link
 from atoll.core.errors import UsageError
 from atoll.core.ids import RoleId
-from atoll.plan.capacities import POSITIONS, hop_link, role_table
+from atoll.plan.capacities import POSITIONS, NodeSource, node_source, role_table
 from atoll.plan.problem import Problem
 from atoll.solve.progress import OnProgress, Progress
 from atoll.solve.templates.cache import TemplateCache
@@ -27,46 +28,63 @@ RoleProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Libraries:
-    """Template libraries of all roles of a problem, over the same node types."""
+    """Template libraries of all roles of a problem, over the same kinds of nodes.
 
-    node_types: tuple[str, ...]
+    `cut_short`: time was up before all sets of nodes were searched; then `roles[...].max_nodes` says how far
+    each role got.
+    """
+
+    kinds: tuple[str, ...]
     roles: Mapping[str, TemplateLibrary]
+    cut_short: bool = False
 
 
 def role_tables(problem: Problem, catalog: Catalog, role: RoleId) -> RoleTables:
-    """Return the capacities of a role on every node type of the problem that its service may use.
+    """Return the capacities of a role on every kind of node of the problem that its service may use.
 
-    Regions may have links of their own; a template must hold in all of them, so each node type is asked
-    about over its slowest. Node types the service must not use carry nothing.
+    A kind may come from machines of its own and from slices of several larger ones, in regions with links of
+    their own. A template must hold wherever its nodes come from, so each kind counts as its slowest source.
+    Kinds the service must not use carry nothing.
     """
     service = problem.service_of(str(role))
-    nodes = problem.node_types
-    stages = problem.settings.max_stages or problem.settings.max_nodes_per_instance
+    kinds, settings = problem.kinds, problem.settings
+    stages = settings.max_stages or settings.max_nodes_per_instance
     layers = catalog.model(service.model).llm.layers
-    rates = np.zeros((stages, 3, len(nodes), layers + 1))
-    for c, node_type in enumerate(nodes):
-        if not service.allows(node_type):
+    rates = np.zeros((stages, 3, len(kinds), layers + 1))
+    for c, kind in enumerate(kinds):
+        if not service.allows(kind):
             continue
-        region = slowest_region(problem, catalog, node_type)
-        table = role_table(problem, catalog, service, role, node_type, stages, region=region)
+        table = np.minimum.reduce(
+            [
+                role_table(problem, catalog, service, role, kind, stages, source=source)
+                for source in slowest_sources(problem, catalog, kind)
+            ]
+        )
         # POSITIONS is first, middle, last, whole; a single stage holds the whole model.
         rates[0, 0, c] = table[3, 0]
         rates[1:, :, c] = np.moveaxis(table[:3, 1:], 0, 1)
-    memory = tuple(float(catalog.node(node_type).memory_bytes) for node_type in nodes)
-    limit = problem.settings.memory_ratio * catalog.model(service.model).llm.weight_bytes
-    return RoleTables(str(role), nodes, rates, memory, limit)
+    memory = tuple(float(catalog.node(kind).memory_bytes) for kind in kinds)
+    limit = settings.memory_ratio * catalog.model(service.model).llm.weight_bytes
+    return RoleTables(str(role), kinds, rates, memory, limit)
 
 
-def slowest_region(problem: Problem, catalog: Catalog, node_type: str) -> str:
-    """Return the region with an offer of the node type whose link inside is slowest."""
-    regions = sorted({o.region for o in problem.offers if o.node_type == node_type})
-    return max(
-        regions,
-        key=lambda r: (
-            hop_link(catalog, node_type, r).latency_s,
-            -hop_link(catalog, node_type, r).bandwidth_bytes_per_s,
-        ),
+def slowest_sources(problem: Problem, catalog: Catalog, kind: str) -> tuple[NodeSource, ...]:
+    """Return nodes of a kind that are no faster than any that is on offer.
+
+    All have the thinnest link of any source and the longest latency; there is one for each way in which
+    the machines on offer join their GPUs.
+    """
+    sources = {
+        node_source(catalog, kind, region=offer.region, machine=offer.node_type)
+        for offer in problem.offers
+        if kind in offer.kinds
+    }
+    link = Link(
+        min(source.link.bandwidth_bytes_per_s for source in sources),
+        max(source.link.latency_s for source in sources),
     )
+    joints = {source.node.interconnect.name: source.node for source in sources}
+    return tuple(NodeSource(node, link) for _, node in sorted(joints.items()))
 
 
 def libraries(
@@ -77,10 +95,10 @@ def libraries(
     progress: RoleProgress | None = None,
 ) -> Libraries:
     """Return the template library of every role; `progress(role, done, total)` as they are computed."""
-    size = multiset_count(len(problem.node_types), problem.settings.max_nodes_per_instance)
+    size = multiset_count(len(problem.kinds), problem.settings.max_nodes_per_instance)
     if size > MOST_MULTISETS:
         raise UsageError(
-            f"{len(problem.node_types)} node types give {size:,} sets of up to "
+            f"{len(problem.kinds)} kinds of nodes give {size:,} sets of up to "
             f"{problem.settings.max_nodes_per_instance} nodes, more than {MOST_MULTISETS:,}",
             field="settings.max_nodes_per_instance",
             hint="allow fewer nodes per instance, or offer fewer node types",
@@ -145,7 +163,7 @@ def template_key(problem: Problem) -> str:
     settings = problem.settings.model_dump(
         mode="json", include={"max_nodes_per_instance", "memory_ratio", "max_stages", "engine"}
     )
-    places = sorted({(offer.region, offer.node_type) for offer in problem.offers})
+    places = sorted({(offer.region, offer.node_type, offer.whole) for offer in problem.offers})
     return hashlib.sha256(json.dumps([services, settings, places]).encode()).hexdigest()
 
 

@@ -1,0 +1,203 @@
+"""Handing KV cache over: what it takes where prefill and decode run apart.
+
+A prompt's KV cache leaves the prefill instance through the network interfaces of its nodes and enters the
+decode instance through theirs. A node that holds j of a model's L layers moves the KV of those: all nodes
+do so at once, so a transfer takes
+
+    latency + max over nodes of both sides of KV_j / NIC        (in another region: at least KV_L / link too)
+
+seconds. First tokens are promised within TTFT, so prefill has TTFT - A for itself, with an allowance A that
+every transfer of a mean prompt keeps: nodes for which KV_j / NIC does not fit carry nothing with j layers,
+and pairs of regions whose link is too slow hand nothing over. A is what the slowest kind of node on offer
+would need to move all layers at once, among those that stay within a quarter of TTFT, and
+what the slowest pair of regions needs, among those that stay within a tenth of it.
+
+Layers with a sliding window keep at most the window of a sequence, as in `perf.memory`. Where layers differ,
+j layers mean the j neighbours that keep most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from atoll.catalog.catalog import Catalog
+from atoll.catalog.links import Link
+from atoll.catalog.transformer import TransformerSpec
+from atoll.core.ids import Phase, parse_node_type
+from atoll.perf.layers import layer_kinds
+from atoll.perf.operators import Array
+from atoll.perf.step import window_counts
+from atoll.plan.plan import Instance
+from atoll.plan.problem import Problem, Service
+
+NODE_SHARE = 0.25
+"""A kind of node that needs more of TTFT to hand over a whole model's KV does not set the allowance."""
+LINK_SHARE = 0.10
+"""Pairs of regions whose link needs more of TTFT hand nothing over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What handing KV over takes of a service's promise, for prompts of mean length.
+
+    `seconds` is the allowance A inside TTFT, `latency_s` the part of it before the first byte (the longest that
+    any transfer may see) and `bytes_per_request` the KV of all layers. `pairs` are the ordered pairs of different
+    regions over which KV may travel; inside a region it always may.
+    """
+
+    seconds: float
+    latency_s: float
+    bytes_per_request: float
+    pairs: frozenset[tuple[str, str]]
+
+    def reaches(self, sender: str, receiver: str) -> bool:
+        """Return whether KV may travel from one region to another, or stay in one."""
+        return sender == receiver or (sender, receiver) in self.pairs
+
+    @property
+    def moving_s(self) -> float:
+        """Seconds that a node has to move its share of a mean prompt's KV."""
+        return self.seconds - self.latency_s
+
+
+def hop_link(
+    catalog: Catalog, node_type: str, region: str | None = None, gpus: int | None = None
+) -> Link:
+    """Return the link over which a machine of this type hands data to others, inside a region.
+
+    The next node is taken to have the same interface; without a region, an ordinary one is meant. A slice of
+    `gpus` of the machine's GPUs has its share of the bandwidth.
+    """
+    here = region or ""
+    link = catalog.links.between(here, here, node_type, node_type)
+    whole = parse_node_type(node_type).gpu_count
+    return link if gpus is None else link.share(gpus, whole)
+
+
+# Bytes
+
+
+@lru_cache(maxsize=512)
+def kv_bytes_by_layers(spec: TransformerSpec, tokens: float) -> Array:
+    """Return the KV bytes of a prompt of so many tokens in j layers, j = 0..layers: the most for any j neighbours.
+
+    The array is shared: do not write to it.
+    """
+    kinds = tuple(dict.fromkeys(layer_kinds(spec)))
+    kept = np.array([_keep(tokens, kind.window) for kind in kinds])
+    most = (window_counts(spec, kinds) * kept).sum(axis=2).max(axis=1)
+    return np.asarray(most * _token_layer_bytes(spec))
+
+
+def kv_bytes(spec: TransformerSpec, start: int, end: int, tokens: float) -> float:
+    """Return the KV bytes of a prompt of so many tokens in layers [start, end)."""
+    kept = sum(_keep(tokens, kind.window) for kind in layer_kinds(spec)[start:end])
+    return kept * _token_layer_bytes(spec)
+
+
+def kv_bytes_per_unit(catalog: Catalog, service: Service, phase: Phase) -> Array:
+    """Return the KV bytes that a node with j layers moves per unit of flow, j = 0..layers.
+
+    Prefill sends the KV of every prompt token; decode receives that of input_mean / output_mean prompt tokens
+    for each token it generates; nothing moves where both phases run together.
+    """
+    spec, lengths = catalog.model(service.model).llm, service.lengths
+    if phase is Phase.BOTH:
+        return np.zeros(spec.layers + 1)
+    per_request = lengths.input_mean if phase is Phase.PREFILL else lengths.output_mean
+    return kv_bytes_by_layers(spec, lengths.input_mean) / per_request
+
+
+def _token_layer_bytes(spec: TransformerSpec) -> float:
+    """One token in one layer, keys and values of all heads once: copies for tensor parallelism are local."""
+    return 2.0 * spec.kv_heads * spec.head_dim * spec.kv_dtype.bytes_per_weight
+
+
+def _keep(tokens: float, window: int | None) -> float:
+    return tokens if window is None else min(tokens, float(window))
+
+
+# Time
+
+
+_KNOWN: dict[tuple[int, int, int], tuple[Problem, Catalog, Service, Handover | None]] = {}
+_MOST_KNOWN = 512
+
+
+def handover(problem: Problem, catalog: Catalog, service: Service) -> Handover | None:
+    """Return what handing KV over takes of a service's promise; None where its phases run together only."""
+    key = (id(problem), id(catalog), id(service))
+    known = _KNOWN.get(key)
+    # The three are kept beside the answer, so their ids cannot have passed to others.
+    if known is not None:
+        return known[3]
+    found = _work_out(problem, catalog, service) if service.phases != "together" else None
+    if len(_KNOWN) >= _MOST_KNOWN:
+        _KNOWN.clear()
+    _KNOWN[key] = (problem, catalog, service, found)
+    return found
+
+
+def _work_out(problem: Problem, catalog: Catalog, service: Service) -> Handover:
+    spec = catalog.model(service.model).llm
+    size = float(kv_bytes(spec, 0, spec.layers, service.lengths.input_mean))
+    regions: set[str] = set()
+    nics: set[Link] = set()
+    for offer in problem.offers:
+        for gpus, kind in zip(offer.sizes, offer.kinds, strict=True):
+            if service.allows(kind):
+                regions.add(offer.region)
+                nics.add(hop_link(catalog, offer.node_type, offer.region, gpus))
+    if not nics:
+        return Handover(0.0, 0.0, size, frozenset())
+    times = sorted(nic.time_s(size) for nic in nics)
+    enough = [time for time in times if time <= NODE_SHARE * service.ttft_s]
+    seconds = enough[-1] if enough else times[0]
+    latency_s = max(nic.latency_s for nic in nics)
+    moving_s = seconds - min(nic.latency_s for nic in nics if nic.time_s(size) == seconds)
+    links = {
+        (a, b): catalog.links.between(a, b)
+        for a in sorted(regions)
+        for b in sorted(regions)
+        if a != b
+    }
+    pairs = {
+        pair: link
+        for pair, link in links.items()
+        if link.time_s(size) <= LINK_SHARE * service.ttft_s
+    }
+    latency_s = max([latency_s, *(link.latency_s for link in pairs.values())])
+    moving_s = max([moving_s, *(size / link.bandwidth_bytes_per_s for link in pairs.values())])
+    return Handover(latency_s + moving_s, latency_s, size, frozenset(pairs))
+
+
+def transfer_s(
+    catalog: Catalog,
+    service: Service,
+    prefill: Instance,
+    decode: Instance,
+    *,
+    tokens: float | None = None,
+) -> float:
+    """Return the seconds that a prompt's KV takes from a prefill to a decode instance, nothing else moving.
+
+    `tokens` is the prompt's length, the mean one unless given. Every node moves the KV of its own layers.
+    """
+    spec = catalog.model(service.model).llm
+    length = service.lengths.input_mean if tokens is None else tokens
+    moving_s = latency_s = 0.0
+    for instance in (prefill, decode):
+        for node in instance.nodes:
+            nic = hop_link(catalog, node.node_type, instance.region_of(node), node.gpus)
+            moved = kv_bytes(spec, node.start, node.end, length)
+            moving_s = max(moving_s, moved / nic.bandwidth_bytes_per_s)
+            latency_s = max(latency_s, nic.latency_s)
+    if prefill.region != decode.region:
+        link = catalog.links.between(prefill.region, decode.region)
+        moved = kv_bytes(spec, 0, spec.layers, length)
+        moving_s = max(moving_s, moved / link.bandwidth_bytes_per_s)
+        latency_s = max(latency_s, link.latency_s)
+    return latency_s + moving_s
