@@ -40,6 +40,7 @@ QUICK_S = 150.0
 DEARER = 1e-3
 """A plan may cost this share more than the optimum: the default gap."""
 _CENT = 1e-6
+_ROUNDING = 2e-6
 
 FAULTS = (
     "worse_than_optimum",
@@ -128,30 +129,29 @@ def _judge_shortage(
         return {"false_infeasible": f"{number.value:g} services can be served"} if could else {}
     if problem.settings.on_shortage == "priority":
         return _judge_weighted(plan, reference, served)
-    some = sorted(name for name, share in served.items() if share > STANDS)
+    names = sorted(served)
     common = reference.most_common()
-    if common.value is None or not common.proved:
-        return None
-    if common.value > STANDS:
-        names = sorted(served)
-    else:
+    if common.proved and common.value is not None and common.value <= STANDS:
+        # Not all can stand at once: as many as can, and their largest common share.
         standing = reference.most_standing()
+        names = sorted(name for name, share in served.items() if share > STANDS)
         if standing.value is None or not standing.proved:
             return None
-        if len(some) < round(standing.value):
-            return {"worse_than_optimum": f"serves {len(some)} services, {standing.value:g} can be"}
-        names, common = some, reference.most_common(some)
-        if common.value is None or not common.proved:
-            return None
-    most_common = common.value
+        if len(names) < round(standing.value):
+            text = f"serves {len(names)} services, {standing.value:g} can be"
+            return {"worse_than_optimum": text}
+        common = reference.most_common(names)
+    best = common.value
+    if best is None or not common.proved:
+        return None
     least = min(served[name] for name in names)
-    if least < most_common * (1.0 - DEARER) - _CENT:
-        return {"worse_than_optimum": f"serves {least:.4%} of all, {most_common:.4%} can be"}
+    if least < best * (1.0 - DEARER) - _CENT:
+        return {"worse_than_optimum": f"serves {least:.4%} of all, {best:.4%} can be"}
     faults: dict[str, str] = {}
     if common.bound is not None and least > common.bound * (1.0 + DEARER) + _CENT:
         faults["better_than_reference"] = f"serves {least:.4%} of at most {common.bound:.4%}"
     # The least of what is served is what every one of them is asked for.
-    share = min(least, most_common)
+    share = min(least, best) * (1.0 - _ROUNDING)
     cost = _judge_cost(plan, reference.least_cost(dict.fromkeys(names, share)))
     return None if cost is None else {**cost, **faults}
 
@@ -170,7 +170,8 @@ def _judge_weighted(
     if weighted.bound is not None and mean > weighted.bound * (1.0 + DEARER) + _CENT:
         faults["better_than_reference"] = f"serves {mean:.4%} of at most {weighted.bound:.4%}"
     cost = _judge_cost(
-        plan, reference.least_cost({name: share * (1.0 - 1e-6) for name, share in served.items()})
+        plan,
+        reference.least_cost({name: share * (1.0 - _ROUNDING) for name, share in served.items()}),
     )
     return None if cost is None else {**cost, **faults}
 

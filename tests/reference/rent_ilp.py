@@ -1,8 +1,8 @@
 """The cheapest plan of a small problem by one integer programme, written from the problem.
 
-Shares no code with the solvers; only `plan.capacities` says what nodes carry. With every layout of at most
-`max_nodes_per_instance` nodes worth having (`rent_layouts`), for services m, regions g, h, offers k of
-machines with gpus_k GPUs, sizes s:
+Shares no code with the solvers: `plan.capacities` says what nodes carry, `plan.handover` where KV may go.
+With every layout of at most `max_nodes_per_instance` nodes worth having (`rent_layouts`), for services m,
+regions g, h, offers k of machines with gpus_k GPUs, sizes s:
 
     n[r, g, t]   instances of layout t of role r to start in region g        whole numbers
     y[i]         1 where running instance i stays, with its own layout       0 or 1
@@ -37,6 +37,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.ids import Phase, RoleId, format_node_type, parse_node_type
 from atoll.perf.memory import position_of
 from atoll.plan.capacities import node_capacity
+from atoll.plan.handover import handover
 from atoll.plan.plan import Instance
 from atoll.plan.problem import Offer, Problem, Service
 from tests.reference.rent_layouts import Kinds, best_cuts, rates_by_kind, worth_having
@@ -49,6 +50,8 @@ STANDS = 1e-4
 _EXACT = 2e-6
 """What rounding may leave of a row of the programme, whose rows are of the order of 1."""
 _WHOLE = 1e-4
+_HAIR = 1e-7
+"""Share of what is asked for that rounding may cost."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,7 @@ class RentReference:
         for instance in problem.running:
             self._add_running(instance)
         self._rent()
+        self.crossing: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
         self.shares = {service.name: self._serve(service) for service in self.wanted}
         self._links()
         self._limits()
@@ -257,15 +261,15 @@ class RentReference:
         shares: dict[int, float] = {}
         prefilled: dict[str, dict[int, float]] = defaultdict(dict)
         decoded: dict[str, dict[int, float]] = defaultdict(dict)
-        self.crossing: dict[tuple[str, str], dict[int, float]] = getattr(self, "crossing", {})
         if Phase.PREFILL in names:
-            pairs = {(g, g) for g in regions} | set(crossings(self.problem, self.catalog, service))
-            for g, h in sorted(pairs):
+            moving = handover(self.problem, self.catalog, service)
+            assert moving is not None
+            for g, h in sorted({(g, g) for g in regions} | moving.pairs):
                 way = programme.variable(1.0)
                 shares[way] = prefilled[g][way] = decoded[h][way] = 1.0
                 if g != h:
-                    size = kv_bytes_per_s(self.catalog, service)
-                    self.crossing.setdefault((g, h), {})[way] = size
+                    per_s = service.demand_per_s * moving.bytes_per_request
+                    self.crossing[g, h][way] = per_s
             for g in regions:
                 self._cover(names[Phase.PREFILL], g, prefilled[g])
                 self._cover(names[Phase.DECODE], g, decoded[g])
@@ -289,7 +293,7 @@ class RentReference:
 
     def _links(self) -> None:
         links = self.catalog.links
-        for (g, h), terms in sorted(getattr(self, "crossing", {}).items()):
+        for (g, h), terms in sorted(self.crossing.items()):
             limit = links.between(g, h).bandwidth_bytes_per_s
             self.programme.row({way: size / limit for way, size in terms.items()}, high=1.0)
 
@@ -337,8 +341,8 @@ class RentReference:
         """Return the least cost of serving at least these shares, by service; all of everything if None."""
         asked = served or {service.name: 1.0 for service in self.wanted}
         rows = [
-            (self.shares[service.name], min(1.0, asked.get(service.name, 0.0)) - 1e-9, np.inf)
-            for service in self.wanted
+            (self.shares[name], min(1.0, asked.get(name, 0.0)) * (1.0 - _HAIR), np.inf)
+            for name in self.shares
         ]
         return self._ask(self.cost, rows, 1.0)
 
@@ -427,16 +431,7 @@ def own_throughput(problem: Problem, catalog: Catalog, instance: Instance) -> fl
             instance.stages,
             position_of(spec, node.start, node.end),
             tp=node.tp,
-            region=instance.region,
+            region=instance.region_of(node),
+            machine=node.node_type,
         )
     return min(stages.values())
-
-
-def crossings(problem: Problem, catalog: Catalog, service: Service) -> list[tuple[str, str]]:
-    """Return the pairs of regions over whose link a service's KV may travel from prefill to decode."""
-    return []
-
-
-def kv_bytes_per_s(catalog: Catalog, service: Service) -> float:
-    """Return the bytes/s of KV that all of a service's requests would send over a link."""
-    return 0.0

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.catalog.catalog import Catalog
+from atoll.catalog.links import Link
 from atoll.core.ids import RoleId
-from atoll.plan.capacities import role_table
+from atoll.plan.capacities import NodeSource, node_source, role_table
 from atoll.plan.problem import Problem
 
 Floats = NDArray[np.float64]
@@ -39,14 +40,30 @@ class Cut:
 def rates_by_kind(problem: Problem, catalog: Catalog, role: RoleId) -> dict[str, Floats]:
     """Return, by kind, what a node carries per position, number of stages and layers, per second."""
     service = problem.service_of(role)
-    stages = problem.settings.stages
     tables: dict[str, Floats] = {}
     for kind in problem.kinds_for(service.name):
-        sources = {(o.region, o.node_type) for o in problem.offers if kind in o.kinds}
+        sources = [
+            node_source(catalog, kind, region=offer.region, machine=offer.node_type)
+            for offer in problem.offers
+            if kind in offer.kinds
+        ]
+        # Wherever its nodes come from, a layout must hold: each way of joining GPUs, over the worst link.
+        worst = Link(
+            min(source.link.bandwidth_bytes_per_s for source in sources),
+            max(source.link.latency_s for source in sources),
+        )
         tables[kind] = np.minimum.reduce(
             [
-                role_table(problem, catalog, service, role, kind, stages, region=region)
-                for region, _ in sorted(sources)
+                role_table(
+                    problem,
+                    catalog,
+                    service,
+                    role,
+                    kind,
+                    problem.settings.stages,
+                    source=NodeSource(source.node, worst),
+                )
+                for source in {source.node.interconnect.name: source for source in sources}.values()
             ]
         )
     return tables
