@@ -62,11 +62,8 @@ def ratio(found: dict[str, float | None], method: str) -> float | None:
 
 
 def goodput(plan: Plan, problem: Problem) -> float:
-    """Return the mean over services of the share of their demand that both phases serve."""
-    shares = [
-        min(plan.served_fraction.get(str(role), 0.0) for role in service.roles)
-        for service in problem.services
-    ]
+    """Return the mean over services of the share of their demand that is served."""
+    shares = [plan.served_fraction.get(service.name, 0.0) for service in problem.services]
     return sum(shares) / len(shares)
 
 
