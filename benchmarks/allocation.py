@@ -167,7 +167,8 @@ def full_programme(
         options={"time_limit": seconds, "mip_rel_gap": 1e-6},
     )
     print(
-        f"  full programme of {len(cost) - ways:,d} columns by HiGHS: ${found.fun}/h, bound {found.mip_dual_bound}"
+        f"  full programme of {len(cost) - ways:,d} columns by HiGHS: ${found.fun}/h,"
+        f" bound {found.mip_dual_bound}"
     )
     return found.fun, found.mip_dual_bound
 
