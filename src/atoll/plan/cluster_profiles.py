@@ -14,6 +14,10 @@ comes with every O steps of a request, so r = d / O prompts come with each step.
 
 tokens/s: k decode steps for each whole prompt, and s seconds of host time a step; with r > 1 it is cut
 to one prompt and O sequences a step. T sets the speeds and the speeds set T: the two are iterated.
+
+A profile is of one tensor-parallel size. Where none is measured, that is the size with which equal pipelines
+of such nodes carry most per node within the promise (`profile_tps`), unless the cluster could not hold the
+model then.
 """
 
 from __future__ import annotations
@@ -28,20 +32,23 @@ from atoll.catalog.catalog import Catalog
 from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import UsageError
-from atoll.core.ids import Phase
+from atoll.core.ids import Phase, RoleId
 from atoll.perf.batch import Batch
 from atoll.perf.engines import engine as engine_profile
-from atoll.perf.layers import default_tp
+from atoll.perf.layers import tp_sizes
 from atoll.perf.memory import MemoryModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
 from atoll.perf.step import Position, analytic, range_counts
+from atoll.plan.capacities import node_capacity
 from atoll.plan.cluster import Cluster, NodeProfile
-from atoll.plan.problem import Problem, Service
+from atoll.plan.problem import COMPONENT, Problem, Service
 from atoll.workload.lengths import LengthMix
 
 _ITERATIONS = 10
 _TIGHT = 1.2
 """Below this many times the model's layers, held at typical numbers, nodes hold all they can."""
+_STAGES = 8
+"""The deepest equal pipelines by which tensor-parallel sizes are compared."""
 _TYPICAL = 2 / 3
 """Share of the most layers a node can hold that it typically holds, where its profile does not say."""
 
@@ -77,19 +84,93 @@ def service_profiles(
     """
     cluster = cluster_of(problem)
     model = catalog.model(service.model)
-    measured = {
-        **cluster.profiles.get(model.name, {}),
-        **cluster.profiles.get(service.model, {}),
-        **cluster.profiles.get(service.name, {}),
-    }
+    measured = _measured(problem, catalog, service)
     profiles: dict[str, NodeProfile] = {}
+    sizes = profile_tps(problem, catalog, service)
     for kind in sorted(cluster.counts()):
         profile = measured.get(kind) or tabulate(
-            model.llm, catalog.node(kind), problem.settings.engine, service.lengths.mix()
+            model.llm,
+            catalog.node(kind),
+            problem.settings.engine,
+            service.lengths.mix(),
+            sizes[kind],
         )
         if profile is not None and most_layers(profile, cluster, service) > 0:
             profiles[kind] = profile
     return profiles
+
+
+def _measured(problem: Problem, catalog: Catalog, service: Service) -> dict[str, NodeProfile]:
+    """The profiles that the cluster gives for a service, by node type."""
+    profiles = cluster_of(problem).profiles
+    return {
+        **profiles.get(catalog.model(service.model).name, {}),
+        **profiles.get(service.model, {}),
+        **profiles.get(service.name, {}),
+    }
+
+
+def profile_tps(problem: Problem, catalog: Catalog, service: Service) -> dict[str, int]:
+    """Return over how many GPUs a layer is split on each node type of the cluster, for its profile.
+
+    Splitting less carries more and holds less. Where the cluster would hold the model with little to spare,
+    the node types that lose least by it split their layers further. The largest size counts where none keeps
+    the promise, and where the profile is measured.
+    """
+    cluster = cluster_of(problem)
+    spec = catalog.model(service.model).llm
+    measured = _measured(problem, catalog, service)
+    counts = cluster.counts()
+    most_stages = min(_STAGES, cluster.counts().total(), spec.layers)
+    worth: dict[str, dict[int, float]] = {}
+    for kind in counts:
+        sizes = tp_sizes(spec, catalog.node(kind).count)
+        worth[kind] = {
+            tp: _worth(problem, catalog, service, kind, tp, most_stages)
+            for tp in (sizes[-1:] if kind in measured else sizes)
+        }
+    best = {kind: max(own, key=lambda tp: (own[tp], tp)) for kind, own in worth.items()}
+
+    def held(kind: str, tp: int) -> int:
+        """Layers that one such node holds."""
+        engine, mix = problem.settings.engine, service.lengths.mix()
+        profile = measured.get(kind) or tabulate(spec, catalog.node(kind), engine, mix, tp)
+        return profile.max_layers if profile is not None else 0
+
+    def has_room() -> bool:
+        """Whether one node holds the model, or all of them hold it with some to spare."""
+        each = {kind: held(kind, tp) for kind, tp in best.items()}
+        total = sum(counts[kind] * layers for kind, layers in each.items())
+        return max(each.values()) >= spec.layers or total >= _TIGHT * spec.layers
+
+    while not has_room():
+        # The next larger size of a node type, and which part of what it carries that keeps.
+        larger = [
+            (worth[kind][size] / max(worth[kind][tp], 1e-300), held(kind, size), kind, size)
+            for kind, tp in sorted(best.items())
+            for size in [min((size for size in worth[kind] if size > tp), default=0)]
+            if size
+        ]
+        if not larger:
+            break
+        _, _, kind, size = max(larger)
+        best[kind] = size
+    return best
+
+
+def _worth(
+    problem: Problem, catalog: Catalog, service: Service, kind: str, tp: int, most_stages: int
+) -> float:
+    """Requests/s per node of the best equal pipeline of nodes of one type at one tensor-parallel size."""
+    role = RoleId(service.name, COMPONENT, Phase.BOTH)
+    layers = catalog.model(service.model).llm.layers
+    found = []
+    for stages in range(1, most_stages + 1):
+        position = Position.WHOLE if stages == 1 else Position.MIDDLE
+        held = -(-layers // stages)
+        rate = node_capacity(problem, catalog, service, role, kind, held, stages, position, tp=tp)
+        found.append(rate / stages)
+    return max(found)
 
 
 def most_layers(profile: NodeProfile, cluster: Cluster, service: Service) -> int:
@@ -200,16 +281,17 @@ def at(curve: Curve, x: float) -> float:
 
 @lru_cache(maxsize=512)
 def tabulate(
-    spec: TransformerSpec, node: NodeType, engine: str, lengths: LengthMix
+    spec: TransformerSpec, node: NodeType, engine: str, lengths: LengthMix, tp: int
 ) -> NodeProfile | None:
     """Return the profile of a node type by the performance model, None if not even one layer fits.
+
+    Each layer is split over `tp` GPUs, and the node holds copies of its layers side by side.
 
     Seconds per layer are those of the mean layer, with embedding and output matrix spread over all
     layers; prompts have their mean length and sequences the mean context. In memory, embedding and output
     matrix count as if the node held whichever is larger, since any node may come first or last.
     """
     settings = engine_profile(engine)
-    tp = default_tp(spec, node)
     groups = node.count // tp
     context = lengths.input_mean + lengths.output_mean
     memory = MemoryModel.of(spec, node, tp=tp, engine=settings, phase=Phase.BOTH)

@@ -10,8 +10,7 @@ import numpy as np
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import UsageError
-from atoll.perf.layers import default_tp
-from atoll.plan.cluster_profiles import request_tokens
+from atoll.plan.cluster_profiles import profile_tps, request_tokens
 from atoll.plan.plan import SINK, SOURCE, Flow, Goal, Instance, Node, Plan, Status
 from atoll.plan.problem import Problem, Service
 from atoll.plan.validate.check import goal_value
@@ -98,7 +97,7 @@ def instance_of(problem: Problem, catalog: Catalog, placed: Placed) -> Instance:
         for k in used:
             move(name[i], name[k], flows.edge[i, k])
         move(name[i], SINK, flows.leave[i])
-    spec = catalog.model(service.model).llm
+    sizes = profile_tps(problem, catalog, service)
     home = Counter(flow_instance.regions[i] for i in used).most_common(1)[0][0]
     nodes = tuple(
         Node(
@@ -107,7 +106,7 @@ def instance_of(problem: Problem, catalog: Catalog, placed: Placed) -> Instance:
             market="owned",
             start=int(placed.placement.start[i]),
             end=int(placed.placement.end[i]),
-            tp=default_tp(spec, catalog.node(flow_instance.node_types[i])),
+            tp=sizes[flow_instance.node_types[i]],
             host=flow_instance.names[i],
             region=flow_instance.regions[i] if flow_instance.regions[i] != home else None,
         )
