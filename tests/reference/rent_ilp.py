@@ -59,7 +59,7 @@ class Optimum:
     """What the programme found: the value, what is proven of it, and the plan in words.
 
     `value` is None where there is no answer (`proved`: because there is none). `bound` is never worse than
-    the true optimum: below the least cost, above the largest share.
+    the true optimum: below the least cost, above the largest share. `values` are those of the variables.
     """
 
     value: float | None
@@ -67,6 +67,7 @@ class Optimum:
     proved: bool
     chosen: tuple[str, ...] = ()
     served: Mapping[str, float] = field(default_factory=dict)
+    values: Floats = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
 
 
 @dataclass
@@ -383,7 +384,7 @@ class RentReference:
             return Optimum(None, None if bound is None else sign * bound, proved)
         limit = value if bound is None else bound
         return Optimum(
-            sign * value, sign * limit, proved, tuple(self._describe(x)), self._served(x)
+            sign * value, sign * limit, proved, tuple(self._describe(x)), self._served(x), x
         )
 
     def _served(self, x: Floats) -> dict[str, float]:
