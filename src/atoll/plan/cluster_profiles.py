@@ -32,7 +32,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import UsageError
-from atoll.core.ids import Phase, RoleId
+from atoll.core.ids import Phase, RoleId, parse_node_type
 from atoll.perf.batch import Batch
 from atoll.perf.engines import engine as engine_profile
 from atoll.perf.layers import tp_sizes
@@ -78,17 +78,19 @@ def request_tokens(service: Service) -> float:
 def service_profiles(
     problem: Problem, catalog: Catalog, service: Service
 ) -> dict[str, NodeProfile]:
-    """Return the profile of every node type of the cluster that can hold a layer of the service's model.
+    """Return the profile of every kind of node of the cluster that can hold a layer of the service's model.
 
-    A profile given for the service counts before one for its model, and that before the performance model.
+    Kinds are whole machines and slices of them. A profile given for the service counts before one for its
+    model, and that before the performance model.
     """
     cluster = cluster_of(problem)
     model = catalog.model(service.model)
-    measured = _measured(problem, catalog, service)
     profiles: dict[str, NodeProfile] = {}
     sizes = profile_tps(problem, catalog, service)
-    for kind in sorted(cluster.counts()):
-        profile = measured.get(kind) or tabulate(
+    for kind in problem.kinds:
+        if not is_known(problem, catalog, service, kind):
+            continue
+        profile = measured_profile(problem, catalog, service, kind) or tabulate(
             model.llm,
             catalog.node(kind),
             problem.settings.engine,
@@ -100,18 +102,30 @@ def service_profiles(
     return profiles
 
 
-def _measured(problem: Problem, catalog: Catalog, service: Service) -> dict[str, NodeProfile]:
-    """The profiles that the cluster gives for a service, by node type."""
-    profiles = cluster_of(problem).profiles
-    return {
-        **profiles.get(catalog.model(service.model).name, {}),
-        **profiles.get(service.model, {}),
-        **profiles.get(service.name, {}),
-    }
+def measured_profile(
+    problem: Problem, catalog: Catalog, service: Service, kind: str
+) -> NodeProfile | None:
+    """Return the profile given for a kind of node, None where the performance model has to say."""
+    given = cluster_of(problem).profiles
+    for name in (service.name, service.model, catalog.model(service.model).name):
+        profile = given.get(name, {}).get(kind)
+        if profile is not None:
+            return profile
+    return None
+
+
+def is_known(problem: Problem, catalog: Catalog, service: Service, kind: str) -> bool:
+    """Return whether a kind can be used: slices of machines that were measured have to be measured, too."""
+    whole = cluster_of(problem).counts()
+    if kind in whole or measured_profile(problem, catalog, service, kind) is not None:
+        return True
+    gpu = parse_node_type(kind).gpu
+    machines = (machine for machine in whole if parse_node_type(machine).gpu == gpu)
+    return all(measured_profile(problem, catalog, service, m) is None for m in machines)
 
 
 def profile_tps(problem: Problem, catalog: Catalog, service: Service) -> dict[str, int]:
-    """Return over how many GPUs a layer is split on each node type of the cluster, for its profile.
+    """Return over how many GPUs a layer is split on each kind of node of the cluster, for its profile.
 
     Splitting less carries more and holds less. Where the cluster would hold the model with little to spare,
     the node types that lose least by it split their layers further. The largest size counts where none keeps
@@ -119,11 +133,15 @@ def profile_tps(problem: Problem, catalog: Catalog, service: Service) -> dict[st
     """
     cluster = cluster_of(problem)
     spec = catalog.model(service.model).llm
-    measured = _measured(problem, catalog, service)
     counts = cluster.counts()
-    most_stages = min(_STAGES, cluster.counts().total(), spec.layers)
+    most_stages = min(_STAGES, counts.total(), spec.layers)
+    measured = {
+        kind: profile
+        for kind in problem.kinds
+        if (profile := measured_profile(problem, catalog, service, kind)) is not None
+    }
     worth: dict[str, dict[int, float]] = {}
-    for kind in counts:
+    for kind in sorted({*counts, *problem.kinds}):
         sizes = tp_sizes(spec, catalog.node(kind).count)
         worth[kind] = {
             tp: _worth(problem, catalog, service, kind, tp, most_stages)
@@ -139,7 +157,7 @@ def profile_tps(problem: Problem, catalog: Catalog, service: Service) -> dict[st
 
     def has_room() -> bool:
         """Whether one node holds the model, or all of them hold it with some to spare."""
-        each = {kind: held(kind, tp) for kind, tp in best.items()}
+        each = {kind: held(kind, best[kind]) for kind in counts}
         total = sum(counts[kind] * layers for kind, layers in each.items())
         return max(each.values()) >= spec.layers or total >= _TIGHT * spec.layers
 
@@ -147,7 +165,8 @@ def profile_tps(problem: Problem, catalog: Catalog, service: Service) -> dict[st
         # The next larger size of a node type, and which part of what it carries that keeps.
         larger = [
             (worth[kind][size] / max(worth[kind][tp], 1e-300), held(kind, size), kind, size)
-            for kind, tp in sorted(best.items())
+            for kind in sorted(counts)
+            for tp in [best[kind]]
             for size in [min((size for size in worth[kind] if size > tp), default=0)]
             if size
         ]
@@ -183,7 +202,7 @@ def most_layers(profile: NodeProfile, cluster: Cluster, service: Service) -> int
 def service_rates(
     problem: Problem, catalog: Catalog, service: Service
 ) -> dict[str, tuple[float, ...]]:
-    """Return, per node type, the tokens/s a node carries with 1, 2, ... layers of the service's model."""
+    """Return, per kind of node, the tokens/s it carries with 1, 2, ... layers of the service's model."""
     cluster = cluster_of(problem)
     profiles = service_profiles(problem, catalog, service)
     allowed = {kind: profile for kind, profile in profiles.items() if service.allows(kind)}
@@ -208,21 +227,25 @@ def rates(
     output_mean: float,
     fill: float,
 ) -> dict[str, tuple[float, ...]]:
-    """Return T(j) in tokens/s, j = 1, 2, ..., per node type of a cluster with so many of each.
+    """Return T(j) in tokens/s, j = 1, 2, ..., per kind of node of a cluster with so many of each.
 
-    Given rates are taken as they are; the others come from the iteration in this module's docstring.
+    Kinds that `counts` does not name are slices of machines; machines are counted whole, unless only slices
+    of them may be used. Given rates are taken as they are; the others come from the iteration in this
+    module's docstring.
     """
+    own = {kind: counts.get(kind, 0) for kind in profiles}
+    number = own if any(own.values()) else dict.fromkeys(profiles, 1)
     normal, tight, speed = {}, {}, {}
     for kind, profile in profiles.items():
         most = profile.max_layers
         normal[kind], tight[kind] = profile.typical_layers or (max(1, round(most * _TYPICAL)), most)
         speed[kind] = profile.start_rate or _alone(profile, input_mean, output_mean)
-    roomy = sum(counts[kind] * normal[kind] for kind in profiles) >= _TIGHT * layers
+    roomy = sum(number[kind] * normal[kind] for kind in profiles) >= _TIGHT * layers
     typical = normal if roomy else tight
 
     def rate(kind: str, held: int) -> float:
-        total = sum(counts[kind] * typical[kind] for kind in profiles)
-        mean = sum(counts[u] * typical[u] / speed[u] for u in profiles) / total
+        total = sum(number[kind] * typical[kind] for kind in profiles)
+        mean = sum(number[u] * typical[u] / speed[u] for u in profiles) / total
         seconds_here = held / speed[kind]
         share = seconds_here / ((layers - held) * mean + seconds_here)
         return _rate(profiles[kind], held, share, input_mean, output_mean, fill)

@@ -1,8 +1,8 @@
-"""From what a solver chose to a plan: flows, throughput, routes, cost.
+"""From what a solver chose to a plan: flows, throughput, places, routes, cost.
 
 A solver chooses layouts and where they stand; everything else in a plan follows. Nodes of a stage
 share its flow in proportion to their capacity, a stage feeds every node of the next, and an instance
-carries what its weakest stage does.
+carries what its weakest stage does. Slices find their machine in `packing`, requests their way in `legs`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,23 @@ from typing import Protocol
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InternalError
-from atoll.core.ids import parse_role
-from atoll.perf.layers import default_tp
+from atoll.core.ids import parse_node_type, parse_role
 from atoll.perf.memory import position_of
-from atoll.plan.capacities import node_capacity
-from atoll.plan.plan import SINK, SOURCE, Flow, Goal, Instance, Market, Node, Plan, Route, Status
+from atoll.plan.capacities import best_tp, node_capacity
+from atoll.plan.plan import SINK, SOURCE, Flow, Goal, Instance, Market, Node, Plan, Status
 from atoll.plan.problem import Problem
-from atoll.plan.validate.violation import exceeds
+from atoll.solve.legs import routes_of
+from atoll.solve.packing import find_offer, pack, rent
 
+PROVEN_GAP = 1e-3
+"""The largest gap of a plan that is called optimal."""
+Source = tuple[str, str, Market]
+"""A kind of node, the type of machine it is (a part of), and the market."""
 _MARKET_ORDER: tuple[Market, ...] = ("owned", "on-demand", "spot")
 
 
 class StageLike(Protocol):
-    """Layers [start, end) on data-parallel nodes, by node type."""
+    """Layers [start, end) on data-parallel nodes, by kind."""
 
     @property
     def start(self) -> int:
@@ -41,7 +45,7 @@ class StageLike(Protocol):
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Node types of the stage."""
+        """Kinds of the nodes of the stage."""
         ...
 
 
@@ -74,14 +78,14 @@ class PlainLayout:
 class NewInstance:
     """One instance to start: a role laid out over nodes of a region.
 
-    `rented` says how many nodes of each (node type, market) to take; None where every node type of the
-    layout is offered on one market only in that region.
+    `rented` says how many nodes of each kind come from machines of which type on which market; None where
+    every kind of the layout has only one source in that region.
     """
 
     role: str
     region: str
     layout: LayoutLike
-    rented: Mapping[tuple[str, Market], int] | None = None
+    rented: Mapping[Source, int] | None = None
 
 
 def plan_from_layouts(
@@ -93,9 +97,8 @@ def plan_from_layouts(
     solver: str,
     kept: Iterable[Instance] = (),
     bound: float | None = None,
-    seconds: float = 0.0,
-    cpu_seconds: float = 0.0,
     reasons: Sequence[str] = (),
+    cut_short: bool = False,
 ) -> Plan:
     """Return the plan with the `chosen` instances started and the `kept` running ones kept.
 
@@ -118,13 +121,13 @@ def plan_from_layouts(
             staying.append(keep(problem, catalog, same))
     return assemble(
         problem,
-        (*staying, *started),
+        pack(problem, sorted((*staying, *started), key=lambda i: i.id)),
+        catalog=catalog,
         status=status,
         solver=solver,
         bound=bound,
-        seconds=seconds,
-        cpu_seconds=cpu_seconds,
         reasons=reasons,
+        cut_short=cut_short,
     )
 
 
@@ -135,23 +138,22 @@ def assemble(
     status: Status,
     solver: str,
     bound: float | None = None,
-    seconds: float = 0.0,
-    cpu_seconds: float = 0.0,
     reasons: Sequence[str] = (),
+    cut_short: bool = False,
     goal: Goal = "cost",
     value: float | None = None,
+    catalog: Catalog | None = None,
 ) -> Plan:
     """Return a plan of ready instances: adds routes, served fractions, cost, objective and gap.
 
     The objective is the cost, or `value` in tokens/s with another `goal`. A bound a hair on the wrong side
     of the objective, as rounding leaves it, is moved to the objective. The status becomes "partial" where
-    demand is not met, and "infeasible" means an empty plan.
+    demand is not met, "feasible" where it is and the gap is too large for "optimal"; "infeasible" means an
+    empty plan. The catalog is the problem's unless given.
     """
     standing = tuple(instances)
-    served = {str(role): _served_fraction(problem, str(role), standing) for role in problem.roles}
-    if status in ("optimal", "feasible") and min(served.values()) < 1.0:
-        status = "partial"
-    usd = sum(instance.usd_per_hour for instance in standing)
+    routes, served = routes_of(problem, catalog, standing)
+    usd = rent(problem, standing)
     fresh = sum(instance.usd_per_hour for instance in standing if not instance.kept)
     init = problem.settings.init_penalty * fresh
     reached = usd + init if goal == "cost" else value
@@ -160,43 +162,39 @@ def assemble(
         bound = None
     elif bound is not None:
         bound = min(bound, objective) if goal == "cost" else max(bound, objective)
+    gap = relative_gap(objective, bound)
+    if status == "optimal" and (gap is None or gap > PROVEN_GAP):
+        status = "feasible"
+    short = min(served.values()) < 1.0
+    if short and status != "infeasible":
+        status = "partial"
+    elif status == "partial":
+        status = "feasible"
     return Plan(
         problem_hash=problem.content_hash(),
         problem_name=problem.name,
         instances=standing,
-        routes=routes_by_throughput(standing),
+        routes=routes,
         served_fraction=served,
         usd_per_hour=usd,
         init_usd=init,
         goal=goal,
         objective=objective,
         bound=bound,
-        gap=relative_gap(objective, bound),
+        gap=gap,
         status=status,
         solver=solver,
-        seconds=seconds,
-        cpu_seconds=cpu_seconds,
+        cut_short=cut_short,
         reasons=tuple(reasons),
     )
 
 
 def infeasible(
-    problem: Problem,
-    *,
-    solver: str,
-    reasons: Sequence[str],
-    seconds: float = 0.0,
-    cpu_seconds: float = 0.0,
+    problem: Problem, *, solver: str, reasons: Sequence[str], cut_short: bool = False
 ) -> Plan:
     """Return the empty plan that says why there is none."""
     return assemble(
-        problem,
-        (),
-        status="infeasible",
-        solver=solver,
-        reasons=reasons,
-        seconds=seconds,
-        cpu_seconds=cpu_seconds,
+        problem, (), status="infeasible", solver=solver, reasons=reasons, cut_short=cut_short
     )
 
 
@@ -260,12 +258,13 @@ def node_capacities(problem: Problem, catalog: Catalog, instance: Instance) -> d
             catalog,
             service,
             instance.role_id,
-            node.node_type,
+            node.kind,
             node.layers,
             instance.stages,
             position_of(spec, node.start, node.end),
             tp=node.tp,
             region=instance.region,
+            machine=node.node_type,
         )
         for node in instance.nodes
     }
@@ -278,40 +277,50 @@ def is_stage_layout(instance: Instance) -> bool:
     return not instance.partial and meets and stages[0].start == 0
 
 
-def routes_by_throughput(instances: Iterable[Instance]) -> tuple[Route, ...]:
-    """Return routes that load every instance of a role in proportion to what it carries."""
-    by_role: dict[str, list[Instance]] = {}
-    for instance in instances:
-        if instance.throughput_per_s > 0:
-            by_role.setdefault(instance.role, []).append(instance)
-    routes: list[Route] = []
-    for role, group in by_role.items():
-        total = sum(instance.throughput_per_s for instance in group)
-        weights = {i.id: min(1.0, i.throughput_per_s / total) for i in group}
-        role_id = parse_role(role)
-        routes.append(Route(service=role_id.model, phase=role_id.phase, weights=weights))
-    return tuple(routes)
-
-
 def _nodes(problem: Problem, catalog: Catalog, choice: NewInstance) -> tuple[Node, ...]:
-    """Number the nodes and give each a market: one's own first, spot last."""
-    spec = catalog.model(problem.service_of(choice.role).model).llm
+    """Number the nodes and give each a machine type and a market: one's own first, spot last.
+
+    Slices have their number of GPUs here; which GPUs of which machine is for `packing` to say.
+    """
+    service = problem.service_of(choice.role)
+    spec = catalog.model(service.model).llm
+    stages = len(choice.layout.stages)
     kinds = [(s.start, s.end, kind) for s in choice.layout.stages for kind in s.nodes]
-    left = Counter(choice.rented or _only_markets(problem, choice))
+    left = Counter(choice.rented or _only_sources(problem, choice))
+    order = sorted(left, key=lambda source: (_MARKET_ORDER.index(source[2]), source[1], source[0]))
     nodes: list[Node] = []
     for index, (start, end, kind) in enumerate(kinds):
-        market = next((m for m in _MARKET_ORDER if left[kind, m] > 0), None)
-        if market is None:
+        source = next((s for s in order if s[0] == kind and left[s] > 0), None)
+        if source is None:
             raise InternalError(f"{choice.role} in {choice.region}: no {kind} left to take")
-        left[kind, market] -= 1
+        left[source] -= 1
+        _, node_type, market = source
+        part, machine = parse_node_type(kind), parse_node_type(node_type)
+        if part.gpu != machine.gpu or part.gpu_count > machine.gpu_count:
+            raise InternalError(
+                f"{choice.role} in {choice.region}: {kind} is no part of {node_type}"
+            )
+        whole = part.gpu_count == machine.gpu_count
         nodes.append(
             Node(
                 id=f"n{index}",
-                node_type=kind,
+                node_type=node_type,
                 market=market,
                 start=start,
                 end=end,
-                tp=default_tp(spec, catalog.node(kind)),
+                tp=best_tp(
+                    problem,
+                    catalog,
+                    service,
+                    choice.role,
+                    kind,
+                    end - start,
+                    stages,
+                    position_of(spec, start, end),
+                    region=choice.region,
+                    machine=node_type,
+                ),
+                gpu_ids=None if whole else tuple(range(part.gpu_count)),
             )
         )
     if left.total() != 0:
@@ -319,27 +328,24 @@ def _nodes(problem: Problem, catalog: Catalog, choice: NewInstance) -> tuple[Nod
     return tuple(nodes)
 
 
-def _only_markets(problem: Problem, choice: NewInstance) -> dict[tuple[str, Market], int]:
+def _only_sources(problem: Problem, choice: NewInstance) -> dict[Source, int]:
     counts = Counter(kind for stage in choice.layout.stages for kind in stage.nodes)
-    rented: dict[tuple[str, Market], int] = {}
-    for kind, count in counts.items():
-        markets = [m for m in _MARKET_ORDER if problem.offer(choice.region, kind, m) is not None]
-        if len(markets) != 1:
-            raise InternalError(f"{kind} in {choice.region}: on {len(markets)} markets, say which")
-        rented[kind, markets[0]] = count
+    rented: dict[Source, int] = {}
+    for kind, count in sorted(counts.items()):
+        offers = [o for o in problem.offers if o.region == choice.region and kind in o.kinds]
+        if len(offers) != 1:
+            raise InternalError(f"{kind} in {choice.region}: from {len(offers)} offers, say which")
+        rented[kind, offers[0].node_type, offers[0].market] = count
     return rented
 
 
 def price(problem: Problem, region: str, nodes: Sequence[Node]) -> float:
-    """Return what the nodes of an instance in a region cost, in USD per hour."""
-    total = 0.0
-    for node in nodes:
-        place = node.region or region
-        offer = problem.offer(place, node.node_type, node.market)
-        if offer is None:
-            raise InternalError(f"{node.node_type} ({node.market}) is not on offer in {place}")
-        total += offer.usd_per_hour
-    return total
+    """Return what the nodes of an instance in a region cost per hour; a slice costs its share."""
+    return sum(
+        find_offer(problem, (node.region or region, node.node_type, node.market)).usd_per_hour
+        * node.share
+        for node in nodes
+    )
 
 
 def _with_flows(instance: Instance, capacities: Mapping[str, float]) -> Instance:
@@ -364,12 +370,6 @@ def _with_flows(instance: Instance, capacities: Mapping[str, float]) -> Instance
     return instance.model_copy(update={"flows": tuple(flows), "throughput_per_s": carried})
 
 
-def _served_fraction(problem: Problem, role: str, instances: Sequence[Instance]) -> float:
-    demand = problem.demand(role)
-    supply = sum(i.throughput_per_s for i in instances if i.role == role)
-    return supply / demand if exceeds(demand, supply) else 1.0
-
-
 def _next_id(role: str, taken: set[str]) -> str:
     role_id = parse_role(role)
     number = 0
@@ -382,5 +382,5 @@ def _shape(layout: LayoutLike) -> tuple[tuple[int, int, tuple[str, ...]], ...]:
     return tuple((stage.start, stage.end, tuple(stage.nodes)) for stage in layout.stages)
 
 
-def _split(rented: Mapping[tuple[str, Market], int] | None) -> tuple[tuple[str, str, int], ...]:
-    return tuple(sorted((kind, market, n) for (kind, market), n in (rented or {}).items()))
+def _split(rented: Mapping[Source, int] | None) -> tuple[tuple[Source, int], ...]:
+    return tuple(sorted((rented or {}).items()))

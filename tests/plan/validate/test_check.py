@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from atoll.plan.plan import Flow, Instance, Node, Plan
+from atoll.core.ids import Phase
+from atoll.plan.plan import Flow, Instance, Node, Plan, Route
 from atoll.plan.problem import Problem, Settings
 from atoll.plan.validate.check import InvalidPlanError, check, validate, validate_structure
 from atoll.plan.validate.violation import Violation
 from atoll.solve.assembly import node_capacities, plan_from_layouts
 from tests.plan.builders import (
+    BOUND,
     CHOSEN,
     EAST,
     LAYERS,
@@ -29,6 +32,7 @@ from tests.plan.builders import (
     offer,
     plan_of,
     problem,
+    rent,
     rules,
     service,
     small,
@@ -155,7 +159,7 @@ def test_more_than_the_nodes_carry(name: str, scale: float) -> None:
     broken = edit(made, name, flows=flows, throughput_per_s=more)
     found = rules(broken, asked)
     assert "node-capacity" in found
-    assert found <= {"node-capacity", "link-capacity"}
+    assert found <= {"node-capacity", "link-capacity", "handover"}
 
 
 @few
@@ -232,7 +236,8 @@ def overlapping(partial: bool) -> tuple[Problem, Plan]:
         usd_per_hour=usd,
     ).model_copy(update={"usd_per_hour": there, "init_usd": there * 0.1, "objective": there * 1.1})
     more = asked.replace(offers=[o.model_copy(update={"available": 9}) for o in asked.offers])
-    hashed = {"problem_hash": more.content_hash(), "gap": 1 - 6.0 / (there * 1.1)}
+    hashed = {"problem_hash": more.content_hash(), "gap": 1 - BOUND / (there * 1.1)}
+    hashed |= {"status": "feasible"}
     return more, fresh.model_copy(update=hashed)
 
 
@@ -331,8 +336,13 @@ def test_demand_that_is_not_met(name: str) -> None:
     broken = made.model_copy(update={"instances": left})
     found = rules(broken, asked)
     assert "route" in found
-    if not name.startswith("chat-decode"):  # the other one carries it all
+    if name.startswith("mini"):
         assert {"demand", "served"} <= found
+    without = plan_of(asked, CHOSEN[0], CHOSEN[2])
+    assert without.served_fraction == {"chat": 0.0, "mini": 0.0}  # its phases in two regions
+    assert rules(without, asked) == set()
+    claimed = without.model_copy(update={"served_fraction": {"chat": 0.5, "mini": 0.0}})
+    assert {"served", "route"} <= rules(claimed, asked)
 
 
 @few
@@ -344,11 +354,11 @@ def test_demand_that_grew(scale: float) -> None:
         services=(SERVICES[0], SERVICES[1].model_copy(update={"rate_per_s": supply * scale}))
     )
     found = {v.rule for v in validate(made, grown, same_problem=False)}
-    assert {"demand", "served"} <= found
+    assert {"demand", "served", "route"} <= found
     honest = made.model_copy(
         update={
             "status": "partial",
-            "served_fraction": made.served_fraction | {"mini/llm/both": 1 / scale},
+            "served_fraction": made.served_fraction | {"mini": 1 / scale},
         }
     )
     assert validate(honest, grown, same_problem=False) == []
@@ -359,10 +369,11 @@ def test_demand_that_grew(scale: float) -> None:
 def test_a_share_that_is_not_the_true_one(role: str, stated: float) -> None:
     asked, made = small()
     shares = made.served_fraction | {role: stated}
-    assert rules(made.model_copy(update={"served_fraction": shares}), asked) == {"served"}
+    found = rules(made.model_copy(update={"served_fraction": shares}), asked)
+    assert found == {"served", "status"}
 
 
-def test_a_share_of_a_role_nobody_asked_for() -> None:
+def test_a_share_of_a_service_nobody_asked_for() -> None:
     asked, made = small()
     shares = made.served_fraction | {"chat/llm/both": 1.0}
     assert rules(made.model_copy(update={"served_fraction": shares}), asked) == {"name"}
@@ -373,45 +384,54 @@ def test_demand_of_zero_needs_nothing() -> None:
     assert rules(plan_of(idle), idle) == set()
 
 
-def reroute(made: Plan, **weights: float) -> Plan:
-    routes = tuple(
-        r.model_copy(update={"weights": {k.replace("_", "-"): v for k, v in weights.items()}})
-        if (r.service, r.phase) == ("chat", "decode")
-        else r
-        for r in made.routes
-    )
-    return made.model_copy(update={"routes": routes})
+def reroute(made: Plan, *ways: tuple[tuple[str, ...], float]) -> Plan:
+    """The plan with other routes for chat."""
+    others = [route for route in made.routes if route.service != "chat"]
+    own = [Route(service="chat", instances=way, share=share) for way, share in ways]
+    return made.model_copy(update={"routes": (*others, *own)})
+
+
+PAIR_EAST = ("chat-prefill-0", "chat-decode-0")
+PAIR_WEST = ("chat-prefill-1", "chat-decode-1")
+
+
+def test_routes_by_hand() -> None:
+    asked, made = small()
+    assert rules(reroute(made, (PAIR_EAST, 0.5), (PAIR_WEST, 0.5)), asked) == set()
 
 
 @pytest.mark.parametrize(
-    "weights",
+    "ways",
     [
-        {"chat_decode_0": 0.5, "chat_decode_1": 0.4},
-        {"chat_decode_0": 0.5, "nobody": 0.5},
-        {"chat_decode_0": 0.5, "chat_prefill_0": 0.5},
-        {},
+        ((PAIR_EAST, 0.5), (PAIR_WEST, 0.4)),
+        ((PAIR_EAST, 0.5), (PAIR_WEST, 0.6)),
+        ((PAIR_EAST, 0.5), (("chat-prefill-0", "nobody"), 0.5)),
+        ((PAIR_EAST, 0.5), (("chat-decode-0", "chat-prefill-0"), 0.5)),
+        ((PAIR_EAST, 0.5), (("chat-prefill-0", "chat-prefill-0"), 0.5)),
+        ((PAIR_EAST, 0.5), (("chat-prefill-0",), 0.5)),
+        ((PAIR_EAST, 0.5), (("mini-both-0",), 0.5)),
+        ((PAIR_EAST, 0.5), (PAIR_EAST, 0.5)),
+        (),
     ],
 )
-def test_bad_routes(weights: dict[str, float]) -> None:
+def test_bad_routes(ways: tuple[tuple[tuple[str, ...], float], ...]) -> None:
     asked, made = small()
-    assert rules(reroute(made, **weights), asked) == {"route"}
+    assert rules(reroute(made, *ways), asked) == {"route"}
 
 
-def test_a_missing_and_a_doubled_route() -> None:
+def test_a_route_of_a_service_nobody_asked_for() -> None:
     asked, made = small()
-    assert rules(made.model_copy(update={"routes": made.routes[1:]}), asked) == {"route"}
-    twice = (*made.routes, made.routes[0])
-    assert rules(made.model_copy(update={"routes": twice}), asked) == {"route"}
-    stranger = made.routes[0].model_copy(update={"service": "mini", "weights": {}})
-    found = validate(made.model_copy(update={"routes": (*made.routes, stranger)}), asked)
-    assert {v.rule for v in found} == {"route"}
-    assert any("nobody asked for" in v.message for v in found)
+    stranger = Route(service="nobody", instances=("mini-both-0",), share=1.0)
+    found = rules(made.model_copy(update={"routes": (*made.routes, stranger)}), asked)
+    assert found == {"route", "name"}
 
 
-def test_a_route_that_overloads_an_instance() -> None:
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_route_that_overloads_an_instance(phase: str) -> None:
     asked, made = small()
-    supply = sum(i.throughput_per_s for i in made.of_role("chat/llm/decode"))
-    rate = supply * 0.9 / 128
+    tokens = {"prefill": 512, "decode": 128}[phase]
+    own = find(made, f"chat-{phase}-0")
+    rate = own.throughput_per_s / tokens * 1.01
     busy = asked.replace(
         services=(
             SERVICES[0].model_copy(update={"rate_per_s": rate}),
@@ -420,8 +440,18 @@ def test_a_route_that_overloads_an_instance() -> None:
     )
     full = plan_of(busy, *CHOSEN)
     assert "route" not in rules(full, busy)
-    lopsided = reroute(full, chat_decode_0=0.8, chat_decode_1=0.2)
-    assert "route" in rules(lopsided, busy)
+    assert "route" in rules(reroute(full, (PAIR_EAST, 1.0)), busy)
+
+
+def test_phases_in_two_regions_serve_nothing_together() -> None:
+    asked, _ = small()
+    made = plan_of(asked, CHOSEN[0], CHOSEN[2], CHOSEN[3])
+    assert made.served_fraction == {"chat": 0.0, "mini": 1.0}
+    assert (made.status, made.weights("chat", Phase.DECODE)) == ("partial", {})
+    claimed = reroute(made, (("chat-prefill-0", "chat-decode-0"), 1.0)).model_copy(
+        update={"status": "feasible", "served_fraction": {"chat": 1.0, "mini": 1.0}}
+    )
+    assert "handover" in rules(claimed, asked)
 
 
 # Limits
@@ -429,7 +459,7 @@ def test_a_route_that_overloads_an_instance() -> None:
 
 def test_limits_that_are_kept() -> None:
     asked, made = small()
-    own = {"budget_usd_per_hour": made.usd_per_hour, "max_nodes": 6, "spot_share": 0.0}
+    own = {"budget_usd_per_hour": made.usd_per_hour, "max_nodes": 7, "spot_share": 0.0}
     tighter, made = within(asked, made, **own)
     assert rules(made, tighter) == set()
 
@@ -452,17 +482,17 @@ def test_more_nodes_than_allowed(most: int) -> None:
 @given(st.floats(0, 1))
 def test_the_spot_share(most: float) -> None:
     asked, _ = small()
-    spot = CHOSEN[1].__class__(CHOSEN[1].role, EAST, CHOSEN[1].layout, {("L40S:1", "spot"): 1})
+    spot = replace(CHOSEN[1], rented=rent("spot", L40S=1))
     made = plan_of(asked, CHOSEN[0], spot, *CHOSEN[2:])
-    assume(abs(most - 1 / 6) > 1e-3)
+    assume(abs(most - 1 / 7) > 1e-3)
     tighter, made = within(asked, made, spot_share=most)
-    assert rules(made, tighter) == ({"spot-share"} if most < 1 / 6 else set())
+    assert rules(made, tighter) == ({"spot-share"} if most < 1 / 7 else set())
 
 
 def test_spread_over_regions() -> None:
     asked, made = within(*small(), spread=2)
     found = [v for v in validate(made, asked, catalog()) if v.rule == "spread"]
-    assert [v.where for v in found] == ["chat/llm/prefill", "mini/llm/both"]
+    assert [v.where for v in found] == ["mini/llm/both"]
 
 
 # Cost, bound, kept, problem
@@ -488,7 +518,7 @@ def test_a_total_that_is_not_the_sum() -> None:
     asked, made = small()
     assert made.objective is not None
     more = {"usd_per_hour": made.usd_per_hour + 1, "objective": made.objective + 1}
-    gap = {"gap": 1 - 6.0 / (made.objective + 1)}
+    gap = {"gap": 1 - BOUND / (made.objective + 1), "status": "feasible"}
     assert rules(made.model_copy(update=more | gap), asked) == {"cost"}
 
 

@@ -44,6 +44,7 @@ def check_names(instance: Instance, problem: Problem, catalog: Catalog) -> Itera
     for node in instance.nodes:
         try:
             catalog.node(node.node_type)
+            catalog.node(node.kind)
         except UnknownNameError as error:
             yield violation("name", f"{here} {node.id}", error.message)
 
@@ -64,8 +65,8 @@ def check_node_limits(instance: Instance, problem: Problem, catalog: Catalog) ->
         violations.append(violation("layers", instance.id, message))
     carried = _inflow(instance)
     for node in instance.nodes:
-        if not service.allows(node.node_type):
-            message = f"{service.name} may not stand on {node.node_type}"
+        if not service.allows(node.kind):
+            message = f"{service.name} may not stand on {node.kind}"
             violations.append(violation("pinning", f"{instance.id} {node.id}", message))
     if problem.cluster is not None:
         return violations + list(check_on_cluster(instance, carried, problem, catalog))
@@ -195,7 +196,7 @@ def _node(
     where = f"{instance.id} {node.id}"
     service = problem.service(instance.service)
     phase = instance.phase
-    kind = catalog.node(node.node_type)
+    kind = catalog.node(node.kind)
     try:
         memory = memory_model(problem, catalog, service, phase, kind, node.tp)
     except UsageError as error:
@@ -213,12 +214,13 @@ def _node(
         catalog,
         service,
         instance.role_id,
-        node.node_type,
+        node.kind,
         node.layers,
         instance.stages,
         position_of(memory.spec, node.start, node.end),
         tp=node.tp,
         region=instance.region,
+        machine=node.node_type,
     )
     if exceeds(carried, limit):
         message = f"{carried:g}/s on {kind.id} with {node.layers} layers, which carries {limit:g}/s"
@@ -227,17 +229,17 @@ def _node(
 
 def _links(instance: Instance, problem: Problem, catalog: Catalog) -> Iterator[Violation]:
     per_unit = hop_bytes_per_unit(catalog, problem.service(instance.service), instance.phase)
-    kinds: Mapping[str, str] = {node.id: node.node_type for node in instance.nodes}
+    nodes: Mapping[str, Node] = {node.id: node for node in instance.nodes}
     here = instance.region
     for flow in instance.flows:
-        if flow.src not in kinds or flow.dst not in kinds:
+        if flow.src not in nodes or flow.dst not in nodes:
             continue
-        link = catalog.links.between(here, here, kinds[flow.src], kinds[flow.dst])
+        ends = (nodes[flow.src], nodes[flow.dst])
+        link = catalog.links.between(here, here, *(node.node_type for node in ends))
+        # A slice has its share of the machine's network interface.
+        limit = link.bandwidth_bytes_per_s * min(node.share for node in ends)
         used = flow.per_s * per_unit
-        if exceeds(used, link.bandwidth_bytes_per_s):
-            message = (
-                f"{used / 1e9:.3g} GB/s of activations over a link of "
-                f"{link.bandwidth_bytes_per_s / 1e9:.3g} GB/s"
-            )
-            over = used - link.bandwidth_bytes_per_s
-            yield violation("link-capacity", f"{instance.id} {flow.src}->{flow.dst}", message, over)
+        if exceeds(used, limit):
+            message = f"{used / 1e9:.3g} GB/s of activations over a link of {limit / 1e9:.3g} GB/s"
+            where = f"{instance.id} {flow.src}->{flow.dst}"
+            yield violation("link-capacity", where, message, used - limit)

@@ -1,0 +1,214 @@
+"""Which GPUs of which machine each slice gets.
+
+The sizes a machine may be cut into divide each other, so slices laid down by falling size at multiples of
+their size leave no hole that a later one could have used: they fit whenever their GPUs add up to no more
+than the machines have. Slices of running instances stay where they are. The holes they leave may make a
+machine more necessary than the sum says; it is taken if there is one and the limits allow it. Else running
+slices move together until the sum is enough, and an instance that moves is started anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from atoll.core.errors import InternalError
+from atoll.plan.plan import Instance, Market, Node, count_machines
+from atoll.plan.problem import Offer, Problem
+from atoll.plan.validate.violation import exceeds
+
+OfferKey = tuple[str, str, Market]
+
+
+class _Place(NamedTuple):
+    """Which machine, counted from 0, and which of its GPUs."""
+
+    slot: int
+    gpu_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """A node that is part of a machine, and where it runs now if it does."""
+
+    owner: tuple[str, str]
+    size: int
+    held: _Place | None
+
+
+_Places = dict[tuple[str, str], _Place]
+"""By instance and node."""
+
+
+def pack(problem: Problem, instances: Iterable[Instance]) -> tuple[Instance, ...]:
+    """Return the instances with a slot and GPUs for every slice, in the order given.
+
+    Nodes that are whole machines, or machines of a fixed cluster, are left as they are.
+    """
+    standing = tuple(instances)
+    held = _lay_out(problem, standing, moving=False)
+    if held is not None and _within_limits(problem, held):
+        return held
+    moved = _lay_out(problem, standing, moving=True)
+    if moved is None:
+        raise InternalError(f"{problem.name}: slices need more machines than are on offer")
+    return moved
+
+
+def rent(problem: Problem, instances: Iterable[Instance]) -> float:
+    """Return what the machines of the instances cost per hour; a cut one is paid whole, and once."""
+    total = 0.0
+    for key, count in sorted(count_machines(instances).items()):
+        total += count * find_offer(problem, key).usd_per_hour
+    return total
+
+
+def find_offer(problem: Problem, key: OfferKey) -> Offer:
+    """Return the offer of these machines; that there is none is a fault of the solver."""
+    offer = problem.offer(*key)
+    if offer is None:
+        region, node_type, market = key
+        raise InternalError(f"{node_type} ({market}) is not on offer in {region}")
+    return offer
+
+
+def _within_limits(problem: Problem, instances: Sequence[Instance]) -> bool:
+    budget, most = problem.limits.budget_usd_per_hour, problem.limits.max_nodes
+    if budget is not None and exceeds(rent(problem, instances), budget):
+        return False
+    return most is None or count_machines(instances).total() <= most
+
+
+def _lay_out(
+    problem: Problem, instances: Sequence[Instance], *, moving: bool
+) -> tuple[Instance, ...] | None:
+    """Give every slice its place, None where there are too few machines.
+
+    With `moving`, slices of running instances may be moved.
+    """
+    slices: dict[OfferKey, list[_Slice]] = {}
+    whole: Counter[OfferKey] = Counter()
+    for instance in instances:
+        for node in instance.nodes:
+            key = (instance.region_of(node), node.node_type, node.market)
+            if node.host is None and node.gpu_ids is None:
+                whole[key] += 1
+            elif node.host is None and node.gpu_ids is not None:
+                held = instance.kept and node.slot is not None
+                place = _Place(node.slot or 0, node.gpu_ids) if held else None
+                slices.setdefault(key, []).append(_Slice((instance.id, node.id), node.gpus, place))
+    places: _Places = {}
+    moved: set[str] = set()
+    for key, group in sorted(slices.items()):
+        offer = find_offer(problem, key)
+        renamed = _rename(group, offer)
+        lay = _move_together if moving else _stay
+        found = lay(renamed, offer, offer.available - whole[key])
+        if found is None:
+            return None
+        places |= found
+        moved |= {s.owner[0] for s in renamed if s.held and s.held != found[s.owner]}
+    return tuple(_in_place(instance, places, instance.id in moved) for instance in instances)
+
+
+def _in_place(instance: Instance, places: _Places, moved: bool) -> Instance:
+    """Return the instance on its GPUs; one that moved is not kept."""
+    nodes: list[Node] = []
+    for node in instance.nodes:
+        place = places.get((instance.id, node.id))
+        nodes.append(node if place is None else node.model_copy(update=place._asdict()))
+    return instance.model_copy(update={"nodes": tuple(nodes), "kept": instance.kept and not moved})
+
+
+def _rename(slices: Sequence[_Slice], offer: Offer) -> list[_Slice]:
+    """Give machines whose number is not below what is available another one; they stay the same machines."""
+    used = sorted({s.held.slot for s in slices if s.held is not None})
+    names = {slot: slot for slot in used if slot < offer.available}
+    for slot in used[len(names) :]:
+        names[slot] = next(n for n in range(len(used)) if n not in names.values())
+    return [
+        _Slice(s.owner, s.size, s.held and _Place(names[s.held.slot], s.held.gpu_ids))
+        for s in slices
+    ]
+
+
+def _stay(slices: Sequence[_Slice], offer: Offer, room: int) -> _Places | None:
+    """Leave running slices where they are, and lay the others into the first gaps."""
+    machines = _Machines(offer, room)
+    places: _Places = {}
+    for own in sorted(slices, key=lambda s: (-s.size, s.owner)):
+        if own.held is not None and machines.take(own.held):
+            places[own.owner] = own.held
+    for own in sorted(slices, key=lambda s: (-s.size, s.owner)):
+        if own.owner not in places:
+            place = machines.find(own.size)
+            if place is None or not machines.take(place):
+                return None
+            places[own.owner] = place
+    return None if len(machines.free) > room else places
+
+
+def _move_together(slices: Sequence[_Slice], offer: Offer, room: int) -> _Places | None:
+    """Use as few machines as the sum allows: those that run most, where what can stay stays."""
+    needed = -(-sum(s.size for s in slices) // offer.gpus)
+    if needed > room:
+        return None
+    running: Counter[int] = Counter()
+    for own in slices:
+        if own.held is not None:
+            running[own.held.slot] += own.size
+    order = sorted(range(offer.available), key=lambda slot: (-running[slot], slot))
+    machines = _Machines(offer, needed)
+    for slot in order[:needed]:
+        machines.free[slot] = set(range(offer.gpus))
+    places: _Places = {}
+    for own in sorted(slices, key=lambda s: (-s.size, s.held is None, s.owner)):
+        held = own.held
+        aligned = held is not None and held.gpu_ids == _block(held.gpu_ids[0], own.size)
+        if held is not None and aligned and held.slot in machines.free and machines.take(held):
+            places[own.owner] = held
+            continue
+        place = machines.find(own.size)
+        if place is None or not machines.take(place):
+            return None
+        places[own.owner] = place
+    return places
+
+
+def _block(first: int, size: int) -> tuple[int, ...]:
+    """Return the GPUs of the aligned block that the GPU `first` is in."""
+    start = first - first % size
+    return tuple(range(start, start + size))
+
+
+class _Machines:
+    """The machines of an offer that are cut, and which of their GPUs are free."""
+
+    def __init__(self, offer: Offer, room: int) -> None:
+        self.offer = offer
+        self.room = room
+        """How many may be cut."""
+        self.free: dict[int, set[int]] = {}
+
+    def take(self, place: _Place) -> bool:
+        """Take these GPUs, opening the machine if need be; False where they are not free."""
+        whole = set(range(self.offer.gpus))
+        free = self.free.get(place.slot, whole)
+        if not free.issuperset(place.gpu_ids) or not 0 <= place.slot < self.offer.available:
+            return False
+        self.free[place.slot] = free - set(place.gpu_ids)
+        return True
+
+    def find(self, size: int) -> _Place | None:
+        """Return the first aligned gap of the open machines, or of one more, None if there is none."""
+        for slot in sorted(self.free):
+            for start in range(0, self.offer.gpus - size + 1, size):
+                block = _block(start, size)
+                if self.free[slot].issuperset(block):
+                    return _Place(slot, block)
+        if len(self.free) >= self.room:
+            return None
+        unused = [n for n in range(self.offer.available) if n not in self.free]
+        return _Place(unused[0], _block(0, size)) if unused else None
