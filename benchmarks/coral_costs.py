@@ -29,7 +29,7 @@ PAPER = {
     "core_small": (1.1, 1.1),
     "small": (2.34, 1.64),
 }
-DEADLINE_S = 20.0
+DEADLINE_S = 600.0
 
 
 def costs(name: str, problem: Problem, catalog: Catalog) -> dict[str, float | None]:

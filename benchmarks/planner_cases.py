@@ -14,8 +14,8 @@ from atoll.plan.problem import Lengths, Limits, Offer, Phases, Problem, Service,
 from atoll.solve import solve
 from tests.reference.rent_ilp import RentReference
 
-DEADLINE_S = 60.0
-REFERENCE_S = 30.0
+DEADLINE_S = 600.0
+REFERENCE_S = 60.0
 
 MODELS = ("llama-3.1-8b", "qwen3-32b", "phi-4-14b", "gpt-oss-20b", "llama-3.2-3b")
 # Dollars per hour of one GPU, about what clouds ask.
