@@ -242,9 +242,7 @@ def measure_below_edge(
 ) -> list[Figure]:
     """Plan with pools that cannot serve everything."""
     found = [
-        run(
-            f"edge x {part:.2f}", scarce(problem, needed, edge * part), catalog, library, 1e-2, 90.0
-        )
+        run(f"edge x {part:.2f}", scarce(problem, needed, edge * part), catalog, library, 1e-2)
         for part in ((0.92, 0.98) if quick else (0.90, 0.95, 0.99))
     ]
     return [
