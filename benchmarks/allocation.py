@@ -215,7 +215,7 @@ def measure_setup(
     """Plan a set-up with plenty, at the edge and with 25 or 75 % more; also returns the edge."""
     margin, bar = (1.25, 0.5) if name == "core" else (1.75, 3.0)
     # The first solve in a process loads and warms the engine; that is not what is measured.
-    optimal.solve(problem, catalog, library, deadline_s=5.0)
+    optimal.solve(problem, catalog, library, deadline_s=DEADLINE_S)
     plenty = run(name, problem, catalog, library)
     figures = [
         Figure(f"{name}_cpu_s", plenty.cpu_s, bar),
