@@ -54,10 +54,9 @@ def pack(problem: Problem, instances: Iterable[Instance]) -> tuple[Instance, ...
         for node in instance.nodes
         if instance.kept and node.host is None and node.gpu_ids is not None
     }
-    tried = [frozenset({key}) for key in sorted(running)]
     moving: frozenset[OfferKey] = frozenset()
     # One offer after the other, then all of them: several may be short, or over the limits only together.
-    for more in [*tried, frozenset(running)][: len(running) + (len(running) > 1)]:
+    for more in [*(frozenset({key}) for key in sorted(running)), frozenset(running)]:
         packed = _lay_out(problem, standing, moving | more)
         if _rank(problem, packed) < _rank(problem, best):
             best, moving = packed, moving | more
