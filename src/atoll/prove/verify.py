@@ -26,7 +26,7 @@ _MOST_REQUESTS = 400_000
 """Requests simulated in all, unless that is less than `_SHORTEST_S` seconds of them."""
 _STEP = 1.1
 """Factor by which headroom grows where a promise is broken."""
-_ROUNDS = 12
+_ROUNDS = 18
 _PATIENCE = 3
 """Plans with more headroom and no gain after which no more is tried."""
 _GAIN = 1e-3
@@ -155,13 +155,19 @@ class _Loop:
             return False
         self.raised = self.raised.replace(
             services=tuple(
-                service.model_copy(update={"phases": "apart"})
+                service.model_copy(
+                    update={
+                        "phases": "apart",
+                        "headroom": self.problem.service(service.name).headroom,
+                    }
+                )
                 if service.name in parted
                 else service
                 for service in self.raised.services
             )
         )
         self._idle = 0
+        # Headroom that did not help is taken back, and grows again from the next round on.
         return True
 
     def plan_again(self, short: set[str], solve: Callable[[Problem, float], Plan]) -> bool:
