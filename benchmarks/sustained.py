@@ -33,8 +33,10 @@ from benchmarks.report import ROOT, Figure, finish, options
 MODEL = "LLaMA-2-70B"
 MARK = 0.8
 """Share of KV cache that Helix's offline rule books."""
-STEADY = (600.0, 1500.0)
-"""Seconds from and to which the steady state is measured."""
+STEADY = (3000.0, 6000.0)
+"""Seconds from and to which the steady state is measured: long answers take 3,000 on slow links."""
+STEADY_REQUESTS = 60_000
+"""Enough not to run out before."""
 ONLINE_SHARE = 0.65 * (763.1 + 232.4) / 232.4
 PICTURE = ROOT / "docs/img/sustained.svg"
 
@@ -127,9 +129,8 @@ def main() -> None:
     figures += [
         Figure("error_median", median(errors), note="steady state"),
         Figure("error_max", max(errors), 0.15, note="steady state"),
-        Figure(
-            "error_within", sum(e <= 0.15 for e in errors) / len(errors), note="share at most 15 %"
-        ),
+        Figure("within15_of_18", float(sum(e <= 0.15 for e in errors)), note="bar: 18"),
+        Figure("within10_of_18", float(sum(e <= 0.10 for e in errors)), note="bar: 16"),
         Figure("error_window_median", median(windows), note="Helix's 60 to 660 s"),
         Figure("error_window_max", max(windows), note="Helix's 60 to 660 s"),
         Figure("cpu_s", time.process_time() - began),
@@ -190,7 +191,8 @@ def _point(
     own = helix_options(
         MODEL, feed="watermark", high_water=0.85, until_s=STEADY[1], from_s=STEADY[0]
     )
-    steady = simulate(plan, problem, problem.catalog(), offline_work(data), own).tokens_per_s
+    work = offline_work(data, STEADY_REQUESTS)
+    steady = simulate(plan, problem, problem.catalog(), work, own).tokens_per_s
     window = offline(data, problem, plan, MODEL).tokens_per_s
     return Point(case.name, name, predicted, window, steady)
 

@@ -128,7 +128,14 @@ def part_of(instance: FlowInstance, nodes: Ints) -> FlowInstance:
     pairs = np.ix_(nodes, nodes)
     timing = instance.timing
     if timing is not None:
-        rows = ("kv_tokens", "prefill_tokens", "prefill_s", "decode_sequences", "decode_s", "step_s")
+        rows = (
+            "kv_tokens",
+            "prefill_tokens",
+            "prefill_s",
+            "decode_sequences",
+            "decode_s",
+            "step_s",
+        )
         timing = replace(timing, **{name: getattr(timing, name)[nodes] for name in rows})
     return replace(
         instance,
