@@ -35,12 +35,19 @@ def explain(
         bool | None,
         typer.Option(
             "--repairs/--no-repairs",
-            help="Look for changes that let all demand be met; done where it is not, unless told.",
+            help="Look for changes that serve more or cost less; done unless --node is given.",
         ),
     ] = None,
     deadline: Annotated[
         str, typer.Option("--deadline", help="Stop planning again after this long, in all.")
     ] = "60s",
+    plans: Annotated[
+        int, typer.Option("--plans", min=1, help="Plan again at most this often, in all.")
+    ] = 40,
+    best_effort: Annotated[
+        bool,
+        typer.Option("--best-effort", help="On a fixed cluster: ask for no ttft and tpot."),
+    ] = False,
     running: Annotated[
         Path | None, typer.Option("--running", help="The plan that ran before, as in `atoll plan`.")
     ] = None,
@@ -53,19 +60,18 @@ def explain(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")] = False,
 ) -> None:
-    """Say what binds a plan, what loosening it is worth, and what would let all demand be met.
+    """Say what binds a plan, what loosening it is worth, and what would serve more or cost less.
 
-    Every figure comes from planning again with one thing changed.
+    Figures come from planning again with one thing changed, and compare with the plan given; estimates say
+    that they are.
     """
     seconds = parse_duration(deadline, field="deadline")
     from atoll.api.fleet import Fleet
     from atoll.report.explanation import draw_explanation
-    from atoll.solve.explain.explain import refuse_cluster
     from atoll.solve.registry import require_packages
 
     require_packages()
     opened_fleet = Fleet.load(fleet, overlays=overlay or (), running=running)
-    refuse_cluster(opened_fleet.problem)
     fleet_plan = None if plan is None else opened_fleet.load_plan(plan)
     kinds = None if node is None else _kinds(node, opened_fleet)
     notes = [] if fleet_plan is None else _still_holds(fleet_plan)
@@ -75,11 +81,11 @@ def explain(
             node_types=kinds,
             repairs=repairs,
             deadline_s=seconds,
+            most_plans=plans,
+            best_effort=best_effort,
             cached=not no_cache,
             on_progress=tell,
         )
-    if repairs and explanation.repairs is None:
-        notes.append("all demand can be met: there is nothing to repair")
     data = {**explanation.model_dump(mode="json"), "notes": notes}
     emit(
         data,

@@ -16,28 +16,33 @@ if TYPE_CHECKING:
 
 _TEMPLATE = "explanation.html.j2"
 _BINDS = "What binds"
-_REPAIRS = "Any one of these meets all demand"
-_NO_REPAIR = "no single change was found that meets all demand"
+_FULL = "Any one of these meets all demand"
+_HELPS = "These help, without meeting all demand"
+_CHEAPER = "Any one of these is cheaper"
+_CARRIES = "Any one of these carries more"
+_NO_REPAIR = "no single change was found that serves more"
+_NO_SAVING = "no single change was found that is cheaper"
+_NOTHING_MORE = "no single change was found that carries more"
 _NOTHING_BINDS = "nothing: no offer is used up and no limit is set"
+LEFT_OUT = "Not asked (allow more with --plans or --deadline)"
 
 
 def describe_explanation(explanation: Explanation) -> str:
-    """Say in a line what the plan is worth, and whether a cheaper one is known."""
+    """Say in a line what the plan is worth, and whether a better one is known."""
     price = format_price(explanation.usd_per_hour)
     served = format_share(explanation.served)
+    cluster = explanation.goal != "cost"
+    carried = f"{explanation.objective or 0.0:,.0f} tokens/s" if cluster else price
     text = f"{explanation.problem_name}: {explanation.status}"
     if explanation.status == "infeasible":
         text += f"; {served} of the demand could be served, for {price}"
     else:
-        text += f", {price}"
+        text += f", {carried}"
     if explanation.status == "partial":
         text += f", serves {served} of the demand"
-    best, objective = explanation.best_usd_per_hour, explanation.objective
-    if not explanation.short and best is not None and objective is not None:
-        saved = objective - best
-        if saved > 1e-4 * max(1.0, best):
-            less = format_share(saved / objective)
-            text += f"; another plan costs {format_price(best)}, {less} less"
+    again = explanation.again
+    if again is not None and not again.nothing:
+        text += f"; planning again would {again.text}"
     return f"{text}. Planned again {pluralize(explanation.plans, 'time')}."
 
 
@@ -65,13 +70,23 @@ def _list_demand(explanation: Explanation) -> Grid:
     return Grid(columns, rows, columns[1:])
 
 
-def _list_repairs(explanation: Explanation) -> tuple[str, list[str]] | None:
-    """A title and the repairs under it; None where none were looked for."""
-    if explanation.repairs is None:
-        return None
-    if not explanation.repairs:
-        return "Repairs", [_NO_REPAIR]
-    return _REPAIRS, [repair.text for repair in explanation.repairs]
+def list_repairs(explanation: Explanation) -> list[tuple[str, list[str]]]:
+    """Return titles and the repairs under each; nothing where none were looked for.
+
+    Where demand is not met, those that meet all of it come under a title of their own.
+    """
+    repairs = explanation.repairs
+    if repairs is None:
+        return []
+    cluster = explanation.goal != "cost"
+    if not explanation.short:
+        title = _CARRIES if cluster else _CHEAPER
+        nothing = _NOTHING_MORE if cluster else _NO_SAVING
+        return [(title, [r.text for r in repairs])] if repairs else [("Repairs", [nothing])]
+    full = [repair.text for repair in repairs if repair.meets_demand]
+    helps = [repair.text for repair in repairs if not repair.meets_demand]
+    lists = [(_FULL, full), (_HELPS, helps)]
+    return [pair for pair in lists if pair[1]] or [("Repairs", [_NO_REPAIR])]
 
 
 def draw_explanation(
@@ -93,14 +108,11 @@ def draw_explanation(
             Text(""),
             table(demand.columns, demand.rows, title="Demand", right=demand.right),
         ]
-    repairs = _list_repairs(explanation)
-    if repairs is not None:
-        parts.append(_draw_list(*repairs))
+    parts += [_draw_list(title, lines) for title, lines in list_repairs(explanation)]
     if explanation.node_types:
         parts += [Text(""), _draw_nodes(explanation)]
     if explanation.left_out:
-        title = "Left out for lack of time (give a longer --deadline)"
-        parts.append(_draw_list(title, explanation.left_out))
+        parts.append(_draw_list(LEFT_OUT, explanation.left_out))
     return Group(*parts)
 
 
@@ -127,8 +139,7 @@ def render_explanation_fragment(explanation: Explanation, notes: Sequence[str] =
 
 def _gather(explanation: Explanation, notes: Sequence[str]) -> dict[str, object]:
     """Everything that `pages/explanation.html.j2` shows."""
-    repairs = _list_repairs(explanation)
-    lists = [(_BINDS, list_constraints(explanation)), *([] if repairs is None else [repairs])]
+    lists = [(_BINDS, list_constraints(explanation)), *list_repairs(explanation)]
     return {
         "title": f"Explanation of {explanation.problem_name}",
         "headline": describe_explanation(explanation),
@@ -139,4 +150,5 @@ def _gather(explanation: Explanation, notes: Sequence[str]) -> dict[str, object]
             ("node type", "why"), [(use.node_type, use.text) for use in explanation.node_types]
         ),
         "left_out": explanation.left_out,
+        "left_out_title": LEFT_OUT,
     }

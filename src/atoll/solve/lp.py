@@ -8,8 +8,8 @@ that it ended says so.
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Literal
 
 import highspy
@@ -164,9 +164,7 @@ class LinearProgram:
         kinds = np.full(len(columns), int(highspy.HighsVarType.kInteger), np.uint8)
         self._engine.changeColsIntegrality(len(columns), columns.astype(np.int32), kinds)
 
-    def solve(
-        self, time_limit_s: float = INFINITY, iteration_limit: int | None = None
-    ) -> LpResult:
+    def solve(self, time_limit_s: float = INFINITY, iteration_limit: int | None = None) -> LpResult:
         """Solve the linear relaxation from the last basis, in at most that many simplex iterations."""
         engine = self._engine
         engine.setOptionValue("solve_relaxation", True)
@@ -222,7 +220,7 @@ class LinearProgram:
             hint = highspy.HighsSolution()
             hint.col_value = list(start)
             engine.setSolution(hint)
-        meter = _Meter(self.rows, iteration_limit, time.perf_counter() + time_limit_s)
+        meter = _Meter(self.rows, iteration_limit, perf_counter() + time_limit_s)
         engine.cbMipInterrupt += meter.read
         try:
             engine.run()
@@ -266,7 +264,7 @@ class _Meter:
             self._left -= self._step * (1 if event.data_out.mip_node_count else _ROOT_LOADS)
             if self._left < 0.0:
                 event.interrupt()
-            elif time.perf_counter() > self._end:
+            elif perf_counter() > self._end:
                 self.late = True
                 event.interrupt()
         except BaseException as error:  # noqa: BLE001  (an interrupt from the keyboard may come here)

@@ -1,85 +1,88 @@
-"""Why a plan is what it is, made exact by planning again; the words are in `plan.explain`."""
+"""Why a plan is what it is, by planning again; the words are in `explain.explanation`.
+
+All figures compare with the plan that is given. What loosening a constraint is worth, which changes help and
+at which price a node type would be used are questions to a `Planner`, asked in the order of what they
+promise. How many are asked depends on the problem, not on the clock.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
+from dataclasses import replace
 
 from atoll.catalog.catalog import Catalog
-from atoll.core.errors import UsageError
-from atoll.core.ids import Phase, RoleId
-from atoll.perf.layers import default_tp
-from atoll.plan.capacities import kv_context, memory_model
 from atoll.plan.plan import Plan
-from atoll.plan.problem import Problem, Service
-from atoll.solve.effort import DEADLINE_S, Effort
+from atoll.plan.problem import Problem
+from atoll.solve.effort import Effort
+from atoll.solve.explain.changes import Change, loosen, soft
+from atoll.solve.explain.cluster import Bound, cluster_constraints, promise_constraint
 from atoll.solve.explain.explanation import (
     Constraint,
     Explanation,
     NodeUse,
-    RoleFit,
+    Worth,
     served_share,
     slacks,
     tight_constraints,
 )
+from atoll.solve.explain.merit import merit
+from atoll.solve.explain.node_types import node_use
+from atoll.solve.explain.prices import break_even, estimate_worth, nearest_first
 from atoll.solve.explain.repairs import find_repairs
-from atoll.solve.explain.whatif import (
-    MOST_SECONDS,
-    OutOfTimeError,
-    Planner,
-    break_even,
-    loosen,
-    soft,
-    worth,
-)
+from atoll.solve.explain.solvers import ClusterSolver, RentSolver
+from atoll.solve.explain.whatif import MOST_PLANS, MOST_SECONDS, OutOfTimeError, Planner, worth
 from atoll.solve.progress import OnProgress, Progress
-from atoll.solve.registry import solve
-from atoll.solve.rent.optimal import Solved
-from atoll.solve.templates.cache import TemplateCache
-from atoll.solve.templates.generate import TemplateLibrary, best_layout
-from atoll.solve.templates.library import template_libraries
+from atoll.solve.templates.library import Libraries, template_libraries
+
+_SHARE = 0.4
+"""Share of the plans that the worth of constraints may take, so that repairs are asked about, too."""
+_WORTHS = 6
+"""Constraints whose worth is asked, the most promising first."""
 
 
 def explain(
-    plan: Plan,
+    plan: Plan | None,
     planner: Planner,
     *,
     node_types: Sequence[str] | None = None,
     constraints: bool = True,
     repairs: bool = True,
+    libraries: Libraries | None = None,
 ) -> Explanation:
-    """Return why a plan is what it is.
+    """Return why a plan is what it is; without one, why the best that is found is.
 
-    `node_types` are those to say something about (None: all on offer, and where demand is not met without
-    asking for prices); `repairs` are looked for if demand is not met, unless False. What the planner's
-    limits leave no time for is named in `left_out`.
+    `node_types` are those to say something about (None: all on offer); `repairs` are looked for unless False.
+    What there is no time for is named in `left_out`.
     """
     problem = soft(planner.problem)
+    strict = problem is not planner.problem
+    planner.problem = problem
     left_out: list[str] = []
+    if plan is not None:
+        planner.learn(problem, plan)
     try:
-        base, _ = planner.solve(problem, "the plan itself")
+        again = planner.ask(problem, "planning again")
     except OutOfTimeError:
-        return _read_off(plan, planner.problem, ("everything that needs planning again",))
+        if plan is None:
+            raise
+        return _read_off(plan, plan, problem, ("everything that needs planning again",))
     # Of an infeasible plan nothing can be read off; the most that can be served says what binds.
-    shown = base.plan if plan.status == "infeasible" else plan
-    tight = tight_constraints(shown, planner.problem)
+    base = again if plan is None or plan.status == "infeasible" else plan
+    stated = base if plan is None else plan
+    if plan is None and strict and base.status == "partial":
+        stated = base.model_copy(update={"status": "infeasible"})
+    tight = _list_constraints(base, planner)
     if constraints:
-        tight = _worths(tight, base, problem, planner, left_out)
-    short = served_share(base.plan, problem) < 1.0
-    possible_repairs = find_repairs(planner, left_out) if short and repairs else None
-    kinds = problem.node_types if node_types is None else tuple(node_types)
-    asked = node_types is not None or not short
-    uses = tuple(
-        _node_use(kind, shown, base.plan, problem, planner, left_out, asked=asked) for kind in kinds
-    )
-    return _read_off(shown, planner.problem, tuple(left_out)).model_copy(
+        _ask_worths(tight, planner, left_out)
+    possible = find_repairs(planner, base, left_out) if repairs else None
+    again = planner.best(problem) or again
+    uses = _explain_node_types(node_types, base, planner, libraries, left_out)
+    return _read_off(stated, base, problem, tuple(left_out)).model_copy(
         update={
-            "status": plan.status,
-            "best_usd_per_hour": base.plan.objective,
-            "bound": base.plan.bound,
-            "constraints": tight,
-            "repairs": possible_repairs,
+            "bound": again.bound if merit(base, problem).meets_demand else None,
+            "again": worth(base, again, problem, base, None),
+            "constraints": tuple(_settle(each, base, again, planner) for each in tight),
+            "repairs": possible,
             "node_types": uses,
             "plans": planner.plans,
         }
@@ -93,37 +96,41 @@ def explain_problem(
     node_types: Sequence[str] | None = None,
     repairs: bool | None = None,
     deadline_s: float = MOST_SECONDS,
+    most_plans: int = MOST_PLANS,
+    best_effort: bool = False,
     cached: bool = True,
     on_progress: OnProgress | None = None,
     catalog: Catalog | None = None,
 ) -> Explanation:
-    """Return why a plan for a problem is what it is; without a plan, why the cheapest is.
+    """Return why a plan for a problem is what it is; without a plan, why the best that is found is.
 
     `node_types` are those to say something about, and then nothing else is said; `repairs` are looked for
-    where demand is not met, unless False. `deadline_s` is for all of it together.
+    unless False. Planning again is done at most `most_plans` times, and `deadline_s` is for all of it
+    together. With `best_effort` a fixed cluster need not keep promises, as when such a plan was made.
     """
-    refuse_cluster(problem)
     facts = problem.catalog() if catalog is None else catalog
-    libraries = template_libraries(problem, facts, cached=cached, on_progress=on_progress)
-    if plan is None:
-        plan = solve(
-            problem,
-            effort=Effort(cached=cached),
-            deadline_s=min(DEADLINE_S, deadline_s),
-            on_progress=on_progress,
-            catalog=facts,
-        )
-    total = expected_plans(plan, problem, node_types)
+    rented = problem.cluster is None
+    libraries = None
+    solver: RentSolver | ClusterSolver = ClusterSolver(facts)
+    if rented:
+        libraries = template_libraries(problem, facts, cached=cached, on_progress=on_progress)
+        solver = RentSolver(facts, cached)
+        solver.use(problem, libraries)
 
     def tell(plans: int, question: str) -> None:
         if on_progress is not None:
-            on_progress(Progress("planning again", question, min(1.0, plans / max(1, total))))
+            on_progress(Progress("planning again", question, min(1.0, plans / most_plans)))
 
+    effort = Effort(cached=cached)
+    if not rented:
+        goal = None if plan is None or plan.goal == "cost" else plan.goal
+        effort = replace(effort, objective=goal, promise=not best_effort)
     planner = Planner(
         problem,
         facts,
-        libraries,
-        TemplateCache() if cached else None,
+        solver,
+        effort,
+        most_plans=most_plans,
         most_seconds=deadline_s,
         progress=tell,
     )
@@ -133,168 +140,121 @@ def explain_problem(
         node_types=node_types,
         constraints=node_types is None,
         repairs=node_types is None if repairs is None else repairs,
+        libraries=libraries,
     )
 
 
-def refuse_cluster(problem: Problem) -> None:
-    """Refuse a fixed cluster: its plan already says what binds."""
-    if problem.cluster is not None:
-        raise UsageError(
-            f"{problem.name} is a fixed cluster", hint="its plan says what binds: run `atoll plan`"
-        )
-
-
-def expected_plans(plan: Plan, problem: Problem, node_types: Sequence[str] | None) -> int:
-    """Return about how often `explain` will plan again, for a progress bar."""
-    rented = {kind for _, kind, _ in plan.count_nodes()}
-    prices = 3 * sum(kind not in rented for kind in node_types or problem.node_types)
-    if node_types is not None:
-        return 1 + prices
-    tight = len(tight_constraints(plan, problem))
-    if plan.status not in ("partial", "infeasible"):
-        return 1 + tight + prices
-    return 1 + tight + 5 * len(problem.node_types) + 2 * len(problem.roles)
-
-
-def _read_off(plan: Plan, problem: Problem, left_out: tuple[str, ...]) -> Explanation:
+def _read_off(stated: Plan, plan: Plan, problem: Problem, left_out: tuple[str, ...]) -> Explanation:
     return Explanation(
-        problem_name=plan.problem_name,
-        status=plan.status,
+        problem_name=stated.problem_name,
+        status=stated.status,
+        goal=plan.goal,
         served=served_share(plan, problem),
         usd_per_hour=plan.usd_per_hour,
         objective=plan.objective,
         constraints=tight_constraints(plan, problem),
-        demand=slacks(plan, problem),
+        demand=tuple(s for s in slacks(plan, problem) if s.demand_per_s or s.capacity_per_s),
         left_out=left_out,
     )
 
 
-def _worths(
-    tight: tuple[Constraint, ...],
-    base: Solved,
-    problem: Problem,
-    planner: Planner,
-    left_out: list[str],
-) -> tuple[Constraint, ...]:
-    """Ask what loosening each constraint is worth, the most promising first; keep the order given."""
-    saved = base.allocation.node_usd
-    regions, kinds = problem.regions, planner.libraries.node_types
+def _list_constraints(base: Plan, planner: Planner) -> list[Bound]:
+    """Return what binds, with the change that loosens each."""
+    problem = planner.problem
+    if problem.cluster is not None:
+        found = list(cluster_constraints(base, problem, planner.catalog))
+        return [promise_constraint(problem), *found] if planner.effort.promise else found
+    return [
+        (constraint, Change("limits", constraint.where, loosen(problem, constraint)))
+        for constraint in tight_constraints(base, problem)
+    ]
 
-    def promise(index: int) -> float:
-        rental = tight[index].rental
-        if rental is None:
-            return np.inf
-        return float(saved[regions.index(rental.region), kinds.index(rental.node_type)])
 
-    out = list(tight)
-    order = sorted(range(len(tight)), key=lambda i: (-promise(i), i))
-    for done, index in enumerate(order):
-        constraint = tight[index]
+def _ask_worths(tight: Sequence[Bound], planner: Planner, left_out: list[str]) -> None:
+    """Ask what loosening each constraint would do, the most promising first."""
+    problem = planner.problem
+    answer = planner.answer(problem)
+
+    def promise(index: int) -> tuple[bool, float, int]:
+        rental = tight[index][0].rental
+        rented = rental is not None and problem.cluster is None
+        worth = estimate_worth(answer, problem, rental) if rental and rented else 0.0
+        return (rented, -(worth or 0.0), index)
+
+    order = sorted(range(len(tight)), key=promise)
+    most = max(1, min(_WORTHS, int(_SHARE * planner.plans_left)))
+    asked = 0
+    for index in order[:most]:
+        constraint, change = tight[index]
         question = f"{constraint.loosened}: {constraint.where}"
         try:
-            other = planner.plan(loosen(problem, constraint), question)
+            planner.ask(change.problem, question, best_effort=change.best_effort)
         except OutOfTimeError:
-            left_out.append(f"what {len(order) - done} of the constraints are worth")
             break
-        out[index] = constraint.model_copy(update={"worth": worth(base.plan, other, problem)})
-    return tuple(out)
+        asked += 1
+    if asked < len(order):
+        left_out.append(f"what {len(order) - asked} of the constraints are worth")
 
 
-def _node_use(
-    kind: str,
-    plan: Plan,
+def _settle(bound: Bound, base: Plan, again: Plan, planner: Planner) -> Constraint:
+    """Return a constraint with what loosening it is worth, by all plans that are known in the end."""
+    constraint, change = bound
+    answer = planner.answer(change.problem, best_effort=change.best_effort)
+    if answer is None:
+        return _estimate(constraint, base, planner)
+    then = planner.best(change.problem, best_effort=change.best_effort) or base
+    least = None if answer.plan.status == "partial" else answer.plan.bound
+    gained = worth(base, then, planner.problem, again, least)
+    return constraint.model_copy(update={"worth": gained})
+
+
+def _estimate(constraint: Constraint, base: Plan, planner: Planner) -> Constraint:
+    """Return a constraint with about what loosening it is worth, where the prices of the relaxation say so."""
+    problem, rental = planner.problem, constraint.rental
+    if rental is None or problem.cluster is not None or not merit(base, problem).meets_demand:
+        return constraint
+    usd = estimate_worth(planner.answer(problem), problem, rental)
+    if usd is None:
+        return constraint
+    gained = Worth(usd_per_hour=usd, served=1.0, served_now=1.0, estimated=True)
+    return constraint.model_copy(update={"worth": gained})
+
+
+def _explain_node_types(
+    node_types: Sequence[str] | None,
     base: Plan,
-    problem: Problem,
     planner: Planner,
+    libraries: Libraries | None,
     left_out: list[str],
-    *,
-    asked: bool,
-) -> NodeUse:
-    offers = [offer for offer in problem.offers if offer.node_type == kind]
-    used = sum(
-        count for (_, node_type, _), count in plan.count_nodes().items() if node_type == kind
-    )
-    standing = [i for i in plan.instances if any(n.node_type == kind for n in i.nodes)]
-    roles = dict.fromkeys(f"{i.service} {i.phase}" for i in standing)
-    use = NodeUse(
-        node_type=kind,
-        verdict="used",
-        used=used,
-        available=sum(offer.available for offer in offers),
-        instances=tuple(instance.id for instance in standing),
-        used_by=tuple(roles),
-        roles=tuple(role_fit(planner, role, kind) for role in problem.roles),
-        usd_per_hour=min((o.usd_per_hour for o in offers if o.available), default=None),
-    )
-    if used:
-        return use
-    if not use.available:
-        return use.model_copy(update={"verdict": "not-offered"})
-    if not any(fit.carries for fit in use.roles):
-        return use.model_copy(update={"verdict": "carries-nothing"})
-    if not asked:
-        return use.model_copy(update={"verdict": "too-dear", "asked": False})
-    try:
-        price = break_even(kind, base, problem, planner)
-    except OutOfTimeError:
-        left_out.append(f"at which price {kind} would be used")
-        return use.model_copy(update={"verdict": "too-dear", "asked": False})
+) -> tuple[NodeUse, ...]:
+    problem = planner.problem
+    wanted = problem.node_types if node_types is None else tuple(node_types)
+    uses = [node_use(kind, base, problem, planner.catalog, libraries) for kind in wanted]
+    short = not merit(base, problem).meets_demand
+    if problem.cluster is not None or (node_types is None and short):
+        return tuple(uses)
+    dear = [use.node_type for use in uses if use.verdict == "too-dear"]
+    if node_types is None and libraries is not None:
+        dear = nearest_first(dear, base, problem, libraries)
+    best = planner.best(problem) or base
+    by_type = {use.node_type: use for use in uses}
+    for done, kind in enumerate(dear):
+        try:
+            by_type[kind] = _ask_price(by_type[kind], best, planner)
+        except OutOfTimeError:
+            left_out.append(f"at which price {', '.join(dear[done:])} would be used")
+            break
+    return tuple(by_type[use.node_type] for use in uses)
+
+
+def _ask_price(use: NodeUse, best: Plan, planner: Planner) -> NodeUse:
+    price = break_even(use.node_type, best, planner.problem, planner)
     if price is None:
-        return use.model_copy(update={"verdict": "idle"})
-    low = (use.usd_per_hour or 0.0) * price.factor
+        return use.model_copy(update={"verdict": "idle", "asked": True})
     return use.model_copy(
         update={
-            "verdict": "too-dear",
-            "break_even_usd_per_hour": low,
+            "asked": True,
+            "break_even_usd_per_hour": (use.usd_per_hour or 0.0) * price.factor,
             "exact": price.exact,
         }
     )
-
-
-def role_fit(planner: Planner, role: RoleId, kind: str) -> RoleFit:
-    """Return whether a node type can be part of an instance of a role, and if not, why."""
-    problem, library = planner.problem, planner.libraries.roles[str(role)]
-    service = problem.service_of(role)
-    column = planner.libraries.node_types.index(kind)
-    tables = library.tables
-    name = f"{service.name} {role.phase}"
-    if not service.allows(kind):
-        reason = f"{service.name} may not stand on it"
-    elif library.counts[:, column].any():
-        return RoleFit(role=str(role), carries=True, reason=f"carries {name}")
-    elif tables.memory_bytes[column] > tables.memory_limit:
-        ratio = problem.settings.memory_ratio
-        reason = f"has more than {ratio:g} times the memory of {service.name} (memory_ratio)"
-    elif not tables.rates[:, :, column].any():
-        reason = f"{_why_nothing(planner, service, role.phase, kind)} ({name})"
-    elif _alone(library, column) <= 0.0:
-        most = problem.settings.max_nodes_per_instance
-        reason = f"up to {most} of them do not hold {service.name} within the promise ({name})"
-    else:
-        reason = f"adds nothing to nodes that carry {name} without it"
-    return RoleFit(role=str(role), carries=False, reason=reason)
-
-
-def _why_nothing(planner: Planner, service: Service, phase: Phase, kind: str) -> str:
-    """Say why not a single layer is carried: it does not fit, or takes too long."""
-    problem, catalog = planner.problem, planner.catalog
-    node = catalog.node(kind)
-    phases = (Phase.PREFILL, Phase.DECODE) if phase is Phase.BOTH else (phase,)
-    tp = default_tp(catalog.model(service.model).llm, node)
-    for each in phases:
-        memory = memory_model(problem, catalog, service, each, node, tp)
-        if memory.max_layers(kv_context(service, each)) == 0:
-            return "not one layer fits beside a request"
-    return "breaks the promise with a single layer"
-
-
-def _alone(library: TemplateLibrary, column: int) -> float:
-    """The most that an instance of this node type alone carries."""
-    tables, best = library.tables, 0.0
-    for number in range(1, library.max_nodes + 1):
-        if number * tables.memory_bytes[column] > tables.memory_limit:
-            break
-        counts = np.zeros(len(tables.node_types), np.int8)
-        counts[column] = number
-        best = max(best, best_layout(tables, counts).throughput)
-    return best

@@ -1,8 +1,8 @@
 """Why a plan is what it is: what stands in the way, what loosening it is worth, what would repair it.
 
-This module holds the words and what can be read off a plan; planning again, which makes the figures
-exact, is `solve.explain.explain`. Every figure in an explanation is the difference between two plans, never
-an estimate from duals.
+This module holds the words and what can be read off a plan; planning again, which gives the figures, is
+`solve.explain.explain`. A figure is a fact if it is the difference between two checked plans, and says that
+it is an estimate if it is not.
 """
 
 from __future__ import annotations
@@ -11,60 +11,110 @@ from collections.abc import Iterator
 from typing import Literal
 
 from atoll.core.frozen import Frozen
-from atoll.core.ids import parse_node_type
+from atoll.core.ids import Phase, RoleId
 from atoll.core.units import format_duration, format_price, format_share
-from atoll.plan.plan import Market, Plan, Status
+from atoll.plan.plan import Goal, Market, Plan, Status
 from atoll.plan.problem import Problem
 
-ConstraintKind = Literal["availability", "budget", "spot-share", "max-nodes", "spread"]
+ConstraintKind = Literal[
+    "availability",
+    "budget",
+    "spot-share",
+    "max-nodes",
+    "spread",
+    "machine",
+    "link",
+    "memory",
+    "promise",
+]
+"""The first five are of rented nodes, the others of fixed clusters."""
 RepairKind = Literal[
-    "nodes", "ttft", "tpot", "budget", "spot-share", "max-nodes", "spread", "limits"
+    "nodes",
+    "ttft",
+    "tpot",
+    "budget",
+    "spot-share",
+    "max-nodes",
+    "spread",
+    "limits",
+    "cut",
+    "phases",
+    "spot",
+    "pinning",
+    "links",
+    "best-effort",
 ]
 Verdict = Literal["used", "too-dear", "idle", "carries-nothing", "not-offered"]
 """Used; would be if it were cheaper; not even for free; holds no role; nothing of it can be had."""
 
-_SAME = 1e-6
-"""Relative difference that is taken for rounding."""
+LEAST_SERVED = 1e-3
+"""A larger share of demand by less than this is no gain."""
+LEAST_USD = 0.005
+"""Nor is a saving that rounds to nothing."""
+_LEAST_TOKENS = 1e-3
 
 
 class Worth(Frozen):
-    """What loosening a constraint gains, by planning again.
+    """What a change gains over the plan that is explained.
 
-    `usd_per_hour` is how much cheaper the plan gets; where neither plan is proven optimal the truth lies
-    between `at_least` and `at_most`. `served` is the share of demand served then and `served_now` that of
-    now; where it grows, costs do not compare. Both are `mean` shares where the least served role has none.
+    `usd_per_hour` is how much less another plan costs then, which was made and checked; no plan saves more
+    than `at_most`, where that is proven. `served` is the share of demand served then and `served_now` that of
+    the plan; where it grows, costs do not compare. Both are `mean` shares where the least served service has
+    none. On a fixed cluster `tokens_per_s` is carried then. `again` says that planning again without the
+    change gains as much. An `estimated` worth comes from the prices of the relaxation: no plan was made.
     """
 
     usd_per_hour: float
-    at_least: float
-    at_most: float
     served: float
     served_now: float
+    at_most: float | None = None
     mean: bool = False
+    tokens_per_s: float | None = None
+    tokens_per_s_now: float | None = None
+    again: bool = False
+    estimated: bool = False
 
     @property
     def serves_more(self) -> bool:
         """Whether more demand is served."""
-        return self.served > self.served_now + _SAME
+        return self.served > self.served_now + LEAST_SERVED
+
+    @property
+    def carries_more(self) -> bool:
+        """Whether a cluster carries more tokens/s."""
+        now, then = self.tokens_per_s_now, self.tokens_per_s
+        return now is not None and then is not None and then > now * (1.0 + _LEAST_TOKENS)
 
     @property
     def nothing(self) -> bool:
-        """Whether nothing is gained."""
-        return not self.serves_more and self.usd_per_hour <= _SAME
+        """Whether the change gains nothing."""
+        gains = self.serves_more or self.carries_more or self.usd_per_hour > LEAST_USD
+        return self.again or not gains
 
     @property
     def text(self) -> str:
         """What is gained, after "would"."""
+        if self.again:
+            return "gain no more than planning again does"
         if self.serves_more:
             demand = "the demand, on average," if self.mean else "the demand"
             then, now = format_share(self.served), format_share(self.served_now)
             return f"serve {then} of {demand} instead of {now}"
-        if self.usd_per_hour <= _SAME:
-            return "save nothing"
-        if self.at_most - self.at_least <= 0.005 * max(1.0, self.usd_per_hour):
-            return f"save {format_price(self.usd_per_hour)}"
-        low = max(0.0, self.at_least)
-        return f"save between {format_price(low)} and {format_price(self.at_most)}"
+        if self.carries_more:
+            return (
+                f"carry {self.tokens_per_s:,.0f} tokens/s instead of {self.tokens_per_s_now:,.0f}"
+            )
+        if self.usd_per_hour <= LEAST_USD:
+            more = self.at_most is not None and self.at_most > LEAST_USD and not self.estimated
+            return f"save at most {format_price(self.at_most or 0.0)}" if more else "gain nothing"
+        if self.estimated:
+            return f"save about {format_price(self.usd_per_hour)} (estimate)"
+        saved = f"save {format_price(self.usd_per_hour)}"
+        if self.at_most is None or self.at_most - self.usd_per_hour <= 0.005 * max(
+            1.0, self.usd_per_hour
+        ):
+            return saved
+        return f"{saved}, {format_price(self.at_most)} at most"
 
 
 class ExtraNodes(Frozen):
@@ -84,20 +134,20 @@ class ExtraNodes(Frozen):
     @property
     def text(self) -> str:
         """The nodes in words: "+2 A100-80:8 in gcp/us-central1"."""
-        return f"+{self.count} {self.where}"
+        return f"+{self.count} {self.where}{' of your own' if self.market == 'owned' else ''}"
 
 
 class Constraint(Frozen):
     """One constraint of the problem that a plan uses up: `used` of `limit`, in the words of `where`.
 
-    `loosened` says how it is loosened: by one node (`rental`) or altogether. `worth` is what that gains;
-    None where it was not asked.
+    `loosened` says how it is loosened: by one node (`rental`), or altogether. `worth` is what that gains;
+    None where it was not asked. Machines and links of a cluster have no figures of their own.
     """
 
     kind: ConstraintKind
     where: str
-    used: float
-    limit: float
+    used: float | None = None
+    limit: float | None = None
     loosened: str
     rental: ExtraNodes | None = None
     worth: Worth | None = None
@@ -105,18 +155,20 @@ class Constraint(Frozen):
     @property
     def text(self) -> str:
         """The constraint in a sentence."""
-        sentence = (
-            f"{self.where}: {_amount(self.kind, self.used)} of {_amount(self.kind, self.limit)}"
-        )
-        return (
-            sentence
-            if self.worth is None
-            else f"{sentence}; {self.loosened} would {self.worth.text}"
-        )
+        sentence = self.where
+        if self.used is not None and self.limit is not None:
+            used, limit = _amount(self.kind, self.used), _amount(self.kind, self.limit)
+            sentence += f": {used} of {limit}"
+        if self.worth is None:
+            return sentence
+        return f"{sentence}; {self.loosened} would {self.worth.text}"
 
 
 class Slack(Frozen):
-    """What a role is asked for and what its instances carry, in its unit per second."""
+    """What a role is asked for and what its instances carry, in its unit per second.
+
+    Where a service runs some requests apart and some together, each role is asked for its part of them.
+    """
 
     role: str
     demand_per_s: float
@@ -132,10 +184,12 @@ class Slack(Frozen):
 
 
 class Repair(Frozen):
-    """One change after which all demand is met, and what the plan costs then.
+    """One change that helps, and what the plan made with it costs and serves.
 
-    `before` and `after` are the changed number (seconds, USD per hour, a share, nodes, regions). Unless
-    `smallest`, a smaller change may do, too: planning stopped before that was decided.
+    `before` and `after` are the changed number (seconds, USD per hour, a share, nodes, regions). Where it
+    `meets_demand` nothing is left to serve, else `served` is the share: of the least served service, or the
+    `mean` where only that grows. `saved_usd_per_hour` is what the plan costs less than the one explained,
+    where that serves as much. Unless `smallest`, a smaller change may do as much: that was not decided.
     """
 
     kind: RepairKind
@@ -143,26 +197,40 @@ class Repair(Frozen):
     before: float | None = None
     after: float | None = None
     rentals: tuple[ExtraNodes, ...] = ()
-    usd_per_hour: float | None = None
+    usd_per_hour: float
+    served: float = 1.0
+    mean: bool = False
+    meets_demand: bool = True
+    saved_usd_per_hour: float | None = None
+    tokens_per_s: float | None = None
     smallest: bool = True
 
     @property
-    def text(self) -> str:
-        """The change in words, with its price."""
+    def change(self) -> str:
+        """The change in words."""
         if self.kind == "nodes":
-            change = ", ".join(rental.text for rental in self.rentals)
-        elif self.kind == "limits":
-            change = f"without {self.where}"
-        else:
-            before, after = (
-                _amount(self.kind, value or 0.0) for value in (self.before, self.after)
-            )
-            change = f"{self.where} {before} -> {after}"
-        if not self.smallest:
-            change += " (perhaps less)"
-        if self.usd_per_hour is None:
-            return f"{change}: then it can be served at all"
-        return f"{change}: {format_price(self.usd_per_hour)} in all"
+            return ", ".join(rental.text for rental in self.rentals)
+        if self.kind == "limits":
+            return f"without {self.where}"
+        if self.before is None or self.after is None:
+            return self.where
+        before, after = _amount(self.kind, self.before), _amount(self.kind, self.after)
+        return f"{self.where} {before} -> {after}"
+
+    @property
+    def text(self) -> str:
+        """The change in words, with its price and what it does."""
+        change = self.change if self.smallest else f"{self.change} (perhaps less)"
+        said = (
+            [] if self.tokens_per_s is not None else [f"{format_price(self.usd_per_hour)} in all"]
+        )
+        if self.saved_usd_per_hour is not None and self.saved_usd_per_hour > LEAST_USD:
+            said.append(f"{format_price(self.saved_usd_per_hour)} less")
+        if not self.meets_demand:
+            said.append(f"serves {format_share(self.served)}{' on average' if self.mean else ''}")
+        if self.tokens_per_s is not None:
+            said.append(f"carries {self.tokens_per_s:,.0f} tokens/s")
+        return f"{change}: {', '.join(said)}"
 
 
 class RoleFit(Frozen):
@@ -177,8 +245,8 @@ class NodeUse(Frozen):
     """Why a node type is in a plan or not.
 
     `instances` stand on it, of the roles `used_by`. `usd_per_hour` is its lowest price on offer; at
-    `break_even_usd_per_hour` or below (all its prices lowered alike) the cheapest plan uses it. That price
-    is not `exact` where the plans it comes from are not proven optimal.
+    `break_even_usd_per_hour` or below (all its prices lowered alike) a cheaper plan uses it. That price is
+    not `exact` where the plans it comes from are not proven optimal, and `estimated` where none were made.
     """
 
     node_type: str
@@ -192,6 +260,7 @@ class NodeUse(Frozen):
     break_even_usd_per_hour: float | None = None
     asked: bool = True
     exact: bool = True
+    estimated: bool = False
 
     @property
     def text(self) -> str:
@@ -203,36 +272,44 @@ class NodeUse(Frozen):
         if self.verdict == "carries-nothing":
             reasons = dict.fromkeys(role.reason for role in self.roles)
             return f"carries nothing: {'; '.join(reasons)}"
-        price = format_price(self.usd_per_hour or 0.0)
+        if self.usd_per_hour is None:
+            return "not used: no placement that was found is better with it"
+        price = format_price(self.usd_per_hour)
         if not self.asked:
             return f"not used at {price}"
         if self.verdict == "idle" or self.break_even_usd_per_hour is None:
             return "not used, and would not be for free"
         low = self.break_even_usd_per_hour
         fall = 1.0 - low / self.usd_per_hour if self.usd_per_hour else 0.0
-        if fall <= _SAME:
+        if fall <= 1e-6 and not self.estimated:
             return f"not used, though another plan of the same cost does, at {price}"
-        goal = f"{'' if self.exact else 'about '}{format_price(low)} (by {format_share(fall)})"
-        return f"not used: {price} would have to fall to {goal}"
+        about = "" if self.exact and not self.estimated else "about "
+        if fall <= 1e-6:
+            return f"not used, though {price} is {about}what it is worth (estimate)"
+        goal = f"{about}{format_price(low)} (by {format_share(fall)})"
+        return f"not used: {price} would have to fall to {goal}{', an estimate' if self.estimated else ''}"
 
 
 class Explanation(Frozen):
     """Everything asked about one plan of one problem.
 
-    `best_usd_per_hour` is the objective of the best plan known for the problem, and `bound` what is proven
-    of it; a plan made with less effort or by a baseline may cost more. `repairs` is None where none were
-    looked for. `plans` counts how often was
-    planned again, and `left_out` names the questions that time did not suffice for.
+    The plan explained is the one all figures compare with; of an infeasible one nothing can be read off, and
+    then it is the plan that serves the most. `again` is what planning again without any change gains over it.
+    `bound` is proven of the objective of any plan. `repairs` is None where none were looked for; where demand
+    is met they are changes that are cheaper, or carry more. `plans` counts how often was planned again, and
+    `left_out` names the questions that were not asked. With a `goal` other than cost, a fixed cluster's,
+    `objective` and `bound` are tokens/s.
     """
 
     schema_version: Literal[1] = 1
     problem_name: str
     status: Status
+    goal: Goal = "cost"
     served: float
     usd_per_hour: float
     objective: float | None
-    best_usd_per_hour: float | None = None
     bound: float | None = None
+    again: Worth | None = None
     constraints: tuple[Constraint, ...] = ()
     demand: tuple[Slack, ...] = ()
     repairs: tuple[Repair, ...] | None = None
@@ -247,19 +324,19 @@ class Explanation(Frozen):
 
 
 def served_share(plan: Plan, problem: Problem, *, mean: bool = False) -> float:
-    """Return the share of demand a plan serves: the least of all roles, or their mean by priority.
+    """Return the share of demand a plan serves: the least of all services, or their mean by priority.
 
     0 for an infeasible plan. The mean is taken if asked for or where the problem weighs by priority.
     """
     if plan.status == "infeasible":
         return 0.0
-    demanded = [role for role in problem.roles if problem.demand(role) > 0]
-    shares = [plan.served_fraction.get(str(role), 1.0) for role in demanded]
+    demanded = [service for service in problem.services if service.rate_per_s > 0]
+    shares = [plan.served_fraction.get(service.name, 1.0) for service in demanded]
     if not shares:
         return 1.0
     if not mean and problem.settings.on_shortage != "priority":
         return min(shares)
-    weights = [problem.service_of(role).priority for role in demanded]
+    weights = [service.priority for service in demanded]
     return sum(w * s for w, s in zip(weights, shares, strict=True)) / sum(weights)
 
 
@@ -268,12 +345,20 @@ def slacks(plan: Plan, problem: Problem) -> tuple[Slack, ...]:
     return tuple(
         Slack(
             role=str(role),
-            demand_per_s=problem.demand(role),
+            demand_per_s=problem.demand(role) * _routed_share(plan, problem, role),
             capacity_per_s=sum(i.throughput_per_s for i in plan.of_role(role)),
-            served=plan.served_fraction.get(str(role), 1.0),
+            served=plan.served_fraction.get(role.model, 1.0),
         )
         for role in problem.roles
     )
+
+
+def _routed_share(plan: Plan, problem: Problem, role: RoleId) -> float:
+    """The share of a service's requests that goes to a role; where nothing stands, that which would first."""
+    if any(route.service == role.model for route in plan.routes):
+        return min(1.0, sum(plan.weights(role.model, role.phase).values()))
+    first = Phase.BOTH if problem.service(role.model).phases == "auto" else role.phase
+    return 1.0 if role.phase is first else 0.0
 
 
 def tight_constraints(plan: Plan, problem: Problem) -> tuple[Constraint, ...]:
@@ -305,11 +390,8 @@ def _limits(plan: Plan, problem: Problem) -> Iterator[Constraint]:
             loosened="any number of nodes",
         )
     if limits.spot_share is not None and any(offer.market == "spot" for offer in problem.offers):
-        spot = sum(
-            count * parse_node_type(kind).gpu_count
-            for (_, kind, market), count in plan.count_nodes().items()
-            if market == "spot"
-        )
+        nodes = [node for instance in plan.instances for node in instance.nodes]
+        spot = sum(node.gpus for node in nodes if node.market == "spot")
         yield Constraint(
             kind="spot-share",
             where="GPUs on spot",
@@ -330,7 +412,7 @@ def _limits(plan: Plan, problem: Problem) -> Iterator[Constraint]:
 
 def _exhausted_limits(plan: Plan, problem: Problem) -> Iterator[Constraint]:
     rented = plan.count_nodes()
-    for offer in problem.offers:
+    for offer in () if problem.cluster is not None else problem.offers:
         if offer.available and rented[offer.key] >= offer.available:
             more = ExtraNodes(
                 region=offer.region, node_type=offer.node_type, market=offer.market, count=1

@@ -1,243 +1,340 @@
-"""What would let all demand be met: more nodes, a looser promise, a larger limit; smallest first found.
+"""What would help: machines cut, phases together, other limits, more nodes, looser promises.
 
-Each repair changes one thing. Whether a change suffices only ever turns from no to yes as it grows, so
-the smallest is found by bisection, starting from what the plan with the largest change really uses.
+Each repair changes one thing, and each is a plan that was made and checked. Those that meet all demand come
+first; those that merely help are told apart. A larger change never does worse than a smaller one (`Planner`),
+so the smallest that does as much is found by bisection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import TypeVar
 
-from atoll.core.ids import Phase, RoleId
-from atoll.plan.plan import Plan
+from atoll.plan.plan import Market, Plan
 from atoll.plan.problem import Limits, Offer, Problem, Service
-from atoll.solve.explain.explanation import ExtraNodes, Repair, RepairKind
-from atoll.solve.explain.whatif import OutOfTimeError, Planner, with_more
+from atoll.solve.explain.changes import (
+    Change,
+    cuts,
+    faster_links,
+    free_phases,
+    loosen_promise,
+    unpinned,
+    with_limits,
+    with_more,
+    with_spot,
+)
+from atoll.solve.explain.explanation import (
+    LEAST_SERVED,
+    ExtraNodes,
+    Repair,
+    RepairKind,
+    served_share,
+)
+from atoll.solve.explain.merit import merit
+from atoll.solve.explain.whatif import OutOfTimeError, Planner, gains, grows_on_average
 
-_PLENTY = 10_000
-_PROMISE_STEP = 0.01
-_PROMISE_STEPS = 300
-"""A promise is loosened by up to 300 steps of 1 % of what it is now."""
+PROMISES = (1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.4, 1.5, 1.75, 2.0, 3.0, 4.0)
+"""A promise is loosened to one of these times what it is."""
+_PLENTY = 1_000
+_MOST_TYPES = 4
+"""Node types whose number is asked about one by one, the most promising first."""
+_MACHINES = (1, 2, 4, 8)
+"""Machines that are added to a cluster."""
+_STEPS = 5
+"""Bisections for the smallest change; where more would be needed, a smaller one may do as well."""
 
-Attempt = Callable[[int], tuple[Plan, bool]]
-"""The plan with a change of some size, and whether that size was decided in time."""
-
-
-class AskLimits(Protocol):
-    """Plans with other limits; as `Attempt`."""
-
-    def __call__(self, question: str, **changes: float | None) -> tuple[Plan, bool]:
-        """Return the plan and whether it was decided in time."""
-        ...
-
-
-def find_repairs(planner: Planner, left_out: list[str]) -> tuple[Repair, ...]:
-    """Return single changes after which all demand is met, the cheapest plan first.
-
-    Where a role has no template at all, no nodes help: then the promises that would give it one.
-    """
-    problem = strict(planner.problem)
-    hopeless = [role for role in problem.roles if _has_no_template(planner, problem, role)]
-    repairs: list[Repair] = []
-    groups: list[tuple[str, Iterator[Repair]]] = []
-    if hopeless:
-        groups.append(
-            ("promises that can be carried", carriable_promises(planner, problem, hopeless))
-        )
-    else:
-        groups.append(("limits", limit_repairs(planner, problem)))
-        groups.append(("more nodes", node_repairs(planner, problem)))
-        groups.append(("looser promises", promise_repairs(planner, problem)))
-    for name, group in groups:
-        try:
-            repairs.extend(group)
-        except OutOfTimeError:
-            left_out.append(f"repairs by {name}, in part")
-    return tuple(sorted(repairs, key=_by_cost))
-
-
-def _by_cost(repair: Repair) -> tuple[float, str, str]:
-    usd = float("inf") if repair.usd_per_hour is None else repair.usd_per_hour
-    return (usd, repair.kind, repair.text)
-
-
-def strict(problem: Problem) -> Problem:
-    """Return the problem that has no answer where not all demand can be met."""
-    return problem.replace(settings=problem.settings.model_copy(update={"on_shortage": "fail"}))
-
-
-def _meets_demand(plan: Plan) -> bool:
-    return plan.status in ("optimal", "feasible")
-
-
-def _has_no_template(planner: Planner, problem: Problem, role: RoleId) -> bool:
-    return problem.demand(role) > 0 and len(planner.libraries.roles[str(role)]) == 0
+_T = TypeVar("_T")
+AtSize = Callable[[int], Change]
+"""A change of some size."""
 
 
 @dataclass(frozen=True)
-class _Smallest:
-    size: int
-    plan: Plan
-    sure: bool
+class Found:
+    """A change that helps; `smallest` if no smaller one does as much. `parts` are what it is made of."""
+
+    change: Change
+    smallest: bool = True
+    parts: tuple[Change, ...] = ()
 
 
-def _bisect(attempt: Attempt, largest: int, plan: Plan) -> _Smallest:
-    """Return the smallest size in 1..largest that suffices, given that `largest` does with `plan`."""
-    low, best = 0, _Smallest(largest, plan, True)
-    while best.size - low > 1:
-        middle = (low + best.size) // 2
-        candidate, decided = attempt(middle)
-        if _meets_demand(candidate):
-            best = _Smallest(middle, candidate, best.sure)
+def find_repairs(planner: Planner, base: Plan, left_out: list[str]) -> tuple[Repair, ...]:
+    """Return single changes that serve more than `base`, or as much for less, best first.
+
+    Those that meet all demand come first, by their cost; then those that merely help, by what they serve.
+    Questions that there was no time for are named in `left_out`.
+    """
+    found: list[Found] = []
+    for name, group in _groups(planner, base):
+        try:
+            for each in group:
+                found.append(each)  # noqa: PERF402  (what was found before time ran out is kept)
+        except OutOfTimeError:
+            left_out.append(f"changes by {name}, in part")
+    repairs = [repair for each in found if (repair := _repair(planner, base, each)) is not None]
+    return tuple(sorted(repairs, key=_by_gain))
+
+
+def _by_gain(repair: Repair) -> tuple[bool, float, bool, float, float, bool, str]:
+    served = 0.0 if repair.meets_demand else -repair.served
+    # A machine of one's own has to be bought, which its price per hour leaves out.
+    bought = any(rental.market == "owned" for rental in repair.rentals)
+    tokens = -(repair.tokens_per_s or 0.0)
+    usd = repair.usd_per_hour
+    full = repair.meets_demand
+    return (not full, served, bought, tokens, usd, repair.kind == "nodes", repair.text)
+
+
+def _groups(planner: Planner, base: Plan) -> Iterator[tuple[str, Iterator[Found]]]:
+    """Yield the groups of questions, those that cost no money first."""
+    problem = planner.problem
+    short = not merit(base, problem).meets_demand
+    yield "cutting machines", _together_then_single(planner, base, cuts(problem))
+    yield "running phases together", _together_then_single(planner, base, free_phases(problem))
+    if problem.cluster is not None:
+        yield "faster links", _faster_links(planner, base)
+        yield "best effort", _best_effort(planner, base)
+        if short:
+            yield "more machines", _more_machines(planner, base)
+            yield "looser promises", _looser_promises(planner, base)
+        return
+    yield "limits", _other_limits(planner, base)
+    if short:
+        yield "more nodes", _more_nodes(planner, base)
+    yield "spot nodes", _each(planner, base, with_spot(problem, planner.catalog))
+    yield "other nodes", _together_then_single(planner, base, unpinned(problem))
+    if short:
+        yield "looser promises", _looser_promises(planner, base)
+
+
+def _repair(planner: Planner, base: Plan, found: Found) -> Repair | None:
+    """Return a repair with the figures of the best plan known for it; None where it does not help."""
+    change, problem = found.change, planner.problem
+    plan = planner.best(change.problem, best_effort=change.best_effort)
+    again = planner.best(problem) or base
+    if plan is None or not (gains(base, plan, problem) and gains(again, plan, problem)):
+        return None
+    parts = [planner.best(part.problem) or base for part in found.parts]
+    if parts and not all(gains(part, plan, problem) for part in parts):
+        return None
+    mean = grows_on_average(base, plan, problem)
+    served, served_now = (served_share(each, problem, mean=mean) for each in (plan, base))
+    costs = plan.goal == "cost"
+    saves = costs and served <= served_now + LEAST_SERVED
+    return Repair(
+        kind=change.kind,
+        where=change.where,
+        before=change.before,
+        after=change.after,
+        rentals=change.rentals,
+        usd_per_hour=plan.usd_per_hour,
+        served=served,
+        mean=mean,
+        meets_demand=merit(plan, problem).meets_demand,
+        saved_usd_per_hour=base.usd_per_hour - plan.usd_per_hour if saves else None,
+        tokens_per_s=None if costs else plan.objective,
+        smallest=found.smallest,
+    )
+
+
+def _ask(planner: Planner, change: Change) -> Plan:
+    return planner.ask(change.problem, change.question, best_effort=change.best_effort)
+
+
+def _each(planner: Planner, base: Plan, changes: Iterable[Change]) -> Iterator[Found]:
+    for change in changes:
+        if gains(base, _ask(planner, change), planner.problem):
+            yield Found(change)
+
+
+def _together_then_single(
+    planner: Planner, base: Plan, changes: Sequence[Change]
+) -> Iterator[Found]:
+    """Ask about all changes of a kind at once; if that helps, about each."""
+    if len(changes) > 1:
+        problem = _merge(planner.problem, [change.problem for change in changes])
+        where = "; ".join(change.where for change in changes)
+        everything = Change(changes[0].kind, where, problem)
+        if not gains(base, _ask(planner, everything), planner.problem):
+            return
+        yield Found(everything, parts=tuple(changes))
+    yield from _each(planner, base, changes)
+
+
+def _merge(problem: Problem, changed: Sequence[Problem]) -> Problem:
+    """Return the problem with the changes of several, each of which changed services or offers of its own."""
+
+    def pick(ours: tuple[_T, ...], theirs: Sequence[tuple[_T, ...]]) -> tuple[_T, ...]:
+        return tuple(
+            next((other[i] for other in theirs if other[i] != own), own)
+            for i, own in enumerate(ours)
+        )
+
+    return problem.replace(
+        services=pick(problem.services, [p.services for p in changed]),
+        offers=pick(problem.offers, [p.offers for p in changed]),
+    )
+
+
+def _smallest(
+    planner: Planner, base: Plan, at: AtSize, largest: int, *, first: bool = False
+) -> Found | None:
+    """Return the smallest change of 1..`largest` that does as much as the largest; None if that does nothing.
+
+    "As much" is all demand, where the largest meets it, else the share of it that the largest serves; or,
+    with `first`, anything at all.
+    """
+    problem = planner.problem
+    most = _ask(planner, at(largest))
+    if not gains(base, most, problem):
+        return None
+    mean = grows_on_average(base, most, problem)
+    full = merit(most, problem).meets_demand
+    if first and not full:
+        helps = gains(base, _ask(planner, at(1)), problem)
+        return Found(at(1 if helps else largest), smallest=helps)
+    goal = served_share(most, problem, mean=mean)
+    low, high, sure = 0, largest, True
+    for _ in range(_STEPS):
+        if high - low <= 1:
+            break
+        middle = (low + high) // 2
+        plan = _ask(planner, at(middle))
+        served = served_share(plan, problem, mean=mean)
+        if merit(plan, problem).meets_demand or (not full and served >= goal - LEAST_SERVED):
+            high = middle
         else:
             low = middle
-            best = _Smallest(best.size, best.plan, best.sure and decided)
-    return best
+            sure = full and _is_too_little(planner, at(middle))
+    else:
+        sure = sure and high - low <= 1
+    return Found(at(high), smallest=sure)
+
+
+def _is_too_little(planner: Planner, change: Change) -> bool:
+    """Whether it is proven that a change does not meet all demand."""
+    answer = planner.answer(change.problem, best_effort=change.best_effort)
+    return answer is not None and answer.most_served < 1.0
 
 
 # Limits
 
 
-def limit_repairs(planner: Planner, problem: Problem) -> Iterator[Repair]:
-    """Yield the smallest change of each limit that suffices; of all together where none does alone."""
-    limits = problem.limits
-
-    def ask(question: str, **changes: float | None) -> tuple[Plan, bool]:
-        looser = problem.replace(limits=limits.model_copy(update=changes))
-        solved, decided = planner.solve(looser, question)
-        return solved.plan, decided
-
-    singles = list(_single_limits(problem, ask))
-    yield from singles
-    names = _set_limits(problem)
-    if not singles and len(names) > 1:
-        free = Limits().model_dump()
-        plan, _ = ask("no limits", **free)
-        if _meets_demand(plan):
-            where = " and ".join((", ".join(names[:-1]), names[-1]))
-            yield Repair(kind="limits", where=where, usd_per_hour=plan.usd_per_hour)
-
-
-def _set_limits(problem: Problem) -> list[str]:
-    limits = problem.limits
+def _other_limits(planner: Planner, base: Plan) -> Iterator[Found]:
+    """Yield the smallest change of each limit that helps most; of all together where none helps alone."""
+    problem, limits = planner.problem, planner.problem.limits
+    found = [each for each in _single_limits(planner, base) if each is not None]
+    yield from found
     names = {
         "the budget": limits.budget_usd_per_hour is not None,
         "the limit on nodes": limits.max_nodes is not None,
         "the limit on spot": limits.spot_share is not None,
         "the spread": limits.spread > 1,
     }
-    return [name for name, there in names.items() if there]
+    given = [name for name, there in names.items() if there]
+    if not found and len(given) > 1:
+        where = " and ".join((", ".join(given[:-1]), given[-1]))
+        free = problem.replace(limits=Limits())
+        yield from _each(planner, base, [Change("limits", where, free)])
 
 
-def _single_limits(problem: Problem, ask: AskLimits) -> Iterator[Repair]:
-    limits = problem.limits
-    budget = limits.budget_usd_per_hour
-    if budget is not None:
-        plan, _ = ask("any budget", budget_usd_per_hour=None)
-        if _meets_demand(plan):
-            # The cheapest plan of all is the smallest budget that suffices.
-            yield Repair(
-                kind="budget",
-                where="budget",
-                before=budget,
-                after=plan.usd_per_hour,
-                usd_per_hour=plan.usd_per_hour,
-                smallest=plan.status == "optimal",
-            )
-    most = limits.max_nodes
+def _single_limits(planner: Planner, base: Plan) -> Iterator[Found | None]:
+    problem, limits = planner.problem, planner.problem.limits
+    budget, most, share = limits.budget_usd_per_hour, limits.max_nodes, limits.spot_share
+    if budget is not None and not merit(base, problem).meets_demand:
+        free = with_limits(problem, budget_usd_per_hour=None)
+        plan = planner.ask(free, "any budget")
+        if gains(base, plan, problem):
+            # The cheapest plan of all that serve as much is the smallest budget that suffices.
+            enough = with_limits(problem, budget_usd_per_hour=max(budget, plan.usd_per_hour))
+            planner.keep_for(enough, plan)
+            change = Change("budget", "budget", enough, before=budget, after=plan.usd_per_hour)
+            yield Found(change, smallest=plan.status == "optimal")
     if most is not None:
-        plan, _ = ask("any number of nodes", max_nodes=None)
-        if _meets_demand(plan):
-            best = _bisect(
-                lambda n: ask(f"{most + n} nodes", max_nodes=most + n), plan.nodes - most, plan
+        free = with_limits(problem, max_nodes=None)
+        plan = planner.ask(free, "any number of nodes")
+        if gains(base, plan, problem) and plan.nodes > most:
+            planner.keep_for(with_limits(problem, max_nodes=plan.nodes), plan)
+
+            def nodes(more: int, most: int = most) -> Change:
+                other = with_limits(problem, max_nodes=most + more)
+                return Change("max-nodes", "nodes", other, before=most, after=most + more)
+
+            yield _smallest(planner, base, nodes, plan.nodes - most)
+    if share is not None and share < 1.0 and any(o.market == "spot" for o in problem.offers):
+        steps = max(1, round((1.0 - share) * 10))
+
+        def spot(step: int, share: float = share) -> Change:
+            after = 1.0 if step == steps else round(share + step / 10, 6)
+            other = with_limits(problem, spot_share=after)
+            return Change("spot-share", "share of GPUs on spot", other, before=share, after=after)
+
+        yield _smallest(planner, base, spot, steps)
+    if limits.spread > 1:
+
+        def regions(fewer: int) -> Change:
+            after = limits.spread - fewer
+            other = with_limits(problem, spread=after)
+            return Change(
+                "spread", "regions of every role", other, before=limits.spread, after=after
             )
-            yield _limit("max-nodes", "nodes", most, most + best.size, best)
-    share = limits.spot_share
-    if share is not None and any(offer.market == "spot" for offer in problem.offers):
-        plan, _ = ask("any spot share", spot_share=None)
-        if _meets_demand(plan):
-            steps = max(1, round((1.0 - share) * 100))
 
-            def at(step: int, share: float = share) -> float:
-                return min(1.0, share + step / 100)
-
-            best = _bisect(lambda n: ask(f"spot share {at(n):.0%}", spot_share=at(n)), steps, plan)
-            yield _limit("spot-share", "share of GPUs on spot", share, at(best.size), best)
-    for spread in range(limits.spread - 1, 0, -1):
-        plan, decided = ask(f"in {spread} regions", spread=spread)
-        if _meets_demand(plan):
-            best = _Smallest(spread, plan, decided)
-            yield _limit("spread", "regions of every role", limits.spread, spread, best)
-            break
-
-
-def _limit(kind: RepairKind, where: str, before: float, after: float, best: _Smallest) -> Repair:
-    return Repair(
-        kind=kind,
-        where=where,
-        before=before,
-        after=after,
-        usd_per_hour=best.plan.usd_per_hour,
-        smallest=best.sure,
-    )
+        yield _smallest(planner, base, regions, limits.spread - 1)
 
 
 # Nodes
 
 
-def node_repairs(planner: Planner, problem: Problem) -> Iterator[Repair]:
-    """Yield the cheapest mix of nodes, then each node type alone, from where it is cheapest."""
-    everything = [_rental(offer, _PLENTY) for offer in problem.offers]
-    plan = planner.plan(with_more(problem, everything), "any number of nodes of every type")
-    if not _meets_demand(plan):
+def _more_nodes(planner: Planner, base: Plan) -> Iterator[Found]:
+    """Yield the cheapest mix of nodes, then node types alone, each from where it is cheapest."""
+    problem = planner.problem
+    everything = tuple(_rental(offer, _PLENTY) for offer in problem.offers)
+    plan = planner.ask(with_more(problem, everything), "any number of nodes of every type")
+    if not gains(base, plan, problem):
         return
     missing = _nodes_beyond(plan, problem)
     if len(missing) > 1:
-        yield Repair(
-            kind="nodes",
-            where="nodes",
-            rentals=missing,
-            usd_per_hour=plan.usd_per_hour,
-            smallest=plan.status == "optimal",
-        )
-    first = [(r.region, r.node_type, r.market) for r in missing]
-    for offer in _candidates(problem, first):
-        repair = _offer_repair(planner, problem, offer)
-        if repair is not None:
-            yield repair
+        more = with_more(problem, missing)
+        planner.keep_for(more, plan)
+        yield Found(Change("nodes", "nodes", more, rentals=missing), plan.status == "optimal")
+    first = {(r.region, r.node_type, r.market): -r.count for r in missing}
+    for offer in _candidates(problem, first)[:_MOST_TYPES]:
+        found = _of_offer(planner, base, offer)
+        if found is not None:
+            yield found
 
 
-def _candidates(problem: Problem, first: Sequence[tuple[str, str, str]]) -> list[Offer]:
-    """One offer of each node type, the cheapest; those that the cheapest mix takes come first."""
+def _candidates(problem: Problem, first: Mapping[tuple[str, str, Market], int]) -> list[Offer]:
+    """One offer of each node type, the cheapest; those that the cheapest mix takes most of come first."""
     best: dict[str, Offer] = {}
+
+    def wanted(offer: Offer) -> tuple[int, float, tuple[str, str, Market]]:
+        return (first.get(offer.key, 0), offer.usd_per_hour / offer.gpus, offer.key)
+
     for offer in problem.offers:
         known = best.get(offer.node_type)
-        wanted = (offer.key not in first, offer.usd_per_hour)
-        if known is None or wanted < (known.key not in first, known.usd_per_hour):
+        if known is None or wanted(offer) < wanted(known):
             best[offer.node_type] = offer
-    return sorted(best.values(), key=lambda o: (o.key not in first, o.usd_per_hour, o.key))
+    return sorted(best.values(), key=wanted)
 
 
-def _offer_repair(planner: Planner, problem: Problem, offer: Offer) -> Repair | None:
-    def ask(number: int) -> tuple[Plan, bool]:
-        more = _rental(offer, number)
-        solved, decided = planner.solve(with_more(problem, (more,)), more.text)
-        return solved.plan, decided
-
-    plan, _ = ask(_PLENTY)
-    if not _meets_demand(plan):
+def _of_offer(planner: Planner, base: Plan, offer: Offer) -> Found | None:
+    problem = planner.problem
+    at = partial(_rented, problem, offer)
+    plan = _ask(planner, at(_PLENTY))
+    if not gains(base, plan, problem):
         return None
-    enough = next((r.count for r in _nodes_beyond(plan, problem)), 1)
-    best = _bisect(ask, enough, plan)
-    return Repair(
-        kind="nodes",
-        where=offer.node_type,
-        rentals=(_rental(offer, best.size),),
-        usd_per_hour=best.plan.usd_per_hour,
-        smallest=best.sure,
-    )
+    enough = next((r.count for r in _nodes_beyond(plan, problem)), 0)
+    if not enough:
+        return None
+    planner.keep_for(at(enough).problem, plan)
+    return _smallest(planner, base, at, enough)
+
+
+def _rented(problem: Problem, offer: Offer, count: int) -> Change:
+    more = (_rental(offer, count),)
+    return Change("nodes", offer.node_type, with_more(problem, more), rentals=more)
 
 
 def _rental(offer: Offer, count: int) -> ExtraNodes:
@@ -259,86 +356,61 @@ def _nodes_beyond(plan: Plan, problem: Problem) -> tuple[ExtraNodes, ...]:
 # Promises
 
 
-def _parts(service: Service) -> Iterator[tuple[RepairKind, tuple[RoleId, ...]]]:
-    """Each promise of a service and the roles it binds."""
-    for kind, phase in (("ttft", Phase.PREFILL), ("tpot", Phase.DECODE)):
-        bound = tuple(role for role in service.roles if role.phase in (phase, Phase.BOTH))
-        yield ("ttft" if kind == "ttft" else "tpot"), bound
+def _looser_promises(planner: Planner, base: Plan) -> Iterator[Found]:
+    """Yield the tightest looser promise of each service that helps most, if all loosened together help."""
+    problem = planner.problem
+    kinds: tuple[RepairKind, ...] = ("ttft", "tpot")
+    wanted = [(s, kind) for s in problem.services if s.rate_per_s > 0 for kind in kinds]
+    if len(wanted) > 2:
+        slowest = PROMISES[-1]
+        services = tuple(
+            s.model_copy(update={"ttft_s": s.ttft_s * slowest, "tpot_s": s.tpot_s * slowest})
+            for s in problem.services
+        )
+        plan = planner.ask(problem.replace(services=services), "looser promises")
+        if not gains(base, plan, problem):
+            return
+    # The least served first: its promise is the likeliest to be in the way.
+    wanted.sort(key=lambda pair: (base.served_fraction.get(pair[0].name, 1.0), pair[0].name))
+    for service, kind in wanted:
+        found = _smallest(planner, base, partial(_loosened, problem, service, kind), len(PROMISES))
+        if found is not None:
+            yield found
 
 
-def _loosen_promise(problem: Problem, service: Service, kind: RepairKind, step: int) -> Problem:
-    """The problem with one promise loosened by so many steps."""
-    promise = service.ttft_s if kind == "ttft" else service.tpot_s
-    value = promise * (1.0 + _PROMISE_STEP * step)
-    loosened = service.model_copy(update={f"{kind}_s": value})
-    services = tuple(loosened if s.name == service.name else s for s in problem.services)
-    return problem.replace(services=services)
+def _loosened(problem: Problem, service: Service, kind: RepairKind, step: int) -> Change:
+    return loosen_promise(problem, service, kind, PROMISES[step - 1])
 
 
-def _promise_repair(
-    service: Service, kind: RepairKind, step: int, plan: Plan | None, sure: bool
-) -> Repair:
-    before = service.ttft_s if kind == "ttft" else service.tpot_s
-    return Repair(
-        kind=kind,
-        where=f"{kind.upper()} of {service.name}",
-        before=before,
-        after=before * (1.0 + _PROMISE_STEP * step),
-        usd_per_hour=None if plan is None else plan.usd_per_hour,
-        smallest=sure,
-    )
+# Fixed clusters
 
 
-def promise_repairs(planner: Planner, problem: Problem) -> Iterator[Repair]:
-    """Yield the tightest looser promise of each service that suffices alone."""
-    for service in problem.services:
-        if service.rate_per_s <= 0:
-            continue
-        for kind, roles in _parts(service):
-
-            def ask(
-                step: int,
-                service: Service = service,
-                kind: RepairKind = kind,
-                roles: tuple[RoleId, ...] = roles,
-            ) -> tuple[Plan, bool]:
-                looser = _loosen_promise(problem, service, kind, step)
-                libraries = planner.with_roles(looser, roles)
-                percent = 100 * _PROMISE_STEP * step
-                question = f"{kind.upper()} of {service.name} +{percent:.0f}%"
-                solved, decided = planner.solve(looser, question, libraries)
-                return solved.plan, decided
-
-            plan, _ = ask(_PROMISE_STEPS)
-            if _meets_demand(plan):
-                best = _bisect(ask, _PROMISE_STEPS, plan)
-                yield _promise_repair(service, kind, best.size, best.plan, best.sure)
+def _faster_links(planner: Planner, base: Plan) -> Iterator[Found]:
+    cluster = planner.problem.cluster
+    if cluster is None:
+        return
+    faster = faster_links(planner.problem, range(len(cluster.links)))
+    yield from _each(planner, base, [Change("links", "all links ten times as fast", faster)])
 
 
-def carriable_promises(
-    planner: Planner, problem: Problem, roles: Sequence[RoleId]
-) -> Iterator[Repair]:
-    """Yield the tightest promise under which a role without templates has one."""
-    for role in roles:
-        service = problem.service_of(role)
-        for kind, bound in _parts(service):
-            if role not in bound:
-                continue
+def _best_effort(planner: Planner, base: Plan) -> Iterator[Found]:
+    if not planner.effort.promise:
+        return
+    change = Change("best-effort", "best effort, promises aside", planner.problem, best_effort=True)
+    yield from _each(planner, base, [change])
 
-            def is_carried(
-                step: int,
-                service: Service = service,
-                kind: RepairKind = kind,
-                role: RoleId = role,
-            ) -> bool:
-                planner.tick(f"{kind.upper()} of {service.name}")
-                looser = _loosen_promise(problem, service, kind, step)
-                return len(planner.library(looser, role)) > 0
 
-            low, high = 0, _PROMISE_STEPS
-            if not is_carried(high):
-                continue
-            while high - low > 1:
-                middle = (low + high) // 2
-                low, high = (low, middle) if is_carried(middle) else (middle, high)
-            yield _promise_repair(service, kind, high, None, True)
+def _more_machines(planner: Planner, base: Plan) -> Iterator[Found]:
+    """Yield how many more machines of each type help, from those there are most of."""
+    problem = planner.problem
+    offers = sorted(problem.offers, key=lambda o: (-o.available, o.key))
+    for offer in offers[:_MOST_TYPES]:
+        found = _smallest(
+            planner, base, partial(_machines, problem, offer), len(_MACHINES), first=True
+        )
+        if found is not None:
+            yield found
+
+
+def _machines(problem: Problem, offer: Offer, step: int) -> Change:
+    return _rented(problem, offer, _MACHINES[step - 1])

@@ -1,41 +1,33 @@
 """What if: answers about a plan found by planning again with one thing changed.
 
-Prices, availability and limits do not touch the templates, so most questions cost one allocation; a
-changed promise needs the templates of its own role again. The break-even price of a node type needs no
-bisection: the cost of a fixed plan is a line in the price, the optimum the lower envelope of such lines,
-so from price 0 each plan's line is followed to where it meets today's cost, until no plan is below.
+A `Planner` remembers every plan that was made, with the problem it was made for. Its answer to a question is
+the best of them that holds there (`merit`), so that more nodes or a larger budget never serve less or cost
+more than fewer, even where a search ended early. The plan that is explained is the first it knows.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from atoll.catalog.catalog import Catalog
-from atoll.core.ids import RoleId
 from atoll.plan.plan import Plan
-from atoll.plan.problem import Offer, Problem
-from atoll.plan.validate.check import check
-from atoll.solve.explain.explanation import Constraint, ExtraNodes, Worth, served_share
-from atoll.solve.rent.optimal import Solved
-from atoll.solve.rent.optimal import solve as solve_optimal
-from atoll.solve.templates.cache import TemplateCache
-from atoll.solve.templates.generate import TemplateLibrary, generate
-from atoll.solve.templates.library import Libraries, role_tables
+from atoll.plan.problem import Problem
+from atoll.plan.validate.check import validate
+from atoll.solve.effort import Effort
+from atoll.solve.explain.explanation import LEAST_SERVED, LEAST_USD, Worth, served_share
+from atoll.solve.explain.merit import Merit, merit, relaxes
 
-EXACT = 1e-6
-"""Relative gap to which what-if plans are proven."""
-MOST_PLANS = 400
+if TYPE_CHECKING:
+    from atoll.solve.rent.types import Allocation
+
 MOST_SECONDS = 60.0
-_PLAN_SECONDS = 3.0
-_LINES = 16
-_NEARLY = 1e-4
-"""A plan proven to this is taken for the cheapest; a price read off it is good to the cent or so."""
-_FULLER = 1e-3
-"""Shares of demand are proven to 1e-4; less than this is no gain."""
+MOST_PLANS = 40
+_LEAST_TOKENS = 1e-3
 
-Progress = Callable[[int, str], None]
+Asked = Callable[[int, str], None]
 """Called with the plans made so far and the question being answered."""
 
 
@@ -43,22 +35,54 @@ class OutOfTimeError(Exception):
     """The plans or the seconds allowed for an explanation are used up."""
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a solver answers: a checked plan, and what is known beside it.
+
+    `most_served` is the largest share of demand that any plan could serve, as far as proven. The
+    allocation, where there is one, has the prices that estimates are made of.
+    """
+
+    plan: Plan
+    most_served: float = 1.0
+    allocation: Allocation | None = None
+
+
+def holds(plan: Plan, problem: Problem, catalog: Catalog) -> bool:
+    """Return whether a plan made for another problem holds for this one."""
+    return not validate(plan, problem, catalog, same_problem=False)
+
+
+AskSolver = Callable[[Problem, Effort, float], Answer]
+"""Answers a problem with some effort, within some seconds."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A plan and the problem it holds for; with `best_effort` it need not keep promises."""
+
+    problem: Problem
+    best_effort: bool
+    plan: Plan
+    merit: Merit
+
+
 @dataclass
 class Planner:
-    """Plans variants of a problem, within a number of plans and of seconds for all of them.
-
-    Templates of roles are shared between variants; `libraries` belong to the problem as given.
-    """
+    """Plans variants of a problem, within a number of plans and of seconds for all of them."""
 
     problem: Problem
     catalog: Catalog
-    libraries: Libraries
-    cache: TemplateCache | None = None
+    solver: AskSolver
+    effort: Effort = field(default_factory=Effort)
     most_plans: int = MOST_PLANS
     most_seconds: float = MOST_SECONDS
-    progress: Progress | None = None
+    progress: Asked | None = None
+    holds: Callable[[Plan, Problem, Catalog], bool] = holds
     plans: int = 0
     started: float = field(init=False)
+    known: list[Known] = field(init=False, default_factory=list)
+    _answers: dict[tuple[str, bool], Answer] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.started = time.perf_counter()
@@ -68,160 +92,105 @@ class Planner:
         """Seconds left for all questions together."""
         return self.most_seconds - (time.perf_counter() - self.started)
 
-    def tick(self, question: str) -> None:
-        """Say which question is being answered; raises OutOfTimeError if there is no time for it."""
-        if self.plans >= self.most_plans or self.seconds_left <= 0:
-            raise OutOfTimeError
-        if self.progress is not None:
-            self.progress(self.plans, question)
+    @property
+    def plans_left(self) -> int:
+        """How often may still be planned again."""
+        return max(0, self.most_plans - self.plans)
 
-    def solve(
-        self, problem: Problem, question: str, libraries: Libraries | None = None
-    ) -> tuple[Solved, bool]:
-        """Return the answer to a variant, and whether it was given before its own deadline."""
-        self.tick(question)
-        self.plans += 1
-        deadline_s = min(_PLAN_SECONDS, max(0.5, self.seconds_left))
-        solved = solve_optimal(
-            problem, self.catalog, libraries or self.libraries, deadline_s=deadline_s, gap=EXACT
-        )
-        check(solved.plan, problem, self.catalog)
-        return solved, solved.plan.seconds < deadline_s
+    def learn(self, problem: Problem, plan: Plan, *, best_effort: bool = False) -> None:
+        """Remember a plan that holds for a problem."""
+        if plan.status != "infeasible":
+            self.known.append(Known(problem, best_effort, plan, merit(plan, problem)))
 
-    def plan(self, problem: Problem, question: str, libraries: Libraries | None = None) -> Plan:
-        """Return the plan of a variant."""
-        return self.solve(problem, question, libraries)[0].plan
+    def keep_for(self, problem: Problem, plan: Plan) -> None:
+        """Remember a plan for a tighter problem than it was made for, if it holds there, too."""
+        if self.holds(plan, problem, self.catalog):
+            self.learn(problem, plan)
 
-    def library(self, problem: Problem, role: RoleId) -> TemplateLibrary:
-        """Return the templates of one role of a variant."""
-        tables = role_tables(problem, self.catalog, role)
-        most = problem.settings.max_nodes_per_instance
-        if self.cache is None:
-            return generate(tables, most)
-        return self.cache.library(tables, most)
+    def ask(self, problem: Problem, question: str, *, best_effort: bool = False) -> Plan:
+        """Return the best plan known for a variant after planning for it.
 
-    def with_roles(self, problem: Problem, roles: Iterable[RoleId]) -> Libraries:
-        """Return the libraries with the templates of some roles computed for a variant."""
-        computed = {str(role): self.library(problem, role) for role in roles}
-        return Libraries(self.libraries.node_types, {**self.libraries.roles, **computed})
+        Raises OutOfTimeError if there is no time left for the question.
+        """
+        key = (problem.content_hash(), best_effort)
+        if key not in self._answers:
+            if self.plans_left == 0 or self.seconds_left <= 0:
+                raise OutOfTimeError
+            if self.progress is not None:
+                self.progress(self.plans, question)
+            self.plans += 1
+            effort = replace(self.effort, promise=False) if best_effort else self.effort
+            answer = self.solver(problem, effort, max(0.5, self.seconds_left))
+            self._answers[key] = answer
+            self.learn(problem, answer.plan, best_effort=best_effort)
+        return self.best(problem, best_effort=best_effort) or self._answers[key].plan
 
+    def best(self, problem: Problem, *, best_effort: bool = False) -> Plan | None:
+        """Return the best plan known that holds for a problem, the first learnt among equals."""
+        best: Known | None = None
+        for known in self.known:
+            if known.best_effort and not best_effort:
+                continue
+            if (best is None or known.merit > best.merit) and relaxes(problem, known.problem):
+                best = known
+        return None if best is None else best.plan
 
-def soft(problem: Problem) -> Problem:
-    """The problem that serves what it can: how much that is tells more than that it is not all."""
-    if problem.settings.on_shortage != "fail":
-        return problem
-    return problem.replace(settings=problem.settings.model_copy(update={"on_shortage": "fraction"}))
-
-
-def worth(now: Plan, then: Plan, problem: Problem) -> Worth:
-    """Return what is gained from one plan to another, with what is proven of it."""
-    mean = served_share(now, problem) <= 0.0
-    objective, bound = (now.objective or 0.0, now.bound or 0.0)
-    other, other_bound = (then.objective or 0.0, then.bound or 0.0)
-    return Worth(
-        usd_per_hour=objective - other,
-        at_least=bound - other,
-        at_most=objective - other_bound,
-        served=served_share(then, problem, mean=mean),
-        served_now=served_share(now, problem, mean=mean),
-        mean=mean,
-    )
+    def answer(self, problem: Problem, *, best_effort: bool = False) -> Answer | None:
+        """Return what the solver itself said about a variant, None if it was not asked."""
+        return self._answers.get((problem.content_hash(), best_effort))
 
 
-def loosen(problem: Problem, constraint: Constraint) -> Problem:
-    """Return the problem without a constraint, or with one more node."""
-    if constraint.rental is not None:
-        return with_more(problem, (constraint.rental,))
-    free: dict[str, tuple[str, int | None]] = {
-        "budget": ("budget_usd_per_hour", None),
-        "max-nodes": ("max_nodes", None),
-        "spot-share": ("spot_share", None),
-        "spread": ("spread", 1),
-    }
-    name, value = free[constraint.kind]
-    return problem.replace(limits=problem.limits.model_copy(update={name: value}))
+def gains(now: Plan, then: Plan, problem: Problem) -> bool:
+    """Return whether a plan is worth mentioning beside another: serves more, or as much for less."""
+    before, after = merit(now, problem), merit(then, problem)
+    if before.served < 0:
+        return after.served > 0
+    if after.served - before.served > LEAST_SERVED:
+        return True
+    if after.served < before.served - LEAST_SERVED:
+        return False
+    if before.meets_demand != after.meets_demand:
+        return after.meets_demand
+    if after.mean - before.mean > LEAST_SERVED:
+        return True
+    if now.goal == "cost":
+        return after.value - before.value > LEAST_USD
+    return after.value > before.value * (1.0 + _LEAST_TOKENS)
 
 
-def with_more(problem: Problem, rentals: Iterable[ExtraNodes]) -> Problem:
-    """Return the problem with more nodes on offer."""
-    more = {(r.region, r.node_type, r.market): r.count for r in rentals}
-    return problem.replace(
-        offers=tuple(
-            offer.model_copy(update={"available": offer.available + more.get(offer.key, 0)})
-            for offer in problem.offers
-        )
-    )
+def grows_on_average(now: Plan, then: Plan, problem: Problem) -> bool:
+    """Return whether shares served are to be told as means: the least served service gets no more."""
+    least = served_share(then, problem) - served_share(now, problem)
+    mean = served_share(then, problem, mean=True) - served_share(now, problem, mean=True)
+    return least <= LEAST_SERVED < mean
 
 
-@dataclass(frozen=True)
-class BreakEven:
-    """The share of today's prices from which on a node type is used; `exact` if every plan was proven."""
+def worth(now: Plan, then: Plan, problem: Problem, again: Plan, bound: float | None) -> Worth:
+    """Return what is gained from one plan to another.
 
-    factor: float
-    exact: bool
-
-
-def break_even(kind: str, base: Plan, problem: Problem, planner: Planner) -> BreakEven | None:
-    """Return how far the prices of a node type must fall for it to make the plan cheaper, None if never.
-
-    A plan that serves more counts as better, too: under a budget a cheaper node may do so.
+    `again` is the best plan known without a change, and `bound` what is proven of the cost after it.
     """
-    mean = served_share(base, problem) <= 0.0
-    served, cost = served_share(base, problem, mean=mean), base.objective or 0.0
-    spare = max(1e-9, 4.0 * EXACT * cost)
-    factor, exact = 0.0, _is_proven(base)
-    for step in range(_LINES):
-        question = f"{kind} at {factor:.0%} of its price"
-        plan = planner.plan(_at_price(problem, kind, factor), question)
-        exact = exact and _is_proven(plan)
-        objective = plan.objective or 0.0
-        slope = _cost_of(kind, plan, problem)
-        fuller = served_share(plan, problem, mean=mean) > served + _FULLER
-        if slope <= 0.0 or not (fuller or objective < cost - spare):
-            return BreakEven(factor, exact) if step else None
-        if fuller:
-            return _bisect_price(kind, served, mean, problem, planner)
-        factor = min(1.0, factor + (cost - objective) / slope)
-    return BreakEven(factor, exact)
-
-
-def _bisect_price(
-    kind: str, served: float, mean: bool, problem: Problem, planner: Planner
-) -> BreakEven:
-    """Bisect for the price below which more is served; the envelope argument is about cost only."""
-    low, high = 0.0, 1.0
-    while high - low > 0.01:
-        middle = (low + high) / 2.0
-        plan = planner.plan(
-            _at_price(problem, kind, middle), f"{kind} at {middle:.0%} of its price"
+    mean = grows_on_average(now, then, problem)
+    served, served_now = (served_share(plan, problem, mean=mean) for plan in (then, now))
+    planned = gains(now, again, problem) and not gains(again, then, problem)
+    if now.goal != "cost":
+        return Worth(
+            usd_per_hour=0.0,
+            served=served,
+            served_now=served_now,
+            mean=mean,
+            tokens_per_s=then.objective,
+            tokens_per_s_now=now.objective,
+            again=planned,
         )
-        if served_share(plan, problem, mean=mean) > served + _FULLER:
-            low = middle
-        else:
-            high = middle
-    return BreakEven(low, exact=False)
-
-
-def _is_proven(plan: Plan) -> bool:
-    return plan.gap is not None and plan.gap <= _NEARLY
-
-
-def _at_price(problem: Problem, kind: str, factor: float) -> Problem:
-    def at(offer: Offer) -> Offer:
-        if offer.node_type != kind:
-            return offer
-        return offer.model_copy(update={"usd_per_hour": offer.usd_per_hour * factor})
-
-    return problem.replace(offers=tuple(at(offer) for offer in problem.offers))
-
-
-def _cost_of(kind: str, plan: Plan, problem: Problem) -> float:
-    """What the nodes of a type cost in a plan at today's prices, initialisation included."""
-    total = 0.0
-    for instance in plan.instances:
-        scale = 1.0 if instance.kept else 1.0 + problem.settings.init_penalty
-        for node in instance.nodes:
-            offer = problem.offer(instance.region, node.node_type, node.market)
-            if node.node_type == kind and offer is not None:
-                total += scale * offer.usd_per_hour
-    return total
+    objective = now.objective or 0.0
+    saved = objective - (then.objective or 0.0)
+    fuller = served > served_now + LEAST_SERVED
+    return Worth(
+        usd_per_hour=saved,
+        served=served,
+        served_now=served_now,
+        at_most=None if bound is None or fuller else max(saved, objective - bound),
+        mean=mean,
+        again=planned,
+    )

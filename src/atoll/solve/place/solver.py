@@ -52,6 +52,8 @@ _RANKED = 6
 """Placements that are ranked where a `Rank` is given, before the best are changed further."""
 _CUT_WORK = 0.25
 """Share of the usual work that goes into placements on a cluster that is cut."""
+_LASTING_WORK = 0.5
+"""Share of the usual work for placements that last, of which some keep a promise."""
 _MOST_CUT = 64
 """Pieces of a cluster up to which even cuts are searched."""
 
@@ -109,11 +111,23 @@ def _solve_one(
     return plan.model_copy(update={"reasons": said, "notes": notes})
 
 
-def _merit(service: Service, answer: ServicePlacement) -> tuple[float, float]:
-    """What makes a placement better: the share of the demand it serves, then what it carries."""
-    carried = answer.placed.flows.value
+def _merit(service: Service, answer: ServicePlacement) -> tuple[float, float, float]:
+    """What makes a placement better: the share of the demand it serves, then what it carries.
+
+    Of placements that keep a promise, those come first whose KV caches hold the demand for long: capacity
+    counts every node by itself, and in pipelines of unlike nodes requests wait for the slowest.
+    """
+    from atoll.solve.place.sustained.sustained import sustain
+
+    placed = answer.placed
+    carried = placed.flows.value
     demand = service.demand_per_s * request_tokens(service)
-    return (min(1.0, carried / demand) if demand > 0 else 1.0), carried
+    if demand <= 0:
+        return 1.0, 1.0, carried
+    lasting = carried
+    if placed.promised and placed.instance.timing is not None:
+        lasting = sustain(placed.instance, placed.placement, placed.flows).tokens_per_s
+    return min(1.0, carried / demand), min(1.0, lasting / demand), carried
 
 
 def _candidates(
@@ -151,6 +165,28 @@ def _candidates(
             (placed_on,) = fit_links(problem, catalog, (answer.placed,))
             # What bounds flows on whole machines does not bind those that are cut.
             yield replace(answer, placed=placed_on, bound=bound if len(cuts) > 1 else answer.bound)
+    if effort.promise and effort.goal == "sustained" and not deadline.is_over():
+        yield from _lasting(problem, catalog, service, effort, deadline, bound)
+
+
+def _lasting(
+    problem: Problem,
+    catalog: Catalog,
+    service: Service,
+    effort: FlowEffort,
+    deadline: Deadline,
+    bound: float | None,
+) -> Iterator[ServicePlacement]:
+    """Yield the placements whose flow lasts best, with as much of it as keeps the promise."""
+    from atoll.solve.place.latency import flow_within
+
+    work = effort.work * _LASTING_WORK
+    free = replace(effort, promise=False, bounded=False, work=work, log=None)
+    for answer in places(SEARCH, problem, catalog, service, free, deadline, most=_RANKED):
+        placed = answer.placed
+        flows = flow_within(placed.instance, placed.placement)
+        if flows.value > 0:
+            yield ServicePlacement(replace(placed, flows=flows, promised=True), bound)
 
 
 def _rank(
@@ -232,9 +268,9 @@ def _solve_for_family(
     deadline_s: float,
     on_progress: OnProgress | None,
 ) -> Plan:
-    def log(seconds: float, value: float, bound: float) -> None:
+    def log(_seconds: float, value: float, bound: float) -> None:
         if on_progress is not None:
-            on_progress(Progress("placing", _describe(seconds, value, bound)))
+            on_progress(Progress("placing", _describe(value, bound)))
 
     if name in (SEARCH, MILP):
         # The deadline is for searching: on a machine where nothing was compiled yet, that comes before.
@@ -245,16 +281,22 @@ def _solve_for_family(
         for module in (anneal, moves, kernel):
             compile_entries(module.__name__)
     flow = FlowEffort(
-        deadline_s, effort.objective, effort.partial, effort.promise, log=log, rank=effort.rank
+        deadline_s,
+        effort.objective,
+        effort.partial,
+        effort.promise,
+        log=log,
+        rank=effort.rank,
+        work=effort.work,
     )
     return solve(name, problem, catalog, flow)
 
 
-def _describe(seconds: float, value: float, bound: float) -> str:
+def _describe(value: float, bound: float) -> str:
     best = f"best {value:,.1f} tokens/s" if value > 0 else "no placement yet"
     if math.isfinite(bound) and bound > 0:
         best += f", gap {format_share(max(0.0, 1 - value / bound))}, proven {bound:,.1f}"
-    return f"{seconds:.1f}s: {best}"
+    return best
 
 
 FAMILY = SolverFamily(

@@ -1,18 +1,18 @@
-"""How many instances of which template in which region, on which nodes: the cheapest, with proof.
+"""How many instances of which template in which region, on which machines: the cheapest, with proof.
 
-    minimise    sum_k usd_k x_k + K sum_i base_i (n_i beyond those running)
-    subject to  sum_i throughput_i n_i >= demand_r                     for every role r
-                sum_i nodes_{i,c} n_i <= sum of x_k over offers in (g, c)   for every region g, node type c
-                0 <= x_k <= available_k, limits, all whole numbers
+    minimise    sum_k usd_k b_k + K sum_k usd_k s/gpus_k w_{k,s}
+    subject to  gpus_k b_k >= GPUs that new slices w_{k,s} and kept instances take of offer k
+                new instances in region g take no more nodes of a kind than slices of it are taken there
+                every service is served: phases together, or as much prefill as decode in each region
+                0 <= b_k <= available_k, limits, all whole numbers
 
-over all templates in all regions; base_i is what the nodes of an instance cost at the cheapest offers of
-its region. See `search` for how, `relaxation` for why the bound holds, `scarcity` for what happens when
-demand cannot be met.
+over all templates in all regions, K being the initialisation penalty. Since a new node costs what its own
+offer does, markets need not be part of a template; what runs holds the machines it has. See `search` for how,
+`relaxation` for why the bound holds, `scarcity` for what happens when demand cannot be met.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,19 +20,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.core.errors import InternalError, UsageError
-from atoll.solve.rent.answer import cheapest_nodes, costs, instances, keep_equals, restrict
-from atoll.solve.rent.columns import RentModel, available_nodes, kept_of, pairs_of
-from atoll.solve.rent.relaxation import Prices, cheapest_rents, rents
+from atoll.solve.rent.items import RentModel, Solution, items_of
+from atoll.solve.rent.programme import cheapest_supply, costs
+from atoll.solve.rent.relaxation import Prices, gpu_starts, machine_rents
 from atoll.solve.rent.scarcity import ServedDemand, serve_most
 from atoll.solve.rent.search import SearchOutcome, minimise
-from atoll.solve.rent.standing import Deadline, Incumbent, Target
+from atoll.solve.rent.standing import Deadline, Incumbent, Target, Work
 from atoll.solve.rent.types import (
+    BOTH,
+    DECODE,
+    PREFILL,
     AllocatedInstances,
     Allocation,
     AllocationLimits,
     Log,
-    RoleDemand,
     RunningColumn,
+    ServiceDemand,
     Shortage,
     Statistics,
     Status,
@@ -42,89 +45,94 @@ from atoll.solve.rent.types import (
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+WORK = 600_000
+"""Effort of an allocation, in simplex iterations (see `standing.Work`)."""
+OPTIMAL = 1e-3
+"""An answer is called optimal if it is proven to this share."""
 _KEEP = 1e-6
-"""Share of a node's price that starting it is taken to cost at least, so that equal instances are kept."""
+"""Share of a GPU's price that taking it anew is taken to cost at least, so that equal instances are kept."""
 _FULL = 1e-9
-_PATIENCE = 0.4
-"""Share of the time after which, nothing being found that meets all demand, less is looked for."""
 _BINDS = 1e-6
-_SCARCE = 0.7
-"""Share of the time left in which to find what can be served; the rest is for serving it cheaply."""
+_SCARCE = 0.6
+"""Share of the effort left for finding what can be served; the rest is for serving it cheaply."""
 
 
 def allocate(
-    roles: Sequence[RoleDemand],
+    services: Sequence[ServiceDemand],
     supply: Supply,
     limits: AllocationLimits,
     *,
     init_penalty: float = 0.0,
     running: Sequence[RunningColumn] = (),
-    deadline_s: float = 30.0,
+    deadline_s: float = 300.0,
+    work: float = WORK,
     gap: float = 1e-3,
     on_shortage: Shortage = "fraction",
     seed: int = 0,
     log: Log | None = None,
 ) -> Allocation:
-    """Return the cheapest allocation found within `deadline_s` seconds of wall time and what is proven of it.
+    """Return the cheapest allocation found with so much `work`, and what is proven of it.
 
     Stops at a proven relative `gap`. `init_penalty` is K: what starting an instance costs, as a share of
     its hourly price. When demand cannot be met the most is served that can be (see `scarcity`), unless
-    `on_shortage` is "fail". Equal inputs give equal answers when the gap is reached before the deadline.
+    `on_shortage` is "fail". Equal inputs give equal answers, unless `deadline_s` seconds pass before: then
+    the answer is the best so far and says that it was `cut_short`.
     """
     return _Allocator(
-        roles, supply, limits, init_penalty, running, Deadline(deadline_s), gap, seed, log
-    ).run(on_shortage)
+        services, supply, limits, init_penalty, running, Deadline(deadline_s), Work(work), gap,
+        seed, log,
+    ).run(on_shortage)  # fmt: skip
 
 
 @dataclass
 class _Allocator:
-    roles: Sequence[RoleDemand]
+    services: Sequence[ServiceDemand]
     supply: Supply
     limits: AllocationLimits
     init_penalty: float
     running: Sequence[RunningColumn]
     deadline: Deadline
+    work: Work
     gap: float
     seed: int
     log: Log | None
 
     def __post_init__(self) -> None:
-        self.cpu = time.process_time()
-        _check(self.roles, self.supply, self.limits, self.init_penalty)
-        self.nodes = available_nodes(self.supply)
-        demanded = [r for r, role in enumerate(self.roles) if role.demand > 0.0]
-        model = self._model(demanded, np.ones(len(self.roles)))
+        _check(self.services, self.supply, self.limits, self.init_penalty)
+        self._parts: list[Work] = []
+        demanded = [m for m, s in enumerate(self.services) if _asked(s)]
+        model = self._model(demanded, np.ones(len(self.services)))
         servable = [_servable(model, i, self.limits.spread) for i in range(len(demanded))]
-        self.active = [r for r, good in zip(demanded, servable, strict=True) if good]
-        self.hopeless = [r for r, good in zip(demanded, servable, strict=True) if not good]
+        self.active = [m for m, good in zip(demanded, servable, strict=True) if good]
+        self.hopeless = [m for m, good in zip(demanded, servable, strict=True) if not good]
         self.model = (
-            model if not self.hopeless else self._model(self.active, np.ones(len(self.roles)))
+            model if not self.hopeless else self._model(self.active, np.ones(len(self.services)))
         )
 
     def _model(self, active: list[int], fraction: Floats) -> RentModel:
-        """The problem of some roles, each asked for a fraction of its demand."""
-        demands = [
-            replace(self.roles[r], demand=self.roles[r].demand * float(fraction[r])) for r in active
-        ]
-        model = RentModel(
-            self.supply,
-            self.limits,
-            tuple(pairs_of(role, self.nodes) for role in demands),
-            tuple(
-                kept_of(r, role, self.running, self.nodes)
-                for r, role in zip(active, demands, strict=True)
-            ),
-            np.zeros(self.nodes.size),
+        """The problem of some services, each asked for a fraction of its demand."""
+        items = tuple(
+            items_of(self.services[m], m, self.running, self.supply, float(fraction[m]))
+            for m in active
         )
         penalty = self.init_penalty
-        if any(len(kept.pairs) for kept in model.kept):
+        if any(some.running for some in items):
             penalty = max(penalty, _KEEP)
-        return replace(model, penalty=penalty * cheapest_rents(model))
+        services = tuple(
+            replace(
+                self.services[m],
+                kv_bytes_per_s=self.services[m].kv_bytes_per_s * float(fraction[m]),
+            )
+            for m in active
+        )
+        start = penalty * self.supply.usd / self.supply.gpus
+        return RentModel(self.supply, self.limits, services, items, start)
 
     def run(self, on_shortage: Shortage) -> Allocation:
         if not self.hopeless:
-            standing = Incumbent(Target(self.gap), self.deadline, self.log, patience=_PATIENCE)
+            standing = self._standing(0.7)
             outcome = minimise(self.model, standing, self.seed)
+            self.work.charge(standing.work.spent)
             if standing.solution is not None:
                 return self._answer(self.active, self.model, standing, outcome, None)
         served = self._most(on_shortage == "priority")
@@ -132,40 +140,53 @@ class _Allocator:
             return self._serve(self.active, self.model, served, None)
         if on_shortage == "fail" or served.solution is None:
             return self._nothing(served)
-        fraction = np.zeros(len(self.roles))
+        fraction = np.zeros(len(self.services))
         # A hair less than was served, so that rounding cannot turn away what was found.
         fraction[self.active] = served.fraction * (1.0 - _FULL)
-        active = [r for r in self.active if fraction[r] > _FULL]
+        active = [m for m in self.active if fraction[m] > _FULL]
         return self._serve(active, self._model(active, fraction), served, served)
+
+    def _standing(self, share: float) -> Incumbent:
+        part = Work(self.work.part(share))
+        self._parts.append(part)
+        # A hair closer than asked, so that rounding cannot leave it a hair away.
+        return Incumbent(Target(0.99 * self.gap), self.deadline, part, self.log)
 
     def _serve(
         self, active: list[int], model: RentModel, served: ServedDemand, short: ServedDemand | None
     ) -> Allocation:
         """Serve what is known to fit, at the least cost."""
-        standing = Incumbent(Target(self.gap), self.deadline, self.log)
-        start = restrict(served.solution, self.active, active)
+        standing = self._standing(1.0)
+        start = served.solution
         if start is not None:
-            start = replace(start, rented=cheapest_nodes(model, start))
-            standing.offer(start, sum(costs(model, start, model.penalty)))
+            items = tuple(start.items[self.active.index(m)] for m in active)
+            cheap = cheapest_supply(model, items, self.seed)
+            if cheap is not None:
+                standing.offer(cheap, sum(costs(model, cheap)))
         outcome = minimise(model, standing, self.seed)
         return self._answer(active, model, standing, outcome, short)
 
     def _most(self, priority: bool) -> ServedDemand:
-        return serve_most(
+        part = Work(self.work.part(_SCARCE))
+        self._parts.append(part)
+        served = serve_most(
             self.model,
             lambda some, fraction: self._model(
-                [self.active[i] for i in some], np.full(len(self.roles), fraction)
+                [self.active[i] for i in some], np.full(len(self.services), fraction)
             ),
-            np.array([self.roles[r].weight for r in self.active]),
-            self.deadline.part(_SCARCE),
+            self.deadline,
+            part,
             priority=priority,
             seed=self.seed,
         )
+        self.work.charge(part.spent)
+        return served
 
     def _nothing(self, served: ServedDemand) -> Allocation:
+        none = Solution(np.zeros(len(self.supply.usd), np.int64), {}, ())
         return self._assemble(
-            "infeasible", (), np.zeros(len(self.supply.usd), np.int64), (0.0, 0.0), 0.0,
-            served, served.prices, np.zeros(len(self.roles)), served.statistics,
+            "infeasible", [], self.model, none, 0.0, served,
+            SearchOutcome(served.prices, np.zeros(0), 0, 0),
         )  # fmt: skip
 
     def _answer(
@@ -178,94 +199,106 @@ class _Allocator:
     ) -> Allocation:
         if standing.solution is None:
             raise InternalError("nothing was found that could be answered")
-        solution = keep_equals(model, standing.solution)
-        solution = replace(solution, rented=cheapest_nodes(model, solution))
-        usd, init = costs(model, solution, self.init_penalty * cheapest_rents(model))
+        solution = cheapest_supply(model, standing.solution.items, self.seed) or standing.solution
         # What is proven of the objective with the keeping penalty holds but for that penalty.
-        bound = min(usd + init, standing.bound / (1.0 + _KEEP if self.running else 1.0))
-        demand = np.zeros(len(self.roles))
-        for i, r in enumerate(active):
-            demand[r] = outcome.demand[i]
-        status: Status = "feasible"
-        if served is not None:
-            status = "partial"
-        elif usd + init - bound <= Target(self.gap + _KEEP).spare(usd + init):
-            status = "optimal"
-        chosen = tuple(
-            c for i, r in enumerate(active) for c in instances(model, solution, i, r, self.roles[r])
-        )
+        hair = _KEEP if any(some.running for some in model.items) else 0.0
+        bound = standing.bound / (1.0 + hair)
         return self._assemble(
-            status, chosen, solution.rented, (usd, init), bound, served, outcome.prices, demand,
-            outcome.statistics,
+            "partial" if served is not None else "feasible",
+            active, model, solution, bound, served, outcome,
         )  # fmt: skip
 
     def _assemble(
         self,
         status: Status,
-        chosen: tuple[AllocatedInstances, ...],
-        rented: Ints,
-        cost: tuple[float, float],
+        active: list[int],
+        model: RentModel,
+        solution: Solution,
         bound: float,
         served: ServedDemand | None,
-        prices: Prices,
-        demand: Floats,
-        statistics: Statistics,
+        outcome: SearchOutcome,
     ) -> Allocation:
-        objective = sum(cost)
-        rates = np.zeros(len(self.roles))
-        for c in chosen:
-            rates[c.role] += c.throughput * c.number
-        required = np.array([role.demand for role in self.roles])
-        nobody = required <= 0.0
-        fraction = np.where(nobody, 1.0, np.minimum(1.0, rates / np.where(nobody, 1.0, required)))
+        usd = float(self.supply.usd @ solution.machines)
+        per_gpu = self.init_penalty * self.supply.usd / self.supply.gpus
+        init = sum(float(per_gpu[k]) * gpus * n for (k, gpus), n in solution.slices.items())
+        objective = usd + init
+        bound = max(0.0, min(bound, objective))
+        gap = 0.0 if objective <= 0.0 else (objective - bound) / objective
+        if status == "feasible" and gap <= OPTIMAL:
+            status = "optimal"
+        fraction = np.ones(len(self.services))
+        if served is not None:
+            fraction[:] = [0.0 if _asked(s) else 1.0 for s in self.services]
+            fraction[self.active] = served.fraction
+        demand = np.zeros(len(self.services))
+        for i, m in enumerate(active):
+            demand[m] = outcome.demand[i]
         dropped = [] if served is None else self._find_dropped(served)
-        binding = self._binding(prices if served is None else served.prices, dropped)
+        binding = self._binding(outcome.prices if served is None else served.prices, dropped)
         if served is not None and not binding:
-            binding = self._binding(prices, dropped)
+            binding = self._binding(outcome.prices, dropped)
+        chosen = tuple(
+            _allocated(model, m, i, item, count)
+            for i, m in enumerate(active)
+            for item, count in sorted(solution.items[i].items())
+        )
+        parts = self._parts
         return Allocation(
             status=status,
             instances=chosen,
-            offers_used=rented,
-            usd_per_hour=cost[0],
-            init_usd=cost[1],
+            machines=solution.machines,
+            slices=solution.slices,
+            usd_per_hour=usd,
+            init_usd=init,
             objective=objective,
             bound=bound,
-            gap=0.0 if objective <= 0.0 else (objective - bound) / objective,
+            gap=gap,
             served=fraction,
             fraction_bound=1.0 if served is None else served.most,
-            demand_usd=np.where(nobody, 0.0, demand / np.where(nobody, 1.0, required)),
-            node_usd=self._node_usd(prices),
+            demand_usd=demand,
+            node_usd=self._node_usd(outcome.prices),
             binding=binding,
-            seconds=self.deadline.passed,
-            cpu_seconds=time.process_time() - self.cpu,
-            statistics=statistics,
+            cut_short=self.deadline.missed,
+            statistics=Statistics(
+                rounds=sum(w.rounds for w in parts),
+                mixes=outcome.mixes,
+                mips=sum(w.mips for w in parts),
+                nodes=sum(w.nodes for w in parts),
+                iterations=sum(w.iterations for w in parts),
+                pairs=sum(len(items) for items in model.items),
+                survivors=outcome.survivors,
+            ),
         )
 
     def _find_dropped(self, served: ServedDemand) -> list[int]:
-        """Roles that others leave no node for, under shortage."""
+        """Services that others leave no node for, under shortage."""
         if served.solution is None:
             return []
-        return [r for r, f in zip(self.active, served.fraction, strict=True) if f <= _FULL]
+        return [m for m, f in zip(self.active, served.fraction, strict=True) if f <= _FULL]
 
     def _node_usd(self, prices: Prices) -> Floats:
         """What one more node would save: its worth in the relaxation less its cheapest rent."""
-        cells = self.supply.region * len(self.supply.node_types) + self.supply.type
-        least = np.full(self.nodes.size, np.inf)
-        np.minimum.at(least, cells, rents(self.supply, self.limits, prices))
-        saved = np.where(
-            np.isfinite(least), prices.cell - np.where(np.isfinite(least), least, 0), 0
-        )
-        return np.maximum(0.0, saved).reshape(self.nodes.shape)
+        model = self.model
+        rents, starts = machine_rents(model, prices), gpu_starts(model, prices)
+        least = np.full(model.cells, np.inf)
+        for k, sizes in enumerate(self.supply.sizes):
+            for gpus, kind in sizes:
+                cost = gpus * (rents[k] / self.supply.gpus[k] + starts[k])
+                at = model.cell(k, kind)
+                least[at] = min(least[at], float(cost))
+        worth = prices.row[: model.cells]
+        saved = np.where(np.isfinite(least), worth - np.where(np.isfinite(least), least, 0), 0)
+        return np.maximum(0.0, saved).reshape(model.regions, len(self.supply.kinds))
 
     def _binding(self, prices: Prices, dropped: list[int]) -> tuple[str, ...]:
         """Name what stands in the way of a cheaper (or fuller) answer, dearest first."""
         worth = self._node_usd(prices)
-        scale = _BINDS * max(1.0, float(prices.cell.max(initial=0.0)))
+        scale = _BINDS * max(1.0, float(prices.row.max(initial=0.0)))
         cells = sorted(
             ((-worth[g, c], g, c) for g, c in zip(*np.nonzero(worth > scale), strict=True)),
         )
         names = [
-            f"availability of {self.supply.node_types[c]} in {self.supply.regions[g]}"
+            f"availability of {self.supply.kinds[c]} in {self.supply.regions[g]}"
             for _, g, c in cells
         ]
         names += [
@@ -278,20 +311,44 @@ class _Allocator:
             if price > _BINDS
         ]
         return (
-            *(f"nothing on offer can serve {self.roles[r].name}" for r in self.hopeless),
-            *(f"no room for {self.roles[r].name} beside the others" for r in dropped),
+            *(f"nothing on offer can serve {self.services[m].name}" for m in self.hopeless),
+            *(f"no room for {self.services[m].name} beside the others" for m in dropped),
             *names,
         )
 
 
+def _allocated(
+    model: RentModel, service: int, index: int, item: int, count: int
+) -> AllocatedInstances:
+    items = model.items[index]
+    kept = bool(items.kept[item])
+    source = int(items.source[item])
+    return AllocatedInstances(
+        service,
+        int(items.phase[item]),
+        int(items.region[item]),
+        count,
+        template=None if kept else source,
+        running=source if kept else None,
+    )
+
+
+def _asked(service: ServiceDemand) -> bool:
+    return any(role.demand > 0.0 for role in service.roles)
+
+
 def _check(
-    roles: Sequence[RoleDemand], supply: Supply, limits: AllocationLimits, init_penalty: float
+    services: Sequence[ServiceDemand],
+    supply: Supply,
+    limits: AllocationLimits,
+    init_penalty: float,
 ) -> None:
-    for role in roles:
-        if not (np.isfinite(role.demand) and role.demand >= 0.0):
-            raise UsageError(f"demand of {role.name} is {role.demand}", hint="0 or more")
-        if role.counts.shape != (len(role.throughput), len(supply.node_types)):
-            raise UsageError(f"templates of {role.name} have shape {role.counts.shape}")
+    for service in services:
+        for role in service.roles:
+            if not (np.isfinite(role.demand) and role.demand >= 0.0):
+                raise UsageError(f"demand of {service.name} is {role.demand}", hint="0 or more")
+            if role.counts.shape != (len(role.throughput), len(supply.kinds)):
+                raise UsageError(f"templates of {service.name} have shape {role.counts.shape}")
     if np.any(supply.usd < 0.0) or np.any(supply.available < 0):
         raise UsageError("an offer with a negative price or number of nodes")
     if limits.spread < 1:
@@ -300,6 +357,13 @@ def _check(
         raise UsageError(f"an initialisation penalty of {init_penalty}", hint="0 or more")
 
 
-def _servable(model: RentModel, role: int, spread: int) -> bool:
-    regions = np.concatenate([model.pairs[role].region, model.kept[role].pairs.region])
-    return len(np.unique(regions)) >= spread
+def _servable(model: RentModel, service: int, spread: int) -> bool:
+    """Whether instances could stand in enough regions, phases together or paired."""
+    items, pairs = model.items[service], model.services[service].pairs
+    regions = [set(np.unique(items.region[items.phase == phase]).tolist()) for phase in range(3)]
+    if len(regions[BOTH]) >= spread:
+        return True
+    if min(len(regions[PREFILL]), len(regions[DECODE])) < spread:
+        return False
+    meets = bool(regions[PREFILL] & regions[DECODE])
+    return meets or any(g in regions[PREFILL] and h in regions[DECODE] for g, h in pairs)

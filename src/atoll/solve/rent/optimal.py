@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from atoll.catalog.catalog import Catalog
-from atoll.core.ids import parse_node_type
-from atoll.plan.plan import Instance, Plan
+from atoll.core.ids import Phase
+from atoll.plan.handover import handover
+from atoll.plan.plan import Instance, Market, Plan
 from atoll.plan.problem import Problem
 from atoll.solve.assembly import NewInstance, infeasible, keep, plan_from_layouts
 from atoll.solve.rent import types
-from atoll.solve.rent.allocation import allocate
-from atoll.solve.rent.markets import Markets
+from atoll.solve.rent.allocation import WORK, allocate
 from atoll.solve.templates.library import Libraries
 
 SOLVER = "optimal"
-DEADLINE_S = 30.0
+DEADLINE_S = 300.0
 GAP = 1e-3
-_TIE = 1e-4
 
-Log = Callable[[float, float, float], None]
+_PHASES = {
+    Phase.PREFILL: types.PREFILL,
+    Phase.DECODE: types.DECODE,
+    Phase.BOTH: types.BOTH,
+}
+_MARKETS: tuple[Market, ...] = ("owned", "on-demand", "spot")
 
 
 @dataclass(frozen=True)
@@ -41,75 +44,90 @@ def solve(
     *,
     deadline_s: float = DEADLINE_S,
     gap: float = GAP,
-    log: Log | None = None,
+    work: float = 1.0,
+    log: types.Log | None = None,
 ) -> Solved:
-    """Return the cheapest plan, proven to `gap` or as far as `deadline_s` seconds allow."""
-    allocation = _allocate(problem, catalog, libraries, deadline_s, gap, log)
-    return Solved(_plan(problem, catalog, libraries, allocation), allocation)
-
-
-def _allocate(
-    problem: Problem,
-    catalog: Catalog,
-    libraries: Libraries,
-    deadline_s: float,
-    gap: float,
-    log: Log | None,
-) -> types.Allocation:
-    roles = [str(role) for role in problem.roles]
-    running = running_columns(problem, catalog, roles, libraries.node_types)
+    """Return the cheapest plan, proven to `gap` or as far as `work` (1: the usual effort) allows."""
+    running = running_columns(problem, catalog)
     allocation = allocate(
-        role_demands(problem, libraries),
-        supply_of(problem, libraries.node_types),
+        service_demands(problem, catalog, libraries),
+        supply_of(problem, catalog),
         limits_of(problem),
-        # A hair above nothing, so that of equal plans the one that starts less is taken.
-        init_penalty=max(problem.settings.init_penalty, _TIE if running else 0.0),
+        init_penalty=problem.settings.init_penalty,
         running=[column for column, _ in running],
         deadline_s=deadline_s,
+        work=work * WORK,
         gap=gap,
         on_shortage=problem.settings.on_shortage,
         seed=problem.settings.seed,
         log=log,
     )
-    if running and problem.settings.init_penalty < _TIE:
-        # The hair is in the bound, too: no plan can have paid more of it than all its cost.
-        allocation = replace(allocation, bound=allocation.bound / (1.0 + _TIE))
-    return allocation
+    plan = _plan(problem, catalog, libraries, allocation, [group for _, group in running])
+    return Solved(plan, allocation)
 
 
-def role_demands(problem: Problem, libraries: Libraries) -> list[types.RoleDemand]:
-    """Return what each role needs and the templates it may use."""
+def service_demands(
+    problem: Problem, catalog: Catalog, libraries: Libraries
+) -> list[types.ServiceDemand]:
+    """Return what each service needs and the templates its roles may use."""
+    regions = problem.regions
     demands = []
-    for role in problem.roles:
-        library = libraries.roles[str(role)]
-        service = problem.service_of(role)
-        allowed = np.array([service.allows(node_type) for node_type in libraries.node_types])
+    for service in problem.services:
+        allowed = np.array([service.allows(kind) for kind in libraries.kinds])
+        roles = []
+        for role in service.roles:
+            library = libraries.roles[str(role)]
+            roles.append(
+                types.RoleTemplates(
+                    _PHASES[role.phase], library.counts, library.throughput, problem.demand(role)
+                )
+            )
+        moved = handover(problem, catalog, service)
+        pairs: tuple[tuple[int, int], ...] = ()
+        if moved is not None:
+            pairs = tuple(
+                sorted(
+                    (regions.index(a), regions.index(b))
+                    for a, b in moved.pairs
+                    if a in regions and b in regions
+                )
+            )
         demands.append(
-            types.RoleDemand(
-                name=str(role),
-                counts=library.counts,
-                throughput=library.throughput,
-                demand=problem.demand(role),
-                allowed=allowed,
+            types.ServiceDemand(
+                service.name,
+                tuple(roles),
+                allowed,
                 weight=service.priority,
+                pairs=pairs,
+                kv_bytes_per_s=0.0
+                if moved is None
+                else moved.bytes_per_request * service.demand_per_s,
             )
         )
     return demands
 
 
-def supply_of(problem: Problem, node_types: tuple[str, ...]) -> types.Supply:
+def supply_of(problem: Problem, catalog: Catalog) -> types.Supply:
     """Return the offers of a problem as arrays, in the problem's order."""
-    offers = problem.offers
-    regions = problem.regions
+    offers, regions, kinds = problem.offers, problem.regions, problem.kinds
+    link = np.full((len(regions), len(regions)), np.inf)
+    for g, a in enumerate(regions):
+        for h, b in enumerate(regions):
+            if g != h:
+                link[g, h] = catalog.links.between(a, b).bandwidth_bytes_per_s
     return types.Supply(
         regions=regions,
-        node_types=node_types,
-        gpus=np.array([parse_node_type(n).gpu_count for n in node_types], np.int64),
+        kinds=kinds,
         region=np.array([regions.index(o.region) for o in offers], np.int64),
-        type=np.array([node_types.index(o.node_type) for o in offers], np.int64),
-        market=tuple(o.market for o in offers),
+        gpus=np.array([o.gpus for o in offers], np.int64),
+        sizes=tuple(
+            tuple((size, kinds.index(kind)) for size, kind in zip(o.sizes, o.kinds, strict=True))
+            for o in offers
+        ),
+        spot=np.array([o.market == "spot" for o in offers], np.bool_),
         usd=np.array([o.usd_per_hour for o in offers]),
         available=np.array([o.available for o in offers], np.int64),
+        link=link,
     )
 
 
@@ -125,63 +143,79 @@ def limits_of(problem: Problem) -> types.AllocationLimits:
 
 
 def running_columns(
-    problem: Problem, catalog: Catalog, roles: list[str], node_types: tuple[str, ...]
+    problem: Problem, catalog: Catalog
 ) -> list[tuple[types.RunningColumn, list[Instance]]]:
-    """Return what runs now, equal instances together, with their throughput under today's promise."""
-    groups: dict[tuple[int, int, tuple[int, ...]], list[Instance]] = defaultdict(list)
+    """Return what runs now and may stay, equal instances together, as they run.
+
+    Equal ones hold as many GPUs of the same offers and carry the same under today's promise.
+    """
+    offers = {offer.key: k for k, offer in enumerate(problem.offers)}
+    names = [service.name for service in problem.services]
+    groups: dict[tuple[int, int, int, tuple[tuple[int, int], ...], float], list[Instance]]
+    groups = defaultdict(list)
     for instance in problem.running:
-        counts = Counter(node.node_type for node in instance.nodes)
-        if instance.role not in roles or not set(counts) <= set(node_types):
+        if instance.service not in names or instance.region not in problem.regions:
             continue
-        vector = tuple(counts[node_type] for node_type in node_types)
-        where = problem.regions.index(instance.region) if instance.region in problem.regions else -1
-        if where >= 0 and _still_offered(problem, instance):
-            groups[roles.index(instance.role), where, vector].append(instance)
-    columns = []
-    for (role, region, vector), group in sorted(groups.items()):
-        rates = [keep(problem, catalog, instance).throughput_per_s for instance in group]
-        column = types.RunningColumn(
-            role, region, np.array(vector, np.int8), len(group), throughput=min(rates)
+        service = problem.service(instance.service)
+        if instance.role_id not in service.roles:
+            continue
+        gpus: Counter[int] = Counter()
+        stays = True
+        for node in instance.nodes:
+            k = offers.get((instance.region, node.node_type, node.market))
+            if k is None or node.gpus not in problem.offers[k].sizes or node.region is not None:
+                stays = False
+                break
+            stays = stays and service.allows(node.kind)
+            gpus[k] += node.gpus
+        if not stays:
+            continue
+        rate = keep(problem, catalog, instance).throughput_per_s
+        key = (
+            names.index(instance.service),
+            _PHASES[instance.phase],
+            problem.regions.index(instance.region),
+            tuple(sorted(gpus.items())),
+            rate,
         )
+        groups[key].append(instance)
+    columns = []
+    for (index, phase, region, used, rate), group in sorted(groups.items()):
+        column = types.RunningColumn(index, phase, region, used, len(group), rate)
         columns.append((column, group))
     return columns
 
 
-def _still_offered(problem: Problem, instance: Instance) -> bool:
-    return all(
-        problem.offer(instance.region, node.node_type, node.market) is not None
-        for node in instance.nodes
-    )
-
-
 def _plan(
-    problem: Problem, catalog: Catalog, libraries: Libraries, allocation: types.Allocation
+    problem: Problem,
+    catalog: Catalog,
+    libraries: Libraries,
+    allocation: types.Allocation,
+    running: list[list[Instance]],
 ) -> Plan:
-    times = {"seconds": allocation.seconds, "cpu_seconds": allocation.cpu_seconds}
     if allocation.status == "infeasible":
-        return infeasible(problem, solver=SOLVER, reasons=allocation.binding, **times)
-    roles = [str(role) for role in problem.roles]
-    markets = Markets(problem.offers, allocation.offers_used)
+        return infeasible(
+            problem,
+            solver=SOLVER,
+            reasons=allocation.binding,
+            cut_short=allocation.cut_short,
+        )
+    phases = {number: phase for phase, number in _PHASES.items()}
     kept: list[Instance] = []
-    waiting = {
-        (column.role, column.region, column.counts.tobytes()): list(group)
-        for column, group in running_columns(problem, catalog, roles, libraries.node_types)
-    }
-    for chosen in allocation.instances:
-        group = waiting.get((chosen.role, chosen.region, chosen.counts.tobytes()), [])
-        for _ in range(chosen.kept):
-            kept.append(group.pop(0))
-            markets.take_nodes(kept[-1])
     started: list[NewInstance] = []
+    stock = _Stock(problem, allocation.slices)
     for chosen in allocation.instances:
+        service = problem.services[chosen.service]
+        if chosen.running is not None:
+            kept += running[chosen.running][: chosen.number]
+            continue
+        role = next(r for r in service.roles if r.phase is phases[chosen.phase])
+        library = libraries.roles[str(role)]
         region = problem.regions[chosen.region]
-        for _ in range(chosen.number - chosen.kept):
-            library = libraries.roles[roles[chosen.role]]
-            layout = library.layout_of(chosen.counts)
-            nodes = Counter(kind for stage in layout.stages for kind in stage.nodes)
-            started.append(
-                NewInstance(roles[chosen.role], region, layout, markets.take(region, nodes))
-            )
+        for _ in range(chosen.number):
+            layout = library.layout(chosen.template or 0)
+            kinds = Counter(kind for stage in layout.stages for kind in stage.nodes)
+            started.append(NewInstance(str(role), region, layout, stock.take(region, kinds)))
     return plan_from_layouts(
         problem,
         catalog,
@@ -191,5 +225,28 @@ def _plan(
         kept=kept,
         bound=allocation.bound,
         reasons=allocation.binding,
-        **times,
+        cut_short=allocation.cut_short,
     )
+
+
+class _Stock:
+    """Slices that an allocation takes, handed out to its new instances: one's own first and spot last."""
+
+    def __init__(self, problem: Problem, slices: dict[tuple[int, int], int]) -> None:
+        self._left: dict[tuple[str, str], list[tuple[int, str, Market]]] = defaultdict(list)
+        for (k, gpus), number in sorted(slices.items()):
+            offer = problem.offers[k]
+            kind = dict(zip(offer.sizes, offer.kinds, strict=True))[gpus]
+            source = (_MARKETS.index(offer.market), offer.node_type, offer.market)
+            self._left[offer.region, kind] += [source] * number
+        for sources in self._left.values():
+            sources.sort(reverse=True)
+
+    def take(self, region: str, kinds: Counter[str]) -> dict[tuple[str, str, Market], int]:
+        """Take nodes by kind in a region; return how many of each (kind, node type, market)."""
+        taken: Counter[tuple[str, str, Market]] = Counter()
+        for kind, number in sorted(kinds.items()):
+            for _ in range(number):
+                _, node_type, market = self._left[region, kind].pop()
+                taken[kind, node_type, market] += 1
+        return dict(taken)

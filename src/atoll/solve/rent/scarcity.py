@@ -1,12 +1,12 @@
 """When demand cannot be met: the most that can be served.
 
-The most is the largest common fraction of every role's demand, or the largest mean fraction weighted by
-priority. Roles that nothing on offer can serve are left out of it. Where not even one instance of each
-of the others can stand at once, the common fraction is that of as many roles as can (of equally many,
+The most is the largest common fraction of every service's demand, or the largest mean fraction weighted by
+priority. Services that nothing on offer can serve are left out of it. Where not even one instance of each
+of the others can stand at once, the common fraction is that of as many services as can (of equally many,
 those of more weight): serving some is better than serving none.
 
-The common fraction is found by bisection: whether a fraction f of all demand fits is shown by an
-allocation of it, or refuted by a bound above the price of all nodes there are.
+Both are one problem: the same programmes as for the cost, with machines free of charge and the share left
+unserved to be minimised.
 """
 
 from __future__ import annotations
@@ -17,33 +17,34 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.solve.rent.answer import cheapest_nodes, restrict
-from atoll.solve.rent.columns import RentModel, Solution
-from atoll.solve.rent.mixes.decomposition import Decomposition
-from atoll.solve.rent.pairs.pair_search import PairSearch
-from atoll.solve.rent.relaxation import Prices, cheapest_rents, price_of_all
-from atoll.solve.rent.search import glance, minimise
-from atoll.solve.rent.standing import Deadline, Incumbent, Target
-from atoll.solve.rent.types import Statistics
+from atoll.solve.rent.greedy import fill, served_share
+from atoll.solve.rent.instances import InstanceGoal, InstanceMaster
+from atoll.solve.rent.items import RentModel, Solution
+from atoll.solve.rent.mixes import Decomposition
+from atoll.solve.rent.programme import cheapest_supply
+from atoll.solve.rent.relaxation import Prices, market_prices, slacks
+from atoll.solve.rent.search import SMALL, lowest_each, oracles_of
+from atoll.solve.rent.standing import Deadline, Incumbent, Target, Work
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 Rebuild = Callable[[list[int], float], RentModel]
-"""The model of some of the roles with this fraction of their demand asked for."""
+"""The model of some of the services with this fraction of their demand asked for."""
 
 EXACT = 1e-4
 """Fractions are proven to this."""
-_COARSE = 2e-3
 _LITTLE = 1e-6
 """A fraction that any instance serves."""
-_TILT = 1e-4
-"""Price of all nodes where what counts is the number of roles: of equal choices the cheaper one."""
-_MANY = 24
-"""Instances per role beyond which mixes are too many for them to help."""
+_STAGES = (300, 1500)
+"""Items of each service to solve over, one after the other."""
+_AIM = 0.97
+_DEAR = 3.0
+_ENDLESS = 1e9
 
 
 @dataclass(frozen=True)
 class ServedDemand:
-    """The most that can be served: a solution, the fraction of each role's demand to serve, and proof.
+    """The most that can be served: a solution, the fraction of each service's demand to serve, and proof.
 
     `achieved` and `most` are the common fraction or the weighted mean; `prices` are duals that say what
     stands in the way.
@@ -54,237 +55,219 @@ class ServedDemand:
     achieved: float
     most: float
     prices: Prices
-    statistics: Statistics
 
 
 def serve_most(
     model: RentModel,
     rebuild: Rebuild,
-    weights: Floats,
     deadline: Deadline,
+    work: Work,
     *,
     priority: bool,
     seed: int,
 ) -> ServedDemand:
     """Return the largest common fraction of demand, or (`priority`) the largest weighted mean fraction."""
-    roles = list(range(len(model.pairs)))
+    every = list(range(len(model.services)))
+    weights = np.array([service.weight for service in model.services])
     if priority:
-        served = _weigh(replace(model, penalty=np.zeros(model.cells)), weights, deadline, seed)
+        served = _search(model, rebuild, "weighted", weights, deadline, work, seed)
         if served.solution is not None:
             return served
-    some, start = _start_together(rebuild(roles, _LITTLE), weights, deadline.part(0.3), seed)
+    some, start = _stand_together(rebuild(every, _LITTLE), weights, deadline, work, seed)
     if not some:
         return _serve_nobody(model)
-    reduced = rebuild(some, 1.0)
-    served = _common(
-        reduced, lambda f: rebuild(some, f), restrict(start, roles, some), deadline, seed
-    )
-    fraction = np.zeros(len(roles))
-    fraction[some] = served.fraction
-    return replace(served, solution=_widen(model, served.solution, some), fraction=fraction)
+    if len(some) == len(every):
+        some_served = _search(model, rebuild, "common", weights, deadline, work, seed)
+    else:
+        some_served = _search(
+            rebuild(some, 1.0),
+            lambda inner, f: rebuild([some[i] for i in inner], f),
+            "common",
+            weights[some],
+            deadline,
+            work,
+            seed,
+        )
+    if some_served.solution is None or some_served.achieved <= _LITTLE:
+        return _of_start(model, start, some, some_served)
+    fraction = np.zeros(len(every))
+    fraction[some] = some_served.fraction
+    solution = _widen(some_served.solution, some, len(every))
+    return replace(some_served, solution=solution, fraction=fraction)
 
 
 def _serve_nobody(model: RentModel) -> ServedDemand:
-    prices = Prices(np.zeros(model.cells))
-    return ServedDemand(None, np.zeros(len(model.pairs)), 0.0, 0.0, prices, Statistics())
+    nothing = np.zeros(len(model.services))
+    return ServedDemand(None, nothing, 0.0, 0.0, Prices(np.zeros(model.rows)))
 
 
-def _widen(model: RentModel, solution: Solution | None, some: list[int]) -> Solution | None:
-    """Return a solution of some roles as one of all."""
-    if solution is None:
-        return None
-    started: list[dict[int, int]] = [{} for _ in model.pairs]
-    kept = [np.zeros(len(running.pairs), np.int64) for running in model.kept]
-    for i, role in enumerate(some):
-        started[role], kept[role] = solution.started[i], solution.kept[i]
-    return replace(solution, started=tuple(started), kept=tuple(kept))
+def _widen(solution: Solution, some: list[int], number: int) -> Solution:
+    """Return a solution of some services as one of all."""
+    items: list[dict[int, int]] = [{} for _ in range(number)]
+    for at, service in enumerate(some):
+        items[service] = solution.items[at]
+    return replace(solution, items=tuple(items))
 
 
-def _start_together(
-    model: RentModel, weights: Floats, deadline: Deadline, seed: int
-) -> tuple[list[int], Solution | None]:
-    """Return as many roles as can have an instance each at once, and such instances.
+def _of_start(
+    model: RentModel, start: Solution, some: list[int], found: ServedDemand
+) -> ServedDemand:
+    """What the instances that merely stand together serve."""
+    share = np.array(
+        [
+            min(1.0, served_share(items, number, model.regions))
+            for items, number in zip(model.items, start.items, strict=True)
+        ]
+    )
+    least = float(share[some].min())
+    fraction = np.zeros(len(share))
+    fraction[some] = least
+    return ServedDemand(start, fraction, least, max(least, found.most), found.prices)
+
+
+def _stand_together(
+    model: RentModel, weights: Floats, deadline: Deadline, work: Work, seed: int
+) -> tuple[list[int], Solution]:
+    """Return as many services as can stand at once, and instances of them.
 
     `model` asks for so little that any instance is enough.
     """
-    roles, total = len(model.pairs), float(weights.sum())
-    # All weights together count for less than one role more.
-    price = 1.0 + (0.5 * weights / total if total > 0.0 else np.zeros(roles))
-    free = replace(model, penalty=np.zeros(model.cells))
-    standing = Incumbent(Target(0.0, 2.0 * _TILT), deadline)
-    tilt = _TILT / max(price_of_all(free), _TILT)
-    mixes = Decomposition(free, price, standing, rent=tilt, serve_all=False, seed=seed)
-    mixes.converge(Prices(tilt * cheapest_rents(free), rent=tilt))
-    mixes.dive()
-    if not standing.done:
-        mixes.solve_integer(50)
-        mixes.close()
-    solution = standing.solution
-    if solution is None or not served_shares(model, solution).any():
-        solution = _start_one_by_one(model)
-    shares = served_shares(model, solution)
-    return [role for role in range(roles) if shares[role] > 0.0], solution
+    number, total = len(model.services), float(weights.sum())
+    # All weights together count for less than one service more.
+    price = 1.0 + (0.5 * weights / total if total > 0.0 else np.zeros(number))
+    nothing = Solution(
+        np.zeros(len(model.supply.usd), np.int64), {}, tuple({} for _ in range(number))
+    )
+    let_in = [np.arange(len(items)) for items in model.items]
+    if sum(len(items) for items in model.items) > SMALL:
+        let_in = [_spread_out(model, m) for m in range(number)]
+    master = InstanceMaster(model, "stand", price, let_in, work, seed)
+    answer = master.solve(
+        time_limit_s=deadline.left,
+        gap=0.0,
+        absolute_gap=0.2,
+        start=None,
+        node_limit=None,
+        iteration_limit=work.part(0.3),
+    )
+    if answer.solution is None:
+        return [], nothing
+    return [m for m in range(number) if answer.served[m] > 0.5], answer.solution
 
 
-def _start_one_by_one(model: RentModel) -> Solution:
-    """An instance for one role after the other, those with the least choice first; needs no time.
-
-    Nothing where a role must stand in several regions or the share of spot is limited.
-    """
-    supply, limits = model.supply, model.limits
-    room = np.zeros(model.cells + 1, np.int64)
-    np.add.at(room, model.offer_cell, supply.available)
-    started: list[dict[int, int]] = [{} for _ in model.pairs]
-    kept = tuple(np.zeros(len(running.pairs), np.int64) for running in model.kept)
-    nothing = np.zeros(len(supply.usd), np.int64)
-    if limits.spread > 1 or limits.spot_share is not None:
-        return Solution(nothing, tuple(started), kept)
-    for role in sorted(range(len(started)), key=lambda r: len(model.pairs[r])):
-        pairs = model.pairs[role]
-        keys = pairs.keys(model.regions)
-        for i in np.argsort(pairs.prices(cheapest_rents(model)), kind="stable"):
-            use = np.bincount(pairs.cells[i], minlength=model.cells + 1)
-            use[-1] = 0
-            if np.any(use > room):
-                continue
-            started[role] = {int(keys[i]): 1}
-            if _keeps_limits(model, Solution(nothing, tuple(started), kept)):
-                room -= use
-            else:
-                started[role] = {}
-            break
-    solution = Solution(nothing, tuple(started), kept)
-    return replace(solution, rented=cheapest_nodes(model, solution))
+def _spread_out(model: RentModel, service: int) -> Ints:
+    """Some small items of each phase and region: those that take the least."""
+    items = model.items[service]
+    taken = items.amount.sum(axis=1)
+    chosen = []
+    for phase in np.unique(items.phase):
+        for region in np.unique(items.region):
+            here = np.flatnonzero((items.phase == phase) & (items.region == region))
+            chosen.append(here[np.argsort(taken[here], kind="stable")[:40]])
+    return np.sort(np.concatenate([np.zeros(0, np.int64), *chosen]))
 
 
-def _keeps_limits(model: RentModel, solution: Solution) -> bool:
-    """Whether the nodes in use keep budget and number of nodes."""
-    rented, limits = cheapest_nodes(model, solution), model.limits
-    if limits.budget is not None and float(model.supply.usd @ rented) > limits.budget:
-        return False
-    return limits.max_nodes is None or int(rented.sum()) <= limits.max_nodes
-
-
-def _common(
+def _search(
     model: RentModel,
-    rebuild: Callable[[float], RentModel],
-    start: Solution | None,
+    rebuild: Rebuild,
+    goal: InstanceGoal,
+    weights: Floats,
     deadline: Deadline,
+    work: Work,
     seed: int,
 ) -> ServedDemand:
-    free = replace(model, penalty=np.zeros(model.cells))
-    standing = Incumbent(Target(0.0, EXACT), deadline)
-    pairs = PairSearch(free, "common", np.ones(len(model.pairs)), standing, seed)
-    pairs.tighten()
-    prices = pairs.relaxed[0] if pairs.relaxed is not None else pairs.root.prices
-    probe = _Probe(model, rebuild, seed)
-    probe.high = probe.top = min(1.0, max(0.0, 1.0 - standing.bound))
-    if start is not None:
-        probe.take(start)
-    if all(len(p) and 1.0 / p.share.max() <= _MANY for p in model.pairs):
-        probe.bisect(deadline.part(0.7))
-        probe.search(deadline.part(0.8))
-    standing.prove(1.0 - probe.high)
-    if probe.solution is not None:
-        standing.offer(probe.solution, 1.0 - probe.low)
-    if not standing.done:
-        pairs.close()
-    low = 0.0
-    if standing.solution is not None:
-        low = float(served_shares(model, standing.solution).min(initial=1.0))
-    most = max(low, min(1.0, 1.0 - standing.bound))
-    statistics = Statistics(pairs=sum(len(p) for p in model.pairs), mips=pairs.mips)
-    fraction = np.full(len(model.pairs), low)
-    return ServedDemand(standing.solution, fraction, low, most, prices, statistics)
+    free = replace(model, start=np.zeros(len(model.start)))
+    number, total = len(model.services), float(weights.sum())
+    normal = weights / total if total > 0.0 else np.full(number, 1.0 / max(1, number))
+    standing = Incumbent(Target(0.0, EXACT), deadline, work)
+    oracles = oracles_of(free)
+    small = sum(len(items) for items in model.items) <= SMALL
+    common = goal == "common"
+    mixes = Decomposition(free, oracles, "common" if common else "weighted", normal, standing, seed)
+    mixes.converge()
+    prices = (mixes.relaxed or (mixes.root.prices, None))[0]
+    best = np.zeros(number)
 
+    def take(solution: Solution | None, objective: float, served: Floats) -> None:
+        nonlocal best
+        if solution is not None and standing.offer(solution, objective):
+            best = np.clip(served, 0.0, 1.0)
 
-class _Probe:
-    """What is known of the common fraction: `low` is served by `solution`, above `high` nothing can be.
-
-    From `top` on, nothing was found though it is not excluded.
-    """
-
-    def __init__(self, model: RentModel, rebuild: Callable[[float], RentModel], seed: int) -> None:
-        self.solution: Solution | None = None
-        self.low, self.high, self.top = 0.0, 1.0, 1.0
-        self._model, self._rebuild, self._seed = model, rebuild, seed
-        self._prices = Prices(cheapest_rents(model))
-
-    def take(self, solution: Solution) -> None:
-        """Take an allocation if it serves more."""
-        low = float(served_shares(self._model, solution).min(initial=1.0))
-        if self.solution is None or low > self.low:
-            self.solution, self.low = solution, low
-            self.high, self.top = max(self.high, low), max(self.top, low)
-
-    def bisect(self, deadline: Deadline) -> None:
-        """Bring `low` and `top` together by quick looks, then `high` to where nothing is shown any more."""
-        while self.top - self.low > _COARSE and deadline.left > 0.0:
-            self._look(0.5 * (self.low + self.top), deadline)
-        open_from = self.top
-        while self.high - open_from > _COARSE and deadline.left > 0.0:
-            fraction = 0.5 * (open_from + self.high)
-            self._look(fraction, deadline)
-            if self.high > fraction:
-                open_from = max(fraction, self.low)
-        self.top = self.high
-
-    def _look(self, fraction: float, deadline: Deadline) -> None:
-        # A gap of all of it: anything will do.
-        standing = Incumbent(Target(1.0), deadline)
-        self._prices = glance(self._rebuild(fraction), standing, self._prices, self._seed)
-        self._note(fraction, standing)
-
-    def _note(self, fraction: float, standing: Incumbent) -> None:
+    first = _first(free, rebuild, 1.0 - standing.bound, seed)
+    if first is not None:
+        share = _shares(free, first)
+        value = 1.0 - float(share.min() if common else normal @ share)
+        take(first, value, np.full(number, share.min()) if common else share)
+    if small:
+        choices: list[list[Ints] | None] = [None]
+    else:
+        choices = list(_choices(free, rebuild, 1.0 - standing.bound, standing, seed))
+    for let_in in choices:
+        if standing.done:
+            break
+        whole = let_in is None
+        if let_in is None:
+            let_in = [np.arange(len(items)) for items in model.items]
         if standing.solution is not None:
-            self.take(standing.solution)
-            return
-        self.top = min(self.top, fraction)
-        if standing.bound == np.inf:
-            self.high = fraction
-
-    def search(self, deadline: Deadline) -> None:
-        """Look closely for allocations of fractions between `low` and `top` until these meet."""
-        while self.top - self.low > EXACT and deadline.left > 0.0:
-            fraction = self.low + max(0.5 * (self.top - self.low), 0.9 * EXACT)
-            standing = Incumbent(Target(1.0), deadline.part(0.3))
-            minimise(self._rebuild(fraction), standing, self._seed)
-            self._note(fraction, standing)
-
-
-def _weigh(model: RentModel, weights: Floats, deadline: Deadline, seed: int) -> ServedDemand:
-    roles, total = len(model.pairs), float(weights.sum())
-    normal = weights / total if total > 0.0 else np.full(roles, 1.0 / max(1, roles))
-    standing = Incumbent(Target(0.0, EXACT), deadline)
-    pairs = PairSearch(model, "weighted", normal, standing, seed)
-    pairs.tighten()
-    prices = pairs.relaxed[0] if pairs.relaxed is not None else pairs.root.prices
-    mixes = Decomposition(
-        model, normal, standing, rent=0.0, partial=True, serve_all=False, seed=seed
-    )
-    if not standing.done:
-        mixes.converge(prices)
-        mixes.solve_integer(50)
-        mixes.close()
-    if not standing.done:
-        pairs.close()
-    fraction = np.zeros(roles)
+            let_in = [
+                np.union1d(some, np.array(sorted(items), np.int64))
+                for some, items in zip(let_in, standing.solution.items, strict=True)
+            ]
+        master = InstanceMaster(free, goal, normal, let_in, work, seed)
+        answer = master.solve(
+            time_limit_s=deadline.left,
+            gap=0.0,
+            absolute_gap=0.5 * EXACT,
+            start=standing.solution,
+            node_limit=None,
+            iteration_limit=work.part(0.6 if whole else 0.45),
+        )
+        take(answer.solution, answer.objective, answer.served)
+        if whole:
+            standing.prove(answer.bound)
+    achieved = 0.0
     if standing.solution is not None:
-        fraction = np.minimum(1.0, served_shares(model, standing.solution))
-    achieved = float(fraction @ normal)
+        achieved = float(best.min(initial=1.0)) if common else float(best @ normal)
     most = max(achieved, min(1.0, 1.0 - standing.bound))
-    statistics = Statistics(
-        pairs=sum(len(p) for p in model.pairs), mixes=mixes.mixes, mips=mixes.mips + pairs.mips
+    return ServedDemand(standing.solution, best, achieved, most, prices)
+
+
+def _shares(model: RentModel, solution: Solution) -> Floats:
+    return np.array(
+        [
+            min(1.0, served_share(items, number, model.regions))
+            for items, number in zip(model.items, solution.items, strict=True)
+        ]
     )
-    return ServedDemand(standing.solution, fraction, achieved, most, prices, statistics)
 
 
-def served_shares(model: RentModel, solution: Solution) -> Floats:
-    """Return the share of each role's demand that is served (an instance counts for all of it at most)."""
-    share = np.zeros(len(model.pairs))
-    for role, started in enumerate(solution.started):
-        pairs = model.pairs[role]
-        index = pairs.find(started.keys(), model.regions)
-        share[role] = pairs.share[index] @ np.array(list(started.values()), np.float64)
-        share[role] += model.kept[role].pairs.share @ solution.kept[role]
-    return np.minimum(1.0, share)
+def _first(model: RentModel, rebuild: Rebuild, most: float, seed: int) -> Solution | None:
+    """A first allocation of a fraction well below what may be possible."""
+    every = list(range(len(model.services)))
+    for part in (0.95, 0.85, 0.7, 0.5, 0.25):
+        smaller = rebuild(every, max(1e-6, most * part))
+        chosen = fill(smaller, oracles_of(smaller))
+        if chosen is not None and model.limits.spread == 1:
+            solution = cheapest_supply(model, chosen, seed)
+            if solution is not None:
+                return solution
+    return None
+
+
+def _choices(
+    model: RentModel, rebuild: Rebuild, most: float, standing: Incumbent, seed: int
+) -> list[list[Ints]]:
+    """Ever more items, by how little they raise the cost of serving about what may be possible."""
+    every = list(range(len(model.services)))
+    smaller = rebuild(every, max(1e-6, _AIM * min(1.0, most)))
+    oracles = oracles_of(smaller)
+    work = Work(standing.work.part(0.3))
+    priced = Incumbent(Target(1e-3), standing.deadline, work)
+    mixes = Decomposition(smaller, oracles, "cost", np.zeros(len(every)), priced, seed)
+    first = mixes.rate(market_prices(smaller))
+    mixes.unserved = _DEAR * np.maximum(1.0, [min(legs.least, _ENDLESS) for legs in first.legs])
+    mixes.master.set_unserved(mixes.unserved)
+    mixes.converge()
+    standing.work.charge(work.spent)
+    found = slacks(oracles, mixes.root)
+    return [lowest_each(found, number) for number in _STAGES]

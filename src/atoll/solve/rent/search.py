@@ -1,113 +1,190 @@
 """The cheapest allocation that meets all demand: which search when.
 
-Prices at which nodes are rented settle it where nodes are plenty: each role takes its cheapest mix. If
-these do not fit together, the relaxation over single instances gives prices, those over mixes better
-ones; what is still open is settled by listing mixes (`decomposition`) or, where there are too many of
-them, over single instances (`pair_search`).
+Prices at which machines are rented settle it where machines are plenty: each service takes what is
+cheapest for it. If that does not fit together, small problems are solved whole over all instances. Larger
+ones first get better prices from mixes of whole services (`mixes`), whose bound says which instances can
+matter, and are then solved over more and more of those (`instances`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.solve.rent.columns import RentModel, Solution
-from atoll.solve.rent.mixes.decomposition import Decomposition
-from atoll.solve.rent.pairs.pair_search import PairSearch
-from atoll.solve.rent.relaxation import Prices, cheapest_rents, price_of_all
+from atoll.solve.rent.greedy import fill
+from atoll.solve.rent.instances import InstanceMaster
+from atoll.solve.rent.items import RentModel
+from atoll.solve.rent.mixes import Decomposition, offer_items
+from atoll.solve.rent.oracle import ServiceOracle
+from atoll.solve.rent.relaxation import (
+    Evaluation,
+    Prices,
+    market_prices,
+    price_of_all,
+    row_prices,
+    slacks,
+)
 from atoll.solve.rent.standing import Incumbent
-from atoll.solve.rent.types import Statistics
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
-_DEAR = 100.0
-_DEAR_MIX = 3.0
+SMALL = 1500
+"""Items up to which a problem is solved whole at once."""
+_STAGES = (400, 1500, 5000, 20000)
+_DEAR = 3.0
 _HAIR = 1e-9
 
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """How the search ended; `short`: not even the linear relaxation serves all demand.
+    """How the search ended: duals of the relaxation, and how many items could still matter."""
 
-    `prices` and `demand` (of each role's whole demand) are duals of that relaxation.
-    """
-
-    short: bool
     prices: Prices
     demand: Floats
-    statistics: Statistics
+    mixes: int
+    survivors: int
+
+
+def oracles_of(model: RentModel) -> list[ServiceOracle]:
+    """Return an oracle for each service."""
+    return [
+        ServiceOracle(service, items, model.regions)
+        for service, items in zip(model.services, model.items, strict=True)
+    ]
 
 
 def minimise(model: RentModel, standing: Incumbent, seed: int) -> SearchOutcome:
     """Search for the cheapest allocation from where `standing` is, and report to it."""
-    standing.ceiling = price_of_all(model) * (1.0 + _HAIR)
-    prices = Prices(cheapest_rents(model))
-    mixes = Decomposition(model, np.zeros(len(model.pairs)), standing, seed=seed)
-    mixes.evaluate(prices)
+    standing.ceiling = price_of_all(model) * (1.0 + _HAIR) + _HAIR
+    oracles = oracles_of(model)
+    mixes = Decomposition(model, oracles, "cost", np.zeros(len(oracles)), standing, seed)
+    first = mixes.rate(market_prices(model))
+    demand = np.array([legs.least for legs in first.legs])
+    if standing.bound == np.inf:
+        return SearchOutcome(first.prices, np.where(np.isfinite(demand), demand, 0.0), 0, 0)
+    if model.limits.spread == 1:
+        _take_cheapest(model, oracles, standing, seed)
+        if not standing.done and standing.solution is None:
+            chosen = fill(model, oracles)
+            if chosen is not None:
+                offer_items(model, chosen, standing, seed)
+    total = sum(len(items) for items in model.items)
+    if not standing.done and total <= SMALL:
+        _solve_whole(model, standing, seed)
     if not standing.done:
-        mixes.solve_integer(20)
-    if standing.done and (standing.solution is None or _has_room(model, standing.solution)):
-        rates = np.array([p.rate for p in mixes.root.priced])
-        return SearchOutcome(
-            standing.bound == np.inf, prices, rates, _statistics(model, mixes, None)
-        )
-    dear = _DEAR * np.maximum(1.0, np.array([p.least for p in mixes.root.priced]))
-    mixes.set_unserved(_DEAR_MIX / _DEAR * dear)
-    pairs = PairSearch(model, "cost", dear, standing, seed)
-    if standing.done:
-        pairs.relax()
-    short = not standing.done and pairs.tighten()
-    if not (short or standing.done):
-        mixes.converge(pairs.root.prices)
+        mixes.unserved = _DEAR * np.maximum(1.0, demand)
+        mixes.master.set_unserved(mixes.unserved)
+        mixes.converge()
         if not standing.done:
-            mixes.dive()
-            mixes.solve_integer(50)
-        mixes.close()
-    if not (short or standing.done):
-        pairs.lift(mixes.root.prices, [p.least for p in mixes.root.priced])
-        pairs.close()
-    relaxed, demand = pairs.relaxed or (prices, np.zeros(len(model.pairs)))
-    return SearchOutcome(short, relaxed, demand, _statistics(model, mixes, pairs))
+            mixes.choose(50)
+        # Where nothing is found, finding out how much can be served (`scarcity`) is the better search.
+        if not standing.done and standing.solution is not None:
+            close(model, oracles, mixes.root, standing, seed)
+    prices, duals = mixes.relaxed or (first.prices, demand)
+    survivors = 0 if standing.closed else total
+    return SearchOutcome(prices, duals, mixes.master.number, survivors)
 
 
-def glance(model: RentModel, standing: Incumbent, prices: Prices, seed: int) -> Prices:
-    """Look quickly for any allocation, or for a proof that there is none; return the best prices.
+def _take_cheapest(
+    model: RentModel, oracles: Sequence[ServiceOracle], standing: Incumbent, seed: int
+) -> None:
+    """Offer what each service would take if there were plenty of everything.
 
-    `prices` are those to start from.
+    Twice: a slice at its share of the machine's price, and at all of it, as if nobody shared the machine.
     """
-    standing.ceiling = price_of_all(model) * (1.0 + _HAIR)
-    mixes = Decomposition(model, np.zeros(len(model.pairs)), standing, seed=seed)
-    mixes.evaluate(prices)
-    mixes.set_unserved(_DEAR_MIX * np.maximum(1.0, np.array([p.least for p in mixes.root.priced])))
-    if not standing.done:
-        mixes.converge(prices)
-    if not standing.done:
-        mixes.dive()
-    if not standing.done:
-        mixes.solve_integer(100)
-    return mixes.root.prices
+    cut = any(len(sizes) > 1 for sizes in model.supply.sizes)
+    for prices in (market_prices(model), *([market_prices(model, alone=True)] if cut else [])):
+        if standing.done:
+            return
+        row = row_prices(model, prices)
+        chosen = [oracle.pick(oracle.legs(row, lower=False)) for oracle in oracles]
+        whole = tuple(picked for picked in chosen if picked is not None)
+        if len(whole) == len(chosen):
+            offer_items(model, whole, standing, seed)
 
 
-def _has_room(model: RentModel, solution: Solution) -> bool:
-    """Whether more could be had of everything that is rented, so that prices are those of the market."""
-    full = (solution.rented > 0) & (solution.rented >= model.supply.available)
-    limits = model.limits
-    free = limits.budget is None and limits.spot_share is None and limits.max_nodes is None
-    return free and not bool(full.any())
-
-
-def _statistics(model: RentModel, mixes: Decomposition, pairs: PairSearch | None) -> Statistics:
-    total = sum(len(p) for p in model.pairs)
-    if pairs is None:
-        return Statistics(pairs=total, mixes=mixes.mixes, mips=mixes.mips)
-    return Statistics(
-        rounds=pairs.master.rounds + mixes.rounds,
-        columns=pairs.master.columns,
-        cuts=pairs.master.cuts,
-        pairs=total,
-        survivors=pairs.survivors(),
-        mixes=mixes.mixes,
-        mips=mixes.mips + pairs.mips,
+def _solve_whole(model: RentModel, standing: Incumbent, seed: int) -> None:
+    """Solve over all items there are."""
+    every = [np.arange(len(items)) for items in model.items]
+    master = InstanceMaster(model, "cost", np.zeros(0), every, standing.work, seed)
+    answer = master.solve(
+        time_limit_s=standing.deadline.left,
+        gap=0.5 * standing.target.gap,
+        absolute_gap=0.5 * standing.target.absolute,
+        start=standing.solution,
+        node_limit=None,
+        iteration_limit=standing.work.part(0.6),
     )
+    if answer.solution is not None:
+        standing.offer(answer.solution, answer.objective)
+    standing.prove(answer.bound)
+
+
+def close(
+    model: RentModel,
+    oracles: Sequence[ServiceOracle],
+    root: Evaluation,
+    standing: Incumbent,
+    seed: int,
+) -> None:
+    """Integer solves over more and more items until the target is proven, or effort is spent.
+
+    If a solve over all items of slack at most s proves b, no allocation costs less than min(b, bound + s):
+    the others use an item of larger slack.
+    """
+    item_slacks = slacks(oracles, root)
+    for most in (*_STAGES, None):
+        needed = standing.wanted - root.value
+        chosen, limit = lowest(item_slacks, needed, most)
+        if standing.solution is not None:
+            chosen = [
+                np.union1d(some, np.array(sorted(number), np.int64))
+                for some, number in zip(chosen, standing.solution.items, strict=True)
+            ]
+        master = InstanceMaster(model, "cost", np.zeros(0), chosen, standing.work, seed)
+        master.add_cuts(oracles, [legs.cost for legs in root.legs])
+        last = limit >= needed
+        answer = master.solve(
+            time_limit_s=standing.deadline.left,
+            gap=0.5 * standing.target.gap,
+            absolute_gap=0.5 * standing.target.absolute,
+            start=standing.solution,
+            node_limit=None,
+            iteration_limit=standing.work.part(0.9 if last else 0.35),
+        )
+        if answer.solution is not None:
+            standing.offer(answer.solution, answer.objective)
+        standing.prove(min(answer.bound, root.value + limit))
+        if last or standing.done:
+            return
+
+
+def lowest_each(item_slacks: list[Floats], most: int) -> list[Ints]:
+    """Return per service the `most` items of least slack, in order of items."""
+    return [
+        np.sort(np.argsort(slack, kind="stable")[:most][: int(np.isfinite(slack).sum())])
+        for slack in item_slacks
+    ]
+
+
+def lowest(item_slacks: list[Floats], limit: float, most: int | None) -> tuple[list[Ints], float]:
+    """Return per service the items of slack at most `limit`, `most` of them, and the least of the others."""
+    joined = np.concatenate([np.zeros(0), *item_slacks])
+    service = np.repeat(np.arange(len(item_slacks)), [len(slack) for slack in item_slacks])
+    place = np.concatenate(
+        [np.zeros(0, np.int64), *(np.arange(len(slack)) for slack in item_slacks)]
+    )
+    chosen = (
+        np.flatnonzero(joined <= limit)
+        if np.isfinite(limit)
+        else np.flatnonzero(np.isfinite(joined))
+    )
+    if most is not None and len(chosen) > most:
+        chosen = chosen[np.argsort(joined[chosen], kind="stable")]
+        limit = float(joined[chosen[most]])
+        chosen = np.sort(chosen[:most])
+    return [place[chosen[service[chosen] == m]] for m in range(len(item_slacks))], limit

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atoll.solve.rent.columns import Solution
+from atoll.solve.rent.items import Solution
 from atoll.solve.rent.types import Log
 
 
 class Deadline:
-    """Wall-clock time left."""
+    """Wall-clock time left: a safety net. What is searched is counted (`Work`), not timed."""
 
     def __init__(self, seconds: float) -> None:
         self._start = time.perf_counter()
         self._end = self._start + seconds
+        self.missed = False
 
     @property
     def passed(self) -> float:
@@ -25,12 +26,34 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds left, not below 0."""
-        return max(0.0, self._end - time.perf_counter())
+        """Seconds left, not below 0; asking when none is left is remembered in `missed`."""
+        left = max(0.0, self._end - time.perf_counter())
+        self.missed = self.missed or left <= 0.0
+        return left
 
-    def part(self, share: float) -> Deadline:
-        """Return a deadline after a share of what is left."""
-        return Deadline(self.left * share)
+
+@dataclass
+class Work:
+    """What a search may still do, in simplex iterations, and what it has done.
+
+    Everything else is counted in the same coin, at about what it takes.
+    """
+
+    left: float
+    rounds: int = 0
+    mips: int = 0
+    nodes: int = 0
+    iterations: int = 0
+    spent: float = 0.0
+
+    def charge(self, iterations: float) -> None:
+        """Note work done."""
+        self.spent += iterations
+        self.left -= iterations
+
+    def part(self, share: float) -> int:
+        """Return a share of what is left, at least one."""
+        return max(1, int(max(0.0, self.left) * share))
 
 
 @dataclass(frozen=True)
@@ -50,20 +73,19 @@ class Target:
 class Incumbent:
     """The best solution so far and the best bound; a bound of inf proves that there is no solution.
 
-    `ceiling` is what no solution can cost more than: a bound above it is one of inf. Where nothing is
-    found after a share `patience` of the time, the search is over.
+    `ceiling` is what no solution can cost more than: a bound above it is one of inf.
     """
 
     def __init__(
-        self, target: Target, deadline: Deadline, log: Log | None = None, patience: float = 1.0
+        self, target: Target, deadline: Deadline, work: Work, log: Log | None = None
     ) -> None:
         self.target = target
         self.deadline = deadline
+        self.work = work
         self.solution: Solution | None = None
         self.objective = np.inf
         self.bound = -np.inf
         self.ceiling = np.inf
-        self._patience = deadline.part(patience)
         self._log = log
 
     def offer(self, solution: Solution, objective: float) -> bool:
@@ -93,15 +115,15 @@ class Incumbent:
         return self.objective - self.spare if np.isfinite(self.objective) else np.inf
 
     @property
-    def left(self) -> float:
-        """Seconds left, not below 0."""
-        return self._patience.left if self.solution is None else self.deadline.left
+    def done(self) -> bool:
+        """Whether the target is reached, nothing can exist, or effort or time is spent."""
+        if self.bound == np.inf or self.work.left <= 0.0 or self.deadline.left <= 0.0:
+            return True
+        return self.closed
 
     @property
-    def done(self) -> bool:
-        """Whether the target is reached, nothing can exist, or time is up."""
-        if self.left <= 0.0 or self.bound == np.inf:
-            return True
+    def closed(self) -> bool:
+        """Whether the target is reached."""
         return self.solution is not None and self.bound >= self.wanted
 
     def _report(self) -> None:

@@ -1,7 +1,7 @@
 """What an allocation is asked and what it answers, as plain arrays.
 
-Node types are numbered c = 0..C-1, regions g = 0..R-1, offers k = 0..K-1. Rates are in the unit of the
-role (tokens/s or requests/s), prices in USD per hour.
+Kinds of nodes are numbered c = 0..C-1, regions g = 0..R-1, offers k = 0..K-1, services m. Throughput is in
+the unit of the role (tokens/s or requests/s), prices in USD per hour.
 """
 
 from __future__ import annotations
@@ -13,45 +13,63 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Market = Literal["on-demand", "spot", "owned"]
 Shortage = Literal["fraction", "priority", "fail"]
 Status = Literal["optimal", "feasible", "partial", "infeasible"]
 Log = Callable[[float, float, float], None]
 """Called with seconds since the start, the objective of the best plan (inf: none) and the proven bound."""
 
+PREFILL, DECODE, BOTH = 0, 1, 2
+"""Phases by number, as items have them."""
+
 
 @dataclass(frozen=True)
-class RoleDemand:
-    """One role: its templates (`counts[i, c]` nodes, `throughput[i]` per second) and what is asked of it.
+class RoleTemplates:
+    """Templates of one role: `counts[i, c]` nodes, `throughput[i]`; `demand` serves all of its service."""
 
-    `allowed[c]` says which node types may be used (None: all); `weight` is its priority under shortage.
-    """
-
-    name: str
+    phase: int
     counts: NDArray[np.int8]
     throughput: NDArray[np.float64]
     demand: float
-    allowed: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True)
+class ServiceDemand:
+    """One service: the roles it may be served by, the kinds it may use, its weight under shortage.
+
+    `pairs` are regions (g, h) between which KV caches may travel from prefill to decode, and
+    `kv_bytes_per_s` what travels if all of its demand does.
+    """
+
+    name: str
+    roles: tuple[RoleTemplates, ...]
+    allowed: NDArray[np.bool_]
     weight: float = 1.0
+    pairs: tuple[tuple[int, int], ...] = ()
+    kv_bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Supply:
-    """What can be rented: offer k is up to `available[k]` nodes of `type[k]` in `region[k]` at `usd[k]`/h."""
+    """What can be had: offer k is `available[k]` machines of `gpus[k]` GPUs in `region[k]` at `usd[k]`/h.
+
+    `sizes[k]` are the slices (GPUs, kind) that a machine may be cut into, the last being all of it.
+    `link[g, h]` bytes/s pass between two regions.
+    """
 
     regions: tuple[str, ...]
-    node_types: tuple[str, ...]
-    gpus: NDArray[np.int64]
+    kinds: tuple[str, ...]
     region: NDArray[np.int64]
-    type: NDArray[np.int64]
-    market: tuple[Market, ...]
+    gpus: NDArray[np.int64]
+    sizes: tuple[tuple[tuple[int, int], ...], ...]
+    spot: NDArray[np.bool_]
     usd: NDArray[np.float64]
     available: NDArray[np.int64]
+    link: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class AllocationLimits:
-    """Limits on the whole: USD per hour of rent, share of GPUs in use on spot, nodes, regions per role."""
+    """Limits on the whole: USD per hour of rent, share of GPUs in use on spot, machines, regions per role."""
 
     budget: float | None = None
     spot_share: float | None = None
@@ -61,64 +79,64 @@ class AllocationLimits:
 
 @dataclass(frozen=True)
 class RunningColumn:
-    """`number` instances of node multiset `counts` that run now: keeping them costs no initialisation.
+    """`number` equal instances that run now: keeping them costs no initialisation.
 
-    `throughput` is needed where the multiset is not among the role's templates (dominated ones are
-    dropped there); it is looked up otherwise.
+    `gpus` of each offer k that one of them uses, by k; `throughput` is that of its own layout.
     """
 
-    role: int
+    service: int
+    phase: int
     region: int
-    counts: NDArray[np.int8]
+    gpus: tuple[tuple[int, int], ...]
     number: int
-    throughput: float | None = None
+    throughput: float
 
 
 @dataclass(frozen=True)
 class AllocatedInstances:
-    """`number` equal instances of one role in one region, `kept` of which run already.
+    """`number` equal instances of one phase of a service in one region.
 
-    `template` is the index into the role's templates, or None for a running multiset not among them.
+    Either new ones of the `template` of that role, or kept ones of `running` column.
     """
 
-    role: int
+    service: int
+    phase: int
     region: int
-    template: int | None
-    counts: NDArray[np.int8]
-    throughput: float
     number: int
-    kept: int = 0
+    template: int | None = None
+    running: int | None = None
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Work done: relaxations solved, columns and cuts over single instances, mixes of whole roles, integer
-    solves, and (template, region) pairs: all, and those a better answer could still use.
+    """Work done: relaxations, mixes of whole services, integer solves with their nodes, simplex iterations,
+    and pairs of template and region: all, and those a better answer could still use.
     """
 
     rounds: int = 0
-    columns: int = 0
-    cuts: int = 0
-    pairs: int = 0
-    survivors: int = 0
     mixes: int = 0
     mips: int = 0
+    nodes: int = 0
+    iterations: int = 0
+    pairs: int = 0
+    survivors: int = 0
 
 
 @dataclass(frozen=True)
 class Allocation:
     """The answer. `bound` is proven over all templates and regions; `gap` = (objective - bound) / objective.
 
-    `objective` = `usd_per_hour` + `init_usd`. With status "partial" cost and bound are for the fractions
-    served, and `fraction_bound` is the proven most that could be served (common fraction of the roles that
-    are served at all, or weighted mean under "priority"). Duals are of the relaxation that proved the bound,
-    0 where it needed none: `demand_usd[r]` USD/h per unit of demand rate, `node_usd[g, c]` USD/h
-    that one more node on offer would save, at the price of the cheapest offer there.
+    `slices[k, s]` of each size are taken anew of offer k. `objective` = `usd_per_hour` + `init_usd`. With
+    status "partial" cost and bound are for the fractions served, and `fraction_bound` is the proven most that
+    could be served (common fraction of the services that are served at all, or weighted mean under
+    "priority"). Duals are of the relaxation that proved the bound: `demand_usd[m]` USD/h per unit of demand,
+    `node_usd[g, c]` USD/h that one more node would save, at the price of the cheapest offer there.
     """
 
     status: Status
     instances: tuple[AllocatedInstances, ...]
-    offers_used: NDArray[np.int64]
+    machines: NDArray[np.int64]
+    slices: dict[tuple[int, int], int]
     usd_per_hour: float
     init_usd: float
     objective: float
@@ -129,6 +147,5 @@ class Allocation:
     demand_usd: NDArray[np.float64]
     node_usd: NDArray[np.float64]
     binding: tuple[str, ...]
-    seconds: float
-    cpu_seconds: float
+    cut_short: bool = False
     statistics: Statistics = field(default_factory=Statistics)

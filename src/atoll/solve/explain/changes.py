@@ -1,0 +1,202 @@
+"""Single changes to a problem, each of which only allows more: what explanations ask about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from atoll.catalog.catalog import Catalog
+from atoll.plan.cluster import ClusterLink, ClusterNode
+from atoll.plan.problem import Offer, Problem, Service
+from atoll.solve.explain.explanation import Constraint, ExtraNodes, RepairKind
+
+FASTER = 10.0
+"""How many times the bandwidth, and the share of the latency, that a faster link has."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A changed problem, and the change in words: as a kind of repair and as a question.
+
+    With `best_effort` promises are not asked for, which is no matter of the problem.
+    """
+
+    kind: RepairKind
+    where: str
+    problem: Problem
+    before: float | None = None
+    after: float | None = None
+    rentals: tuple[ExtraNodes, ...] = ()
+    best_effort: bool = False
+
+    @property
+    def question(self) -> str:
+        """The change in a few words, for progress."""
+        return ", ".join(rental.text for rental in self.rentals) or self.where
+
+
+def soft(problem: Problem) -> Problem:
+    """Return the problem that serves what it can: how much that is tells more than that it is not all."""
+    if problem.settings.on_shortage != "fail":
+        return problem
+    return problem.replace(settings=problem.settings.model_copy(update={"on_shortage": "fraction"}))
+
+
+def loosen(problem: Problem, constraint: Constraint) -> Problem:
+    """Return the problem without a limit, or with one more node."""
+    if constraint.rental is not None:
+        return with_more(problem, (constraint.rental,))
+    free: dict[str, tuple[str, int | None]] = {
+        "budget": ("budget_usd_per_hour", None),
+        "max-nodes": ("max_nodes", None),
+        "spot-share": ("spot_share", None),
+        "spread": ("spread", 1),
+    }
+    name, value = free[constraint.kind]
+    return with_limits(problem, **{name: value})
+
+
+def with_limits(problem: Problem, **changes: float | None) -> Problem:
+    """Return the problem with other limits."""
+    return problem.replace(limits=problem.limits.model_copy(update=changes))
+
+
+def with_more(problem: Problem, rentals: Iterable[ExtraNodes]) -> Problem:
+    """Return the problem with more nodes on offer, or with more machines in its cluster."""
+    more = {(r.region, r.node_type, r.market): r.count for r in rentals}
+    offers = tuple(
+        offer.model_copy(update={"available": offer.available + more.get(offer.key, 0)})
+        for offer in problem.offers
+    )
+    if problem.cluster is None:
+        return problem.replace(offers=offers)
+    taken = {node.name for node in problem.cluster.nodes}
+    nodes = list(problem.cluster.nodes)
+    for (region, kind, _), count in sorted(more.items()):
+        names = _free_names(f"extra-{region}-{kind.replace(':', 'x')}", taken)
+        nodes += [
+            ClusterNode(name=next(names), node_type=kind, region=region) for _ in range(count)
+        ]
+    cluster = problem.cluster.model_copy(update={"nodes": tuple(nodes)})
+    return problem.replace(offers=offers, cluster=type(cluster).model_validate(dict(cluster)))
+
+
+def _free_names(stem: str, taken: set[str]) -> Iterator[str]:
+    number = 0
+    while True:
+        name = f"{stem}-{number}"
+        if name not in taken:
+            yield name
+        number += 1
+
+
+def _with_offers(problem: Problem, change: Callable[[Offer], Offer]) -> Problem:
+    return problem.replace(offers=tuple(map(change, problem.offers)))
+
+
+def _with_service(problem: Problem, name: str, **fields: object) -> Problem:
+    return problem.replace(
+        services=tuple(
+            s.model_copy(update=fields) if s.name == name else s for s in problem.services
+        )
+    )
+
+
+def cuts(problem: Problem) -> list[Change]:
+    """Return the problem with the whole machines of each offer allowed to be cut."""
+    whole = [o for o in problem.offers if o.whole and o.gpus > 1 and o.available > 0]
+
+    def cut(key: tuple[str, str, str]) -> Problem:
+        return _with_offers(
+            problem, lambda o: o.model_copy(update={"whole": False}) if o.key == key else o
+        )
+
+    return [
+        Change("cut", f"cut {_named(offer)} into slices (without `whole`)", cut(offer.key))
+        for offer in whole
+    ]
+
+
+def _named(offer: Offer) -> str:
+    return ExtraNodes(
+        region=offer.region, node_type=offer.node_type, market=offer.market, count=1
+    ).where
+
+
+def free_phases(problem: Problem) -> list[Change]:
+    """Return the problem with each service free to run its phases apart, together, or some of each."""
+    found = []
+    for service in _demanded(problem):
+        if service.phases == "auto":
+            continue
+        other = "together" if service.phases == "apart" else "apart"
+        where = f"phases of {service.name} also {other} (`phases: auto`)"
+        found.append(Change("phases", where, _with_service(problem, service.name, phases="auto")))
+    return found
+
+
+def unpinned(problem: Problem) -> list[Change]:
+    """Return the problem with each service free to stand on any node."""
+    return [
+        Change(
+            "pinning",
+            f"{service.name} on any node (without `only` and `avoid`)",
+            _with_service(problem, service.name, only=(), avoid=()),
+        )
+        for service in _demanded(problem)
+        if service.only or service.avoid
+    ]
+
+
+def with_spot(problem: Problem, catalog: Catalog) -> list[Change]:
+    """Return the problem with spot nodes beside those on demand, as many, at the catalog's median prices."""
+    known = {offer.key for offer in problem.offers}
+    if problem.cluster is not None or any(offer.market == "spot" for offer in problem.offers):
+        return []
+    extra = []
+    for offer in problem.offers:
+        if offer.market != "on-demand" or (offer.region, offer.node_type, "spot") in known:
+            continue
+        price = catalog.prices.cheapest(
+            offer.region, offer.node_type, spot=True, include_imputed=True
+        )
+        usd = None if price is None else price.cost(spot=True)
+        if usd is not None and usd < offer.usd_per_hour:
+            extra.append(offer.model_copy(update={"market": "spot", "usd_per_hour": usd}))
+    if not extra:
+        return []
+    offers = (*problem.offers, *extra)
+    return [Change("spot", "spot nodes at the catalog's prices", problem.replace(offers=offers))]
+
+
+def loosen_promise(problem: Problem, service: Service, kind: RepairKind, factor: float) -> Change:
+    """Return the problem with one promise of a service loosened to `factor` times what it is."""
+    before = service.ttft_s if kind == "ttft" else service.tpot_s
+    after = before * factor
+    looser = _with_service(problem, service.name, **{f"{kind}_s": after})
+    return Change(kind, f"{kind.upper()} of {service.name}", looser, before=before, after=after)
+
+
+def faster_links(problem: Problem, rules: Iterable[int]) -> Problem:
+    """Return the problem with some rules of its cluster's links ten times as fast."""
+    cluster = problem.cluster
+    if cluster is None:
+        return problem
+    chosen = set(rules)
+
+    def fast(link: ClusterLink) -> ClusterLink:
+        return link.model_copy(
+            update={
+                "bytes_per_s": link.bytes_per_s * FASTER,
+                "latency_s": link.latency_s / FASTER,
+            }
+        )
+
+    links = tuple(
+        fast(link) if index in chosen else link for index, link in enumerate(cluster.links)
+    )
+    return problem.replace(cluster=cluster.model_copy(update={"links": links}))
+
+
+def _demanded(problem: Problem) -> list[Service]:
+    return [service for service in problem.services if service.rate_per_s > 0]

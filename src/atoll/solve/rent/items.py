@@ -1,0 +1,266 @@
+"""What a service can be made of: (template, region) pairs to start and running instances to keep.
+
+Both take from *rows*: first the cells (region, kind), numbered g * C + c, which new nodes come from; then one
+row for each offer, in GPUs, which instances that run hold directly, for they stand on a market already. An
+item lists its rows and how much of each it takes, so that its price is a sum over rows. Throughput is in
+shares of the service's demand, at most 1 (more than all of it is worth no more).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.core.compiling import entry
+from atoll.solve.rent.types import (
+    BOTH,
+    DECODE,
+    PREFILL,
+    AllocationLimits,
+    RoleTemplates,
+    RunningColumn,
+    ServiceDemand,
+    Supply,
+)
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Small = NDArray[np.int32]
+Bools = NDArray[np.bool_]
+
+COMPILED_AS = "the allocator"
+MANY = 1_000_000
+PHASES = (PREFILL, DECODE, BOTH)
+
+
+@dataclass(frozen=True)
+class ServiceItems:
+    """Items of one service: new ones by phase, region and template first, then those that run.
+
+    `rows[i]` (padded with the number of rows) and `amount[i]` of each; `source` is the template, or for the
+    last `running` items the number of the running column; `upper` is how many there can be.
+    """
+
+    phase: NDArray[np.int8]
+    region: Small
+    rows: Small
+    amount: Small
+    share: Floats
+    source: Small
+    upper: Ints
+    running: int
+
+    def __len__(self) -> int:
+        return len(self.share)
+
+    @property
+    def kept(self) -> Bools:
+        """Which items run already."""
+        return np.arange(len(self)) >= len(self) - self.running
+
+    def prices(self, row_price: Floats) -> Floats:
+        """Return the price of each item under prices per row."""
+        out = np.empty(len(self))
+        _price_items(self.rows, self.amount, np.append(row_price, 0.0), out)
+        return out
+
+    def use(self, number: dict[int, int], rows: int) -> Ints:
+        """Return what so many of some items take of each row."""
+        used = np.zeros(rows + 1, np.int64)
+        for item, count in number.items():
+            np.add.at(used, self.rows[item], self.amount[item].astype(np.int64) * count)
+        return used[:-1]
+
+
+@dataclass(frozen=True)
+class RentModel:
+    """What every part of the solver reads: the market, and the items of every service.
+
+    `start[k]` is what taking one GPU of offer k anew costs on top of its rent.
+    """
+
+    supply: Supply
+    limits: AllocationLimits
+    services: tuple[ServiceDemand, ...]
+    items: tuple[ServiceItems, ...]
+    start: Floats
+
+    @property
+    def regions(self) -> int:
+        """Number of regions."""
+        return len(self.supply.regions)
+
+    @property
+    def cells(self) -> int:
+        """Number of (region, kind) cells."""
+        return self.regions * len(self.supply.kinds)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows: cells, then offers."""
+        return self.cells + len(self.supply.usd)
+
+    def cell(self, k: int, kind: int) -> int:
+        """Return the cell that slices of offer k of this kind go to."""
+        return int(self.supply.region[k]) * len(self.supply.kinds) + kind
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Whole numbers: machines per offer, new slices by (offer, size), and per service items by index."""
+
+    machines: Ints
+    slices: dict[tuple[int, int], int]
+    items: tuple[dict[int, int], ...]
+
+
+@entry("(int32[:, ::1], int32[:, ::1], float64[::1], float64[::1])")
+def _price_items(rows: Small, amount: Small, row_price: Floats, out: Floats) -> None:
+    number, width = rows.shape
+    last = len(row_price) - 1
+    for i in range(number):
+        total = 0.0
+        for j in range(width):
+            row = rows[i, j]
+            if row == last:
+                break
+            total += amount[i, j] * row_price[row]
+        out[i] = total
+
+
+@entry("(int8[:, ::1], int64[:, ::1], int32[::1], int32[::1])")
+def _fill_possible(counts: NDArray[np.int8], most: Ints, template: Small, region: Small) -> int:
+    """Write the pairs (template, region) whose nodes can all be had; return how many there are."""
+    number, kinds = counts.shape
+    found = 0
+    for g in range(len(most)):
+        for t in range(number):
+            fits = True
+            for c in range(kinds):
+                if counts[t, c] > most[g, c]:
+                    fits = False
+                    break
+            if fits:
+                template[found] = t
+                region[found] = g
+                found += 1
+    return found
+
+
+@entry("(int8[:, ::1], int32[::1], int32[::1], int32[:, ::1], int32[:, ::1])")
+def _fill_rows(
+    counts: NDArray[np.int8], template: Small, region: Small, rows: Small, amount: Small
+) -> None:
+    kinds = counts.shape[1]
+    for i in range(len(template)):
+        place = 0
+        for c in range(kinds):
+            if counts[template[i], c] > 0:
+                rows[i, place] = region[i] * kinds + c
+                amount[i, place] = counts[template[i], c]
+                place += 1
+
+
+def available_nodes(supply: Supply) -> Ints:
+    """Return how many nodes of each (region, kind) there can be at once, if nothing else is taken."""
+    nodes = np.zeros((len(supply.regions), len(supply.kinds)), np.int64)
+    for k, sizes in enumerate(supply.sizes):
+        for gpus, kind in sizes:
+            nodes[supply.region[k], kind] += supply.available[k] * supply.gpus[k] // gpus
+    return nodes
+
+
+def items_of(
+    service: ServiceDemand,
+    index: int,
+    running: Sequence[RunningColumn],
+    supply: Supply,
+    fraction: float = 1.0,
+) -> ServiceItems:
+    """Return the items of a service asked for a fraction of its demand."""
+    nodes = available_nodes(supply)
+    most = np.ascontiguousarray(np.minimum(np.where(service.allowed, nodes, 0), 127))
+    total = nodes.size + len(supply.usd)
+    parts = [_new_items(role, most, total, fraction) for role in service.roles]
+    demands = {role.phase: role.demand for role in service.roles}
+    parts.append(_running_items(running, index, supply, demands, nodes.size, fraction))
+    width = max(p.rows.shape[1] for p in parts)
+
+    def wide(array: Small, fill: int) -> Small:
+        return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=fill)
+
+    return ServiceItems(
+        np.concatenate([p.phase for p in parts]),
+        np.concatenate([p.region for p in parts]),
+        np.ascontiguousarray(np.concatenate([wide(p.rows, total) for p in parts])),
+        np.ascontiguousarray(np.concatenate([wide(p.amount, 0) for p in parts])),
+        np.concatenate([p.share for p in parts]),
+        np.concatenate([p.source for p in parts]),
+        np.concatenate([p.upper for p in parts]),
+        parts[-1].running,
+    )
+
+
+def _new_items(role: RoleTemplates, most: Ints, rows: int, fraction: float) -> ServiceItems:
+    counts = np.ascontiguousarray(role.counts[role.throughput > 0.0], np.int8)
+    where = np.flatnonzero(role.throughput > 0.0).astype(np.int32)
+    throughput = role.throughput[where]
+    template = np.empty(len(counts) * len(most), np.int32)
+    region = np.empty(len(template), np.int32)
+    found = _fill_possible(counts, most, template, region)
+    template, region = template[:found].copy(), region[:found].copy()
+    width = max(1, int((counts > 0).sum(axis=1).max(initial=1)))
+    listed, amount = np.full((found, width), rows, np.int32), np.zeros((found, width), np.int32)
+    _fill_rows(counts, template, region, listed, amount)
+    return ServiceItems(
+        np.full(found, role.phase, np.int8),
+        region,
+        listed,
+        amount,
+        np.minimum(1.0, throughput / (role.demand * fraction))[template],
+        where[template],
+        np.full(found, MANY, np.int64),
+        0,
+    )
+
+
+def _running_items(
+    running: Sequence[RunningColumn],
+    service: int,
+    supply: Supply,
+    demands: dict[int, float],
+    cells: int,
+    fraction: float,
+) -> ServiceItems:
+    mine = [
+        (i, r)
+        for i, r in enumerate(running)
+        if r.service == service
+        and r.phase in demands
+        and r.number > 0
+        and r.throughput > 0.0
+        and all(g <= supply.available[k] * supply.gpus[k] for k, g in r.gpus)
+    ]
+    width = max([1, *(len(r.gpus) for _, r in mine)])
+    total = cells + len(supply.usd)
+    rows, amount = (
+        np.full((len(mine), width), total, np.int32),
+        np.zeros((len(mine), width), np.int32),
+    )
+    for at, (_, r) in enumerate(mine):
+        for place, (k, gpus) in enumerate(sorted(r.gpus)):
+            rows[at, place], amount[at, place] = cells + k, gpus
+    share = [min(1.0, r.throughput / (demands[r.phase] * fraction)) for _, r in mine]
+    return ServiceItems(
+        np.array([r.phase for _, r in mine], np.int8),
+        np.array([r.region for _, r in mine], np.int32),
+        rows,
+        amount,
+        np.array(share, np.float64),
+        np.array([i for i, _ in mine], np.int32),
+        np.array([r.number for _, r in mine], np.int64),
+        len(mine),
+    )

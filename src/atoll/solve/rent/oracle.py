@@ -1,0 +1,229 @@
+"""What serving one service costs at given prices of rows, as a function of how much of it is served.
+
+A service is served in *legs*: phases apart in a zone, or together in a region. A zone is a set of regions
+between which KV caches may travel; mostly each region is its own. Let P_z, D_z and B_z be what covering d
+costs with whole prefill, decode and both-phase instances of zone z (`cover`). Then
+
+    A_z(d) = P_z(d) + D_z(d)                         phases apart
+    F_z(d) = min over a + b = d of A_z(a) + B_z(b)   some of each
+    S(d)   = min over splits of d over zones of the sum of F_z
+
+Availability, limits, link bandwidth and spread are left out, so S is a lower bound where shares are rounded
+up to the grid. Rounded down, the same recursion finds instances that do serve d.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.solve.cover import cheapest_by_weight, closure, cover
+from atoll.solve.rent.items import PHASES, ServiceItems
+from atoll.solve.rent.steps import EMPTY, GRID, StepFunction, combine, least_with, steps_of
+from atoll.solve.rent.types import BOTH, DECODE, PREFILL, ServiceDemand
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_BELOW = np.maximum(0.0, np.arange(GRID + 1) - 1.0) / GRID
+_HAIR = 1e-9
+_NOTHING = np.full(GRID + 1, np.inf)
+_NOTHING[0] = 0.0
+
+
+@dataclass(frozen=True)
+class Legs:
+    """The functions of one service at some prices: tables by (phase, zone), legs by zone, and their sum."""
+
+    cost: Floats
+    tables: dict[tuple[int, int], Floats]
+    apart: tuple[StepFunction, ...]
+    both: tuple[StepFunction, ...]
+    zones: tuple[StepFunction, ...]
+    totals: tuple[StepFunction, ...]
+
+    @property
+    def total(self) -> StepFunction:
+        """What serving a level costs by all zones together; `totals[z]` by those up to z."""
+        return self.totals[-1]
+
+    @property
+    def least(self) -> float:
+        """What serving all of it costs at least."""
+        return self.total.at(GRID)
+
+
+def zones_of(pairs: tuple[tuple[int, int], ...], regions: int) -> Ints:
+    """Return the zone of each region: regions that KV caches may travel between are one."""
+    zone = np.arange(regions)
+    for g, h in pairs:
+        zone[zone == zone[h]] = zone[g]
+    return np.unique(zone, return_inverse=True)[1].astype(np.int64)
+
+
+class ServiceOracle:
+    """Answers for one service at any prices."""
+
+    def __init__(self, service: ServiceDemand, items: ServiceItems, regions: int) -> None:
+        self.items = items
+        self.zone = zones_of(service.pairs, regions)
+        self.zones = int(self.zone.max(initial=0)) + 1
+        self.up = np.minimum(np.ceil(items.share * GRID - _HAIR), GRID).astype(np.int32)
+        self.down = np.floor(items.share * GRID + _HAIR).astype(np.int32)
+        at = self.zone[items.region] if len(items) else np.zeros(0, np.int64)
+        kept = items.kept
+        self._new: dict[tuple[int, int], Ints] = {}
+        self._kept: dict[tuple[int, int], Ints] = {}
+        for phase in PHASES:
+            for zone in range(self.zones):
+                here = (items.phase == phase) & (at == zone)
+                self._new[phase, zone] = np.flatnonzero(here & ~kept)
+                self._kept[phase, zone] = np.flatnonzero(here & kept)
+
+    def legs(self, row_price: Floats, *, lower: bool = True) -> Legs:
+        """Return the functions at these prices: a lower bound, or else what whole instances do serve."""
+        cost = self.items.prices(row_price)
+        tables = {key: self._table(key, cost, lower) for key in self._new}
+        apart, both, zones = [], [], []
+        for zone in range(self.zones):
+            sums = tables[PREFILL, zone] + tables[DECODE, zone]
+            apart.append(steps_of(sums, lower=lower))
+            both.append(steps_of(tables[BOTH, zone], lower=lower))
+            zones.append(_either(apart[-1], both[-1], lower=lower))
+        totals = [zones[0]]
+        for function in zones[1:]:
+            totals.append(_either(totals[-1], function, lower=lower))
+        return Legs(cost, tables, tuple(apart), tuple(both), tuple(zones), tuple(totals))
+
+    def _table(self, key: tuple[int, int], cost: Floats, lower: bool) -> Floats:
+        """What covering every level costs with whole instances of a phase and zone."""
+        new, kept = self._new[key], self._kept[key]
+        if not len(new) and not len(kept):
+            return _NOTHING
+        weight = self.up if lower else self.down
+        zeros = np.zeros(len(new), np.int32)
+        best = cheapest_by_weight(cost[new], weight[new], zeros, 1, GRID + 1)
+        best[:, 0] = np.inf
+        if len(kept):
+            some = kept[weight[kept] > 0]
+            table = cover(
+                best,
+                1,
+                np.zeros(len(some), np.int64),
+                weight[some],
+                cost[some],
+                np.minimum(self.items.upper[some], -(-GRID // weight[some])),
+            )[-1]
+            table[0] = 0.0
+        else:
+            table, _, _ = closure(best[0])
+        if lower:
+            # Whatever the grid, a share of the demand costs at least that share at the best price for
+            # throughput; d steps are more than d - 1 of them.
+            every = np.concatenate([new, kept])
+            rate = float((cost[every] / self.items.share[every]).min())
+            table = np.maximum(table, rate * _BELOW)
+        return np.asarray(table)
+
+    def pick(self, legs: Legs, level: int = GRID) -> dict[int, int] | None:
+        """Return items that serve a level at what `legs` (no lower bound) say it costs, None if none do."""
+        place = int(np.searchsorted(legs.total.level, level))
+        if place == len(legs.total.level):
+            return None
+        chosen: dict[int, int] = {}
+        points = [0] * self.zones
+        for zone in range(self.zones - 1, 0, -1):
+            points[zone] = int(legs.totals[zone].second[place])
+            place = int(legs.totals[zone].first[place])
+        points[0] = place
+        for zone, point in enumerate(points):
+            function = legs.zones[zone]
+            a, b = _parts(legs, zone, function, point)
+            for phase, amount in ((PREFILL, a), (DECODE, a), (BOTH, b)):
+                if amount > 0 and not self._pick_one(legs, (phase, zone), amount, chosen):
+                    return None
+        return chosen
+
+    def _pick_one(
+        self, legs: Legs, key: tuple[int, int], level: int, chosen: dict[int, int]
+    ) -> bool:
+        """Add the items that cover a level of one phase in one zone; return whether there are such."""
+        table, cost = legs.tables[key], legs.cost
+        every = np.concatenate([self._new[key], self._kept[key]])
+        every = every[self.down[every] > 0]
+        paid = cost[every]
+        left = {int(i): int(self.items.upper[i]) for i in self._kept[key]}
+        d = level
+        while d > 0:
+            rest = np.maximum(0, d - self.down[every])
+            value = paid + table[rest]
+            place = int(np.argmin(value))
+            if not np.isfinite(value[place]):
+                return False
+            item = int(every[place])
+            if item in left:
+                left[item] -= 1
+                if left[item] == 0:
+                    paid[place] = np.inf
+            chosen[item] = chosen.get(item, 0) + 1
+            d = int(rest[place])
+        return True
+
+    def slacks(self, legs: Legs) -> Floats:
+        """Return by how much each item, once used, raises the cost of serving everything, at least."""
+        out = np.full(len(self.items), np.inf)
+        least = legs.least
+        before = [EMPTY]
+        for function in legs.zones[:-1]:
+            before.append(_either(before[-1], function, lower=True))
+        after = [EMPTY]
+        for function in legs.zones[:0:-1]:
+            after.append(_either(after[-1], function, lower=True))
+        after.reverse()
+        for zone in range(self.zones):
+            others = _either(before[zone], after[zone], lower=True)
+            if any(self._any(phase, zone) for phase in (PREFILL, DECODE)):
+                rest = _either(legs.both[zone], others, lower=True).dense()[::-1]
+                for phase, partner in ((PREFILL, DECODE), (DECODE, PREFILL)):
+                    if self._any(phase, zone):
+                        beside = rest + legs.tables[partner, zone]
+                        self._slack(out, legs, (phase, zone), beside, least)
+            if self._any(BOTH, zone):
+                rest = _either(legs.apart[zone], others, lower=True).dense()[::-1]
+                self._slack(out, legs, (BOTH, zone), rest, least)
+        return np.asarray(np.maximum(0.0, out))
+
+    def _any(self, phase: int, zone: int) -> bool:
+        return bool(len(self._new[phase, zone]) or len(self._kept[phase, zone]))
+
+    def _slack(
+        self, out: Floats, legs: Legs, key: tuple[int, int], beside: Floats, least: float
+    ) -> None:
+        items = np.concatenate([self._new[key], self._kept[key]])
+        weight, back = np.unique(self.up[items], return_inverse=True)
+        with_it = least_with(
+            legs.tables[key], np.ascontiguousarray(beside), weight.astype(np.int64)
+        )
+        if np.isfinite(least):
+            out[items] = legs.cost[items] + with_it[back] - least
+        else:
+            out[items] = 0.0
+
+
+def _either(a: StepFunction, b: StepFunction, *, lower: bool) -> StepFunction:
+    """`combine`, at once where one of the two serves nothing."""
+    if a.level[-1] == 0:
+        zeros = np.zeros(len(b.level), np.int64)
+        return StepFunction(b.level, b.value, zeros, np.arange(len(b.level)))
+    if b.level[-1] == 0:
+        zeros = np.zeros(len(a.level), np.int64)
+        return StepFunction(a.level, a.value, np.arange(len(a.level)), zeros)
+    return combine(a, b, lower=lower)
+
+
+def _parts(legs: Legs, zone: int, function: StepFunction, point: int) -> tuple[int, int]:
+    """The levels served apart and together at one point of a zone's function."""
+    a, b = int(function.first[point]), int(function.second[point])
+    return int(legs.apart[zone].level[a]), int(legs.both[zone].level[b])
