@@ -199,22 +199,26 @@ def _point(
 
 def _flows(instance: FlowInstance, plan: Plan) -> tuple[Placement, Flows]:
     """Return the placement and the flow of a plan, in requests/s: only their shares count."""
-    (own,) = plan.instances
-    at = {node.id: instance.names.index(node.host or "") for node in own.nodes}
+    names = {name: i for i, name in enumerate(instance.names)}
     start, end = (np.zeros(instance.size, np.int64) for _ in range(2))
-    for node in own.nodes:
-        start[at[node.id]], end[at[node.id]] = node.start, node.end
     edge = np.zeros((instance.size, instance.size))
     enter, leave = np.zeros(instance.size), np.zeros(instance.size)
-    for flow in own.flows:
-        if flow.src == SOURCE:
-            enter[at[flow.dst]] = flow.per_s
-        elif flow.dst == SINK:
-            leave[at[flow.src]] = flow.per_s
-        else:
-            edge[at[flow.src], at[flow.dst]] = flow.per_s
+    used = []
+    # Pipelines that share no machine are instances of their own.
+    for own in plan.instances:
+        at = {node.id: names[node.host or ""] for node in own.nodes}
+        used += at.values()
+        for node in own.nodes:
+            start[at[node.id]], end[at[node.id]] = node.start, node.end
+        for flow in own.flows:
+            if flow.src == SOURCE:
+                enter[at[flow.dst]] = flow.per_s
+            elif flow.dst == SINK:
+                leave[at[flow.src]] = flow.per_s
+            else:
+                edge[at[flow.src], at[flow.dst]] = flow.per_s
     # What the weights at each node make of what comes in; small ways that were left out break the sums.
-    for i in sorted(at.values(), key=lambda k: int(end[k])):
+    for i in sorted(used, key=lambda k: (int(end[k]), k)):
         into, out = enter[i] + edge[:, i].sum(), edge[i].sum() + leave[i]
         share = into / out if out > 0 else 0.0
         edge[i] *= share
