@@ -203,7 +203,7 @@ def _flows(instance: FlowInstance, plan: Plan) -> tuple[Placement, Flows]:
     start, end = (np.zeros(instance.size, np.int64) for _ in range(2))
     edge = np.zeros((instance.size, instance.size))
     enter, leave = np.zeros(instance.size), np.zeros(instance.size)
-    used = []
+    used: list[int] = []
     # Pipelines that share no machine are instances of their own.
     for own in plan.instances:
         at = {node.id: names[node.host or ""] for node in own.nodes}
