@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from atoll.core.rng import stream
-
 from atoll.solve.place.instance import FlowInstance
 
 _MOST_LAYERS = (0, 0, 12, 8, 5, 3, 2)

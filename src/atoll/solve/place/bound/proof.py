@@ -164,8 +164,9 @@ class Covers:
 def cover_bound(instance: FlowInstance, *, high: float, value: float = 0.0) -> float:
     """Return an upper bound on the flow, tokens/s, at most `high`, within a millionth of the programme's.
 
-    With more than a hundred nodes, within a few ten-thousandths: covers of many items give little. The bound ends just above `value` (a flow some placement has) where that is the optimum. Clusters with
-    very many different nodes are given up: `high` is returned.
+    With more than a hundred nodes, within a few ten-thousandths: covers of many items give little. The bound
+    ends just above `value` (a flow some placement has) where that is the optimum. Clusters with very many
+    different nodes are given up: `high` is returned.
     """
     covers = Covers(instance)
     if covers.items > _MOST_ITEMS:

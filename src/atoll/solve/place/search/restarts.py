@@ -34,13 +34,15 @@ _PULLS = (0.5, 1.0, 3.0)
 COOLED = 0.05
 _ABOVE = (0.005, 0.1)
 """How far above the best flow a run aims, from and to."""
+UNLIMITED = 1 << 60
+"""Work of a search that counts evaluations alone."""
 _CHUNK = 400_000
 """Evaluations times nodes between two looks at the clock."""
 
 
 @dataclass(frozen=True)
 class SearchBudget:
-    """What a search may spend: evaluations, or the kernel's work; and, as a safety net, when it must end.
+    """What a search may spend: evaluations, the kernel's work, and, as a safety net, the time it must end.
 
     `work` counts vertices reached and arcs looked at: 150 to 600 million of them are a CPU-second.
     """
@@ -154,7 +156,6 @@ class _RestartWorker:
             if value > self.best:
                 self._keep(value, placement.start, placement.end)
             self._offer(placement.start, placement.end)
-        counted = budget.evaluations is not None
         left = budget.evaluations if budget.evaluations is not None else 1 << 62
         spent, runs = 0, 0
         first = int(self.state.number[WORK])
@@ -163,7 +164,7 @@ class _RestartWorker:
             if time.perf_counter() >= budget.until:
                 self.pool.cut_short = True
                 break
-            if not counted and worked >= budget.work:
+            if worked >= budget.work:
                 break
             total = _RUN * len(self.kind)
             if runs < len(_SHORT):
@@ -171,10 +172,9 @@ class _RestartWorker:
             # A run that is cut off never cools down: leave room for more of them.
             if budget.evaluations is not None:
                 total = min(total, budget.evaluations // 8 + 1)
-            elif spent:
-                total = min(total, spent * (budget.work - worked) // (3 * max(worked, 1)))
-            else:
-                total = min(total, self.chunk)
+            if budget.work < UNLIMITED:
+                room = spent * (budget.work - worked) // (3 * max(worked, 1))
+                total = min(total, room if spent else self.chunk)
             total = min(max(total, _LEAST_RUN), left)
             done = self._run(total, budget, first, fresh=runs > 0 and self.random.random() < 0.5)
             left -= done
@@ -197,7 +197,7 @@ class _RestartWorker:
         level = min(int(usual * (1.0 + random.uniform(*_ABOVE))) + 1, most)
         best, start, end = int(state.number[VALUE]), state.start.copy(), state.end.copy()
         done = 0
-        most_work = first + 2 * budget.work if budget.evaluations is None else 1 << 62
+        most_work = first + 2 * budget.work
         while done < total and best < self.goal:
             upto = min(done + self.chunk, total)
             reached, best = anneal(

@@ -24,6 +24,7 @@ from atoll.solve.place.search.moves import propose_one
 from atoll.solve.place.search.restarts import (
     COOLED,
     HEATS,
+    UNLIMITED,
     BestPlacements,
     Log,
     SearchBudget,
@@ -35,8 +36,10 @@ WORK = 4_000_000_000
 """What a search may do, in steps of its kernel (`restarts`): about twenty CPU-seconds."""
 EVALUATIONS = 20_000
 """What a search by any objective may do."""
+_EACH_NODE = 20_000
+"""Evaluations for each node from which on a large cluster is worth all the work its sites may take."""
 _LARGE_SHARE = 0.03
-"""Share of the work for annealing a large cluster as a whole: a step there is dear, and sites were annealed."""
+"""Share of the work for annealing a large cluster as a whole: a step there is dear."""
 _LEAVE_OUT = 40
 """One step in so many takes a node out, where that can be better."""
 _ONE_RUN = 0.1
@@ -61,8 +64,9 @@ def search(
 ) -> PlacementResult:
     """Return the best placement found with so much `work`, or in so many `evaluations` if given.
 
-    Ends early at the proven bound or at `target` tokens/s. `workers` threads run restarts of their own.
-    `seconds` is a safety net: a search that it ends says so. A `bound` that was proven elsewhere is taken.
+    On a large cluster both limits hold: an evaluation there may cost a thousand times as much. Ends early
+    at the proven bound or at `target` tokens/s. `workers` threads run restarts of their own. `seconds` is a
+    safety net: a search that it ends says so. A `bound` that was proven elsewhere is taken as it is.
     """
     return search_many(
         instance,
@@ -103,23 +107,29 @@ def search_many(
     began, cpu = time.perf_counter(), time.process_time()
     until = began + seconds
     starts = _starts(instance, start)
-    known = upper_bound(instance).value if bound is None else bound
-    if evaluations is None and known > 0.0:
-        if instance.size > LARGE:
-            more = place_sites(instance, seed=seed, work=work, until=until)
+    large = instance.size > LARGE
+    if bound is None:
+        bound = upper_bound(instance, tight=evaluations is None or not large).value
+    if bound > 0.0 and (large or evaluations is None):
+        left = until - time.perf_counter()
+        # With little to do, little of it is for starts: they are some of several.
+        share = min(1.0, 8.0 * work / WORK)
+        if large:
+            if evaluations is not None:
+                share = min(share, evaluations / (_EACH_NODE * instance.size))
+            more = place_sites(instance, seed=seed, effort=share, until=until)
             work = int(work * _LARGE_SHARE)
         else:
-            # Few iterations for little work: lanes are one start of several.
-            share = min(1.0, 8.0 * work / WORK)
-            left = until - time.perf_counter()
             more = lanes(
-                instance, seconds=left, iterations=int(share * LANE_ITERATIONS), high=known
+                instance, seconds=left, iterations=int(share * LANE_ITERATIONS), high=bound
             )
         starts += [] if more is None else [more]
-    goal = known * (1.0 - 1e-8) if target is None else min(target, known * (1.0 - 1e-8))
-    pool = BestPlacements(instance, candidates, goal, known, began, log)
+    elif evaluations is not None:
+        work = UNLIMITED
+    goal = bound * (1.0 - 1e-8) if target is None else min(target, bound * (1.0 - 1e-8))
+    pool = BestPlacements(instance, candidates, goal, bound, began, log)
     explore(pool, starts, SearchBudget(work, evaluations, until), seed=seed, workers=workers)
-    return pool.ranked(known, cpu)
+    return pool.ranked(bound, cpu)
 
 
 def _starts(instance: FlowInstance, extra: Sequence[Placement]) -> list[Placement]:

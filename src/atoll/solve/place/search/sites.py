@@ -30,24 +30,24 @@ _GROUP_SIZES = (40, 60, 90)
 """Nodes of a group that are tried out."""
 _ITERATIONS = 10_000
 """Simplex iterations for the lanes of a group."""
-_ANNEALED = 0.05
-"""Share of the work for annealing groups."""
+_LEAST_ITERATIONS = 1_500
+_WORK = 200_000_000
+"""Work for annealing all groups: lanes leave little to find."""
 
 
 def place_sites(
-    instance: FlowInstance, *, seed: int, work: int, until: float = np.inf
+    instance: FlowInstance, *, seed: int, effort: float = 1.0, until: float = np.inf
 ) -> Placement | None:
     """Return a placement of every site by itself; None where no site holds the model.
 
-    `work` is for the whole of it (see `SearchBudget`); `until` of `perf_counter` is a safety net.
+    `effort` is the share of the usual work to do; `until` of `perf_counter` is a safety net.
     """
-    placer = _GroupPlacer(instance, seed, until)
+    placer = _GroupPlacer(instance, seed, effort, until)
     start, end = (np.zeros(instance.size, np.int64) for _ in range(2))
     some = False
     groups = [group for site in find_sites(instance) for group in _part(placer, site)]
     for group in groups:
-        own = int(_ANNEALED * work * len(group) / instance.size)
-        placement = placer.place(group, own)
+        placement = placer.place(group, int(effort * _WORK * len(group) / instance.size))
         if placement is not None:
             some = True
             start[group], end[group] = placement.start, placement.end
@@ -96,9 +96,10 @@ def _part(placer: _GroupPlacer, site: Ints) -> list[Ints]:
 class _GroupPlacer:
     """Places groups of one instance; equal ones once."""
 
-    def __init__(self, instance: FlowInstance, seed: int, until: float) -> None:
+    def __init__(self, instance: FlowInstance, seed: int, effort: float, until: float) -> None:
         self.instance = instance
         self.seed = seed
+        self.iterations = max(_LEAST_ITERATIONS, int(effort * _ITERATIONS))
         self.until = until
         held = np.arange(instance.rate.shape[1])
         self.computed = (held * instance.rate).max(axis=1)
@@ -113,7 +114,7 @@ class _GroupPlacer:
             small = part_of(self.instance, self._ordered(group))
             bound = coverage_bound(small)
             left = self.until - time.perf_counter()
-            found = lanes(small, seconds=left, iterations=_ITERATIONS, high=bound)
+            found = lanes(small, seconds=left, iterations=self.iterations, high=bound)
             starts = [] if found is None else [found]
             pool = self._explore(small, bound, starts, 0)
             self._lanes[key] = (pool.best, found)

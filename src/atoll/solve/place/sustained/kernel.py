@@ -182,7 +182,7 @@ def _cheapest_flow(  # noqa: C901 - one search; split up it would pass a dozen a
 
 
 @lean_part
-def _most_in_flight(
+def _most_in_flight(  # noqa: C901 - one search; split up it would pass a dozen arrays around
     site: Site,
     start: Ints,
     end: Ints,
