@@ -184,7 +184,7 @@ def improve(
     before = np.inf
     while standing.objective < before:
         before = standing.objective
-        for a, b in _pairs(model, root, standing.solution):
+        for a, b in _pairs(root, standing.solution):
             if budget <= 0 or standing.done:
                 return
             solution = standing.solution
@@ -211,7 +211,7 @@ def improve(
                 standing.offer(answer.solution, answer.objective)
 
 
-def _pairs(model: RentModel, root: Evaluation, solution: Solution) -> list[tuple[int, int]]:
+def _pairs(root: Evaluation, solution: Solution) -> list[tuple[int, int]]:
     """Pairs of services, those that lose most first."""
     regret = np.array(
         [
