@@ -114,7 +114,7 @@ def explain_problem(
     solver: RentSolver | ClusterSolver = ClusterSolver(facts)
     if rented:
         libraries = template_libraries(problem, facts, cached=cached, on_progress=on_progress)
-        solver = RentSolver(facts, cached)
+        solver = RentSolver(facts, cached, soft(problem) if plan is None else None)
         solver.use(problem, libraries)
 
     def tell(plans: int, question: str) -> None:
@@ -209,7 +209,7 @@ def _settle(bound: Bound, base: Plan, again: Plan, planner: Planner) -> Constrai
 
 
 def _estimate(constraint: Constraint, base: Plan, planner: Planner) -> Constraint:
-    """Return a constraint with about what loosening it is worth, where the prices of the relaxation say so."""
+    """Return a constraint with about what loosening it is worth, if the relaxation says so."""
     problem, rental = planner.problem, constraint.rental
     if rental is None or problem.cluster is not None or not merit(base, problem).meets_demand:
         return constraint
@@ -250,6 +250,8 @@ def _explain_node_types(
 def _ask_price(use: NodeUse, best: Plan, planner: Planner) -> NodeUse:
     price = break_even(use.node_type, best, planner.problem, planner)
     if price is None:
+        return use
+    if price.factor is None:
         return use.model_copy(update={"verdict": "idle", "asked": True})
     return use.model_copy(
         update={

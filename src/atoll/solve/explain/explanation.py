@@ -12,7 +12,7 @@ from typing import Literal
 
 from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase, RoleId
-from atoll.core.units import format_duration, format_price, format_share
+from atoll.core.units import format_duration, format_price, format_share, pluralize
 from atoll.plan.plan import Goal, Market, Plan, Status
 from atoll.plan.problem import Problem
 
@@ -189,7 +189,8 @@ class Repair(Frozen):
     `before` and `after` are the changed number (seconds, USD per hour, a share, nodes, regions). Where it
     `meets_demand` nothing is left to serve, else `served` is the share: of the least served service, or the
     `mean` where only that grows. `saved_usd_per_hour` is what the plan costs less than the one explained,
-    where that serves as much. Unless `smallest`, a smaller change may do as much: that was not decided.
+    where that serves as much, and `freed` the machines it does without. Unless `smallest`, a smaller change
+    may do as much: that was not decided.
     """
 
     kind: RepairKind
@@ -203,6 +204,8 @@ class Repair(Frozen):
     meets_demand: bool = True
     saved_usd_per_hour: float | None = None
     tokens_per_s: float | None = None
+    machines: int | None = None
+    freed: int = 0
     smallest: bool = True
 
     @property
@@ -226,6 +229,8 @@ class Repair(Frozen):
         )
         if self.saved_usd_per_hour is not None and self.saved_usd_per_hour > LEAST_USD:
             said.append(f"{format_price(self.saved_usd_per_hour)} less")
+        elif self.freed:
+            said.append(f"on {pluralize(self.machines or 0, 'machine')}, {self.freed} fewer")
         if not self.meets_demand:
             said.append(f"serves {format_share(self.served)}{' on average' if self.mean else ''}")
         if self.tokens_per_s is not None:

@@ -18,19 +18,31 @@ from atoll.solve.templates.cache import TemplateCache
 from atoll.solve.templates.generate import TemplateLibrary, generate
 from atoll.solve.templates.library import Libraries, role_tables, template_key
 
+_WORK = 0.2
+"""The share of the usual work that goes into the answer to a question."""
+
 
 @dataclass
 class RentSolver:
-    """Answers about rented nodes. Templates of roles that a change does not touch are used again."""
+    """Answers about rented nodes. Templates of roles that a change does not touch are used again.
+
+    The problem that is explained itself gets the usual effort where no plan is given, changed ones less.
+    """
 
     catalog: Catalog
     cached: bool = True
+    explained: Problem | None = None
     _roles: dict[str, TemplateLibrary] = field(init=False, default_factory=dict)
 
     def __call__(self, problem: Problem, effort: Effort, seconds: float) -> Answer:
         """Return the cheapest plan of a problem, checked."""
         solved = solve_optimal(
-            problem, self.catalog, self.libraries(problem), deadline_s=seconds, gap=effort.gap
+            problem,
+            self.catalog,
+            self.libraries(problem),
+            deadline_s=seconds,
+            gap=effort.gap,
+            work=1.0 if problem == self.explained else _WORK,
         )
         check(solved.plan, problem, self.catalog)
         most = float(solved.allocation.fraction_bound)

@@ -140,8 +140,11 @@ class Planner:
         return self._answers.get((problem.content_hash(), best_effort))
 
 
-def gains(now: Plan, then: Plan, problem: Problem) -> bool:
-    """Return whether a plan is worth mentioning beside another: serves more, or as much for less."""
+def gains(now: Plan, then: Plan, problem: Problem, *, machines: bool = False) -> bool:
+    """Return whether a plan is worth mentioning beside another: serves more, or as much for less.
+
+    With `machines` also if it serves as much, for as much, on fewer machines.
+    """
     before, after = merit(now, problem), merit(then, problem)
     if before.served < 0:
         return after.served > 0
@@ -154,7 +157,10 @@ def gains(now: Plan, then: Plan, problem: Problem) -> bool:
     if after.mean - before.mean > LEAST_SERVED:
         return True
     if now.goal == "cost":
-        return after.value - before.value > LEAST_USD
+        saved = after.value - before.value
+        if machines and after.spared > before.spared and after.meets_demand:
+            return saved > -LEAST_USD
+        return saved > LEAST_USD
     return after.value > before.value * (1.0 + _LEAST_TOKENS)
 
 
