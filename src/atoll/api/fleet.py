@@ -199,7 +199,7 @@ class Fleet:
         node_types: Sequence[str] | None = None,
         repairs: bool | None = None,
         deadline_s: float = 60.0,
-        most_plans: int = 40,
+        most_plans: int | None = None,
         best_effort: bool = False,
         cached: bool = True,
         on_progress: OnProgress | None = None,

@@ -36,6 +36,11 @@ from atoll.solve.templates.library import Libraries, template_libraries
 
 _SHARE = 0.4
 """Share of the plans that the worth of constraints may take, so that repairs are asked about, too."""
+_FEWEST = 8
+_COLUMNS = 30_000
+"""Templates in regions up to which as many plans are made as ever, and it takes seconds."""
+_NODES = 100
+"""Machines of a cluster, times plans, that take seconds."""
 _WORTHS = 6
 """Constraints whose worth is asked, the most promising first."""
 
@@ -96,7 +101,7 @@ def explain_problem(
     node_types: Sequence[str] | None = None,
     repairs: bool | None = None,
     deadline_s: float = MOST_SECONDS,
-    most_plans: int = MOST_PLANS,
+    most_plans: int | None = None,
     best_effort: bool = False,
     cached: bool = True,
     on_progress: OnProgress | None = None,
@@ -105,8 +110,9 @@ def explain_problem(
     """Return why a plan for a problem is what it is; without a plan, why the best that is found is.
 
     `node_types` are those to say something about, and then nothing else is said; `repairs` are looked for
-    unless False. Planning again is done at most `most_plans` times, and `deadline_s` is for all of it
-    together. With `best_effort` a fixed cluster need not keep promises, as when such a plan was made.
+    unless False. Planning again is done at most `most_plans` times (None: the fewer the larger the problem),
+    and `deadline_s` is for all of it together. With `best_effort` a fixed cluster need not keep promises, as
+    when such a plan was made.
     """
     facts = problem.catalog() if catalog is None else catalog
     rented = problem.cluster is None
@@ -117,9 +123,11 @@ def explain_problem(
         solver = RentSolver(facts, cached, soft(problem) if plan is None else None)
         solver.use(problem, libraries)
 
+    most = _count_plans(problem, libraries) if most_plans is None else most_plans
+
     def tell(plans: int, question: str) -> None:
         if on_progress is not None:
-            on_progress(Progress("planning again", question, min(1.0, plans / most_plans)))
+            on_progress(Progress("planning again", question, min(1.0, plans / most)))
 
     effort = Effort(cached=cached)
     if not rented:
@@ -130,7 +138,7 @@ def explain_problem(
         facts,
         solver,
         effort,
-        most_plans=most_plans,
+        most_plans=most,
         most_seconds=deadline_s,
         progress=tell,
     )
@@ -142,6 +150,15 @@ def explain_problem(
         repairs=node_types is None if repairs is None else repairs,
         libraries=libraries,
     )
+
+
+def _count_plans(problem: Problem, libraries: Libraries | None) -> int:
+    """Return how often to plan again, so that all of it takes seconds: as often as one plan is quick."""
+    if libraries is None:
+        nodes = len(problem.cluster.nodes) if problem.cluster is not None else 1
+        return max(_FEWEST, min(MOST_PLANS, round(_NODES / nodes)))
+    columns = len(problem.regions) * sum(map(len, libraries.roles.values()))
+    return round(max(_FEWEST, min(MOST_PLANS, MOST_PLANS * (_COLUMNS / max(1, columns)) ** 0.4)))
 
 
 def _read_off(stated: Plan, plan: Plan, problem: Problem, left_out: tuple[str, ...]) -> Explanation:
