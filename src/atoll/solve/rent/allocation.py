@@ -148,7 +148,8 @@ class _Allocator:
     def _standing(self, share: float) -> Incumbent:
         part = Work(self.work.part(share))
         self._parts.append(part)
-        return Incumbent(Target(self.gap), self.deadline, part, self.log)
+        # A hair closer than asked, so that rounding cannot leave it a hair away.
+        return Incumbent(Target(0.99 * self.gap), self.deadline, part, self.log)
 
     @property
     def _parts(self) -> list[Work]:

@@ -71,12 +71,12 @@ def replicas(
         rates: dict[tuple[int, int], float] = {}
         options: list[HomogeneousReplica] = []
         for index, offer in enumerate(problem.offers):
-            c = libraries.node_types.index(offer.node_type)
+            c = libraries.kinds.index(offer.node_type)
             for count in range(1, most + 1):
                 if count * tables.memory_bytes[c] > tables.memory_limit and count > 1:
                     break
                 if (c, count) not in rates:
-                    counts = np.zeros(len(libraries.node_types), np.int8)
+                    counts = np.zeros(len(libraries.kinds), np.int8)
                     counts[c] = count
                     rates[c, count] = best_layout(tables, counts).throughput
                 rate = rates[c, count]
@@ -337,8 +337,8 @@ def _plan(
     chosen = []
     for replica, number in everything:
         tables = libraries.roles[replica.role].tables
-        counts = np.zeros(len(libraries.node_types), np.int8)
-        counts[libraries.node_types.index(replica.node_type)] = replica.count
+        counts = np.zeros(len(libraries.kinds), np.int8)
+        counts[libraries.kinds.index(replica.node_type)] = replica.count
         layout = best_layout(tables, counts)
         for _ in range(number):
             nodes = Counter({replica.node_type: replica.count})

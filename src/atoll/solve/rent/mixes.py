@@ -39,8 +39,10 @@ _ROUNDS = 60
 _SMOOTH = 0.5
 _NEAR = 0.1
 _LIKED = 1e-6
-_TABLE_WORK = 300.0
+_TABLE_WORK = 20.0
 """What a service's functions take, in simplex iterations, for each phase and zone."""
+_ITEM_WORK = 1e-4
+"""What pricing an item takes."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,9 @@ class Decomposition:
         self.relaxed: tuple[Prices, Floats] | None = None
         self._seed = seed
         self._root: Evaluation | None = None
-        self._tables = sum(3 * oracle.zones for oracle in oracles)
+        self._round_work = sum(
+            _TABLE_WORK * 3 * oracle.zones + _ITEM_WORK * len(oracle.items) for oracle in oracles
+        )
 
     @property
     def root(self) -> Evaluation:
@@ -177,7 +181,7 @@ class Decomposition:
 
     def rate(self, prices: Prices) -> Evaluation:
         """Evaluate the bound at some prices."""
-        self.standing.work.charge(_TABLE_WORK * self._tables)
+        self.standing.work.charge(self._round_work)
         found = evaluate(self.model, self.oracles, self.goal, prices, self.unserved)
         if self._root is None or found.value > self._root.value:
             self._root = found
@@ -186,7 +190,7 @@ class Decomposition:
 
     def gather(self, prices: Prices, duals: Floats) -> bool:
         """Add the best mix of each service at these prices; return whether any is new."""
-        self.standing.work.charge(_TABLE_WORK * self._tables)
+        self.standing.work.charge(self._round_work)
         row = row_prices(self.model, prices)
         added = False
         for service, oracle in enumerate(self.oracles):

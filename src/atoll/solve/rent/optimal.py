@@ -73,7 +73,7 @@ def service_demands(
     regions = problem.regions
     demands = []
     for service in problem.services:
-        allowed = np.array([service.allows(kind) for kind in libraries.node_types])
+        allowed = np.array([service.allows(kind) for kind in libraries.kinds])
         roles = []
         for role in service.roles:
             library = libraries.roles[str(role)]

@@ -153,21 +153,20 @@ class ServiceOracle:
         table, cost = legs.tables[key], legs.cost
         every = np.concatenate([self._new[key], self._kept[key]])
         every = every[self.down[every] > 0]
+        paid = cost[every]
         left = {int(i): int(self.items.upper[i]) for i in self._kept[key]}
         d = level
         while d > 0:
             rest = np.maximum(0, d - self.down[every])
-            value = cost[every] + table[rest]
-            for place in np.argsort(value, kind="stable")[: len(left) + 1]:
-                item = int(every[place])
-                if left.get(item, 1) > 0:
-                    break
-            else:
-                return False
+            value = paid + table[rest]
+            place = int(np.argmin(value))
             if not np.isfinite(value[place]):
                 return False
+            item = int(every[place])
             if item in left:
                 left[item] -= 1
+                if left[item] == 0:
+                    paid[place] = np.inf
             chosen[item] = chosen.get(item, 0) + 1
             d = int(rest[place])
         return True

@@ -72,8 +72,11 @@ def spot_toll(model: RentModel, prices: Prices) -> Floats:
     return np.asarray(prices.spot * (model.supply.spot - share))
 
 
-def market_prices(model: RentModel, rent: float = 1.0) -> Prices:
-    """Return prices at which nobody gains by renting: GPUs of a machine share its rent."""
+def market_prices(model: RentModel, rent: float = 1.0, *, alone: bool = False) -> Prices:
+    """Return prices at which nobody gains by renting: GPUs of a machine share its rent.
+
+    `alone`: new slices cost all of their machine instead.
+    """
     supply = model.supply
     per_gpu = rent * supply.usd / supply.gpus
     row = np.zeros(model.rows)
@@ -83,7 +86,8 @@ def market_prices(model: RentModel, rent: float = 1.0) -> Prices:
         if supply.available[k] > 0:
             for gpus, kind in sizes:
                 at = model.cell(k, kind)
-                cell[at] = min(cell[at], gpus * (per_gpu[k] + rent * model.start[k]))
+                paid = supply.gpus[k] if alone else gpus
+                cell[at] = min(cell[at], paid * per_gpu[k] + gpus * rent * model.start[k])
     row[: model.cells] = np.where(np.isfinite(cell), cell, 0.0)
     return Prices(row, rent=rent)
 

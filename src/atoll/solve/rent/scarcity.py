@@ -69,14 +69,11 @@ def serve_most(
         served = _search(model, rebuild, "weighted", weights, deadline, work, seed)
         if served.solution is not None:
             return served
-    served = _search(model, rebuild, "common", weights, deadline, work, seed)
-    if served.solution is not None and served.achieved > _LITTLE:
-        return served
     some, start = _stand_together(rebuild(every, _LITTLE), weights, deadline, work, seed)
     if not some:
-        return ServedDemand(None, np.zeros(len(every)), 0.0, 0.0, served.prices)
+        return _serve_nobody(model)
     if len(some) == len(every):
-        some_served = served
+        some_served = _search(model, rebuild, "common", weights, deadline, work, seed)
     else:
         some_served = _search(
             rebuild(some, 1.0),
@@ -87,12 +84,17 @@ def serve_most(
             work,
             seed,
         )
-    if some_served.solution is None or some_served.achieved <= 0.0:
+    if some_served.solution is None or some_served.achieved <= _LITTLE:
         return _of_start(model, start, some, some_served)
     fraction = np.zeros(len(every))
     fraction[some] = some_served.fraction
     solution = _widen(some_served.solution, some, len(every))
     return replace(some_served, solution=solution, fraction=fraction)
+
+
+def _serve_nobody(model: RentModel) -> ServedDemand:
+    nothing = np.zeros(len(model.services))
+    return ServedDemand(None, nothing, 0.0, 0.0, Prices(np.zeros(model.rows)))
 
 
 def _widen(solution: Solution, some: list[int], number: int) -> Solution:

@@ -91,15 +91,19 @@ def minimise(model: RentModel, standing: Incumbent, seed: int) -> SearchOutcome:
 def _take_cheapest(
     model: RentModel, oracles: Sequence[ServiceOracle], standing: Incumbent, seed: int
 ) -> None:
-    """Offer what each service would take if there were plenty of everything."""
-    row = row_prices(model, market_prices(model))
-    chosen = []
-    for oracle in oracles:
-        picked = oracle.pick(oracle.legs(row, lower=False))
-        if picked is None:
+    """Offer what each service would take if there were plenty of everything.
+
+    Twice: a slice at its share of the machine's price, and at all of it, as if nobody shared the machine.
+    """
+    cut = any(len(sizes) > 1 for sizes in model.supply.sizes)
+    for prices in (market_prices(model), *([market_prices(model, alone=True)] if cut else [])):
+        if standing.done:
             return
-        chosen.append(picked)
-    offer_items(model, tuple(chosen), standing, seed)
+        row = row_prices(model, prices)
+        chosen = [oracle.pick(oracle.legs(row, lower=False)) for oracle in oracles]
+        whole = tuple(picked for picked in chosen if picked is not None)
+        if len(whole) == len(chosen):
+            offer_items(model, whole, standing, seed)
 
 
 def _solve_whole(model: RentModel, standing: Incumbent, seed: int) -> None:

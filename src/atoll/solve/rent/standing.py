@@ -36,8 +36,7 @@ class Deadline:
 class Work:
     """What a search may still do, in simplex iterations, and what it has done.
 
-    Everything else is counted in the same coin, at about what it takes: a table of covers 300, a round of
-    pricing 1 per 300 items.
+    Everything else is counted in the same coin, at about what it takes.
     """
 
     left: float

@@ -119,7 +119,7 @@ def libraries(
         else:
             by_role[str(role)] = generate(tables, most, progress=step)
         report(1, 1)
-    return Libraries(problem.node_types, by_role)
+    return Libraries(problem.kinds, by_role)
 
 
 _MOST_KEPT = 2
