@@ -158,7 +158,8 @@ def _count_plans(problem: Problem, libraries: Libraries | None) -> int:
         nodes = len(problem.cluster.nodes) if problem.cluster is not None else 1
         return max(_FEWEST, min(MOST_PLANS, round(_NODES / nodes)))
     columns = len(problem.regions) * sum(map(len, libraries.roles.values()))
-    return round(max(_FEWEST, min(MOST_PLANS, MOST_PLANS * (_COLUMNS / max(1, columns)) ** 0.4)))
+    share = float((_COLUMNS / max(1, columns)) ** 0.4)
+    return round(max(_FEWEST, min(1.0, share) * MOST_PLANS))
 
 
 def _read_off(stated: Plan, plan: Plan, problem: Problem, left_out: tuple[str, ...]) -> Explanation:

@@ -147,7 +147,7 @@ def gains(now: Plan, then: Plan, problem: Problem, *, machines: bool = False) ->
     """
     before, after = merit(now, problem), merit(then, problem)
     if before.served < 0:
-        return after.served > 0
+        return after.mean > 0
     if after.served - before.served > LEAST_SERVED:
         return True
     if after.served < before.served - LEAST_SERVED:
