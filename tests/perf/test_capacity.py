@@ -20,6 +20,7 @@ from atoll.perf.capacity import (
     table_of,
 )
 from atoll.perf.engines import EngineProfile
+from atoll.perf.layers import tp_sizes
 from atoll.perf.memory import MemoryModel
 from atoll.perf.step import Position, analytic, step_seconds
 from atoll.workload.lengths import LengthMix, length_mix
@@ -278,23 +279,50 @@ def test_a_table_for_every_role_on_every_node(
     for (name, machine), table in tables.items():
         assert (table.role.name, table.node.id) == (name, machine)
         assert table.throughput.shape == (4, STAGES, table.role.spec.layers + 1)
-        assert table.tp == table.node.count
+        assert table.tp.shape == table.throughput.shape
+        assert set(table.tp.flat) <= set(tp_sizes(table.role.spec, table.node.count))
         assert table.provenance
     assert tables["llama/decode", "A10G:2"].provenance.startswith("proxy")
 
 
 def test_an_entry_is_the_capacity(tables: dict[tuple[str, str], CapacityTable]) -> None:
     for table in tables.values():
-        own = analytic(table.role.spec, table.node)
+        sizes = tp_sizes(table.role.spec, table.node.count)
+        models = [analytic(table.role.spec, table.node, tp=tp) for tp in sizes]
         total = table.role.spec.layers
         for stages, position in itertools.product((1, 2, 5), Position):
             if (stages == 1) != (position is Position.WHOLE):
                 continue
             for layers in {1, total // 3, total}:
-                found = capacity(
-                    table.role, own, layers, stages=stages, position=position, link=LINK
-                )
-                assert table.at(layers, stages, position) == found.throughput
+                rates = {
+                    own.tp: capacity(
+                        table.role, own, layers, stages=stages, position=position, link=LINK
+                    ).throughput
+                    for own in models
+                }
+                assert table.at(layers, stages, position) == max(rates.values())
+                at = (table.POSITIONS.index(position), stages - 1, layers)
+                # Of equals the larger: it answers sooner.
+                assert table.tp[at] == max(tp for tp in rates if rates[tp] == max(rates.values()))
+
+
+def test_eight_small_copies_beat_one_split_over_pcie() -> None:
+    """Eight GPUs alone carry eight times one; split over all of them most of the time goes to all-reduces."""
+    prefill = role(Phase.PREFILL, slo_s=1.5)
+    tables = capacity_table([prefill], [node_type("L40S:1"), node_type("L40S:8")], 1)
+    one, eight = (tables["llama", f"L40S:{n}"] for n in (1, 8))
+    assert eight.at(32, 1) == pytest.approx(8 * one.at(32, 1))
+    assert eight.tp[-1, 0, 32] == 1
+    largest = capacity(prefill, analytic(LLAMA, node_type("L40S:8"), tp=8), 32)
+    assert eight.at(32, 1) > 5 * largest.throughput
+
+
+def test_a_larger_split_wins_where_a_copy_has_no_room() -> None:
+    decode = role(llm="llama-3-70b")
+    table = capacity_table([decode], [node_type("H100:8")], 1)["llama", "H100:8"]
+    # 140 GB of weights: no single GPU holds them, two leave little for KV cache.
+    assert table.tp[-1, 0, 80] == 4
+    assert table.tp[-1, 0, 10] == 1
 
 
 def test_positions_and_defaults(tables: dict[tuple[str, str], CapacityTable]) -> None:
@@ -377,7 +405,7 @@ def test_more_stages_only_extend_a_table(tables: dict[tuple[str, str], CapacityT
 def test_a_table_with_a_backend_of_ones_own() -> None:
     own = analytic(LLAMA, node_type("H100:8"), tp=2)
     table = table_of(role(), own, 3)
-    assert table.tp == 2
+    assert (table.tp == 2).all()
     assert table.at(32, 1) == capacity(role(), own, 32).throughput
     faster = capacity_table([role()], [node_type("H100:8")], 1, engine="vllm")
     slower = capacity_table([role()], [node_type("H100:8")], 1, engine="atoll")

@@ -13,9 +13,17 @@ from atoll.catalog.links import Link
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
-from atoll.perf.capacity import CapacityModel, RoleLoad, capacity
+from atoll.perf.capacity import (
+    CapacityModel,
+    CapacityTable,
+    RoleLoad,
+    capacity,
+    capacity_table,
+    copy_node,
+    table_of,
+)
 from atoll.perf.engines import EngineProfile
-from atoll.perf.layers import splits_evenly
+from atoll.perf.layers import splits_evenly, tp_sizes
 from atoll.perf.memory import MemoryModel
 from atoll.perf.operators import Array
 from atoll.perf.step import AnalyticStepModel, Position, StepParts, analytic, range_counts
@@ -165,6 +173,41 @@ def test_two_runs_are_bit_for_bit_the_same(case: Case) -> None:
     assert case.rates().tobytes() == case.rates().tobytes()
 
 
+# The best tensor-parallel size.
+
+
+@given(cases(), st.floats(1.0, 4.0))
+def test_the_best_split_is_no_worse_than_any_and_as_monotone(case: Case, factor: float) -> None:
+    def best(slo_s: float) -> CapacityTable:
+        load = replace(case.role, slo_s=slo_s)
+        return capacity_table([load], [case.model.node], 2, link=case.link)["role", node]
+
+    node = case.model.node.id
+    found, longer = best(case.budget_s), best(case.budget_s * factor)
+    rates = found.throughput
+    for tp in tp_sizes(case.role.spec, case.model.node.count):
+        own = table_of(
+            case.role, analytic(case.role.spec, case.model.node, tp=tp), 2, link=case.link
+        )
+        assert (rates >= own.throughput).all()
+        np.testing.assert_array_equal(rates[found.tp == tp], own.throughput[found.tp == tp])
+    assert (np.diff(rates[:, :, 1:], axis=2) <= 0.0).all()
+    assert (longer.throughput >= rates * (1 - 1e-9)).all()
+
+
+@given(cases())
+def test_a_node_carries_what_its_copies_carry(case: Case) -> None:
+    copies = case.model.node.count // case.model.tp
+    one = copy_node(case.model.node, case.model.tp)
+    share = case.link and case.link.share(1, copies)
+    alone = replace(
+        case,
+        model=analytic(case.role.spec, one, tp=case.model.tp, engine=case.model.engine),
+        link=share,
+    )
+    np.testing.assert_allclose(case.rates(), copies * alone.rates(), rtol=1e-12)
+
+
 # The same question answered by trying batch sizes.
 
 
@@ -226,7 +269,9 @@ def _step(case: Case, layers: int, batch: Batch[Array]) -> Array:
 def _handed(case: Case, tokens: Array) -> Array:
     if case.link is None or case.stages == 1:
         return 0.0 * tokens
-    return np.array([case.link.time_s(float(n) * case.role.spec.hidden * 2) for n in tokens])
+    # Copies side by side have a share of the link each.
+    share = case.link.bandwidth_bytes_per_s * case.model.tp / case.model.node.count
+    return case.link.latency_s + tokens * case.role.spec.hidden * 2 / share
 
 
 def _room(case: Case, layers: int, context: float) -> float:

@@ -70,6 +70,15 @@ def test_prices_by_hand() -> None:
     assert choice.request_usd == pytest.approx(usd)
 
 
+def test_the_best_split_is_shown() -> None:
+    (choice,) = choices("L40S:8")
+    (single,) = choices("L40S:1")
+    assert choice.prefill is not None
+    assert single.prefill is not None
+    assert (choice.prefill.nodes, choice.prefill.tp) == (1, 1)
+    assert choice.prefill.tokens_per_s == pytest.approx(8 * single.prefill.tokens_per_s)
+
+
 def test_promises_nobody_keeps() -> None:
     (choice,) = choices("T4:1", llm="llama-3-70b", promise=Promise(1e-4, 1e-4))
     assert (choice.prefill, choice.decode, choice.request_usd) == (None, None, None)

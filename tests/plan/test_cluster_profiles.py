@@ -16,14 +16,16 @@ from atoll.perf.step import analytic, step_seconds
 from atoll.plan.cluster_profiles import (
     at,
     most_layers,
+    profile_tps,
     rates,
     service_profiles,
     service_rates,
     tabulate,
 )
 from atoll.plan.files.helix import MODELS, NODE_TYPES, PROFILES, TABLES, HelixCluster, read_profiles
+from atoll.plan.problem import Problem
 from atoll.workload.lengths import LengthMix
-from tests.plan.clusters import HELIX, cluster, problem, profile, service
+from tests.plan.clusters import HELIX, LINKS, cluster, problem, profile, service
 
 CATALOG = Catalog.default()
 MIX = LengthMix.fixed(600.0, 200.0)
@@ -89,7 +91,7 @@ def test_a_request_must_fit_beside_the_layers() -> None:
 
 def test_tabulated_times_add_up_to_the_model() -> None:
     spec, node = CATALOG.model("qwen3-32b").llm, CATALOG.node("A100-80:1")
-    own = tabulate(spec, node, "vllm", MIX)
+    own = tabulate(spec, node, "vllm", MIX, 1)
     assert own is not None
     model = analytic(spec, node, engine="vllm")
     for sequences in (1.0, 512.0):
@@ -103,12 +105,12 @@ def test_tabulated_times_add_up_to_the_model() -> None:
 
 def test_tabulated_memory() -> None:
     spec = CATALOG.model("qwen3-32b").llm
-    own = tabulate(spec, CATALOG.node("L4:1"), "vllm", MIX)
+    own = tabulate(spec, CATALOG.node("L4:1"), "vllm", MIX, 1)
     assert own is not None
     assert 0 < own.max_layers < spec.layers
     assert list(own.kv_tokens) == sorted(own.kv_tokens, reverse=True)
     assert own.kv_tokens[-1] >= 800
-    large = tabulate(CATALOG.model("qwen3-235b-a22b").llm, CATALOG.node("T4:1"), "vllm", MIX)
+    large = tabulate(CATALOG.model("qwen3-235b-a22b").llm, CATALOG.node("T4:1"), "vllm", MIX, 1)
     assert large is None or large.max_layers < 4
 
 
@@ -117,3 +119,31 @@ def test_rates_of_the_performance_model_fall_with_layers() -> None:
     for own in service_rates(asked, CATALOG, asked.services[0]).values():
         assert list(own) == sorted(own, reverse=True)
         assert own[-1] > 0
+
+
+def boxes(number: int, model: str) -> Problem:
+    nodes = tuple(
+        {"name": f"m{i}", "node_type": "L40S:8", "region": "north"} for i in range(number)
+    )
+    return problem(
+        cluster=cluster(profiles={}, links=LINKS[:1], nodes=nodes),
+        services=(service(model=model),),
+    )
+
+
+def test_nodes_split_their_layers_as_carries_most() -> None:
+    asked = boxes(1, "llama-3.1-8b")
+    own = asked.services[0]
+    assert profile_tps(asked, CATALOG, own) == {"L40S:8": 1}
+    spec, node = CATALOG.model("llama-3.1-8b").llm, CATALOG.node("L40S:8")
+    alone = tabulate(spec, node, "vllm", own.lengths.mix(), 1)
+    assert service_profiles(asked, CATALOG, own) == {"L40S:8": alone}
+
+
+def test_nodes_split_further_where_the_model_would_not_fit() -> None:
+    one, eight = (boxes(number, "llama-3-70b") for number in (1, 8))
+    # One machine holds 80 layers only if each is split; many hold a few each, in copies.
+    (less,) = profile_tps(eight, CATALOG, eight.services[0]).values()
+    (more,) = profile_tps(one, CATALOG, one.services[0]).values()
+    assert less < more
+    assert service_profiles(one, CATALOG, one.services[0])["L40S:8"].max_layers == 80

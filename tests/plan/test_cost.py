@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.plan.cost import CostReport, cost_report
+from atoll.plan.cost import CostReport, cost_report, idle_by_region
 from atoll.solve.assembly import NewInstance, infeasible
+from tests.plan import boxes
 from tests.plan.builders import CHOSEN, SERVICES, few, plan_of, problem, service, small
 
 ASKED, MADE = small()
@@ -13,11 +14,22 @@ REPORT = cost_report(MADE, ASKED)
 
 
 @few
-@given(st.lists(st.sampled_from(CHOSEN), max_size=6))
-def test_every_breakdown_adds_up(chosen: list[NewInstance]) -> None:
-    made = plan_of(ASKED, *chosen)
-    report = cost_report(made, ASKED)
-    for parts in (report.services, report.regions, report.node_types, report.markets):
+@given(st.booleans(), st.data())
+def test_every_breakdown_adds_up(cut: bool, data: st.DataObject) -> None:
+    asked, choices = (boxes.problem(), boxes.CHOSEN) if cut else (ASKED, CHOSEN)
+    offers = [offer.model_copy(update={"available": 12}) for offer in asked.offers]
+    asked = asked.replace(offers=offers)
+    chosen: list[NewInstance] = data.draw(st.lists(st.sampled_from(choices), max_size=6))
+    made = plan_of(asked, *chosen)
+    report = cost_report(made, asked)
+    assert sum(idle_by_region(made, asked).values()) == pytest.approx(report.idle.usd_per_hour)
+    by_service = [cost.usd_per_hour for cost in report.services]
+    for cost in report.services:
+        if cost.served > 0:
+            shares = [phase.share for phase in cost.phases if phase.phase != "decode"]
+            assert sum(shares) == pytest.approx(1.0)
+    assert sum(by_service) + report.idle.usd_per_hour == pytest.approx(made.usd_per_hour)
+    for parts in (report.regions, report.node_types, report.markets):
         assert sum(part.usd_per_hour for part in parts) == pytest.approx(made.usd_per_hour)
     for lines in (report.regions, report.node_types, report.markets):
         assert sum(line.nodes for line in lines) == made.nodes
@@ -29,10 +41,10 @@ def test_every_breakdown_adds_up(chosen: list[NewInstance]) -> None:
 def test_lines_by_hand() -> None:
     assert [(line.name, line.nodes) for line in REPORT.regions] == [
         ("aws/us-east-2", 4),
-        ("lab", 2),
+        ("lab", 3),
     ]
     assert REPORT.regions[0].usd_per_hour == pytest.approx(2 * 0.8 + 2 * 1.9)
-    assert [(line.name, line.nodes) for line in REPORT.markets] == [("on-demand", 5), ("owned", 1)]
+    assert [(line.name, line.nodes) for line in REPORT.markets] == [("on-demand", 5), ("owned", 2)]
     assert REPORT.init_usd == pytest.approx(0.1 * REPORT.usd_per_hour)
 
 
@@ -61,7 +73,7 @@ def test_headroom_is_not_sold() -> None:
 def test_only_what_is_served_counts() -> None:
     busy = problem(services=(service("chat", rate_per_s=4000.0), SERVICES[1]))
     made = plan_of(busy, *CHOSEN)
-    served = min(made.served_fraction["chat/llm/prefill"], made.served_fraction["chat/llm/decode"])
+    served = made.served_fraction["chat"]
     assert 0 < served < 1
     report = cost_report(made, busy)
     assert report.services[0].requests_per_s == pytest.approx(4000 * served)
@@ -72,3 +84,20 @@ def test_nothing_costs_nothing() -> None:
     assert report.usd_per_hour == 0.0
     assert report.usd_per_million_tokens is None
     assert report.services[0].usd_per_million_tokens is None
+
+
+def test_idle_gpus_of_a_cut_machine() -> None:
+    asked, made = boxes.boxes()
+    report = cost_report(made, asked)
+    assert report.idle.usd_per_hour == pytest.approx(boxes.USD / 8)
+    assert report.idle.gpus == made.idle_gpus == 1
+    assert idle_by_region(made, asked) == {"aws/us-east-2": pytest.approx(boxes.USD / 8)}
+    assert [(line.name, line.nodes, line.gpus) for line in report.node_types] == [
+        ("L40S:8", 2, 15),
+        ("L40S:1", 1, 1),
+    ]
+    (chat,) = report.services
+    shares = {str(phase.phase): phase.share for phase in chat.phases}
+    assert shares["prefill"] == shares["decode"] == pytest.approx(1 - shares["both"])
+    for phase in chat.phases:
+        assert phase.demand_per_s <= phase.capacity_per_s * (1 + 1e-9)

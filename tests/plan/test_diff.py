@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 from atoll.plan.diff import PlanDiff, diff
 from atoll.plan.plan import Plan
 from atoll.solve.assembly import NewInstance
+from tests.plan.boxes import CHOSEN as BOX_CHOSEN
+from tests.plan.boxes import boxes
 from tests.plan.builders import (
     CHOSEN,
     EAST,
@@ -15,6 +17,7 @@ from tests.plan.builders import (
     few,
     layout,
     plan_of,
+    rent,
     small,
 )
 from tests.plan.builders import problem as problem_of
@@ -31,7 +34,7 @@ def made_of(chosen: list[NewInstance]) -> Plan:
 def test_a_plan_does_not_differ_from_itself() -> None:
     change = diff(MADE, MADE)
     assert change.empty
-    assert len(change.kept) == 4
+    assert len(change.kept) == 5
     assert change.started == change.stopped == ()
     assert change.rented == change.returned == ()
     assert change.text() == "nothing changes"
@@ -93,16 +96,28 @@ def test_equal_instances_with_other_names_are_kept() -> None:
     assert ("chat-decode-1", "zz") in pairs
 
 
+def test_a_slice_on_other_gpus_is_moved() -> None:
+    asked, made = boxes()
+    assert diff(made, made).empty
+    elsewhere = edit_node(made, "chat-both-0", "n0", gpu_ids=(7,))
+    change = diff(made, elsewhere)
+    assert [(k.before, k.relaid) for k in change.kept if k.moved] == [("chat-both-0", False)]
+    assert "~ chat-both-0: same nodes, other GPUs" in change.text()
+    less = plan_of(asked, *BOX_CHOSEN[:2], *BOX_CHOSEN[3:])
+    assert diff(made, less).idle_after == 2 * diff(made, less).idle_before
+    assert "idle GPUs: $2.00/h -> $4.00/h (+$2.00/h, +100.0%)" in diff(made, less).text()
+
+
 def test_the_text_says_what_to_do() -> None:
     bigger = NewInstance(
         "chat/llm/decode",
         EAST,
         layout((0, 16, ("L40S:1",)), (16, LAYERS, ("L4:1",))),
-        {("L40S:1", "spot"): 1, ("L4:1", "on-demand"): 1},
+        rent("spot", L40S=1) | rent(L4=1),
     )
     after = plan_of(ASKED, *CHOSEN[:1], *CHOSEN[2:], bigger)
     text = diff(MADE, after).text().splitlines()
-    assert text[0] == "$6.10/h -> $5.90/h (-$0.20/h, -3.3%); 3 instances stay"
+    assert text[0] == "$6.10/h -> $5.90/h (-$0.20/h, -3.3%); 4 instances stay"
     assert text[1].startswith(
         "+ chat-decode-0 in aws/us-east-2: [0, 16) L40S:1 spot | [16, 32) L4:1, "
     )

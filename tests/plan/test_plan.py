@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -7,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
-from atoll.plan.plan import Flow, Instance, Node, Plan
+from atoll.core.ids import Phase
+from atoll.plan.plan import Flow, Instance, Node, Plan, Route, count_machines
 from tests.plan.builders import edit_node, find, small
 
 
@@ -38,6 +40,12 @@ def test_json_round_trip_of_a_real_plan() -> None:
 
 
 positive = st.floats(0, 1e9)
+gpu_ids = st.lists(st.integers(0, 7), min_size=1, max_size=8, unique=True).map(tuple)
+
+
+def part(name: str, slot: int, gpu_ids: tuple[int, ...]) -> Node:
+    """A slice of a machine with eight GPUs."""
+    return node(name, 0, 1, "L4:8").model_copy(update={"slot": slot, "gpu_ids": gpu_ids})
 
 
 @st.composite
@@ -48,6 +56,7 @@ def plans(draw: st.DrawFn) -> Plan:
         ends = sorted(draw(st.lists(st.integers(1, 80), min_size=1, max_size=3, unique=True)))
         starts = [0, *ends[:-1]]
         nodes = [node(f"n{i}", a, b) for i, (a, b) in enumerate(zip(starts, ends, strict=True))]
+        nodes.append(part(f"n{len(nodes)}", draw(st.integers(0, 3)), draw(gpu_ids)))
         flows = [Flow(src="source", dst="n0", per_s=draw(positive))]
         instances.append(
             instance(
@@ -58,14 +67,16 @@ def plans(draw: st.DrawFn) -> Plan:
                 throughput_per_s=draw(positive),
             )
         )
-    weights = {i.id: draw(st.floats(0, 1)) for i in instances}
     return Plan.model_validate(
         {
             "problem_hash": "0" * 64,
             "problem_name": "p",
             "instances": draw(st.permutations(instances)),
-            "routes": ({"service": "a", "phase": "decode", "weights": weights},),
-            "served_fraction": {"a/llm/decode": draw(st.floats(0, 1))},
+            "routes": [
+                {"service": "a", "instances": (one.id, other.id), "share": draw(st.floats(0, 1))}
+                for one, other in pairwise(instances)
+            ],
+            "served_fraction": {"a": draw(st.floats(0, 1))},
             "usd_per_hour": draw(positive),
             "bound": draw(st.none() | st.floats(-1e9, 1e9)),
             "status": "feasible",
@@ -109,14 +120,84 @@ def test_layout_and_its_line() -> None:
 
 def test_counts_of_a_plan() -> None:
     _, made = small()
-    assert made.nodes == made.gpus == 6
+    assert made.nodes == made.gpus == 7
     assert made.count_nodes()["aws/us-east-2", "L4:1", "on-demand"] == 2
     assert [i.id for i in made.of_role("chat/llm/decode")] == ["chat-decode-0", "chat-decode-1"]
 
 
+def test_a_slice_is_a_node_of_its_own_kind() -> None:
+    own = part("n0", 2, (4, 5))
+    assert (own.gpus, own.machine_gpus, own.kind, own.share) == (2, 8, "L4:2", 0.25)
+    whole = node("n1", 0, 1, "L4:8")
+    assert (whole.gpus, whole.kind, whole.share) == (8, "L4:8", 1.0)
+    both = instance(own, whole, part("n2", 2, (6, 7)), part("n3", 1, (0,)))
+    assert both.node_counts == (("L4:1", 1), ("L4:2", 2), ("L4:8", 1))
+    assert both.describe() == "[0, 1) 1/8 of L4:8 + 2x 2/8 of L4:8 + L4:8"
+    assert both.gpus == 13
+    # Three machines: two that are cut, one of them by two slices, and a whole one.
+    assert count_machines([both]) == {("r", "L4:8", "on-demand"): 3}
+    moved = instance(own.model_copy(update={"slot": 0, "gpu_ids": (0, 1)}))
+    assert instance(own).placement_key == moved.placement_key != instance(whole).placement_key
+
+
+def test_weights_by_phase() -> None:
+    _, made = small()
+    shares = [0.5, 0.25, 0.25]
+    ways = [("p", "d"), ("p", "e"), ("b",)]
+    routes = tuple(
+        Route(service="chat", instances=way, share=share)
+        for way, share in zip(ways, shares, strict=True)
+    )
+    plan = made.model_copy(update={"routes": routes})
+    assert plan.weights("chat", Phase.PREFILL) == {"p": 0.75}
+    assert plan.weights("chat", Phase.DECODE) == {"d": 0.5, "e": 0.25}
+    assert plan.weights("chat", Phase.BOTH) == {"b": 0.25}
+    assert plan.weights("mini", Phase.BOTH) == {}
+
+
+def test_plans_of_earlier_versions_are_read() -> None:
+    _, made = small()
+    data = made.model_dump(mode="json")
+    data |= {
+        "seconds": 1.5,
+        "cpu_seconds": 2.5,
+        "served_fraction": {
+            "chat/llm/prefill": 1.0,
+            "chat/llm/decode": 0.5,
+            "org/m/llm/both": 0.25,
+        },
+        "routes": [
+            {"service": "chat", "phase": "prefill", "weights": {"chat-prefill-0": 1.0}},
+            {
+                "service": "chat",
+                "phase": "decode",
+                "weights": {"chat-decode-0": 0.25, "chat-decode-1": 0.75},
+            },
+            {"service": "mini", "phase": "both", "weights": {"mini-both-0": 1.0}},
+        ],
+    }
+    read = Plan.parse(data)
+    assert read.served_fraction == {"chat": 0.5, "org/m": 0.25}
+    assert {route.instances: route.share for route in read.routes} == {
+        ("chat-prefill-0", "chat-decode-0"): 0.25,
+        ("chat-prefill-0", "chat-decode-1"): 0.75,
+        ("mini-both-0",): 1.0,
+    }
+    assert "seconds" not in read.to_json()
+    assert Plan.from_json(read.to_json()) == read
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("id", "source"), ("node_type", "L4"), ("market", "rented"), ("start", -1), ("tp", 0)],
+    [
+        ("id", "source"),
+        ("node_type", "L4"),
+        ("market", "rented"),
+        ("start", -1),
+        ("tp", 0),
+        ("slot", -1),
+        ("gpu_ids", ()),
+    ],
 )
 def test_bad_nodes_are_refused(field: str, value: object) -> None:
     data = node("n0", 0, 1).model_dump() | {field: value}

@@ -8,20 +8,23 @@ from collections.abc import Iterator, Sequence
 from atoll.solve.templates.generate import RoleTables
 
 
-def brute_force(tables: RoleTables, nodes: Sequence[int]) -> int:
-    """Return the best throughput of a small multiset of node types (indices), in integer units."""
-    units, layers = tables.units, tables.layers
-    best = sum(int(units[0, 0, c, layers]) for c in nodes)
+def brute_force(tables: RoleTables, nodes: Sequence[int]) -> float:
+    """Return the best throughput of a small multiset of node types (indices)."""
+    rates, layers = tables.steady, tables.layers
+    best = sum(float(rates[0, 0, c, layers]) for c in nodes)
     for groups in set_partitions(list(nodes)):
         stages = len(groups)
-        if not 2 <= stages <= min(units.shape[0], layers):
+        if not 2 <= stages <= min(rates.shape[0], layers):
             continue
-        table = units[stages - 1]
+        table = rates[stages - 1]
         for order in itertools.permutations(groups):
             for cut in itertools.combinations(range(1, layers), stages - 1):
                 edges = (0, *cut, layers)
                 slowest = min(
-                    sum(int(table[_position(k, stages), c, edges[k + 1] - edges[k]]) for c in group)
+                    sum(
+                        float(table[_position(k, stages), c, edges[k + 1] - edges[k]])
+                        for c in group
+                    )
                     for k, group in enumerate(order)
                 )
                 best = max(best, slowest)

@@ -7,7 +7,7 @@ For a multiset of nodes k and S stages (Coral 4.2), with stage s at position p(s
     sum_j x[s,j] = 1,  sum_s y[s,k] = 1,  sum_s,j j x[s,j] = L
     maximise T  subject to  T <= sum_j,k T_p(s)[k, j] z[s,j,k]  for every stage s
 
-Throughputs are the integers of `RoleTables.units`, so that results can be compared for equality. HiGHS
+Throughputs are whole numbers (`whole_rates`), so that results can be compared for equality. HiGHS
 comes through scipy and Gurobi through gurobipy where they are installed. CP-SAT runs in a process of its
 own: ortools and highspy, which the planner uses, cannot be loaded together.
 """
@@ -20,7 +20,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -62,18 +62,25 @@ class StageProgram:
 
 def stage_program(tables: RoleTables, nodes: Sequence[int], stages: int) -> StageProgram:
     """Return the programme for a multiset of node types (indices) cut into `stages` stages."""
-    if not 1 <= stages <= min(len(nodes), tables.units.shape[0], tables.layers):
+    if not 1 <= stages <= min(len(nodes), tables.rates.shape[0], tables.layers):
         raise UsageError(f"{stages} stages for {len(nodes)} nodes", field="stages")
     positions = [0] if stages == 1 else [0, *([1] * (stages - 2)), 2]
-    rates = tables.units[stages - 1][positions][:, list(nodes)].astype(np.int64)
+    rates = tables.steady[stages - 1][positions][:, list(nodes)].astype(np.int64)
     return StageProgram(np.ascontiguousarray(rates))
+
+
+def whole_rates(tables: RoleTables) -> RoleTables:
+    """Return the tables with capacities as whole numbers that a programme's tolerances can tell apart."""
+    top = float(tables.rates.max(initial=0.0)) * 8
+    scale = 1.0 if top <= 0.0 else min(1e4, 2**31 / top * 0.999)
+    return replace(tables, rates=np.floor(tables.rates * scale))
 
 
 def best(
     tables: RoleTables, nodes: Sequence[int], solver: Solver, *, time_limit_s: float = 600.0
 ) -> int:
-    """Return the best throughput over all stage counts, in integer units, with a reference solver."""
-    most = min(len(nodes), tables.units.shape[0], tables.layers)
+    """Return the best throughput over all stage counts with a reference solver; rates are whole numbers."""
+    most = min(len(nodes), tables.rates.shape[0], tables.layers)
     return max(
         solver(stage_program(tables, nodes, stages), time_limit_s) for stages in range(1, most + 1)
     )

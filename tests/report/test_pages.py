@@ -49,7 +49,7 @@ from atoll.solve.explain.explanation import (
     Slack,
     Worth,
 )
-from tests.plan import builders, clusters
+from tests.plan import boxes, builders, clusters
 
 HOSTILE = "\"></style></title><script>alert(1)</script><b onclick='x'>&{{ 7 * 7 }}{% raw %}"
 """As a name in a file might be: HTML, an attribute's end, a template's syntax."""
@@ -57,6 +57,7 @@ HARMLESS = "a harmless name"
 
 PLANS: dict[str, Callable[[], tuple[Problem, Plan]]] = {
     "rented": builders.small,
+    "cut": boxes.boxes,
     "cluster": lambda: (clusters.problem(), clusters.plan()),
 }
 
@@ -140,6 +141,11 @@ def named(name: str, kind: str) -> tuple[Problem, Plan]:
             "problem_hash": name,
             "solver": name,
             "instances": instances,
+            "routes": tuple(
+                route.model_copy(update={"instances": tuple(map(rename, route.instances))})
+                for route in made.routes
+            ),
+            "cut_short": True,
             "status": "partial",
             "served_fraction": dict.fromkeys(made.served_fraction, 0.5),
             "reasons": (name, name),
@@ -245,11 +251,13 @@ def show_diff(name: str) -> str:
 
 PAGES: dict[str, Shown] = {
     "rented": show_plan(render_plan_page, "rented"),
+    "cut": show_plan(render_plan_page, "cut"),
     "cluster": show_plan(render_plan_page, "cluster"),
     "simulation": show_run(render_simulation_page),
 }
 FRAGMENTS: dict[str, Shown] = {
     "rented": show_plan(render_plan_fragment, "rented"),
+    "cut": show_plan(render_plan_fragment, "cut"),
     "cluster": show_plan(render_plan_fragment, "cluster"),
     "simulation": show_run(render_simulation_fragment),
     "explanation": lambda name: render_explanation_fragment(explanation(name), (name,)),
@@ -368,6 +376,44 @@ def test_the_terminal_shows_plans_of_both_kinds(kind: str) -> None:
     text = drawn(made, asked)
     assert f"{asked.name}: " in text
     assert "Demand and capacity" in text
+
+
+def test_slices_pairs_and_idle_gpus_are_shown() -> None:
+    asked, made = boxes.boxes()
+    text = drawn(made, asked)
+    assert "[0, 32) 2/8 of L40S:8" in text
+    assert re.search(r"L40S:8, machine 0 +on-demand +4-5 +chat-prefill-0 +\[0, 32\)", text)
+    assert re.search(r"machine 0 +on-demand +7 +idle", text)
+    assert re.search(r"chat +apart +aws/us-east-2 +\d", text)
+    assert "$34.50/h on 3 nodes, 16 GPUs and 1 GPU idle ($2.00/h)" in text
+    costs = text[text.index("Cost per hour") :]
+    assert re.search(r"idle GPUs +2.00 *\n +total +34.50", costs)
+    page = Elements(render_plan_page(made, asked)).text
+    assert "2/8 of L40S:8, machine 0, GPUs 4-5, on-demand, 32 layers" in page
+    for part in ("chat-prefill-0", "Ways of requests", "idle GPUs"):
+        assert part in page
+
+
+@pytest.mark.parametrize("kind", PLANS)
+def test_a_plan_that_was_cut_short_says_so(kind: str) -> None:
+    asked, made = PLANS[kind]()
+    hurried = made.model_copy(update={"cut_short": True})
+    assert "Cut short by the deadline" not in drawn(made, asked)
+    assert "Cut short by the deadline" in drawn(hurried, asked)
+    assert "Cut short by the deadline" in render_plan_page(hurried, asked)
+
+
+def test_a_slice_of_a_machine_of_a_cluster_is_shown() -> None:
+    asked, made = PLANS["cluster"]()
+    own = made.instances[0]
+    node = own.nodes[0].model_copy(update={"gpu_ids": (0,)})
+    cut = made.model_copy(
+        update={
+            "instances": (own.model_copy(update={"nodes": (node, *own.nodes[1:])}),),
+        }
+    )
+    assert "a, GPUs 0" in drawn(cut, asked)
+    assert "GPUs 0 of L40S:1" in render_plan_svg(cut, asked)
 
 
 def test_only_one_placement_fits_a_drawing() -> None:

@@ -59,7 +59,7 @@ carried = st.floats(0, 20) | st.just(0.0)
 groups = st.lists(st.tuples(phases, st.sampled_from(REGIONS), carried), max_size=14)
 
 
-@given(groups, st.floats(0, 60), st.sampled_from(("auto", "apart", "together")))
+@given(groups, st.just(0.0) | st.floats(1e-3, 60), st.sampled_from(("auto", "apart", "together")))
 def test_shares_add_up_and_nobody_is_overloaded(
     group: list[tuple[Phase, str, float]], rate: float, how: str
 ) -> None:

@@ -278,10 +278,10 @@ def _comparison(title: str, choices: list[NodeChoice], layers: int, spot: bool) 
         f"$/h is the cheapest {kind} price over the regions asked for; 'fits' is how many of the {layers} "
         "layers fit on a node. "
         f"'{count}x {rate:,.0f}/{split}': a pipeline of {count} such nodes carries that many tokens/s, each "
-        f"layer split over {split} of a node's GPUs (tensor parallel), with as many copies as a node has room "
-        "for; it is the best split of up to 8 equal stages. '-': none keeps the promise, or nobody sells the node. 'times' says "
-        "what the prediction rests on: measured operators, measured layers, or a proxy GPU. $/1k: per "
-        "1,000 requests."
+        f"layer split over {split} of a node's GPUs (tensor parallel), with as many copies as a node has "
+        "room for; it is the best split of up to 8 equal stages. '-': none keeps the promise, or nobody "
+        "sells the node. 'times' says what the prediction rests on: measured operators, measured layers, or "
+        "a proxy GPU. $/1k: per 1,000 requests."
     )
     drawn = table(columns, rows, title=title, right=columns[1:-1])
     tighten(drawn)

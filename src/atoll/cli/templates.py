@@ -218,11 +218,11 @@ def _problem(
     engine_profile(engine)
     sold = {kind for _, kind in prices}
     offers = [
-        Offer(region=place, node_type=kind, available=max_nodes, usd_per_hour=usd)
+        Offer(region=place, node_type=kind, available=max_nodes, usd_per_hour=usd, whole=True)
         for (place, kind), usd in prices.items()
     ]
     offers += [
-        Offer(region=_UNSOLD, node_type=kind, available=max_nodes, usd_per_hour=0.0)
+        Offer(region=_UNSOLD, node_type=kind, available=max_nodes, usd_per_hour=0.0, whole=True)
         for kind in kinds
         if kind not in sold
     ]

@@ -10,9 +10,9 @@ with P and D at budgets TTFT / S and TPOT / S. Where they run apart, KV cache is
 promise is TTFT less what that takes (`plan.handover`), and activations and KV together stay within the
 node's network interface.
 
-A node is a machine, or a slice of one with its share of the interface. Its GPUs hold copies of the layers side
-by side, each split over TP GPUs; capacity is that of the best TP (`best_tp`), the same for both phases
-where they run together. All of these never rise with j and never fall with a looser promise.
+A node is a machine, or a slice of one with its share of the interface. Its GPUs hold copies of the layers
+side by side, each split over TP GPUs; capacity is that of the best TP (`best_tp`), the same for both
+phases where they run together. All of these never rise with j and never fall with a looser promise.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from atoll.perf.layers import tp_sizes
 from atoll.perf.memory import MemoryModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
 from atoll.perf.step import Position, analytic, check_tp
-from atoll.plan.handover import handover, kv_bytes_by_layers, kv_bytes_per_unit
-from atoll.plan.handover import hop_link as hop_link
+from atoll.plan.handover import handover, hop_link, kv_bytes_by_layers, kv_bytes_per_unit
 from atoll.plan.problem import Problem, Service
 
 POSITIONS = CapacityTable.POSITIONS
@@ -155,7 +154,7 @@ def _rows_by_tp(
 
 
 def _combine(loads: Sequence[RoleLoad], rates: Sequence[Array]) -> Array:
-    """Tokens/s of one phase as they are; requests/s of a node that spends its time on both, 0 where one is."""
+    """Tokens/s of one phase as they are; requests/s of a node that spends its time on both (0: one is 0)."""
     if len(loads) == 1:
         return rates[0]
     lengths, (prefill, decode) = loads[0].lengths, rates

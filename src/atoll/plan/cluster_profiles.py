@@ -14,6 +14,10 @@ comes with every O steps of a request, so r = d / O prompts come with each step.
 
 tokens/s: k decode steps for each whole prompt, and s seconds of host time a step; with r > 1 it is cut
 to one prompt and O sequences a step. T sets the speeds and the speeds set T: the two are iterated.
+
+A profile is of one tensor-parallel size. Where none is measured, that is the size with which equal pipelines
+of such nodes carry most per node within the promise (`profile_tps`), unless the cluster could not hold the
+model then.
 """
 
 from __future__ import annotations
@@ -28,20 +32,23 @@ from atoll.catalog.catalog import Catalog
 from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import UsageError
-from atoll.core.ids import Phase
+from atoll.core.ids import Phase, RoleId, parse_node_type
 from atoll.perf.batch import Batch
 from atoll.perf.engines import engine as engine_profile
-from atoll.perf.layers import default_tp
+from atoll.perf.layers import tp_sizes
 from atoll.perf.memory import MemoryModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
 from atoll.perf.step import Position, analytic, range_counts
+from atoll.plan.capacities import node_capacity
 from atoll.plan.cluster import Cluster, NodeProfile
-from atoll.plan.problem import Problem, Service
+from atoll.plan.problem import COMPONENT, Problem, Service
 from atoll.workload.lengths import LengthMix
 
 _ITERATIONS = 10
 _TIGHT = 1.2
 """Below this many times the model's layers, held at typical numbers, nodes hold all they can."""
+_STAGES = 8
+"""The deepest equal pipelines by which tensor-parallel sizes are compared."""
 _TYPICAL = 2 / 3
 """Share of the most layers a node can hold that it typically holds, where its profile does not say."""
 
@@ -71,25 +78,118 @@ def request_tokens(service: Service) -> float:
 def service_profiles(
     problem: Problem, catalog: Catalog, service: Service
 ) -> dict[str, NodeProfile]:
-    """Return the profile of every node type of the cluster that can hold a layer of the service's model.
+    """Return the profile of every kind of node of the cluster that can hold a layer of the service's model.
 
-    A profile given for the service counts before one for its model, and that before the performance model.
+    Kinds are whole machines and slices of them. A profile given for the service counts before one for its
+    model, and that before the performance model.
     """
     cluster = cluster_of(problem)
     model = catalog.model(service.model)
-    measured = {
-        **cluster.profiles.get(model.name, {}),
-        **cluster.profiles.get(service.model, {}),
-        **cluster.profiles.get(service.name, {}),
-    }
     profiles: dict[str, NodeProfile] = {}
-    for kind in sorted(cluster.counts()):
-        profile = measured.get(kind) or tabulate(
-            model.llm, catalog.node(kind), problem.settings.engine, service.lengths.mix()
+    sizes = profile_tps(problem, catalog, service)
+    for kind in problem.kinds:
+        if not is_known(problem, catalog, service, kind):
+            continue
+        profile = measured_profile(problem, catalog, service, kind) or tabulate(
+            model.llm,
+            catalog.node(kind),
+            problem.settings.engine,
+            service.lengths.mix(),
+            sizes[kind],
         )
         if profile is not None and most_layers(profile, cluster, service) > 0:
             profiles[kind] = profile
     return profiles
+
+
+def measured_profile(
+    problem: Problem, catalog: Catalog, service: Service, kind: str
+) -> NodeProfile | None:
+    """Return the profile given for a kind of node, None where the performance model has to say."""
+    given = cluster_of(problem).profiles
+    for name in (service.name, service.model, catalog.model(service.model).name):
+        profile = given.get(name, {}).get(kind)
+        if profile is not None:
+            return profile
+    return None
+
+
+def is_known(problem: Problem, catalog: Catalog, service: Service, kind: str) -> bool:
+    """Return whether a kind can be used: slices of machines that were measured have to be measured, too."""
+    whole = cluster_of(problem).counts()
+    if kind in whole or measured_profile(problem, catalog, service, kind) is not None:
+        return True
+    gpu = parse_node_type(kind).gpu
+    machines = (machine for machine in whole if parse_node_type(machine).gpu == gpu)
+    return all(measured_profile(problem, catalog, service, m) is None for m in machines)
+
+
+def profile_tps(problem: Problem, catalog: Catalog, service: Service) -> dict[str, int]:
+    """Return over how many GPUs a layer is split on each kind of node of the cluster, for its profile.
+
+    Splitting less carries more and holds less. Where the cluster would hold the model with little to spare,
+    the node types that lose least by it split their layers further. The largest size counts where none keeps
+    the promise, and where the profile is measured.
+    """
+    cluster = cluster_of(problem)
+    spec = catalog.model(service.model).llm
+    counts = cluster.counts()
+    most_stages = min(_STAGES, counts.total(), spec.layers)
+    measured = {
+        kind: profile
+        for kind in problem.kinds
+        if (profile := measured_profile(problem, catalog, service, kind)) is not None
+    }
+    worth: dict[str, dict[int, float]] = {}
+    for kind in sorted({*counts, *problem.kinds}):
+        sizes = tp_sizes(spec, catalog.node(kind).count)
+        worth[kind] = {
+            tp: _worth(problem, catalog, service, kind, tp, most_stages)
+            for tp in (sizes[-1:] if kind in measured else sizes)
+        }
+    best = {kind: max(own, key=lambda tp: (own[tp], tp)) for kind, own in worth.items()}
+
+    def held(kind: str, tp: int) -> int:
+        """Layers that one such node holds."""
+        engine, mix = problem.settings.engine, service.lengths.mix()
+        profile = measured.get(kind) or tabulate(spec, catalog.node(kind), engine, mix, tp)
+        return profile.max_layers if profile is not None else 0
+
+    def has_room() -> bool:
+        """Whether one node holds the model, or all of them hold it with some to spare."""
+        each = {kind: held(kind, best[kind]) for kind in counts}
+        total = sum(counts[kind] * layers for kind, layers in each.items())
+        return max(each.values()) >= spec.layers or total >= _TIGHT * spec.layers
+
+    while not has_room():
+        # The next larger size of a node type, and which part of what it carries that keeps.
+        larger = [
+            (worth[kind][size] / max(worth[kind][tp], 1e-300), held(kind, size), kind, size)
+            for kind in sorted(counts)
+            for tp in [best[kind]]
+            for size in [min((size for size in worth[kind] if size > tp), default=0)]
+            if size
+        ]
+        if not larger:
+            break
+        _, _, kind, size = max(larger)
+        best[kind] = size
+    return best
+
+
+def _worth(
+    problem: Problem, catalog: Catalog, service: Service, kind: str, tp: int, most_stages: int
+) -> float:
+    """Requests/s per node of the best equal pipeline of nodes of one type at one tensor-parallel size."""
+    role = RoleId(service.name, COMPONENT, Phase.BOTH)
+    layers = catalog.model(service.model).llm.layers
+    found = []
+    for stages in range(1, most_stages + 1):
+        position = Position.WHOLE if stages == 1 else Position.MIDDLE
+        held = -(-layers // stages)
+        rate = node_capacity(problem, catalog, service, role, kind, held, stages, position, tp=tp)
+        found.append(rate / stages)
+    return max(found)
 
 
 def most_layers(profile: NodeProfile, cluster: Cluster, service: Service) -> int:
@@ -102,7 +202,7 @@ def most_layers(profile: NodeProfile, cluster: Cluster, service: Service) -> int
 def service_rates(
     problem: Problem, catalog: Catalog, service: Service
 ) -> dict[str, tuple[float, ...]]:
-    """Return, per node type, the tokens/s a node carries with 1, 2, ... layers of the service's model."""
+    """Return, per kind of node, the tokens/s it carries with 1, 2, ... layers of the service's model."""
     cluster = cluster_of(problem)
     profiles = service_profiles(problem, catalog, service)
     allowed = {kind: profile for kind, profile in profiles.items() if service.allows(kind)}
@@ -127,21 +227,25 @@ def rates(
     output_mean: float,
     fill: float,
 ) -> dict[str, tuple[float, ...]]:
-    """Return T(j) in tokens/s, j = 1, 2, ..., per node type of a cluster with so many of each.
+    """Return T(j) in tokens/s, j = 1, 2, ..., per kind of node of a cluster with so many of each.
 
-    Given rates are taken as they are; the others come from the iteration in this module's docstring.
+    Kinds that `counts` does not name are slices of machines; machines are counted whole, unless only slices
+    of them may be used. Given rates are taken as they are; the others come from the iteration in this
+    module's docstring.
     """
+    own = {kind: counts.get(kind, 0) for kind in profiles}
+    number = own if any(own.values()) else dict.fromkeys(profiles, 1)
     normal, tight, speed = {}, {}, {}
     for kind, profile in profiles.items():
         most = profile.max_layers
         normal[kind], tight[kind] = profile.typical_layers or (max(1, round(most * _TYPICAL)), most)
         speed[kind] = profile.start_rate or _alone(profile, input_mean, output_mean)
-    roomy = sum(counts[kind] * normal[kind] for kind in profiles) >= _TIGHT * layers
+    roomy = sum(number[kind] * normal[kind] for kind in profiles) >= _TIGHT * layers
     typical = normal if roomy else tight
 
     def rate(kind: str, held: int) -> float:
-        total = sum(counts[kind] * typical[kind] for kind in profiles)
-        mean = sum(counts[u] * typical[u] / speed[u] for u in profiles) / total
+        total = sum(number[kind] * typical[kind] for kind in profiles)
+        mean = sum(number[u] * typical[u] / speed[u] for u in profiles) / total
         seconds_here = held / speed[kind]
         share = seconds_here / ((layers - held) * mean + seconds_here)
         return _rate(profiles[kind], held, share, input_mean, output_mean, fill)
@@ -200,16 +304,17 @@ def at(curve: Curve, x: float) -> float:
 
 @lru_cache(maxsize=512)
 def tabulate(
-    spec: TransformerSpec, node: NodeType, engine: str, lengths: LengthMix
+    spec: TransformerSpec, node: NodeType, engine: str, lengths: LengthMix, tp: int
 ) -> NodeProfile | None:
     """Return the profile of a node type by the performance model, None if not even one layer fits.
+
+    Each layer is split over `tp` GPUs, and the node holds copies of its layers side by side.
 
     Seconds per layer are those of the mean layer, with embedding and output matrix spread over all
     layers; prompts have their mean length and sequences the mean context. In memory, embedding and output
     matrix count as if the node held whichever is larger, since any node may come first or last.
     """
     settings = engine_profile(engine)
-    tp = default_tp(spec, node)
     groups = node.count // tp
     context = lengths.input_mean + lengths.output_mean
     memory = MemoryModel.of(spec, node, tp=tp, engine=settings, phase=Phase.BOTH)

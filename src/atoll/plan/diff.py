@@ -1,7 +1,8 @@
 """What changes from one plan to the next: instances, nodes, cost, capacity.
 
 An instance of one plan is the same as one of the other if they stand in the same region on the same
-nodes; it is "relaid" if its nodes then hold other layers, which means loading weights again.
+nodes; it is "relaid" if its nodes then hold other layers, and "moved" if a slice of it is then on other GPUs;
+both mean loading weights again.
 """
 
 from __future__ import annotations
@@ -15,11 +16,18 @@ from atoll.plan.validate.violation import differs
 
 
 class KeptInstance(Frozen):
-    """An instance of both plans, by its id in each; `relaid` if its layers move."""
+    """An instance of both plans, by its id in each; `relaid` with other layers, `moved` with other GPUs."""
 
     before: str
     after: str
     relaid: bool
+    moved: bool = False
+
+    @property
+    def text(self) -> str | None:
+        """What changes, in words; None if nothing does."""
+        changes = ["other layers"] * self.relaid + ["other GPUs"] * self.moved
+        return f"same nodes, {' and '.join(changes)}" if changes else None
 
 
 class ChangedInstance(Frozen):
@@ -34,7 +42,7 @@ class ChangedInstance(Frozen):
 
 
 class NodeChange(Frozen):
-    """So many nodes of one kind more or fewer."""
+    """So many machines of one type more or fewer."""
 
     region: str
     node_type: str
@@ -53,7 +61,10 @@ class ServiceChange(Frozen):
 
 
 class PlanDiff(Frozen):
-    """Everything that changes from plan `before` to plan `after`."""
+    """Everything that changes from plan `before` to plan `after`.
+
+    `idle_before` and `idle_after` are paid per hour for GPUs of cut machines that no instance has.
+    """
 
     before: str
     after: str
@@ -65,11 +76,13 @@ class PlanDiff(Frozen):
     services: tuple[ServiceChange, ...]
     usd_before: float
     usd_after: float
+    idle_before: float = 0.0
+    idle_after: float = 0.0
 
     @property
     def empty(self) -> bool:
         """Whether nothing changes."""
-        moved = any(pair.relaid for pair in self.kept)
+        moved = any(pair.relaid or pair.moved for pair in self.kept)
         changed = self.started or self.stopped or self.services or moved
         return not changed and not differs(self.usd_before, self.usd_after)
 
@@ -79,14 +92,15 @@ class PlanDiff(Frozen):
         lines += [f"+ {_line(instance)}" for instance in self.started]
         lines += [f"- {_line(instance)}" for instance in self.stopped]
         lines += [
-            f"~ {pair.before}{'' if pair.before == pair.after else f' -> {pair.after}'}: "
-            "same nodes, other layers"
+            f"~ {pair.before}{'' if pair.before == pair.after else f' -> {pair.after}'}: {pair.text}"
             for pair in self.kept
-            if pair.relaid
+            if pair.text
         ]
         lines += [f"rent {_nodes(change)}" for change in self.rented]
         lines += [f"return {_nodes(change)}" for change in self.returned]
         lines += [_service_line(change) for change in self.services]
+        if differs(self.idle_before, self.idle_after):
+            lines.append(f"idle GPUs: {_money(self.idle_before, self.idle_after)}")
         return "nothing changes" if self.empty else "\n".join(lines)
 
 
@@ -99,7 +113,12 @@ def diff(before: Plan, after: Plan) -> PlanDiff:
         before=before.problem_name,
         after=after.problem_name,
         kept=tuple(
-            KeptInstance(before=a.id, after=b.id, relaid=a.placement_key != b.placement_key)
+            KeptInstance(
+                before=a.id,
+                after=b.id,
+                relaid=a.placement_key != b.placement_key,
+                moved=_gpus(a) != _gpus(b),
+            )
             for a, b in pairs
         ),
         started=tuple(_changes(i) for i in after.instances if i.id not in new),
@@ -109,17 +128,29 @@ def diff(before: Plan, after: Plan) -> PlanDiff:
         services=tuple(_services(before, after)),
         usd_before=before.usd_per_hour,
         usd_after=after.usd_per_hour,
+        idle_before=before.idle_usd,
+        idle_after=after.idle_usd,
+    )
+
+
+def _gpus(instance: Instance) -> list[tuple[str, int, tuple[int, ...]]]:
+    """Where the slices of an instance are, whichever layers they hold."""
+    return sorted(
+        (node.host or node.node_type, node.slot or 0, node.gpu_ids)
+        for node in instance.nodes
+        if node.gpu_ids is not None
     )
 
 
 def _match_instances(
     before: Iterable[Instance], after: Iterable[Instance]
 ) -> tuple[tuple[Instance, Instance], ...]:
-    """Pair instances on the same nodes: first those of one name, then of one layout, then any."""
+    """Pair instances on the same nodes: of one name, then of one layout and place, of one layout, any."""
     old, new = list(before), list(after)
     pairs: list[tuple[Instance, Instance]] = []
     keys: tuple[Callable[[Instance], Hashable], ...] = (
         lambda instance: (instance.id, instance.rental_key),
+        lambda instance: (instance.placement_key, tuple(_gpus(instance))),
         lambda instance: instance.placement_key,
         lambda instance: instance.rental_key,
     )

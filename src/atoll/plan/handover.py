@@ -9,7 +9,7 @@ do so at once, so a transfer takes
 seconds. First tokens are promised within TTFT, so prefill has TTFT - A for itself, with an allowance A that
 every transfer of a mean prompt keeps: nodes for which KV_j / NIC does not fit carry nothing with j layers,
 and pairs of regions whose link is too slow hand nothing over. A is what the slowest kind of node on offer
-would need to move all layers at once, among those that stay within a quarter of TTFT, and
+needs to move the KV of as many layers as it can hold, among those that stay within a quarter of TTFT, and
 what the slowest pair of regions needs, among those that stay within a tenth of it.
 
 Layers with a sliding window keep at most the window of a sequence, as in `perf.memory`. Where layers differ,
@@ -25,13 +25,17 @@ import numpy as np
 
 from atoll.catalog.catalog import Catalog
 from atoll.catalog.links import Link
+from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.ids import Phase, parse_node_type
-from atoll.perf.layers import layer_kinds
+from atoll.perf.engines import engine as engine_profile
+from atoll.perf.layers import default_tp, layer_kinds
+from atoll.perf.memory import MemoryModel
 from atoll.perf.operators import Array
-from atoll.perf.step import window_counts
+from atoll.perf.step import Position, window_counts
 from atoll.plan.plan import Instance
 from atoll.plan.problem import Problem, Service
+from atoll.workload.lengths import LengthMix
 
 NODE_SHARE = 0.25
 """A kind of node that needs more of TTFT to hand over a whole model's KV does not set the allowance."""
@@ -43,9 +47,9 @@ LINK_SHARE = 0.10
 class Handover:
     """What handing KV over takes of a service's promise, for prompts of mean length.
 
-    `seconds` is the allowance A inside TTFT, `latency_s` the part of it before the first byte (the longest that
-    any transfer may see) and `bytes_per_request` the KV of all layers. `pairs` are the ordered pairs of different
-    regions over which KV may travel; inside a region it always may.
+    `seconds` is the allowance A inside TTFT, `latency_s` the part of it before the first byte (the longest
+    that any transfer may see) and `bytes_per_request` the KV of all layers. `pairs` are the ordered pairs of
+    different regions over which KV may travel; inside a region it always may.
     """
 
     seconds: float
@@ -82,9 +86,9 @@ def hop_link(
 
 @lru_cache(maxsize=512)
 def kv_bytes_by_layers(spec: TransformerSpec, tokens: float) -> Array:
-    """Return the KV bytes of a prompt of so many tokens in j layers, j = 0..layers: the most for any j neighbours.
+    """Return the KV bytes of a prompt of so many tokens in j layers, j = 0..layers.
 
-    The array is shared: do not write to it.
+    Where layers differ, those of the j neighbours that keep most. The array is shared: do not write to it.
     """
     kinds = tuple(dict.fromkeys(layer_kinds(spec)))
     kept = np.array([_keep(tokens, kind.window) for kind in kinds])
@@ -144,20 +148,24 @@ def handover(problem: Problem, catalog: Catalog, service: Service) -> Handover |
 def _work_out(problem: Problem, catalog: Catalog, service: Service) -> Handover:
     spec = catalog.model(service.model).llm
     size = float(kv_bytes(spec, 0, spec.layers, service.lengths.input_mean))
+    engine = problem.settings.engine
+    by_layers = kv_bytes_by_layers(spec, service.lengths.input_mean)
     regions: set[str] = set()
-    nics: set[Link] = set()
+    # Seconds to move all that a kind can hold, and its latency.
+    times: set[tuple[float, float]] = set()
     for offer in problem.offers:
         for gpus, kind in zip(offer.sizes, offer.kinds, strict=True):
-            if service.allows(kind):
+            held = most_layers(spec, catalog.node(kind), engine, service.lengths.mix())
+            if held and service.allows(kind):
                 regions.add(offer.region)
-                nics.add(hop_link(catalog, offer.node_type, offer.region, gpus))
-    if not nics:
+                nic = hop_link(catalog, offer.node_type, offer.region, gpus)
+                moving_s = float(by_layers[held]) / nic.bandwidth_bytes_per_s
+                times.add((moving_s, nic.latency_s))
+    if not times:
         return Handover(0.0, 0.0, size, frozenset())
-    times = sorted(nic.time_s(size) for nic in nics)
-    enough = [time for time in times if time <= NODE_SHARE * service.ttft_s]
-    seconds = enough[-1] if enough else times[0]
-    latency_s = max(nic.latency_s for nic in nics)
-    moving_s = seconds - min(nic.latency_s for nic in nics if nic.time_s(size) == seconds)
+    within = [time for time in times if sum(time) <= NODE_SHARE * service.ttft_s]
+    moving_s, _ = max(within) if within else min(times)
+    latency_s = max(latency for _, latency in times)
     links = {
         (a, b): catalog.links.between(a, b)
         for a in sorted(regions)
@@ -172,6 +180,19 @@ def _work_out(problem: Problem, catalog: Catalog, service: Service) -> Handover:
     latency_s = max([latency_s, *(link.latency_s for link in pairs.values())])
     moving_s = max([moving_s, *(size / link.bandwidth_bytes_per_s for link in pairs.values())])
     return Handover(latency_s + moving_s, latency_s, size, frozenset(pairs))
+
+
+@lru_cache(maxsize=1024)
+def most_layers(spec: TransformerSpec, node: NodeType, engine: str, lengths: LengthMix) -> int:
+    """Return the most layers that a node holds in any phase and split, beside one mean request's KV cache."""
+    tp = default_tp(spec, node)  # split over as many GPUs as can be, most layers fit
+    profile = engine_profile(engine)
+    contexts = {Phase.PREFILL: lengths.input_mean, Phase.DECODE: lengths.decode_context}
+    return max(
+        MemoryModel.of(spec, node, tp=tp, engine=profile, phase=phase).max_layers(context, position)
+        for phase, context in contexts.items()
+        for position in (Position.MIDDLE, Position.WHOLE)
+    )
 
 
 def transfer_s(

@@ -95,6 +95,25 @@ class Node(Frozen):
         """Which share of the machine it has."""
         return self.gpus / self.machine_gpus
 
+    def describe(self) -> str:
+        """Return what it has of which machine: "2/8 of L40S:8, machine 3, GPUs 4-5"; or just the machine."""
+        if self.gpu_ids is None:
+            return self.node_type if self.host is None else f"{self.node_type}, {self.host}"
+        machine = self.host if self.host is not None else f"machine {self.slot}"
+        named = "GPU" if self.gpus == 1 else "GPUs"
+        return f"{_slice_name(self)}, {machine}, {named} {format_gpus(self.gpu_ids)}"
+
+
+def format_gpus(gpu_ids: Iterable[int]) -> str:
+    """Write GPUs as ranges: "0-3, 6"."""
+    ranges: list[list[int]] = []
+    for gpu in sorted(gpu_ids):
+        if ranges and gpu == ranges[-1][-1] + 1:
+            ranges[-1].append(gpu)
+        else:
+            ranges.append([gpu])
+    return ", ".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else f"{r[0]}" for r in ranges)
+
 
 class Flow(Frozen):
     """Units per second from `src` ("source" or a node's id) to `dst` (a node's id or "sink")."""
@@ -254,12 +273,12 @@ class Plan(Frozen):
             return fields
         known = {k: v for k, v in fields.items() if k not in ("seconds", "cpu_seconds")}
         routes = known.get("routes")
-        older = isinstance(routes, list) and any(
-            isinstance(r, dict) and "weights" in r for r in routes
-        )
-        if older and isinstance(routes, list):
+        if isinstance(routes, list | tuple) and any(
+            isinstance(route, dict) and "weights" in route for route in routes
+        ):
             known["routes"] = _pair_routes(routes)
-            known["served_fraction"] = _fraction_by_service(known.get("served_fraction"))
+        if len(known) < len(fields):
+            known["served_fraction"] = _fraction_by_service(known.get("served_fraction", {}))
         return known
 
     @field_validator("instances")
@@ -290,6 +309,12 @@ class Plan(Frozen):
         return idle if idle > 1e-9 * self.usd_per_hour else 0.0  # below is rounding of the sums
 
     @property
+    def idle_gpus(self) -> int:
+        """GPUs of cut machines that no instance has."""
+        machines = self.count_nodes().items()
+        return sum(n * parse_node_type(kind).gpu_count for (_, kind, _), n in machines) - self.gpus
+
+    @property
     def gpus(self) -> int:
         """GPUs in use."""
         return sum(instance.gpus for instance in self.instances)
@@ -301,11 +326,11 @@ class Plan(Frozen):
 
     def weights(self, service: str, phase: Phase) -> dict[str, float]:
         """Return the share of a service's requests that each instance of a phase gets, by id."""
-        place = {Phase.PREFILL: (2, 0), Phase.DECODE: (2, 1), Phase.BOTH: (1, 0)}[phase]
+        ways, at = {Phase.PREFILL: (2, 0), Phase.DECODE: (2, 1), Phase.BOTH: (1, 0)}[phase]
         shares: dict[str, float] = {}
         for route in self.routes:
-            if route.service == service and len(route.instances) == place[0]:
-                name = route.instances[place[1]]
+            if route.service == service and len(route.instances) == ways:
+                name = route.instances[at]
                 shares[name] = shares.get(name, 0.0) + route.share
         return shares
 
@@ -329,7 +354,7 @@ def count_machines(instances: Iterable[Instance]) -> Counter[tuple[str, str, Mar
     return whole + Counter(key for key, _ in machines)
 
 
-def _pair_routes(older: list[object]) -> list[dict[str, object]]:
+def _pair_routes(older: Iterable[object]) -> list[dict[str, object]]:
     """Return ways from weights by phase: each prefill instance with each decode instance."""
     weights: dict[tuple[str, str], dict[str, float]] = {}
     for route in older:
@@ -355,6 +380,6 @@ def _fraction_by_service(older: object) -> object:
         return older
     least: dict[str, float] = {}
     for role, share in older.items():
-        name = str(role).partition("/")[0]
+        name = parse_role(str(role)).model if str(role).count("/") >= 2 else str(role)
         least[name] = min(least.get(name, 1.0), share)
     return least

@@ -35,6 +35,7 @@ def _gather(change: PlanDiff) -> dict[str, object]:
         "cards": [
             ("cost before", format_price(change.usd_before)),
             ("cost after", format_price(change.usd_after)),
+            *_list_idle(change),
             ("instances stay", f"{len(change.kept)}"),
             ("instances start", f"{len(change.started)}"),
             ("instances stop", f"{len(change.stopped)}"),
@@ -43,6 +44,15 @@ def _gather(change: PlanDiff) -> dict[str, object]:
         "nodes": _list_nodes(change),
         "services": _list_services(change),
     }
+
+
+def _list_idle(change: PlanDiff) -> list[tuple[str, str]]:
+    """What idle GPUs of cut machines cost before and after, if anything."""
+    if not change.idle_before and not change.idle_after:
+        return []
+    return [
+        ("idle GPUs", f"{format_price(change.idle_before)} to {format_price(change.idle_after)}")
+    ]
 
 
 def _list_instances(change: PlanDiff) -> Grid:
@@ -60,9 +70,9 @@ def _list_instances(change: PlanDiff) -> Grid:
         for instance in instances
     ]
     for pair in change.kept:
-        if pair.relaid:
+        if pair.text:
             name = pair.before if pair.before == pair.after else f"{pair.before} -> {pair.after}"
-            rows.append(("move", name, None, "same nodes, other layers", None, None))
+            rows.append(("move", name, None, pair.text, None, None))
     return Grid(columns, rows, columns[4:])
 
 

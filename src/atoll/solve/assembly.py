@@ -16,12 +16,10 @@ from typing import Protocol
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InternalError
 from atoll.core.ids import parse_node_type, parse_role
-from atoll.perf.layers import default_tp
 from atoll.perf.memory import position_of
-from atoll.perf.step import Position
-from atoll.plan.capacities import node_capacity
+from atoll.plan.capacities import best_tp, node_capacity
 from atoll.plan.plan import SINK, SOURCE, Flow, Goal, Instance, Market, Node, Plan, Status
-from atoll.plan.problem import Problem, Service
+from atoll.plan.problem import Problem
 from atoll.solve.legs import routes_of
 from atoll.solve.packing import find_offer, pack, rent
 
@@ -266,6 +264,7 @@ def node_capacities(problem: Problem, catalog: Catalog, instance: Instance) -> d
             position_of(spec, node.start, node.end),
             tp=node.tp,
             region=instance.region,
+            machine=node.node_type,
         )
         for node in instance.nodes
     }
@@ -302,7 +301,6 @@ def _nodes(problem: Problem, catalog: Catalog, choice: NewInstance) -> tuple[Nod
                 f"{choice.role} in {choice.region}: {kind} is no part of {node_type}"
             )
         whole = part.gpu_count == machine.gpu_count
-        position = position_of(spec, start, end)
         nodes.append(
             Node(
                 id=f"n{index}",
@@ -310,26 +308,24 @@ def _nodes(problem: Problem, catalog: Catalog, choice: NewInstance) -> tuple[Nod
                 market=market,
                 start=start,
                 end=end,
-                tp=_best_tp(catalog, service, choice.role, kind, end - start, stages, position),
+                tp=best_tp(
+                    problem,
+                    catalog,
+                    service,
+                    choice.role,
+                    kind,
+                    end - start,
+                    stages,
+                    position_of(spec, start, end),
+                    region=choice.region,
+                    machine=node_type,
+                ),
                 gpu_ids=None if whole else tuple(range(part.gpu_count)),
             )
         )
     if left.total() != 0:
         raise InternalError(f"{choice.role} in {choice.region}: more nodes rented than laid out")
     return tuple(nodes)
-
-
-def _best_tp(
-    catalog: Catalog,
-    service: Service,
-    role: str,  # noqa: ARG001
-    kind: str,
-    layers: int,  # noqa: ARG001
-    stages: int,  # noqa: ARG001
-    position: Position,  # noqa: ARG001
-) -> int:
-    """Return over how many GPUs of a node its layers are split."""
-    return default_tp(catalog.model(service.model).llm, catalog.node(kind))
 
 
 def _only_sources(problem: Problem, choice: NewInstance) -> dict[Source, int]:

@@ -7,17 +7,19 @@ carries, h = g without limit. What is served is
     sum_g B_g + max { sum f_gh :  sum_h f_gh <= P_g,  sum_g f_gh <= D_h }
 
 or the demand if that is less. Requests stay in a region as far as they can: links are used only for what
-is still missing. Services share links in the order of their names.
+is still missing. Where services want more of a link than it carries, they get the same share of their demand
+each as far as that goes, or in the order of their priority where the problem weighs by it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.ids import Phase
+from atoll.plan.handover import handover
 from atoll.plan.plan import Instance, Route
 from atoll.plan.problem import Problem, Service
 from atoll.plan.validate.violation import exceeds
@@ -27,13 +29,8 @@ _ALL_PAIRS = 64
 """Up to so many pairs of instances between two regions each gets its share; above, as few as can be."""
 _TRICKLE = 1e-12
 """Share of the whole below which a flow is rounding."""
-
-
-class _Served(NamedTuple):
-    """The routes of one service and the share of its demand that they serve."""
-
-    routes: tuple[Route, ...]
-    fraction: float
+_HALVINGS = 40
+"""Steps in which the share of demand that services have in common is found."""
 
 
 def routes_of(
@@ -45,15 +42,15 @@ def routes_of(
     An instance of a phase that has no partner gets no route. The catalog is the problem's unless given.
     """
     standing = sorted((i for i in instances if i.throughput_per_s > 0), key=lambda i: i.id)
-    used: dict[Pair, float] = {}
-    routes: list[Route] = []
-    fractions: dict[str, float] = {}
-    for service in problem.services:
-        own = [i for i in standing if i.service == service.name and i.role_id in service.roles]
-        served = _serve(problem, catalog, service, own, used)
-        routes += served.routes
-        fractions[service.name] = served.fraction
-    return tuple(routes), fractions
+    parts = [
+        _Part.of(service, [i for i in standing if i.service == service.name])
+        for service in problem.services
+    ]
+    short = [part for part in parts if part.missing > 0 and part.prefill and part.decode]
+    if short and len(problem.regions) > 1 and problem.cluster is None:
+        _cross(problem, problem.catalog() if catalog is None else catalog, short)
+    routes = tuple(route for part in parts for route in part.routes())
+    return routes, {part.service.name: part.served for part in parts}
 
 
 def requests_per_s(service: Service, instance: Instance) -> float:
@@ -65,66 +62,123 @@ def requests_per_s(service: Service, instance: Instance) -> float:
     return instance.throughput_per_s / tokens
 
 
-def _serve(
-    problem: Problem,
-    catalog: Catalog | None,
-    service: Service,
-    instances: Sequence[Instance],
-    used: dict[Pair, float],
-) -> _Served:
-    """Return the routes of one service; `used` is what the links carry in bytes/s, and is added to."""
-    carries: dict[Phase, dict[str, dict[str, float]]] = {}
-    for instance in instances:
-        region = carries.setdefault(instance.phase, {}).setdefault(instance.region, {})
-        region[instance.id] = requests_per_s(service, instance)
-    together = {
-        i: rate for group in carries.get(Phase.BOTH, {}).values() for i, rate in group.items()
-    }
-    first, second = carries.get(Phase.PREFILL, {}), carries.get(Phase.DECODE, {})
-    prefill = {region: sum(group.values()) for region, group in sorted(first.items())}
-    decode = {region: sum(group.values()) for region, group in sorted(second.items())}
-    legs = {(g, g): min(rate, decode[g]) for g, rate in prefill.items() if g in decode}
-    demand = service.demand_per_s
-    missing = demand - sum(together.values()) - sum(legs.values())
-    links = _Links.of(problem, catalog, service, used) if missing > 0 and first and second else None
-    if links is not None and links.room:
-        legs = _augment(prefill, decode, legs, links.room, missing)
-    total = sum(together.values()) + sum(legs.values())
-    if total <= 0:
-        return _Served((), 0.0 if exceeds(demand, 0.0) else 1.0)
-    if links is not None:
-        for (g, h), rate in legs.items():
-            if g != h:
-                used[g, h] = used.get((g, h), 0.0) + rate * links.bytes_per_request
-    shares: dict[tuple[str, ...], float] = {(i,): rate / total for i, rate in together.items()}
-    for (g, h), rate in sorted(legs.items()):
-        shares |= _pair(first[g], second[h], rate / total)
-    routes = tuple(
-        Route(service=service.name, instances=pair, share=min(1.0, share))
-        for pair, share in sorted(shares.items())
-        if share > _TRICKLE
-    )
-    return _Served(routes, total / demand if exceeds(demand, total) else 1.0)
+@dataclass
+class _Part:
+    """One service: what its instances carry by region and id, and the legs of its requests, in requests/s."""
 
-
-class _Links(NamedTuple):
-    """Between which regions prompts may be handed over, and how many requests/s there is room for."""
-
-    room: Mapping[Pair, float]
-    bytes_per_request: float
+    service: Service
+    prefill: dict[str, dict[str, float]]
+    decode: dict[str, dict[str, float]]
+    together: dict[str, float]
+    legs: dict[Pair, float]
+    pairs: Sequence[Pair] = ()
+    bytes_per_request: float = field(default=1.0)
 
     @classmethod
-    def of(
-        cls,
-        problem: Problem,
-        catalog: Catalog | None,  # noqa: ARG003
-        service: Service,  # noqa: ARG003
-        used: Mapping[Pair, float],  # noqa: ARG003
-    ) -> _Links | None:
-        """Return what `used` leaves of the links; None where a service never leaves a region."""
-        if len(problem.regions) < 2 or problem.cluster is not None:
-            return None
-        return None  # stub: until plan.handover says between which regions
+    def of(cls, service: Service, instances: Iterable[Instance]) -> _Part:
+        """Return a service whose requests stay in their region."""
+        carries: dict[Phase, dict[str, dict[str, float]]] = {
+            phase: {} for phase in (Phase.PREFILL, Phase.DECODE, Phase.BOTH)
+        }
+        for instance in instances:
+            if instance.role_id in service.roles:
+                region = carries[instance.phase].setdefault(instance.region, {})
+                region[instance.id] = requests_per_s(service, instance)
+        first, second = carries[Phase.PREFILL], carries[Phase.DECODE]
+        at_home = {
+            (g, g): min(sum(group.values()), sum(second[g].values()))
+            for g, group in first.items()
+            if g in second
+        }
+        both = {i: rate for group in carries[Phase.BOTH].values() for i, rate in group.items()}
+        return cls(service, first, second, both, at_home)
+
+    @property
+    def carried(self) -> float:
+        """Requests/s over all legs."""
+        return sum(self.together.values()) + sum(self.legs.values())
+
+    @property
+    def missing(self) -> float:
+        """Requests/s of the demand that are not served."""
+        return max(0.0, self.service.demand_per_s - self.carried)
+
+    @property
+    def served(self) -> float:
+        """The share of the demand that is served."""
+        demand, carried = self.service.demand_per_s, self.carried
+        return carried / demand if exceeds(demand, carried) else 1.0
+
+    def used(self) -> dict[Pair, float]:
+        """Return the bytes/s of KV between regions."""
+        return {
+            (g, h): rate * self.bytes_per_request for (g, h), rate in self.legs.items() if g != h
+        }
+
+    def extend(self, left: Mapping[Pair, float], share: float) -> None:
+        """Send more over links that have `left` so many bytes/s, until a share of the demand is served."""
+        missing = share * self.service.demand_per_s - self.carried
+        if missing > 0:
+            size = self.bytes_per_request
+            room = {p: left[p] / size + self.legs.get(p, 0.0) for p in self.pairs}
+            prefill = {g: sum(group.values()) for g, group in sorted(self.prefill.items())}
+            decode = {h: sum(group.values()) for h, group in sorted(self.decode.items())}
+            self.legs = _augment(prefill, decode, self.legs, room, missing)
+
+    def routes(self) -> Iterable[Route]:
+        """Yield the routes of the service, by instances."""
+        total = self.carried
+        if total <= 0:
+            return
+        shares: dict[tuple[str, ...], float] = {
+            (name,): rate / total for name, rate in self.together.items()
+        }
+        for (g, h), rate in sorted(self.legs.items()):
+            shares |= _pair(self.prefill[g], self.decode[h], rate / total)
+        for way, share in sorted(shares.items()):
+            if share > _TRICKLE:
+                yield Route(service=self.service.name, instances=way, share=min(1.0, share))
+
+
+def _cross(problem: Problem, catalog: Catalog, parts: Sequence[_Part]) -> None:
+    """Let services that are short at home use the links between regions."""
+    links: dict[Pair, float] = {}
+    for part in parts:
+        allowed = handover(problem, catalog, part.service)
+        if allowed is not None:
+            part.pairs, part.bytes_per_request = sorted(allowed.pairs), allowed.bytes_per_request
+            links |= {p: catalog.links.between(*p).bandwidth_bytes_per_s for p in part.pairs}
+    at_home = [dict(part.legs) for part in parts]
+
+    def fill(shares: Sequence[float]) -> list[float]:
+        """Serve up to these shares of demand, from home, and return those that are reached."""
+        for part, legs in zip(parts, at_home, strict=True):
+            part.legs = dict(legs)
+        return extend(shares, range(len(parts)))
+
+    def extend(shares: Sequence[float], order: Iterable[int]) -> list[float]:
+        for at in order:
+            used = [other.used() for other in parts]
+            left = {
+                p: max(0.0, limit - sum(u.get(p, 0.0) for u in used)) for p, limit in links.items()
+            }
+            parts[at].extend(left, shares[at])
+        return [part.served for part in parts]
+
+    alone = [fill([float(n == at) for n in range(len(parts))])[at] for at in range(len(parts))]
+    reached = fill(alone)
+    if all(a - r <= _TRICKLE for a, r in zip(alone, reached, strict=True)):
+        return
+    low, high = 0.0, 1.0
+    if problem.settings.on_shortage != "priority":
+        for _ in range(_HALVINGS):
+            share = (low + high) / 2
+            wanted = [min(share, most) for most in alone]
+            got = fill(wanted)
+            enough = all(w - g <= 1e-9 for w, g in zip(wanted, got, strict=True))
+            low, high = (share, high) if enough else (low, share)
+    fill([min(low, most) for most in alone])
+    extend(alone, sorted(range(len(parts)), key=lambda at: -parts[at].service.priority))
 
 
 def _augment(

@@ -44,6 +44,16 @@ def test_a_cluster_is_read() -> None:
     assert back.latency_s == 0.001
 
 
+def test_machines_are_cut_unless_they_are_whole() -> None:
+    cut = parse_fleet(FLEET)
+    whole = parse_fleet(FLEET.replace("$0.10/h}", "$0.10/h, whole: true}"))
+    free = parse_fleet(FLEET.replace(", usd_per_hour: $0.10/h}", ", whole: true}"))
+    for asked, sizes in ((cut, (1, 2)), (whole, (2,)), (free, (2,))):
+        offer = asked.offer("lugano", "T4:2", "owned")
+        assert offer is not None
+        assert (offer.available, offer.sizes) == (11, sizes)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

@@ -157,6 +157,42 @@ def test_models_default_to_their_name_and_are_written_canonically() -> None:
     ]
 
 
+def test_phases_are_chosen_by_cost_unless_said() -> None:
+    assert [s.phases for s in parse_fleet(SMALL).services] == ["auto"]
+    assert [s.phases for s in parse_fleet(chat(phases="apart")).services] == ["apart"]
+
+
+def test_machines_are_cut_unless_they_are_whole() -> None:
+    def sizes(text: str) -> dict[str, tuple[int, ...]]:
+        offers = parse_fleet(text).offers
+        return {f"{o.region} {o.node_type}": o.sizes for o in offers if o.node_type == "L4:4"}
+
+    assert sizes(SMALL) == {"lab L4:4": (1, 2, 4)}
+    owned = SMALL.replace("L4:4: 2", "L4:4: {count: 2, whole: true}")
+    assert sizes(owned) == {"lab L4:4": (4,)}
+    entry = {"region": "lab", "node_type": "L4:4", "available": 1, "usd_per_hour": "$1/h"}
+    for whole in (False, True):
+        pool = {"offers": [entry | {"whole": whole}]}
+        assert sizes(changed(pool=pool)) == {"lab L4:4": (4,) if whole else (1, 2, 4)}
+    rented = cloud(node_types=["L4:4"], whole=True)
+    assert set(sizes(rented).values()) == {(4,), (1, 2, 4)}  # the cloud's, and those of the lab
+
+
+def test_machines_of_a_gpu_type_of_ones_own_are_cut_if_their_slices_are_known() -> None:
+    own = {"X48": {"like": "L40S", "source": "here"}}
+    for nodes, sizes in (
+        ({"X48:4": {"interconnect": "pcie4"}}, None),
+        ({f"X48:{n}": {"interconnect": "pcie4"} for n in (1, 2, 4)}, (1, 2, 4)),
+    ):
+        asked = parse_fleet(
+            changed(catalog={"gpus": own, "nodes": nodes}, pool={"owned": {"lab": {"X48:4": 2}}})
+        )
+        (offer,) = asked.offers
+        catalog = asked.catalog()
+        assert all(catalog.node(kind) for kind in offer.kinds)
+        assert sizes is None or offer.sizes == sizes
+
+
 def test_every_field_of_a_model() -> None:
     text = chat(
         rate="120/min",
@@ -329,7 +365,7 @@ def test_what_runs_is_read_from_a_plan(tmp_path: Path) -> None:
         (chat(only=["H100"]), ("models.chat.only", "no node type of the pool")),
         (chat(only=["H1000"]), ("models.chat.only.0", "unknown gpu")),
         (chat(headroom=0.5), ("models.chat.headroom", "greater than or equal to 1")),
-        (chat(phases="both"), ("models.chat.phases", "'apart' or 'together'")),
+        (chat(phases="both"), ("models.chat.phases", "'auto', 'apart' or 'together'")),
         (chat(model="qwen-image"), ("models.chat.model", "only plain language models")),
         (changed(pool={}), ("pool", "the pool is empty", "cloud, owned or offers")),
         (changed(pool=None), ("no nodes", "add a 'pool'")),

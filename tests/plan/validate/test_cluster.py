@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.plan.plan import Instance, Node, Plan
+from atoll.plan.cluster import ClusterLink, ClusterNode
+from atoll.plan.plan import Flow, Instance, Node, Plan
+from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
+from atoll.solve.assembly import assemble
 from tests.plan import builders
-from tests.plan.clusters import LINKS, cluster, instance, plan, problem, service
+from tests.plan.clusters import LINKS, TOKENS, cluster, instance, plan, problem, service
 
 
 def rules(made: Plan, **changes: object) -> set[str]:
@@ -119,3 +122,97 @@ def test_any_changed_range_is_noticed(index: int, start: int, end: int) -> None:
     if (start, end) == (held.start, held.end):
         return
     assert rules(with_node(index, start=start, end=end))
+
+
+# Machines that are cut
+
+BOX = ClusterNode(name="box", node_type="L40S:8", region="north")
+
+
+def cut_problem(**changes: object) -> Problem:
+    links = (ClusterLink(src="*", dst="*", bytes_per_s=1e9, latency_s=0.001),)
+    own = {"nodes": (BOX,), "links": links, "profiles": {}} | changes
+    return problem(cluster=cluster(**own), services=(service(), service("talk")))
+
+
+def on_gpus(name: str, *gpu_ids: int) -> Instance:
+    """One copy of the model on some GPUs of the box, 2 requests/s."""
+    node = Node(
+        id="n0",
+        node_type="L40S:8",
+        market="owned",
+        start=0,
+        end=16,
+        tp=1,
+        host="box",
+        gpu_ids=gpu_ids or None,
+    )
+    flows = (Flow(src="source", dst="n0", per_s=2.0), Flow(src="n0", dst="sink", per_s=2.0))
+    return Instance(
+        id=f"{name}-both-0",
+        service=name,
+        role=f"{name}/llm/both",
+        region="north",
+        stages=1,
+        nodes=(node,),
+        flows=flows,
+        throughput_per_s=2.0,
+        usd_per_hour=0.0,
+    )
+
+
+def cut_plan(asked: Problem, *instances: Instance) -> Plan:
+    value = TOKENS * sum(i.throughput_per_s for i in instances)
+    return assemble(
+        asked, instances, status="feasible", solver="hand", goal="max-flow", value=value
+    )
+
+
+def test_services_share_a_machine_by_its_gpus() -> None:
+    asked = cut_problem()
+    made = cut_plan(asked, on_gpus("chat", 0), on_gpus("talk", 2, 3))
+    assert validate(made, asked) == []
+    assert (made.nodes, made.gpus, made.idle_gpus) == (1, 3, 5)
+    assert made.served_fraction == {"chat": 1.0, "talk": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "rule"),
+    [
+        ((0, 1), (1, 2), "host"),
+        ((0,), (), "host"),  # the whole of it
+        ((0, 1, 2), (4,), "slice"),
+        ((7, 8), (0,), "slice"),
+    ],
+)
+def test_slices_that_cannot_be(first: tuple[int, ...], second: tuple[int, ...], rule: str) -> None:
+    asked = cut_problem()
+    made = cut_plan(asked, on_gpus("chat", *first), on_gpus("talk", *second))
+    assert rule in {v.rule for v in validate(made, asked)}
+
+
+def test_a_machine_that_is_whole_is_not_cut() -> None:
+    asked = cut_problem()
+    whole = asked.replace(offers=[o.model_copy(update={"whole": True}) for o in asked.offers])
+    made = cut_plan(whole, on_gpus("chat", 0), on_gpus("talk", 2, 3))
+    assert "slice" in {v.rule for v in validate(made, whole)}
+    assert validate(cut_plan(whole, on_gpus("chat")), whole) == []
+
+
+def test_slices_share_the_links_of_their_machine() -> None:
+    """Each takes 2 requests/s of 200 tokens of 2 bytes: 800 bytes/s."""
+    for bytes_per_s, found in ((1599.0, {"link-capacity"}), (1601.0, set())):
+        links = (
+            ClusterLink(src="*", dst="*", bytes_per_s=1e9, latency_s=0.001),
+            ClusterLink(src="source", dst="box", bytes_per_s=bytes_per_s, latency_s=0.001),
+        )
+        asked = cut_problem(links=links)
+        made = cut_plan(asked, on_gpus("chat", 0), on_gpus("talk", 2, 3))
+        assert {v.rule for v in validate(made, asked)} == found
+
+
+def test_a_cluster_is_not_for_cost() -> None:
+    asked = cut_problem()
+    made = cut_plan(asked, on_gpus("chat", 0), on_gpus("talk", 2, 3))
+    cheap = made.model_copy(update={"goal": "cost", "objective": made.usd_per_hour})
+    assert {v.rule for v in validate(cheap, asked)} == {"goal"}

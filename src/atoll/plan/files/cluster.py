@@ -12,6 +12,7 @@ from atoll.core.files import load_yaml_file
 from atoll.core.ids import parse_node_type, slug
 from atoll.plan.cluster import ANY, Cluster, ClusterLink, ClusterNode, NodeProfile
 from atoll.plan.files.fleet_schema import FleetFile, MachinesEntry, ProfilesFile
+from atoll.plan.files.offers import can_be_cut
 from atoll.plan.plan import SINK, SOURCE
 from atoll.plan.problem import Offer
 
@@ -22,7 +23,7 @@ Profiles = dict[str, dict[str, NodeProfile]]
 def cluster_of_file(
     document: FleetDocument, catalog: Catalog
 ) -> tuple[Cluster | None, tuple[Offer, ...]]:
-    """Return the cluster of a fleet file and offers for those of its nodes that have a price."""
+    """Return the cluster of a fleet file and offers for those nodes that have a price or are not cut."""
     entry = document.content.cluster
     if entry is None:
         return None, ()
@@ -37,7 +38,7 @@ def cluster_of_file(
         cluster = Cluster.parse(
             {"nodes": nodes, "links": links, "profiles": profiles, "kv_fill": entry.kv_fill}
         )
-    return cluster, tuple(_prices(document, catalog))
+    return cluster, tuple(_offers(document, catalog))
 
 
 def _machines(
@@ -100,15 +101,17 @@ def _links(document: FleetDocument, nodes: tuple[ClusterNode, ...]) -> Iterator[
         )
 
 
-def _prices(document: FleetDocument, catalog: Catalog) -> Iterator[Offer]:
+def _offers(document: FleetDocument, catalog: Catalog) -> Iterator[Offer]:
     for _, site, kind, group in _machines(document, catalog):
-        if group.usd_per_hour > 0:
+        whole = group.whole or not can_be_cut(catalog, kind)
+        if group.usd_per_hour > 0 or whole:
             yield Offer(
                 region=site,
                 node_type=kind,
                 market="owned",
                 available=group.count if group.count is not None else len(group.names or ()),
                 usd_per_hour=group.usd_per_hour,
+                whole=whole,
             )
 
 

@@ -219,6 +219,9 @@ class MachinesEntry(Frozen):
         default=None, min_length=1, description="What each of them is called."
     )
     usd_per_hour: Price = Field(default=0.0, description="What one costs, power and all.")
+    whole: StrictBool = Field(
+        default=False, description="Never cut a machine into slices for several instances."
+    )
 
 
 MachinesField = Annotated[

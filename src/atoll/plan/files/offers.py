@@ -8,10 +8,10 @@ from atoll.catalog.catalog import Catalog
 from atoll.catalog.document import SchemaDocument
 from atoll.catalog.prices import PriceTable
 from atoll.core.errors import InputError, UnknownNameError
-from atoll.core.ids import parse_node_type, slug
+from atoll.core.ids import format_node_type, parse_node_type, slug
 from atoll.plan.files.fleet_schema import CloudEntry, FleetFile
 from atoll.plan.plan import Market
-from atoll.plan.problem import Offer
+from atoll.plan.problem import Offer, slices_of
 
 FleetDocument = SchemaDocument[FleetFile]
 _DEFAULT = "default"
@@ -80,7 +80,7 @@ def _cloud(document: FleetDocument, catalog: Catalog) -> Iterator[Offer]:
                         available=rooms.of(kind),
                         usd_per_hour=usd,
                         instance=price.instance,
-                        whole=cloud.whole,
+                        whole=cloud.whole or not can_be_cut(catalog, kind),
                     )
 
 
@@ -191,7 +191,7 @@ def _owned_offers(document: FleetDocument, catalog: Catalog) -> Iterator[Offer]:
                 market="owned",
                 available=entry if isinstance(entry, int) else entry.count,
                 usd_per_hour=0.0 if isinstance(entry, int) else entry.usd_per_hour,
-                whole=not isinstance(entry, int) and entry.whole,
+                whole=(not isinstance(entry, int) and entry.whole) or not can_be_cut(catalog, kind),
             )
 
 
@@ -203,4 +203,16 @@ def _explicit_offers(document: FleetDocument, catalog: Catalog) -> Iterator[Offe
             slug(entry.region)
         with document.at(*here, "node_type"):
             kind = catalog.node(entry.node_type).id
-        yield Offer.parse({**entry.model_dump(), "node_type": kind})
+        whole = entry.whole or not can_be_cut(catalog, kind)
+        yield Offer.parse({**entry.model_dump(), "node_type": kind, "whole": whole})
+
+
+def can_be_cut(catalog: Catalog, node_type: str) -> bool:
+    """Return whether the catalog knows every slice of a machine; of one's own GPU types it may not."""
+    gpu, count = parse_node_type(node_type)
+    try:
+        for size in slices_of(count):
+            catalog.node(format_node_type(gpu, size))
+    except UnknownNameError:
+        return False
+    return True

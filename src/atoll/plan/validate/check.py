@@ -10,7 +10,7 @@ Rules, per instance and then for the plan as a whole:
     memory         a node's layers fit beside one request's KV cache
     flow           what enters a node leaves it
     node-capacity  no node carries more than it can within its share of the promise
-    link-capacity  no hop carries more activations than its link
+    link-capacity  no hop carries more activations than its link, nor all slices of two machines together
     throughput     an instance carries what it says
     region         the nodes of a rented instance stand in its region
     offer          nodes are on offer in the region on that market
@@ -21,6 +21,7 @@ Rules, per instance and then for the plan as a whole:
     demand         every service is served, unless the plan says it is partial
     served         the stated share of demand served is the true one
     route          routes lead over one instance, or prefill and decode; sum to 1; overload none
+    handover       pairs hand KV over in time, within their interfaces and the links between regions
     budget, spot-share, max-nodes, spread
                    the limits of the problem
     cost           prices and initialisation add up, and so does the objective, in money or tokens/s
@@ -41,6 +42,8 @@ from collections.abc import Iterator
 from atoll.catalog.catalog import Catalog
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
+from atoll.plan.validate.cluster import check_shared_links
+from atoll.plan.validate.handover import check_handover
 from atoll.plan.validate.instance import check_names, check_node_limits, check_structure
 from atoll.plan.validate.machines import (
     check_gpus,
@@ -78,9 +81,14 @@ def validate(
     violations = validate_structure(plan)
     if same_problem and plan.problem_hash != problem.content_hash():
         violations.append(violation("problem", plan.problem_name, "was made for another problem"))
+    named = True
     for instance in plan.instances:
         unknown = list(check_names(instance, problem, facts))
+        named &= not unknown
         violations += unknown or check_node_limits(instance, problem, facts)
+    if named:
+        violations += check_handover(plan, problem, facts)
+        violations += check_shared_links(plan, problem, facts)
     for rule in (
         check_offers,
         check_region,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from atoll.catalog.catalog import Catalog
@@ -9,13 +10,14 @@ from atoll.core.errors import UsageError
 from atoll.perf.step import check_tp
 from atoll.plan.capacities import tokens_per_unit
 from atoll.plan.cluster import Cluster
+from atoll.plan.cluster_capacities import promised_limits
 from atoll.plan.cluster_profiles import (
     activation_bytes,
     request_tokens,
     service_profiles,
     service_rates,
 )
-from atoll.plan.plan import SINK, SOURCE, Instance
+from atoll.plan.plan import SINK, SOURCE, Flow, Instance, Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.violation import Violation, exceeds, violation
 
@@ -68,8 +70,9 @@ def _nodes(
     profiles = service_profiles(problem, catalog, service)
     rates = service_rates(problem, catalog, service)
     tokens = tokens_per_unit(service, instance.phase)
+    promised = promised_limits(instance, problem, catalog)
     for node in instance.nodes:
-        where, kind = f"{instance.id} {node.id}", node.node_type
+        where, kind = f"{instance.id} {node.id}", node.kind
         try:
             check_tp(catalog.node(kind), node.tp, spec)
         except UsageError as error:
@@ -88,7 +91,9 @@ def _nodes(
                 f"KV cache of {room:g} tokens beside {node.layers} layers, less than a request"
             )
             yield violation("memory", where, message, request_tokens(service) - room)
-        limit = rates[kind][node.layers - 1] if kind in rates else 0.0
+        # What it carries at most, or within the promise: estimates that differ where none was measured.
+        most = rates[kind][node.layers - 1] if kind in rates else 0.0
+        limit = max(most, promised[node.id] * tokens)
         flow = carried[node.id] * tokens
         if exceeds(flow, limit):
             message = f"{flow:g} tokens/s on {node.host} with {node.layers} layers, which carries {limit:g}"
@@ -98,22 +103,47 @@ def _nodes(
 def _links(
     instance: Instance, problem: Problem, cluster: Cluster, catalog: Catalog
 ) -> Iterator[Violation]:
+    for flow, src, dst, used in _moved(instance, problem, cluster, catalog):
+        where = f"{instance.id} {flow.src}->{flow.dst}"
+        link = cluster.link(src, dst)
+        if link is None:
+            # Slices of one machine need no network between them.
+            if used > 0 and src != dst:
+                yield violation("link-capacity", where, f"no link from {src} to {dst}", flow.per_s)
+        elif exceeds(used, link.bytes_per_s):
+            message = f"{used / 1e6:.3g} MB/s from {src} to {dst}, which carries {link.bytes_per_s / 1e6:.3g}"
+            yield violation("link-capacity", where, message, used - link.bytes_per_s)
+
+
+def check_shared_links(plan: Plan, problem: Problem, catalog: Catalog) -> Iterator[Violation]:
+    """Yield links between machines that carry more than they can for all slices of them together."""
+    cluster = problem.cluster
+    if cluster is None:
+        return
+    flows: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for instance in plan.instances:
+        for _, src, dst, used in _moved(instance, problem, cluster, catalog):
+            flows[src, dst].append(used)
+    for (src, dst), parts in sorted(flows.items()):
+        link = cluster.link(src, dst)
+        if link is not None and len(parts) > 1 and exceeds(sum(parts), link.bytes_per_s):
+            used, limit = sum(parts), link.bytes_per_s
+            message = (
+                f"{used / 1e6:.3g} MB/s of {len(parts)} flows, and it carries {limit / 1e6:.3g}"
+            )
+            yield violation("link-capacity", f"{src}->{dst}", message, used - limit)
+
+
+def _moved(
+    instance: Instance, problem: Problem, cluster: Cluster, catalog: Catalog
+) -> Iterator[tuple[Flow, str, str, float]]:
+    """Yield every flow with the machines it runs between and its bytes/s."""
     service = problem.service(instance.service)
     tokens = tokens_per_unit(service, instance.phase)
     between = activation_bytes(catalog, service)
     hosts = {node.id: node.host or "" for node in instance.nodes} | {SOURCE: SOURCE, SINK: SINK}
     for flow in instance.flows:
-        if flow.src not in hosts or flow.dst not in hosts:
-            continue  # its own rule says so
-        where = f"{instance.id} {flow.src}->{flow.dst}"
-        src, dst = hosts[flow.src], hosts[flow.dst]
-        link = cluster.link(src, dst)
-        if link is None:
-            if flow.per_s > 0:
-                yield violation("link-capacity", where, f"no link from {src} to {dst}", flow.per_s)
-            continue
-        outside = flow.src == SOURCE or flow.dst == SINK
-        used = flow.per_s * tokens * (cluster.token_bytes if outside else between)
-        if exceeds(used, link.bytes_per_s):
-            message = f"{used / 1e6:.3g} MB/s from {src} to {dst}, which carries {link.bytes_per_s / 1e6:.3g}"
-            yield violation("link-capacity", where, message, used - link.bytes_per_s)
+        if flow.src in hosts and flow.dst in hosts:  # else its own rule says so
+            outside = flow.src == SOURCE or flow.dst == SINK
+            size = cluster.token_bytes if outside else between
+            yield flow, hosts[flow.src], hosts[flow.dst], flow.per_s * tokens * size

@@ -220,6 +220,7 @@ def _node(
         position_of(memory.spec, node.start, node.end),
         tp=node.tp,
         region=instance.region,
+        machine=node.node_type,
     )
     if exceeds(carried, limit):
         message = f"{carried:g}/s on {kind.id} with {node.layers} layers, which carries {limit:g}/s"

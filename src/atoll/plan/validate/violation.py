@@ -32,6 +32,7 @@ Rule = Literal[
     "demand",
     "served",
     "route",
+    "handover",
     "budget",
     "spot-share",
     "max-nodes",

@@ -46,7 +46,7 @@ def gather_cluster_plan(
     return {
         "title": f"Placement of {plan.problem_name}",
         "headline": describe_plan(plan, problem),
-        "shortage": describe_shortage(plan, problem),
+        "shortage": describe_shortage(plan),
         "cards": _list_figures(plan, problem),
         "placements": list(_draw_placements(plan, problem, catalog)),
         "reasons": "; ".join(plan.reasons),
@@ -72,6 +72,8 @@ def _list_figures(plan: Plan, problem: Problem) -> list[tuple[str, str]]:
         figures += [("proven upper bound", f"{plan.bound:,.1f}"), ("gap", format_gap(plan.gap))]
     there = len(cluster_of(problem).nodes)
     figures += [("machines used", f"{plan.nodes} of {there}"), ("GPUs", f"{plan.gpus}")]
+    if plan.cut_short:
+        figures.append(("cut short", "by the deadline"))
     hops = max((instance.stages for instance in plan.instances), default=0)
     figures.append(("hops at most", f"{hops}"))
     return figures

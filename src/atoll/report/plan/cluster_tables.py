@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from atoll.catalog.catalog import Catalog
 from atoll.core.units import format_share, format_throughput, pluralize
 from atoll.plan.cluster_profiles import cluster_of, request_tokens
-from atoll.plan.plan import SINK, SOURCE, Instance, Node, Plan
+from atoll.plan.plan import SINK, SOURCE, Instance, Node, Plan, format_gpus
 from atoll.plan.problem import Problem
-from atoll.report.plan.rented_tables import format_gap
+from atoll.report.plan.rented_tables import CUT_SHORT, format_gap
 from atoll.report.render import Grid
 from atoll.report.terminal import table
 from atoll.solve.comparison import Compared
@@ -57,6 +57,8 @@ def describe_plan(plan: Plan, problem: Problem) -> str:
             f"{tokens:,.1f} tokens/s ({per_s} requests/s) on {nodes}, "
             f"at most {pluralize(hops, 'hop')}"
         )
+    if plan.cut_short:
+        text += f". {CUT_SHORT}"
     if plan.bound is None or plan.gap is None:
         return f"{text}. Nothing is proven ({plan.solver})."
     if plan.gap < _PROVEN:
@@ -66,17 +68,13 @@ def describe_plan(plan: Plan, problem: Problem) -> str:
     return f"{text}. Proven: no placement carries more than {plan.bound:,.1f}{even} (gap {gap})."
 
 
-def describe_shortage(plan: Plan, problem: Problem) -> str | None:
+def describe_shortage(plan: Plan) -> str | None:
     """Say which share of demand a plan serves, unless it serves all."""
     if plan.status == "infeasible":
         return "INFEASIBLE: the cluster has no placement."
     if plan.status != "partial":
         return None
-    least = {
-        problem.service_of(role).name: part
-        for role, part in plan.served_fraction.items()
-        if part < 1.0
-    }
+    least = {name: part for name, part in plan.served_fraction.items() if part < 1.0}
     shares = ", ".join(f"{format_share(part)} of {name}" for name, part in least.items())
     return f"PARTIAL: serves {shares}."
 
@@ -90,7 +88,8 @@ def list_machines(plan: Plan, problem: Problem, catalog: Catalog) -> list[Machin
         groups: dict[tuple[object, ...], list[Node]] = {}
         for node in sorted(instance.nodes, key=lambda n: (n.start, n.end, n.host or "")):
             site = instance.region_of(node)
-            key = (node.start, node.end, site, node.node_type, "" if folded else node.host)
+            machine = None if folded else (node.host, node.gpu_ids)
+            key = (node.start, node.end, site, node.node_type, node.gpus, machine)
             groups.setdefault(key, []).append(node)
         rows += [
             _fold_machines(instance, nodes, [use[n.id] for n in nodes]) for nodes in groups.values()
@@ -103,13 +102,19 @@ def _fold_machines(instance: Instance, nodes: Sequence[Node], use: Sequence[Use]
     carried, able = sum(u.tokens_per_s for u in use), sum(u.capacity for u in use)
     return MachineRow(
         service=instance.service,
-        machine=(first.host or first.id) if len(nodes) == 1 else f"{len(nodes)} machines",
-        node_type=first.node_type,
+        machine=_name_machine(first) if len(nodes) == 1 else f"{len(nodes)} machines",
+        node_type=first.node_type if first.gpu_ids is None else f"{first.gpus}/{first.node_type}",
         site=instance.region_of(first),
         layers=f"[{first.start}, {first.end})",
         tokens_per_s=carried,
         use=carried / able if able > 0 else 0.0,
     )
+
+
+def _name_machine(node: Node) -> str:
+    """The machine, and which of its GPUs where it is cut."""
+    name = node.host or node.id
+    return name if node.gpu_ids is None else f"{name}, GPUs {format_gpus(node.gpu_ids)}"
 
 
 def sum_site_flows(instance: Instance, problem: Problem) -> dict[tuple[str, str], float]:
@@ -150,7 +155,7 @@ def draw_cluster_plan(
     from rich.text import Text
 
     parts: list[RenderableType] = []
-    shortage = describe_shortage(plan, problem)
+    shortage = describe_shortage(plan)
     if shortage is not None:
         parts.append(Text(shortage, style="bold red"))
     machines = tabulate_machines(plan, problem, catalog, service=len(plan.instances) > 1)

@@ -121,6 +121,10 @@ def draw_layout(instance: Instance, colours: Mapping[str, str]) -> LayoutDrawing
 
 def _draw_node(node: Node, x: float, y: int, width: float, colours: Mapping[str, str]) -> NodeBox:
     spot = node.market == "spot"
+    cut = node.gpu_ids is not None
+    label = f"{node.gpus}/{node.node_type}" if cut else node.node_type
+    side = node.gpus // node.tp
+    copies = f"tensor parallel {node.tp}" + (f", {side} copies" if side > 1 else "")
     return NodeBox(
         x=x,
         y=y,
@@ -128,6 +132,6 @@ def _draw_node(node: Node, x: float, y: int, width: float, colours: Mapping[str,
         height=_NODE,
         fill=colours[parse_node_type(node.node_type).gpu],
         spot=spot,
-        label=f"{node.node_type} spot" if spot and width > 90 else node.node_type,
-        title=f"{node.node_type}, {node.market}, {node.layers} layers, tensor parallel {node.tp}",
+        label=f"{label} spot" if spot and width > 90 else label,
+        title=f"{node.describe()}, {node.market}, {node.layers} layers, {copies}",
     )

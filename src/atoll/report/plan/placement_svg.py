@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from atoll.core.ids import parse_node_type
-from atoll.plan.plan import SINK, SOURCE, Instance, Node
+from atoll.plan.plan import SINK, SOURCE, Instance, Node, format_gpus
 from atoll.report.plan.layout_svg import PlacedText, choose_colours
 from atoll.report.render import render_svg
 from atoll.solve.place.bottleneck import Bottleneck, Use
@@ -181,7 +181,7 @@ def _draw_box(
     left = frame.left(node)
     width = max(2.0, frame.right(node) - left)
     gpu = parse_node_type(node.node_type)
-    name = gpu.gpu if gpu.gpu_count == 1 else f"{gpu.gpu}x{gpu.gpu_count}"
+    name = gpu.gpu if node.gpus == 1 else f"{gpu.gpu}x{node.gpus}"
     return MachineBox(
         x=left,
         y=frame.middle(node) - _BOX / 2,
@@ -193,10 +193,17 @@ def _draw_box(
         label=name if width >= _LABEL - 14 else "",
         note=f"{node.layers}L {use.share:.0%}",
         title=(
-            f"{node.host or node.id}: {node.node_type}, layers [{node.start}, {node.end}), "
+            f"{node.host or node.id}: {_describe_part(node)}, layers [{node.start}, {node.end}), "
             f"{use.tokens_per_s:,.0f} of {use.capacity:,.0f} tokens/s ({use.share:.0%})"
         ),
     )
+
+
+def _describe_part(node: Node) -> str:
+    """The machine's type, and which of its GPUs where it is cut."""
+    if node.gpu_ids is None:
+        return node.node_type
+    return f"GPUs {format_gpus(node.gpu_ids)} of {node.node_type}"
 
 
 def _draw_lines(

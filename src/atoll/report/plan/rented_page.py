@@ -19,6 +19,7 @@ from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.report.plan.layout_svg import LayoutDrawing, choose_colours, draw_layout
 from atoll.report.plan.rented_tables import (
+    IDLE,
     InstanceGroup,
     describe_plan,
     describe_shortage,
@@ -26,11 +27,13 @@ from atoll.report.plan.rented_tables import (
     format_served,
     group_instances,
     list_instances,
+    list_phases,
     sum_costs,
 )
+from atoll.report.plan.routes import MOST_PAIRS, list_pairs, list_ways
+from atoll.report.plan.slices import list_slices
 from atoll.report.render import Bar, Grid, scale_bars
 from atoll.solve.comparison import Compared
-from atoll.solve.explain.explanation import slacks
 
 TEMPLATE = "rented_plan.html.j2"
 
@@ -70,7 +73,11 @@ def gather_rented_plan(
             for group in groups
         ],
         "instances": list_instances(groups, region=True, state=bool(problem.running)),
-        "roles": _list_roles(plan, problem),
+        "slices": list_slices(plan),
+        "ways": list_ways(plan),
+        "pairs": list_pairs(plan),
+        "more_pairs": max(0, len(plan.routes) - MOST_PAIRS),
+        "phases": list_phases(plan, problem, costs=False),
         "services": list_services(problem),
         "offers": _list_offers(plan, problem),
         "settings": _list_settings(plan, problem),
@@ -90,6 +97,10 @@ def _list_figures(plan: Plan) -> list[tuple[str, str]]:
     kept = sum(instance.kept for instance in plan.instances)
     figures += [("instances", f"{len(plan.instances)}"), ("nodes", f"{plan.nodes}")]
     figures += [("GPUs", f"{plan.gpus}")]
+    if plan.idle_gpus:
+        figures.append(("idle GPUs", f"{plan.idle_gpus}, {format_price(plan.idle_usd)}"))
+    if plan.cut_short:
+        figures.append(("cut short", "by the deadline"))
     if kept:
         figures.append(("instances kept", f"{kept}"))
     return figures
@@ -123,8 +134,9 @@ def _chart_comparison(plan: Plan, compared: Sequence[Compared]) -> tuple[list[Ba
 
 def _chart_costs(plan: Plan, problem: Problem) -> tuple[list[Bar], list[Bar], list[Bar]]:
     """What services, regions and node types cost per hour."""
-    usd = sum_costs(plan)
+    usd = sum_costs(plan, problem)
     by_service = {service.name: 0.0 for service in problem.services}
+    by_service |= {name: 0.0 for name, _ in usd if name == IDLE}
     by_region = dict.fromkeys(sorted({region for _, region in usd}), 0.0)
     for (service, region), value in usd.items():
         by_service[service] = by_service.get(service, 0.0) + value
@@ -142,23 +154,6 @@ def _chart_costs(plan: Plan, problem: Problem) -> tuple[list[Bar], list[Bar], li
         for costs in (by_service, by_region)
     )
     return scale_bars(services), scale_bars(places), scale_bars(kinds)
-
-
-def _list_roles(plan: Plan, problem: Problem) -> Grid:
-    columns = ("role", "demand", "capacity", "in use", "served")
-    rows = [
-        (
-            slack.role,
-            format_throughput(slack.demand_per_s),
-            format_throughput(slack.capacity_per_s),
-            format_share(min(1.0, slack.demand_per_s / slack.capacity_per_s))
-            if slack.capacity_per_s > 0
-            else None,
-            None if plan.status == "infeasible" else format_share(slack.served),
-        )
-        for slack in slacks(plan, problem)
-    ]
-    return Grid(columns, rows, columns[1:])
 
 
 def list_services(problem: Problem) -> Grid:
@@ -183,19 +178,20 @@ def list_services(problem: Problem) -> Grid:
 
 def _list_offers(plan: Plan, problem: Problem) -> Grid:
     rented = plan.count_nodes()
-    columns = ("region", "node type", "market", "$/h", "available", "used")
+    columns = ("region", "node type", "market", "cut into", "$/h", "available", "used")
     rows = [
         (
             offer.region,
             offer.node_type,
             offer.market,
+            ", ".join(map(str, offer.sizes)) if len(offer.sizes) > 1 else None,
             f"{offer.usd_per_hour:,.4g}",
             offer.available,
             rented[offer.key] or None,
         )
         for offer in problem.offers
     ]
-    return Grid(columns, rows, columns[3:])
+    return Grid(columns, rows, columns[4:])
 
 
 def _list_settings(plan: Plan, problem: Problem) -> list[tuple[str, object]]:

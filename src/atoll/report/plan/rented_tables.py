@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 from atoll.core.ids import Phase
 from atoll.core.units import format_price, format_share, format_throughput, format_usd, pluralize
-from atoll.plan.cost import cost_report
+from atoll.plan.cost import cost_report, idle_by_region
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem
+from atoll.report.plan.routes import list_ways
+from atoll.report.plan.slices import list_slices
 from atoll.report.render import Grid
 from atoll.report.terminal import table, tighten
 from atoll.solve.comparison import Compared
-from atoll.solve.explain.explanation import served_share, slacks
+from atoll.solve.explain.explanation import served_share
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,6 +26,8 @@ _PHASES = tuple(Phase)
 _LEAST_LAYOUT = 18
 _GOOD_LAYOUT = 30
 """Columns that two stages take; with less, each region gets a table of its own."""
+IDLE = "idle GPUs"
+CUT_SHORT = "Cut short by the deadline: with more time there may be a better plan"
 _UNITS = "Per second: prompt tokens (prefill), generated tokens (decode), requests (both)."
 
 
@@ -90,18 +94,20 @@ def describe_plan(plan: Plan) -> str:
     """Say in a line or two what the plan costs and what is proven of it."""
     size = f"{pluralize(plan.nodes, 'node')}, {pluralize(plan.gpus, 'GPU')}"
     cost = f"{format_price(plan.usd_per_hour)} on {size}"
+    if plan.idle_gpus:
+        idle = format_price(plan.idle_usd)
+        cost += f" and {pluralize(plan.idle_gpus, 'GPU')} idle ({idle})"
     if plan.init_usd > 0:
         cost += f", and {format_price(plan.init_usd)} for starting new instances"
+    if plan.cut_short:
+        cost += f". {CUT_SHORT}"
     if plan.bound is None or plan.gap is None:
         return f"{cost}. Nothing is proven ({plan.solver})."
     if plan.status == "partial":
         what = "nothing within its settings serves that share for less than"
     else:
         what = "nothing within its settings costs less than"
-    proven = f"Proven: {what} {format_price(plan.bound)} (gap {format_gap(plan.gap)})."
-    if plan.status == "feasible" and not plan.notes:
-        proven += " The deadline came before the gap asked for."
-    return f"{cost}. {proven}"
+    return f"{cost}. Proven: {what} {format_price(plan.bound)} (gap {format_gap(plan.gap)})."
 
 
 def describe_shortage(plan: Plan, problem: Problem) -> str | None:
@@ -110,9 +116,9 @@ def describe_shortage(plan: Plan, problem: Problem) -> str | None:
         text = "INFEASIBLE: no plan meets the demand."
     elif plan.status == "partial":
         served = format_share(served_share(plan, problem))
-        least = {role: part for role, part in plan.served_fraction.items() if part < 1.0}
-        roles = ", ".join(f"{role} {format_share(part)}" for role, part in least.items())
-        text = f"PARTIAL: serves {served} of the demand ({roles})."
+        least = {name: part for name, part in plan.served_fraction.items() if part < 1.0}
+        services = ", ".join(f"{name} {format_share(part)}" for name, part in least.items())
+        text = f"PARTIAL: serves {served} of the demand ({services})."
     else:
         return None
     return f"{text} What binds: {'; '.join(plan.reasons)}." if plan.reasons else text
@@ -129,11 +135,14 @@ def draw_rented_plan(
     shortage = describe_shortage(plan, problem)
     if shortage is not None:
         parts.append(Text(shortage, style="bold red"))
-    parts += [
-        *_draw_instances(plan, problem, width),
-        _draw_roles(plan, problem),
-        _draw_costs(plan, problem, width),
-    ]
+    parts += _draw_instances(plan, problem, width)
+    for grid, title, wanted in (
+        (list_slices(plan), "Machines that are cut", True),
+        (list_ways(plan), "Ways of requests", _varies(plan)),
+    ):
+        if grid.rows and wanted:
+            parts.append(_tighten(table(grid.columns, grid.rows, title=title, right=grid.right)))
+    parts += [_draw_roles(plan, problem), _draw_costs(plan, problem, width)]
     if compared:
         parts.append(_draw_comparison(plan, problem, compared))
     parts.append(Text(f"{plan.problem_name}: {describe_plan(plan)}", style="bold"))
@@ -141,6 +150,11 @@ def draw_rented_plan(
         parts.append(Text(f"What keeps it from being cheaper: {'; '.join(plan.reasons)}."))
     parts += [Text(f"Simulated: {note}.") for note in plan.notes]
     return Group(*parts)
+
+
+def _varies(plan: Plan) -> bool:
+    """Whether requests of one service take ways of different kinds, or in several regions."""
+    return len(list_ways(plan).rows) > len({route.service for route in plan.routes})
 
 
 def _draw_instances(plan: Plan, problem: Problem, width: int) -> list[Table]:
@@ -214,49 +228,60 @@ def wrap_layout(layout: str, width: int) -> str:
 
 
 def _draw_roles(plan: Plan, problem: Problem) -> Table:
-    cost = {
-        (service.service, phase.phase): phase
-        for service in cost_report(plan, problem).services
-        for phase in service.phases
-    }
-    short = plan.status == "partial"
-    lines = []
-    for slack, role in zip(slacks(plan, problem), problem.roles, strict=True):
-        spent = cost[role.model, role.phase]
-        tokens_usd = spent.usd_per_million_tokens
-        use = slack.demand_per_s / slack.capacity_per_s if slack.capacity_per_s > 0 else None
-        lines.append(
-            (
-                role.model,
-                role.phase,
-                format_throughput(slack.demand_per_s),
-                format_throughput(slack.capacity_per_s),
-                None if use is None else format_share(min(use, 1.0)),
-                *([format_share(slack.served)] if short else []),
-                format_usd(spent.usd_per_hour, sign=False),
+    grid = list_phases(plan, problem, costs=True)
+    return _tighten(
+        table(
+            grid.columns, grid.rows, title="Demand and capacity", right=grid.right, caption=_UNITS
+        )
+    )
+
+
+def list_phases(plan: Plan, problem: Problem, *, costs: bool) -> Grid:
+    """Return what is asked of every phase of a service, what it carries, and with `costs` what it costs.
+
+    Where some requests run apart and others together, each has its share of the demand.
+    """
+    short = plan.status in ("partial", "infeasible")
+    rows: list[tuple[object, ...]] = []
+    for service in cost_report(plan, problem).services:
+        for phase in service.phases:
+            tokens_usd = phase.usd_per_million_tokens
+            use = phase.demand_per_s / phase.capacity_per_s if phase.capacity_per_s > 0 else None
+            served = None if plan.status == "infeasible" else format_share(service.served)
+            money = (
+                format_usd(phase.usd_per_hour, sign=False),
                 None if tokens_usd is None else format_usd(tokens_usd, sign=False, decimals=3),
             )
-        )
-    columns = ["service", "phase", "demand", "capacity", "in use", "served", "$/h", "$/M tok"]
-    if not short:
-        columns.remove("served")
-    drawn = table(columns, lines, title="Demand and capacity", right=columns[2:], caption=_UNITS)
-    return _tighten(drawn)
+            rows.append(
+                (
+                    service.service,
+                    str(phase.phase),
+                    format_throughput(phase.demand_per_s),
+                    format_throughput(phase.capacity_per_s),
+                    None if use is None else format_share(min(use, 1.0)),
+                    *([served] if short else []),
+                    *(money if costs else []),
+                )
+            )
+    columns = ["service", "phase", "demand", "capacity", "in use"]
+    columns += (["served"] if short else []) + (["$/h", "$/M tok"] if costs else [])
+    return Grid(columns, rows, columns[2:])
 
 
-def sum_costs(plan: Plan) -> dict[tuple[str, str], float]:
-    """Return what each service costs in each region, in USD per hour."""
+def sum_costs(plan: Plan, problem: Problem) -> dict[tuple[str, str], float]:
+    """Return what each service costs in each region, and what idle GPUs do, in USD per hour."""
     usd: dict[tuple[str, str], float] = {}
     for instance in plan.instances:
         key = (instance.service, instance.region)
         usd[key] = usd.get(key, 0.0) + instance.usd_per_hour
-    return usd
+    return usd | {(IDLE, region): idle for region, idle in idle_by_region(plan, problem).items()}
 
 
 def _draw_costs(plan: Plan, problem: Problem, width: int) -> RenderableType:
-    usd = sum_costs(plan)
+    usd = sum_costs(plan, problem)
     regions = sorted({region for _, region in usd})
     services = [service.name for service in problem.services]
+    services += [IDLE] * any(name == IDLE for name, _ in usd)
     names = max(map(len, [*services, "service"]))
     if len(regions) > 1 and names + 12 + sum(len(region) + 2 for region in regions) > width:
         from rich.console import Group

@@ -1,34 +1,41 @@
 """Placements for goals that the search for the largest flow does not see: candidates, then polishing.
 
 Short ranges make deep pipelines, which flow well and answer slowly. So besides the largest flow, candidates
-are the largest flows of clusters whose nodes carry nothing with few layers, and the simple rules. The best
-of them are annealed by the goal itself (`polish`).
+are the largest flows of clusters whose nodes carry nothing with few layers, or what they carry in pipelines
+of so many hops, and the simple rules. The best of them are annealed by the goal itself (`polish`).
+
+All work is counted, so the same instance gives the same placements however long it takes; a deadline only
+ends it early.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from atoll.core.rng import stream
+from atoll.solve.place.deadline import Deadline
 from atoll.solve.place.instance import FlowInstance, Flows, Ints, Placement
+from atoll.solve.place.latency import MOST_STAGES, rate_table
 from atoll.solve.place.polish import Value, polish
 
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 """Shares of the most layers any node holds, below which nodes that could hold more carry nothing."""
-
 _EACH = 8
 """Candidates of each search."""
-
-_SEARCHING = 0.2
-"""Share of the time for finding candidates; the rest is for polishing the best."""
 _POLISHED = 3
-_FIRST = 0.5
-"""Share of the time left in which the best few are polished in turn; in the rest, the best of them."""
+"""How many of the best candidates are polished; then the best of all is once more."""
 
 Log = Callable[[float, float, float], None]
 Score = Callable[[FlowInstance, Placement], Flows]
+
+
+@dataclass(frozen=True)
+class CandidateWork:
+    """How much is done for the candidates of one instance: evaluations by search, steps by polishing."""
+
+    evaluations: int
+    steps: int
 
 
 def with_longer_ranges(instance: FlowInstance, least: int) -> FlowInstance:
@@ -42,12 +49,39 @@ def with_longer_ranges(instance: FlowInstance, least: int) -> FlowInstance:
     return replace(instance, rate=rate)
 
 
+def by_range_length(instance: FlowInstance) -> list[FlowInstance]:
+    """Return the instance with ever longer ranges only."""
+    longest = int(instance.most.max())
+    lengths = sorted({1, *(max(1, round(share * longest)) for share in _SHARES)})
+    return [with_longer_ranges(instance, least) for least in lengths]
+
+
+def by_stage_count(instance: FlowInstance) -> list[FlowInstance]:
+    """Return the instance for pipelines of 1, 2, 4, ... hops: what nodes carry there within the promise."""
+    return list(_by_stage_count(instance))
+
+
+def _by_stage_count(instance: FlowInstance) -> Iterator[FlowInstance]:
+    longest = min(int(instance.most.max(initial=0)), instance.layers)
+    stages = -(-instance.layers // max(1, longest))
+    tried = 0
+    while stages <= min(MOST_STAGES, instance.size, instance.layers) and tried < len(_SHARES) + 1:
+        rate = rate_table(instance, stages)
+        if rate.max(initial=0.0) > 0.0:
+            # Ranges of a stage or more keep ways to so many hops.
+            yield with_longer_ranges(replace(instance, rate=rate), -(-instance.layers // stages))
+        tried += 1
+        stages = stages + 1 if stages < 4 else round(stages * 1.5)
+
+
 def best_candidates(
     instance: FlowInstance,
     score: Score,
     starts: Sequence[Placement],
+    searched: Sequence[FlowInstance],
     *,
-    seconds: float,
+    work: CandidateWork,
+    deadline: Deadline,
     seed: int,
     workers: int = 1,
     bound: float,
@@ -57,54 +91,77 @@ def best_candidates(
 ) -> list[tuple[Placement, Flows]]:
     """Return the placements whose flows by `score` carry the most, best first, at most `most` of them.
 
-    None of them where nothing carries anything. `quick` values (start, end) about as `score` does, in less
-    time; without it `score` is used throughout.
+    None of them where nothing carries anything. `searched` are instances whose largest flows are candidates.
+    `quick` values (start, end) about as `score` does, in less time; without it `score` is used throughout.
     """
     from atoll.solve.place.search.search import search_many
 
-    began = time.perf_counter()
-    scored: list[tuple[float, Placement, Flows]] = []
-
-    def look(placement: Placement) -> None:
-        flows = score(instance, placement)
-        if flows.value > max((entry[0] for entry in scored), default=0.0) and log is not None:
-            log(time.perf_counter() - began, flows.value, bound)
-        if flows.value > 0:
-            scored.append((flows.value, placement, flows))
+    seen = _Scored(instance, score, deadline, bound, log)
 
     def value(start: Ints, end: Ints) -> float:
         return score(instance, Placement(start, end)).value
 
     for placement in starts:
-        look(placement)
-    longest = int(instance.most.max())
-    lengths = sorted({1, *(max(1, round(share * longest)) for share in _SHARES)})
-    for left, least in zip(range(len(lengths), 0, -1), lengths, strict=True):
-        remaining = seconds * _SEARCHING - (time.perf_counter() - began)
-        if remaining <= 0:
+        seen.look(placement)
+    for other in searched:
+        if deadline.is_over():
             break
         many = search_many(
-            with_longer_ranges(instance, least),
+            other,
             candidates=_EACH,
-            seconds=remaining / left,
+            evaluations=max(1, work.evaluations // len(searched)),
             seed=seed,
             workers=workers,
             start=starts,
         )
         for result in many:
-            look(result.placement)
-    scored.sort(key=lambda entry: -entry[0])
-    remaining = max(0.0, seconds - (time.perf_counter() - began))
-    first = scored[:_POLISHED]
-    for number in range(len(first) + 1 if remaining > 0 and scored else 0):
+            if not deadline.is_over():
+                seen.look(result.placement)
+    first = seen.ranked()[:_POLISHED]
+    for number, steps in enumerate(_polishing(len(first), work.steps)):
+        if deadline.is_over():
+            break
         # In turn, then once more from the best of all.
-        again = number == len(first)
-        _, placement, _ = max(scored, key=lambda entry: entry[0]) if again else first[number]
-        share = remaining * (1.0 - _FIRST if again else _FIRST / len(first))
+        placement = first[number][0] if number < len(first) else seen.ranked()[0][0]
         random = stream(seed, "polish", str(number))
-        look(polish(instance, placement, quick or value, seconds=share, random=random)[0])
-    scored.sort(key=lambda entry: -entry[0])
-    kept: dict[bytes, tuple[Placement, Flows]] = {}
-    for _, placement, flows in scored:
-        kept.setdefault(placement.start.tobytes() + placement.end.tobytes(), (placement, flows))
-    return list(kept.values())[:most]
+        given = quick or value
+        better, _ = polish(
+            instance, placement, given, steps=steps, deadline=deadline, random=random
+        )
+        seen.look(better)
+    return seen.ranked()[:most]
+
+
+@dataclass
+class _Scored:
+    """Placements that carry something, each with its flow, once each."""
+
+    instance: FlowInstance
+    score: Score
+    deadline: Deadline
+    bound: float
+    log: Log | None
+    found: dict[bytes, tuple[Placement, Flows]] = field(default_factory=dict)
+    best: float = 0.0
+
+    def look(self, placement: Placement) -> None:
+        """Score a placement that was not seen before."""
+        key = placement.start.tobytes() + placement.end.tobytes()
+        if key in self.found:
+            return
+        flows = self.score(self.instance, placement)
+        self.found[key] = (placement, flows)
+        if flows.value > self.best:
+            self.best = flows.value
+            if self.log is not None:
+                self.log(self.deadline.passed, flows.value, self.bound)
+
+    def ranked(self) -> list[tuple[Placement, Flows]]:
+        """Return those with any flow, the best first, the one found first among equals."""
+        some = [entry for entry in self.found.values() if entry[1].value > 0]
+        return sorted(some, key=lambda entry: -entry[1].value)
+
+
+def _polishing(turns: int, steps: int) -> list[int]:
+    """Steps for each of the best candidates, and for the best of all afterwards."""
+    return [*[steps // (2 * turns)] * turns, steps // 2] if turns else []

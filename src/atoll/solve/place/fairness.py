@@ -1,22 +1,23 @@
-"""Several models on one fixed cluster: split the nodes so that the worst served gets the most.
+"""Several models on one fixed cluster: share it so that the worst served gets the most.
 
-Every node serves one model. A split is good if the smallest share of its demand that any service gets is
-large. Splits are searched by moving and exchanging nodes, first with the coverage bound of each part for what
-it carries, which takes no search; then the real placements are found, and nodes move from services that
-have more than their share while that helps.
+Every machine, or slice of one, serves one model. Within a promise, replicas of exact templates say how
+(`replicas`); where there are none, or no promise is kept, the nodes are split: a split is good if the
+smallest share of its demand that any service gets is large. Splits are searched by moving and exchanging
+nodes, first with the coverage bound of each part for what it carries, which takes no search; then the real
+placements are found, and nodes move from services that have more than their share while that helps.
 
-The bound lets nodes serve several models in parts: with share t of every demand D_s, node i spends the
-share x_is of its time on service s, and
+The bound lets machines serve several models in parts: with share t of every demand D_s, machine i spends
+the share x_is of its time on service s, and
 
     sum_s x_is <= 1,    sum_i x_is max_j j min(T_is(j), t D_s) >= t D_s L_s
 
-must have a solution; the largest such t bounds every split. Nodes of a type are counted together.
+must have a solution, with the best cut of i for s; the largest such t bounds every plan. Machines of a
+type at a site are counted together.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,34 +25,43 @@ import numpy as np
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError
 from atoll.core.rng import stream
-from atoll.plan.cluster_profiles import cluster_of, request_tokens
+from atoll.plan.cluster_profiles import request_tokens
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.solve.assembly import infeasible
+from atoll.solve.place.coverage import Coverage, coverage_of
+from atoll.solve.place.deadline import Deadline
 from atoll.solve.place.from_problem import flow_instance
 from atoll.solve.place.instance import FlowInstance
+from atoll.solve.place.latency import most_within
+from atoll.solve.place.replicas import place_replicas
 from atoll.solve.place.service import (
+    SEARCH,
     FlowEffort,
     ServicePlacement,
     place,
     reasons,
     shortage,
 )
-from atoll.solve.place.to_plan import plan_of
+from atoll.solve.place.slices import Cut, even_cuts
+from atoll.solve.place.to_plan import Placed, fit_links, plan_of
 
 _BISECTION = 40
 _TRIES = 3000
 _REAL_MOVES = 12
-_QUICK_SHARE = 0.3
-"""Share of the time for placements of splits that may not last."""
+_QUICK_WORK, _LAST_WORK = 0.03, 0.4
+"""Shares of the usual work for placements of splits that may not last, and for the last one."""
+_MOST_SPLIT = 64
+"""Pieces up to which a cluster that is cut evenly is split."""
 
 Split = tuple[int, ...]
 """The service, by number, of every node."""
 
 
-def solve_fairly(name: str, problem: Problem, catalog: Catalog, effort: FlowEffort) -> Plan:
+def solve_fairly(
+    name: str, problem: Problem, catalog: Catalog, effort: FlowEffort, deadline: Deadline
+) -> Plan:
     """Return the plan that gives the worst served service the largest share of its demand."""
-    began, cpu = time.perf_counter(), time.process_time()
     for service in problem.services:
         if service.rate_per_s <= 0:
             raise InputError(
@@ -63,51 +73,105 @@ def solve_fairly(name: str, problem: Problem, catalog: Catalog, effort: FlowEffo
     short = tuple(text for text in lacking if text is not None)
     if short:
         return infeasible(problem, solver=name, reasons=short)
-    shared = _Shared(problem, catalog, name, effort)
-    split = shared.first_split()
-    answers = shared.place_all(split) if split is not None else None
-    if answers is None:
-        why = f"no split of {len(shared.names)} nodes holds all {len(problem.services)} models"
-        return infeasible(problem, solver=name, reasons=(why,))
-    answers = shared.improve(split or (), answers)
-    spent = (time.perf_counter() - began, time.process_time() - cpu)
+    found = _share_out(name, problem, catalog, effort, deadline)
+    if found is None:
+        return infeasible(problem, solver=name, reasons=(_why(problem, effort),))
     plan = plan_of(
         problem,
         catalog,
-        [answer.placed for answer in answers],
+        found,
         goal="fair",
-        bound=shared.bound() * sum(shared.demand),
+        bound=fair_bound(problem, catalog, promise=effort.promise) * sum(_demands(problem)),
         solver=name,
-        seconds=spent[0],
-        cpu_seconds=spent[1],
     )
     return plan.model_copy(update={"reasons": tuple(reasons(plan, problem, catalog))})
 
 
+def _share_out(
+    name: str, problem: Problem, catalog: Catalog, effort: FlowEffort, deadline: Deadline
+) -> list[Placed] | None:
+    """Return the services placed so that the smallest share is largest, None if one has no place."""
+    cuts = even_cuts(problem)
+    options: list[list[Placed]] = []
+    if name == SEARCH:
+        replicas = place_replicas(problem, catalog, deadline, partial=effort.partial)
+        if replicas is not None:
+            cut, placed = replicas
+            if effort.promise and min(entry.flows.value for entry in placed) > 0:
+                return placed
+            cuts.insert(0, cut)
+    for number, cut in enumerate(cuts):
+        if options and (deadline.is_over() or len(cut) > _MOST_SPLIT):
+            break
+        if number and name != SEARCH:
+            break
+        split = _NodeSplit(problem, catalog, name, effort, deadline, cut).best()
+        if split is not None:
+            options.append(fit_links(problem, catalog, [answer.placed for answer in split]))
+    return max(options, key=lambda option: _merit(problem, option), default=None)
+
+
+def _merit(problem: Problem, placed: Sequence[Placed]) -> tuple[float, float, float]:
+    """What makes a plan better: the least and the mean share served, then the least however large."""
+    demands = _demands(problem)
+    shares = [entry.flows.value / demand for entry, demand in zip(placed, demands, strict=True)]
+    met = [min(1.0, share) for share in shares]
+    return min(met), sum(met), min(shares)
+
+
+def _why(problem: Problem, effort: FlowEffort) -> str:
+    count = len(problem.services)
+    nodes = len(problem.hosts)
+    if effort.promise:
+        return (
+            f"no split of {nodes} nodes keeps the promises of all {count} models; promise less, or take "
+            "what these machines give (--best-effort)"
+        )
+    return f"no split of {nodes} nodes holds all {count} models"
+
+
+def _demands(problem: Problem) -> tuple[float, ...]:
+    """Tokens/s asked of each service."""
+    return tuple(s.demand_per_s * request_tokens(s) for s in problem.services)
+
+
 @dataclass
-class _Shared:
-    """The search for a split; demand in tokens/s."""
+class _NodeSplit:
+    """The search for a split of the nodes of one cut; demand in tokens/s."""
 
     problem: Problem
     catalog: Catalog
     solver: str
     effort: FlowEffort
+    deadline: Deadline
+    units: Cut
     names: tuple[str, ...] = field(init=False)
     demand: tuple[float, ...] = field(init=False)
     _alone: tuple[FlowInstance, ...] = field(init=False)
-    _bound: float | None = field(init=False, default=None)
     _known: dict[tuple[int, frozenset[str]], ServicePlacement | None] = field(
         init=False, default_factory=dict
     )
 
     def __post_init__(self) -> None:
-        self.names = tuple(node.name for node in cluster_of(self.problem).nodes)
-        services = self.problem.services
-        self.demand = tuple(s.rate_per_s * s.headroom * request_tokens(s) for s in services)
-        self._alone = tuple(
-            flow_instance(self.problem, self.catalog, s, partial=self.effort.partial)
-            for s in services
+        self.names = tuple(unit.name for unit in self.units)
+        self.demand = _demands(self.problem)
+        alone = (
+            flow_instance(
+                self.problem, self.catalog, s, partial=self.effort.partial, units=self.units
+            )
+            for s in self.problem.services
         )
+        self._alone = tuple(
+            most_within(own) if self.effort.promise and own.size else own for own in alone
+        )
+
+    def best(self) -> list[ServicePlacement] | None:
+        """Return the placements of the best split found, None if there is none."""
+        split = self.first_split()
+        answers = self.place_all(split) if split is not None else None
+        if split is None or answers is None:
+            return None
+        return self.improve(split, answers)
 
     # The split by bounds
 
@@ -141,7 +205,7 @@ class _Shared:
             at = int(np.argmin((given + 1) / work))
             given[at] += 1
             split.append(at)
-        kinds = [node.node_type for node in cluster_of(self.problem).nodes]
+        kinds = [unit.kind for unit in self.units]
         order = sorted(range(len(kinds)), key=lambda i: kinds[i])
         dealt = [0] * len(kinds)
         for position, i in enumerate(order):
@@ -166,32 +230,31 @@ class _Shared:
 
     # Real placements
 
-    def place_all(
-        self, split: Split, seconds: float | None = None
-    ) -> list[ServicePlacement] | None:
+    def place_all(self, split: Split, work: float = _QUICK_WORK) -> list[ServicePlacement] | None:
         """Place every service on its nodes, None if one of them has no placement."""
         placements = []
         for s in range(len(self.demand)):
-            answer = self._place(s, split, seconds)
+            answer = self._place(s, split, work)
             if answer is None:
                 return None
             placements.append(answer)
         return placements
 
-    def _place(self, s: int, split: Split, seconds: float | None) -> ServicePlacement | None:
+    def _place(self, s: int, split: Split, work: float) -> ServicePlacement | None:
         nodes = frozenset(name for name, at in zip(self.names, split, strict=True) if at == s)
         known = (s, nodes)
         if known not in self._known:
             service = self.problem.services[s]
-            part = len(self.demand) * (_REAL_MOVES + 1)
-            quick = self.effort.seconds * _QUICK_SHARE / part if seconds is None else seconds
-            effort = replace(self.effort, seconds=quick, log=None)
-            names = sorted(nodes)
-            lacking = shortage(self.problem, self.catalog, service, names)
-            self._known[known] = (
-                None
-                if lacking
-                else place(self.solver, self.problem, self.catalog, service, effort, nodes=names)
+            effort = replace(self.effort, work=self.effort.work * work, log=None)
+            self._known[known] = place(
+                self.solver,
+                self.problem,
+                self.catalog,
+                service,
+                effort,
+                self.deadline,
+                nodes=sorted(nodes),
+                units=self.units,
             )
         return self._known[known]
 
@@ -201,20 +264,21 @@ class _Shared:
         return min(value / demand for value, demand in zip(values, self.demand, strict=True))
 
     def improve(self, split: Split, answers: list[ServicePlacement]) -> list[ServicePlacement]:
-        """Move nodes to the worst served service while that helps, then place all with the time left."""
-        began = time.perf_counter()
+        """Move nodes to the worst served service while that helps, then place all with more work."""
         for _ in range(_REAL_MOVES):
             values = [answer.placed.flows.value for answer in answers]
             shares = [value / demand for value, demand in zip(values, self.demand, strict=True)]
-            self._tell(time.perf_counter() - began, min(shares))
-            poor = int(np.argmin(shares))
-            better = self._help_poorest(split, poor, min(shares))
+            self._tell(min(shares))
+            if self.deadline.is_over():
+                return answers
+            better = self._help_poorest(split, int(np.argmin(shares)), min(shares))
             if better is None:
                 break
             split, answers = better
-        left = self.effort.seconds * (1 - _QUICK_SHARE) / len(self.demand)
+        if self.deadline.is_over():
+            return answers
         self._known.clear()
-        final = self.place_all(split, left)
+        final = self.place_all(split, _LAST_WORK)
         if final is not None and self.share(final) > self.share(answers):
             return final
         return answers
@@ -224,10 +288,9 @@ class _Shared:
     ) -> tuple[Split, list[ServicePlacement]] | None:
         """Give the worst served service a node, of each kind from each other service until one helps."""
         seen: set[tuple[int, str, str]] = set()
-        nodes = cluster_of(self.problem).nodes
-        for i, node in enumerate(nodes):
-            kind = (split[i], node.node_type, node.region)
-            if split[i] == poor or kind in seen:
+        for i, unit in enumerate(self.units):
+            kind = (split[i], unit.kind, unit.region)
+            if split[i] == poor or kind in seen or self.deadline.is_over():
                 continue
             seen.add(kind)
             tried = (*split[:i], poor, *split[i + 1 :])
@@ -238,63 +301,9 @@ class _Shared:
                 return tried, answers
         return None
 
-    def _tell(self, seconds: float, share: float) -> None:
+    def _tell(self, share: float) -> None:
         if self.effort.log is not None:
-            total = sum(self.demand)
-            self.effort.log(seconds, share * total, self.bound() * total)
-
-    # The bound
-
-    def bound(self) -> float:
-        """Return the largest share of every demand that the relaxed split could serve."""
-        if self._bound is None:
-            low, high = 0.0, 1.0
-            while self._could_serve(high) and high < 1e9:
-                low, high = high, 2 * high
-            for _ in range(_BISECTION):
-                middle = (low + high) / 2
-                low, high = (middle, high) if self._could_serve(middle) else (low, middle)
-            self._bound = high
-        return self._bound
-
-    def _could_serve(self, share: float) -> bool:
-        """Whether nodes that serve several models in parts could serve this share of every demand."""
-        from scipy.optimize import linprog
-
-        counts = cluster_of(self.problem).counts()
-        kinds = sorted(counts)
-        services = len(self.demand)
-        work = np.zeros((len(kinds), services))
-        for s, (instance, demand) in enumerate(zip(self._alone, self.demand, strict=True)):
-            best = _best_work(instance, share * demand)
-            for k, kind in enumerate(kinds):
-                work[k, s] = best.get(kind, 0.0)
-        need = [
-            share * demand * instance.layers
-            for instance, demand in zip(self._alone, self.demand, strict=True)
-        ]
-        # x[k, s] is how many nodes of type k work for service s, in parts; work is scaled to the need.
-        serve = np.zeros((services, len(kinds) * services))
-        hold = np.zeros((len(kinds), len(kinds) * services))
-        for k in range(len(kinds)):
-            for s in range(services):
-                serve[s, k * services + s] = -work[k, s] / max(need[s], 1e-12)
-                hold[k, k * services + s] = 1.0
-        limits = np.concatenate([-np.ones(services), [counts[kind] for kind in kinds]])
-        solved = linprog(
-            np.zeros(len(kinds) * services),
-            A_ub=np.vstack([serve, hold]),
-            b_ub=limits,
-            method="highs",
-        )
-        return bool(solved.status == 0)
-
-
-def _best_work(instance: FlowInstance, flow: float) -> Mapping[str, float]:
-    """Layers times tokens/s that a node of each type does at most, with no more flow than this."""
-    held = np.arange(instance.rate.shape[1])
-    best = (held * np.minimum(instance.rate, flow)).max(axis=1)
-    return {kind: float(best[i]) for i, kind in enumerate(instance.node_types)}
+            self.effort.log(self.deadline.passed, share * sum(self.demand), np.inf)
 
 
 def _coverage(instance: FlowInstance, rows: Sequence[int]) -> float:
@@ -307,3 +316,44 @@ def _coverage(instance: FlowInstance, rows: Sequence[int]) -> float:
         work = (held * np.minimum(rate, middle)).max(axis=1).sum()
         low, high = (middle, high) if work >= middle * instance.layers else (low, middle)
     return low
+
+
+# The bound
+
+
+def fair_bound(problem: Problem, catalog: Catalog, *, promise: bool) -> float:
+    """Return the largest share of every demand that machines could serve, however cut and shared."""
+    covers = [coverage_of(problem, catalog, s, promise=promise) for s in problem.services]
+    demand = _demands(problem)
+    low, high = 0.0, 1.0
+    while _could_serve(covers, demand, high) and high < 1e9:
+        low, high = high, 2 * high
+    for _ in range(_BISECTION):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _could_serve(covers, demand, middle) else (low, middle)
+    return high
+
+
+def _could_serve(covers: Sequence[Coverage], demand: Sequence[float], share: float) -> bool:
+    """Whether machines that serve several models in parts could serve this share of every demand."""
+    from scipy.optimize import linprog
+
+    keys = sorted(covers[0].stock)
+    services = len(demand)
+    # x[k, s] is how many machines of type k work for service s, in parts; work is scaled to the need.
+    serve = np.zeros((services, len(keys) * services))
+    hold = np.zeros((len(keys), len(keys) * services))
+    for s, (cover, asked) in enumerate(zip(covers, demand, strict=True)):
+        work = cover.work(share * asked)
+        for k, key in enumerate(keys):
+            need = max(share * asked * cover.layers, 1e-12)
+            serve[s, k * services + s] = -work[key] / need
+            hold[k, k * services + s] = 1.0
+    limits = np.concatenate([-np.ones(services), [covers[0].stock[key] for key in keys]])
+    solved = linprog(
+        np.zeros(len(keys) * services),
+        A_ub=np.vstack([serve, hold]),
+        b_ub=limits,
+        method="highs",
+    )
+    return bool(solved.status == 0)

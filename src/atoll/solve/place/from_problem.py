@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.catalog.catalog import Catalog
-from atoll.plan.cluster import ANY, Cluster, ClusterNode, NodeProfile
+from atoll.plan.cluster import ANY, Cluster, NodeProfile
+from atoll.plan.cluster_capacities import promised_node
 from atoll.plan.cluster_profiles import (
     activation_bytes,
     cluster_of,
@@ -18,7 +19,15 @@ from atoll.plan.cluster_profiles import (
 )
 from atoll.plan.plan import SINK, SOURCE
 from atoll.plan.problem import Problem, Service
-from atoll.solve.place.instance import Floats, FlowInstance, Ints, Placement, Timing
+from atoll.solve.place.instance import (
+    Floats,
+    FlowInstance,
+    Ints,
+    Placement,
+    Promise,
+    Timing,
+    Unit,
+)
 
 Curve = tuple[tuple[float, float], ...]
 
@@ -30,11 +39,13 @@ def flow_instance(
     *,
     partial: bool = False,
     nodes: Iterable[str] | None = None,
+    units: Sequence[Unit] | None = None,
 ) -> FlowInstance:
     """Return one service of a problem on the nodes of its cluster, or on those named by `nodes`.
 
-    Nodes that the service may not stand on, or that cannot hold one layer, are left out. What a node
-    carries depends on the whole cluster, also where only some of it is used.
+    `units` are the nodes, by default every machine whole. Those that the service may not stand on, or that
+    cannot hold one layer, are left out. What a node carries depends on the whole cluster, also where only
+    some of it is used.
     """
     if isinstance(service, str):
         service = problem.service(service)
@@ -44,22 +55,26 @@ def flow_instance(
     rates = service_rates(problem, catalog, service)
     wanted = None if nodes is None else frozenset(nodes)
     used = [
-        node
-        for node in cluster.nodes
-        if node.node_type in rates and (wanted is None or node.name in wanted)
+        unit
+        for unit in (whole_machines(cluster) if units is None else units)
+        if unit.kind in rates and (wanted is None or unit.name in wanted)
     ]
     most = {kind: min(spec.layers, most_layers(profiles[kind], cluster, service)) for kind in rates}
-    widest = max((most[node.node_type] for node in used), default=0)
-    held = np.array([most[node.node_type] for node in used], np.int64)
-    kinds = [node.node_type for node in used]
+    kinds = [unit.kind for unit in used]
+    widest = max((most[kind] for kind in kinds), default=0)
+    held = np.array([most[kind] for kind in kinds], np.int64)
+    promised = {
+        key: promised_node(problem, catalog, service, *key)
+        for key in sorted({(unit.kind, unit.machine) for unit in used})
+    }
     rate = _rows([rates[kind][: most[kind]] for kind in kinds], widest)
     wires = _wires(cluster, used)
     per_token, few = activation_bytes(catalog, service), cluster.token_bytes
     return FlowInstance(
         layers=spec.layers,
-        names=tuple(node.name for node in used),
+        names=tuple(unit.name for unit in used),
         node_types=tuple(kinds),
-        regions=tuple(node.region for node in used),
+        regions=tuple(unit.region for unit in used),
         kind=_kinds(kinds, *wires),
         most=held,
         rate=rate,
@@ -73,7 +88,14 @@ def flow_instance(
         timing=_read_timing(
             cluster, service, [profiles[kind] for kind in kinds], most, kinds, per_token
         ),
+        units=tuple(used),
+        promise=Promise(service, tuple(promised[unit.kind, unit.machine] for unit in used)),
     )
+
+
+def whole_machines(cluster: Cluster) -> tuple[Unit, ...]:
+    """Return every machine of a cluster as it is."""
+    return tuple(Unit(node.name, node.node_type, node.region) for node in cluster.nodes)
 
 
 def placement_of(instance: FlowInstance, ranges: Sequence[tuple[int, int]]) -> Placement:
@@ -92,23 +114,25 @@ def _rows(rows: Sequence[Sequence[float]], widest: int) -> Floats:
     return table
 
 
-def _wires(cluster: Cluster, nodes: Sequence[ClusterNode]) -> tuple[Floats, Floats]:
+def _wires(cluster: Cluster, units: Sequence[Unit]) -> tuple[Floats, Floats]:
     """Bytes/s and seconds from row to column; the last two are source and sink, 0 is no link.
 
-    Rules are painted over each other from the least specific to the most.
+    Rules are painted over each other from the least specific to the most. A slice has its share of what its
+    machine's links carry.
     """
-    ends = [*(node.name for node in nodes), SOURCE, SINK]
-    places = [*(node.region for node in nodes), None, None]
+    ends = [*(unit.host for unit in units), SOURCE, SINK]
+    places = [*(unit.region for unit in units), None, None]
     where: dict[str, NDArray[np.intp]] = {ANY: np.arange(len(ends))}
-    for i, end in enumerate(ends):
-        where[end] = np.array([i])
-    for region in {node.region for node in nodes}:
-        where[region] = np.array([i for i, place in enumerate(places) if place == region])
+    for names in (ends, places):
+        for name in sorted({name for name in names if name is not None}):
+            where[name] = np.array([i for i, other in enumerate(names) if other == name])
     speed, wait = np.zeros((len(ends), len(ends))), np.zeros((len(ends), len(ends)))
     for src, dst, rule in cluster.weakest_first():
         if src in where and dst in where:
             cells = np.ix_(where[src], where[dst])
             speed[cells], wait[cells] = rule.bytes_per_s, rule.latency_s
+    share = np.array([*(unit.share for unit in units), 1.0, 1.0])
+    speed *= np.minimum(share[:, None], share[None, :])
     np.fill_diagonal(speed, 0.0)
     np.fill_diagonal(wait, 0.0)
     return speed, wait

@@ -14,8 +14,53 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.core.ids import format_node_type, parse_node_type
+from atoll.plan.cluster_capacities import PromisedNode
+from atoll.plan.problem import Service
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What layers are placed on: a machine of a cluster, or a slice of its GPUs (`gpu_ids`)."""
+
+    host: str
+    machine: str
+    region: str
+    gpu_ids: tuple[int, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        """The machine's name, with the GPUs of a slice."""
+        if self.gpu_ids is None:
+            return self.host
+        first, last = self.gpu_ids[0], self.gpu_ids[-1]
+        return f"{self.host}[{first}]" if first == last else f"{self.host}[{first}-{last}]"
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it has."""
+        return len(self.gpu_ids) if self.gpu_ids else parse_node_type(self.machine).gpu_count
+
+    @property
+    def kind(self) -> str:
+        """What it has of the machine, as a node type."""
+        return format_node_type(parse_node_type(self.machine).gpu, self.gpus)
+
+    @property
+    def share(self) -> float:
+        """Which share of the machine, and of its links, it has."""
+        return self.gpus / parse_node_type(self.machine).gpu_count
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a service promises, and what each node carries within it (`plan.cluster_capacities`)."""
+
+    service: Service
+    nodes: tuple[PromisedNode, ...]
 
 
 @dataclass(frozen=True)
@@ -48,7 +93,8 @@ class Timing:
 class FlowInstance:
     """One model on the nodes of a cluster. Shapes: n nodes; K is the largest of `most`.
 
-    `kind[i]` is equal for nodes that can be exchanged: same type, same links to everything.
+    A node is a unit: a machine, or a slice of one. `kind[i]` is equal for nodes that can be exchanged: same
+    type, same links to everything.
     `link[i, k]`, `enter[i]`, `leave[i]` are tokens/s from node to node, from the source and to the sink, 0
     where there is no link; `latency`, `enter_s`, `leave_s` the seconds a byte takes on them.
     """
@@ -68,6 +114,8 @@ class FlowInstance:
     leave_s: Floats
     partial: bool = False
     timing: Timing | None = None
+    units: tuple[Unit, ...] = ()
+    promise: Promise | None = None
 
     @property
     def size(self) -> int:

@@ -1,36 +1,34 @@
-"""Flows that keep a latency promise: no pipeline in use is slower than the promise, however requests mix.
+"""Flows that keep a latency promise: no way in use is slower than the promise, however requests mix.
 
 A plan says how much flows over each edge, and requests may follow any way along edges with flow. So the
-promise must hold for the slowest such way: its prompt time within TTFT, the time of one token's round
-within TPOT. Times are means at the flow itself. A node that runs j layers for r requests/s
-takes steps of
+promise is counted for the longest way, of S nodes, and for the slowest links on any way, W seconds: every
+node then has (promise - W) / S for its step, and carries what `plan.cluster_capacities` says it can in
+that time. That is how rented nodes are counted, too.
 
-    tau = d / (1 - r p),    d = step_s + j D(1 + r O tau),    p = j P(I)
-
-seconds: d without prompts, of which one comes in r tau of the steps and adds p. A token waits for half
-a step and runs in the next, 1.5 tau; a prompt p more. A link adds its latency and what sending takes.
-
-Times fall as the flow falls, so a flow that is too slow is scaled down; and where one edge makes the
-slowest way, leaving it out may serve more than slowing everything. Edges go one by one, the least used
-of the slowest way first, and the best flow on the way is kept.
+More hops allow more ways and leave each less time, so every S is tried. Where the largest flow at an S takes
+longer ways, edges go one by one, the least used of the longest way first; slow links first lower what
+nodes may carry, and go the same way where nothing is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from atoll.core.errors import UsageError
-from atoll.solve.place.evaluate import max_flow
-from atoll.solve.place.instance import Floats, FlowInstance, Flows, Ints, Placement, Timing
+from atoll.perf.step import Position
+from atoll.plan.cluster_capacities import Wires
+from atoll.solve.place.evaluate import edges, max_flow
+from atoll.solve.place.instance import Floats, FlowInstance, Flows, Ints, Placement, Promise
 
-_ROUNDS = 400
-_STEPS = 30
-_SETTLING = 40
-_NEVER_S = 1e5
+MOST_STAGES = 16
+"""Pipelines with more hops than this are not tried."""
+_ROUNDS = 60
+"""How many edges may go, for each number of hops."""
 _TRICKLE = 1e-9
+_CLOSE = 1e-9
 
 Edge = tuple[int, int]
 """Node numbers; -1 is the source as a start and the sink as an end."""
@@ -38,149 +36,284 @@ OUTSIDE = -1
 
 
 @dataclass(frozen=True)
-class Slowest:
-    """The slowest ways of a flow: seconds to the first token, seconds per further token, and their edges."""
+class Ways:
+    """Of all ways along a flow: the most nodes on one, the most seconds on links, and their edges.
 
-    prompt_s: float
-    token_s: float
-    prompt_way: tuple[Edge, ...]
-    token_way: tuple[Edge, ...]
+    `wires_s` are those of a prompt and of a token, each on the way where it takes longest.
+    """
 
-    def keeps(self, ttft_s: float, tpot_s: float) -> bool:
-        """Return whether even the slowest way is within the promise."""
-        return self.prompt_s <= ttft_s and self.token_s <= tpot_s
+    hops: int
+    wires_s: Wires
+    longest: tuple[Edge, ...]
+    slowest: tuple[Edge, ...]
 
 
-def timing_of(instance: FlowInstance) -> Timing:
-    """Return the times of an instance that has them."""
-    if instance.timing is None:
+def promise_of(instance: FlowInstance) -> Promise:
+    """Return the promise of an instance that has one."""
+    if instance.promise is None:
         raise UsageError("nothing is known about the times of these nodes")
-    return instance.timing
+    return instance.promise
 
 
-def slowest(instance: FlowInstance, placement: Placement, flows: Flows) -> Slowest:
-    """Return the slowest ways along the edges of a flow, at the load it means."""
-    timing = timing_of(instance)
-    per_request = timing.input_mean + timing.output_mean
-    held = (placement.end - placement.start).astype(np.float64)
-    through = (flows.enter + flows.edge.sum(axis=0)) / per_request
-    token_s, prompt_s = hop_times(timing, np.maximum(held, 1.0), through)
-    least = flows.value * _TRICKLE
-    order = np.argsort(placement.end, kind="stable")
-    enter, between, leave = _messages(instance, timing)
-    ways = []
-    for kind, hop_s in enumerate((token_s, prompt_s)):
-        # The latest a request can be behind node i, and the node it came from.
-        behind = np.full(instance.size, -np.inf)
-        came = np.full(instance.size, OUTSIDE)
-        last, late = OUTSIDE, 0.0
-        for i in map(int, order):
-            options: list[tuple[float, int]] = []
-            if flows.enter[i] > least:
-                options.append((enter[kind][i], OUTSIDE))
-            options += [
-                (behind[k] + between[kind][k, i], int(k))
-                for k in np.flatnonzero(flows.edge[:, i] > least)
-            ]
-            if not options:
-                continue
-            arrived, came[i] = max(options)
-            behind[i] = arrived + hop_s[i]
-            # What leaves is one token, whatever came in.
-            if flows.leave[i] > least and behind[i] + leave[i] > late:
-                last, late = i, float(behind[i] + leave[i])
-        ways.append((late, tuple(_way(came, last))))
-    (next_s, next_way), (first, first_way) = ways
-    return Slowest(first, next_s, first_way, next_way)
+def position(instance: FlowInstance, start: int, end: int) -> Position:
+    """Return where layers [start, end) lie in the model."""
+    if start == 0:
+        return Position.WHOLE if end == instance.layers else Position.FIRST
+    return Position.LAST if end == instance.layers else Position.MIDDLE
 
 
-def hop_times(timing: Timing, layers: Floats, rate: Floats) -> tuple[Floats, Floats]:
-    """Return seconds of a token and of a prompt on nodes at `rate` requests/s, inf if that is too much."""
-    each = layers * _curves(timing.prefill_tokens, timing.prefill_s, timing.input_mean)
-    spare = 1.0 - rate * each
-    tau = timing.step_s + layers * _curves(timing.decode_sequences, timing.decode_s, 1.0)
-    for _ in range(_SETTLING):
-        batch = 1.0 + rate * timing.output_mean * np.minimum(tau, _NEVER_S)
-        alone = timing.step_s + layers * _curves(timing.decode_sequences, timing.decode_s, batch)
-        with np.errstate(divide="ignore"):
-            tau = np.where(spare > 0, alone / np.maximum(spare, 1e-12), np.inf)
-    tau = np.where(tau < _NEVER_S, tau, np.inf)
-    return 1.5 * tau, 1.5 * tau + each
+def rates_within(
+    instance: FlowInstance, placement: Placement, stages: int, wires_s: Wires = (0.0, 0.0)
+) -> Floats:
+    """Return the tokens/s each node of a placement carries in a pipeline of so many stages."""
+    promise = promise_of(instance)
+    lengths = promise.service.lengths
+    rates = np.zeros(instance.size)
+    for i in np.flatnonzero(placement.end > placement.start):
+        start, end = int(placement.start[i]), int(placement.end[i])
+        row, _ = promise.nodes[i].rates(stages, position(instance, start, end), wires_s)
+        rates[i] = row[end - start]
+    return rates * (lengths.input_mean + lengths.output_mean)
 
 
-def _curves(x: Floats, y: Floats, at: float | Floats) -> Floats:
-    """Every row's curve at its point, on with its last slope (rows repeat their last point)."""
-    points = np.broadcast_to(np.asarray(at, np.float64), (len(x),))
-    values = np.empty(len(x))
-    for i, point in enumerate(points):
-        count = int(np.argmax(x[i])) + 1
-        xs, ys = x[i, :count], y[i, :count]
-        over = max(0.0, float(point) - float(xs[-1]))
-        slope = (ys[-1] - ys[-2]) / (xs[-1] - xs[-2]) if count > 1 else 0.0
-        values[i] = np.interp(point, xs, ys) + over * slope
-    return values
+def rate_table(instance: FlowInstance, stages: int) -> Floats:
+    """Return tokens/s by node and number of layers that hold wherever these lie in the model."""
+    promise = promise_of(instance)
+    lengths = promise.service.lengths
+    table = np.zeros_like(instance.rate)
+    where = (Position.WHOLE,) if stages == 1 else (Position.FIRST, Position.MIDDLE, Position.LAST)
+    for i, node in enumerate(promise.nodes):
+        rows = [node.rates(stages, at)[0] for at in where]
+        held = np.arange(min(int(instance.most[i]), instance.layers) + 1)
+        table[i, held] = np.min(rows, axis=0)[held]
+        if stages > 1 and held[-1] == instance.layers:
+            table[i, instance.layers] = node.rates(stages, Position.WHOLE)[0][instance.layers]
+    if stages == 1:
+        table[:, : instance.layers] = 0.0
+    return table * (lengths.input_mean + lengths.output_mean)
 
 
-def _messages(
-    instance: FlowInstance, timing: Timing
-) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats], Floats]:
-    """Seconds of a token and of a prompt from the source and between nodes, and of a token to the sink."""
-    with np.errstate(divide="ignore"):
-        # A capacity is bytes/s over the bytes of a token, so one token takes 1 / capacity.
-        enter, between, leave = 1 / instance.enter, 1 / instance.link, 1 / instance.leave
-    prompt = timing.input_mean
-    return (
-        (instance.enter_s + enter, instance.enter_s + prompt * enter),
-        (instance.latency + between, instance.latency + prompt * between),
-        instance.leave_s + leave,
-    )
+def most_within(instance: FlowInstance) -> FlowInstance:
+    """Return the instance where nodes carry the most that any number of hops allows: what bounds hold for."""
+    promise = promise_of(instance)
+    lengths = promise.service.lengths
+    table = np.zeros_like(instance.rate)
+    for i, node in enumerate(promise.nodes):
+        held = np.arange(min(int(instance.most[i]), instance.layers) + 1)
+        for stages in (1, 2):
+            # Fewer stages leave more time, so two are the best for less than all layers.
+            for at in Position if stages == 2 else (Position.WHOLE,):
+                row = node.rates(stages, at)[0][held]
+                if stages == 1:
+                    row = np.where(held == instance.layers, row, 0.0)
+                table[i, held] = np.maximum(table[i, held], row)
+    return replace(instance, rate=table * (lengths.input_mean + lengths.output_mean))
 
 
-def _way(came: Ints, last: int) -> Iterator[Edge]:
-    place, after = last, OUTSIDE
-    while place != OUTSIDE:
-        yield place, after
-        place, after = int(came[place]), place
-    yield OUTSIDE, after
+def flow_within(instance: FlowInstance, placement: Placement) -> Flows:
+    """Return a large flow whose every way keeps the promise; a flow of 0 if there is none.
 
-
-def flow_within(
-    instance: FlowInstance, placement: Placement, ttft_s: float, tpot_s: float
-) -> Flows:
-    """Return a large flow whose every pipeline keeps the promise; a flow of 0 if there is none."""
-    best = scale_flows(max_flow(instance, placement), 0.0)
-    remaining = instance
-    for _ in range(_ROUNDS):
-        flows = max_flow(remaining, placement)
-        if flows.value <= best.value:
-            break
-        share = _largest_share(remaining, placement, flows, ttft_s, tpot_s)
-        if share * flows.value > best.value:
-            best = scale_flows(flows, share)
-        if share >= 1.0:
-            break
-        slow = slowest(remaining, placement, scale_flows(flows, max(share, 1e-6)))
-        late = slow.prompt_s / ttft_s > slow.token_s / tpot_s
-        way = slow.prompt_way if late else slow.token_way
-        remaining = _remove_edge(remaining, min(way, key=lambda edge: (_inflow(flows, edge), edge)))
+    Where there are several regions, flows that stay inside them are tried as well.
+    """
+    best = _nothing(instance)
+    variants = [instance]
+    if len(set(instance.regions)) > 1:
+        region = np.array(instance.regions)
+        inside = np.where(region[:, None] == region[None, :], instance.link, 0.0)
+        variants.append(replace(instance, link=inside))
+    for variant in variants:
+        for stages in _stage_counts(variant, placement):
+            flows = _flow_of_stages(variant, placement, stages, best.value)
+            if flows.value > best.value * (1 + _CLOSE):
+                best = flows
     return best
 
 
-def _largest_share(
-    instance: FlowInstance, placement: Placement, flows: Flows, ttft_s: float, tpot_s: float
-) -> float:
-    """The largest share of a flow that keeps the promise: 1, 0, or found by bisection."""
+def flow_of_groups(
+    instance: FlowInstance, placement: Placement, groups: Sequence[Sequence[int]]
+) -> Flows:
+    """Return the flow of a placement whose groups of nodes are pipelines of their own."""
+    edge, enter, leave = (
+        np.zeros((instance.size, instance.size)),
+        np.zeros(instance.size),
+        np.zeros(instance.size),
+    )
+    total = 0.0
+    for group in groups:
+        rows = np.array(sorted(group))
+        part = flow_within(
+            select(instance, rows), Placement(placement.start[rows], placement.end[rows])
+        )
+        edge[np.ix_(rows, rows)] = part.edge
+        enter[rows], leave[rows] = part.enter, part.leave
+        total += part.value
+    return Flows(total, edge, enter, leave)
 
-    def keeps(share: float) -> bool:
-        return slowest(instance, placement, scale_flows(flows, share)).keeps(ttft_s, tpot_s)
 
-    if keeps(1.0):
-        return 1.0
-    low, high = 0.0, 1.0
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if keeps(middle) else (low, middle)
-    return low if low > 2.0 ** (2 - _STEPS) else 0.0
+def select(instance: FlowInstance, rows: Ints) -> FlowInstance:
+    """Return the instance with some of its nodes only."""
+    promise = instance.promise
+    picked = [int(i) for i in rows]
+    square = np.ix_(rows, rows)
+    return replace(
+        instance,
+        names=tuple(instance.names[i] for i in picked),
+        node_types=tuple(instance.node_types[i] for i in picked),
+        regions=tuple(instance.regions[i] for i in picked),
+        kind=instance.kind[rows],
+        most=instance.most[rows],
+        rate=instance.rate[rows],
+        link=instance.link[square],
+        enter=instance.enter[rows],
+        leave=instance.leave[rows],
+        latency=instance.latency[square],
+        enter_s=instance.enter_s[rows],
+        leave_s=instance.leave_s[rows],
+        timing=None,
+        units=tuple(instance.units[i] for i in picked),
+        promise=None
+        if promise is None
+        else replace(promise, nodes=tuple(promise.nodes[i] for i in picked)),
+    )
+
+
+def _nothing(instance: FlowInstance) -> Flows:
+    n = instance.size
+    return Flows(0.0, np.zeros((n, n)), np.zeros(n), np.zeros(n))
+
+
+def _stage_counts(instance: FlowInstance, placement: Placement) -> range:
+    """Numbers of nodes on a way through a placement, from the fewest to the most."""
+    tail, head = edges(instance, placement)
+    before: dict[int, list[int]] = {}
+    for a, b in zip(tail.tolist(), head.tolist(), strict=True):
+        before.setdefault(b, []).append(a)
+    fewest: dict[int, int] = {}
+    most: dict[int, int] = {}
+    ends: list[int] = []
+    order = np.lexsort((placement.start, placement.end))
+    for i in map(int, order):
+        if placement.end[i] <= placement.start[i]:
+            continue
+        known = [k for k in before.get(i, ()) if k in fewest]
+        if placement.start[i] == 0 and instance.enter[i] > 0:
+            fewest[i] = most[i] = 1
+        elif known:
+            fewest[i] = 1 + min(fewest[k] for k in known)
+        if known:
+            most[i] = max(most.get(i, 0), 1 + max(most[k] for k in known))
+        if i in fewest and placement.end[i] == instance.layers and instance.leave[i] > 0:
+            ends.append(i)
+    if not ends:
+        return range(0)
+    longest = min(MOST_STAGES, max(most[i] for i in ends))
+    return range(min(fewest[i] for i in ends), longest + 1)
+
+
+def _flow_of_stages(
+    instance: FlowInstance, placement: Placement, stages: int, least: float
+) -> Flows:
+    """Return a large flow over ways of at most `stages` nodes, one of 0 if it is not above `least`."""
+    held = placement.end - placement.start
+    wires_s: Wires = (0.0, 0.0)
+    remaining = instance
+    everyone = np.arange(instance.size)
+    for _ in range(_ROUNDS):
+        rate = np.zeros_like(instance.rate)
+        rate[everyone, held] = rates_within(instance, placement, stages, wires_s)
+        rate[:, 0] = 0.0
+        flows = max_flow(replace(remaining, rate=rate), placement)
+        if flows.value > least:
+            ways = ways_of(remaining, placement, flows, stages)
+            if ways.hops > stages:
+                remaining = _remove_least(remaining, flows, ways.longest)
+                continue
+            slower = max(wires_s[0], ways.wires_s[0]), max(wires_s[1], ways.wires_s[1])
+            if slower == wires_s:
+                return flows
+            if _leaves_time(promise_of(instance), slower):
+                wires_s = slower
+                continue
+        if wires_s == (0.0, 0.0):
+            break
+        # The links of the slowest way leave too little: do without it.
+        rate[everyone, held] = rates_within(instance, placement, stages)
+        rate[:, 0] = 0.0
+        flows = max_flow(replace(remaining, rate=rate), placement)
+        if flows.value <= least:
+            break
+        ways = ways_of(remaining, placement, flows, stages)
+        remaining, wires_s = _remove_least(remaining, flows, ways.slowest), (0.0, 0.0)
+    return _nothing(instance)
+
+
+def _leaves_time(promise: Promise, wires_s: Wires) -> bool:
+    return wires_s[0] < promise.service.ttft_s and wires_s[1] < promise.service.tpot_s
+
+
+def ways_of(instance: FlowInstance, placement: Placement, flows: Flows, stages: int) -> Ways:
+    """Return the longest way of a flow, and the slowest by its links, where `stages` share the promise."""
+    service = promise_of(instance).service
+    lengths = service.lengths
+    per_request = lengths.input_mean + lengths.output_mean
+    least = flows.value * _TRICKLE
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # A capacity is bytes/s over the bytes of a token, so one token takes 1 / capacity.
+        enter, between, leave = 1 / instance.enter, 1 / instance.link, 1 / instance.leave
+    each = lengths.output_mean * service.tpot_s / (stages * per_request)
+    # Where a node is left by: (nodes so far, the one before), (seconds so far, the one before) of
+    # prompts and of tokens.
+    hops: dict[int, tuple[int, int]] = {}
+    late: tuple[dict[int, tuple[float, int]], dict[int, tuple[float, int]]] = ({}, {})
+    last_hops = (0, OUTSIDE)
+    last_late = [(0.0, OUTSIDE), (0.0, OUTSIDE)]
+    for i in map(int, np.lexsort((placement.start, placement.end))):
+        into: list[tuple[int, float, float]] = []
+        if flows.enter[i] > least:
+            batch = max(1.0, flows.enter[i] * each)
+            wait = float(instance.enter_s[i])
+            into.append(
+                (
+                    OUTSIDE,
+                    wait + lengths.input_mean * float(enter[i]),
+                    wait + batch * float(enter[i]),
+                )
+            )
+        for k in map(int, np.flatnonzero(flows.edge[:, i] > least)):
+            if k in hops:
+                batch = max(1.0, flows.edge[k, i] * each)
+                wait, one = float(instance.latency[k, i]), float(between[k, i])
+                into.append((k, wait + lengths.input_mean * one, wait + batch * one))
+        if not into:
+            continue
+        hops[i] = max((1 + (hops[k][0] if k != OUTSIDE else 0), k) for k, _, _ in into)
+        for phase in (0, 1):
+            late[phase][i] = max(
+                (way[1 + phase] + (late[phase][way[0]][0] if way[0] != OUTSIDE else 0.0), way[0])
+                for way in into
+            )
+        if flows.leave[i] > least:
+            last_hops = max(last_hops, (hops[i][0], i))
+            batch = max(1.0, flows.leave[i] * each)
+            for phase, tokens in enumerate((1.0, batch)):
+                gone = late[phase][i][0] + float(instance.leave_s[i]) + tokens * float(leave[i])
+                last_late[phase] = max(last_late[phase], (gone, i))
+    shares = last_late[0][0] / service.ttft_s, last_late[1][0] / service.tpot_s
+    worse = 0 if shares[0] > shares[1] else 1
+    return Ways(
+        last_hops[0],
+        (last_late[0][0], last_late[1][0]),
+        tuple(_way({i: came for i, (_, came) in hops.items()}, last_hops[1])),
+        tuple(_way({i: came for i, (_, came) in late[worse].items()}, last_late[worse][1])),
+    )
+
+
+def _way(came: dict[int, int], last: int) -> Iterator[Edge]:
+    place, after = last, OUTSIDE
+    while place != OUTSIDE:
+        yield place, after
+        place, after = came[place], place
+    yield OUTSIDE, after
 
 
 def scale_flows(flows: Flows, share: float) -> Flows:
@@ -188,15 +321,16 @@ def scale_flows(flows: Flows, share: float) -> Flows:
     return Flows(flows.value * share, flows.edge * share, flows.enter * share, flows.leave * share)
 
 
-def _inflow(flows: Flows, edge: Edge) -> float:
+def _carried(flows: Flows, edge: Edge) -> float:
     src, dst = edge
     if src == OUTSIDE:
         return float(flows.enter[dst])
     return float(flows.leave[src] if dst == OUTSIDE else flows.edge[src, dst])
 
 
-def _remove_edge(instance: FlowInstance, edge: Edge) -> FlowInstance:
-    src, dst = edge
+def _remove_least(instance: FlowInstance, flows: Flows, way: Sequence[Edge]) -> FlowInstance:
+    """Return the instance without the least used edge of a way."""
+    src, dst = min(way, key=lambda edge: (_carried(flows, edge), edge))
     link, enter, leave = instance.link.copy(), instance.enter.copy(), instance.leave.copy()
     if src == OUTSIDE:
         enter[dst] = 0.0

@@ -8,11 +8,11 @@ it. Placements that leave a layer to nobody are not evaluated.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 
 import numpy as np
 
+from atoll.solve.place.deadline import Deadline
 from atoll.solve.place.instance import FlowInstance, Ints, Placement
 
 Value = Callable[[Ints, Ints], float]
@@ -27,22 +27,21 @@ def polish(
     start: Placement,
     value: Value,
     *,
-    seconds: float,
+    steps: int,
     random: np.random.Generator,
-    steps: int | None = None,
+    deadline: Deadline | None = None,
 ) -> tuple[Placement, float]:
-    """Return the best placement found from `start` within `seconds` (or `steps`), and its value."""
-    began = time.perf_counter()
+    """Return the best placement found from `start` within so many steps, and its value.
+
+    Steps that cannot be taken count, too. A deadline ends it early.
+    """
     at = (start.start.copy(), start.end.copy())
     here = best = value(*at)
     kept = at
     stale = 0
-    taken = 0
-    while True:
-        spent = (time.perf_counter() - began) / seconds if steps is None else taken / steps
-        if spent >= 1.0:
+    for taken in range(steps):
+        if deadline is not None and deadline.is_over():
             break
-        taken += 1
         stale += 1
         if stale > _AGAIN * instance.size:
             at, here, stale = kept, best, 0
@@ -50,7 +49,7 @@ def polish(
         if tried is None:
             continue
         new = value(*tried)
-        heat = max(best, 1e-12) * _HOT * (_COLD / _HOT) ** spent
+        heat = max(best, 1e-12) * _HOT * (_COLD / _HOT) ** (taken / steps)
         if new >= here or random.random() < math.exp((new - here) / heat):
             at, here = tried, new
             if new > best * (1 + 1e-12):

@@ -8,13 +8,13 @@ and kept where it is better.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from atoll.solve.effort import Measured
+from atoll.solve.place.deadline import Deadline
 from atoll.solve.place.instance import FlowInstance, Flows, Placement
 from atoll.solve.place.polish import Value, change
 
@@ -29,6 +29,8 @@ _CLIMBING = 3
 """Placements, the best so far, that are changed in turn."""
 _PATIENCE = 100
 """Changes measured without a better one, after which the climb ends."""
+MEASURED = 120
+"""Measurements in all."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +51,15 @@ def refine(
     measure: Measure,
     *,
     quick: Value,
-    seconds: float,
+    deadline: Deadline,
     random: np.random.Generator,
-    most: int = 400,
+    most: int = MEASURED,
 ) -> Refined:
-    """Return the best placement by `measure` found within `seconds` and `most` measurements.
+    """Return the best placement by `measure` found with at most so many measurements.
 
-    `splits` make flows of a placement, the usual one first; `quick` is the analytic value. The first
-    candidate is measured however little time there is, and its time, which may have gone into compiling,
-    does not count.
+    `splits` make flows of a placement, the usual one first; `quick` is the analytic value. A deadline ends
+    it early; the first candidate is measured however little time there is.
     """
-    began: float | None = None
     keys: set[bytes] = set()
     runs: list[tuple[Measured, Placement, Flows, Split]] = []
 
@@ -69,14 +69,13 @@ def refine(
         runs.append((value, placement, flows, split))
 
     def is_over() -> bool:
-        return began is not None and (time.perf_counter() - began >= seconds or len(runs) >= most)
+        return len(runs) >= most or deadline.is_over()
 
     for placement in candidates:
         if runs and is_over():
             break
         keys.add(_key(placement))
         look(placement, splits[0])
-        began = began or time.perf_counter()
     first = runs[0][0]
     leading = sorted(runs, key=lambda run: -run[0].score)[:_OTHERWISE]
     for _, placement, _, _ in leading:

@@ -14,9 +14,11 @@ from atoll.plan.plan import Goal, Plan
 from atoll.plan.problem import Problem, Service
 from atoll.solve.effort import Rank
 from atoll.solve.place.bottleneck import bottleneck
-from atoll.solve.place.candidates import Score
+from atoll.solve.place.candidates import CandidateWork, Score
+from atoll.solve.place.deadline import Deadline
 from atoll.solve.place.from_problem import flow_instance
 from atoll.solve.place.instance import FlowInstance, Flows, Placement
+from atoll.solve.place.slices import Cut
 from atoll.solve.place.to_plan import Placed
 
 SEARCH, MILP = "flow.search", "flow.milp"
@@ -26,16 +28,24 @@ OBJECTIVES: tuple[Goal, ...] = ("sustained", "max-flow")
 SECONDS = 60.0
 _LANES_S = 5.0
 
+_FLOW_EVALUATIONS = 60_000
+"""Evaluations of the search for the largest flow, for each node."""
+_EVALUATIONS, _MOST_EVALUATIONS = 10_000, 600_000
+"""Evaluations of searches for candidates, for each node, and in all."""
+_STEPS, _SLOW_STEPS = 24_000, 400
+"""Steps of polishing: by a quick value, and by flows within a promise."""
+
 Log = Callable[[float, float, float], None]
 """Told seconds so far, the best value and the proven bound, both in tokens/s."""
 
 
 @dataclass(frozen=True)
 class FlowEffort:
-    """How to solve: for how long, what for, and with partial inference or without it.
+    """How to solve: what for, with partial inference or without it, and until when at most.
 
-    With `promise`, no pipeline may be slower than the service promises (`latency`). `rank` values plans
-    (a simulation, say): the best few by `sustain` throughput are ranked by it and the best changed
+    Work is counted; `seconds` is a safety net that ends it early. `work` is the share of the usual work to
+    do. With `promise`, no pipeline may be slower than the service promises (`latency`). `rank` values
+    plans (a simulation, say): the best few by `sustain` throughput are ranked by it and the best changed
     further (`refine`); without it the best by `sustain` is taken.
     """
 
@@ -46,6 +56,7 @@ class FlowEffort:
     workers: int = 1
     log: Log | None = None
     rank: Rank | None = None
+    work: float = 1.0
 
     @property
     def goal(self) -> Goal:
@@ -68,11 +79,13 @@ def place(
     catalog: Catalog,
     service: Service,
     effort: FlowEffort,
+    deadline: Deadline,
     *,
     nodes: Sequence[str] | None = None,
+    units: Cut | None = None,
 ) -> ServicePlacement | None:
     """Place one service on the cluster, or on some nodes of it, by name; None if nothing flows."""
-    best = places(name, problem, catalog, service, effort, nodes=nodes)
+    best = places(name, problem, catalog, service, effort, deadline, nodes=nodes, units=units)
     return best[0] if best else None
 
 
@@ -82,51 +95,46 @@ def places(
     catalog: Catalog,
     service: Service,
     effort: FlowEffort,
+    deadline: Deadline,
     *,
     nodes: Sequence[str] | None = None,
+    units: Cut | None = None,
     most: int = 1,
 ) -> list[ServicePlacement]:
     """Return the best placements of one service, best first; more than one for `sustain` searches only."""
-    instance = flow_instance(problem, catalog, service, partial=effort.partial, nodes=nodes)
+    instance = flow_instance(
+        problem, catalog, service, partial=effort.partial, nodes=nodes, units=units
+    )
+    if instance.size == 0:
+        return []
     seed = problem.settings.seed
-    score = _score(service, effort)
+    score = _score(effort)
     bound: float | None = None
     placements: list[Placement | None]
     if name in RULES:
         instance, placement = by_rule(name, instance, seed)
         placements = [placement]
     elif effort.goal == "max-flow" and not effort.promise:
-        placement, bound = _search_flow(name, instance, effort, seed)
+        placement, bound = _search_flow(name, instance, effort, deadline, seed)
         placements = [placement]
     else:
-        placements, bound = _search_scored(instance, score, effort, seed, most)
+        placements, bound = _search_scored(instance, score, effort, deadline, seed, most)
     placements_found = []
     for placement in placements:
         flows = None if placement is None else score(instance, placement)
         if placement is None or flows is None or flows.value <= 0:
             continue
-        placed = Placed(service, instance, placement, flows)
+        placed = Placed(service, instance, placement, flows, promised=effort.promise)
         lasting = effort.goal == "sustained" and not effort.promise
         limit = describe_limit(instance, placement, flows) if lasting else None
         placements_found.append(ServicePlacement(placed, bound, limit))
     return placements_found
 
 
-def _score(service: Service, effort: FlowEffort) -> Score:
-    """Return what makes the flow of a placement: the largest, the lasting one, or one in time."""
+def _score(effort: FlowEffort) -> Score:
+    """Return what makes the flow of a placement: within the promise, what lasts, or the largest."""
     from atoll.solve.place.evaluate import max_flow
-
-    def within(instance: FlowInstance, placement: Placement) -> Flows:
-        from atoll.solve.place.latency import flow_within, scale_flows
-
-        flows = flow_within(instance, placement, service.ttft_s, service.tpot_s)
-        if effort.goal != "sustained" or flows.value <= 0:
-            return flows
-        from atoll.solve.place.sustained.sustained import sustain
-
-        # With less flow every way is quicker, so what lasts keeps the promise as well.
-        lasting = sustain(instance, placement, flows).flows.value
-        return scale_flows(flows, min(1.0, lasting / flows.value))
+    from atoll.solve.place.latency import flow_within
 
     def lasting(instance: FlowInstance, placement: Placement) -> Flows:
         from atoll.solve.place.sustained.sustained import best_flows
@@ -134,7 +142,7 @@ def _score(service: Service, effort: FlowEffort) -> Score:
         return within_rates(instance, placement, best_flows(instance, placement).flows)
 
     if effort.promise:
-        return within
+        return flow_within
     return lasting if effort.goal == "sustained" else max_flow
 
 
@@ -150,22 +158,33 @@ def within_rates(instance: FlowInstance, placement: Placement, flows: Flows) -> 
 
 
 def _search_scored(
-    instance: FlowInstance, score: Score, effort: FlowEffort, seed: int, most: int
+    instance: FlowInstance,
+    score: Score,
+    effort: FlowEffort,
+    deadline: Deadline,
+    seed: int,
+    most: int,
 ) -> tuple[list[Placement | None], float]:
     from atoll.solve.place.bound.bounds import upper_bound
-    from atoll.solve.place.candidates import best_candidates
+    from atoll.solve.place.candidates import best_candidates, by_range_length, by_stage_count
+    from atoll.solve.place.latency import most_within
 
-    bound = upper_bound(instance).value
+    bounding = most_within(instance) if effort.promise else instance
+    bound = upper_bound(bounding, tight=not effort.promise).value
     quick = None
     if effort.goal == "sustained" and not effort.promise:
         from atoll.solve.place.sustained.sustained import evaluator, site_of
 
         quick = evaluator(site_of(instance))
+    evaluations = min(_EVALUATIONS * instance.size, _MOST_EVALUATIONS)
+    steps = _STEPS if quick is not None else _SLOW_STEPS
     best = best_candidates(
         instance,
         score,
-        starts(instance, seed, effort.seconds),
-        seconds=effort.seconds,
+        starts(instance, seed, deadline),
+        by_stage_count(instance) if effort.promise else by_range_length(instance),
+        work=CandidateWork(round(evaluations * effort.work), round(steps * effort.work)),
+        deadline=deadline,
         seed=seed,
         workers=effort.workers,
         bound=bound,
@@ -209,7 +228,7 @@ def by_rule(name: str, instance: FlowInstance, seed: int) -> tuple[FlowInstance,
     return instance, rules[name](instance)
 
 
-def starts(instance: FlowInstance, seed: int, seconds: float) -> list[Placement]:
+def starts(instance: FlowInstance, seed: int, deadline: Deadline) -> list[Placement]:
     """Return placements to search from: the simple rules, and one or two lanes of blocks (`lanes`)."""
     from atoll.solve.place.bound.lanes import lanes
 
@@ -217,33 +236,28 @@ def starts(instance: FlowInstance, seed: int, seconds: float) -> list[Placement]
     if instance.partial:
         names.append("petals")
     placements = [by_rule(name, instance, seed)[1] for name in names]
-    placements.append(lanes(instance, seconds=min(_LANES_S, seconds / 4)))
+    if not deadline.is_over():
+        placements.append(lanes(instance, seconds=min(_LANES_S, deadline.left / 4)))
     return [placement for placement in placements if placement is not None]
 
 
 def _search_flow(
-    name: str, instance: FlowInstance, effort: FlowEffort, seed: int
+    name: str, instance: FlowInstance, effort: FlowEffort, deadline: Deadline, seed: int
 ) -> tuple[Placement | None, float | None]:
     from atoll.solve.place.search.search import search
 
-    given = starts(instance, seed, effort.seconds)
     best = search(
         instance,
-        seconds=effort.seconds if name == SEARCH else min(effort.seconds / 4, 10.0),
+        evaluations=max(1, round(_FLOW_EVALUATIONS * instance.size * effort.work)),
         seed=seed,
         workers=effort.workers,
-        start=given,
+        start=starts(instance, seed, deadline),
         log=effort.log,
     )
     if name == MILP and best.value < best.bound:
         from atoll.solve.place.milp.milp import solve_milp
 
-        proven = solve_milp(
-            instance,
-            seconds=max(0.0, effort.seconds - best.seconds),
-            start=[best.placement],
-            log=effort.log,
-        )
+        proven = solve_milp(instance, seconds=deadline.left, start=[best.placement], log=effort.log)
         best = replace(
             proven if proven.value >= best.value else best, bound=min(best.bound, proven.bound)
         )

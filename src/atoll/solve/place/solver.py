@@ -4,25 +4,32 @@
 compare with (`baselines`). What a plan is best at is its objective: `max-flow` is the largest flow, as
 published, and `sustain` what of it lasts once KV caches must hold all requests in flight; see
 `docs/internals/placement.md`.
+
+Machines with several GPUs may be cut. Placements on the cluster whole and cut in several ways are compared,
+and with a promise replicas of exact templates as well (`replicas`): the one that serves the largest
+share of the demand is taken, and of those the one with the best objective.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import UnknownNameError, UsageError
 from atoll.core.units import format_share
-from atoll.plan.cluster_profiles import cluster_of
+from atoll.plan.cluster_profiles import cluster_of, request_tokens
 from atoll.plan.plan import Goal, Plan
-from atoll.plan.problem import Problem
+from atoll.plan.problem import Problem, Service
 from atoll.solve.assembly import infeasible
 from atoll.solve.effort import Effort, Measured, Rank
 from atoll.solve.family import SolverFamily
+from atoll.solve.place.coverage import coverage_of
+from atoll.solve.place.deadline import Deadline
 from atoll.solve.place.instance import FlowInstance, Flows, Placement
+from atoll.solve.place.obstacle import say_why
+from atoll.solve.place.replicas import place_replicas
 from atoll.solve.place.service import (
     MILP,
     NAMES,
@@ -37,13 +44,16 @@ from atoll.solve.place.service import (
     shortage,
     within_rates,
 )
-from atoll.solve.place.to_plan import Placed, plan_of
+from atoll.solve.place.slices import even_cuts
+from atoll.solve.place.to_plan import Placed, fit_links, plan_of
 from atoll.solve.progress import OnProgress, Progress
 
 _RANKED = 6
 """Placements that are ranked where a `Rank` is given, before the best are changed further."""
-_SEARCHING = 0.5
-"""Share of the time for the search by the analytic value where a `Rank` is given."""
+_CUT_WORK = 0.25
+"""Share of the usual work that goes into placements on a cluster that is cut."""
+_MOST_CUT = 64
+"""Pieces of a cluster up to which even cuts are searched."""
 
 
 def solve(name: str, problem: Problem, catalog: Catalog, effort: FlowEffort | None = None) -> Plan:
@@ -57,44 +67,90 @@ def solve(name: str, problem: Problem, catalog: Catalog, effort: FlowEffort | No
         chosen = _linear(chosen)
     cluster_of(problem)
     _refuse_limits(problem)
+    deadline = Deadline(chosen.seconds)
     if len(problem.services) > 1:
         from atoll.solve.place.fairness import solve_fairly
 
-        return solve_fairly(name, problem, catalog, chosen)
-    began, cpu = time.perf_counter(), time.process_time()
+        plan = solve_fairly(name, problem, catalog, chosen, deadline)
+    else:
+        plan = _solve_one(name, problem, catalog, chosen, deadline)
+    return plan.model_copy(update={"cut_short": True}) if deadline.came else plan
+
+
+def _solve_one(
+    name: str, problem: Problem, catalog: Catalog, effort: FlowEffort, deadline: Deadline
+) -> Plan:
     (service,) = problem.services
     lacking = shortage(problem, catalog, service)
     if lacking:
         return infeasible(problem, solver=name, reasons=(lacking,))
     notes: tuple[str, ...] = ()
-    if (
-        chosen.rank is not None
-        and chosen.goal == "sustained"
-        and name == SEARCH
-        and not chosen.promise
-    ):
-        shorter = replace(chosen, seconds=chosen.seconds * _SEARCHING)
-        answers = places(name, problem, catalog, service, shorter, most=_RANKED)
-        if answers:
-            left = chosen.seconds - (time.perf_counter() - began)
-            answers, notes = _rank(problem, catalog, answers, chosen.rank, left)
-    else:
-        answers = places(name, problem, catalog, service, chosen)
-    times = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
+    ranked = effort.rank is not None and effort.goal == "sustained" and name == SEARCH
+    answers = list(_candidates(name, problem, catalog, service, effort, deadline, ranked=ranked))
     if not answers:
-        return infeasible(problem, solver=name, reasons=(_why_nothing(name),), **times)
-    limit = answers[0].limit
+        why = say_why(name, problem, catalog, service, effort)
+        return infeasible(problem, solver=name, reasons=(why,))
+    best = max(answers, key=lambda answer: _merit(service, answer))
+    bounds = [answer.bound for answer in answers if answer.bound is not None]
+    if ranked and effort.rank is not None and not effort.promise:
+        same = [a for a in answers if a.placed.instance.units == best.placed.instance.units]
+        same.sort(key=lambda answer: _merit(service, answer), reverse=True)
+        best, notes = _rank(problem, catalog, same[:_RANKED], effort.rank, deadline)
     plan = plan_of(
         problem,
         catalog,
-        (answers[0].placed,),
-        goal=chosen.goal,
-        bound=answers[0].bound,
+        (best.placed,),
+        goal=effort.goal,
+        bound=min(bounds, default=None),
         solver=name,
-        reasons=() if limit is None else (limit,),
+        reasons=() if best.limit is None else (best.limit,),
     )
     said = (*plan.reasons, *reasons(plan, problem, catalog))
-    return plan.model_copy(update={"reasons": said, "notes": notes, **times})
+    return plan.model_copy(update={"reasons": said, "notes": notes})
+
+
+def _merit(service: Service, answer: ServicePlacement) -> tuple[float, float]:
+    """What makes a placement better: the share of the demand it serves, then what it carries."""
+    carried = answer.placed.flows.value
+    demand = service.demand_per_s * request_tokens(service)
+    return (min(1.0, carried / demand) if demand > 0 else 1.0), carried
+
+
+def _candidates(
+    name: str,
+    problem: Problem,
+    catalog: Catalog,
+    service: Service,
+    effort: FlowEffort,
+    deadline: Deadline,
+    *,
+    ranked: bool,
+) -> Iterator[ServicePlacement]:
+    """Yield the placements of the solver on the cluster whole and cut, with links that slices share."""
+    most = _RANKED if ranked else 1
+    if name != SEARCH:
+        yield from places(name, problem, catalog, service, effort, deadline)
+        return
+    cuts = even_cuts(problem)
+    bound = None
+    if len(cuts) > 1 or effort.promise:
+        bound = coverage_of(problem, catalog, service, promise=effort.promise).bound()
+    if effort.promise:
+        replicas = place_replicas(problem, catalog, deadline, partial=effort.partial)
+        if replicas is not None:
+            cut, placed = replicas
+            if cut not in cuts:
+                cuts.insert(1, cut)
+            if placed[0].flows.value > 0:
+                yield ServicePlacement(placed[0], bound)
+    for number, cut in enumerate(cuts):
+        if number > 0 and (deadline.is_over() or len(cut) > _MOST_CUT):
+            break
+        own = effort if number == 0 else replace(effort, work=effort.work * _CUT_WORK)
+        for answer in places(name, problem, catalog, service, own, deadline, units=cut, most=most):
+            (placed_on,) = fit_links(problem, catalog, (answer.placed,))
+            # What bounds flows on whole machines does not bind those that are cut.
+            yield replace(answer, placed=placed_on, bound=bound if len(cuts) > 1 else answer.bound)
 
 
 def _rank(
@@ -102,8 +158,8 @@ def _rank(
     catalog: Catalog,
     answers: Sequence[ServicePlacement],
     rank: Rank,
-    seconds: float,
-) -> tuple[list[ServicePlacement], tuple[str, ...]]:
+    deadline: Deadline,
+) -> tuple[ServicePlacement, tuple[str, ...]]:
     """Return the best placement by `rank`, and how it was found."""
     from atoll.core.rng import stream
     from atoll.solve.place.evaluate import max_flow
@@ -131,7 +187,7 @@ def _rank(
         (lasting, largest),
         measure,
         quick=evaluator(site),
-        seconds=seconds,
+        deadline=deadline,
         random=stream(problem.settings.seed, "refine"),
     )
     limit = describe_limit(instance, refined.placement, refined.flows)
@@ -141,14 +197,15 @@ def _rank(
         f"{refined.value.prompt_s:.2f} s: the best of {refined.runs:,} simulated plans (the best by its "
         f"analytic value: {refined.first.tokens_per_s:,.1f}, {refined.first.prompt_s:.2f} s)"
     )
-    return [ServicePlacement(placed, answers[0].bound, limit)], (note,)
+    return ServicePlacement(placed, answers[0].bound, limit), (note,)
 
 
 def _linear(effort: FlowEffort) -> FlowEffort:
     """An integer programme knows the largest flow only: take that as the goal, refuse any other."""
     if effort.objective not in (None, "max-flow") or effort.promise:
         asked = "a promise" if effort.promise else f"the objective {effort.objective}"
-        raise UsageError(f"{MILP} does not know {asked}", hint=f"use {SEARCH}", field="solver")
+        hint = f"use {SEARCH}" + (", or ask for best effort" if effort.promise else "")
+        raise UsageError(f"{MILP} does not know {asked}", hint=hint, field="solver")
     return replace(effort, objective="max-flow")
 
 
@@ -165,12 +222,6 @@ def _refuse_limits(problem: Problem) -> None:
             raise UsageError(
                 f"limits.{name} does not apply to a fixed cluster", hint="leave it out", field=name
             )
-
-
-def _why_nothing(name: str) -> str:
-    if name in RULES:
-        return f"the rule of {name} puts no whole model on these nodes"
-    return "no links lead from source over all layers to sink"
 
 
 def _solve_for_family(

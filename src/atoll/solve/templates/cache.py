@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +19,13 @@ import numpy as np
 from atoll.core.errors import InputError
 from atoll.core.files import atomic_write
 from atoll.core.paths import cache_dir
-from atoll.solve.templates.generate import Progress, RoleTables, TemplateLibrary, generate
+from atoll.solve.templates.generate import (
+    Progress,
+    RoleTables,
+    TemplateLibrary,
+    generate,
+    search_limits,
+)
 
 _VERSION = 3
 _MOST_BYTES = 2 * 2**30
@@ -31,7 +38,7 @@ def library_key(tables: RoleTables, max_nodes: int) -> str:
         "node_types": tables.node_types,
         "memory": [round(value) for value in tables.memory_bytes],
         "limit": int(tables.memory_limit),
-        "max_nodes": max_nodes,
+        "limits": search_limits(len(tables.node_types), max_nodes),
         "shape": tables.rates.shape,
     }
     digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
@@ -46,18 +53,30 @@ class TemplateCache:
     folder: Path = field(default_factory=lambda: cache_dir() / "templates")
 
     def library(
-        self, tables: RoleTables, max_nodes: int, *, progress: Progress | None = None
+        self,
+        tables: RoleTables,
+        max_nodes: int,
+        *,
+        progress: Progress | None = None,
+        until: Callable[[], bool] | None = None,
     ) -> TemplateLibrary:
-        """Return the library of a role, from disk if it was computed before."""
-        path = self.folder / f"{library_key(tables, max_nodes)}.npz"
-        library = self._read(path, tables, max_nodes)
+        """Return the library of a role, from disk if it was computed before; see `generate`.
+
+        One that was cut short is not kept.
+        """
+        library = self.read(tables, max_nodes)
         if library is None:
-            library = generate(tables, max_nodes, progress=progress)
-            self._write(path, library)
+            library = generate(tables, max_nodes, progress=progress, until=until)
+            if library.max_nodes == search_limits(len(tables.node_types), max_nodes)[0]:
+                self._write(self._path(tables, max_nodes), library)
         return library
 
-    @staticmethod
-    def _read(path: Path, tables: RoleTables, max_nodes: int) -> TemplateLibrary | None:
+    def _path(self, tables: RoleTables, max_nodes: int) -> Path:
+        return self.folder / f"{library_key(tables, max_nodes)}.npz"
+
+    def read(self, tables: RoleTables, max_nodes: int) -> TemplateLibrary | None:
+        """Return the library of a role if it was computed before."""
+        path = self._path(tables, max_nodes)
         try:
             with np.load(path, allow_pickle=False) as data:
                 counts, throughput = data["counts"], data["throughput"]
@@ -67,7 +86,8 @@ class TemplateCache:
             return None
         if counts.shape != (len(throughput), len(tables.node_types)) or counts.dtype != np.int8:
             return None
-        return TemplateLibrary(tables, counts, throughput, multisets, max_nodes)
+        limits = search_limits(len(tables.node_types), max_nodes)
+        return TemplateLibrary(tables, counts, throughput, multisets, *limits)
 
     def _write(self, path: Path, library: TemplateLibrary) -> None:
         buffer = io.BytesIO()

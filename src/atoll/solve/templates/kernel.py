@@ -38,7 +38,7 @@ MAX_NODES = 8
 COMPILED_AS = "the search for templates"
 _ROWS = 16
 # Rows of `Scratch.counts`: what one search needs beside its arguments.
-_NODES, _HELD, _WHERE, _MIDDLE, _FIRST, _LAST, _CAN_HOLD, _CAN_START, _CAN_END = range(9)
+_NODES, _HELD, _WHERE, _MIDDLE, _FIRST, _LAST, _CAN_HOLD, _CAN_START, _CAN_END, _ASKED = range(10)
 
 
 class Scratch(NamedTuple):
@@ -53,7 +53,7 @@ class Scratch(NamedTuple):
     def of(cls, layers: int) -> Scratch:
         """Return memory for models of so many layers."""
         return cls(
-            np.zeros((_CAN_END + 1, 1 << MAX_NODES), np.int64),
+            np.zeros((_ASKED + 1, 1 << MAX_NODES), np.int64),
             np.zeros(MAX_NODES, np.int32),
             np.zeros((_ROWS, layers + 1), np.int32),
             np.zeros((_ROWS, layers + 1), np.int32),
@@ -360,10 +360,22 @@ def pattern_of(nodes: Ints, size: int) -> int:
 
 
 @part
+def count_kinds(pattern: int, size: int) -> int:
+    """Return how many different kinds a multiset has."""
+    kinds = size
+    bits = pattern
+    while bits:
+        kinds -= bits & 1
+        bits >>= 1
+    return kinds
+
+
+@part
 def solve(  # noqa: C901 - one search
     tables: Small,
     reach: Ints,
     size: int,
+    pattern: int,
     start: int,
     layers: int,
     most_stages: int,
@@ -385,13 +397,13 @@ def solve(  # noqa: C901 - one search
     best, best_stages = start, 0
     nodes = counts[_NODES]
     can_hold, can_start, can_end = counts[_CAN_HOLD], counts[_CAN_START], counts[_CAN_END]
+    asked = counts[_ASKED]
     rate = 0
     for i in range(size):
         rate += tables[0, 0, nodes[i], layers]
     if rate > best:
         best, best_stages = rate, 1
         best_masks[0] = (1 << size) - 1
-    pattern = pattern_of(nodes, size)
     half = (size + 1) >> 1
     low = (1 << half) - 1
     for stages in range(2, min(size, most_stages) + 1):
@@ -400,16 +412,15 @@ def solve(  # noqa: C901 - one search
             continue
         fill_rows(own[1], nodes, 0, half, left)
         fill_rows(own[1], nodes, half, size, right)
-        known = -1
+        # Layers of every distinct group, as a middle stage. Thresholds rise as the search goes on, so that
+        # what was found for an earlier one is never too little: it is asked for again where it decides.
+        for q in range(subset_span[pattern, 0], subset_span[pattern, 1]):
+            mask = subsets[q]
+            can_hold[mask] = row_layers(left[mask & low], right[mask >> half], best, layers)
+            can_start[mask] = -1
+            can_end[mask] = -1
+            asked[mask] = best
         for p in range(partition_span[pattern, stages, 0], partition_span[pattern, stages, 1]):
-            if known != best:
-                # Layers of every distinct group at the current threshold, as a middle stage.
-                for q in range(subset_span[pattern, 0], subset_span[pattern, 1]):
-                    mask = subsets[q]
-                    can_hold[mask] = row_layers(left[mask & low], right[mask >> half], best, layers)
-                    can_start[mask] = -1
-                    can_end[mask] = -1
-                known = best
             total = 0
             for s in range(stages):
                 more = can_hold[partitions[p, s]]
@@ -417,6 +428,21 @@ def solve(  # noqa: C901 - one search
                     total = -1
                     break
                 total += more
+            if total < layers:
+                continue
+            for s in range(stages):
+                mask = partitions[p, s]
+                if asked[mask] != best:
+                    total -= can_hold[mask]
+                    can_hold[mask] = row_layers(left[mask & low], right[mask >> half], best, layers)
+                    total += can_hold[mask]
+                    can_start[mask] = -1
+                    can_end[mask] = -1
+                    asked[mask] = best
+                    if can_hold[mask] == 0:
+                        total = -1
+                    if total < layers:
+                        break
             if total < layers or not ends_fit(
                 own, nodes, partitions[p], stages, best, layers, total, counts
             ):
@@ -466,7 +492,7 @@ def split_best(
 
 @entry(
     "(int32[:, :, :, ::1], float64[:, :, :, ::1], int64[:, :, ::1], int64[::1], int64, int64, int64,"
-    " int64, int64[:, ::1], int32[::1], int64[::1], int64[:, ::1], int32[::1], int64[:, :, ::1],"
+    " int64, int64, int64[:, ::1], int32[::1], int64[::1], int64[:, ::1], int32[::1], int64[:, :, ::1],"
     " int32[:, ::1], int64, int64[:, ::1], int32[::1], int32[:, ::1], int32[:, ::1], int32[::1],"
     " float64[::1])"
 )
@@ -477,6 +503,7 @@ def solve_range(
     memory: Ints,
     memory_limit: int,
     size: int,
+    most_kinds: int,
     layers: int,
     most_stages: int,
     binomial: Ints,
@@ -498,9 +525,10 @@ def solve_range(
 
     `out` gets G of each, the best that its nodes carry in any way, and `throughput` what they carry as
     one instance where that is more than in any other way, else 0; -1 where they have too much memory,
-    which a single node never has. `values` holds G of all smaller multisets, size by size from `offsets`
-    (empty: nothing is known, and every multiset is laid out); the rest is scratch memory. Returns the
-    stages of the last one's layout; `masks` holds its groups and `counts` their layers and positions.
+    which a single node never has, or are of too many kinds. `values` holds G of all smaller multisets, size
+    by size from `offsets` (empty: nothing is known, and every multiset is laid out); the rest is scratch
+    memory. Returns the stages of the last one's layout; `masks` holds its groups and `counts` their layers
+    and positions.
     """
     nodes = counts[_NODES]
     unrank(begin, size, tables.shape[2], binomial, nodes)
@@ -509,19 +537,19 @@ def solve_range(
         used = 0
         for i in range(size):
             used += memory[nodes[i]]
-        if size > 1 and used > memory_limit:
+        pattern = pattern_of(nodes, size)
+        if size > 1 and (used > memory_limit or count_kinds(pattern, size) > most_kinds):
             out[rank - begin] = 0
             throughput[rank - begin] = -1.0
         else:
             start = 0
             if size > 1 and len(values) > 0:
-                pattern = pattern_of(nodes, size)
                 start = split_best(
                     nodes, size, binomial, values, offsets,
                     subsets, subset_span[pattern, 0], subset_span[pattern, 1],
                 )  # fmt: skip
             best, stages = solve(
-                tables, reach, size, start, layers, most_stages,
+                tables, reach, size, pattern, start, layers, most_stages,
                 subset_span, subsets, partition_span, partitions, counts, masks, left, right,
             )  # fmt: skip
             out[rank - begin] = best

@@ -12,16 +12,15 @@ import numpy as np
 
 from atoll.catalog.catalog import Catalog
 from atoll.catalog.links import Link
-from atoll.core.errors import UsageError
 from atoll.core.ids import RoleId
 from atoll.plan.capacities import POSITIONS, NodeSource, node_source, role_table
 from atoll.plan.problem import Problem
 from atoll.solve.progress import OnProgress, Progress
 from atoll.solve.templates.cache import TemplateCache
-from atoll.solve.templates.generate import RoleTables, TemplateLibrary, generate, multiset_count
+from atoll.solve.templates.generate import RoleTables, TemplateLibrary, generate, search_limits
 
-MOST_MULTISETS = 12_000_000
-"""More sets of nodes per role than this are not searched: minutes and gigabytes."""
+_FIRST_NODES = 3
+"""Where time may run out, all roles get their sets of so few nodes before any gets larger ones."""
 
 RoleProgress = Callable[[str, int, int], None]
 
@@ -37,6 +36,11 @@ class Libraries:
     kinds: tuple[str, ...]
     roles: Mapping[str, TemplateLibrary]
     cut_short: bool = False
+
+    @property
+    def node_types(self) -> tuple[str, ...]:
+        """The kinds of nodes that templates are made of."""
+        return self.kinds
 
 
 def role_tables(problem: Problem, catalog: Catalog, role: RoleId) -> RoleTables:
@@ -93,33 +97,37 @@ def libraries(
     *,
     cache: TemplateCache | None = None,
     progress: RoleProgress | None = None,
+    until: Callable[[], bool] | None = None,
 ) -> Libraries:
-    """Return the template library of every role; `progress(role, done, total)` as they are computed."""
-    size = multiset_count(len(problem.kinds), problem.settings.max_nodes_per_instance)
-    if size > MOST_MULTISETS:
-        raise UsageError(
-            f"{len(problem.kinds)} kinds of nodes give {size:,} sets of up to "
-            f"{problem.settings.max_nodes_per_instance} nodes, more than {MOST_MULTISETS:,}",
-            field="settings.max_nodes_per_instance",
-            hint="allow fewer nodes per instance, or offer fewer node types",
-        )
+    """Return the template library of every role; `progress(role, done, total)` as they are computed.
+
+    Once `until()` holds, roles that are not done get what there is: templates of fewer nodes, and of single
+    nodes always.
+    """
     assert [p.value for p in POSITIONS] == ["first", "middle", "last", "whole"]
+    most = problem.settings.max_nodes_per_instance
+    whole, _ = search_limits(len(problem.kinds), most)
+    tables = {str(role): role_tables(problem, catalog, role) for role in problem.roles}
     by_role: dict[str, TemplateLibrary] = {}
-    for role in problem.roles:
-        tables = role_tables(problem, catalog, role)
-        most = problem.settings.max_nodes_per_instance
+    if until is not None:
+        for role, own in tables.items():
+            known = cache.read(own, most) if cache is not None else None
+            by_role[role] = known or generate(own, min(most, _FIRST_NODES), until=until)
+    for role, own in tables.items():
 
-        def report(done: int, total: int, role: RoleId = role) -> None:
+        def report(done: int, total: int, role: str = role) -> None:
             if progress is not None:
-                progress(str(role), done, total)
+                progress(role, done, total)
 
-        step = report if progress is not None else None
-        if cache is not None:
-            by_role[str(role)] = cache.library(tables, most, progress=step)
-        else:
-            by_role[str(role)] = generate(tables, most, progress=step)
+        first = by_role.get(role)
+        if first is None or (first.max_nodes < whole and not (until is not None and until())):
+            make = generate if cache is None else cache.library
+            found = make(own, most, progress=report, until=until)
+            if first is None or found.max_nodes > first.max_nodes:
+                by_role[role] = found
         report(1, 1)
-    return Libraries(problem.kinds, by_role)
+    cut_short = any(library.max_nodes < whole for library in by_role.values())
+    return Libraries(problem.kinds, by_role, cut_short)
 
 
 _MOST_KEPT = 2
@@ -133,10 +141,11 @@ def template_libraries(
     *,
     cached: bool = True,
     on_progress: OnProgress | None = None,
+    until: Callable[[], bool] | None = None,
 ) -> Libraries:
     """Return the templates of all roles of a problem: those of the last problems, from disk, or new ones.
 
-    With `cached` False nothing is read from disk and nothing kept there.
+    With `cached` False nothing is read from disk and nothing kept there. For `until` see `libraries`.
     """
     cache = TemplateCache() if cached else None
     key = f"{template_key(problem)} {cache and cache.folder}"
@@ -144,7 +153,10 @@ def template_libraries(
     if kept is not None and kept[0] == catalog:
         _KEPT.move_to_end(key)
         return kept[1]
-    made = libraries(problem, catalog, cache=cache, progress=_teller(problem, on_progress))
+    teller = _teller(problem, on_progress)
+    made = libraries(problem, catalog, cache=cache, progress=teller, until=until)
+    if made.cut_short:
+        return made
     _KEPT[key] = (catalog, made)
     while len(_KEPT) > _MOST_KEPT:
         _KEPT.popitem(last=False)
