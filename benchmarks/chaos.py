@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.core.ids import Phase
 from atoll.core.rng import stream
 from atoll.plan.plan import Flow, Instance, Node, Plan, Route
 from benchmarks.report import Figure, finish, options
@@ -117,7 +116,7 @@ def tiny_plan() -> Plan:
         problem_hash="chaos",
         problem_name="chaos",
         instances=instances,
-        routes=(Route(service=SERVICE, phase=Phase.BOTH, weights=dict.fromkeys(_LAYOUTS, 0.5)),),
+        routes=tuple(Route(service=SERVICE, instances=(name,), share=0.5) for name in _LAYOUTS),
         usd_per_hour=0,
         status="feasible",
         solver="hand",

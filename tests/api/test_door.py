@@ -136,6 +136,15 @@ def test_plans_show_themselves(plan: FleetPlan) -> None:
     assert repr(plan).startswith("<FleetPlan small: optimal, $")
 
 
+def test_what_a_plan_took_is_no_part_of_it(fleet: Fleet, plan: FleetPlan) -> None:
+    again = fleet.plan(effort=FRESH)
+    assert again == plan
+    assert again.to_json() == plan.to_json()
+    assert plan.stats.seconds > 0
+    assert plan.stats.work == again.stats.work
+    assert fleet.baselines == fleet.solvers[1:]
+
+
 def test_progress_is_told(fleet: Fleet) -> None:
     told: list[Progress] = []
     fleet.plan(effort=FRESH, on_progress=told.append)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -87,10 +88,22 @@ def test_the_fleet_file_is_not_written_over(folder: Path, capsys: Captured) -> N
 
 
 def test_equal_input_gives_equal_plans(run: Run) -> None:
-    first, second = (json.loads(run("plan", "fleet.yaml", "--json"))["plan"] for _ in range(2))
-    for plan in (first, second):
-        del plan["seconds"], plan["cpu_seconds"]
-    assert first == second
+    printed, written = [], []
+    for name in ("one.json", "two.json"):
+        printed.append(run("plan", "fleet.yaml", "--json", "--compare", "-o", name))
+        written.append(Path(name).read_bytes())
+    assert printed[0] == printed[1]
+    assert written[0] == written[1]
+
+
+def test_what_it_took_is_told_apart_from_the_plan(capsys: Captured) -> None:
+    args = ["plan", "fleet.yaml", "-o", "plan.json", "--stats", "--stats-out", "stats.json"]
+    assert cli.run(args) == 0
+    took = json.loads(Path("stats.json").read_text("utf-8"))
+    assert took["seconds"] > 0
+    assert took["work"]["iterations"] >= 0
+    assert re.search(r"^took [\d.]+ s, [\d.]+ CPU-s, ", capsys.readouterr().err, re.MULTILINE)
+    assert "seconds" not in Path("plan.json").read_text("utf-8")
 
 
 def test_the_cache_is_used_unless_told_otherwise(folder: Path, run: Run) -> None:
@@ -143,10 +156,36 @@ def test_no_plan_is_code_5_and_a_line(capsys: Captured) -> None:
 
 
 def test_a_deadline_that_came_first_is_told(capsys: Captured) -> None:
-    # With next to no time the answer may be no plan or a partial one, whichever was found.
-    code = cli.run(["plan", "short.yaml", "--deadline", "1us"])
-    assert code in (0, 5)
-    assert "a longer --deadline may find a plan that serves more" in capsys.readouterr().err
+    code = cli.run(["plan", "short.yaml", "--deadline", "1us", "-o", "plan.json", "--compare"])
+    err = capsys.readouterr().err
+    assert code == 0, err
+    assert "note: cut short: the deadline came before the search had ended" in err
+    assert "a longer --deadline may find a plan that serves more" in err
+    assert "no time was left to compare with homogeneous, " in err
+    problem, plan = made("short")
+    assert plan.cut_short
+    assert validate(plan, problem) == []
+    assert min(plan.served_fraction.values()) > 0
+
+
+def test_a_plan_that_breaks_promises_is_written_all_the_same(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seen(*_: object) -> dict[str, SimpleNamespace]:
+        return {
+            name: SimpleNamespace(
+                name=name, attainment=0.5, attainment_ttft=0.5, attainment_tpot=1.0
+            )
+            for name in (service.name for service in load_fleet("fleet.yaml").services)
+        }
+
+    monkeypatch.setattr("atoll.prove.verify.simulate_services", seen)
+    assert cli.run(["plan", "fleet.yaml", "--verify", "-o", "plan.json"]) == 5
+    err = capsys.readouterr().err
+    assert "keeps ttft for 50.0%" in err
+    problem, plan = made("fleet")
+    assert validate(plan, problem) == []
+    assert "50.0% of requests" in plan.notes[0]
 
 
 def one_line(capsys: Captured) -> str:
@@ -166,6 +205,8 @@ def one_line(capsys: Captured) -> str:
         (["fleet.yaml", "--gap", "200%"], 3, "0.1%"),
         (["fleet.yaml", "--deadline", "30"], 3, "unit"),
         (["fleet.yaml", "--deadline", "0s"], 2, "some time"),
+        (["fleet.yaml", "--effort", "much"], 2, "low, normal, high"),
+        (["fleet.yaml", "--best-effort"], 2, "for fixed clusters"),
         (["fleet.yaml", "-o", "no/such/plan.json"], 3, "no such folder"),
         (["fleet.yaml", "-o", "."], 3, "is a directory"),
         (["fleet.yaml", "--report", "report.pdf"], 2, ".html"),
@@ -263,8 +304,7 @@ def test_the_report_is_one_file_with_everything(run: Run) -> None:
     for part in ("$8.89/h", "Next to the baselines", "prefers-color-scheme: dark", "phi-4-14b"):
         assert part in text
     assert plan.problem_hash in text
-    again = plan.model_copy(update={"seconds": plan.seconds + 1, "cpu_seconds": 9.0})
-    assert render_plan_page(again, problem) == render_plan_page(plan, problem)
+    assert render_plan_page(plan, problem) == render_plan_page(plan, problem)
 
 
 def test_the_report_of_a_partial_plan_warns(run: Run) -> None:

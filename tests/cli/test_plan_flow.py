@@ -103,7 +103,7 @@ def test_what_is_refused(capsys: Captured, folder: Path) -> None:
     (folder / "pool.yaml").write_text(
         FLEET[: FLEET.index("cluster:")] + "pool: {owned: {here: {L4: 2}}}\n"
     )
-    for option in ("--partial", "--promise"):
+    for option in ("--partial", "--best-effort"):
         code, error = failure(capsys, "plan", "pool.yaml", option)
         assert code == 2
         assert f"{option} is for fixed clusters" in error
@@ -187,7 +187,8 @@ def test_the_report_is_the_same_each_time() -> None:
 def test_a_helix_cluster_is_imported(run: Run, folder: Path, out: str) -> None:
     run("import", "helix", str(HELIX / "clusters/3cluster24.ini"), "-o", out)
     assert (folder / "geo.profiles.json").exists() == out.endswith("yaml")
-    solved = run("plan", out, "--solver", "swarm", "--objective", "max-flow", "--json")
+    asked = ("--solver", "swarm", "--objective", "max-flow", "--best-effort", "--json")
+    solved = run("plan", out, *asked)
     assert json.loads(solved)["plan"]["objective"] == pytest.approx(616.5, abs=0.05)
 
 

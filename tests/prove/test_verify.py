@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from atoll.catalog import Catalog
-from atoll.core.errors import InfeasibleError
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 from atoll.plan.validate.check import check
 from atoll.prove import verify as verifying
+from atoll.prove.deadline import SimulationCutShortError, keep_deadline
 from atoll.solve import registry
-from atoll.solve.effort import Effort
+from atoll.solve.effort import Countdown, Effort
 from atoll.workload.lengths import LengthMix
 
 CATALOG = Catalog.default()
@@ -25,6 +25,7 @@ CHAT = Service(
     tpot_s=0.06,
     rate_per_s=30.0,
     lengths=Lengths.of(LengthMix.fixed(600.0, 120.0)),
+    phases="apart",
 )
 PROBLEM = Problem(
     name="small",
@@ -34,7 +35,7 @@ PROBLEM = Problem(
 )
 
 
-def solve(problem: Problem) -> Plan:
+def solve(problem: Problem, _seconds: float = 60.0) -> Plan:
     return registry.solve(problem, effort=Effort(cached=False), catalog=CATALOG)
 
 
@@ -57,7 +58,9 @@ def test_a_plan_that_holds_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_headroom_grows_until_promises_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     first = solve(PROBLEM)
 
-    def simulated(plan: Plan, problem: Problem, catalog: Catalog) -> dict[str, Any]:
+    def simulated(
+        plan: Plan, problem: Problem, _catalog: Catalog, _deadline: Countdown | None = None
+    ) -> dict[str, Any]:
         assert problem == PROBLEM  # it is the demand as given that is simulated
         capacity = min(
             sum(i.throughput_per_s for i in plan.of_role(role)) / problem.demand(role)
@@ -74,11 +77,76 @@ def test_headroom_grows_until_promises_are_kept(monkeypatch: pytest.MonkeyPatch)
     assert simulated(made, PROBLEM, CATALOG)["chat"].attainment >= 0.95
 
 
-def test_what_more_nodes_cannot_mend_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifying, "simulate_services", lambda *_: {"chat": seen(0.6)})
-    with pytest.raises(InfeasibleError, match=r"chat keeps ttft for 60.0%") as caught:
-        verifying.verify(solve(PROBLEM), PROBLEM, CATALOG, solve, 0.95)
+def test_what_more_nodes_cannot_mend_is_an_error_with_the_closest_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shares = iter([0.5, 0.6, 0.55, 0.55, 0.55, 0.94])
+    monkeypatch.setattr(verifying, "simulate_services", lambda *_: {"chat": seen(next(shares))})
+    first = solve(PROBLEM)
+    with pytest.raises(verifying.UnverifiedError, match=r"chat keeps ttft for 60.0%") as caught:
+        verifying.verify(first, PROBLEM, CATALOG, solve, 0.95)
     assert "input_tail" in (caught.value.hint or "")
+    # Three rounds without any gain are enough, and of all plans the closest is kept.
+    assert next(shares) == 0.94
+    assert caught.value.plan.notes == (
+        "chat keeps its promises for 60.0% of requests, with headroom 1.10",
+    )
+    check(caught.value.plan, PROBLEM, CATALOG)
+
+
+def test_the_deadline_leaves_the_last_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    deadline = Countdown(60.0)
+    asked: list[float] = []
+
+    def late(*_: Any) -> dict[str, Any]:
+        if asked:
+            raise SimulationCutShortError("late")
+        return {"chat": seen(0.5)}
+
+    def plan(problem: Problem, seconds: float) -> Plan:
+        asked.append(seconds)
+        return solve(problem)
+
+    monkeypatch.setattr(verifying, "simulate_services", late)
+    first = solve(PROBLEM)
+    made = verifying.verify(first, PROBLEM, CATALOG, plan, 0.95, deadline=deadline)
+    assert made.cut_short
+    assert made.notes == ("not simulated to its end: the deadline came first",)
+    assert made.usd_per_hour >= first.usd_per_hour
+    assert made.problem_hash == first.problem_hash
+    assert 0 < asked[0] <= 30.0
+    check(made, PROBLEM, CATALOG)
+
+
+def test_no_time_left_after_a_simulation_is_said_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifying, "simulate_services", lambda *_: {"chat": seen(0.5)})
+    first = solve(PROBLEM)
+    made = verifying.verify(first, PROBLEM, CATALOG, solve, 0.95, deadline=Countdown(0.0))
+    assert made.cut_short
+    assert made.instances == first.instances
+    assert "50.0%" in made.notes[0]
+    assert registry.CUT_SHORT in made.reasons
+
+
+def test_planning_again_that_is_cut_short_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifying, "simulate_services", lambda *_: {"chat": seen(0.5)})
+    first = solve(PROBLEM)
+    late = first.model_copy(update={"status": "partial", "cut_short": True})
+    made = verifying.verify(first, PROBLEM, CATALOG, lambda *_: late, 0.95)
+    assert made.cut_short
+    assert made.instances == first.instances
+    assert made.status == first.status
+
+
+def test_simulations_keep_the_deadline() -> None:
+    assert keep_deadline(None) is None
+    watch = keep_deadline(Countdown(60.0))
+    assert watch is not None
+    watch(1, 2, 3.0)
+    late = keep_deadline(Countdown(0.0))
+    assert late is not None
+    with pytest.raises(SimulationCutShortError):
+        late(1, 2, 3.0)
 
 
 def test_a_real_simulation() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise, product
 
 import numpy as np
 
 from atoll.catalog import Catalog
+from atoll.core.ids import Phase
+from atoll.perf.layers import default_tp
 from atoll.plan.cluster import Cluster, ClusterLink, ClusterNode, NodeProfile
 from atoll.plan.plan import Flow, Instance, Node, Plan, Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
-from atoll.solve.assembly import NewInstance, PlainLayout, PlainStage, plan_from_layouts
 from atoll.workload.lengths import LengthMix
 from atoll.workload.requests import Requests
 
@@ -47,15 +49,84 @@ def problem(
     )
 
 
-def laid_out(own: Problem, *stages: tuple[int, int, tuple[str, ...]], copies: int = 1) -> Plan:
-    """Return a plan with instances of one layout for every role."""
-    layout = PlainLayout(tuple(PlainStage(*stage) for stage in stages))
-    chosen = [
-        NewInstance(role=str(role), region=REGION, layout=layout)
-        for role in own.roles
-        for _ in range(copies)
+def placed(
+    own: Problem,
+    name: str,
+    phase: Phase,
+    *stages: tuple[int, int, tuple[str, ...]],
+    region: str = REGION,
+    tp: int | None = None,
+    gpus: int | None = None,
+) -> Instance:
+    """Return an instance with these layers on these machines, whole or so many GPUs of each."""
+    mine = own.services[0]
+    spec = CATALOG.model(mine.model).llm
+    layers: list[list[Node]] = []
+    for start, end, kinds in stages:
+        layers.append([])
+        for kind in kinds:
+            number = sum(map(len, layers))
+            cut = None if gpus is None else tuple(range(gpus))
+            bare = Node(
+                id=f"n{number}", node_type=kind, market="on-demand", start=start, end=end, tp=1
+            ).model_copy(update={"gpu_ids": cut, "slot": None if cut is None else number})
+            widest = default_tp(spec, CATALOG.node(bare.kind))
+            layers[-1].append(bare.model_copy(update={"tp": tp or widest}))
+    ends = [[("source", 1)], *([(n.id, n.gpus) for n in some] for some in layers), [("sink", 1)]]
+    flows = [
+        Flow(src=a, dst=b, per_s=x * y / sum(g for _, g in here) / sum(g for _, g in there))
+        for here, there in pairwise(ends)
+        for a, x in here
+        for b, y in there
     ]
-    return plan_from_layouts(own, CATALOG, chosen, status="feasible", solver="test")
+    return Instance(
+        id=name,
+        service=mine.name,
+        role=f"{mine.name}/llm/{phase}",
+        region=region,
+        stages=len(stages),
+        nodes=tuple(node for some in layers for node in some),
+        flows=tuple(flows),
+        throughput_per_s=1.0,
+        usd_per_hour=sum(2.0 * node.share for some in layers for node in some),
+    )
+
+
+def planned(
+    own: Problem, instances: Sequence[Instance], ways: dict[tuple[str, ...], float]
+) -> Plan:
+    """Return a plan with these instances and these ways of the first service."""
+    machines = {
+        (i.region_of(node), node.node_type, node.slot if node.gpu_ids else f"{i.id}/{node.id}")
+        for i in instances
+        for node in i.nodes
+    }
+    return Plan(
+        problem_hash=own.content_hash(),
+        problem_name=own.name,
+        instances=tuple(instances),
+        routes=tuple(
+            Route(service=own.services[0].name, instances=way, share=share)
+            for way, share in ways.items()
+        ),
+        usd_per_hour=2.0 * len(machines),
+        status="feasible",
+        solver="test",
+    )
+
+
+def laid_out(own: Problem, *stages: tuple[int, int, tuple[str, ...]], copies: int = 1) -> Plan:
+    """Return a plan with instances of one layout for every role; apart, each goes with each."""
+    mine = own.services[0]
+    by_phase = [
+        [placed(own, f"m-{role.phase}-{k}", role.phase, *stages) for k in range(copies)]
+        for role in mine.roles
+    ]
+    ways = {
+        tuple(instance.id for instance in way): 1.0 / copies ** len(by_phase)
+        for way in product(*by_phase)
+    }
+    return planned(own, [i for some in by_phase for i in some], ways)
 
 
 def whole(own: Problem, copies: int = 1, node: str = "A100-80:1") -> Plan:
@@ -176,7 +247,7 @@ def cluster_plan(
         problem_hash=own.content_hash(),
         problem_name=own.name,
         instances=(instance,),
-        routes=(Route(service="m", phase=instance.phase, weights={"m-both-0": 1.0}),),
+        routes=(Route(service="m", instances=("m-both-0",), share=1.0),),
         usd_per_hour=0.0,
         status="feasible",
         solver="test",

@@ -104,21 +104,6 @@ def test_a_pipeline_adds_its_stages_and_its_links() -> None:
     assert found.requests.e2e_s[0] - found.requests.ttft_s[0] == pytest.approx(later, abs=1e-5)
 
 
-def test_apart_the_cache_moves_layer_by_layer_before_the_second_token() -> None:
-    own = problem(service(apart=True))
-    first, later = _steps("llama-3.1-8b", "A100-80:1", 800, 12, 0, 32)
-    spec = CATALOG.model("llama-3.1-8b").llm
-    link = CATALOG.links.between("here", "here", "A100-80:1", "A100-80:1")
-    move = link.time_s(800 * 32 * spec.kv_bytes_per_token_layer)
-
-    found = simulate(whole(own), own, CATALOG, requests([0.0], 800, 12), NO_WAY)
-
-    assert found.requests.ttft_s[0] == pytest.approx(first, abs=1e-5)
-    assert found.requests.e2e_s[0] == pytest.approx(first + move + later, abs=1e-5)
-    gap = move + _steps("llama-3.1-8b", "A100-80:1", 800, 2, 0, 32)[1]
-    assert found.requests.largest_gap_s[0] == pytest.approx(gap, abs=1e-5)
-
-
 def test_a_node_runs_only_the_layers_a_request_still_needs() -> None:
     own = cluster_problem((1e4, 1e4), latency_s=0.0, bytes_per_s=1e15)
     flows = [("source", "n0", 1.0), ("n0", "n1", 1.0), ("n1", "sink", 1.0)]

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from atoll.api.plan import FleetPlan
 from atoll.core.errors import InputError, UsageError
-from atoll.solve.effort import DEADLINE_S
+from atoll.solve.effort import DEADLINE_S, Countdown
+from atoll.solve.progress import SolveStats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,6 +96,13 @@ class Fleet:
 
         return solvers(self.problem)
 
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        """Names of those solvers that are simple rules to compare with."""
+        from atoll.solve.registry import baselines
+
+        return baselines(self.problem)
+
     def plan(
         self,
         *,
@@ -107,24 +115,25 @@ class Fleet:
         """Find the cheapest plan that has capacity for the demand; on a cluster, the best placement.
 
         `solver` is one of `solvers`. The search ends as close to the optimum as `effort` asks (a tenth of
-        a per cent) or after `deadline_s` seconds. `on_progress` is told how far it is. On a fixed cluster,
-        with `rank`, the best few placements are simulated and the one that generates most is taken.
-        Whether all demand is met is in the plan's `status`.
+        a per cent) or when the work that it allows is done, so equal fleets get equal plans; `deadline_s`
+        is a safety net, and a plan says whether it was `cut_short`. `on_progress` is told how far it is.
+        On a fixed cluster, with `rank`, the best few placements are simulated and the one that generates
+        most is taken. Whether all demand is met is in the plan's `status`, what it took in its `stats`.
         """
         from atoll.prove.plan import plan
 
-        return FleetPlan.of(
-            plan(
-                self.problem,
-                solver=solver,
-                effort=effort,
-                deadline_s=deadline_s,
-                on_progress=on_progress,
-                catalog=self.catalog,
-                rank=rank,
-            ),
+        stats = SolveStats()
+        made = plan(
             self.problem,
+            solver=solver,
+            effort=effort,
+            deadline_s=deadline_s,
+            on_progress=on_progress,
+            catalog=self.catalog,
+            rank=rank,
+            stats=stats,
         )
+        return FleetPlan.of(made, self.problem, stats)
 
     def verify(
         self,
@@ -138,9 +147,10 @@ class Fleet:
         """Plan, simulate, and plan with more headroom until a share of requests keeps both promises.
 
         `attainment` is that share, of every service; the other arguments are those of `plan`, with
-        `deadline_s` for each planning. Where no headroom helps, InfeasibleError says what does.
+        `deadline_s` for all of it. Where no headroom helps, UnverifiedError says what does; its `plan` is
+        the one that comes closest. A plan that the deadline left unverified is `cut_short`.
         """
-        from atoll.prove.verify import refuse_cluster, verify
+        from atoll.prove.verify import PLANNING, UnverifiedError, refuse_cluster, verify
         from atoll.solve.progress import Progress
         from atoll.solve.registry import solve
 
@@ -152,23 +162,38 @@ class Fleet:
                 field="attainment",
             )
 
-        def plan(problem: Problem) -> Plan:
+        if not deadline_s > 0:
+            raise UsageError(
+                f"a deadline of {deadline_s:g} s", hint="give it some time, as in 30.0"
+            )
+        stats = SolveStats()
+
+        def plan(problem: Problem, seconds: float) -> Plan:
             return solve(
                 problem,
                 solver=solver,
                 effort=effort,
-                deadline_s=deadline_s,
+                deadline_s=seconds,
                 on_progress=on_progress,
                 catalog=self.catalog,
+                stats=stats,
             )
 
         def say(text: str) -> None:
             if on_progress is not None:
                 on_progress(Progress("verifying", text))
 
-        first = plan(self.problem)
-        verified = verify(first, self.problem, self.catalog, plan, attainment, say=say)
-        return FleetPlan.of(verified, self.problem)
+        _compile_simulator()
+        deadline = Countdown(deadline_s)
+        first = plan(self.problem, deadline.share(PLANNING))
+        try:
+            verified = verify(
+                first, self.problem, self.catalog, plan, attainment, deadline=deadline, say=say
+            )
+        except UnverifiedError as error:
+            error.plan = FleetPlan.of(error.plan, self.problem, stats)
+            raise
+        return FleetPlan.of(verified, self.problem, stats)
 
     def compare(
         self,
@@ -178,7 +203,7 @@ class Fleet:
         deadline_s: float = DEADLINE_S,
         on_progress: OnProgress | None = None,
     ) -> tuple[Compared, ...]:
-        """Return what simple rules make of the same fleet, beside a plan."""
+        """Return what simple rules make of the same fleet, beside a plan; those there is time for."""
         from atoll.solve.registry import compare_solvers
 
         return tuple(
@@ -237,3 +262,11 @@ class Fleet:
     def __repr__(self) -> str:
         services = ", ".join(service.name for service in self.problem.services)
         return f"<Fleet {self.name}: {services}>"
+
+
+def _compile_simulator() -> None:
+    """Compile what simulates, once on a machine, before a deadline begins."""
+    from atoll.core.compiling import compile_entries
+    from atoll.sim import loop
+
+    compile_entries(loop.__name__)

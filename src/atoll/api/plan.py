@@ -13,6 +13,7 @@ from atoll.core.errors import UsageError
 from atoll.core.units import format_price
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
+from atoll.solve.progress import SolveStats
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,13 +35,21 @@ class FleetPlan(Shown, Plan):
     """
 
     _problem: Problem | None = PrivateAttr(None)
+    _stats: SolveStats = PrivateAttr(default_factory=SolveStats)
 
     @classmethod
-    def of(cls, plan: Plan, problem: Problem) -> FleetPlan:
-        """Return a plan as one for this problem."""
+    def of(cls, plan: Plan, problem: Problem, stats: SolveStats | None = None) -> FleetPlan:
+        """Return a plan as one for this problem, with what it took to make it."""
         made = cls.model_construct(**dict(plan))
         made._problem = problem
+        if stats is not None:
+            made._stats = stats
         return made
+
+    @property
+    def stats(self) -> SolveStats:
+        """What it took to make the plan, nothing where it was read from a file; no part of its JSON."""
+        return self._stats
 
     @property
     def problem(self) -> Problem:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll.cli.progress import show_progress
-from atoll.core.errors import UnknownNameError, UsageError
+from atoll.core.errors import InfeasibleError, UnknownNameError, UsageError
 from atoll.core.files import atomic_write, check_target
 from atoll.core.units import parse_duration, parse_share
-from atoll.report.terminal import console, emit
+from atoll.report.terminal import console, emit, note, to_json
 
 if TYPE_CHECKING:
     from atoll.api.fleet import Fleet
     from atoll.api.plan import FleetPlan
     from atoll.plan.plan import Goal
     from atoll.solve.comparison import Compared
+    from atoll.solve.effort import Effort
+    from atoll.solve.progress import OnProgress
 
 app = typer.Typer(add_completion=False)
 
@@ -39,9 +42,21 @@ def plan(
     compare: Annotated[
         bool, typer.Option("--compare", help="Also say what each baseline would cost.")
     ] = False,
+    effort: Annotated[
+        str,
+        typer.Option(
+            "--effort",
+            help="How much work to spend: low, normal, high, or a number of times the usual.",
+        ),
+    ] = "normal",
     deadline: Annotated[
-        str, typer.Option("--deadline", "--time", help="Stop searching after this long.")
-    ] = "30s",
+        str,
+        typer.Option(
+            "--deadline",
+            "--time",
+            help="Take the best plan so far after this long, all in all; the usual effort needs less.",
+        ),
+    ] = "300s",
     gap: Annotated[
         str, typer.Option("--gap", help="Stop when the plan is proven this close to the cheapest.")
     ] = "0.1%",
@@ -57,10 +72,11 @@ def plan(
             "--partial", help="On a fixed cluster, let nodes run only some of their layers."
         ),
     ] = False,
-    promise: Annotated[
+    best_effort: Annotated[
         bool,
         typer.Option(
-            "--promise", help="On a fixed cluster, no pipeline slower than ttft and tpot."
+            "--best-effort",
+            help="On a fixed cluster, let pipelines be slower than ttft and tpot.",
         ),
     ] = False,
     rank: Annotated[
@@ -99,65 +115,130 @@ def plan(
         list[Path] | None,
         typer.Option("--overlay", help="A YAML file that adds or changes facts; may be repeated."),
     ] = None,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Say on stderr what it took: time and counted work.")
+    ] = False,
+    stats_out: Annotated[
+        Path | None, typer.Option("--stats-out", help="Write what it took here, as JSON.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")] = False,
 ) -> None:
     """Find the cheapest nodes and layouts that keep every promise, and prove how good they are.
 
-    On a fixed cluster: find the placement through which the most tokens flow, network and all. Ends with
-    code 5 if there is no plan (or, with --strict, none that meets all demand).
+    On a fixed cluster: find the placement through which the most tokens flow within the promises, network
+    and all. The same fleet gets the same plan, bit for bit, unless the deadline comes first: then it is the
+    best plan so far, and says so. Ends with code 5 if there is no plan (or, with --strict, none that meets
+    all demand; with --verify, none that keeps its promises).
     """
     seconds = parse_duration(deadline, field="deadline")
     share = parse_share(gap, field="gap")
     kept = parse_share(attainment, field="attainment")
     if seconds <= 0:
         raise UsageError("--deadline is 0", hint="give it some time, as in 30s")
-    for path, endings in ((out, ()), (report, (".html", ".svg"))):
+    for path, endings in ((out, ()), (report, (".html", ".svg")), (stats_out, (".json",))):
         if path is not None:
             check_target(path, endings)
             _refuse_overwriting(path, [fleet, *(overlay or ())])
     from atoll.api.fleet import Fleet
-    from atoll.solve.effort import Effort
-    from atoll.solve.registry import LATE, require, require_packages
+    from atoll.solve.effort import Effort, parse_work
+    from atoll.solve.registry import CUT_SHORT, LATE, require, require_packages
 
+    work = parse_work(effort)
     require_packages()
     opened_fleet = Fleet.load(fleet, overlays=overlay or (), running=running)
     if report is not None:
         from atoll.report.plan.show import list_endings
 
         check_target(report, list_endings(opened_fleet.problem))
-    effort = Effort(share, not no_cache, _goal(objective), partial, promise)
-    with show_progress("planning") as tell:
+    chosen = Effort(
+        gap=share,
+        cached=not no_cache,
+        objective=_goal(objective),
+        partial=partial,
+        promise=not best_effort,
+        work=work,
+    )
+    began_s = time.monotonic()
+    broken: InfeasibleError | None = None
+    with show_progress("planning", seconds) as tell:
         if verify:
-            fleet_plan = opened_fleet.verify(
-                attainment=kept,
-                solver=solver,
-                effort=effort,
-                deadline_s=seconds,
-                on_progress=tell,
-            )
+            fleet_plan, broken = _verify(opened_fleet, kept, solver, chosen, seconds, tell)
         else:
             fleet_plan = opened_fleet.plan(
-                solver=solver, effort=effort, deadline_s=seconds, on_progress=tell, rank=rank
+                solver=solver, effort=chosen, deadline_s=seconds, on_progress=tell, rank=rank
             )
     compared: tuple[Compared, ...] = ()
     if compare:
-        with show_progress("baselines") as tell:
-            compared = opened_fleet.compare(
-                fleet_plan, effort=effort, deadline_s=seconds, on_progress=tell
-            )
-    late = fleet_plan.seconds >= seconds and fleet_plan.status in ("partial", "infeasible")
-    refused = require(fleet_plan, opened_fleet.problem, strict=strict, late=late)
-    targets = [path for path in (out, report) if path is not None and refused is None]
+        compared = _compare(
+            opened_fleet, fleet_plan, chosen, seconds - (time.monotonic() - began_s)
+        )
+    unmet = require(fleet_plan, opened_fleet.problem, strict=strict)
+    # A plan that keeps too few promises is written all the same: it has the capacity.
+    targets = [path for path in (out, report) if path is not None and unmet is None]
     for path in targets:
         _write(path, fleet_plan, compared, as_report=path is report)
     if as_json or fleet_plan.status != "infeasible":
         _show(fleet_plan, opened_fleet, compared, as_json=as_json, cached=not no_cache)
     for path in targets:
-        console(stderr=True).print(f"wrote {path}", markup=False)
+        note(f"wrote {path}")
+    _tell_stats(fleet_plan, stats, stats_out)
+    refused = unmet or broken
     if refused is not None:
         raise refused
-    if late:
-        console(stderr=True).print(f"note: the deadline came first; {LATE}", markup=False)
+    if fleet_plan.cut_short:
+        note(f"note: cut short: {CUT_SHORT}; {LATE}")
+
+
+def _verify(
+    fleet: Fleet,
+    attainment: float,
+    solver: str | None,
+    effort: Effort,
+    seconds: float,
+    tell: OnProgress,
+) -> tuple[FleetPlan, InfeasibleError | None]:
+    """Return a plan that keeps its promises, or the one that comes closest and what is wrong with it."""
+    from atoll.api.plan import FleetPlan
+    from atoll.prove.verify import UnverifiedError
+
+    try:
+        plan = fleet.verify(
+            attainment=attainment,
+            solver=solver,
+            effort=effort,
+            deadline_s=seconds,
+            on_progress=tell,
+        )
+    except UnverifiedError as error:
+        closest = error.plan
+        if not isinstance(closest, FleetPlan):
+            raise
+        return closest, error
+    return plan, None
+
+
+def _compare(fleet: Fleet, plan: FleetPlan, effort: Effort, seconds: float) -> tuple[Compared, ...]:
+    """Compare with baselines in the time left, and say where there is none."""
+    compared: tuple[Compared, ...] = ()
+    if seconds > 0:
+        with show_progress("baselines", seconds) as tell:
+            compared = fleet.compare(plan, effort=effort, deadline_s=seconds, on_progress=tell)
+    missing = [
+        name
+        for name in fleet.baselines
+        if name != plan.solver and name not in {row.solver for row in compared}
+    ]
+    if missing:
+        note(f"note: no time was left to compare with {', '.join(missing)}")
+    return compared
+
+
+def _tell_stats(plan: FleetPlan, shown: bool, path: Path | None) -> None:
+    """Say what a plan took; never on stdout, where equal fleets give equal text."""
+    if shown:
+        note(f"took {plan.stats.text}")
+    if path is not None:
+        atomic_write(path, to_json(plan.stats) + "\n")
 
 
 def _refuse_overwriting(path: Path, given: list[Path]) -> None:

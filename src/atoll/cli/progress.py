@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -10,6 +12,8 @@ from typing import TYPE_CHECKING
 from atoll.report.terminal import console
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from atoll.solve.progress import OnProgress, Progress
 
 Step = Callable[[float, str], None]
@@ -38,26 +42,55 @@ def bar(title: str, total: float) -> Iterator[Step]:
         )
 
 
+class StatusLine:
+    """A line of progress with the time left, which goes on counting while nothing is told."""
+
+    def __init__(self, text: str, deadline_s: float | None) -> None:
+        self.text = text
+        self._end = None if deadline_s is None else time.monotonic() + deadline_s
+
+    def __str__(self) -> str:
+        return self.text if self._end is None else f"{self.text}; {self._left(self._end)}"
+
+    def _left(self, end: float) -> str:
+        left = math.ceil(end - time.monotonic())
+        if left <= 0:
+            return "time is up"
+        return f"{left} s left" if left < 120 else f"{left // 60} min left"
+
+    def __rich__(self) -> RenderableType:
+        from rich.text import Text
+
+        # One line, however narrow the terminal: a spinner redraws what it has drawn.
+        return Text(str(self), no_wrap=True, overflow="ellipsis")
+
+
 @contextmanager
-def live_line(text: str) -> Iterator[Callable[[str], None]]:
-    """Show a line that changes while something runs."""
+def live_line(text: str, deadline_s: float | None = None) -> Iterator[Callable[[str], None]]:
+    """Show a line that changes while something runs, with how much time is left of a deadline."""
     if not sys.stderr.isatty():
         yield lambda _text: None
         return
-    from rich.text import Text
+    line = StatusLine(text, deadline_s)
+    with console(stderr=True).status(line, spinner="dots"):
 
-    out = console(stderr=True)
-    with out.status(Text(text), spinner="dots") as status:
-        yield lambda line: status.update(Text(line))
+        def say(text: str) -> None:
+            line.text = text
+
+        yield say
 
 
 @contextmanager
-def show_progress(first: str) -> Iterator[OnProgress]:
-    """Show what planning tells of itself: its stage, how much of it is done, the best so far."""
-    with live_line(first) as say:
+def show_progress(first: str, deadline_s: float | None = None) -> Iterator[OnProgress]:
+    """Show what planning tells of itself: its stage, how much of it is done, the best plan so far.
 
-        def tell(progress: Progress) -> None:
-            share = "" if progress.share is None else f" {progress.share:.0%}"
-            say(f"{progress.stage}{share}: {progress.text}")
+    The best plan comes with what is proven and the gap; with a deadline the time left is shown, too.
+    """
+    with live_line(first, deadline_s) as say:
+        yield lambda progress: say(describe_progress(progress))
 
-        yield tell
+
+def describe_progress(progress: Progress) -> str:
+    """Return progress in a line."""
+    share = "" if progress.share is None else f" {progress.share:.0%}"
+    return f"{progress.stage}{share}: {progress.text}"

@@ -61,7 +61,9 @@ class ServeSettings(VerbSettings):
     )
     policy: str = Field("iwrr", description="How requests choose their pipeline.")
     deadline: Duration = Field(
-        "10s", validate_default=True, description="How long to plan, where there is no plan yet."
+        "60s",
+        validate_default=True,
+        description="How long to plan at most, where there is no plan yet.",
     )
     drain: Duration = Field(
         "30s", validate_default=True, description="How long to finish what runs when stopping."

@@ -42,16 +42,18 @@ def need_engine() -> None:
 
 
 def plan_to_serve(path: Path, seconds: float) -> Plan:
-    """Read a plan, or make one of a fleet file in so many seconds."""
+    """Read a plan, or make one of a fleet file with little effort, in so many seconds at most."""
     from atoll.plan.files.read import is_plan, read_plan
 
     if is_plan(path):
         return read_plan(path)
     from atoll.api.fleet import Fleet
+    from atoll.solve.effort import LEVELS, Effort
 
     fleet = Fleet.load(path)
-    with show_progress(f"planning {fleet.name}") as tell:
-        plan = fleet.plan(deadline_s=seconds, on_progress=tell, rank=False)
+    effort = Effort(work=LEVELS["low"])
+    with show_progress(f"planning {fleet.name}", seconds) as tell:
+        plan = fleet.plan(effort=effort, deadline_s=seconds, on_progress=tell, rank=False)
     if plan.status == "infeasible":
         raise InfeasibleError(
             f"no plan meets the demand of {plan.problem_name}",

@@ -138,7 +138,9 @@ def _plan_to_simulate(target: Path, fleet: Path | None, overlay: list[Path] | No
         raise UsageError(
             f"{target} does not say what was promised", hint="add --fleet with its fleet file"
         )
-    with show_progress("planning") as tell:
+    from atoll.solve.effort import DEADLINE_S
+
+    with show_progress("planning", DEADLINE_S) as tell:
         plan = Fleet.load(target, overlays=overlay or ()).plan(on_progress=tell, rank=False)
     if not plan.instances:
         why = "; ".join(plan.reasons[:2])

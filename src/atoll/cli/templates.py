@@ -217,6 +217,7 @@ def _problem(
 
     engine_profile(engine)
     sold = {kind for _, kind in prices}
+    # Layouts over the nodes that were named; slices of them have names of their own.
     offers = [
         Offer(region=place, node_type=kind, available=max_nodes, usd_per_hour=usd, whole=True)
         for (place, kind), usd in prices.items()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from atoll.solve.effort import DEADLINE_S, Effort
-from atoll.solve.progress import OnProgress, Progress
+from atoll.solve.effort import DEADLINE_S, Countdown, Effort
+from atoll.solve.progress import OnProgress, Progress, SolveStats
 from atoll.solve.registry import solve
 
 if TYPE_CHECKING:
@@ -24,11 +24,12 @@ def plan(
     on_progress: OnProgress | None = None,
     catalog: Catalog | None = None,
     rank: bool = True,
+    stats: SolveStats | None = None,
 ) -> Plan:
     """Return a plan as `solve` does; with `rank`, the best placements on a cluster are simulated.
 
-    Of those the one that generates most under full load is taken and changed further. What is rented is
-    chosen by its cost, which needs no simulation.
+    Of those the one that generates most under full load is taken and changed further; simulations end with
+    the deadline like everything else. What is rented is chosen by its cost, which needs no simulation.
     """
     facts = problem.catalog() if catalog is None else catalog
     chosen = effort or Effort()
@@ -39,13 +40,15 @@ def plan(
             if on_progress is not None:
                 on_progress(Progress("ranking", text))
 
-        chosen = replace(chosen, rank=Simulated(problem, facts, say))
         if problem.hosts:
             # Before the deadline of the search begins.
             from atoll.core.compiling import compile_entries
             from atoll.sim import loop
 
             compile_entries(loop.__name__)
+        chosen = replace(
+            chosen, rank=Simulated(problem, facts, say, deadline=Countdown(deadline_s))
+        )
     return solve(
         problem,
         solver=solver,
@@ -53,4 +56,5 @@ def plan(
         deadline_s=deadline_s,
         on_progress=on_progress,
         catalog=facts,
+        stats=stats,
     )

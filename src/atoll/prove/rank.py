@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from atoll.prove.deadline import SimulationCutShortError, keep_deadline
+
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem, Service
-    from atoll.solve.effort import Measured
+    from atoll.solve.effort import Countdown, Measured
     from atoll.workload.requests import Ints, Requests
 
 _WARM_S = 60.0
@@ -36,12 +39,14 @@ class Simulated:
     """Generated tokens/s of a plan under more demand than it can serve, as Helix measures offline.
 
     Requests come from the problem's own lengths and are let in as KV caches allow. `say` is told of
-    progress.
+    progress. A simulation that the deadline ends values its plan at nothing, so that one that was simulated
+    to its end is taken.
     """
 
     problem: Problem
     catalog: Catalog
     say: Callable[[str], None] | None = None
+    deadline: Countdown | None = None
     _runs: int = field(default=0, init=False)
     _best: float = field(default=0.0, init=False)
 
@@ -63,7 +68,17 @@ class Simulated:
             options = replace(options, **self._imitate_helix())
         most = max(instance.throughput_per_s for instance in plan.instances)
         count = _LEAST + int(_PLENTY * most * end)
-        found = simulate(plan, self.problem, self.catalog, self.requests(count), options)
+        try:
+            found = simulate(
+                plan,
+                self.problem,
+                self.catalog,
+                self.requests(count),
+                options,
+                progress=keep_deadline(self.deadline),
+            )
+        except SimulationCutShortError:
+            return Measured(0.0, math.inf)
         self._runs += 1
         self._best = max(self._best, found.tokens_per_s)
         if self.say is not None:

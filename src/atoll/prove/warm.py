@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 MODULES = (
     "atoll.solve.templates.kernel",
     "atoll.solve.cover",
-    "atoll.solve.rent.columns",
-    "atoll.solve.rent.mixes.mixes",
+    "atoll.solve.rent.items",
+    "atoll.solve.rent.steps",
     "atoll.sim.loop",
     "atoll.solve.place.search.anneal",
     "atoll.solve.place.search.moves",

@@ -1,93 +1,85 @@
-"""Which instance of each phase a request of a service goes to.
+"""Which instance, or which pair of instances, a request of a service goes to.
 
-A service whose phases run together has instances between source and sink; one whose phases run apart has
-pairs: source -> prefill instance -> decode instance -> sink. Both are route tables, so the same
-decisions choose. Pairs are planned so that as much as possible stays in its region, where moving the KV
-cache is cheap; what is left over crosses in proportion to what each side has left.
+The ways of a plan are a graph: (instance,) is source -> instance -> sink, (prefill, decode) is source ->
+prefill -> decode -> sink, and a service may have both. It is a route table like that of an instance's
+nodes, so the same decisions choose. Edges have the plan's shares. Pairs that the plan does not use are spare
+where both stand in one region: when all partners of a prefill instance are lost, it sends its KV caches to
+others there, never over a link between regions that nobody planned for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from atoll.core.errors import InputError, UnknownNameError
-from atoll.core.ids import Phase
 from atoll.plan.plan import SINK, SOURCE
 from atoll.routing import decisions
-from atoll.routing.decisions import Flags, Floats
+from atoll.routing.decisions import Flags
 from atoll.routing.pipelines import random_state
 from atoll.routing.policies import policy_code
 from atoll.routing.reweight import reweight
-from atoll.routing.tables import Edge, RouteTables
+from atoll.routing.tables import RouteTables
 
 if TYPE_CHECKING:
-    from atoll.plan.plan import Plan
+    from atoll.plan.plan import Plan, Route
+
+_PREFILL, _DECODE, _BOTH = (0, 1), (1, 2), (0, 2)
+"""What an instance does of a request, written like layers: its prompt, its answer, or both."""
 
 
 def service_tables(plan: Plan, service: str) -> RouteTables:
     """Return the graph of the instances of a service, weighted by the routes of the plan."""
-    weights = {r.phase: r.weights for r in plan.routes if r.service == service}
-    if not weights:
+    routes = [route for route in plan.routes if route.service == service]
+    if not routes:
         raise UnknownNameError("service", service, (r.service for r in plan.routes))
-    region = {instance.id: instance.region for instance in plan.instances}
-    whole = {Phase.BOTH} <= weights.keys()
-    phases = (Phase.BOTH,) if whole else (Phase.PREFILL, Phase.DECODE)
-    lists: list[list[tuple[str, float]]] = []
-    for phase in phases:
-        named = [(name, w) for name, w in weights.get(phase, {}).items() if w > 0]
-        if not named:
-            raise InputError(
-                f"{service} has no route for {phase.value}",
-                field="routes",
-                hint="plan again: every phase of a service needs an instance",
-            )
-        lists.append(named)
-    names = [SOURCE, *(name for listed in lists for name, _ in listed), SINK]
-    held = [(0, 0), *((k, k + 1) for k, listed in enumerate(lists) for _ in listed)]
-    last = len(names) - 1
-    edges: list[Edge] = [(0, 1 + i, w) for i, (_, w) in enumerate(lists[0])]
-    if whole:
-        edges += [(1 + i, last, w) for i, (_, w) in enumerate(lists[0])]
-    else:
-        prefill, decode = (np.array([w for _, w in listed]) for listed in lists)
-        near = np.array(
-            [[region.get(a) == region.get(b) for b, _ in lists[1]] for a, _ in lists[0]]
-        )
-        pairs = pair_weights(prefill, decode, near)
-        begin = 1 + len(lists[0])
-        # Pairs the plan does not use are spare: `reweight` falls back on them.
-        edges += [
-            (1 + i, begin + j, float(w)) for i, row in enumerate(pairs) for j, w in enumerate(row)
-        ]
-        edges += [(begin + j, last, float(w)) for j, w in enumerate(pairs.sum(axis=0))]
-    return RouteTables.of_edges(names, [*held, (len(lists), len(lists))], edges)
+    return route_tables(routes, {instance.id: instance.region for instance in plan.instances})
 
 
-def pair_weights(prefill: Floats, decode: Floats, near: Flags) -> Floats:
-    """Return the share of requests of each (prefill, decode) pair.
+def route_tables(routes: Iterable[Route], region: Mapping[str, str]) -> RouteTables:
+    """Return the graph of some routes; `region` says where instances stand, by id.
 
-    Row and column sums are the shares of the instances. First pairs that are `near` are filled, each
-    region as far as it goes, then the rest crosses.
+    Vertices are the instances of routes with a share: first those that take prompts, then those that only
+    decode, each in the order of the routes. Shares need not add up to 1.
     """
-    left, right = prefill / prefill.sum(), decode / decode.sum()
-    pairs = np.zeros((len(left), len(right)))
-    # Rows with the same near columns are one region.
-    for group in {tuple(row) for row in near.tolist()}:
-        rows = np.array([tuple(row) == group for row in near.tolist()])
-        columns = np.array(group)
-        supply, demand = left[rows].sum(), right[columns].sum()
-        if supply > 0.0 and demand > 0.0:
-            moved = min(supply, demand) / (supply * demand)
-            pairs[np.ix_(rows, columns)] = np.outer(left[rows], right[columns]) * moved
-    rest_left = np.maximum(left - pairs.sum(axis=1), 0.0)
-    rest_right = np.maximum(right - pairs.sum(axis=0), 0.0)
-    total = rest_left.sum()
-    if total > 1e-12:
-        pairs += np.outer(rest_left, rest_right) / total
-    return pairs
+    shares: dict[tuple[str, ...], float] = {}
+    for route in routes:
+        if route.share > 0:
+            shares[route.instances] = shares.get(route.instances, 0.0) + route.share
+    if not shares:
+        raise InputError(
+            "no route has a share", field="routes", hint="plan again: requests need a way"
+        )
+    held: dict[str, tuple[int, int]] = {}
+    for way in shares:
+        for name, part in zip(way, (_BOTH,) if len(way) == 1 else (_PREFILL, _DECODE), strict=True):
+            if held.setdefault(name, part) != part:
+                raise InputError(
+                    f"{name} has different parts in different routes",
+                    field="routes",
+                    hint="an instance runs prefill, or decode, or both",
+                )
+    names = sorted(held, key=lambda name: held[name] == _DECODE)
+    number = {name: v for v, name in enumerate(names, 1)}
+    last = len(names) + 1
+    edges: dict[tuple[int, int], float] = {}
+    for way, share in shares.items():
+        path = [0, *(number[name] for name in way), last]
+        for pair in pairwise(path):
+            edges[pair] = edges.get(pair, 0.0) + share
+    for a in names:
+        for b in names:
+            near = region.get(a) is not None and region.get(a) == region.get(b)
+            if near and held[a] == _PREFILL and held[b] == _DECODE:
+                edges.setdefault((number[a], number[b]), 0.0)
+    return RouteTables.of_edges(
+        [SOURCE, *names, SINK],
+        [(0, 0), *(held[name] for name in names), (2, 2)],
+        [(a, b, share) for (a, b), share in edges.items()],
+    )
 
 
 class InstanceRouter:
@@ -112,7 +104,7 @@ class InstanceRouter:
         self._path = np.zeros(size, dtype=np.int64)
 
     def route(self, busy: Iterable[str] = ()) -> tuple[str, ...] | None:
-        """Return the instances for a request, one of each phase, or None: all are dead or `busy`, wait."""
+        """Return the instances of a request's way, or None: all are dead or `busy`, wait."""
         t = self.tables
         masked = self.dead.copy()
         for name in busy:

@@ -2,10 +2,11 @@
 
 A *unit* is one group of `tp` GPUs of a node: what runs steps. A *graph* has vertices (0 source, then its
 members, last the sink) as in `routing.tables`: first one for every instance, over its units; then one for
-every service, source -> (prefill) instance -> (decode instance) -> sink. Graphs lie one after the other:
-vertex v of graph g is `graph[g].vertex + v`, its edges start at `graph[g].edge`. A *site* is an end of
-links: a node, or the coordinator of a region. Times are seconds, sizes tokens or bytes; KV cache counts in
-tokens of all the layers that a unit holds. Requests are linked into lists by `request.after`.
+every service, source -> instance -> sink and source -> prefill -> decode instance -> sink. Graphs lie one
+after the other: vertex v of graph g is `graph[g].vertex + v`, its edges start at `graph[g].edge`. A *site*
+is an end of links: a node, a type of node in a region, or the coordinator there. Times are seconds, sizes
+tokens or bytes; KV cache counts in tokens of all the layers that a unit holds. Requests are linked into
+lists by `request.after`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ Records = Any
 
 # States of a request.
 NEW, WAITING, PREFILL, MOVING, DECODE, DONE, DROPPED, COMPONENT = range(8)
+# What an instance does of a request: its prompt, its answer, or both.
+PROMPTS, ANSWERS, ALL = range(3)
 # Kinds of event.
 STEP, DELIVER, KV_HERE, ARRIVE, LIFE, SAMPLE, POOL = range(7)
 # Kinds of life-cycle event.
@@ -57,11 +60,12 @@ def _dtype(*, i8: str = "", f8: str = "", flag: str = "") -> np.dtype[Any]:
 
 RUN = _dtype(
     # Settings, see `options.SimOptions`; `path` is the longest pipeline and one, `services` the first
-    # service's graph, `waits` the first list of requests that wait for a route, `endings` that of those
+    # service's graph, `nodes` the number of nodes, `waits` the first list of requests that wait for a way,
+    # by service, `moves` that of those that wait to decode elsewhere, by instance, `endings` that of those
     # that ended.
-    i8="policy after_prompt feed path services waits endings bins"
+    i8="policy after_prompt feed path services nodes waits moves endings bins"
     # Events so far and in the heap, requests that came, were fed, may be fed; what to do after an event.
-    " sequence heaped next fed feeds dirty kicks touched"
+    " sequence heaped next fed feeds dirty kicks touched moving"
     # Totals.
     " finished lost rejected retries",
     f8="high_water smoothing feed_delay_s feed_mark until_s from_s bin_s startup_s clock_s",
@@ -90,17 +94,19 @@ LIST = _dtype(i8="head tail")
 ENDING = _dtype(i8="step request")
 GAP = _dtype(i8="step", f8="gap_s")
 EDGE = _dtype(
-    # `reach` is the unit or instance it leads to (-1: sink); then the message being put together.
-    i8="target order reach link head tail",
+    # `reach` is the unit or instance it leads to (-1: sink); `link` what sends, `into` the interface that
+    # receives (-1: that costs nothing); then the message being put together.
+    i8="target order reach link into head tail",
     f8="weight credit delay latency_s bytes_per_s token_bytes size",
 )
-VERTEX = _dtype(i8="sweep item part", f8="queue load booked room speed", flag="dead masked closed")
+VERTEX = _dtype(i8="sweep item", f8="queue load booked room speed", flag="dead masked closed")
 GRAPH = _dtype(i8="vertex edge")
-INSTANCE = _dtype(i8="vertex holds tokens after", f8="ready_s gone_s", flag="ready draining")
-SERVICE = _dtype(i8="layers prompts tokens", f8="estimate kv_bytes gap_sum", flag="apart")
-LINK = _dtype(f8="free_s busy_s bytes")
+INSTANCE = _dtype(i8="vertex part holds tokens after", f8="ready_s gone_s", flag="ready draining")
+SERVICE = _dtype(i8="layers prompts tokens", f8="estimate kv_bytes gap_sum")
+LINK = _dtype(f8="bytes_per_s free_s busy_s bytes")
 EVENT = _dtype(f8="time", i8="order value")
-SITE = _dtype(f8="bytes_per_s latency_s")
+# `link` is what all messages between two sites share (-1: nothing but the interfaces of the nodes).
+SITE = _dtype(i8="link", f8="bytes_per_s latency_s")
 POOL_TYPE = _dtype(i8="server batch head tail", f8="fixed_s item_s")
 SERVER = _dtype(i8="pool entry items", f8="busy_s", flag="busy")
 LEVEL = _dtype(i8="step pool")

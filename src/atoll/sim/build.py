@@ -11,6 +11,7 @@ import numpy as np
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError, UnknownNameError
+from atoll.core.ids import Phase
 from atoll.core.rng import stream
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem
@@ -18,10 +19,11 @@ from atoll.routing.pipelines import SMOOTHING
 from atoll.routing.policies import policy_code
 from atoll.sim import arrays as a
 from atoll.sim.fleet import FleetHistory, fleet_history
-from atoll.sim.graphs import Lower, Sites, Upper, lower_graph, site_name, sites_of, upper_graph
+from atoll.sim.graphs import Lower, Upper, lower_graph, upper_graph
 from atoll.sim.heap import KINDS
 from atoll.sim.life import life_records
 from atoll.sim.lifetime import GAP_BINS
+from atoll.sim.links import Sites, interfaces, link_records, site_name, site_records, sites_of
 from atoll.sim.options import LLM, SimOptions
 from atoll.sim.units import PROMPTS_IN_STEP, UnitMaker, UnitRow
 from atoll.workload.requests import Requests
@@ -29,6 +31,7 @@ from atoll.workload.requests import Requests
 _GAPS = 512
 _SPREAD = -1
 """The place of requests that name no service, before they are spread over all of them."""
+_PARTS = {Phase.PREFILL: a.PROMPTS, Phase.DECODE: a.ANSWERS, Phase.BOTH: a.ALL}
 _FEEDS = {"open": a.OPEN, "closed": a.CLOSED, "watermark": a.WATERMARK}
 
 
@@ -58,7 +61,7 @@ def build(
         [maker.groups(instance, k) for k in range(len(instance.nodes))] for instance in instances
     ]
     lower = lower_graph(problem, catalog, instances, sites, groups, spare=bool(options.failures))
-    upper = upper_graph(problem, history)
+    upper = upper_graph(problem, history, sites)
     rows = [maker.row(instances[unit.instance], unit.index) for unit in lower.units]
     times = maker.times.build()
     life, change, starts = life_records(history, lower, upper)
@@ -66,19 +69,20 @@ def build(
     unit = _units(lower, instances, rows, sites, problem, options)
     for name in ("kinds", "step_s", "token_s"):
         unit[name] = times.fixed[name][unit["kind"], unit["row"]]
-    run = _run(options, ordered, sites, lower, len(unit), len(problem.services))
+    nics = interfaces(catalog, instances)
+    run = _run(options, ordered, sites, lower, len(nics), len(problem.services))
     pool, server, level, klass = _components(ordered, options)
     request = _requests(ordered, problem, options)
     services, bins = len(problem.services), options.bins
-    nodes = 1 + int(unit["node"].max())
-    width = int(run[0]["path"]) * (2 if any(s.phases == "apart" for s in problem.services) else 1)
+    apart = any(instance.phase is Phase.PREFILL for instance in instances)
+    width = int(run[0]["path"]) * (2 if apart else 1)
     sim = a.Sim(
         run=run,
         unit=unit,
         request=request,
         way=np.zeros((len(request), width), np.int64),
         leg=np.zeros((len(request), 2), a.LEG),
-        list=_lists(2 * (len(unit) + services) + 1),
+        list=_lists(int(run[0]["endings"]) + 1),
         ending=np.zeros((len(unit), _most_running(unit)), a.ENDING),
         gap=np.zeros((len(unit), _GAPS if unit["solo"].any() else 1), a.GAP),
         edge=np.concatenate([lower.edges, upper.edges]),
@@ -87,13 +91,13 @@ def build(
         graph=_graphs(lower, upper),
         instance=_instances(history, life, lower, upper),
         service=_services(problem, catalog, options),
-        link=np.zeros(len(sites.names) ** 2 if sites.paired else nodes + len(sites.names), a.LINK),
+        link=link_records(sites, nics),
         heap=np.zeros(len(request) + len(unit) + len(server) + 2 * len(life) + 16, a.EVENT),
         random=stream(options.seed, "sim").integers(1, 2147483398, size=2, dtype=np.int64),
         coefficient=times.coefficient,
         prefix=times.prefix,
         curve=times.curve,
-        site=_site_records(sites),
+        site=site_records(sites, len(nics)),
         pool=pool,
         server=server,
         task=np.zeros(max(1, _tasks(pool, level, klass, request)), np.int64),
@@ -122,9 +126,10 @@ def _run(
     requests: Requests,
     sites: Sites,
     lower: Lower,
-    units: int,
+    nodes: int,
     services: int,
 ) -> a.Records:
+    waits = 2 * len(lower.units)
     horizon = options.until_s
     if not math.isfinite(horizon):
         horizon = max(1.0, float(requests.arrival_s[-1]))
@@ -134,8 +139,10 @@ def _run(
         "feed": _FEEDS[options.feed],
         "path": lower.longest + 1,
         "services": len(lower.tables),
-        "waits": 2 * units,
-        "endings": 2 * (units + services),
+        "nodes": nodes,
+        "waits": waits,
+        "moves": waits + services,
+        "endings": waits + services + len(lower.tables),
         "bins": options.bins,
         "high_water": options.high_water,
         "smoothing": SMOOTHING,
@@ -231,6 +238,7 @@ def _instances(history: FleetHistory, life: a.Records, lower: Lower, upper: Uppe
     records = np.zeros(len(history.standing), a.INSTANCE)
     inner = np.flatnonzero(upper.vertices["item"] >= 0)
     records["vertex"][upper.vertices["item"][inner]] = len(lower.vertices) + inner
+    records["part"] = [_PARTS[standing.instance.phase] for standing in history.standing]
     records["ready"] = [standing.ready for standing in history.standing]
     records["ready_s"] = [0.0 if standing.ready else np.nan for standing in history.standing]
     records["gone_s"] = np.nan
@@ -247,16 +255,9 @@ def _services(problem: Problem, catalog: Catalog, options: SimOptions) -> a.Reco
     for at, service in enumerate(problem.services):
         spec = catalog.model(service.model).llm
         services[at]["layers"] = spec.layers
-        services[at]["apart"] = service.phases == "apart"
         services[at]["estimate"] = service.lengths.output_mean * options.output_ratio
         services[at]["kv_bytes"] = spec.kv_bytes_per_token_layer
     return services
-
-
-def _site_records(sites: Sites) -> a.Records:
-    records = np.zeros(sites.bytes_per_s.shape, a.SITE)
-    records["bytes_per_s"], records["latency_s"] = sites.bytes_per_s, sites.latency_s
-    return records
 
 
 def _requests(requests: Requests, problem: Problem, options: SimOptions) -> a.Records:

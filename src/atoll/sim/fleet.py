@@ -96,6 +96,14 @@ def _reconcile(history: FleetHistory, index: int, now_s: float, startup_s: float
     history.numbers.append(numbers)
 
 
+def _machine(instance: Instance, node: Node) -> tuple[str, str, str, str | int] | None:
+    """What tells a cut machine from others; None for a node that is a whole one."""
+    machine = node.slot if node.host is None else node.host
+    if node.gpu_ids is None or machine is None:
+        return None
+    return (instance.region_of(node), node.node_type, node.market, machine)
+
+
 def _hit(
     history: FleetHistory, name: str | None, node: str | None, host: str | None
 ) -> list[tuple[int, Node]]:
@@ -105,6 +113,15 @@ def _hit(
         for machine in standing.instance.nodes
         if (machine.host == host if host is not None else standing.instance.id == name)
         and (node is None or machine.id == node)
+    ]
+    # The other slices of a machine are gone with it.
+    lost = {_machine(history.standing[number].instance, machine) for number, machine in hit}
+    hit += [
+        (standing.number, machine)
+        for standing in history.standing
+        for machine in standing.instance.nodes
+        if _machine(standing.instance, machine) in lost - {None}
+        and (standing.number, machine) not in hit
     ]
     if not hit:
         known = [

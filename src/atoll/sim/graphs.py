@@ -1,8 +1,8 @@
-"""Plans as graphs in arrays: units and links of every instance, and the instances of every service."""
+"""Plans as graphs in arrays: the units of every instance, and the instances of every service."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from atoll.routing.instances import service_tables
 from atoll.routing.tables import RouteTables
 from atoll.sim.arrays import EDGE, VERTEX, Floats, Longs, Records
 from atoll.sim.fleet import FleetHistory
+from atoll.sim.links import Sites, gateway_name, interfaces, site_name
 
 TOKEN_BYTES = 4.0
 """Bytes of a token between coordinator and node, where no cluster says it."""
@@ -33,80 +34,6 @@ class SimUnit:
     node: int
     index: int
     groups: int
-
-
-@dataclass(frozen=True)
-class Sites:
-    """Ends of links, by name, with bytes/s and seconds from row to column.
-
-    `paired`: every pair has a link of its own; else everything that leaves a node shares its interface.
-    """
-
-    names: tuple[str, ...]
-    bytes_per_s: Floats
-    latency_s: Floats
-    paired: bool
-
-    def number(self, name: str) -> int:
-        """Return the number of a site."""
-        return self.names.index(name)
-
-
-def site_name(problem: Problem, instance: Instance, index: int) -> str:
-    """Return the site of a node: itself in a cluster, else its region and type."""
-    node = instance.nodes[index]
-    if problem.cluster is not None and node.host is not None:
-        return node.host
-    return f"{instance.region_of(node)} {node.node_type}"
-
-
-def gateway_name(problem: Problem, instance: Instance, *, out: bool) -> str:
-    """Return the site of the coordinator that an instance is reached from (`out`: answers to)."""
-    if problem.cluster is not None:
-        return SINK if out else SOURCE
-    return f"{instance.region} gateway"
-
-
-def sites_of(
-    problem: Problem, catalog: Catalog, instances: Sequence[Instance], coordinator_s: float | None
-) -> Sites:
-    """Return the ends of all links that a set of instances may use."""
-    if problem.cluster is not None:
-        return _cluster_sites(problem, instances)
-    ends: dict[str, tuple[str, str | None]] = {}
-    for instance in instances:
-        ends[gateway_name(problem, instance, out=True)] = (instance.region, None)
-        for index, node in enumerate(instance.nodes):
-            place = site_name(problem, instance, index)
-            ends[place] = (instance.region_of(node), node.node_type)
-    names = tuple(sorted(ends))
-    size = len(names)
-    speed, wait = np.zeros((size, size)), np.zeros((size, size))
-    for i, a in enumerate(names):
-        for j, b in enumerate(names):
-            (region_a, kind_a), (region_b, kind_b) = ends[a], ends[b]
-            link = catalog.links.between(region_a, region_b, kind_a, kind_b)
-            speed[i, j], wait[i, j] = link.bandwidth_bytes_per_s, link.latency_s
-            if coordinator_s is not None and (kind_a is None) != (kind_b is None):
-                wait[i, j] = coordinator_s
-    return Sites(names, speed, wait, paired=False)
-
-
-def _cluster_sites(problem: Problem, instances: Sequence[Instance]) -> Sites:
-    cluster = problem.cluster
-    assert cluster is not None
-    used = sorted({node.host for i in instances for node in i.nodes if node.host is not None})
-    names = (*used, SOURCE, SINK)
-    size = len(names)
-    speed, wait = np.zeros((size, size)), np.zeros((size, size))
-    for i, a in enumerate(names):
-        for j, b in enumerate(names):
-            if a in (b, SINK) or b == SOURCE or (a == SOURCE and b == SINK):
-                continue
-            link = cluster.link(a, b)
-            if link is not None:
-                speed[i, j], wait[i, j] = link.bytes_per_s, link.latency_s
-    return Sites(names, speed, wait, paired=True)
 
 
 @dataclass(frozen=True)
@@ -138,7 +65,7 @@ def lower_graph(
     vertices: list[Records] = []
     edges: list[Records] = []
     node_base = 0
-    node_total = sum(len(instance.nodes) for instance in instances)
+    nics = interfaces(catalog, instances)
     for number, instance in enumerate(instances):
         planned = RouteTables.from_instance(instance, spare=spare)
         table, members = _expand(planned, groups[number])
@@ -151,9 +78,9 @@ def lower_graph(
             gateway_name(problem, instance, out=True),
         ]
         where = np.array([sites.number(end) for end in ends])
-        senders = np.array([node_total + where[0], *(u.node for u in units[first:]), 0])
+        node = np.array([-1, *(u.node for u in units[first:]), -1])
         edge = edge_records(table, item)
-        _wire(edge, table, where, senders, sites, instance)
+        _wire(edge, table, where, node, sites, nics, instance)
         outer = (table.source_of == 0) | (table.target == table.vertices - 1)
         token, activation = _sizes(problem, catalog, instance)
         edge["token_bytes"] = np.where(outer, token, activation)
@@ -171,11 +98,12 @@ def _wire(
     edge: Records,
     table: RouteTables,
     where: Longs,
-    senders: Longs,
+    node: Longs,
     sites: Sites,
+    nics: Floats,
     instance: Instance,
 ) -> None:
-    """Give edges the links between their sites."""
+    """Give edges the links between their sites; `node` has the node at each vertex, -1 outside."""
     tail, head = where[table.source_of], where[table.target]
     speed = sites.bytes_per_s[tail, head]
     if np.any((speed <= 0.0) & (table.weight > 0.0)):
@@ -187,15 +115,24 @@ def _wire(
     # What the layers allow but no link joins is no way.
     edge["bytes_per_s"] = np.where(speed > 0.0, speed, 1.0)
     edge["latency_s"] = sites.latency_s[tail, head]
-    edge["link"] = tail * len(sites.names) + head if sites.paired else senders[table.source_of]
+    edge["into"] = -1
+    if sites.paired:
+        edge["link"] = tail * len(sites.names) + head
+        return
+    sender, receiver = node[table.source_of], node[table.target]
+    edge["link"] = np.where(sender >= 0, sender, 2 * len(nics) + tail)
+    # Between nodes both interfaces count; tokens to and from coordinators are too few bytes to.
+    inner = (sender >= 0) & (receiver >= 0)
+    edge["into"] = np.where(inner, len(nics) + receiver, -1)
+    out, into = nics[sender], nics[receiver]
+    slower = speed < np.minimum(out, into)
+    edge["bytes_per_s"] = np.where(inner & ~slower, out, edge["bytes_per_s"])
 
 
-def vertex_records(table: RouteTables, item: Longs, part: Longs | None = None) -> Records:
+def vertex_records(table: RouteTables, item: Longs) -> Records:
     """Return the vertices of a graph; `item` is what stands at each."""
     records = np.zeros(table.vertices, VERTEX)
     records["sweep"], records["item"] = table.sweep, item
-    if part is not None:
-        records["part"] = part
     records["room"] = np.inf
     flow = np.bincount(table.target, weights=table.weight, minlength=table.vertices)
     records["speed"] = np.maximum(flow, (float(flow.max(initial=0.0)) or 1.0) * 1e-6)
@@ -252,55 +189,66 @@ def longest_path(table: RouteTables) -> int:
 
 @dataclass(frozen=True)
 class Upper:
-    """The instances of every service: routing tables with all of them, and their weights by plan."""
+    """The instances of every service: routing tables with all of them, and their weights by plan.
+
+    `leaving` has, by plan and service, the edges (number in its table, target) over which instances that the
+    plan does not have any more pass on what they still compute: to those who decode in their region.
+    """
 
     tables: tuple[RouteTables, ...]
     numbers: tuple[tuple[int, ...], ...]
     vertices: Records
     edges: Records
     weights: tuple[tuple[Floats, ...], ...]
+    leaving: tuple[tuple[tuple[tuple[int, int], ...], ...], ...]
 
 
-def upper_graph(problem: Problem, history: FleetHistory) -> Upper:
+def upper_graph(problem: Problem, history: FleetHistory, sites: Sites) -> Upper:
     """Return the graphs of the instances of every service, over all plans of a run."""
     tables: list[RouteTables] = []
     numbers: list[tuple[int, ...]] = []
     weights: list[list[Floats]] = [[] for _ in history.plans]
+    leaving: list[list[tuple[tuple[int, int], ...]]] = [[] for _ in history.plans]
     vertices: list[Records] = []
     edges: list[Records] = []
     for service in problem.services:
-        serving = [
-            standing for standing in history.standing if standing.instance.service == service.name
-        ]
-        decode = [
-            standing.number for standing in serving if standing.instance.phase is Phase.DECODE
-        ]
-        lists = [
-            [standing.number for standing in serving if standing.instance.phase is not Phase.DECODE]
-        ]
-        if service.phases == "apart":
-            lists.append(decode)
-        named = [number for some in lists for number in some]
+        serving = {
+            standing.number: standing.instance
+            for standing in history.standing
+            if standing.instance.service == service.name
+        }
+        named = sorted(serving, key=lambda number: serving[number].phase is Phase.DECODE)
         vertex = {number: 1 + at for at, number in enumerate(named)}
         last = len(named) + 1
-        pairs = [(0, vertex[n]) for n in lists[0]]
-        if len(lists) > 1:
-            pairs += [(vertex[a], vertex[b]) for a in lists[0] for b in lists[1]]
-        pairs = sorted([*pairs, *((vertex[n], last) for n in lists[-1])])
-        for k, plan in enumerate(history.plans):
-            planned = _planned_weights(plan, service.name, history.numbers[k], vertex, last)
-            weights[k].append(np.array([planned.get(pair, 0.0) for pair in pairs]))
-        held = [(0, 0), *((k, k + 1) for k, some in enumerate(lists) for _ in some)]
+        planned = [
+            _planned_weights(plan, service.name, history.numbers[k], vertex, last)
+            for k, plan in enumerate(history.plans)
+        ]
+        own = {v: serving[number] for number, v in vertex.items()}
+        for k, shares in enumerate(planned):
+            planned[k] = {
+                pair: share
+                for pair, share in shares.items()
+                if pair[0] == 0 or pair[1] == last or _joined(problem, sites, own, pair, share)
+            }
+        late = [
+            _late_pairs({vertex[n] for n in history.numbers[k].values() if n in vertex}, own)
+            for k in range(len(history.plans))
+        ]
+        pairs = sorted({pair for some in (*planned, *late) for pair in some})
+        at = {pair: number for number, pair in enumerate(pairs)}
+        for k, shares in enumerate(planned):
+            weights[k].append(np.array([shares.get(pair, 0.0) for pair in pairs]))
+            leaving[k].append(tuple((at[pair], pair[1]) for pair in late[k]))
         table = RouteTables.of_edges(
             [SOURCE, *(f"#{n}" for n in named), SINK],
-            [*held, (len(lists), len(lists))],
+            [(0, 0), *(_PARTS[serving[n].phase] for n in named), (2, 2)],
             [(a, b, float(w)) for (a, b), w in zip(pairs, weights[0][-1], strict=True)],
         )
         item = np.array([-1, *named, -1], np.int64)
-        part = np.array([0, *(int(n in decode) for n in named), 0], np.int64)
         tables.append(table)
         numbers.append(tuple(named))
-        vertices.append(vertex_records(table, item, part))
+        vertices.append(vertex_records(table, item))
         edges.append(edge_records(table, item))
     return Upper(
         tuple(tables),
@@ -308,14 +256,18 @@ def upper_graph(problem: Problem, history: FleetHistory) -> Upper:
         np.concatenate(vertices),
         np.concatenate(edges),
         tuple(tuple(of_plan) for of_plan in weights),
+        tuple(tuple(of_plan) for of_plan in leaving),
     )
+
+
+_PARTS = {Phase.PREFILL: (0, 1), Phase.DECODE: (1, 2), Phase.BOTH: (0, 2)}
 
 
 def _planned_weights(
     plan: Plan, service: str, numbers: dict[str, int], vertex: dict[int, int], last: int
 ) -> dict[tuple[int, int], float]:
     """The weights a plan gives to the pairs of a service's graph; empty where it does not serve it."""
-    if not any(route.service == service for route in plan.routes):
+    if not any(route.service == service and route.share > 0 for route in plan.routes):
         return {}
     planned = service_tables(plan, service)
     at = [0, *(vertex[numbers[name]] for name in planned.names[1:-1]), last]
@@ -323,3 +275,43 @@ def _planned_weights(
         (at[a], at[b]): float(w)
         for a, b, w in zip(planned.source_of, planned.target, planned.weight, strict=True)
     }
+
+
+def _joined(
+    problem: Problem,
+    sites: Sites,
+    own: Mapping[int, Instance],
+    pair: tuple[int, int],
+    share: float,
+) -> bool:
+    """Whether links lead from all nodes that compute KV caches to those that decode them."""
+    if not sites.paired:
+        return True
+    here, there = own[pair[0]], own[pair[1]]
+    for i, a in enumerate(here.nodes):
+        for j, b in enumerate(there.nodes):
+            if max(a.start, b.start) >= min(a.end, b.end):
+                continue
+            ends = [site_name(problem, *end) for end in ((here, i), (there, j))]
+            if sites.bytes_per_s[sites.number(ends[0]), sites.number(ends[1])] > 0.0:
+                continue
+            if share <= 0.0:
+                return False
+            raise InputError(
+                f"KV caches go from {ends[0]} to {ends[1]}, which no link joins",
+                field="cluster.links",
+                hint="add the link, or plan again",
+            )
+    return True
+
+
+def _late_pairs(present: set[int], own: Mapping[int, Instance]) -> list[tuple[int, int]]:
+    """From each prefill instance that a plan does not have to the plan's decode instances in its region."""
+    return [
+        (a, b)
+        for a in sorted(own.keys() - present)
+        for b in sorted(present)
+        if own[a].phase is Phase.PREFILL
+        and own[b].phase is Phase.DECODE
+        and own[a].region == own[b].region
+    ]

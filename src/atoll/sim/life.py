@@ -76,5 +76,10 @@ def _weights(lower: Lower, upper: Upper, dead: set[int], plan: int) -> list[tupl
         weighted = table.with_weight(upper.weights[plan][at])
         flags = np.array([False, *(n in gone for n in upper.numbers[at]), False])
         weight = reweight(weighted, flags).weight if flags.any() else weighted.weight
+        if upper.leaving[plan][at]:
+            into = np.bincount(table.target, weights=weight, minlength=table.vertices)
+            weight = weight.copy()
+            for edge, target in upper.leaving[plan][at]:
+                weight[edge] = into[target]
         weights += weight.tolist()
     return list(enumerate(weights))

@@ -18,6 +18,7 @@ from atoll.sim.arrays import (
     OPEN,
     POOL,
     PREFILL,
+    PROMPTS,
     TOKENS,
     WAITING,
     WATERMARK,
@@ -179,9 +180,9 @@ def complete(z: Sim, r: int, now: float) -> None:
 
 
 @kernel
-def wait_route(z: Sim, r: int, part: int) -> None:
+def wait_route(z: Sim, r: int) -> None:
     """Let a request wait for instance and pipeline; they are found after the event."""
-    append(z, z.run[0].waits + 2 * z.request[r].service + part, r)
+    append(z, z.run[0].waits + z.request[r].service, r)
     z.run[0].dirty = max(z.run[0].dirty, FREED)
 
 
@@ -197,7 +198,7 @@ def start_over(z: Sim, r: int) -> None:
     c.target = c.prompt + c.made
     c.state = WAITING
     z.run[0].retries += 1
-    wait_route(z, r, 0)
+    wait_route(z, r)
 
 
 @kernel
@@ -251,9 +252,18 @@ def prompt_done(z: Sim, r: int, now: float, seen: float) -> None:
 
 @kernel
 def decode_apart(z: Sim, r: int) -> None:
-    """Have a request whose prompt is done decode elsewhere."""
+    """Have a request whose prompt is done decode elsewhere; its first token comes from there."""
     z.request[r].state = MOVING
-    wait_route(z, r, 1)
+    append(z, z.run[0].moves + z.request[r].instance, r)
+    z.run[0].moving += 1
+    z.run[0].dirty = max(z.run[0].dirty, FREED)
+
+
+@kernel
+def moves_on(z: Sim, r: int) -> bool:
+    """Return whether a request whose prompt is done decodes elsewhere: there, and not with one token only."""
+    c = z.request[r]
+    return z.instance[c.instance].part == PROMPTS and c.made + z.run[0].after_prompt < c.answer
 
 
 @kernel
@@ -267,7 +277,7 @@ def next_level(z: Sim, r: int, now: float) -> None:
         if z.level[at].pool < 0:
             c.level += 1
             c.state = WAITING
-            wait_route(z, r, 0)
+            wait_route(z, r)
             return
         step = z.level[at].step
         c.state = COMPONENT

@@ -6,6 +6,7 @@ import math
 
 from atoll.core.compiling import entry
 from atoll.sim.arrays import (
+    ANSWERS,
     ARRIVE,
     ARRIVED,
     BUSY_S,
@@ -44,6 +45,7 @@ from atoll.sim.lifetime import (
     end,
     end_llm,
     feed,
+    moves_on,
     next_level,
     next_pass,
     note_tokens,
@@ -54,7 +56,15 @@ from atoll.sim.lifetime import (
 )
 from atoll.sim.solo import solo_end, solo_fail, solo_start
 from atoll.sim.stage import stage_end, stage_start
-from atoll.sim.traffic import flush, instance_open, route, share_at
+from atoll.sim.traffic import (
+    flush,
+    instance_open,
+    partners,
+    route,
+    service_open,
+    share_at,
+    stranded,
+)
 
 COMPILED_AS = "the simulator"
 
@@ -82,11 +92,12 @@ def token_out(z: Sim, r: int, now: float) -> None:
     """Take in what came out of a request's pipeline and send it round again, or end it."""
     c = z.request[r]
     if c.state == PREFILL:
+        if moves_on(z, r):
+            decode_apart(z, r)
+            return
         prompt_done(z, r, now, now)
         if c.made >= c.answer:
             end(z, r, now, DONE)
-        elif z.service[c.service].apart:
-            decode_apart(z, r)
         else:
             c.state = DECODE
             z.unit[z.edge[z.way[r, 0]].reach].owned += 1
@@ -150,17 +161,23 @@ def hold_everywhere(z: Sim, r: int) -> bool:
 
 @kernel
 def cache_here(z: Sim, r: int, now: float) -> None:
-    """Let a request decode where its KV cache has arrived; the prefill side is free of it."""
+    """Let a request decode where its KV cache has arrived; the prefill side is free of it.
+
+    This is when its first token is streamed, by the side that goes on with it.
+    """
     c = z.request[r]
     if c.marked:
         start_over(z, r)
         return
     release(z, r, 0)
-    u = z.edge[z.way[r, z.run[0].path]].reach
+    path = z.run[0].path
+    u = z.edge[z.way[r, path]].reach
+    last = z.unit[z.edge[z.way[r, path + z.leg[r, 1].hops - 1]].reach]
     c.part = 1
     c.hop = 0
     c.charged = 0
     if z.unit[u].solo:
+        prompt_done(z, r, now, now + last.back_s)
         c.context = 0
         wait_at(z, u, token_list(u), r)
         wake(z, u, now)
@@ -168,6 +185,7 @@ def cache_here(z: Sim, r: int, now: float) -> None:
     if not hold_everywhere(z, r):
         start_over(z, r)
         return
+    prompt_done(z, r, now, now + last.back_s)
     c.state = DECODE
     c.context = c.target
     z.unit[u].owned += 1
@@ -239,15 +257,15 @@ def close_drained(z: Sim, now: float) -> None:
 
 
 @kernel
-def hopeless(z: Sim, g: int, part: int) -> bool:
-    """Return whether a request that found no way never will: instances are there, and all are empty."""
+def hopeless(z: Sim, r: int) -> bool:
+    """Return whether a request that found no way never will: ways are there, and all are empty."""
+    g = z.run[0].services + z.request[r].service
+    if not service_open(z, g, 0.0, 0.0):
+        return False
     some = False
     for v in range(z.graph[g].vertex + 1, z.graph[g + 1].vertex - 1):
-        vertex = z.vertex[v]
-        one = z.instance[vertex.item]
-        if vertex.part != part or not one.ready or one.draining:
-            continue
-        if instance_open(z, vertex.item, 0.0):
+        one = z.instance[z.vertex[v].item]
+        if one.part != ANSWERS and not z.vertex[v].closed:
             if one.holds > 0:
                 return False
             some = True
@@ -255,24 +273,62 @@ def hopeless(z: Sim, g: int, part: int) -> bool:
 
 
 @kernel
-def retry(z: Sim, at: int, part: int, now: float) -> None:
-    """Route requests that wait, in order, until one has to wait on."""
+def hopeless_move(z: Sim, r: int) -> bool:
+    """Return whether a request never finds room to decode: those who could take it are empty."""
+    some = False
+    first, stop = partners(z, r)
+    for e in range(first, stop):
+        one = z.instance[z.edge[e].reach]
+        if z.edge[e].weight <= 0.0 or not one.ready or one.draining:
+            continue
+        if instance_open(z, z.edge[e].reach, 0.0):
+            if one.holds > 0:
+                return False
+            some = True
+    return some
+
+
+@kernel
+def retry(z: Sim, at: int, now: float) -> None:
+    """Route new requests of a service, in order, until one has to wait on."""
     while z.list[at].head >= 0:
         r = z.list[at].head
         if z.request[r].marked:
             start_over(z, take(z, at))
-        elif route(z, r, part):
+        elif route(z, r, 0):
             take(z, at)
-            begin_part(z, r, part, now)
-        elif part == 0 and z.run[0].feed == WATERMARK:
+            begin_part(z, r, 0, now)
+        elif z.run[0].feed == WATERMARK:
             take(z, at)
             z.request[r].state = DROPPED
             z.request[r].end_s = now
             z.run[0].rejected += 1
-        elif hopeless(z, z.run[0].services + z.request[r].service, part):
+        elif hopeless(z, r):
             end(z, take(z, at), now, DROPPED)
         else:
             return
+
+
+@kernel
+def retry_moves(z: Sim, at: int, now: float) -> None:
+    """Route requests that wait at a prefill instance to decode, in order, until one has to wait on.
+
+    Where nobody is left to decode them (all are dead or gone) they start over elsewhere.
+    """
+    while z.list[at].head >= 0:
+        r = z.list[at].head
+        if z.request[r].marked:
+            start_over(z, take(z, at))
+        elif route(z, r, 1):
+            take(z, at)
+            begin_part(z, r, 1, now)
+        elif stranded(z, r):
+            start_over(z, take(z, at))
+        elif hopeless_move(z, r):
+            end(z, take(z, at), now, DROPPED)
+        else:
+            return
+        z.run[0].moving -= 1
 
 
 @kernel
@@ -293,9 +349,11 @@ def settle(z: Sim, now: float) -> None:
         while run.feeds > 0:
             run.feeds -= 1
             feed(z, now)
-        for service in range(len(z.service)):
-            for part in (1, 0):
-                retry(z, run.waits + 2 * service + part, part, now)
+        if run.moving > 0:
+            for at in range(run.moves, run.endings):
+                retry_moves(z, at, now)
+        for at in range(run.waits, run.moves):
+            retry(z, at, now)
         flush(z, now)
 
 

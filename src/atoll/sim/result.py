@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from atoll.core.errors import MissingDependencyError
 from atoll.plan.problem import Problem, Service
 from atoll.sim import arrays as a
 from atoll.sim.lifetime import GAP_LEAST_S, GAP_PER_DECADE
+from atoll.sim.links import link_names
 from atoll.sim.options import SimOptions
 
 if TYPE_CHECKING:
@@ -233,7 +235,7 @@ class SimReport:
             for at, service in enumerate(problem.services)
         )
         instances = tuple(_instances(built, clock))
-        usd = sum(instance.usd for instance in instances)
+        usd = sum(instance.usd for instance in instances) + _idle_usd(built, options, clock)
         tokens = int(sim.service_bin[a.TOKENS].sum())
         return cls(
             plan_name=built.history.plans[0].problem_name,
@@ -356,7 +358,7 @@ def _nodes(built: Built, clock_s: float) -> list[NodeSummary]:
                 instance=instance.id,
                 node=node.host or node.id,
                 group=group,
-                node_type=node.node_type,
+                node_type=node.kind,
                 service=instance.service,
                 phase=str(instance.phase),
                 layers=(node.start, node.end),
@@ -400,6 +402,16 @@ def _instances(built: Built, clock_s: float) -> list[InstanceSummary]:
     return summaries
 
 
+def _idle_usd(built: Built, options: SimOptions, clock_s: float) -> float:
+    """What GPUs of cut machines cost that no instance has, from plan to plan."""
+    marks = sorted(min(epoch.time_s, clock_s) for epoch in options.epochs)
+    times = pairwise([0.0, *marks, clock_s])
+    return sum(
+        plan.idle_usd * (end - begin) / 3600.0
+        for plan, (begin, end) in zip(built.history.plans, times, strict=True)
+    )
+
+
 def _series(sim: a.Sim, clock_s: float) -> TimeSeries:
     bin_s = float(sim.run[0]["bin_s"])
     bins = min(int(sim.run[0]["bins"]), max(1, math.ceil(clock_s / bin_s - 1e-9)))
@@ -421,24 +433,13 @@ def _series(sim: a.Sim, clock_s: float) -> TimeSeries:
 def _links(built: Built, clock_s: float, most: int = 20) -> dict[str, float]:
     """The busiest links and the share of time they send."""
     busy = built.sim.link["busy_s"] / max(clock_s, 1e-9)
-    names = built.sites.names
+    names = link_names(built.sites, [one.instance for one in built.history.standing])
     busy_by_link: dict[str, float] = {}
     for at in np.argsort(-busy, kind="stable")[:most]:
         if busy[at] <= 0.0:
             break
-        busy_by_link[_link_name(built, int(at), names)] = float(busy[at])
+        busy_by_link[names[int(at)]] = float(busy[at])
     return busy_by_link
-
-
-def _link_name(built: Built, at: int, names: tuple[str, ...]) -> str:
-    if built.sites.paired:
-        return f"{names[at // len(names)]} -> {names[at % len(names)]}"
-    for unit in built.lower.units:
-        if unit.node == at:
-            instance = built.history.standing[unit.instance].instance
-            return f"{instance.id}/{instance.nodes[unit.index].id}"
-    nodes = 1 + max(unit.node for unit in built.lower.units)
-    return names[at - nodes]
 
 
 def _busy_components(sim: a.Sim, options: SimOptions, clock_s: float) -> dict[str, float]:

@@ -18,7 +18,7 @@ from atoll.sim.heap import (
     token_list,
 )
 from atoll.sim.kernel import kernel
-from atoll.sim.lifetime import decode_apart, end, note_tokens, prompt_done, start_over
+from atoll.sim.lifetime import decode_apart, end, moves_on, note_tokens, prompt_done, start_over
 from atoll.sim.stepping import whole_seconds
 
 
@@ -254,12 +254,13 @@ def prompt_ended(z: Sim, u: int, r: int, now: float) -> None:
     if c.marked:
         start_over(z, r)
         return
+    if moves_on(z, r):
+        decode_apart(z, r)
+        return
     seen = now + z.unit[u].back_s
     prompt_done(z, r, now, seen)
     if c.made >= c.answer:
         end(z, r, seen, DONE)
-    elif z.service[c.service].apart:
-        decode_apart(z, r)
     else:
         join(z, u, r)
 

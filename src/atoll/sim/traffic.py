@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.routing import compiled
-from atoll.sim.arrays import DELIVER, KV_HERE, TOUCHED, Sim
+from atoll.sim.arrays import ALL, ANSWERS, CURVES, DELIVER, KV_HERE, PROMPTS, TOUCHED, Sim
 from atoll.sim.heap import push
 from atoll.sim.kernel import kernel
 
@@ -22,9 +22,15 @@ def carry(z: Sim, link: int, now: float, size: float, bytes_per_s: float) -> flo
 
 @kernel
 def send(z: Sim, now: float, e: int, head: int, tokens: float) -> None:
-    """Send the requests of the list at `head` over an edge as one message of so many tokens."""
+    """Send the requests of the list at `head` over an edge as one message of so many tokens.
+
+    Sender and receiver each take their messages in turn; it is there when both are done with it.
+    """
     edge = z.edge[e]
-    left = carry(z, edge.link, now, tokens * edge.token_bytes, edge.bytes_per_s)
+    size = tokens * edge.token_bytes
+    left = carry(z, edge.link, now, size, edge.bytes_per_s)
+    if edge.into >= 0:
+        left = max(left, carry(z, edge.into, now, size, z.link[edge.into].bytes_per_s))
     push(z, left + edge.latency_s, DELIVER, head)
 
 
@@ -121,26 +127,66 @@ def instance_open(z: Sim, i: int, need: float) -> bool:
 
 
 @kernel
-def service_open(z: Sim, g: int, part: int, need: float) -> bool:
-    """Close the instances of a service's graph that cannot take a request; say if any way is left."""
+def service_open(z: Sim, g: int, prompt: float, whole: float) -> bool:
+    """Close the instances of a service's graph that cannot take a request; say if any way is left.
+
+    It is counted with `prompt` tokens where only its prompt is computed, with `whole` where all is.
+    """
     for v in range(z.graph[g].vertex + 1, z.graph[g + 1].vertex - 1):
         vertex = z.vertex[v]
         one = z.instance[vertex.item]
         shut = not one.ready or one.draining
         if not shut:
-            shut = not instance_open(z, vertex.item, need if vertex.part == part else 0.0)
+            need = 0.0
+            if one.part == ALL:
+                need = whole
+            elif one.part == PROMPTS:
+                need = prompt
+            shut = not instance_open(z, vertex.item, need)
         vertex.masked = shut
     return close(z, g)
 
 
 @kernel
-def tokens_needed(z: Sim, r: int, part: int) -> float:
-    """Return the KV tokens a request is counted with on the units of a part (0 first, 1 decode apart)."""
+def partners(z: Sim, r: int) -> tuple[int, int]:
+    """Return the first edge to those who may decode what a request's instance computed, and past the last."""
     c = z.request[r]
-    service = z.service[c.service]
-    if part == 0 and service.apart:
+    g = z.run[0].services + c.service
+    base = z.graph[g].edge
+    v = z.instance[c.instance].vertex + g
+    return base + z.first[v], base + z.first[v + 1]
+
+
+@kernel
+def partners_open(z: Sim, r: int, need: float) -> None:
+    """Close the instances that could decode a request and cannot take `need` tokens."""
+    low = z.graph[z.run[0].services + z.request[r].service].vertex
+    first, stop = partners(z, r)
+    for e in range(first, stop):
+        i = z.edge[e].reach
+        one = z.instance[i]
+        shut = not one.ready or one.draining
+        z.vertex[low + z.edge[e].target].closed = shut or not instance_open(z, i, need)
+
+
+@kernel
+def stranded(z: Sim, r: int) -> bool:
+    """Return whether nobody who is there may decode what a request's instance computed."""
+    first, stop = partners(z, r)
+    for e in range(first, stop):
+        one = z.instance[z.edge[e].reach]
+        if z.edge[e].weight > 0.0 and one.ready and not one.draining:
+            return False
+    return True
+
+
+@kernel
+def tokens_needed(z: Sim, r: int, part: int) -> float:
+    """Return the KV tokens a request is counted with at an instance that does such a part of it."""
+    c = z.request[r]
+    if part == PROMPTS:
         return float(c.target)
-    estimate = float(c.answer) if z.run[0].actual else service.estimate
+    estimate = float(c.answer) if z.run[0].actual else z.service[c.service].estimate
     return compiled.reservation(float(c.prompt), float(c.made), estimate)
 
 
@@ -157,18 +203,18 @@ def route(z: Sim, r: int, part: int) -> bool:
     Books KV cache on every unit of the pipeline. False: every way is full or dead; nothing changes.
     """
     c = z.request[r]
-    need = tokens_needed(z, r, part)
     g = z.run[0].services + c.service
-    some = service_open(z, g, part, need)
     vertex = 0
     if part == 1:
+        partners_open(z, r, tokens_needed(z, r, ANSWERS))
         vertex = z.instance[c.instance].vertex - z.graph[g].vertex
-    elif not some:
+    elif not service_open(z, g, float(c.target), tokens_needed(z, r, ALL)):
         return False
     e = hop(z, g, vertex)
     if e < 0:
         return False
     i = z.edge[e].reach
+    need = tokens_needed(z, r, z.instance[i].part)
     low = z.graph[i].vertex
     sink = z.graph[i + 1].vertex - low - 1
     begin = part * z.run[0].path
@@ -220,26 +266,54 @@ def unbook(z: Sim, r: int, part: int) -> None:
 
 
 @kernel
+def cached_tokens(z: Sim, u: int, low: int, high: int, tokens: int) -> float:
+    """Return the tokens, summed over layers [low, high) of a unit, that a prompt leaves in the KV cache.
+
+    Layers with a window keep no more than it.
+    """
+    unit = z.unit[u]
+    if unit.kind == CURVES:
+        return float(tokens * (high - low))
+    total = 0.0
+    for k in range(unit.kinds):
+        window = z.coefficient[unit.row, k + 1, 0]
+        kept = float(tokens) if window < 0.0 else min(float(tokens), window)
+        total += kept * (z.prefix[unit.row, high, k] - z.prefix[unit.row, low, k])
+    return total
+
+
+@kernel
 def move_cache(z: Sim, r: int, now: float) -> None:
-    """Send the KV cache of a request from its prefill units to its decode units, layers to layers."""
+    """Send the KV cache of a request from its prefill units to its decode units, layers to layers.
+
+    Each piece takes its turn at the interfaces of both nodes and on the link that regions share, or, in a
+    cluster, on the link that joins the two.
+    """
     c = z.request[r]
-    size = float(c.target) * z.service[c.service].kv_bytes
     path = z.run[0].path
     there = now
     reached = 0
     for k in range(z.leg[r, 0].hops):
-        a = z.unit[z.edge[z.way[r, k]].reach]
+        u = z.edge[z.way[r, k]].reach
+        a = z.unit[u]
         low = max(reached, a.start)
         reached = a.end
         past = 0
         for j in range(z.leg[r, 1].hops):
             b = z.unit[z.edge[z.way[r, path + j]].reach]
-            layers = min(reached, b.end) - max(low, past, b.start)
+            begin, stop = max(low, past, b.start), min(reached, b.end)
             past = b.end
-            if layers <= 0:
+            if begin >= stop:
                 continue
             site = z.site[a.site, b.site]
-            link = a.site * z.site.shape[1] + b.site if z.run[0].paired else a.node
-            left = carry(z, link, now, size * layers, site.bytes_per_s)
+            tokens = cached_tokens(z, u, begin, stop, c.target)
+            piece = tokens * z.service[c.service].kv_bytes
+            left = now + piece / site.bytes_per_s
+            if site.link >= 0:
+                left = max(left, carry(z, site.link, now, piece, z.link[site.link].bytes_per_s))
+            if not z.run[0].paired:
+                out, into = a.node, z.run[0].nodes + b.node
+                left = max(left, carry(z, out, now, piece, z.link[out].bytes_per_s))
+                left = max(left, carry(z, into, now, piece, z.link[into].bytes_per_s))
             there = max(there, left + site.latency_s)
     push(z, there, KV_HERE, r)

@@ -54,7 +54,10 @@ class UnitMaker:
         service = self._problem.service(instance.service)
         if service.name not in self._profiles:
             self._profiles[service.name] = service_profiles(self._problem, self._catalog, service)
-        return self._profiles[service.name].get(instance.nodes[index].node_type)
+        node = instance.nodes[index]
+        return self._profiles[service.name].get(
+            node.node_type if node.gpu_ids is None else node.kind
+        )
 
     def groups(self, instance: Instance, index: int) -> int:
         """Return how many units a node is; a measured profile is of the whole node."""
@@ -64,7 +67,7 @@ class UnitMaker:
     def row(self, instance: Instance, index: int) -> UnitRow:
         """Return what each unit of a node can do."""
         node = instance.nodes[index]
-        key = (instance.role, node.node_type, node.tp, node.start, node.end)
+        key = (instance.role, node.kind, node.tp, node.start, node.end)
         if key not in self._rows:
             profile = self._profile(instance, index)
             if profile is None:
@@ -76,7 +79,7 @@ class UnitMaker:
     def _build_modelled(self, instance: Instance, index: int) -> UnitRow:
         problem, node, phase = self._problem, instance.nodes[index], instance.phase
         service = problem.service(instance.service)
-        kind = self._catalog.node(node.node_type)
+        kind = self._catalog.node(node.kind)
         spec = self._catalog.model(service.model).llm
         model = analytic(spec, kind, tp=node.tp, engine=problem.settings.engine)
         memory = memory_model(problem, self._catalog, service, phase, kind, node.tp)

@@ -23,18 +23,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from atoll.solve.effort import Effort
-    from atoll.solve.progress import Progress
+    from atoll.solve.progress import Progress, SolveStats
     from atoll.solve.registry import compare_solvers, solve, solvers
 
 _HOME = {
     "Effort": "effort",
     "Progress": "progress",
+    "SolveStats": "progress",
     "compare_solvers": "registry",
     "solve": "registry",
     "solvers": "registry",
 }
 
-__all__ = ["Effort", "Progress", "compare_solvers", "solve", "solvers"]
+__all__ = ["Effort", "Progress", "SolveStats", "compare_solvers", "solve", "solvers"]
 
 
 def __getattr__(name: str) -> object:

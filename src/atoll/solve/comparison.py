@@ -12,7 +12,7 @@ from atoll.solve.explain.explanation import served_share
 class Compared(Frozen):
     """Another solver's plan in figures.
 
-    `served` is the share of demand of the least served role (the mean where the problem weighs services by
+    `served` is the share of demand of the least served service (the mean where the problem weighs services by
     priority) and `served_mean` the mean of all. `ratio` is its cost over that of the plan it is compared
     with, where both serve the same. `broken` names the rules it breaks: a baseline may know nothing of a
     budget, and then has no plan to compare. On a fixed cluster `tokens_per_s` is what it carries and `hops`

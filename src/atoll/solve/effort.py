@@ -1,15 +1,27 @@
-"""How hard a solver tries, and what for."""
+"""How hard a solver tries, and what for.
+
+Effort is counted work, so the same problem gets the same plan on an idle and on a loaded machine. A deadline
+is a safety net beside it: whoever reaches it says so in the plan (`cut_short`).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter
 
+from atoll.core.errors import UsageError
 from atoll.plan.plan import Goal, Plan
 
 GAP = 1e-3
-DEADLINE_S = 30.0
-
+DEADLINE_S = 300.0
+"""A safety net that the usual effort does not reach, on a busy laptop either."""
+LEVELS = {"low": 0.1, "normal": 1.0, "high": 10.0}
+"""Effort in words, as a multiple of the usual work."""
+_LEAST_WORK, _MOST_WORK = 0.01, 1000.0
+MOMENT_S = 1e-3
+"""What a step is given where no time is left: it must return the first plan that it has."""
 
 _SOONER = 0.2
 """What prompt latency counts: a plan with prompts a tenth sooner may generate 2 % less."""
@@ -34,17 +46,67 @@ Rank = Callable[[Plan], Measured]
 
 @dataclass(frozen=True)
 class Effort:
-    """How close to the optimum to come, and on a fixed cluster what for.
+    """How close to the optimum to come, with how much work, and on a fixed cluster what for.
 
     `gap` is the proven distance to the optimum, as a share, at which the search may stop. `cached` keeps
-    templates on disk and uses those that are there. The rest is for fixed clusters: `objective` is what the
-    plan is best at (None: what lasts), `partial` lets a node run only some of its layers, `promise` allows
-    no pipeline slower than ttft and tpot, and `rank` values the best few plans, of which it takes the best.
+    templates on disk and uses those that are there. `work` multiplies every budget of counted work: linear
+    programmes, integer nodes, evaluations, simulations. The rest is for fixed clusters: `objective` is what
+    the plan is best at (None: what lasts), `partial` lets a node run only some of its layers, `promise`
+    allows no pipeline slower than ttft and tpot (False: best effort), and `rank` values the best few plans,
+    of which it takes the best.
     """
 
     gap: float = GAP
     cached: bool = True
     objective: Goal | None = None
     partial: bool = False
-    promise: bool = False
+    promise: bool = True
     rank: Rank | None = None
+    work: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not _LEAST_WORK <= self.work <= _MOST_WORK:
+            raise UsageError(
+                f"{self.work:g} times the usual effort",
+                hint=f"take {_LEAST_WORK:g} to {_MOST_WORK:g}, or low, normal or high",
+                field="effort",
+            )
+
+
+def parse_work(text: str) -> float:
+    """Return effort in words ("high") or as a number ("2.5") as a multiple of the usual work."""
+    if text in LEVELS:
+        return LEVELS[text]
+    try:
+        work = float(text)
+    except ValueError:
+        work = math.nan
+    if not _LEAST_WORK <= work <= _MOST_WORK:
+        raise UsageError(
+            f"cannot read '{text}' as an effort",
+            hint=f"write low, normal, high, or a number from {_LEAST_WORK:g} to {_MOST_WORK:g}",
+            field="effort",
+        )
+    return work
+
+
+class Countdown:
+    """The wall-clock time left of a deadline that several steps share; not what ends a search by itself."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = perf_counter() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds left, below 0 once it has passed."""
+        return self._end - perf_counter()
+
+    @property
+    def passed(self) -> bool:
+        """Whether none is left."""
+        return self.left <= 0.0
+
+    def share(self, part: float) -> float:
+        """Return a share of the seconds left for one step, at least a moment: a solver needs some."""
+        return max(MOMENT_S, self.left * part)

@@ -8,17 +8,21 @@ given, layers are placed on it (`place`). Nobody else has to know which family a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from atoll.core.errors import (
     InfeasibleError,
+    InternalError,
     MissingDependencyError,
     UnknownNameError,
     UsageError,
 )
-from atoll.solve.effort import DEADLINE_S, Effort
+from atoll.plan.validate.violation import InvalidPlanError
+from atoll.solve.effort import DEADLINE_S, Countdown, Effort
+from atoll.solve.progress import Progress, SolveStats
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
@@ -31,6 +35,12 @@ if TYPE_CHECKING:
 _PACKAGES = ("numba", "highspy", "scipy")
 LATE = "a longer --deadline may find a plan that serves more"
 """What to do where the deadline came before the search ended."""
+CUT_SHORT = "the deadline came before the search had ended"
+"""The reason that a plan gives where it was cut short."""
+_LENIENCE = 0.1
+"""Share of a deadline that what follows it may take."""
+_LENIENCE_S = 1.0
+_ALL = 1.0 - 1e-9
 
 
 def solve(
@@ -41,31 +51,116 @@ def solve(
     deadline_s: float = DEADLINE_S,
     on_progress: OnProgress | None = None,
     catalog: Catalog | None = None,
+    stats: SolveStats | None = None,
 ) -> Plan:
     """Return a plan for a problem that has passed the validator.
 
     `solver` is one of `solvers(problem)`, by default the first of them. The search ends when the plan is
-    proven as close to the best as `effort` asks, or after `deadline_s` seconds; `on_progress` is told how
+    proven as close to the best as `effort` asks or the work that it allows is done; `on_progress` is told how
     far it is. `catalog` are the facts to plan with, by default those of the problem. Where there is no plan
-    its status is "infeasible" and its reasons say why.
+    its status is "infeasible" and its reasons say why. Equal arguments give equal plans, unless `deadline_s`
+    seconds pass first: then the plan is the best so far or of the best baseline, whichever serves more, and
+    says that it was `cut_short`. `stats` is told what it took.
     """
     if not deadline_s > 0:
         raise UsageError(f"a deadline of {deadline_s:g} s", hint="give it some time, as in 30.0")
     require_packages()
-    from atoll.plan.validate.check import check
-
     family = _family(problem)
     name = solver or family.names[0]
     _check_name(name, problem)
     facts = problem.catalog() if catalog is None else catalog
-    plan = family.solve(name, problem, facts, effort or Effort(), deadline_s, on_progress)
-    check(plan, problem, facts)
+    own = SolveStats()
+    began, cpu = time.perf_counter(), time.process_time()
+    asked = _Asked(family, problem, facts, effort or Effort(), deadline_s, own.watch(on_progress))
+    try:
+        plan = asked.solve(name)
+    finally:
+        own.seconds, own.cpu_seconds = time.perf_counter() - began, time.process_time() - cpu
+        if stats is not None:
+            stats.add(own)
     return plan
+
+
+class _Asked:
+    """What a solver is asked, and the net under it: a deadline never costs more than the search."""
+
+    def __init__(
+        self,
+        family: SolverFamily,
+        problem: Problem,
+        facts: Catalog,
+        effort: Effort,
+        deadline_s: float,
+        tell: OnProgress,
+    ) -> None:
+        self.family, self.problem, self.facts = family, problem, facts
+        self.effort, self.tell = effort, tell
+        self.deadline = Countdown(deadline_s)
+        self.rescued_by = Countdown(deadline_s * (1 + _LENIENCE) + _LENIENCE_S)
+
+    def solve(self, name: str) -> Plan:
+        """Return the plan of one solver; where it was cut short or fell over late, the best there is."""
+        rule = name in self.family.baselines
+        best: Plan | None = None
+        try:
+            best = self._check(name, self.deadline.seconds)
+        except (InfeasibleError, InternalError, InvalidPlanError):
+            # A search that ends by itself must not fail; one that was torn away may leave anything.
+            if rule or not self.deadline.passed:
+                raise
+            best = self._rescue(None)
+            if best is None:
+                raise
+        else:
+            if not best.cut_short:
+                return best
+            best = best if rule else self._rescue(best) or best
+        reasons = best.reasons if CUT_SHORT in best.reasons else (*best.reasons, CUT_SHORT)
+        return best.model_copy(update={"cut_short": True, "reasons": reasons})
+
+    def _check(self, name: str, seconds: float) -> Plan:
+        from atoll.plan.validate.check import check
+
+        plan = self.family.solve(name, self.problem, self.facts, self.effort, seconds, self.tell)
+        check(plan, self.problem, self.facts)
+        return plan
+
+    def _rescue(self, found: Plan | None) -> Plan | None:
+        """Return what serves most: a plan, or the baselines until there is no time left for more.
+
+        One is tried in any case, and all of them while nothing is served.
+        """
+        best, served = found, _served(found, self.problem)
+        for tried, name in enumerate(self.family.baselines):
+            if served[0] >= _ALL or (tried and served[1] > 0.0 and self.rescued_by.passed):
+                break
+            self.tell(Progress("baselines", f"{name}, as the deadline has come"))
+            try:
+                other = self._check(name, self.rescued_by.share(1.0))
+            except (InfeasibleError, InternalError, InvalidPlanError):
+                continue
+            if best is None or _served(other, self.problem) > served:
+                best, served = other, _served(other, self.problem)
+        return best
+
+
+def _served(plan: Plan | None, problem: Problem) -> tuple[float, float]:
+    """Return the share of demand that a plan serves as the problem counts it, and the mean of all."""
+    from atoll.solve.explain.explanation import served_share
+
+    if plan is None:
+        return (0.0, 0.0)
+    return (served_share(plan, problem), served_share(plan, problem, mean=True))
 
 
 def solvers(problem: Problem) -> tuple[str, ...]:
     """Return the names of the solvers that fit a problem, the default first."""
     return _family(problem).names
+
+
+def baselines(problem: Problem) -> tuple[str, ...]:
+    """Return the names of those solvers that are simple rules to compare with."""
+    return _family(problem).baselines
 
 
 def compare_solvers(
@@ -77,20 +172,21 @@ def compare_solvers(
     on_progress: OnProgress | None = None,
     catalog: Catalog | None = None,
 ) -> Iterator[Compared]:
-    """Yield what simple rules make of the problem, beside a plan for it."""
-    from atoll.plan.validate.violation import InvalidPlanError
+    """Yield what simple rules make of the problem, beside a plan for it, until `deadline_s` is over."""
     from atoll.solve.comparison import broken, compare
 
     facts = problem.catalog() if catalog is None else catalog
-    for name in _family(problem).baselines:
-        if name == plan.solver:
-            continue
+    left = Countdown(deadline_s)
+    names = [name for name in _family(problem).baselines if name != plan.solver]
+    for tried, name in enumerate(names):
+        if left.passed:
+            return
         try:
             other = solve(
                 problem,
                 solver=name,
                 effort=effort,
-                deadline_s=deadline_s,
+                deadline_s=left.share(1 / (len(names) - tried)),
                 on_progress=on_progress,
                 catalog=facts,
             )
@@ -109,17 +205,15 @@ def count_templates(
     return _family(problem).count_templates(problem, facts, cached)
 
 
-def require(
-    plan: Plan, problem: Problem, *, strict: bool = False, late: bool = False
-) -> InfeasibleError | None:
+def require(plan: Plan, problem: Problem, *, strict: bool = False) -> InfeasibleError | None:
     """Return why a plan is not good enough, None if it is: there is none, or it must meet all demand.
 
-    `strict` asks for all demand; a fleet that says `on_shortage: fail` does so, too. `late` says that the
-    deadline came before the search ended.
+    `strict` asks for all demand; a fleet that says `on_shortage: fail` does so, too.
     """
     from atoll.core.units import format_share
 
-    why = "the deadline came first" if late else "; ".join(plan.reasons[:3])
+    late = plan.cut_short
+    why = CUT_SHORT if late else "; ".join(plan.reasons[:3])
     because = f": {why}" if why else ""
     family = _family(problem)
     if plan.status == "infeasible":

@@ -6,14 +6,19 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atoll.cli.serving import sources
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.plan.cluster import NodeProfile
+from atoll.plan.plan import Instance
 from atoll.runtime.adapters.base import MachineShare, RunDirectory, ServedModel
+from atoll.runtime.adapters.devices import DeviceAssignment, assign_devices
 from atoll.runtime.adapters.llamacpp import gguf_file
 from atoll.runtime.adapters.remote import remote_endpoint
 from atoll.runtime.adapters.sglang import sglang_endpoint
+from atoll.runtime.adapters.stage import stage_endpoint
 from atoll.runtime.adapters.vllm import vllm_command
 from atoll.runtime.local.fleet import LivenessTracker
 from atoll.runtime.local.profile import RangeTable, profile_of
@@ -35,6 +40,115 @@ def test_vllm_on_one_node_has_no_pipeline(tmp_path: Path) -> None:
     command = vllm_command(instance([(0, 32)]), SERVED, 9000, RunDirectory(tmp_path))
     assert "--pipeline-parallel-size" not in command.arguments
     assert command.environment == {}
+
+
+def cut(
+    node_type: str, tp: int, gpu_ids: tuple[int, ...] | None, held: list[tuple[int, int]]
+) -> Instance:
+    """Return an instance on GPUs of machines of a type, the nodes' GPUs one after the other."""
+    made = instance(held)
+    update = {"node_type": node_type, "tp": tp, "gpu_ids": gpu_ids}
+    nodes = [node.model_copy(update=update) for node in made.nodes]
+    if gpu_ids is not None:
+        for at, node in enumerate(nodes):
+            ids = tuple(gpu + at * len(gpu_ids) for gpu in gpu_ids)
+            nodes[at] = node.model_copy(update={"gpu_ids": ids})
+    return made.model_copy(update={"nodes": tuple(nodes)})
+
+
+def flag(arguments: tuple[str, ...], name: str) -> str | None:
+    return arguments[arguments.index(name) + 1] if name in arguments else None
+
+
+@pytest.mark.parametrize(
+    ("tp", "gpu_ids", "copies", "visible"),
+    [
+        (8, None, None, None),
+        (1, None, "8", None),
+        (2, None, "4", None),
+        (2, (4, 5), None, "4,5"),
+        (1, (0, 1, 2, 3), "4", "0,1,2,3"),
+    ],
+)
+def test_copies_are_data_parallel_on_the_gpus_of_the_slice(
+    tp: int,
+    gpu_ids: tuple[int, ...] | None,
+    copies: str | None,
+    visible: str | None,
+    tmp_path: Path,
+) -> None:
+    made = cut("L40S:8", tp, gpu_ids, [(0, 32)])
+    home = RunDirectory(tmp_path)
+    vllm = vllm_command(made, SERVED, 9000, home)
+    assert flag(vllm.arguments, "--tensor-parallel-size") == str(tp)
+    assert flag(vllm.arguments, "--data-parallel-size") == copies
+    endpoint = sglang_endpoint(made, SERVED, 9000, home, MachineShare())
+    assert endpoint.server is not None
+    sglang = endpoint.server.command
+    assert (flag(sglang.arguments, "--tp"), flag(sglang.arguments, "--dp")) == (str(tp), copies)
+    for command in (vllm, sglang):
+        assert command.surroundings().get("CUDA_VISIBLE_DEVICES") == visible
+
+
+def test_a_pipeline_of_slices_sees_the_gpus_of_all_its_stages(tmp_path: Path) -> None:
+    made = cut("L40S:8", 2, (0, 1), [(0, 20), (20, 32)])
+    command = vllm_command(made, SERVED, 9000, RunDirectory(tmp_path))
+    assert command.environment == {
+        "CUDA_VISIBLE_DEVICES": "0,1,2,3",
+        "VLLM_PP_LAYER_PARTITION": "20,12",
+    }
+
+
+def test_vllm_refuses_slices_of_different_sizes(tmp_path: Path) -> None:
+    made = cut("L40S:8", 2, (0, 1), [(0, 20), (20, 32)])
+    wider = made.nodes[1].model_copy(update={"gpu_ids": (4, 5, 6, 7)})
+    mixed = made.model_copy(update={"nodes": (made.nodes[0], wider)})
+    with pytest.raises(InputError, match="mixes node types"):
+        vllm_command(mixed, SERVED, 9000, RunDirectory(tmp_path))
+
+
+def test_a_stage_node_sees_its_own_gpus(tmp_path: Path) -> None:
+    made = cut("L40S:8", 1, (2, 3), [(0, 2), (2, 4)])
+    endpoint = stage_endpoint(
+        "x", [made], SERVED, 9000, RunDirectory(tmp_path), MachineShare(), lambda _node: 0.0
+    )
+    seen = [node.command.surroundings().get("CUDA_VISIBLE_DEVICES") for node in endpoint.nodes]
+    assert seen == ["2,3", "4,5"]
+    assert endpoint.server is not None
+    assert "CUDA_VISIBLE_DEVICES" not in endpoint.server.command.surroundings()
+
+
+def test_devices_of_a_node() -> None:
+    whole, part = cut("H100:8", 4, None, [(0, 4)]), cut("H100:8", 2, (4, 5, 6, 7), [(0, 4)])
+    found = assign_devices(whole, whole.nodes[0])
+    assert found == DeviceAssignment("here/H100:8/owned/i.n0", {}, ((0, 1, 2, 3), (4, 5, 6, 7)))
+    slot = part.nodes[0].model_copy(update={"slot": 3, "market": "spot", "region": "us-west-2"})
+    assert assign_devices(part, slot) == DeviceAssignment(
+        "us-west-2/H100:8/spot/3", {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, ((4, 5), (6, 7))
+    )
+    host = slot.model_copy(update={"host": "box-1", "slot": None})
+    assert assign_devices(part, host).machine == "box-1"
+
+
+@given(st.data())
+def test_slices_of_one_machine_have_its_name_and_gpus_of_their_own(data: st.DataObject) -> None:
+    gpus = data.draw(st.sampled_from([2, 4, 8]))
+    size = data.draw(st.sampled_from([n for n in (1, 2, 4) if n < gpus]))
+    tp = data.draw(st.sampled_from([n for n in (1, 2, 4) if n <= size]))
+    slots = data.draw(st.integers(1, 3))
+    order = data.draw(st.permutations(range(gpus)))
+    seen: dict[str, list[int]] = {}
+    for slot in range(slots):
+        for at in range(0, gpus, size):
+            made = cut(f"H100:{gpus}", tp, tuple(order[at : at + size]), [(0, 4)])
+            node = made.nodes[0].model_copy(update={"slot": slot})
+            found = assign_devices(made, node)
+            assert {len(copy) for copy in found.copies} == {tp}
+            visible = [int(gpu) for gpu in found.environment["CUDA_VISIBLE_DEVICES"].split(",")]
+            assert [gpu for copy in found.copies for gpu in copy] == visible
+            seen.setdefault(found.machine, []).extend(visible)
+    assert len(seen) == slots
+    assert all(sorted(ids) == list(range(gpus)) for ids in seen.values())
 
 
 @pytest.mark.parametrize(

@@ -9,22 +9,34 @@ import pytest
 from atoll.core.errors import InputError
 from atoll.engine.messages import NodeStats
 from atoll.engine.routes import NodeSpec, RouteQuery
-from atoll.plan.plan import Instance
+from atoll.plan.plan import Instance, Route
 from atoll.runtime.instance.config import InstanceConfig, InstancePart, engine_name
 from atoll.runtime.instance.routes import PlanRouter
-from tests.runtime.local.test_placing import instance
+from tests.runtime.local.test_placing import even_routes, instance, way
 
 
 class World:
     """Nodes that live or not, and a router over them."""
 
-    def __init__(self, *instances: Instance, blocks: int = 100) -> None:
+    def __init__(
+        self,
+        *instances: Instance,
+        blocks: int = 100,
+        routes: tuple[Route, ...] | None = None,
+    ) -> None:
         self.parts = tuple(
             InstancePart(instance=i, inboxes={n.id: f"ipc:///x/{i.id}.{n.id}" for n in i.nodes})
             for i in instances
         )
         self.router = PlanRouter(
-            InstanceConfig(name="x", model="m", models=("m",), parts=self.parts, port=0)
+            InstanceConfig(
+                name="x",
+                model="m",
+                models=("m",),
+                parts=self.parts,
+                routes=even_routes(instances) if routes is None else routes,
+                port=0,
+            )
         )
         self.dead: set[str] = set()
         self.blocks = blocks
@@ -112,6 +124,70 @@ def test_prompts_and_answers_apart() -> None:
     assert seen == {("p/n0", "d0/n0", "d0/n1"): 10, ("p/n0", "d1/n0", "d1/n1"): 10}
     world.dead = {"d0/n1"}
     assert {tuple(world.route()) for _ in range(4)} == {("p/n0", "d1/n0", "d1/n1")}
+
+
+def apart(region: str = "here") -> tuple[Instance, ...]:
+    """Two prefill and two decode instances; the second of each stands in a region."""
+    made = [instance([(0, 4)], name, phase) for name, phase in PARTS]
+    return tuple(
+        i.model_copy(update={"region": region if i.id.endswith("1") else "here"}) for i in made
+    )
+
+
+PARTS = (("p0", "prefill"), ("p1", "prefill"), ("d0", "decode"), ("d1", "decode"))
+PAIRS = (way(0.75, "p0", "d0"), way(0.25, "p1", "d1"))
+
+
+def test_requests_follow_the_pairs_of_the_plan() -> None:
+    world = World(*apart(), routes=PAIRS)
+    seen = Counter(tuple(world.route()) for _ in range(40))
+    assert seen == {("p0/n0", "d0/n0"): 30, ("p1/n0", "d1/n0"): 10}
+
+
+def test_without_its_partner_a_prefill_instance_uses_another_of_its_region() -> None:
+    world = World(*apart(), routes=PAIRS)
+    world.dead = {"d0/n0"}
+    seen = Counter(tuple(world.route()) for _ in range(40))
+    assert seen == {("p0/n0", "d1/n0"): 30, ("p1/n0", "d1/n0"): 10}
+    world.dead = set()
+    assert ("p0/n0", "d0/n0") in {tuple(world.route()) for _ in range(4)}
+
+
+def test_kv_caches_stay_in_their_region_when_nodes_die() -> None:
+    world = World(*apart("there"), routes=PAIRS)
+    world.dead = {"d0/n0"}
+    assert {tuple(world.route()) for _ in range(10)} == {("p1/n0", "d1/n0")}
+    world.dead = {"d0/n0", "p1/n0"}
+    assert world.route() == []
+
+
+def test_a_full_partner_makes_the_pair_wait_not_change() -> None:
+    # 1600 tokens each, 1440 of them to be booked; a prompt of 1000 fills a node.
+    world = World(*apart(), routes=PAIRS, blocks=100)
+    assert world.route("one", prompt=1000) == ["p0/n0", "d0/n0"]
+    assert world.route("two", prompt=1000) == ["p1/n0", "d1/n0"]
+    assert world.route("three", prompt=1000) == []
+    world.router.finish("two")
+    assert world.route("three", prompt=1000) == ["p1/n0", "d1/n0"]
+
+
+def test_routes_lead_over_parts_in_their_order() -> None:
+    for routes, why in (
+        ((), "4 parts and no routes"),
+        ((way(1.0, "d0", "p0"),), "a route over d0, p0"),
+        ((way(1.0, "p0"),), "a route over p0"),
+        ((way(1.0, "p0", "d9"),), "a route over p0, d9"),
+    ):
+        config = {
+            "name": "x",
+            "model": "m",
+            "models": ["m"],
+            "parts": [part.model_dump() for part in World(*apart(), routes=PAIRS).parts],
+            "routes": [route.model_dump() for route in routes],
+            "port": 0,
+        }
+        with pytest.raises(InputError, match=why):
+            InstanceConfig.parse(config)
 
 
 def test_phases_must_fit() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import assume, given
@@ -41,7 +42,23 @@ def instance(
     )
 
 
-def plan(*instances: Instance, routes: tuple[Route, ...] = ()) -> Plan:
+def even_routes(instances: Sequence[Instance]) -> tuple[Route, ...]:
+    """Return equal shares for all ways of each service, apart each prefill with each decode instance."""
+    routes: list[Route] = []
+    for service in sorted({i.service for i in instances}):
+        own = [i for i in instances if i.service == service]
+        ways: list[tuple[str, ...]] = [(i.id,) for i in own if i.phase is Phase.BOTH]
+        ways += [
+            (a.id, b.id)
+            for a, b in itertools.product(own, own)
+            if (a.phase, b.phase) == (Phase.PREFILL, Phase.DECODE)
+        ]
+        routes += [Route(service=service, instances=way, share=1 / len(ways)) for way in ways]
+    return tuple(routes)
+
+
+def plan(*instances: Instance, routes: tuple[Route, ...] | None = None) -> Plan:
+    routes = even_routes(instances) if routes is None else routes
     return Plan(
         problem_hash="x",
         problem_name="x",
@@ -51,6 +68,10 @@ def plan(*instances: Instance, routes: tuple[Route, ...] = ()) -> Plan:
         status="feasible",
         solver="hand",
     )
+
+
+def way(share: float, *names: str, service: str = "chat") -> Route:
+    return Route(service=service, instances=names, share=share)
 
 
 def test_scaled_keeps_shares() -> None:
@@ -79,22 +100,40 @@ def test_scaled_keeps_the_order_of_marks(marks: list[int], layers: int) -> None:
 
 
 def test_together_is_an_endpoint_each_with_the_weight_of_its_route() -> None:
-    route = Route(service="chat", phase=Phase.BOTH, weights={"a": 0.75, "b": 0.25})
-    made = plan(instance([(0, 4)], "a"), instance([(0, 2), (2, 4)], "b"), routes=(route,))
+    routes = (way(0.75, "a"), way(0.25, "b"))
+    made = plan(instance([(0, 4)], "a"), instance([(0, 2), (2, 4)], "b"), routes=routes)
     found = standings(made, {"chat": 4})
     assert [(s.name, s.weight, s.nodes) for s in found] == [("a", 0.75, 1), ("b", 0.25, 2)]
+    assert all(s.routes == () for s in found)
 
 
 def test_apart_is_one_endpoint_for_all() -> None:
     parts = [instance([(0, 4)], name, name[:-2]) for name in ("prefill-0", "decode-0", "decode-1")]
     found = standings(plan(*parts), {"chat": 4})
     assert [s.name for s in found] == ["chat"]
-    assert {i.id for i, _ in found[0].instances} == {"prefill-0", "decode-0", "decode-1"}
+    assert {i.id for i in found[0].instances} == {"prefill-0", "decode-0", "decode-1"}
+    pairs = {route.instances: route.share for route in found[0].routes}
+    assert pairs == {("prefill-0", "decode-0"): 0.5, ("prefill-0", "decode-1"): 0.5}
 
 
-def test_a_missing_phase_is_an_error() -> None:
-    with pytest.raises(InputError, match="no instance for decode"):
+def test_ways_of_both_kinds_share_requests_by_the_weights_of_their_endpoints() -> None:
+    parts = [
+        instance([(0, 4)], "whole", "both"),
+        instance([(0, 4)], "p", "prefill"),
+        instance([(0, 2), (2, 4)], "d", "decode"),
+        instance([(0, 4)], "idle", "both"),
+    ]
+    routes = (way(0.7, "p", "d"), way(0.3, "whole"), way(0.0, "idle"))
+    found = standings(plan(*parts, routes=routes), {"chat": 4})
+    assert [(s.name, s.weight, s.nodes) for s in found] == [("whole", 0.3, 1), ("chat", 0.7, 3)]
+    assert found[1].routes == routes[:1]
+
+
+def test_routes_must_lead_over_instances_of_the_service() -> None:
+    with pytest.raises(InputError, match="no route for 'chat'"):
         standings(plan(instance([(0, 4)], "p", "prefill")), {"chat": 4})
+    with pytest.raises(InputError, match="leads over gone, which is no instance"):
+        standings(plan(instance([(0, 4)], "p"), routes=(way(1.0, "gone"),)), {"chat": 4})
 
 
 def test_a_missing_service_is_an_error() -> None:

@@ -19,6 +19,7 @@ from atoll.runtime.adapters.base import (
     ServedModel,
     single_node,
 )
+from atoll.runtime.adapters.devices import visible_gpus
 from atoll.runtime.adapters.probes import TokenProbe
 from atoll.runtime.pool.member import Backend
 from atoll.runtime.supervise.agent import ProcessSpec
@@ -70,6 +71,7 @@ def llamacpp_endpoint(
         Command(
             arguments,
             home.log(instance.id),
+            visible_gpus([node]),
             cpus=share.cpus.get(instance.id, ()),
             threads=share.threads(instance.id),
         ),

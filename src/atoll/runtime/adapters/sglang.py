@@ -12,6 +12,7 @@ from atoll.runtime.adapters.base import (
     ServedModel,
     single_node,
 )
+from atoll.runtime.adapters.devices import visible_gpus
 from atoll.runtime.adapters.probes import TokenProbe
 from atoll.runtime.pool.member import Backend
 from atoll.runtime.supervise.agent import ProcessSpec
@@ -31,19 +32,22 @@ def sglang_endpoint(
     weight: float = 1.0,
 ) -> Endpoint:
     """Return the process of an instance under SGLang."""
-    del share  # SGLang takes the GPUs it sees
+    del share  # SGLang takes the GPUs it is shown
     single_node(instance, "SGLang")
     node = instance.nodes[0]
     url = f"http://127.0.0.1:{port}"
-    arguments = (
+    arguments: tuple[str, ...] = (
         *(sys.executable, "-m", "sglang.launch_server"),
         *("--model-path", served.source.removeprefix("hf://")),
         *("--served-model-name", served.names[0]),
         *("--host", "127.0.0.1", "--port", str(port), "--tp", str(node.tp)),
     )
+    copies = node.gpus // node.tp
+    if copies > 1:
+        arguments += ("--dp", str(copies))
     server = ProcessSpec(
         instance.id,
-        Command(arguments, home.log(instance.id)),
+        Command(arguments, home.log(instance.id), visible_gpus([node])),
         TokenProbe(url, served.names[0]),
         _LIMITS,
     )

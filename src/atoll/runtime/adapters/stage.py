@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from atoll.engine.node import NodeConfig
-from atoll.plan.plan import Instance
+from atoll.plan.plan import Instance, Route
 from atoll.runtime.adapters.base import Endpoint, MachineShare, RunDirectory, ServedModel
+from atoll.runtime.adapters.devices import visible_gpus
 from atoll.runtime.adapters.probes import InstanceProbe, NodeProbe
 from atoll.runtime.instance.config import NODES_MISSING, InstanceConfig, InstancePart, engine_name
 from atoll.runtime.pool.member import Backend
@@ -20,28 +21,30 @@ _NODE_DRAIN_S = 8.0
 
 def stage_endpoint(
     name: str,
-    instances: Sequence[tuple[Instance, float]],
+    instances: Sequence[Instance],
     served: ServedModel,
     port: int,
     home: RunDirectory,
     share: MachineShare,
     silent: Callable[[str], float],
     *,
+    routes: Sequence[Route] = (),
     weight: float = 1.0,
     policy: str = "iwrr",
     dead_after_s: float = 2.0,
     silent_s: float = 8.0,
 ) -> Endpoint:
-    """Return the processes of an endpoint over instances of the plan, each with its weight.
+    """Return the processes of an endpoint over instances of the plan.
 
-    One instance for both phases, or those of prefill and those of decode. Layer ranges must be those
-    of the model that is served. A node silent for `dead_after_s` is given up by the instance; a process
-    silent for `silent_s` is started anew.
+    One instance for both phases, or those of prefill and those of decode with the `routes` over them. Layer
+    ranges must be those of the model that is served. A node is one process, however many copies of its
+    layers it has, and sees the GPUs that the plan gives it. A node silent for `dead_after_s` is given up
+    by the instance; a process silent for `silent_s` is started anew.
     """
     nodes: list[ProcessSpec] = []
     held: list[tuple[str, str, int, int]] = []
     parts: list[InstancePart] = []
-    for instance, portion in instances:
+    for instance in instances:
         inboxes = {}
         for node in instance.nodes:
             process = engine_name(instance.id, node.id)
@@ -63,19 +66,25 @@ def stage_endpoint(
                 ProcessSpec(
                     process,
                     _python(
-                        home, process, share, "atoll.engine.node", str(home.write(process, config))
+                        home,
+                        process,
+                        share,
+                        "atoll.engine.node",
+                        str(home.write(process, config)),
+                        visible_gpus([node]),
                     ),
                     NodeProbe(home.file(process, ".ready"), process, silent, silent_s),
                     _LIMITS,
                 )
             )
             held.append((process, node.id, node.start, node.end))
-        parts.append(InstancePart(instance=instance, inboxes=inboxes, weight=portion))
+        parts.append(InstancePart(instance=instance, inboxes=inboxes))
     config_of_server = InstanceConfig(
         name=name,
         model=served.source,
         models=served.names,
         parts=tuple(parts),
+        routes=tuple(routes),
         port=port,
         scheduler=home.inbox(f"{name}.scheduler"),
         policy=policy,
@@ -91,7 +100,7 @@ def stage_endpoint(
     )
     return Endpoint(
         Backend(id=name, url=url, models=served.names, weight=weight, kind="atoll"),
-        tuple(instance.id for instance, _ in instances),
+        tuple(instance.id for instance in instances),
         tuple(nodes),
         server,
         tuple(held),
@@ -99,12 +108,18 @@ def stage_endpoint(
 
 
 def _python(
-    home: RunDirectory, name: str, share: MachineShare, module: str, config: str
+    home: RunDirectory,
+    name: str,
+    share: MachineShare,
+    module: str,
+    config: str,
+    environment: Mapping[str, str] | None = None,
 ) -> Command:
     return Command.of_module(
         module,
         ("--config", config),
         home.log(name),
+        environment,
         cpus=share.cpus.get(name, ()),
         threads=share.threads(name),
     )

@@ -1,4 +1,7 @@
-"""`vllm serve`: an instance of one node, or of equal nodes in a row that may hold uneven layer ranges."""
+"""`vllm serve`: an instance of one node, or of equal nodes in a row that may hold uneven layer ranges.
+
+A node whose GPUs hold several copies of the layers runs them as data-parallel ranks of one server.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from itertools import pairwise
 from atoll.core.errors import InputError
 from atoll.plan.plan import Instance
 from atoll.runtime.adapters.base import Endpoint, MachineShare, RunDirectory, ServedModel
+from atoll.runtime.adapters.devices import visible_gpus
 from atoll.runtime.adapters.probes import TokenProbe
 from atoll.runtime.pool.member import Backend
 from atoll.runtime.supervise.agent import ProcessSpec
@@ -16,15 +20,15 @@ from atoll.runtime.supervise.supervision import RestartLimits
 _LIMITS = RestartLimits(ready_s=1800.0, unwell=3, term_s=30.0)
 
 
-def vllm_layout(instance: Instance) -> tuple[int, tuple[int, ...]]:
-    """Return the tensor-parallel size and the layers of each stage; what vLLM cannot do is refused."""
+def vllm_layout(instance: Instance) -> tuple[int, int, tuple[int, ...]]:
+    """Return tensor- and data-parallel size and the layers of each stage; what vLLM cannot do is refused."""
     stages = instance.layout()
     why = None
     if instance.partial:
         why = "has nodes that run only a part of their layers"
     elif any(len(stage.nodes) > 1 for stage in stages):
         why = "has several nodes in a stage"
-    elif len({(node.node_type, node.tp) for node in instance.nodes}) > 1:
+    elif len({(node.kind, node.tp) for node in instance.nodes}) > 1:
         why = "mixes node types"
     elif any(a.end != b.start for a, b in pairwise(stages)):
         why = "has layer ranges that overlap"
@@ -34,12 +38,13 @@ def vllm_layout(instance: Instance) -> tuple[int, tuple[int, ...]]:
             field="engine",
             hint="use the engine 'atoll'",
         )
-    return instance.nodes[0].tp, tuple(stage.end - stage.start for stage in stages)
+    node = instance.nodes[0]
+    return node.tp, node.gpus // node.tp, tuple(stage.end - stage.start for stage in stages)
 
 
 def vllm_command(instance: Instance, served: ServedModel, port: int, log: RunDirectory) -> Command:
     """Return the command that serves an instance."""
-    tp, layers = vllm_layout(instance)
+    tp, copies, layers = vllm_layout(instance)
     arguments = [
         *("vllm", "serve", served.source.removeprefix("hf://")),
         *("--host", "127.0.0.1", "--port", str(port)),
@@ -47,7 +52,9 @@ def vllm_command(instance: Instance, served: ServedModel, port: int, log: RunDir
         *("--tensor-parallel-size", str(tp)),
         "--enable-prefix-caching",
     ]
-    environment = {}
+    environment = visible_gpus(instance.nodes)
+    if copies > 1:
+        arguments += ["--data-parallel-size", str(copies)]
     if len(layers) > 1:
         arguments += ["--pipeline-parallel-size", str(len(layers))]
         environment["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, layers))
@@ -64,7 +71,7 @@ def vllm_endpoint(
     weight: float = 1.0,
 ) -> Endpoint:
     """Return the process of an instance under vLLM."""
-    del share  # vLLM takes the GPUs it sees
+    del share  # vLLM takes the GPUs it is shown
     url = f"http://127.0.0.1:{port}"
     server = ProcessSpec(
         instance.id,

@@ -10,7 +10,7 @@ from atoll.core.errors import InputError
 from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase
 from atoll.plan.names import refuse
-from atoll.plan.plan import Instance
+from atoll.plan.plan import Instance, Route
 
 NODES_MISSING = "nodes_missing"
 """Code of the error with which /health says that nodes are silent."""
@@ -19,13 +19,11 @@ NODES_MISSING = "nodes_missing"
 class InstancePart(Frozen):
     """An instance of the plan and the inboxes of its nodes, by node id.
 
-    Where prompts and answers have instances of their own, an endpoint has several parts; `weight` is
-    the share of its phase's requests that one gets.
+    Where prompts and answers have instances of their own, an endpoint has several parts.
     """
 
     instance: Instance
     inboxes: dict[str, str]
-    weight: float = Field(1.0, ge=0)
 
     @model_validator(mode="after")
     def _every_node_has_one(self) -> Self:
@@ -44,7 +42,8 @@ class InstanceConfig(Frozen):
     """One endpoint of the stage engine.
 
     model: the source of the weights, for tokenizer and chat template (see `atoll.engine.weights`).
-    models: the names requests may ask for. scheduler: the inbox nodes answer to. policy: see
+    models: the names requests may ask for. routes: the ways over the parts, with their shares; where there
+    is one part, it is the way. scheduler: the inbox nodes answer to. policy: see
     `atoll.routing.policies`. max_waiting: requests that may wait before more are answered with 503.
     request_s: the longest a request may take. dead_after_s: silence after which a node is given up.
     """
@@ -53,6 +52,7 @@ class InstanceConfig(Frozen):
     model: str
     models: tuple[str, ...] = Field(min_length=1)
     parts: tuple[InstancePart, ...] = Field(min_length=1)
+    routes: tuple[Route, ...] = ()
     host: str = "127.0.0.1"
     port: int = Field(ge=0, le=65535)
     scheduler: str = "tcp://127.0.0.1:*"
@@ -77,9 +77,30 @@ class InstanceConfig(Frozen):
             )
         return self
 
-    def of_phase(self, phase: Phase) -> tuple[InstancePart, ...]:
-        """Return the parts of a phase."""
-        return tuple(part for part in self.parts if part.instance.phase == phase)
+    @model_validator(mode="after")
+    def _routes_lead_over_parts(self) -> Self:
+        if not self.routes and len(self.parts) > 1:
+            message = f"{len(self.parts)} parts and no routes"
+            raise refuse(InputError(message, hint="give a route for each way over the parts"))
+        phases = {part.instance.id: part.instance.phase for part in self.parts}
+        for route in self.routes:
+            whole = len(route.instances) == 1
+            wanted = (Phase.BOTH,) if whole else (Phase.PREFILL, Phase.DECODE)
+            if tuple(phases.get(name) for name in route.instances) != wanted:
+                message = f"a route over {', '.join(route.instances)}"
+                hint = (
+                    "a route is one part for both phases, or one for prefill, then one for decode"
+                )
+                raise refuse(InputError(message, hint=hint))
+        return self
+
+    @property
+    def ways(self) -> tuple[Route, ...]:
+        """The routes; over the only part where none are given."""
+        if self.routes:
+            return self.routes
+        only = self.parts[0].instance
+        return (Route(service=only.service, instances=(only.id,), share=1.0),)
 
 
 def engine_name(instance: str, node: str) -> str:

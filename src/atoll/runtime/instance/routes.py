@@ -1,22 +1,20 @@
-"""The pipeline of each request inside an instance: the plan's flows, as the engine asks for routes.
+"""The pipeline of each request inside an endpoint: the plan's ways and flows, as the engine asks for routes.
 
-Interleaved weighted round robin over the flows (or another policy), masks for nodes whose KV cache is
-spoken for, and other ways when nodes die. The engine asks again for a request it has to start anew.
+A way is one instance, or one that computes the prompt and one that goes on from its KV cache. Ways and
+pipelines are chosen by interleaved weighted round robin over shares and flows (pipelines by another policy,
+if asked for), with masks for nodes whose KV cache is spoken for, and other ways when nodes die. The engine
+asks again for a request it has to start anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from atoll.core.ids import Phase
 from atoll.engine.messages import Hop, NodeStats, PipelineRoute
 from atoll.engine.routes import NodeSpec, RouteQuery
-from atoll.plan.plan import SINK, SOURCE
-from atoll.routing.instances import InstanceRouter, pair_weights
+from atoll.routing.instances import InstanceRouter, route_tables
 from atoll.routing.pipelines import Pipeline, PipelineRouter
-from atoll.routing.tables import Edge, RouteTables
+from atoll.routing.tables import RouteTables
 from atoll.runtime.instance.config import InstanceConfig, InstancePart
 
 
@@ -28,13 +26,15 @@ class PlanRouter:
     """
 
     def __init__(self, config: InstanceConfig) -> None:
-        phases = (Phase.BOTH,) if config.of_phase(Phase.BOTH) else (Phase.PREFILL, Phase.DECODE)
-        self._sides = [
-            [_PartRouter(part, config.policy, config.seed) for part in config.of_phase(phase)]
-            for phase in phases
-        ]
-        self._parts = {part.name: part for side in self._sides for part in side}
-        self._chooser = _chooser(self._sides, config)
+        region = {part.instance.id: part.instance.region for part in config.parts}
+        self._chooser = InstanceRouter(route_tables(config.ways, region), seed=config.seed)
+        used = self._chooser.planned.names[1:-1]
+        self._parts = {
+            part.instance.id: _PartRouter(part, config.policy, config.seed)
+            for part in config.parts
+            if part.instance.id in used
+        }
+        self._lost: frozenset[str] = frozenset()
         self._expected: dict[str, float] = {}
         self._held: dict[str, list[tuple[_PartRouter, Pipeline]]] = {}
 
@@ -58,17 +58,26 @@ class PlanRouter:
         for part in self._parts.values():
             part.update(alive, query.stats)
         self._release(query.request_id)
-        closed = [name for name, part in self._parts.items() if not part.open]
+        self._note_lost()
+        full: list[str] = []
         expected = self._expected.get(query.request_id, 0.0)
         while True:
-            chosen = self._chooser.route(busy=closed)
+            chosen = self._chooser.route(busy=full)
             if chosen is None:
                 return None
             hops = self._hops(query, [self._parts[name] for name in chosen], alive, expected)
             if isinstance(hops, str):
-                closed.append(hops)
+                full.append(hops)
                 continue
             return PipelineRoute(prefill=hops[0], decode=hops[1] if len(hops) > 1 else None)
+
+    def _note_lost(self) -> None:
+        """Have the ways over parts that no pipeline is left of lead over others, and back again."""
+        lost = frozenset(name for name, part in self._parts.items() if not part.open)
+        if lost != self._lost:
+            self._chooser.back(self._lost - lost)
+            self._chooser.lost(lost)
+            self._lost = lost
 
     def _hops(
         self,
@@ -134,26 +143,3 @@ class _PartRouter:
         return tuple(
             alive[self._names[hop.node]].hop(start=hop.start, end=hop.end) for hop in pipeline.hops
         )
-
-
-def _chooser(sides: Sequence[Sequence[_PartRouter]], config: InstanceConfig) -> InstanceRouter:
-    """Return what chooses a part of each phase, by their weights."""
-    names = [SOURCE, *(part.name for side in sides for part in side), SINK]
-    held = [(0, 0), *((k, k + 1) for k, side in enumerate(sides) for _ in side)]
-    weights = [np.array([max(part.part.weight, 1e-9) for part in side]) for side in sides]
-    last = len(names) - 1
-    edges: list[Edge] = [(0, 1 + i, float(w)) for i, w in enumerate(weights[0])]
-    if len(sides) == 1:
-        edges += [(1 + i, last, float(w)) for i, w in enumerate(weights[0])]
-    else:
-        near = np.array(
-            [[a.part.instance.region == b.part.instance.region for b in sides[1]] for a in sides[0]]
-        )
-        pairs = pair_weights(weights[0], weights[1], near)
-        begin = 1 + len(sides[0])
-        edges += [
-            (1 + i, begin + j, float(w)) for i, row in enumerate(pairs) for j, w in enumerate(row)
-        ]
-        edges += [(begin + j, last, float(w)) for j, w in enumerate(pairs.sum(axis=0))]
-    tables = RouteTables.of_edges(names, [*held, (len(sides), len(sides))], edges)
-    return InstanceRouter(tables, seed=config.seed)

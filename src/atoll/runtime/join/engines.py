@@ -196,7 +196,7 @@ def _stage(assignment: Assignment, hardware: Hardware, home: RunDirectory, port:
     )
     served = ServedModel(str(folder), (assignment.served,))
     # Without other nodes to hear from, a node that hangs shows in the instance's own health.
-    return stage_endpoint(ENGINE, [(instance, 1.0)], served, port, home, share, lambda _node: 0.0)
+    return stage_endpoint(ENGINE, [instance], served, port, home, share, lambda _node: 0.0)
 
 
 def _instance(hardware: Hardware, layers: int) -> Instance:

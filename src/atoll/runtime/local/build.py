@@ -77,7 +77,7 @@ def build(
         endpoint = _endpoint(standing, model, port, home, share, liveness, chosen)
         kinds = {
             engine_name(instance.id, node.id): node.node_type
-            for instance, _ in standing.instances
+            for instance in standing.instances
             for node in instance.nodes
         }
         named.append(ServiceEndpoint(endpoint, standing.service, kinds))
@@ -97,6 +97,7 @@ def _endpoint(
         served = ServedModel(str(model.folder), (standing.service,))
         return stage_endpoint(
             *(standing.name, standing.instances, served, port, home, share, liveness.silent_s),
+            routes=standing.routes,
             weight=standing.weight,
             policy=options.policy,
             dead_after_s=options.dead_after_s,
@@ -118,7 +119,7 @@ def _only_one(standing: PlannedEndpoint) -> Instance:
             field="engine",
             hint="use the engine 'atoll', or plan with 'phases: together'",
         )
-    return standing.instances[0][0]
+    return standing.instances[0]
 
 
 def _cores(
@@ -127,7 +128,7 @@ def _cores(
     """Share the cores out over node processes by the layers they hold."""
     work: dict[str, float] = {}
     for standing in planned:
-        for instance, _ in standing.instances:
+        for instance in standing.instances:
             if options.engine == "atoll":
                 for node in instance.nodes:
                     work[engine_name(instance.id, node.id)] = node.layers

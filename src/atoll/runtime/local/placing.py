@@ -9,25 +9,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from atoll.core.errors import InputError
-from atoll.core.ids import Phase
-from atoll.plan.plan import Instance, Plan
+from atoll.plan.plan import Instance, Plan, Route
 
 LLM = "llm"
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedEndpoint:
-    """An endpoint to be: the instances behind it, each with its share of their phase, and its weight."""
+    """An endpoint to be: the instances behind it, its weight, and, phases apart, the routes over them."""
 
     name: str
     service: str
-    instances: tuple[tuple[Instance, float], ...]
+    instances: tuple[Instance, ...]
     weight: float
+    routes: tuple[Route, ...] = ()
 
     @property
     def nodes(self) -> int:
         """How many node processes it takes."""
-        return sum(len(instance.nodes) for instance, _ in self.instances)
+        return sum(len(instance.nodes) for instance in self.instances)
 
 
 def scale_layers(instance: Instance, layers: int) -> Instance:
@@ -81,29 +81,32 @@ def standings(plan: Plan, layers: Mapping[str, int]) -> tuple[PlannedEndpoint, .
 
 
 def _of_service(plan: Plan, service: str, instances: Sequence[Instance]) -> list[PlannedEndpoint]:
-    shares = {
-        (route.phase, name): share
-        for route in plan.routes
-        if route.service == service
-        for name, share in route.weights.items()
-    }
+    """Return an endpoint for each instance that runs both phases, and one for all pairs together.
 
-    def share(instance: Instance) -> float:
-        return shares.get((instance.phase, instance.id), instance.throughput_per_s)
-
-    whole = [i for i in instances if i.phase is Phase.BOTH]
-    apart = [i for i in instances if i.phase in (Phase.PREFILL, Phase.DECODE)]
-    endpoints = [PlannedEndpoint(i.id, service, ((i, 1.0),), share(i)) for i in whole]
-    if apart:
-        missing = {Phase.PREFILL, Phase.DECODE} - {i.phase for i in apart}
-        if missing:
-            raise InputError(
-                f"{service} has no instance for {', '.join(sorted(missing))}",
-                field="instances",
-                hint="plan again: every phase of a service needs an instance",
-            )
-        # Prompts and answers of a request may meet any pair of instances: one endpoint for all.
-        endpoints.append(
-            PlannedEndpoint(service, service, tuple((i, share(i)) for i in apart), 1.0)
+    What no route leads over gets no requests, and does not stand here.
+    """
+    routes = [route for route in plan.routes if route.service == service and route.share > 0]
+    if not routes:
+        raise InputError(
+            f"the plan has no route for {service!r}", field="routes", hint="plan again"
         )
+    by_id = {instance.id: instance for instance in instances}
+    for name in sorted({name for route in routes for name in route.instances} - by_id.keys()):
+        raise InputError(
+            f"a route of {service!r} leads over {name}, which is no instance of it",
+            field="routes",
+            hint="plan again",
+        )
+    whole = [route for route in routes if len(route.instances) == 1]
+    pairs = tuple(route for route in routes if len(route.instances) == 2)
+    endpoints = [
+        PlannedEndpoint(route.instances[0], service, (by_id[route.instances[0]],), route.share)
+        for route in whole
+    ]
+    if pairs:
+        # A prefill instance may go with several decode instances, and the other way round.
+        used = {name for route in pairs for name in route.instances}
+        members = tuple(instance for instance in instances if instance.id in used)
+        share = sum(route.share for route in pairs)
+        endpoints.append(PlannedEndpoint(service, service, members, share, pairs))
     return endpoints

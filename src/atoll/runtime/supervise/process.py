@@ -45,13 +45,14 @@ class Command:
         module: str,
         arguments: tuple[str, ...],
         log: Path,
+        environment: Mapping[str, str] | None = None,
         *,
         cpus: tuple[int, ...] = (),
         threads: int = 1,
     ) -> Command:
         """Return the command `python -m MODULE ARGUMENTS`."""
         whole = (sys.executable, "-m", module, *arguments)
-        return cls(whole, log, cpus=cpus, threads=threads, module=module)
+        return cls(whole, log, environment or {}, cpus=cpus, threads=threads, module=module)
 
     def order(self, *, fork: bool) -> dict[str, object]:
         """Return what a guard is told."""

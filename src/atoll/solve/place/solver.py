@@ -232,9 +232,9 @@ def _solve_for_family(
     deadline_s: float,
     on_progress: OnProgress | None,
 ) -> Plan:
-    def log(seconds: float, value: float, bound: float) -> None:
+    def log(_seconds: float, value: float, bound: float) -> None:
         if on_progress is not None:
-            on_progress(Progress("placing", _describe(seconds, value, bound)))
+            on_progress(Progress("placing", _describe(value, bound)))
 
     if name in (SEARCH, MILP):
         # The deadline is for searching: on a machine where nothing was compiled yet, that comes before.
@@ -245,16 +245,22 @@ def _solve_for_family(
         for module in (anneal, moves, kernel):
             compile_entries(module.__name__)
     flow = FlowEffort(
-        deadline_s, effort.objective, effort.partial, effort.promise, log=log, rank=effort.rank
+        deadline_s,
+        effort.objective,
+        effort.partial,
+        effort.promise,
+        log=log,
+        rank=effort.rank,
+        work=effort.work,
     )
     return solve(name, problem, catalog, flow)
 
 
-def _describe(seconds: float, value: float, bound: float) -> str:
+def _describe(value: float, bound: float) -> str:
     best = f"best {value:,.1f} tokens/s" if value > 0 else "no placement yet"
     if math.isfinite(bound) and bound > 0:
         best += f", gap {format_share(max(0.0, 1 - value / bound))}, proven {bound:,.1f}"
-    return f"{seconds:.1f}s: {best}"
+    return best
 
 
 FAMILY = SolverFamily(

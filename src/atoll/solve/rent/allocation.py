@@ -99,6 +99,7 @@ class _Allocator:
 
     def __post_init__(self) -> None:
         _check(self.services, self.supply, self.limits, self.init_penalty)
+        self._parts: list[Work] = []
         demanded = [m for m, s in enumerate(self.services) if _asked(s)]
         model = self._model(demanded, np.ones(len(self.services)))
         servable = [_servable(model, i, self.limits.spread) for i in range(len(demanded))]
@@ -150,10 +151,6 @@ class _Allocator:
         self._parts.append(part)
         # A hair closer than asked, so that rounding cannot leave it a hair away.
         return Incumbent(Target(0.99 * self.gap), self.deadline, part, self.log)
-
-    @property
-    def _parts(self) -> list[Work]:
-        return self.__dict__.setdefault("_works", [])
 
     def _serve(
         self, active: list[int], model: RentModel, served: ServedDemand, short: ServedDemand | None

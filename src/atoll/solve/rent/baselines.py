@@ -14,13 +14,15 @@ what the paper's runs of both show. The others may also be pipelines over severa
 them stronger.
 
 Replicas come from the same exact layouts as Atoll's own templates, so a baseline never loses by a bad cut of
-layers. Where the last greedy replica would overshoot, the cheapest replica that covers the rest is taken
-instead; the papers do not say so, and it can only help the baseline.
+layers. They have whole machines. Where the last greedy replica would overshoot, the cheapest replica that
+covers the rest is taken instead; prefill and decode of a request stand in one region; and where phases may
+run apart or together, the greedy ones take the cheaper way. The papers do not say so, and it can only help
+the baseline.
 """
 
 from __future__ import annotations
 
-import time
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -29,17 +31,18 @@ import numpy as np
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.ids import Phase, RoleId
-from atoll.plan.plan import Plan
-from atoll.plan.problem import Offer, Problem
+from atoll.plan.plan import Market, Plan
+from atoll.plan.problem import Offer, Problem, Service
 from atoll.solve.assembly import NewInstance, plan_from_layouts
 from atoll.solve.lp import LinearProgram, Sparse
-from atoll.solve.rent.markets import Markets
 from atoll.solve.templates.generate import best_layout
 from atoll.solve.templates.library import Libraries
 
 _EPSILON = 1e-9
 _CAUCHY_SECONDS = 30.0
+_CAUCHY_ITERATIONS = 100_000
 _MOST_DECODES = 8
+_BISECTIONS = 12
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class HomogeneousReplica:
     offer: int
     region: str
     node_type: str
+    market: Market
     count: int
     throughput: float
     usd: float
@@ -84,10 +88,17 @@ def replicas(
                     usd = offer.usd_per_hour * count
                     options.append(
                         HomogeneousReplica(
-                            str(role), index, offer.region, offer.node_type, count, rate, usd
+                            str(role),
+                            index,
+                            offer.region,
+                            offer.node_type,
+                            offer.market,
+                            count,
+                            rate,
+                            usd,
                         )
                     )
-        options.sort(key=lambda r: (-r.efficiency, r.usd, r.region, r.node_type, r.count))
+        options.sort(key=lambda r: (-r.efficiency, r.usd, r.region, r.node_type, r.market, r.count))
         by_role[str(role)] = options
     return by_role
 
@@ -104,6 +115,9 @@ class _Stock:
 
     def take(self, replica: HomogeneousReplica, number: int) -> None:
         self.left[replica.offer] -= replica.count * number
+
+    def copy(self) -> _Stock:
+        return _Stock(self.left)
 
 
 def _greedy(
@@ -128,36 +142,131 @@ def _greedy(
     return taken
 
 
+Taken = list[tuple[HomogeneousReplica, int]]
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How requests of a service can be served in a region: by replicas of one role or of one each of two."""
+
+    region: str
+    roles: tuple[str, ...]
+    units: tuple[float, ...]
+    options: tuple[list[HomogeneousReplica], ...]
+
+    def price(self, stock: _Stock) -> float:
+        """Return dollars per request and second with the best replicas left, inf where one is missing."""
+        usd = 0.0
+        for unit, options in zip(self.units, self.options, strict=True):
+            best = next((r for r in options if stock.fits(r) > 0), None)
+            usd += math.inf if best is None else unit / best.efficiency
+        return usd
+
+    def cover(self, rate: float, stock: _Stock) -> Taken | None:
+        """Take replicas for so many requests per second out of the stock, None where it has too few.
+
+        Roles take what they like best in turn; where that leaves too little, in the other order.
+        """
+        both = list(zip(self.units, self.options, strict=True))
+        for order in (both, both[::-1]):
+            trial, taken = stock.copy(), list[tuple[HomogeneousReplica, int]]()
+            for unit, options in order:
+                own = _greedy(options, rate * unit, trial)
+                if sum(r.throughput * n for r, n in own) < rate * unit * (1 - _EPSILON):
+                    break
+                taken += own
+            else:
+                stock.left = trial.left
+                return taken
+        return None
+
+
+def _ways(
+    problem: Problem, service: Service, every: dict[str, list[HomogeneousReplica]]
+) -> list[_Way]:
+    """Return the ways in which a service's requests can be served, region by region."""
+    roles = {role.phase: str(role) for role in service.roles}
+    apart = (Phase.PREFILL, Phase.DECODE)
+    kinds = [(Phase.BOTH,)] if Phase.BOTH in roles else []
+    chains = [*kinds, *([apart] if Phase.PREFILL in roles else [])]
+    ways = []
+    for region in problem.regions:
+        for chain in chains:
+            names = tuple(roles[phase] for phase in chain)
+            options = tuple([r for r in every[name] if r.region == region] for name in names)
+            units = tuple(problem.demand(name) / service.demand_per_s for name in names)
+            ways.append(_Way(region, names, units, options))
+    return ways
+
+
+def _cover(
+    problem: Problem,
+    service: Service,
+    every: dict[str, list[HomogeneousReplica]],
+    stock: _Stock,
+) -> Taken:
+    """Serve a service greedily: the cheapest way first, as much of it as the stock allows."""
+    taken: Taken = []
+    if service.demand_per_s <= 0.0:
+        return taken
+    ways = _ways(problem, service, every)
+    rest = service.demand_per_s
+    while ways and rest > _EPSILON * service.demand_per_s:
+        way = min(ways, key=lambda w: (w.price(stock), w.region, w.roles))
+        if math.isinf(way.price(stock)):
+            break
+        rate = _most(way, rest, stock)
+        own = way.cover(rate, stock) if rate > 0.0 else None
+        if own is None:
+            ways.remove(way)
+            continue
+        taken += own
+        rest -= rate
+        if rate < rest:
+            ways.remove(way)
+    return taken
+
+
+def _most(way: _Way, rate: float, stock: _Stock) -> float:
+    """Return how many requests per second, up to `rate`, a way can serve out of the stock."""
+    if way.cover(rate, stock.copy()) is not None:
+        return rate
+    low, high = 0.0, rate
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2.0
+        if way.cover(middle, stock.copy()) is None:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
 def plan_homogeneous(
     problem: Problem, catalog: Catalog, libraries: Libraries, *, most_nodes: int | None = None
 ) -> Plan:
     """Return the plan of greedy homogeneous replicas, models in the problem's order."""
-    start = _clock()
     stock = _Stock([offer.available for offer in problem.offers])
     every = replicas(problem, libraries, most_nodes)
-    taken: list[tuple[HomogeneousReplica, int]] = []
-    for role in problem.roles:
-        taken += _greedy(every[str(role)], problem.demand(role), stock)
+    taken: Taken = []
+    for service in problem.services:
+        taken += _cover(problem, service, every, stock)
     name = "homogeneous-node" if most_nodes == 1 else "homogeneous"
-    return _plan(problem, catalog, libraries, taken, name, start)
+    return _plan(problem, catalog, libraries, taken, name)
 
 
 def plan_memory_proportional(problem: Problem, catalog: Catalog, libraries: Libraries) -> Plan:
     """Return the plan in which each model serves from its share of every offer."""
-    start = _clock()
     weights = {
         service.name: service.rate_per_s * catalog.model(service.model).llm.weight_bytes
         for service in problem.services
     }
     total = sum(weights.values()) or 1.0
     every = replicas(problem, libraries)
-    taken: list[tuple[HomogeneousReplica, int]] = []
+    taken: Taken = []
     shares = _shares(problem.offers, {name: w / total for name, w in weights.items()})
     for service in problem.services:
-        stock = _Stock(shares[service.name])
-        for role in service.roles:
-            taken += _greedy(every[str(role)], problem.demand(role), stock)
-    return _plan(problem, catalog, libraries, taken, "memory-proportional", start)
+        taken += _cover(problem, service, every, _Stock(shares[service.name]))
+    return _plan(problem, catalog, libraries, taken, "memory-proportional")
 
 
 def _shares(offers: Iterable[Offer], weights: dict[str, float]) -> dict[str, list[int]]:
@@ -194,7 +303,6 @@ def plan_cauchy(
     problem: Problem, catalog: Catalog, libraries: Libraries, *, most_nodes: int | None = None
 ) -> Plan:
     """Return the plan of prefill-decode combinations with the best per-model cost efficiency."""
-    start = _clock()
     every = replicas(problem, libraries, most_nodes)
     combinations = _combinations(problem, every)
     chosen = _solve_cauchy(problem, combinations)
@@ -205,11 +313,11 @@ def plan_cauchy(
     stock = _Stock([offer.available for offer in problem.offers])
     for replica, number in taken:
         stock.take(replica, number)
-    for role in problem.roles:
-        if role.phase is Phase.BOTH:
-            taken += _greedy(every[str(role)], problem.demand(role), stock)
+    for service in problem.services:
+        if service.phases == "together":
+            taken += _cover(problem, service, every, stock)
     name = "cauchy-node" if most_nodes == 1 else "cauchy"
-    return _plan(problem, catalog, libraries, taken, name, start)
+    return _plan(problem, catalog, libraries, taken, name)
 
 
 def _combinations(
@@ -250,7 +358,10 @@ def _solve_cauchy(
     problem: Problem, combinations: list[_Combination]
 ) -> list[tuple[_Combination, int]]:
     """Meet every demand, or the largest common fraction of all, at the least dollars per request."""
-    apart = [i for i, s in enumerate(problem.services) if s.phases == "apart"]
+    apart = [
+        i for i, s in enumerate(problem.services) if s.phases != "together" and s.demand_per_s > 0
+    ]
+    combinations = [c for c in combinations if c.service in apart]
     if not combinations or not apart:
         return []
     fraction = 1.0
@@ -287,9 +398,7 @@ def _meet(
     problem: Problem, combinations: list[_Combination], apart: list[int], fraction: float
 ) -> list[tuple[_Combination, int]] | None:
     lp = LinearProgram(problem.settings.seed)
-    demand = np.array(
-        [problem.services[i].rate_per_s * problem.services[i].headroom * fraction for i in apart]
-    )
+    demand = np.array([problem.services[i].demand_per_s * fraction for i in apart])
     stock = np.array([float(offer.available) for offer in problem.offers])
     rows = len(demand) + len(stock)
     lower = np.concatenate([demand, np.full(len(stock), -np.inf)])
@@ -314,7 +423,9 @@ def _meet(
     )
     lp.add_columns(cost, np.zeros(number), np.full(number, np.inf), matrix)
     lp.set_integer(np.arange(number, dtype=np.int64))
-    result = lp.solve_mip(time_limit_s=_CAUCHY_SECONDS, gap=1e-4)
+    result = lp.solve_mip(
+        time_limit_s=_CAUCHY_SECONDS, gap=1e-4, iteration_limit=_CAUCHY_ITERATIONS
+    )
     if result.values is None:
         return None
     counts = np.round(result.values).astype(int)
@@ -327,35 +438,20 @@ def _plan(
     libraries: Libraries,
     taken: Iterable[tuple[HomogeneousReplica, int]],
     solver: str,
-    start: tuple[float, float],
 ) -> Plan:
-    used = np.zeros(len(problem.offers), np.int64)
-    everything = list(taken)
-    for replica, number in everything:
-        used[replica.offer] += replica.count * number
-    markets = Markets(problem.offers, used)
     chosen = []
-    for replica, number in everything:
+    for replica, number in taken:
         tables = libraries.roles[replica.role].tables
         counts = np.zeros(len(libraries.kinds), np.int8)
         counts[libraries.kinds.index(replica.node_type)] = replica.count
         layout = best_layout(tables, counts)
-        for _ in range(number):
-            nodes = Counter({replica.node_type: replica.count})
-            rented = markets.take(replica.region, nodes)
-            chosen.append(NewInstance(replica.role, replica.region, layout, rented))
-    seconds, cpu = (now - then for now, then in zip(_clock(), start, strict=True))
+        rented = {(replica.node_type, replica.node_type, replica.market): replica.count}
+        chosen += [NewInstance(replica.role, replica.region, layout, rented)] * number
     return plan_from_layouts(
         problem,
         catalog,
         chosen,
         status="feasible",
         solver=solver,
-        seconds=seconds,
-        cpu_seconds=cpu,
         reasons=(f"baseline {solver}: nothing is proven",),
     )
-
-
-def _clock() -> tuple[float, float]:
-    return time.perf_counter(), time.process_time()

@@ -1,8 +1,8 @@
 """The master problem over single instances: exact, for the items that are let in.
 
-Columns beside those of `programme`: n_i of each item; a_{m,g,h} share of service m prefilled in region g and
-decoded in h; z_m left unserved; with a spread above 1, y_{r,g} whether role r stands in region g and s_r whether
-it stands at all. Rows, all of the form >= 0 unless said otherwise:
+Columns beside those of `programme`: n_i of each item; a_{m,g,h} share of service m prefilled in region g
+and decoded in h; z_m left unserved; with a spread above 1, y_{r,g} whether role r stands in region g and s_r
+whether it stands at all. Rows, all of the form >= 0 unless said otherwise:
 
     demand m       sum_i share_i n_i (both phases) + sum_{g,h} a_{m,g,h} + z_m >= 1
     prefill m, g   sum_i share_i n_i - sum_h a_{m,g,h}            decode m, h likewise
@@ -39,7 +39,7 @@ InstanceGoal = Literal["cost", "common", "weighted", "stand"]
 
 @dataclass(frozen=True)
 class InstanceAnswer:
-    """What an integer solve reached, and the share served of each; `bound` holds for the items that are in."""
+    """What an integer solve reached, and the share served of each; `bound` holds for items that are in."""
 
     objective: float
     bound: float
@@ -278,7 +278,9 @@ class InstanceMaster(RentalProgramme):
         if self.goal != "cost":
             np.maximum.at(
                 values,
-                self._unserved if len(self._unserved) > 1 else np.repeat(self._unserved, len(served)),
+                self._unserved
+                if len(self._unserved) > 1
+                else np.repeat(self._unserved, len(served)),
                 np.maximum(0.0, 1.0 - served),
             )
             if self.goal == "stand":

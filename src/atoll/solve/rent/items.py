@@ -132,9 +132,7 @@ def _price_items(rows: Small, amount: Small, row_price: Floats, out: Floats) -> 
 
 
 @entry("(int8[:, ::1], int64[:, ::1], int32[::1], int32[::1])")
-def _fill_possible(
-    counts: NDArray[np.int8], most: Ints, template: Small, region: Small
-) -> int:
+def _fill_possible(counts: NDArray[np.int8], most: Ints, template: Small, region: Small) -> int:
     """Write the pairs (template, region) whose nodes can all be had; return how many there are."""
     number, kinds = counts.shape
     found = 0

@@ -305,4 +305,3 @@ def blend(a: Prices, b: Prices, weight: float) -> Prices:
         spot=weight * a.spot + (1.0 - weight) * b.spot,
         nodes=weight * a.nodes + (1.0 - weight) * b.nodes,
     )
-

@@ -151,7 +151,8 @@ def running_columns(
     """
     offers = {offer.key: k for k, offer in enumerate(problem.offers)}
     names = [service.name for service in problem.services]
-    groups: dict[tuple[object, ...], list[Instance]] = defaultdict(list)
+    groups: dict[tuple[int, int, int, tuple[tuple[int, int], ...], float], list[Instance]]
+    groups = defaultdict(list)
     for instance in problem.running:
         if instance.service not in names or instance.region not in problem.regions:
             continue
@@ -162,10 +163,10 @@ def running_columns(
         stays = True
         for node in instance.nodes:
             k = offers.get((instance.region, node.node_type, node.market))
-            fits = k is not None and node.gpus in problem.offers[k].sizes and node.region is None
-            if not (fits and service.allows(node.kind)):
+            if k is None or node.gpus not in problem.offers[k].sizes or node.region is not None:
                 stays = False
                 break
+            stays = stays and service.allows(node.kind)
             gpus[k] += node.gpus
         if not stays:
             continue
@@ -179,14 +180,9 @@ def running_columns(
         )
         groups[key].append(instance)
     columns = []
-    for key in sorted(groups, key=repr):
-        service_index, phase, region, used, rate = key
-        columns.append(
-            (
-                types.RunningColumn(service_index, phase, region, used, len(groups[key]), rate),  # type: ignore[arg-type]
-                groups[key],
-            )
-        )
+    for (index, phase, region, used, rate), group in sorted(groups.items()):
+        column = types.RunningColumn(index, phase, region, used, len(group), rate)
+        columns.append((column, group))
     return columns
 
 
@@ -254,4 +250,3 @@ class _Stock:
                 _, node_type, market = self._left[region, kind].pop()
                 taken[kind, node_type, market] += 1
         return dict(taken)
-

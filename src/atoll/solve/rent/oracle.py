@@ -1,15 +1,15 @@
 """What serving one service costs at given prices of rows, as a function of how much of it is served.
 
 A service is served in *legs*: phases apart in a zone, or together in a region. A zone is a set of regions
-between which KV caches may travel; mostly each region is its own. Let P_z, D_z and B_z be what covering d costs
-with whole prefill, decode and both-phase instances of zone z (`cover`). Then
+between which KV caches may travel; mostly each region is its own. Let P_z, D_z and B_z be what covering d
+costs with whole prefill, decode and both-phase instances of zone z (`cover`). Then
 
     A_z(d) = P_z(d) + D_z(d)                         phases apart
     F_z(d) = min over a + b = d of A_z(a) + B_z(b)   some of each
     S(d)   = min over splits of d over zones of the sum of F_z
 
-Availability, limits, link bandwidth and spread are left out, so S is a lower bound where shares are rounded up
-to the grid. Rounded down, the same recursion finds instances that do serve d.
+Availability, limits, link bandwidth and spread are left out, so S is a lower bound where shares are rounded
+up to the grid. Rounded down, the same recursion finds instances that do serve d.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def zones_of(pairs: tuple[tuple[int, int], ...], regions: int) -> Ints:
     zone = np.arange(regions)
     for g, h in pairs:
         zone[zone == zone[h]] = zone[g]
-    return np.unique(zone, return_inverse=True)[1]
+    return np.unique(zone, return_inverse=True)[1].astype(np.int64)
 
 
 class ServiceOracle:
@@ -125,10 +125,10 @@ class ServiceOracle:
             every = np.concatenate([new, kept])
             rate = float((cost[every] / self.items.share[every]).min())
             table = np.maximum(table, rate * _BELOW)
-        return table
+        return np.asarray(table)
 
     def pick(self, legs: Legs, level: int = GRID) -> dict[int, int] | None:
-        """Return items that serve a level at what `legs` (not a lower bound) say it costs, None if none do."""
+        """Return items that serve a level at what `legs` (no lower bound) say it costs, None if none do."""
         place = int(np.searchsorted(legs.total.level, level))
         if place == len(legs.total.level):
             return None
@@ -193,7 +193,7 @@ class ServiceOracle:
             if self._any(BOTH, zone):
                 rest = _either(legs.apart[zone], others, lower=True).dense()[::-1]
                 self._slack(out, legs, (BOTH, zone), rest, least)
-        return np.maximum(0.0, out)
+        return np.asarray(np.maximum(0.0, out))
 
     def _any(self, phase: int, zone: int) -> bool:
         return bool(len(self._new[phase, zone]) or len(self._kept[phase, zone]))
@@ -203,16 +203,21 @@ class ServiceOracle:
     ) -> None:
         items = np.concatenate([self._new[key], self._kept[key]])
         weight, back = np.unique(self.up[items], return_inverse=True)
-        with_it = least_with(legs.tables[key], np.ascontiguousarray(beside), weight.astype(np.int64))
-        out[items] = legs.cost[items] + with_it[back] - least
+        with_it = least_with(
+            legs.tables[key], np.ascontiguousarray(beside), weight.astype(np.int64)
+        )
+        if np.isfinite(least):
+            out[items] = legs.cost[items] + with_it[back] - least
+        else:
+            out[items] = 0.0
 
 
 def _either(a: StepFunction, b: StepFunction, *, lower: bool) -> StepFunction:
     """`combine`, at once where one of the two serves nothing."""
-    if len(a.level) == 1:
+    if a.level[-1] == 0:
         zeros = np.zeros(len(b.level), np.int64)
         return StepFunction(b.level, b.value, zeros, np.arange(len(b.level)))
-    if len(b.level) == 1:
+    if b.level[-1] == 0:
         zeros = np.zeros(len(a.level), np.int64)
         return StepFunction(a.level, a.value, np.arange(len(a.level)), zeros)
     return combine(a, b, lower=lower)

@@ -95,9 +95,7 @@ class RentalProgramme:
             self.rent * model.start[k] * gpus,
             np.zeros(len(each)),
             np.floor(supply.available[k] * supply.gpus[k] / gpus),
-            Sparse.of(
-                np.concatenate(owner), np.concatenate(row), np.concatenate(value), len(each)
-            ),
+            Sparse.of(np.concatenate(owner), np.concatenate(row), np.concatenate(value), len(each)),
         )
         self.supply_columns = number + len(each)
 
@@ -198,11 +196,12 @@ def cheapest_supply(
     entries: list[tuple[int, float]] = []
     for some, number in zip(model.items, items, strict=True):
         used += some.use(number, model.rows)
-    for row in np.flatnonzero(used):
-        entries.append((int(row), -float(used[row])))
+    entries += [(int(row), -float(used[row])) for row in np.flatnonzero(used)]
     if "spot_share" in programme.limit_rows:
         held = used[model.cells :]
-        room = sum(programme.spot_room(k) * float(held[k]) for k in np.flatnonzero(held))
+        room = sum(
+            (programme.spot_room(int(k)) * float(held[k]) for k in np.flatnonzero(held)), 0.0
+        )
         entries.append((programme.limit_rows["spot_share"], room))
     rows = np.array([row for row, _ in entries], np.int64)
     values = np.array([value for _, value in entries])

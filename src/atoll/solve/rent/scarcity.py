@@ -1,8 +1,8 @@
 """When demand cannot be met: the most that can be served.
 
 The most is the largest common fraction of every service's demand, or the largest mean fraction weighted by
-priority. Services that nothing on offer can serve are left out of it. Where not even one instance of each of
-the others can stand at once, the common fraction is that of as many services as can (of equally many, those of
+priority. Services that nothing on offer can serve are left out of it. Where not even one instance of each
+of the others can stand at once, the common fraction is that of as many services as can (of equally many, those of
 more weight): serving some is better than serving none.
 
 Both are one problem: the same programmes as for the cost, with machines free of charge and the share left
@@ -179,9 +179,7 @@ def _search(
     oracles = oracles_of(free)
     small = sum(len(items) for items in model.items) <= SMALL
     common = goal == "common"
-    mixes = Decomposition(
-        free, oracles, "common" if common else "weighted", normal, standing, seed
-    )
+    mixes = Decomposition(free, oracles, "common" if common else "weighted", normal, standing, seed)
     mixes.converge()
     prices = (mixes.relaxed or (mixes.root.prices, None))[0]
     best = np.zeros(number)
@@ -254,13 +252,10 @@ def _first(model: RentModel, rebuild: Rebuild, most: float, seed: int) -> Soluti
     return None
 
 
-def _choices(
-    model: RentModel, rebuild: Rebuild, prices: Prices, most: float
-) -> list[list[Ints]]:
+def _choices(model: RentModel, rebuild: Rebuild, prices: Prices, most: float) -> list[list[Ints]]:
     """Ever more items, by how little they raise the cost of serving that fraction at these prices."""
     every = list(range(len(model.services)))
     smaller = rebuild(every, max(1e-6, min(1.0, most)))
     row = row_prices(model, prices)
     found = [oracle.slacks(oracle.legs(row)) for oracle in oracles_of(smaller)]
     return [lowest(found, np.inf, number)[0] for number in _STAGES]
-

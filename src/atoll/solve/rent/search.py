@@ -1,9 +1,9 @@
 """The cheapest allocation that meets all demand: which search when.
 
-Prices at which machines are rented settle it where machines are plenty: each service takes what is cheapest
-for it. If that does not fit together, small problems are solved whole over all instances. Larger ones first get
-better prices from mixes of whole services (`mixes`), whose bound says which instances can matter, and are then
-solved over more and more of those (`instances`).
+Prices at which machines are rented settle it where machines are plenty: each service takes what is
+cheapest for it. If that does not fit together, small problems are solved whole over all instances. Larger
+ones first get better prices from mixes of whole services (`mixes`), whose bound says which instances can
+matter, and are then solved over more and more of those (`instances`).
 """
 
 from __future__ import annotations
@@ -163,14 +163,16 @@ def close(
 
 
 def lowest(item_slacks: list[Floats], limit: float, most: int | None) -> tuple[list[Ints], float]:
-    """Return per service the items of slack at most `limit`, `most` of them, and what others have at least."""
+    """Return per service the items of slack at most `limit`, `most` of them, and the least of the others."""
     joined = np.concatenate([np.zeros(0), *item_slacks])
     service = np.repeat(np.arange(len(item_slacks)), [len(slack) for slack in item_slacks])
     place = np.concatenate(
         [np.zeros(0, np.int64), *(np.arange(len(slack)) for slack in item_slacks)]
     )
-    chosen = np.flatnonzero(joined <= limit) if np.isfinite(limit) else np.flatnonzero(
-        np.isfinite(joined)
+    chosen = (
+        np.flatnonzero(joined <= limit)
+        if np.isfinite(limit)
+        else np.flatnonzero(np.isfinite(joined))
     )
     if most is not None and len(chosen) > most:
         chosen = chosen[np.argsort(joined[chosen], kind="stable")]

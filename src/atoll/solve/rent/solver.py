@@ -17,10 +17,11 @@ from atoll.core.errors import UsageError
 from atoll.core.units import format_price, format_share
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
-from atoll.solve.effort import Effort
+from atoll.solve.effort import Countdown, Effort
 from atoll.solve.family import SolverFamily
 from atoll.solve.progress import OnProgress, Progress
 from atoll.solve.rent import baselines, optimal
+from atoll.solve.rent.types import Statistics
 from atoll.solve.templates.library import Libraries, template_libraries
 
 DEFAULT = optimal.SOLVER
@@ -32,6 +33,8 @@ BASELINES: dict[str, Callable[[Problem, Catalog, Libraries], Plan]] = {
     "memory-proportional": baselines.plan_memory_proportional,
 }
 NAMES = (DEFAULT, *BASELINES)
+_TEMPLATES = 0.75
+"""Share of a deadline after which templates are those that there are; a cache may have all of them."""
 
 
 def solve(
@@ -44,21 +47,53 @@ def solve(
 ) -> Plan:
     """Return the plan of the solver called `name`; "infeasible", with reasons, where there is none."""
     _refuse_cluster_options(effort)
-    libraries = template_libraries(problem, catalog, cached=effort.cached, on_progress=on_progress)
-    if name != DEFAULT:
-        return BASELINES[name](problem, catalog, libraries)
-
-    def log(seconds: float, objective: float, bound: float) -> None:
-        if on_progress is not None:
-            on_progress(Progress("allocating", _describe(seconds, objective, bound)))
-
-    # The deadline is for searching: on a machine where nothing was compiled yet, that comes before.
-    compile_entries("atoll.solve.cover")
-    compile_entries("atoll.solve.rent")
-    solved = optimal.solve(
-        problem, catalog, libraries, deadline_s=deadline_s, gap=effort.gap, log=log
+    # The deadline is for planning: on a machine where nothing was compiled yet, that comes before.
+    for rooms in ("atoll.solve.templates", "atoll.solve.cover", "atoll.solve.rent"):
+        compile_entries(rooms)
+    deadline = Countdown(deadline_s)
+    libraries = template_libraries(
+        problem,
+        catalog,
+        cached=effort.cached,
+        on_progress=on_progress,
+        until=lambda: deadline.left < deadline_s * (1 - _TEMPLATES),
     )
-    return solved.plan
+    if name != DEFAULT:
+        return _stamp(BASELINES[name](problem, catalog, libraries), libraries)
+
+    def log(_seconds: float, objective: float, bound: float) -> None:
+        if on_progress is not None:
+            on_progress(Progress("allocating", _describe(objective, bound)))
+
+    solved = optimal.solve(
+        problem,
+        catalog,
+        libraries,
+        deadline_s=deadline.share(1.0),
+        gap=effort.gap,
+        work=effort.work,
+        log=log,
+    )
+    if on_progress is not None:
+        on_progress(Progress("allocating", "done", 1.0, _count_work(solved.allocation.statistics)))
+    return _stamp(solved.plan, libraries)
+
+
+def _stamp(plan: Plan, libraries: Libraries) -> Plan:
+    """Return the plan; where templates are missing, as one of which nothing is proven."""
+    if not libraries.cut_short:
+        return plan
+    status = "feasible" if plan.status == "optimal" else plan.status
+    return plan.model_copy(update={"cut_short": True, "bound": None, "gap": None, "status": status})
+
+
+def _count_work(statistics: Statistics) -> dict[str, int]:
+    return {
+        "relaxations": statistics.rounds,
+        "integer programmes": statistics.mips,
+        "nodes": statistics.nodes,
+        "iterations": statistics.iterations,
+    }
 
 
 def _count_templates(problem: Problem, catalog: Catalog, cached: bool) -> dict[str, dict[str, int]]:
@@ -69,18 +104,18 @@ def _count_templates(problem: Problem, catalog: Catalog, cached: bool) -> dict[s
     }
 
 
-def _describe(seconds: float, objective: float, bound: float) -> str:
+def _describe(objective: float, bound: float) -> str:
     best = "no plan yet"
     if math.isfinite(objective) and objective > 0:
         best = f"best {format_price(objective)}, gap {format_share(max(0, 1 - bound / objective))}"
-    return f"{seconds:.1f}s: {best}, proven {format_price(max(0.0, bound))}"
+    return f"{best}, proven {format_price(max(0.0, bound))}"
 
 
 def _refuse_cluster_options(effort: Effort) -> None:
     options = {
         "objective": effort.objective is not None,
         "partial": effort.partial,
-        "promise": effort.promise,
+        "best-effort": not effort.promise,
     }
     for option, is_set in options.items():
         if is_set:

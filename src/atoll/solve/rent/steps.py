@@ -1,7 +1,7 @@
 """Cost as a function of how much is served: step functions, added and split between two ways (numba).
 
-A function is a list of points (level, value), both rising from (0, 0): to serve d costs the value of the first
-point whose level is at least d. Levels are whole numbers of steps of 1/GRID of a demand.
+A function is a list of points (level, value), both rising: to serve d costs the value of the first point
+whose level is at least d. Levels are whole numbers of steps of 1/GRID of a demand.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 COMPILED_AS = "the allocator"
 GRID = 32768
 MOST = 2000
-"""Points of a function beyond which neighbours are joined; the error is 1/MOST of its largest value at most."""
+"""Points of a function beyond which neighbours are joined; the error is 1/MOST of its largest value."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ EMPTY = StepFunction(np.zeros(1, np.int64), np.zeros(1), _NOTHING, _NOTHING)
 
 
 def steps_of(dense: Floats, *, lower: bool) -> StepFunction:
-    """Return the points of a function given at all levels; joined ones are rounded down if `lower`, else up."""
+    """Return the points of a function given at all levels; joined ones are rounded down if `lower`."""
     level, value = np.empty(len(dense), np.int64), np.empty(len(dense))
     number = _points(dense, level, value)
     level, value = level[:number], value[:number]

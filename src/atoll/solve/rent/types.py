@@ -1,7 +1,7 @@
 """What an allocation is asked and what it answers, as plain arrays.
 
-Kinds of nodes are numbered c = 0..C-1, regions g = 0..R-1, offers k = 0..K-1, services m. Throughput is in the
-unit of the role (tokens/s or requests/s), prices in USD per hour.
+Kinds of nodes are numbered c = 0..C-1, regions g = 0..R-1, offers k = 0..K-1, services m. Throughput is in
+the unit of the role (tokens/s or requests/s), prices in USD per hour.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ServiceDemand:
 
 @dataclass(frozen=True)
 class Supply:
-    """What can be had: offer k is up to `available[k]` machines of `gpus[k]` GPUs in `region[k]` at `usd[k]`/h.
+    """What can be had: offer k is `available[k]` machines of `gpus[k]` GPUs in `region[k]` at `usd[k]`/h.
 
     `sizes[k]` are the slices (GPUs, kind) that a machine may be cut into, the last being all of it.
     `link[g, h]` bytes/s pass between two regions.
@@ -109,7 +109,7 @@ class AllocatedInstances:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Work done: relaxations, mixes of whole services, integer solves with their nodes, iterations of simplex,
+    """Work done: relaxations, mixes of whole services, integer solves with their nodes, simplex iterations,
     and pairs of template and region: all, and those a better answer could still use.
     """
 

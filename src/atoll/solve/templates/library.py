@@ -109,7 +109,7 @@ def libraries(
     whole, _ = search_limits(len(problem.kinds), most)
     tables = {str(role): role_tables(problem, catalog, role) for role in problem.roles}
     by_role: dict[str, TemplateLibrary] = {}
-    if until is not None:
+    if until is not None and whole > _FIRST_NODES:
         for role, own in tables.items():
             known = cache.read(own, most) if cache is not None else None
             by_role[role] = known or generate(own, min(most, _FIRST_NODES), until=until)
