@@ -223,7 +223,7 @@ class Fleet:
         *,
         node_types: Sequence[str] | None = None,
         repairs: bool | None = None,
-        deadline_s: float = 60.0,
+        deadline_s: float = 120.0,
         most_plans: int | None = None,
         best_effort: bool = False,
         cached: bool = True,

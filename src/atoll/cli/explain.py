@@ -40,7 +40,7 @@ def explain(
     ] = None,
     deadline: Annotated[
         str, typer.Option("--deadline", help="Stop planning again after this long, in all.")
-    ] = "60s",
+    ] = "120s",
     plans: Annotated[
         int | None,
         typer.Option(

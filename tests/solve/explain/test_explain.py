@@ -13,7 +13,7 @@ from atoll.plan.plan import Plan
 from atoll.plan.problem import Limits, Problem
 from atoll.plan.validate.check import validate
 from atoll.solve.explain import repairs
-from atoll.solve.explain.changes import soft, with_more
+from atoll.solve.explain.changes import with_more
 from atoll.solve.explain.explain import explain
 from atoll.solve.explain.explanation import (
     Constraint,
@@ -59,7 +59,7 @@ def templates(text: str) -> Libraries:
 @cache
 def solver(text: str) -> RentSolver:
     problem = parse_fleet(text)
-    made = RentSolver(catalog(), cached=False, explained=soft(problem))
+    made = RentSolver(catalog(), cached=False)
     made.use(problem, templates(text))
     return made
 
@@ -94,22 +94,19 @@ def with_offer(problem: Problem, kind: str, **changes: object) -> Problem:
 
 
 def test_a_saving_is_the_difference_of_two_plans() -> None:
-    text = FLEET.replace("available: 1,", "available: 0,").replace("available: 8", "available: 5")
-    problem = parse_fleet(text)
-    found = explained(text, repairs=False)
-    now = solved(problem, text)
-    tight = [c for c in found.constraints if c.worth is not None]
-    assert tight
-    for constraint in tight:
-        assert constraint.kind == "availability"
-        assert constraint.rental is not None
-        assert constraint.worth is not None
-        then = solved(with_more(problem, (constraint.rental,)), text)
-        assert constraint.worth.usd_per_hour == pytest.approx(
-            max(0.0, now.usd_per_hour - then.usd_per_hour), abs=1e-3 * now.usd_per_hour
-        )
-        assert constraint.worth.at_most is not None
-        assert constraint.worth.usd_per_hour <= constraint.worth.at_most + 1e-9
+    problem = parse_fleet(FLEET)
+    found = explained(FLEET, repairs=False)
+    now = solved(problem, FLEET)
+    (tight,) = (c for c in found.constraints if c.kind == "availability")
+    assert (tight.where, tight.used, tight.limit) == ("L40S:1 in east", 1, 1)
+    assert tight.worth is not None
+    then = solved(with_offer(problem, "L40S:1", available=2), FLEET)
+    saved = now.usd_per_hour - then.usd_per_hour
+    assert saved > 0.5
+    assert tight.worth.usd_per_hour == pytest.approx(saved, abs=1e-3 * now.usd_per_hour)
+    assert tight.worth.at_most is not None
+    assert tight.worth.usd_per_hour <= tight.worth.at_most + 1e-9
+    assert tight.text.startswith("L40S:1 in east: 1 of 1; one more would save $")
 
 
 def test_the_break_even_price_is_where_the_plan_changes() -> None:
@@ -214,11 +211,9 @@ def test_a_plan_for_less_holds_where_more_is_allowed() -> None:
 
 def test_a_promise_can_be_the_repair() -> None:
     problem = parse_fleet(TIGHT)
-    text = TIGHT.replace("rate: 16/s", "rate: 40/s")
-    problem = parse_fleet(text)
-    now = solved(problem, text)
+    now = solved(problem, TIGHT)
     assert now.status == "partial"
-    found = repairs.find_repairs(planner(text), now, [])
+    found = repairs.find_repairs(planner(TIGHT), now, [])
     loose = [r for r in found if r.kind in ("ttft", "tpot")]
     assert loose
     for repair in loose:
@@ -230,9 +225,8 @@ def test_a_promise_can_be_the_repair() -> None:
             s.model_copy(update={f"{repair.kind}_s": repair.after}) if s.name == name else s
             for s in problem.services
         )
-        other = problem.replace(services=services)
-        plan = solved(other, text)
-        assert served_share(plan, problem) >= served_share(now, problem) - 1e-3
+        plan = solved(problem.replace(services=services), TIGHT)
+        assert served_share(plan, problem) >= repair.served - 2e-3
 
 
 def test_limits_can_be_the_repair() -> None:
@@ -249,17 +243,20 @@ def test_limits_can_be_the_repair() -> None:
 
 
 def test_a_worse_plan_is_compared_with_and_told_so() -> None:
-    problem = parse_fleet(FLEET)
-    few = problem.replace(offers=tuple(o for o in problem.offers if o.node_type != "L40S:1"))
-    worse = solved(few, FLEET)
-    best = solved(problem, FLEET)
+    problem = with_offer(parse_fleet(FLEET), "L40S:1", available=3)
+    worse, best = solved(parse_fleet(FLEET), FLEET), solved(problem, FLEET)
     saved = worse.usd_per_hour - best.usd_per_hour
-    assert saved > 0.01
-    found = explain(worse, planner(FLEET, problem), repairs=False)
+    assert saved > 0.5
+    found = explain(worse, planner(FLEET, problem))
     assert found.usd_per_hour == worse.usd_per_hour
     assert found.again is not None
     assert found.again.usd_per_hour == pytest.approx(saved, abs=0.01)
-    assert all(c.worth is None or c.worth.usd_per_hour >= saved - 0.01 for c in found.constraints)
+    # What planning again gives anyway is nobody else's gain.
+    for worth in (c.worth for c in found.constraints if c.worth is not None):
+        assert worth.again or worth.usd_per_hour > saved
+    assert found.repairs is not None
+    for repair in found.repairs:
+        assert (repair.saved_usd_per_hour or 0.0) > saved
 
 
 def test_an_infeasible_plan_shows_what_could_be_served() -> None:

@@ -36,7 +36,11 @@ from atoll.solve.templates.library import Libraries, template_libraries
 
 _SHARE = 0.4
 """Share of the plans that the worth of constraints may take, so that repairs are asked about, too."""
-_FEWEST = 8
+_WORK = 0.2
+_CLUSTER_WORK = 0.1
+"""The share of the usual work that goes into the answer to a question. On a cluster it goes into the plan,
+too, where none is given: searches compare only if they try as hard."""
+_FEWEST = 6
 _COLUMNS = 30_000
 """Templates in regions up to which as many plans are made as ever, and it takes seconds."""
 _NODES = 100
@@ -65,8 +69,11 @@ def explain(
     left_out: list[str] = []
     if plan is not None:
         planner.learn(problem, plan)
+    first = planner.effort
+    if plan is None and problem.cluster is None:
+        first = replace(first, work=1.0)
     try:
-        again = planner.ask(problem, "planning again")
+        again = planner.ask(problem, "planning again", effort=first)
     except OutOfTimeError:
         if plan is None:
             raise
@@ -120,7 +127,7 @@ def explain_problem(
     solver: RentSolver | ClusterSolver = ClusterSolver(facts)
     if rented:
         libraries = template_libraries(problem, facts, cached=cached, on_progress=on_progress)
-        solver = RentSolver(facts, cached, soft(problem) if plan is None else None)
+        solver = RentSolver(facts, cached)
         solver.use(problem, libraries)
 
     most = _count_plans(problem, libraries) if most_plans is None else most_plans
@@ -129,7 +136,7 @@ def explain_problem(
         if on_progress is not None:
             on_progress(Progress("planning again", question, min(1.0, plans / most)))
 
-    effort = Effort(cached=cached)
+    effort = Effort(cached=cached, work=_WORK if rented else _CLUSTER_WORK)
     if not rented:
         goal = None if plan is None or plan.goal == "cost" else plan.goal
         effort = replace(effort, objective=goal, promise=not best_effort)

@@ -106,7 +106,9 @@ class Worth(Frozen):
             )
         if self.usd_per_hour <= LEAST_USD:
             more = self.at_most is not None and self.at_most > LEAST_USD and not self.estimated
-            return f"save at most {format_price(self.at_most or 0.0)}" if more else "gain nothing"
+            if more:
+                return f"save at most {format_price(self.at_most or 0.0)}"
+            return "gain nothing" if self.at_most is not None else "gain nothing that was found"
         if self.estimated:
             return f"save about {format_price(self.usd_per_hour)} (estimate)"
         saved = f"save {format_price(self.usd_per_hour)}"

@@ -18,20 +18,13 @@ from atoll.solve.templates.cache import TemplateCache
 from atoll.solve.templates.generate import TemplateLibrary, generate
 from atoll.solve.templates.library import Libraries, role_tables, template_key
 
-_WORK = 0.2
-"""The share of the usual work that goes into the answer to a question."""
-
 
 @dataclass
 class RentSolver:
-    """Answers about rented nodes. Templates of roles that a change does not touch are used again.
-
-    The problem that is explained itself gets the usual effort where no plan is given, changed ones less.
-    """
+    """Answers about rented nodes. Templates of roles that a change does not touch are used again."""
 
     catalog: Catalog
     cached: bool = True
-    explained: Problem | None = None
     _roles: dict[str, TemplateLibrary] = field(init=False, default_factory=dict)
 
     def __call__(self, problem: Problem, effort: Effort, seconds: float) -> Answer:
@@ -42,7 +35,7 @@ class RentSolver:
             self.libraries(problem),
             deadline_s=seconds,
             gap=effort.gap,
-            work=1.0 if problem == self.explained else _WORK,
+            work=effort.work,
         )
         check(solved.plan, problem, self.catalog)
         most = float(solved.allocation.fraction_bound)

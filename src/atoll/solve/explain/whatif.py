@@ -23,7 +23,7 @@ from atoll.solve.explain.merit import Merit, merit, relaxes
 if TYPE_CHECKING:
     from atoll.solve.rent.types import Allocation
 
-MOST_SECONDS = 60.0
+MOST_SECONDS = 120.0
 MOST_PLANS = 40
 _LEAST_TOKENS = 1e-3
 
@@ -107,8 +107,15 @@ class Planner:
         if self.holds(plan, problem, self.catalog):
             self.learn(problem, plan)
 
-    def ask(self, problem: Problem, question: str, *, best_effort: bool = False) -> Plan:
-        """Return the best plan known for a variant after planning for it.
+    def ask(
+        self,
+        problem: Problem,
+        question: str,
+        *,
+        best_effort: bool = False,
+        effort: Effort | None = None,
+    ) -> Plan:
+        """Return the best plan known for a variant after planning for it, with other `effort` if given.
 
         Raises OutOfTimeError if there is no time left for the question.
         """
@@ -119,8 +126,10 @@ class Planner:
             if self.progress is not None:
                 self.progress(self.plans, question)
             self.plans += 1
-            effort = replace(self.effort, promise=False) if best_effort else self.effort
-            answer = self.solver(problem, effort, max(0.5, self.seconds_left))
+            chosen = effort or self.effort
+            if best_effort:
+                chosen = replace(chosen, promise=False)
+            answer = self.solver(problem, chosen, max(0.5, self.seconds_left))
             self._answers[key] = answer
             self.learn(problem, answer.plan, best_effort=best_effort)
         return self.best(problem, best_effort=best_effort) or self._answers[key].plan
