@@ -34,7 +34,7 @@ from atoll.solve.explain.whatif import MOST_PLANS, MOST_SECONDS, OutOfTimeError,
 from atoll.solve.progress import OnProgress, Progress
 from atoll.solve.templates.library import Libraries, template_libraries
 
-_SHARE = 0.4
+_SHARE = 0.5
 """Share of the plans that the worth of constraints may take, so that repairs are asked about, too."""
 _WORK = 0.2
 _CLUSTER_WORK = 0.1
@@ -188,7 +188,9 @@ def _list_constraints(base: Plan, planner: Planner) -> list[Bound]:
     problem = planner.problem
     if problem.cluster is not None:
         found = list(cluster_constraints(base, problem, planner.catalog))
-        return [promise_constraint(problem), *found] if planner.effort.promise else found
+        # Promises stand in the way of demand, not of what could be carried beyond it.
+        promised = planner.effort.promise and not merit(base, problem).meets_demand
+        return [*found, promise_constraint(problem)] if promised else found
     return [
         (constraint, Change("limits", constraint.where, loosen(problem, constraint)))
         for constraint in tight_constraints(base, problem)

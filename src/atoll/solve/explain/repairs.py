@@ -97,14 +97,14 @@ def _groups(planner: Planner, base: Plan) -> Iterator[tuple[str, Iterator[Found]
     problem = planner.problem
     short = not merit(base, problem).meets_demand
     yield "cutting machines", _together_then_single(planner, base, cuts(problem))
-    yield "running phases together", _together_then_single(planner, base, free_phases(problem))
     if problem.cluster is not None:
         yield "faster links", _faster_links(planner, base)
-        yield "best effort", _best_effort(planner, base)
         if short:
             yield "more machines", _more_machines(planner, base)
             yield "looser promises", _looser_promises(planner, base)
+            yield "best effort", _best_effort(planner, base)
         return
+    yield "running phases together", _together_then_single(planner, base, free_phases(problem))
     yield "limits", _other_limits(planner, base)
     if short:
         yield "more nodes", _more_nodes(planner, base)
