@@ -66,3 +66,9 @@ def test_tables_compare_and_pickle() -> None:
             links.in_region, links.between_regions, dict(links.region_pairs), {}, dict(links.nics)
         )
     )
+
+
+def test_a_share_of_a_link_has_less_bandwidth_and_the_same_latency() -> None:
+    link = Link(8e9, 0.01)
+    assert link.share(2, 8) == Link(2e9, 0.01)
+    assert link.share(8, 8) is link

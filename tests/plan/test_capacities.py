@@ -11,12 +11,14 @@ from atoll.core.errors import UsageError
 from atoll.core.ids import Phase, RoleId
 from atoll.perf.capacity import RoleLoad, capacity_table, table_of
 from atoll.perf.layers import tp_sizes
+from atoll.perf.memory import position_of
 from atoll.perf.step import Position, analytic
 from atoll.plan.capacities import (
     POSITIONS,
     best_tp,
     hop_bytes_per_unit,
     kv_context,
+    memory_model,
     node_capacity,
     node_source,
     prefill_promise_s,
@@ -26,7 +28,7 @@ from atoll.plan.capacities import (
 from atoll.plan.handover import handover, hop_link
 from atoll.plan.problem import Lengths, Service
 from atoll.workload.lengths import length_mix
-from tests.plan.builders import EAST, LAYERS, catalog, few, offer, problem, service
+from tests.plan.builders import EAST, LAYERS, catalog, few, lengths, offer, problem, service
 
 STAGES = 3
 APART, TOGETHER = service("chat", phases="apart"), service("chat", phases="together")
@@ -71,8 +73,8 @@ def test_prefill_leaves_time_to_hand_over() -> None:
 def test_both_phases_share_the_node_and_hand_nothing_over() -> None:
     spec, mix = catalog().model("llama-3.1-8b").llm, TOGETHER.lengths.mix()
     loads = [
-        RoleLoad("prefill", spec, Phase.PREFILL, 1.5, mix),
-        RoleLoad("decode", spec, Phase.DECODE, 0.08, mix),
+        RoleLoad("prefill", spec, Phase.PREFILL, 1.5, mix, together=True),
+        RoleLoad("decode", spec, Phase.DECODE, 0.08, mix, together=True),
     ]
     link, node = hop_link(catalog(), "L4:4"), catalog().node("L4:4")
     table = role_table(problem(), catalog(), TOGETHER, BOTH, "L4:4", STAGES)
@@ -226,3 +228,19 @@ def test_the_engine_counts() -> None:
     with_vllm = node_capacity(problem(), catalog(), APART, role, "L4:1", 20, 2, Position.FIRST)
     with_own = node_capacity(slow, catalog(), APART, role, "L4:1", 20, 2, Position.FIRST)
     assert 0 < with_own < with_vllm
+
+
+@pytest.mark.parametrize("kind", ["T4:1", "L4:1", "A10G:1"])
+@pytest.mark.parametrize("sizes", [(512.0, 128.0), (1092.0, 2963.0), (200.0, 6000.0)])
+def test_what_carries_anything_has_the_memory_for_it(kind: str, sizes: tuple[float, float]) -> None:
+    """At the edge of memory, too: where both phases run, activations of both have their room."""
+    chat = service("chat", phases="auto", ttft_s=10.0, tpot_s=1.0, lengths=lengths(*sizes))
+    asked = problem(services=(chat,), offers=(offer("lab", kind, 1.0),))
+    spec, node = catalog().model(chat.model).llm, catalog().node(kind)
+    for role in chat.roles:
+        memory = memory_model(asked, catalog(), chat, role.phase, node, 1)
+        for layers in range(1, LAYERS):
+            for start, end in ((0, layers), (LAYERS - layers, LAYERS)):
+                place = position_of(spec, start, end)
+                rate = node_capacity(asked, catalog(), chat, role, kind, layers, 2, place, tp=1)
+                assert rate == 0 or memory.fits(start, end, kv_context(chat, role.phase))

@@ -134,7 +134,7 @@ def boxes(number: int, model: str) -> Problem:
 def test_nodes_split_their_layers_as_carries_most() -> None:
     asked = boxes(1, "llama-3.1-8b")
     own = asked.services[0]
-    assert profile_tps(asked, CATALOG, own)["L40S:8"] == 1
+    assert profile_tps(asked, CATALOG, own) == {f"L40S:{gpus}": 1 for gpus in (1, 2, 4, 8)}
     spec, node = CATALOG.model("llama-3.1-8b").llm, CATALOG.node("L40S:8")
     alone = tabulate(spec, node, "vllm", own.lengths.mix(), 1)
     assert service_profiles(asked, CATALOG, own)["L40S:8"] == alone
@@ -143,7 +143,6 @@ def test_nodes_split_their_layers_as_carries_most() -> None:
 def test_nodes_split_further_where_the_model_would_not_fit() -> None:
     one, eight = (boxes(number, "llama-3-70b") for number in (1, 8))
     # One machine holds 80 layers only if each is split; many hold a few each, in copies.
-    (less,) = profile_tps(eight, CATALOG, eight.services[0]).values()
-    (more,) = profile_tps(one, CATALOG, one.services[0]).values()
+    less, more = (profile_tps(own, CATALOG, own.services[0])["L40S:8"] for own in (eight, one))
     assert less < more
     assert service_profiles(one, CATALOG, one.services[0])["L40S:8"].max_layers == 80

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.ids import Phase
-from atoll.plan.problem import Lengths, Limits, Offer, Problem, Service, Settings
+from atoll.plan.problem import Lengths, Limits, Offer, Problem, Service, Settings, slices_of
 from atoll.workload.lengths import length_mix
 from tests.plan.builders import OFFERS, SERVICES, lengths, offer, problem, service, small
 
@@ -81,7 +81,7 @@ def problems(draw: st.DrawFn) -> Problem:
             ttft_s=draw(numbers),
             tpot_s=draw(numbers),
             rate_per_s=draw(numbers),
-            phases=draw(st.sampled_from(("apart", "together"))),
+            phases=draw(st.sampled_from(("auto", "apart", "together"))),
             lengths=lengths(draw(st.floats(1, 1e5)), draw(st.floats(1, 1e5))),
         )
         for name in draw(st.lists(names, min_size=1, max_size=3, unique=True))
@@ -90,7 +90,14 @@ def problems(draw: st.DrawFn) -> Problem:
     markets = st.sampled_from(("on-demand", "spot", "owned"))
     keys = draw(st.lists(st.tuples(names, kinds, markets), max_size=5, unique=True))
     offers = [
-        offer(region, kind, draw(numbers), market=market, available=draw(st.integers(0, 99)))
+        offer(
+            region,
+            kind,
+            draw(numbers),
+            market=market,
+            available=draw(st.integers(0, 99)),
+            whole=draw(st.booleans()),
+        )
         for region, kind, market in keys
     ]
     limits = Limits(
@@ -127,6 +134,7 @@ def test_the_hash_sees_every_part() -> None:
         asked.replace(running=made.instances),
         asked.replace(overlays=({"gpus": {"L4": {"memory": "23GB"}}},)),
         asked.replace(offers=OFFERS[1:]),
+        asked.replace(offers=[o.model_copy(update={"whole": True}) for o in OFFERS]),
         asked.replace(services=SERVICES[:1]),
     ]
     assert len({variant.content_hash() for variant in variants}) == len(variants)
@@ -136,6 +144,42 @@ def test_catalog_has_the_overlays_in_order() -> None:
     overlays = ({"gpus": {"L4": {"memory": "23GB"}}}, {"gpus": {"L4": {"memory": "22GB"}}})
     assert problem(overlays=overlays).catalog().gpu("L4").memory_bytes == 22e9
     assert problem().catalog() == Catalog.default()
+
+
+def test_phases_of_auto_are_all_three() -> None:
+    own = service("chat", rate_per_s=3.0, headroom=1.5, lengths=lengths(100, 40), phases="auto")
+    assert [role.phase for role in own.roles] == [Phase.PREFILL, Phase.DECODE, Phase.BOTH]
+    assert [own.demand(role) for role in own.roles] == pytest.approx([450.0, 180.0, 4.5])
+    assert own.demand_per_s == pytest.approx(4.5)
+    assert Service.model_fields["phases"].default == "auto"
+
+
+@given(st.integers(1, 1024))
+def test_slices_divide_each_other_and_the_machine(gpus: int) -> None:
+    sizes = slices_of(gpus)
+    assert sizes[0] == 1 or gpus == 1
+    assert sizes[-1] == gpus
+    assert all(b % a == 0 for a, b in itertools.pairwise(sizes))
+    assert all(size == gpus or size.bit_count() == 1 for size in sizes)
+
+
+@pytest.mark.parametrize(
+    ("node_type", "whole", "sizes"),
+    [
+        ("H100:8", False, (1, 2, 4, 8)),
+        ("H100:8", True, (8,)),
+        ("L4:6", False, (1, 2, 6)),
+        ("L4:3", False, (1, 3)),
+        ("L4:1", False, (1,)),
+    ],
+)
+def test_what_a_machine_is_cut_into(node_type: str, whole: bool, sizes: tuple[int, ...]) -> None:
+    own = offer("lab", node_type, 1.0, whole=whole)
+    assert own.sizes == sizes
+    gpu = node_type.partition(":")[0]
+    assert own.kinds == tuple(f"{gpu}:{size}" for size in sizes)
+    asked = problem(offers=(own, offer("lab", "T4:2", 1.0)))
+    assert asked.kinds == tuple(sorted({*own.kinds, "T4:1", "T4:2"}))
 
 
 def test_views() -> None:

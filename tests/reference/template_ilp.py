@@ -70,10 +70,8 @@ def stage_program(tables: RoleTables, nodes: Sequence[int], stages: int) -> Stag
 
 
 def whole_rates(tables: RoleTables) -> RoleTables:
-    """Return the tables with capacities as whole numbers that a programme's tolerances can tell apart."""
-    top = float(tables.rates.max(initial=0.0)) * 8
-    scale = 1.0 if top <= 0.0 else min(1e4, 2**31 / top * 0.999)
-    return replace(tables, rates=np.floor(tables.rates * scale))
+    """Return the tables with capacities as whole numbers, small enough that the search counts in ones."""
+    return replace(tables, rates=np.floor(tables.rates * min(1e4, tables.scale)))
 
 
 def best(

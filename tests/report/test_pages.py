@@ -394,6 +394,18 @@ def test_slices_pairs_and_idle_gpus_are_shown() -> None:
         assert part in page
 
 
+def test_a_narrow_terminal_shows_slices_without_their_market() -> None:
+    asked, made = boxes.boxes()
+    for width in (76, 120):
+        console = Console(width=width, markup=False)
+        with console.capture() as captured:
+            console.print(draw_plan(made, asked, width=width))
+        text = captured.get()
+        assert max(map(len, text.splitlines())) <= width
+        assert "chat-prefill-0" in text
+        assert ("on-demand" in text) == (width == 120)
+
+
 @pytest.mark.parametrize("kind", PLANS)
 def test_a_plan_that_was_cut_short_says_so(kind: str) -> None:
     asked, made = PLANS[kind]()

@@ -57,9 +57,13 @@ def placed(
     region: str = REGION,
     tp: int | None = None,
     gpus: int | None = None,
+    mine: Service | None = None,
 ) -> Instance:
-    """Return an instance with these layers on these machines, whole or so many GPUs of each."""
-    mine = own.services[0]
+    """Return an instance with these layers on these machines, whole or so many GPUs of each.
+
+    It is of the first service unless another is given.
+    """
+    mine = mine or own.services[0]
     spec = CATALOG.model(mine.model).llm
     layers: list[list[Node]] = []
     for start, end, kinds in stages:
@@ -95,7 +99,8 @@ def placed(
 def planned(
     own: Problem, instances: Sequence[Instance], ways: dict[tuple[str, ...], float]
 ) -> Plan:
-    """Return a plan with these instances and these ways of the first service."""
+    """Return a plan with these instances and these ways."""
+    service_of = {instance.id: instance.service for instance in instances}
     machines = {
         (i.region_of(node), node.node_type, node.slot if node.gpu_ids else f"{i.id}/{node.id}")
         for i in instances
@@ -106,7 +111,7 @@ def planned(
         problem_name=own.name,
         instances=tuple(instances),
         routes=tuple(
-            Route(service=own.services[0].name, instances=way, share=share)
+            Route(service=service_of[way[0]], instances=way, share=share)
             for way, share in ways.items()
         ),
         usd_per_hour=2.0 * len(machines),
@@ -117,16 +122,20 @@ def planned(
 
 def laid_out(own: Problem, *stages: tuple[int, int, tuple[str, ...]], copies: int = 1) -> Plan:
     """Return a plan with instances of one layout for every role; apart, each goes with each."""
-    mine = own.services[0]
-    by_phase = [
-        [placed(own, f"m-{role.phase}-{k}", role.phase, *stages) for k in range(copies)]
-        for role in mine.roles
-    ]
-    ways = {
-        tuple(instance.id for instance in way): 1.0 / copies ** len(by_phase)
-        for way in product(*by_phase)
-    }
-    return planned(own, [i for some in by_phase for i in some], ways)
+    instances: list[Instance] = []
+    ways: dict[tuple[str, ...], float] = {}
+    for mine in own.services:
+        by_phase = [
+            [
+                placed(own, f"{mine.name}-{role.phase}-{k}", role.phase, *stages, mine=mine)
+                for k in range(copies)
+            ]
+            for role in mine.roles
+        ]
+        instances += [instance for some in by_phase for instance in some]
+        for way in product(*by_phase):
+            ways[tuple(instance.id for instance in way)] = 1.0 / copies ** len(by_phase)
+    return planned(own, instances, ways)
 
 
 def whole(own: Problem, copies: int = 1, node: str = "A100-80:1") -> Plan:

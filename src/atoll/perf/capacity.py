@@ -41,7 +41,7 @@ from atoll.core.errors import InputError, UsageError
 from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
 from atoll.perf.constants import ConstantTable
-from atoll.perf.grid import last_below, value_at
+from atoll.perf.grid import Indices, last_below, value_at
 from atoll.perf.layers import tp_sizes
 from atoll.perf.memory import MemoryModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
@@ -55,7 +55,8 @@ _GRID_POINTS = 96
 class RoleLoad:
     """One role to be placed: an llm's phase, its latency promise, and the lengths it will see.
 
-    `slo_s` is the prefill latency (TTFT) or the decode latency per token (TPOT) of the whole model.
+    `slo_s` is the prefill latency (TTFT) or the decode latency per token (TPOT) of the whole model. With
+    `together` the node runs the other phase, too, and keeps memory for the activations of both.
     """
 
     name: str
@@ -63,6 +64,7 @@ class RoleLoad:
     phase: Phase
     slo_s: float
     lengths: LengthMix
+    together: bool = False
 
     def __post_init__(self) -> None:
         if self.phase not in (Phase.PREFILL, Phase.DECODE):
@@ -146,8 +148,9 @@ class CapacityModel:
             raise UsageError("the step model is of another transformer than the role")
         self._role = role
         self._model = model
+        runs = Phase.BOTH if role.together else role.phase
         self._memory = MemoryModel.of(
-            model.spec, model.node, tp=model.tp, engine=model.engine, phase=role.phase
+            model.spec, model.node, tp=model.tp, engine=model.engine, phase=runs
         )
         self._replicas = model.node.count // model.tp
         self._grid = self._batch_grid()
@@ -220,77 +223,101 @@ class CapacityModel:
         self, stages: Sequence[int], budgets_s: Sequence[float], position: Position
     ) -> Array:
         """Return tokens/s, (stage counts, layers + 1), for pipelines of `stages` with these budgets."""
-        best = self._best(np.array(stages, dtype=np.float64), np.array(budgets_s), position)
+        return np.asarray(self.throughputs(stages, budgets_s, [position])[0])
+
+    def throughputs(
+        self, stages: Sequence[int], budgets_s: Sequence[float], positions: Sequence[Position]
+    ) -> Array:
+        """Return tokens/s at several positions at once, (positions, stage counts, layers + 1)."""
+        best = self._best(np.array(stages, dtype=np.float64), np.array(budgets_s), positions)
         with np.errstate(divide="ignore", invalid="ignore"):
             rate = np.where(best.feasible, best.batch / best.step_s * best.occupancy, 0.0)
-        rate[:, 0] = 0.0
+        rate[:, :, 0] = 0.0
         # Rounding must not break what holds exactly: a node with more layers carries no more.
-        rate[:, 1:] = np.minimum.accumulate(rate[:, 1:], axis=1)
+        rate[:, :, 1:] = np.minimum.accumulate(rate[:, :, 1:], axis=2)
         wire = np.where(np.array(stages) > 1, self._wire_tokens_per_s, np.inf)
         one_copy = np.minimum(rate * self._tokens_per_request, wire[:, None])
         return one_copy * self._replicas
 
     def detail(self, layers: int, stages: int, budget_s: float, position: Position) -> Capacity:
         """Return the capacity with exactly `layers` layers and which limit binds."""
-        best = self._best(np.array([float(stages)]), np.array([budget_s]), position)
+        best = self._best(np.array([float(stages)]), np.array([budget_s]), [position])
         tokens = float(self.throughput([stages], [budget_s], position)[0, layers])
+        at = (0, 0, layers)
         largest = len(self._grid) - 1
-        late, crowded = best.late[0, layers], best.crowded[0, layers]
+        late, crowded = best.late[at], best.crowded[at]
         fits = np.broadcast_to(self._tail_room[position], self._room[position].shape)[layers]
         if self._room[position][layers] < 1.0:
             limit = "memory: no room for the layers and one request's KV cache"
         elif not fits:
             limit = "memory: no room for the layers and the longest prompt's KV cache"
-        elif not best.feasible[0, layers]:
+        elif not best.feasible[at]:
             limit = "latency: one request alone takes longer than the budget"
         elif stages > 1 and tokens >= self._wire_tokens_per_s * self._replicas * (1.0 - 1e-9):
             limit = "the link between stages"
-        elif crowded < min(late, largest) or best.occupancy[0, layers] < 1.0:
+        elif crowded < min(late, largest) or best.occupancy[at] < 1.0:
             limit = "KV memory"
         elif late < largest:
             limit = "latency budget"
         else:
             limit = "the engine's largest batch"
-        batch = float(best.batch[0, layers]) if tokens > 0.0 else 0.0
-        return Capacity(
-            tokens, batch, float(best.step_s[0, layers]), float(best.transfer_s[0, layers]), limit
-        )
+        batch = float(best.batch[at]) if tokens > 0.0 else 0.0
+        return Capacity(tokens, batch, float(best.step_s[at]), float(best.transfer_s[at]), limit)
 
-    def _best(self, stages: Array, budgets_s: Array, position: Position) -> _Best:
-        """Return the best batch per stage count and number of layers."""
-        size = len(self._grid)
+    def _best(self, stages: Array, budgets_s: Array, positions: Sequence[Position]) -> _Best:
+        """Return the best batch per position, stage count and number of layers.
+
+        Times are looked up at an index of the grid of batches for each of them, where a search asks.
+        """
+        size, width = len(self._grid), len(self._stack_s)
         # A single stage hands nothing over.
-        transfer = np.where(stages[:, None] > 1.0, self._transfer_s, 0.0)[:, None, :]
-        step = (self._stack_s + self._fixed[position])[None, :, :]
-        room = self._room[position]
-        total = step + transfer
-        late = last_below(total - budgets_s[:, None, None])
-        # No layers and no host time take no time: the entry for j = 0 is never used.
-        with np.errstate(divide="ignore", invalid="ignore"):
-            held = total / step
-            held *= self._grid * stages[:, None, None]
-            held -= room[None, :, None]
-        crowded = last_below(held)
+        hops = np.where(stages[:, None] > 1.0, self._transfer_s, 0.0).ravel()
+        steps = np.stack([self._stack_s + self._fixed[position] for position in positions]).ravel()
+        first_step = (np.arange(len(positions) * width) * size).reshape(len(positions), 1, width)
+        first_hop = (np.arange(len(stages)) * size)[None, :, None]
+        room = np.stack([self._room[position] for position in positions])[:, None, :]
+        budgets, depth = budgets_s[None, :, None], stages[None, :, None]
+        shape = (len(positions), len(stages), width)
+
+        def step(index: Indices) -> Array:
+            return steps.take(first_step + index)
+
+        def transfer(index: Indices) -> Array:
+            return hops.take(first_hop + index)
+
+        def lateness(index: Indices) -> Array:
+            return step(index) + transfer(index) - budgets
+
+        def crowding(index: Indices) -> Array:
+            busy = step(index)
+            # No layers and no host time take no time: the entry for j = 0 is never used.
+            with np.errstate(divide="ignore", invalid="ignore"):
+                return (busy + transfer(index)) / busy * (self._grid.take(index) * depth) - room
+
+        late, crowded = last_below(lateness, shape, size), last_below(crowding, shape, size)
         where = np.minimum(late, crowded)
         index = np.minimum(where.astype(np.int64), max(0, size - 2))
         share = where - index
-        first = total[:, :, 0]
+        start = np.zeros(shape, dtype=np.int64)
+        alone = step(start)
+        first = alone + transfer(start)
         # With room for fewer requests than the pipeline has stages, some stages wait.
         with np.errstate(divide="ignore", invalid="ignore"):
-            waiting = np.minimum(1.0, room * step[:, :, 0] / (stages[:, None] * first))
-        in_time = (first <= budgets_s[:, None]) & self._tail_in_time(stages, budgets_s, position)
+            waiting = np.minimum(1.0, room * alone / (depth * first))
+        in_time = (first <= budgets) & self._tail_in_time(stages, budgets_s, positions)
+        fits = np.stack([np.broadcast_to(self._tail_room[p], (width,)) for p in positions])
         return _Best(
-            batch=value_at(self._grid, index, share),
-            step_s=value_at(np.broadcast_to(step, total.shape), index, share),
-            transfer_s=value_at(np.broadcast_to(transfer, total.shape), index, share),
+            batch=value_at(self._grid.take, index, share, size),
+            step_s=value_at(step, index, share, size),
+            transfer_s=value_at(transfer, index, share, size),
             occupancy=np.where(crowded > 0.0, 1.0, waiting),
-            feasible=in_time & (room >= 1.0) & self._tail_room[position],
+            feasible=in_time & (room >= 1.0) & fits[:, None, :],
             late=late,
             crowded=crowded,
         )
 
     def _tail_in_time(
-        self, stages: Array, budgets_s: Array, position: Position
+        self, stages: Array, budgets_s: Array, positions: Sequence[Position]
     ) -> NDArray[np.bool_]:
         """Whether the longest prompt that must keep the promise does so alone, per number of layers."""
         if not self._tail:
@@ -298,14 +325,16 @@ class CapacityModel:
         ones = np.ones(1)
         batch = Batch(ones * self._tail, ones, 0.0 * ones, 0.0 * ones, 0.0 * ones)
         parts = self._model.parts(batch)
-        step = slowest_run(self._counts, parts.layers) + _fixed_seconds(parts, position)
+        stack = slowest_run(self._counts, parts.layers)[:, 0]
+        step = np.stack([stack + _fixed_seconds(parts, position) for position in positions])
         transfer = np.where(stages > 1.0, self._transfer(batch.tokens), 0.0)
-        return np.asarray(step[None, :, 0] + transfer[:, None] <= budgets_s[:, None])
+        total = step[:, None, :] + transfer[None, :, None]
+        return np.asarray(total <= budgets_s[None, :, None])
 
 
 @dataclass(frozen=True, slots=True)
 class _Best:
-    """Per stage count and number of layers: the best batch, and the grid index where a limit cuts it."""
+    """Per position, stage count and number of layers: the best batch, and the index where a limit cuts it."""
 
     batch: Array
     step_s: Array
@@ -439,11 +468,10 @@ def table_of(
     capacity_model = CapacityModel(role, model, link=link)
     shape = (len(CapacityTable.POSITIONS), stages, role.spec.layers + 1)
     throughput = np.zeros(shape)
+    throughput[-1, 0] = capacity_model.throughput([1], [role.slo_s], Position.WHOLE)[0]
     many = range(2, stages + 1)
-    for index, position in enumerate(CapacityTable.POSITIONS):
-        if position is Position.WHOLE:
-            throughput[index, 0] = capacity_model.throughput([1], [role.slo_s], position)[0]
-        elif stages > 1:
-            budgets = [role.slo_s / count for count in many]
-            throughput[index, 1:] = capacity_model.throughput(many, budgets, position)
+    if many:
+        budgets = [role.slo_s / count for count in many]
+        ends = CapacityTable.POSITIONS[:-1]
+        throughput[:-1, 1:] = capacity_model.throughputs(many, budgets, ends)
     return CapacityTable(role, model.node, np.full(shape, model.tp), throughput, model.provenance)

@@ -78,7 +78,14 @@ def phase_loads(
     if min(promise_s.values()) <= 0.0:
         return ()
     return tuple(
-        RoleLoad(f"{service.name}/{role_id.component}/{phase}", spec, phase, promise_s[phase], mix)
+        RoleLoad(
+            f"{service.name}/{role_id.component}/{phase}",
+            spec,
+            phase,
+            promise_s[phase],
+            mix,
+            together=role_id.phase is Phase.BOTH,
+        )
         for phase in phases
     )
 

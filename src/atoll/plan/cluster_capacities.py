@@ -77,6 +77,15 @@ class PromisedNode:
             if count % size == 0 and (size == 1 or splits_evenly(spec, size))
         )
 
+    @property
+    def most_layers(self) -> int:
+        """The most layers with which it carries anything, 0 if there are none."""
+        whole = self.rates(1, Position.WHOLE)[0]
+        if whole[self.layers] > 0.0:
+            return self.layers
+        some = np.flatnonzero(self.rates(2, Position.MIDDLE)[0] > 0.0)
+        return int(some.max(initial=0))
+
     def rates(self, stages: int, position: Position, wires_s: Wires = (0.0, 0.0)) -> Rows:
         """Return requests/s and the best tensor-parallel size by layers, 0 to all of them.
 
@@ -146,7 +155,14 @@ def promised_node(
     spec = catalog.model(service.model).llm
     mix = service.lengths.mix()
     prefill, decode = (
-        RoleLoad(f"{service.name}/{COMPONENT}/{phase}", spec, phase, service.slo_s(phase), mix)
+        RoleLoad(
+            f"{service.name}/{COMPONENT}/{phase}",
+            spec,
+            phase,
+            service.slo_s(phase),
+            mix,
+            together=True,
+        )
         for phase in (Phase.PREFILL, Phase.DECODE)
     )
     return PromisedNode(

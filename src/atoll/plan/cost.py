@@ -10,10 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase
-from atoll.plan.plan import Instance, Market, Plan
+from atoll.plan.plan import Instance, OfferKey, Plan
 from atoll.plan.problem import Problem, Service
-
-OfferKey = tuple[str, str, Market]
 
 _HOUR_S = 3600.0
 

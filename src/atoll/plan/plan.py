@@ -35,6 +35,11 @@ Goal = Literal["cost", "max-flow", "sustained", "fair"]
 """What a plan is best at: low cost, or tokens/s on a fixed cluster. The tokens/s of the largest flow; of the
 largest that the KV caches can hold in flight; or of the service that gets the least of its demand."""
 
+OfferKey = tuple[str, str, Market]
+"""What tells one offer of machines from another: region, node type, market."""
+PROVEN_GAP = 1e-3
+"""The largest gap of a plan that is called optimal."""
+
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 NodeId = Annotated[str, Field(pattern=r"^n\d+$")]
@@ -334,15 +339,15 @@ class Plan(Frozen):
                 shares[name] = shares.get(name, 0.0) + route.share
         return shares
 
-    def count_nodes(self) -> Counter[tuple[str, str, Market]]:
+    def count_nodes(self) -> Counter[OfferKey]:
         """Return how many machines are used per (region, node type, market); cut ones count once."""
         return count_machines(self.instances)
 
 
-def count_machines(instances: Iterable[Instance]) -> Counter[tuple[str, str, Market]]:
+def count_machines(instances: Iterable[Instance]) -> Counter[OfferKey]:
     """Return how many machines instances use per (region, node type, market); cut ones count once."""
-    machines: set[tuple[tuple[str, str, Market], str | int]] = set()
-    whole: Counter[tuple[str, str, Market]] = Counter()
+    machines: set[tuple[OfferKey, str | int]] = set()
+    whole: Counter[OfferKey] = Counter()
     for instance in instances:
         for node in instance.nodes:
             key = (instance.region_of(node), node.node_type, node.market)

@@ -26,7 +26,7 @@ from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase, RoleId, format_node_type, parse_node_type, parse_role
 from atoll.plan.cluster import Cluster
 from atoll.plan.names import ModelName, Name, NodeTypeName, refuse
-from atoll.plan.plan import Instance, Market, NotNegative, Share
+from atoll.plan.plan import Instance, Market, NotNegative, OfferKey, Share
 from atoll.workload.lengths import LengthMix
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class Offer(Frozen):
     whole: bool = False
 
     @property
-    def key(self) -> tuple[str, str, Market]:
+    def key(self) -> OfferKey:
         """What tells one offer from another: region, node type, market."""
         return (self.region, self.node_type, self.market)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll.catalog.catalog import Catalog
-from atoll.plan.capacities import hop_link
+from atoll.plan.handover import hop_link
 from atoll.plan.plan import SINK, SOURCE, Instance
 from atoll.plan.problem import Problem
 from atoll.sim.arrays import LINK, SITE, Floats, Longs, Records
@@ -129,8 +129,9 @@ def interfaces(catalog: Catalog, instances: Sequence[Instance]) -> Floats:
     """Return the bytes/s of each node's network interface; a slice has its share of the machine's."""
     return np.array(
         [
-            hop_link(catalog, node.node_type, instance.region_of(node)).bandwidth_bytes_per_s
-            * node.share
+            hop_link(
+                catalog, node.node_type, instance.region_of(node), node.gpus
+            ).bandwidth_bytes_per_s
             for instance in instances
             for node in instance.nodes
         ]

@@ -18,13 +18,22 @@ from atoll.core.errors import InternalError
 from atoll.core.ids import parse_node_type, parse_role
 from atoll.perf.memory import position_of
 from atoll.plan.capacities import best_tp, node_capacity
-from atoll.plan.plan import SINK, SOURCE, Flow, Goal, Instance, Market, Node, Plan, Status
+from atoll.plan.plan import (
+    PROVEN_GAP,
+    SINK,
+    SOURCE,
+    Flow,
+    Goal,
+    Instance,
+    Market,
+    Node,
+    Plan,
+    Status,
+)
 from atoll.plan.problem import Problem
 from atoll.solve.legs import routes_of
 from atoll.solve.packing import find_offer, pack, rent
 
-PROVEN_GAP = 1e-3
-"""The largest gap of a plan that is called optimal."""
 Source = tuple[str, str, Market]
 """A kind of node, the type of machine it is (a part of), and the market."""
 _MARKET_ORDER: tuple[Market, ...] = ("owned", "on-demand", "spot")

@@ -46,7 +46,7 @@ def routes_of(
         _Part.of(service, [i for i in standing if i.service == service.name])
         for service in problem.services
     ]
-    short = [part for part in parts if part.missing > 0 and part.prefill and part.decode]
+    short = [part for part in parts if part.served < 1.0 and part.prefill and part.decode]
     if short and len(problem.regions) > 1 and problem.cluster is None:
         _cross(problem, problem.catalog() if catalog is None else catalog, short)
     routes = tuple(route for part in parts for route in part.routes())
@@ -99,11 +99,6 @@ class _Part:
         return sum(self.together.values()) + sum(self.legs.values())
 
     @property
-    def missing(self) -> float:
-        """Requests/s of the demand that are not served."""
-        return max(0.0, self.service.demand_per_s - self.carried)
-
-    @property
     def served(self) -> float:
         """The share of the demand that is served."""
         demand, carried = self.service.demand_per_s, self.carried
@@ -117,8 +112,9 @@ class _Part:
 
     def extend(self, left: Mapping[Pair, float], share: float) -> None:
         """Send more over links that have `left` so many bytes/s, until a share of the demand is served."""
-        missing = share * self.service.demand_per_s - self.carried
-        if missing > 0:
+        wanted = share * self.service.demand_per_s
+        missing = wanted - self.carried
+        if exceeds(wanted, self.carried):  # no way for what is rounding
             size = self.bytes_per_request
             room = {p: left[p] / size + self.legs.get(p, 0.0) for p in self.pairs}
             prefill = {g: sum(group.values()) for g, group in sorted(self.prefill.items())}
@@ -148,6 +144,8 @@ def _cross(problem: Problem, catalog: Catalog, parts: Sequence[_Part]) -> None:
         if allowed is not None:
             part.pairs, part.bytes_per_request = sorted(allowed.pairs), allowed.bytes_per_request
             links |= {p: catalog.links.between(*p).bandwidth_bytes_per_s for p in part.pairs}
+    if not links:
+        return
     at_home = [dict(part.legs) for part in parts]
 
     def fill(shares: Sequence[float]) -> list[float]:

@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from atoll.core.errors import InternalError
-from atoll.plan.plan import Instance, Market, Node, count_machines
+from atoll.plan.plan import Instance, Node, OfferKey, count_machines
 from atoll.plan.problem import Offer, Problem
 from atoll.plan.validate.violation import exceeds
-
-OfferKey = tuple[str, str, Market]
 
 
 class _Place(NamedTuple):

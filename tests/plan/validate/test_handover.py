@@ -58,9 +58,17 @@ def test_phases_in_two_regions_are_paired_over_a_fast_link() -> None:
     assert validate(plan, asked) == []
 
 
-def test_a_link_is_used_for_what_is_missing_only() -> None:
+@pytest.mark.parametrize("share", [0.5, 1.0 + 1e-9])
+def test_a_link_is_used_for_what_is_missing_only(share: float) -> None:
+    """Nor for what is rounding: a region that carries all but a billionth needs no other."""
     asked = joined("100Gbit/s")
-    plan = made(asked, *CHOSEN)
+    here = made(asked, *CHOSEN[:2])
+    tokens = {"chat-prefill-0": 512, "chat-decode-0": 128}
+    carried = min(find(here, name).throughput_per_s / n for name, n in tokens.items())
+    busy = service("chat", avoid=("A10G",), rate_per_s=carried * share)
+    asked = joined("100Gbit/s", services=(busy, asked.services[1]))
+    plan = made(asked, *CHOSEN[:4])
+    assert plan.served_fraction["chat"] == 1.0
     regions = {i.id: i.region for i in plan.instances}
     assert all(len({regions[name] for name in route.instances}) == 1 for route in plan.routes)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from atoll.solve.effort import Measured
+from atoll.solve.place.deadline import Deadline
 from atoll.solve.place.instance import FlowInstance, Flows, Placement
 from atoll.solve.place.refine import Refined, refine
 from tests.solve.place.test_sustained import instance
@@ -39,7 +40,7 @@ def lanes(*first: int) -> list[Placement]:
 def refined(candidates: list[Placement], **changes: object) -> Refined:
     given: dict[str, object] = {
         "quick": lambda start, end: 1.0,
-        "seconds": LONG,
+        "deadline": Deadline(LONG),
         "random": np.random.default_rng(3),
         "most": 60,
     }
@@ -68,7 +69,7 @@ def test_changes_of_no_analytic_value_are_not_measured() -> None:
 
 
 def test_the_first_is_measured_without_any_time() -> None:
-    found = refined(lanes(4, 7), seconds=0.0)
+    found = refined(lanes(4, 7), deadline=Deadline(0.0))
     assert found.runs == 1
     assert found.value == found.first
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from atoll.solve.templates.generate import (
     generate,
     multiset_count,
     patterns,
+    search_limits,
 )
 from tests.reference import template_ilp as ilp
 from tests.reference.template_brute import brute_force
@@ -86,6 +88,106 @@ def test_library_holds_exactly_what_no_smaller_instances_match(role: RoleTables)
             together[nodes] = max(best[nodes], split)
             assert kept.get(nodes) == (best[nodes] if best[nodes] > split else None), nodes
     assert library.multisets == multiset_count(types, 4)
+
+
+def real(seed: int, types: int, layers: int, size: float) -> RoleTables:
+    """Tables of rates that are no whole numbers, of any size."""
+    whole = tables(seed, types, layers)
+    noise = np.random.default_rng(seed).uniform(0.9, 1.1, whole.rates.shape)
+    return replace(whole, rates=whole.rates * noise * size)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.builds(
+        real,
+        seed=st.integers(0, 10_000),
+        types=st.integers(1, 3),
+        layers=st.integers(1, 6),
+        size=st.sampled_from((1e-6, 1.0, 1e5)),
+    )
+)
+def test_throughput_is_the_layouts_own_whatever_its_size(role: RoleTables) -> None:
+    """The search compares whole numbers; what it returns is not rounded to them."""
+    library = generate(role, 4)
+    for index, (counts, rate) in enumerate(zip(library.counts, library.throughput, strict=True)):
+        layout = library.layout(index)
+        assert layout.throughput == rate == min(stage.rate for stage in layout.stages)
+        nodes = np.repeat(np.arange(len(counts)), counts).tolist()
+        assert rate == pytest.approx(brute_force(role, nodes), rel=1e-6)
+        for s, stage in enumerate(layout.stages):
+            position = 0 if s == 0 else 2 if s == len(layout.stages) - 1 else 1
+            at = [role.node_types.index(kind) for kind in stage.nodes]
+            held = stage.end - stage.start
+            own = role.steady[len(layout.stages) - 1, position, at, held]
+            assert stage.rates == tuple(own)
+            assert (own <= role.rates[len(layout.stages) - 1, position, at, held]).all()
+
+
+def test_twenty_nodes_carry_twenty_times_one() -> None:
+    """A rate of 0.0052/s was counted as 0.0052 * 0.9904."""
+    rates = np.zeros((1, 3, 1, 5))
+    rates[0, 0, 0, 1:] = 0.005249871
+    library = generate(RoleTables("long", ("L40S:1",), rates, (1.0,), 100.0), 6)
+    assert library.throughput.tolist() == [0.005249871]
+
+
+def test_units_are_as_fine_as_fits() -> None:
+    for size in (1e-9, 1.0, 1e9):
+        role = real(3, 3, 40, size)
+        top = int(role.units.astype(np.int64).max())
+        assert 2**31 / 128 < top * 8 < 2**31
+        scaled = role.steady * role.scale
+        uncut = role.steady <= role.top
+        assert (np.abs(role.units - scaled)[uncut] <= 1.0).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 3))
+def test_sets_of_few_kinds_are_the_same_where_others_are_left_out(seed: int, kinds: int) -> None:
+    role = tables(seed, 4, 5)
+    whole = generate(role, 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("atoll.solve.templates.generate.LEAST_KINDS", kinds)
+        patch.setattr("atoll.solve.templates.generate.MOST_MULTISETS", 1)
+        few = generate(role, 4)
+    assert few.max_kinds == kinds
+    assert few.multisets == multiset_count(4, 4, kinds)
+    kept = (whole.counts > 0).sum(axis=1) <= kinds
+    assert np.array_equal(few.counts, whole.counts[kept])
+    assert np.array_equal(few.throughput, whole.throughput[kept])
+
+
+def test_limits_of_the_search() -> None:
+    assert search_limits(20, 6) == (6, 6)
+    assert search_limits(40, 6) == (6, 3)
+    assert search_limits(26, 6) == (6, 4)
+    nodes, kinds = search_limits(500, 8)
+    assert (nodes < 6, kinds) == (True, 3)
+    assert search_limits(1, 8) == (8, 8)
+
+
+@pytest.mark.parametrize(("types", "nodes", "kinds"), [(3, 4, 2), (4, 3, 8), (5, 2, 1)])
+def test_count_of_multisets(types: int, nodes: int, kinds: int) -> None:
+    every = [
+        combination
+        for size in range(1, nodes + 1)
+        for combination in itertools.combinations_with_replacement(range(types), size)
+    ]
+    assert multiset_count(types, nodes, kinds) == sum(len(set(c)) <= kinds for c in every)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2, 3])
+def test_when_time_is_up_the_sizes_that_were_finished_are_what_there_is(calls: int) -> None:
+    role = tables(4, 3, 5)
+    asked = itertools.count()
+    cut = generate(role, 5, until=lambda: next(asked) >= calls)
+    # One question for each size: there are few multisets.
+    assert cut.max_nodes == calls + 1
+    whole = generate(role, calls + 1)
+    assert np.array_equal(cut.counts, whole.counts)
+    assert np.array_equal(cut.throughput, whole.throughput)
+    assert cut.multisets == whole.multisets
 
 
 @pytest.mark.parametrize(("limit", "nodes"), [(2.0, 2), (0.5, 1)])
@@ -178,6 +280,23 @@ def test_cache_gives_back_the_same_and_survives_damage(tmp_path: Path) -> None:
     file.write_bytes(b"not an archive")
     repaired = cache.library(role, 4)
     assert np.array_equal(fresh.throughput, repaired.throughput)
+
+
+def test_cache_keeps_nothing_that_was_cut_short(tmp_path: Path) -> None:
+    role = tables(2, 3, 5)
+    cache = TemplateCache(tmp_path)
+    assert cache.library(role, 4, until=lambda: True).max_nodes == 1
+    assert list(tmp_path.glob("*.npz")) == []
+    assert cache.read(role, 4) is None
+    assert cache.library(role, 4).max_nodes == 4
+    assert cache.library(role, 4, until=lambda: True).max_nodes == 4
+
+
+def test_cache_key_changes_with_any_capacity() -> None:
+    role = tables(2, 3, 5)
+    finer = role.rates.copy()
+    finer[1, 1, 1, 2] *= 1 + 1e-15
+    assert library_key(replace(role, rates=finer), 4) != library_key(role, 4)
 
 
 def test_cache_key_covers_what_matters() -> None:

@@ -40,7 +40,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from atoll.catalog.catalog import Catalog
-from atoll.plan.plan import Plan
+from atoll.plan.plan import PROVEN_GAP, Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.cluster import check_shared_links
 from atoll.plan.validate.handover import check_handover
@@ -65,9 +65,6 @@ from atoll.plan.validate.violation import (
 )
 
 __all__ = ["InvalidPlanError", "Violation", "check", "validate", "validate_structure"]
-
-_PROVEN_GAP = 1e-3
-"""The largest gap of a plan that may be called optimal."""
 
 
 def validate(
@@ -168,8 +165,8 @@ def _bound(plan: Plan, objective: float) -> Iterator[Violation]:
     gap = max(0.0, high - low) / high if high > 0 else 0.0
     if plan.gap is None or abs(gap - plan.gap) > TOLERANCE:
         yield violation("bound", here, f"the gap is {gap:g}, {plan.gap} is stated")
-    if plan.status == "optimal" and gap > _PROVEN_GAP + TOLERANCE:
-        yield violation("status", here, f"optimal with a gap of {gap:.2%}", gap - _PROVEN_GAP)
+    if plan.status == "optimal" and gap > PROVEN_GAP + TOLERANCE:
+        yield violation("status", here, f"optimal with a gap of {gap:.2%}", gap - PROVEN_GAP)
 
 
 def _goal(plan: Plan, problem: Problem) -> Iterator[Violation]:

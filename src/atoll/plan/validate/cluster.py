@@ -7,17 +7,16 @@ from collections.abc import Iterator, Mapping
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import UsageError
-from atoll.perf.step import check_tp
-from atoll.plan.capacities import tokens_per_unit
+from atoll.plan.capacities import kv_context, memory_model, tokens_per_unit
 from atoll.plan.cluster import Cluster
 from atoll.plan.cluster_capacities import promised_limits
 from atoll.plan.cluster_profiles import (
     activation_bytes,
+    measured_profile,
     request_tokens,
-    service_profiles,
     service_rates,
 )
-from atoll.plan.plan import SINK, SOURCE, Flow, Instance, Plan
+from atoll.plan.plan import SINK, SOURCE, Flow, Instance, Node, Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.violation import Violation, exceeds, violation
 
@@ -66,38 +65,56 @@ def _nodes(
     catalog: Catalog,
 ) -> Iterator[Violation]:
     service = problem.service(instance.service)
-    spec = catalog.model(service.model).llm
-    profiles = service_profiles(problem, catalog, service)
     rates = service_rates(problem, catalog, service)
     tokens = tokens_per_unit(service, instance.phase)
     promised = promised_limits(instance, problem, catalog)
     for node in instance.nodes:
         where, kind = f"{instance.id} {node.id}", node.kind
-        try:
-            check_tp(catalog.node(kind), node.tp, spec)
-        except UsageError as error:
-            yield violation("memory", where, error.message)
-        if kind not in profiles:
-            yield violation("memory", where, f"{kind} cannot hold a layer of {service.model}")
+        lacking = list(_memory(instance, node, problem, cluster, catalog))
+        yield from lacking
+        if lacking:
             continue
-        profile = profiles[kind]
-        if node.layers > profile.max_layers:
-            message = f"{node.layers} layers on {kind}, which holds {profile.max_layers}"
-            yield violation("memory", where, message, node.layers - profile.max_layers)
-            continue
-        room = profile.kv_tokens[node.layers - 1] * cluster.kv_fill
-        if exceeds(request_tokens(service), room):
-            message = (
-                f"KV cache of {room:g} tokens beside {node.layers} layers, less than a request"
-            )
-            yield violation("memory", where, message, request_tokens(service) - room)
         # What it carries at most, or within the promise: estimates that differ where none was measured.
-        most = rates[kind][node.layers - 1] if kind in rates else 0.0
-        limit = max(most, promised[node.id] * tokens)
+        most = rates.get(kind, ())[: node.layers]
+        best = most[-1] if len(most) == node.layers else 0.0
+        limit = max(float(best), promised[node.id] * tokens)
         flow = carried[node.id] * tokens
         if exceeds(flow, limit):
             message = f"{flow:g} tokens/s on {node.host} with {node.layers} layers, which carries {limit:g}"
             yield violation("node-capacity", where, message, flow - limit)
+
+
+def _memory(
+    instance: Instance, node: Node, problem: Problem, cluster: Cluster, catalog: Catalog
+) -> Iterator[Violation]:
+    """A node holds its layers and a request beside them: as measured, or by the model at its own split."""
+    where, kind = f"{instance.id} {node.id}", node.kind
+    service = problem.service(instance.service)
+    machine = catalog.node(kind)
+    try:
+        memory = memory_model(problem, catalog, service, instance.phase, machine, node.tp)
+    except UsageError as error:
+        yield violation("memory", where, error.message)
+        return
+    profile = measured_profile(problem, catalog, service, kind)
+    if profile is None:
+        context = kv_context(service, instance.phase)
+        if not memory.fits(node.start, node.end, context):
+            need = memory.kv_bytes_per_sequence(node.start, node.end, context)
+            short = need - memory.free_bytes(node.start, node.end)
+            message = (
+                f"layers [{node.start}, {node.end}) on {kind} lack {short / 1e9:.3g} GB per GPU"
+            )
+            yield violation("memory", where, message, max(0.0, short))
+        return
+    if node.layers > profile.max_layers:
+        message = f"{node.layers} layers on {kind}, which holds {profile.max_layers}"
+        yield violation("memory", where, message, node.layers - profile.max_layers)
+        return
+    room = profile.kv_tokens[node.layers - 1] * cluster.kv_fill
+    if exceeds(request_tokens(service), room):
+        message = f"KV cache of {room:g} tokens beside {node.layers} layers, less than a request"
+        yield violation("memory", where, message, request_tokens(service) - room)
 
 
 def _links(

@@ -136,12 +136,12 @@ def draw_rented_plan(
     if shortage is not None:
         parts.append(Text(shortage, style="bold red"))
     parts += _draw_instances(plan, problem, width)
-    for grid, title, wanted in (
-        (list_slices(plan), "Machines that are cut", True),
-        (list_ways(plan), "Ways of requests", _varies(plan)),
-    ):
-        if grid.rows and wanted:
-            parts.append(_tighten(table(grid.columns, grid.rows, title=title, right=grid.right)))
+    if any(node.gpu_ids is not None for i in plan.instances for node in i.nodes):
+        parts.append(_draw_slices(plan, width))
+    if _varies(plan):
+        ways = list_ways(plan)
+        title = "Ways of requests"
+        parts.append(_tighten(table(ways.columns, ways.rows, title=title, right=ways.right)))
     parts += [_draw_roles(plan, problem), _draw_costs(plan, problem, width)]
     if compared:
         parts.append(_draw_comparison(plan, problem, compared))
@@ -150,6 +150,21 @@ def draw_rented_plan(
         parts.append(Text(f"What keeps it from being cheaper: {'; '.join(plan.reasons)}."))
     parts += [Text(f"Simulated: {note}.") for note in plan.notes]
     return Group(*parts)
+
+
+def _draw_slices(plan: Plan, width: int) -> Table:
+    """Which GPUs of cut machines each instance has; market and layers only where there is room."""
+    grid = list_slices(plan)
+    widths = [max(len(str(cell)) for cell in column) for column in zip(*grid.rows, strict=True)]
+    wide = sum(max(w, len(name)) + 2 for w, name in zip(widths, grid.columns, strict=True)) + 2
+    keep = [
+        at
+        for at, name in enumerate(grid.columns)
+        if wide <= width or name not in ("market", "layers")
+    ]
+    columns = [grid.columns[at] for at in keep]
+    rows = [[row[at] for at in keep] for row in grid.rows]
+    return _tighten(table(columns, rows, title="Machines that are cut"))
 
 
 def _varies(plan: Plan) -> bool:

@@ -71,7 +71,7 @@ def coverage_of(problem: Problem, catalog: Catalog, service: Service, *, promise
             ids = None if size == count else tuple(range(size))
             unit = Unit(machine.name, machine.node_type, machine.region, ids)
             samples[unit] = (key, count // size)
-    instance = flow_instance(problem, catalog, service, units=tuple(samples))
+    instance = flow_instance(problem, catalog, service, units=tuple(samples), promised=promise)
     if promise and instance.size:
         instance = most_within(instance)
     slices: dict[SiteType, list[tuple[int, Floats]]] = {key: [] for key in stock}

@@ -49,7 +49,9 @@ from atoll.solve.place.to_plan import Placed, fit_links, plan_of
 _BISECTION = 40
 _TRIES = 3000
 _REAL_MOVES = 12
-_QUICK_WORK, _LAST_WORK = 0.03, 0.4
+_MOST_PLACED = 24
+"""Placements of parts of the cluster that are tried while nodes move."""
+_QUICK_WORK, _LAST_WORK = 0.01, 0.2
 """Shares of the usual work for placements of splits that may not last, and for the last one."""
 _MOST_SPLIT = 64
 """Pieces up to which a cluster that is cut evenly is split."""
@@ -99,11 +101,11 @@ def _share_out(
             cut, placed = replicas
             if effort.promise and min(entry.flows.value for entry in placed) > 0:
                 return placed
-            cuts.insert(0, cut)
-    for number, cut in enumerate(cuts):
+            cuts = [cuts[0], cut] if cut != cuts[0] else [cut]
+    else:
+        cuts = cuts[:1]
+    for cut in cuts:
         if options and (deadline.is_over() or len(cut) > _MOST_SPLIT):
-            break
-        if number and name != SEARCH:
             break
         split = _NodeSplit(problem, catalog, name, effort, deadline, cut).best()
         if split is not None:
@@ -157,7 +159,12 @@ class _NodeSplit:
         self.demand = _demands(self.problem)
         alone = (
             flow_instance(
-                self.problem, self.catalog, s, partial=self.effort.partial, units=self.units
+                self.problem,
+                self.catalog,
+                s,
+                partial=self.effort.partial,
+                units=self.units,
+                promised=self.effort.promise,
             )
             for s in self.problem.services
         )
@@ -245,7 +252,7 @@ class _NodeSplit:
         known = (s, nodes)
         if known not in self._known:
             service = self.problem.services[s]
-            effort = replace(self.effort, work=self.effort.work * work, log=None)
+            effort = replace(self.effort, work=self.effort.work * work, bounded=False, log=None)
             self._known[known] = place(
                 self.solver,
                 self.problem,
@@ -290,7 +297,7 @@ class _NodeSplit:
         seen: set[tuple[int, str, str]] = set()
         for i, unit in enumerate(self.units):
             kind = (split[i], unit.kind, unit.region)
-            if split[i] == poor or kind in seen or self.deadline.is_over():
+            if split[i] == poor or kind in seen or self._is_enough():
                 continue
             seen.add(kind)
             tried = (*split[:i], poor, *split[i + 1 :])
@@ -300,6 +307,9 @@ class _NodeSplit:
             if answers is not None and self.share(answers) > share * (1 + 1e-9):
                 return tried, answers
         return None
+
+    def _is_enough(self) -> bool:
+        return len(self._known) >= _MOST_PLACED or self.deadline.is_over()
 
     def _tell(self, share: float) -> None:
         if self.effort.log is not None:

@@ -40,12 +40,14 @@ def flow_instance(
     partial: bool = False,
     nodes: Iterable[str] | None = None,
     units: Sequence[Unit] | None = None,
+    promised: bool = False,
 ) -> FlowInstance:
     """Return one service of a problem on the nodes of its cluster, or on those named by `nodes`.
 
     `units` are the nodes, by default every machine whole. Those that the service may not stand on, or that
     cannot hold one layer, are left out. What a node carries depends on the whole cluster, also where only
-    some of it is used.
+    some of it is used. With `promised` a node that was not measured may hold as many layers as it carries
+    anything with within the promise, at any tensor-parallel size.
     """
     if isinstance(service, str):
         service = problem.service(service)
@@ -61,12 +63,16 @@ def flow_instance(
     ]
     most = {kind: min(spec.layers, most_layers(profiles[kind], cluster, service)) for kind in rates}
     kinds = [unit.kind for unit in used]
-    widest = max((most[kind] for kind in kinds), default=0)
-    held = np.array([most[kind] for kind in kinds], np.int64)
-    promised = {
+    nodes_of = {
         key: promised_node(problem, catalog, service, *key)
         for key in sorted({(unit.kind, unit.machine) for unit in used})
     }
+    if promised:
+        for (kind, _), own in nodes_of.items():
+            if own.profile is None:
+                most[kind] = max(most[kind], own.most_layers)
+    widest = max((most[kind] for kind in kinds), default=0)
+    held = np.array([most[kind] for kind in kinds], np.int64)
     rate = _rows([rates[kind][: most[kind]] for kind in kinds], widest)
     wires = _wires(cluster, used)
     per_token, few = activation_bytes(catalog, service), cluster.token_bytes
@@ -89,7 +95,7 @@ def flow_instance(
             cluster, service, [profiles[kind] for kind in kinds], most, kinds, per_token
         ),
         units=tuple(used),
-        promise=Promise(service, tuple(promised[unit.kind, unit.machine] for unit in used)),
+        promise=Promise(service, tuple(nodes_of[unit.kind, unit.machine] for unit in used)),
     )
 
 
@@ -179,7 +185,7 @@ def _read_timing(
     per_token: float,
 ) -> Timing:
     widest = max((most[kind] for kind in kinds), default=0)
-    held = [profile.kv_tokens[: most[kind]] for profile, kind in zip(profiles, kinds, strict=True)]
+    held = [_room(profile, most[kind]) for profile, kind in zip(profiles, kinds, strict=True)]
     prompts, prefill_s = _curves([profile.prefill_s_per_layer for profile in profiles])
     sequences, decode_s = _curves([profile.decode_s_per_layer for profile in profiles])
     return Timing(
@@ -195,6 +201,12 @@ def _read_timing(
         decode_s=decode_s,
         step_s=np.array([profile.step_s for profile in profiles]),
     )
+
+
+def _room(profile: NodeProfile, most: int) -> tuple[float, ...]:
+    """Tokens of KV cache beside 1, 2, ... layers; with more than the profile knows of, in proportion."""
+    known = profile.kv_tokens[:most]
+    return (*known, *(known[-1] * len(known) / j for j in range(len(known) + 1, most + 1)))
 
 
 def _curves(curves: Sequence[Curve]) -> tuple[Floats, Floats]:

@@ -22,7 +22,9 @@ def say_why(
     name: str, problem: Problem, catalog: Catalog, service: Service, effort: FlowEffort
 ) -> str:
     """Say in a line why a solver found no placement of a service."""
-    instance = flow_instance(problem, catalog, service, partial=effort.partial)
+    instance = flow_instance(
+        problem, catalog, service, partial=effort.partial, promised=effort.promise
+    )
     placements = starts(instance, problem.settings.seed, Deadline(effort.seconds))
     flowing = [p for p in placements if max_flow(instance, p).value > 0]
     if flowing and effort.promise:
@@ -54,7 +56,7 @@ def _broken_promise(
         looser = service.model_copy(
             update={"ttft_s": service.ttft_s * times, "tpot_s": service.tpot_s * times}
         )
-        instance = flow_instance(problem, catalog, looser)
+        instance = flow_instance(problem, catalog, looser, promised=True)
         return any(flow_within(instance, placement).value > 0 for placement in placements)
 
     asked = (

@@ -348,7 +348,9 @@ def _set_up(
                         ranges[unit] = (stage.start, stage.end)
                         group.append(unit)
                 groups.append(group)
-        instance = flow_instance(problem, catalog, service, partial=partial, units=cut)
+        instance = flow_instance(
+            problem, catalog, service, partial=partial, units=cut, promised=True
+        )
         row = {unit: i for i, unit in enumerate(instance.units)}
         start, end = np.zeros(instance.size, np.int64), np.zeros(instance.size, np.int64)
         for unit, (first, past) in ranges.items():

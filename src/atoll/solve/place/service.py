@@ -44,9 +44,10 @@ class FlowEffort:
     """How to solve: what for, with partial inference or without it, and until when at most.
 
     Work is counted; `seconds` is a safety net that ends it early. `work` is the share of the usual work to
-    do. With `promise`, no pipeline may be slower than the service promises (`latency`). `rank` values
-    plans (a simulation, say): the best few by `sustain` throughput are ranked by it and the best changed
-    further (`refine`); without it the best by `sustain` is taken.
+    do, and `bounded` asks for the tightest bound as well. With `promise`, no pipeline may be slower than the
+    service promises (`latency`). `rank` values plans (a simulation, say): the best few by `sustain`
+    throughput are ranked by it and the best changed further (`refine`); without it the best by `sustain`
+    is taken.
     """
 
     seconds: float = SECONDS
@@ -57,6 +58,7 @@ class FlowEffort:
     log: Log | None = None
     rank: Rank | None = None
     work: float = 1.0
+    bounded: bool = True
 
     @property
     def goal(self) -> Goal:
@@ -103,7 +105,13 @@ def places(
 ) -> list[ServicePlacement]:
     """Return the best placements of one service, best first; more than one for `sustain` searches only."""
     instance = flow_instance(
-        problem, catalog, service, partial=effort.partial, nodes=nodes, units=units
+        problem,
+        catalog,
+        service,
+        partial=effort.partial,
+        nodes=nodes,
+        units=units,
+        promised=effort.promise,
     )
     if instance.size == 0:
         return []
@@ -170,7 +178,7 @@ def _search_scored(
     from atoll.solve.place.latency import most_within
 
     bounding = most_within(instance) if effort.promise else instance
-    bound = upper_bound(bounding, tight=not effort.promise).value
+    bound = upper_bound(bounding, tight=effort.bounded and not effort.promise).value
     quick = None
     if effort.goal == "sustained" and not effort.promise:
         from atoll.solve.place.sustained.sustained import evaluator, site_of

@@ -52,6 +52,8 @@ _RANKED = 6
 """Placements that are ranked where a `Rank` is given, before the best are changed further."""
 _CUT_WORK = 0.25
 """Share of the usual work that goes into placements on a cluster that is cut."""
+_LASTING_WORK = 0.5
+"""Share of the usual work for placements that last, of which some keep a promise."""
 _MOST_CUT = 64
 """Pieces of a cluster up to which even cuts are searched."""
 
@@ -109,11 +111,23 @@ def _solve_one(
     return plan.model_copy(update={"reasons": said, "notes": notes})
 
 
-def _merit(service: Service, answer: ServicePlacement) -> tuple[float, float]:
-    """What makes a placement better: the share of the demand it serves, then what it carries."""
-    carried = answer.placed.flows.value
+def _merit(service: Service, answer: ServicePlacement) -> tuple[float, float, float]:
+    """What makes a placement better: the share of the demand it serves, then what it carries.
+
+    Of placements that keep a promise, those come first whose KV caches hold the demand for long: capacity
+    counts every node by itself, and in pipelines of unlike nodes requests wait for the slowest.
+    """
+    from atoll.solve.place.sustained.sustained import sustain
+
+    placed = answer.placed
+    carried = placed.flows.value
     demand = service.demand_per_s * request_tokens(service)
-    return (min(1.0, carried / demand) if demand > 0 else 1.0), carried
+    if demand <= 0:
+        return 1.0, 1.0, carried
+    lasting = carried
+    if placed.promised and placed.instance.timing is not None:
+        lasting = sustain(placed.instance, placed.placement, placed.flows).tokens_per_s
+    return min(1.0, carried / demand), min(1.0, lasting / demand), carried
 
 
 def _candidates(
@@ -151,6 +165,28 @@ def _candidates(
             (placed_on,) = fit_links(problem, catalog, (answer.placed,))
             # What bounds flows on whole machines does not bind those that are cut.
             yield replace(answer, placed=placed_on, bound=bound if len(cuts) > 1 else answer.bound)
+    if effort.promise and effort.goal == "sustained" and not deadline.is_over():
+        yield from _lasting(problem, catalog, service, effort, deadline, bound)
+
+
+def _lasting(
+    problem: Problem,
+    catalog: Catalog,
+    service: Service,
+    effort: FlowEffort,
+    deadline: Deadline,
+    bound: float | None,
+) -> Iterator[ServicePlacement]:
+    """Yield the placements whose flow lasts best, with as much of it as keeps the promise."""
+    from atoll.solve.place.latency import flow_within
+
+    work = effort.work * _LASTING_WORK
+    free = replace(effort, promise=False, bounded=False, work=work, log=None)
+    for answer in places(SEARCH, problem, catalog, service, free, deadline, most=_RANKED):
+        placed = answer.placed
+        flows = flow_within(placed.instance, placed.placement)
+        if flows.value > 0:
+            yield ServicePlacement(replace(placed, flows=flows, promised=True), bound)
 
 
 def _rank(

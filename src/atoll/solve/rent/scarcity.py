@@ -2,8 +2,8 @@
 
 The most is the largest common fraction of every service's demand, or the largest mean fraction weighted by
 priority. Services that nothing on offer can serve are left out of it. Where not even one instance of each
-of the others can stand at once, the common fraction is that of as many services as can (of equally many, those of
-more weight): serving some is better than serving none.
+of the others can stand at once, the common fraction is that of as many services as can (of equally many,
+those of more weight): serving some is better than serving none.
 
 Both are one problem: the same programmes as for the cost, with machines free of charge and the share left
 unserved to be minimised.
@@ -22,8 +22,8 @@ from atoll.solve.rent.instances import InstanceGoal, InstanceMaster
 from atoll.solve.rent.items import RentModel, Solution
 from atoll.solve.rent.mixes import Decomposition
 from atoll.solve.rent.programme import cheapest_supply
-from atoll.solve.rent.relaxation import Prices, row_prices
-from atoll.solve.rent.search import SMALL, lowest, oracles_of
+from atoll.solve.rent.relaxation import Prices, market_prices, slacks
+from atoll.solve.rent.search import SMALL, lowest_each, oracles_of
 from atoll.solve.rent.standing import Deadline, Incumbent, Target, Work
 
 Floats = NDArray[np.float64]
@@ -35,7 +35,11 @@ EXACT = 1e-4
 """Fractions are proven to this."""
 _LITTLE = 1e-6
 """A fraction that any instance serves."""
-_STAGES = (600, 2500, 8000)
+_STAGES = (300, 1500)
+"""Items of each service to solve over, one after the other."""
+_AIM = 0.97
+_DEAR = 3.0
+_ENDLESS = 1e9
 
 
 @dataclass(frozen=True)
@@ -197,14 +201,12 @@ def _search(
     if small:
         choices: list[list[Ints] | None] = [None]
     else:
-        choices = [*_choices(free, rebuild, mixes.root.prices, 1.0 - standing.bound), None]
+        choices = list(_choices(free, rebuild, 1.0 - standing.bound, standing, seed))
     for let_in in choices:
         if standing.done:
             break
         whole = let_in is None
         if let_in is None:
-            if not small:
-                break
             let_in = [np.arange(len(items)) for items in model.items]
         if standing.solution is not None:
             let_in = [
@@ -218,7 +220,7 @@ def _search(
             absolute_gap=0.5 * EXACT,
             start=standing.solution,
             node_limit=None,
-            iteration_limit=work.part(0.6 if whole else 0.35),
+            iteration_limit=work.part(0.6 if whole else 0.45),
         )
         take(answer.solution, answer.objective, answer.served)
         if whole:
@@ -252,10 +254,20 @@ def _first(model: RentModel, rebuild: Rebuild, most: float, seed: int) -> Soluti
     return None
 
 
-def _choices(model: RentModel, rebuild: Rebuild, prices: Prices, most: float) -> list[list[Ints]]:
-    """Ever more items, by how little they raise the cost of serving that fraction at these prices."""
+def _choices(
+    model: RentModel, rebuild: Rebuild, most: float, standing: Incumbent, seed: int
+) -> list[list[Ints]]:
+    """Ever more items, by how little they raise the cost of serving about what may be possible."""
     every = list(range(len(model.services)))
-    smaller = rebuild(every, max(1e-6, min(1.0, most)))
-    row = row_prices(model, prices)
-    found = [oracle.slacks(oracle.legs(row)) for oracle in oracles_of(smaller)]
-    return [lowest(found, np.inf, number)[0] for number in _STAGES]
+    smaller = rebuild(every, max(1e-6, _AIM * min(1.0, most)))
+    oracles = oracles_of(smaller)
+    work = Work(standing.work.part(0.3))
+    priced = Incumbent(Target(1e-3), standing.deadline, work)
+    mixes = Decomposition(smaller, oracles, "cost", np.zeros(len(every)), priced, seed)
+    first = mixes.rate(market_prices(smaller))
+    mixes.unserved = _DEAR * np.maximum(1.0, [min(legs.least, _ENDLESS) for legs in first.legs])
+    mixes.master.set_unserved(mixes.unserved)
+    mixes.converge()
+    standing.work.charge(work.spent)
+    found = slacks(oracles, mixes.root)
+    return [lowest_each(found, number) for number in _STAGES]

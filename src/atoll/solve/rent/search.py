@@ -81,7 +81,8 @@ def minimise(model: RentModel, standing: Incumbent, seed: int) -> SearchOutcome:
         mixes.converge()
         if not standing.done:
             mixes.choose(50)
-        if not standing.done:
+        # Where nothing is found, finding out how much can be served (`scarcity`) is the better search.
+        if not standing.done and standing.solution is not None:
             close(model, oracles, mixes.root, standing, seed)
     prices, duals = mixes.relaxed or (first.prices, demand)
     survivors = 0 if standing.closed else total
@@ -160,6 +161,14 @@ def close(
         standing.prove(min(answer.bound, root.value + limit))
         if last or standing.done:
             return
+
+
+def lowest_each(item_slacks: list[Floats], most: int) -> list[Ints]:
+    """Return per service the `most` items of least slack, in order of items."""
+    return [
+        np.sort(np.argsort(slack, kind="stable")[:most][: int(np.isfinite(slack).sum())])
+        for slack in item_slacks
+    ]
 
 
 def lowest(item_slacks: list[Floats], limit: float, most: int | None) -> tuple[list[Ints], float]:

@@ -8,9 +8,10 @@ replacement uses no node that the original does not.
 
 With more than about 20 kinds of nodes not all sets of six are searched: an instance then has at most so many
 different kinds that `MOST_MULTISETS` are left, and never fewer than three (`search_limits`). What is searched
-is exact still, for all subsets of a set are searched with it. What is left out hardly pays: over 20 kinds,
-where all can be searched, sets of up to three kinds cover demands at 0.0 to 0.1 % above the optimum
-(`benchmarks.templates` measures it), since a fourth kind only fills what rounding to whole layers leaves.
+is exact still, for all subsets of a set are searched with it. What is left out hardly pays, since a fourth
+kind only fills what rounding to whole layers leaves: over 20 kinds, where all can be searched, sets of up to
+three kinds cover demands at 0.01 % above the optimum on average and at 0.8 % at worst, where prices are such
+that many kinds cost about the same (`benchmarks.templates` measures it).
 
 Layouts are not stored: `TemplateLibrary.layout` finds the one of a given multiset again.
 """

@@ -108,11 +108,14 @@ def libraries(
     most = problem.settings.max_nodes_per_instance
     whole, _ = search_limits(len(problem.kinds), most)
     tables = {str(role): role_tables(problem, catalog, role) for role in problem.roles}
+    make = generate if cache is None else cache.library
     by_role: dict[str, TemplateLibrary] = {}
     if until is not None and whole > _FIRST_NODES:
         for role, own in tables.items():
             known = cache.read(own, most) if cache is not None else None
-            by_role[role] = known or generate(own, min(most, _FIRST_NODES), until=until)
+            if known is None:
+                known = generate(own, _FIRST_NODES, until=until)
+            by_role[role] = known
     for role, own in tables.items():
 
         def report(done: int, total: int, role: str = role) -> None:
@@ -121,7 +124,6 @@ def libraries(
 
         first = by_role.get(role)
         if first is None or (first.max_nodes < whole and not (until is not None and until())):
-            make = generate if cache is None else cache.library
             found = make(own, most, progress=report, until=until)
             if first is None or found.max_nodes > first.max_nodes:
                 by_role[role] = found
