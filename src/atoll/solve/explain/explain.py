@@ -40,7 +40,7 @@ _WORK = 0.2
 _CLUSTER_WORK = 0.1
 """The share of the usual work that goes into the answer to a question. On a cluster it goes into the plan,
 too, where none is given: searches compare only if they try as hard."""
-_FEWEST = 6
+_FEWEST = 3
 _COLUMNS = 30_000
 """Templates in regions up to which as many plans are made as ever, and it takes seconds."""
 _NODES = 100
@@ -73,7 +73,7 @@ def explain(
     if plan is None and problem.cluster is None:
         first = replace(first, work=1.0)
     try:
-        again = planner.ask(problem, "planning again", effort=first)
+        again = planner.ask(problem, "planning again", effort=first, always=plan is None)
     except OutOfTimeError:
         if plan is None:
             raise
@@ -93,7 +93,9 @@ def explain(
         update={
             "bound": again.bound if merit(base, problem).meets_demand else None,
             "again": worth(base, again, problem, base, None),
-            "constraints": tuple(_settle(each, base, again, planner) for each in tight),
+            "constraints": tuple(
+                _settle(each, base, again, planner, estimated=constraints) for each in tight
+            ),
             "repairs": possible,
             "node_types": uses,
             "plans": planner.plans,
@@ -163,10 +165,11 @@ def _count_plans(problem: Problem, libraries: Libraries | None) -> int:
     """Return how often to plan again, so that all of it takes seconds: as often as one plan is quick."""
     if libraries is None:
         nodes = len(problem.cluster.nodes) if problem.cluster is not None else 1
-        return max(_FEWEST, min(MOST_PLANS, round(_NODES / nodes)))
+        # Several services share the machines out, which takes several placements.
+        return max(_FEWEST, min(MOST_PLANS, round(_NODES / (nodes * len(problem.services) ** 2))))
     columns = len(problem.regions) * sum(map(len, libraries.roles.values()))
     share = float((_COLUMNS / max(1, columns)) ** 0.4)
-    return round(max(_FEWEST, min(1.0, share) * MOST_PLANS))
+    return round(max(2 * _FEWEST, min(1.0, share) * MOST_PLANS))
 
 
 def _read_off(stated: Plan, plan: Plan, problem: Problem, left_out: tuple[str, ...]) -> Explanation:
@@ -223,12 +226,17 @@ def _ask_worths(tight: Sequence[Bound], planner: Planner, left_out: list[str]) -
         left_out.append(f"what {len(order) - asked} of the constraints are worth")
 
 
-def _settle(bound: Bound, base: Plan, again: Plan, planner: Planner) -> Constraint:
-    """Return a constraint with what loosening it is worth, by all plans that are known in the end."""
+def _settle(
+    bound: Bound, base: Plan, again: Plan, planner: Planner, *, estimated: bool
+) -> Constraint:
+    """Return a constraint with what loosening it is worth, by all plans that are known in the end.
+
+    Where it was not asked about it is `estimated`, if that is wanted.
+    """
     constraint, change = bound
     answer = planner.answer(change.problem, best_effort=change.best_effort)
     if answer is None:
-        return _estimate(constraint, base, planner)
+        return _estimate(constraint, base, planner) if estimated else constraint
     then = planner.best(change.problem, best_effort=change.best_effort) or base
     least = None if answer.plan.status == "partial" else answer.plan.bound
     gained = worth(base, then, planner.problem, again, least)

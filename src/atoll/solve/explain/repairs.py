@@ -48,6 +48,13 @@ _MACHINES = (1, 2, 4, 8)
 """Machines that are added to a cluster."""
 _FREE = ("cut", "phases")
 """Changes that cost nothing, worth a mention where they only free machines."""
+_MOST_SINGLE = 3
+_TOGETHER: Mapping[RepairKind, str] = {
+    "cut": "cut all machines into slices (without `whole`)",
+    "phases": "phases of all services apart or together (`phases: auto`)",
+    "pinning": "all services on any node (without `only` and `avoid`)",
+}
+"""What changes of a kind are called where there are too many to ask about each."""
 _STEPS = 5
 """Bisections for the smallest change; where more would be needed, a smaller one may do as well."""
 
@@ -160,16 +167,17 @@ def _each(planner: Planner, base: Plan, changes: Iterable[Change]) -> Iterator[F
 def _together_then_single(
     planner: Planner, base: Plan, changes: Sequence[Change]
 ) -> Iterator[Found]:
-    """Ask about all changes of a kind at once; if that helps, about each."""
+    """Ask about all changes of a kind at once; if that helps, about each, unless there are many."""
+    few = len(changes) <= _MOST_SINGLE
     if len(changes) > 1:
         problem = _merge(planner.problem, [change.problem for change in changes])
-        where = "; ".join(change.where for change in changes)
+        where = "; ".join(change.where for change in changes) if few else _TOGETHER[changes[0].kind]
         everything = Change(changes[0].kind, where, problem)
         free = everything.kind in _FREE
         if not gains(base, _ask(planner, everything), planner.problem, machines=free):
             return
         yield Found(everything, parts=tuple(changes))
-    yield from _each(planner, base, changes)
+    yield from _each(planner, base, changes if few else ())
 
 
 def _merge(problem: Problem, changed: Sequence[Problem]) -> Problem:

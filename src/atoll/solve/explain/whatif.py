@@ -114,14 +114,15 @@ class Planner:
         *,
         best_effort: bool = False,
         effort: Effort | None = None,
+        always: bool = False,
     ) -> Plan:
         """Return the best plan known for a variant after planning for it, with other `effort` if given.
 
-        Raises OutOfTimeError if there is no time left for the question.
+        Raises OutOfTimeError if there is no time left for the question, unless it is `always` answered.
         """
         key = (problem.content_hash(), best_effort)
         if key not in self._answers:
-            if self.plans_left == 0 or self.seconds_left <= 0:
+            if not always and (self.plans_left == 0 or self.seconds_left <= 0):
                 raise OutOfTimeError
             if self.progress is not None:
                 self.progress(self.plans, question)
