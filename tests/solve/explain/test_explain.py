@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.units import format_price
@@ -334,3 +336,49 @@ def test_sentences() -> None:
     assert idle.text == "not used, and would not be for free"
     gone = NodeUse(node_type="L4:1", verdict="not-offered", used=0, available=0)
     assert gone.text == "none can be had"
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(
+    st.tuples(*(st.integers(0, 3) for _ in range(4))),
+    st.sampled_from((4.0, 9.0, 16.0)),
+    st.sampled_from((None, 3.0, 6.0)),
+    st.booleans(),
+)
+def test_random_fleets_are_explained_without_contradiction(
+    available: tuple[int, ...], rate: float, budget: float | None, apart: bool
+) -> None:
+    given_fleet = parse_fleet(FLEET)
+    chat, mini = given_fleet.services
+    problem = given_fleet.replace(
+        offers=tuple(
+            o.model_copy(update={"available": n})
+            for o, n in zip(given_fleet.offers, available, strict=True)
+        ),
+        services=(
+            chat.model_copy(update={"rate_per_s": rate, "phases": "apart" if apart else "auto"}),
+            mini,
+        ),
+        limits=Limits(budget_usd_per_hour=budget),
+    )
+    plan = solved(problem, FLEET)
+    asked = planner(FLEET, problem, most_plans=14)
+    why = explain(plan, asked, libraries=None)
+    now = served_share(plan, problem)
+    assert why.served == pytest.approx(now)
+    for worth in (c.worth for c in why.constraints if c.worth is not None):
+        assert worth.served >= worth.served_now - 1e-6
+        assert worth.serves_more or worth.usd_per_hour >= -1e-6
+    for repair in why.repairs or ():
+        saved = repair.saved_usd_per_hour or 0.0
+        assert (
+            repair.served > served_share(plan, problem, mean=repair.mean) or saved or repair.freed
+        )
+        assert repair.meets_demand or repair.served < 1.0
+    for one in asked.known:
+        assert validate(one.plan, one.problem, catalog(), same_problem=False) == []
+        for other in asked.known:
+            if relaxes(other.problem, one.problem):
+                best = asked.best(other.problem)
+                assert best is not None
+                assert merit(best, problem) >= one.merit

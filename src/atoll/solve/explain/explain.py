@@ -36,13 +36,15 @@ from atoll.solve.templates.library import Libraries, template_libraries
 
 _SHARE = 0.5
 """Share of the plans that the worth of constraints may take, so that repairs are asked about, too."""
-_WORK = 0.2
-_CLUSTER_WORK = 0.1
+_WORK = 0.05
+_CLUSTER_WORK = 0.05
 """The share of the usual work that goes into the answer to a question. On a cluster it goes into the plan,
 too, where none is given: searches compare only if they try as hard."""
 _FEWEST = 3
 _COLUMNS = 30_000
 """Templates in regions up to which as many plans are made as ever, and it takes seconds."""
+_ITERATIONS = 10_000
+"""Iterations of simplex after which no more questions are asked: they take some seconds."""
 _NODES = 100
 """Machines of a cluster, times plans, that take seconds."""
 _WORTHS = 6
@@ -119,7 +121,7 @@ def explain_problem(
     """Return why a plan for a problem is what it is; without a plan, why the best that is found is.
 
     `node_types` are those to say something about, and then nothing else is said; `repairs` are looked for
-    unless False. Planning again is done at most `most_plans` times (None: the fewer the larger the problem),
+    unless False. Planning again is done at most `most_plans` times (None: the harder it is the fewer),
     and `deadline_s` is for all of it together. With `best_effort` a fixed cluster need not keep promises, as
     when such a plan was made.
     """
@@ -148,6 +150,7 @@ def explain_problem(
         solver,
         effort,
         most_plans=most,
+        most_work=_ITERATIONS if most_plans is None else None,
         most_seconds=deadline_s,
         progress=tell,
     )

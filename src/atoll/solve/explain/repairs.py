@@ -55,8 +55,9 @@ _TOGETHER: Mapping[RepairKind, str] = {
     "pinning": "all services on any node (without `only` and `avoid`)",
 }
 """What changes of a kind are called where there are too many to ask about each."""
-_STEPS = 5
-"""Bisections for the smallest change; where more would be needed, a smaller one may do as well."""
+_STEPS, _FEW_STEPS = 5, 2
+"""Bisections for the smallest change that meets all demand, or merely helps; after more of them a smaller one
+might be found."""
 
 _T = TypeVar("_T")
 AtSize = Callable[[int], Change]
@@ -96,7 +97,7 @@ def _by_gain(repair: Repair) -> tuple[bool, float, bool, float, float, bool, str
     tokens = -(repair.tokens_per_s or 0.0)
     usd = repair.usd_per_hour
     full = repair.meets_demand
-    return (not full, served, bought, tokens, usd, repair.kind == "nodes", repair.text)
+    return (not full, served, bought, tokens, usd, repair.kind not in _FREE, repair.text)
 
 
 def _groups(planner: Planner, base: Plan) -> Iterator[tuple[str, Iterator[Found]]]:
@@ -214,7 +215,7 @@ def _smallest(
         return Found(at(1 if helps else largest), smallest=helps)
     goal = served_share(most, problem, mean=mean)
     low, high, sure = 0, largest, True
-    for _ in range(_STEPS):
+    for _ in range(_STEPS if full else _FEW_STEPS):
         if high - low <= 1:
             break
         middle = (low + high) // 2

@@ -39,7 +39,7 @@ class RentSolver:
         )
         check(solved.plan, problem, self.catalog)
         most = float(solved.allocation.fraction_bound)
-        return Answer(solved.plan, most, solved.allocation)
+        return Answer(solved.plan, most, solved.allocation, solved.allocation.statistics.iterations)
 
     def use(self, problem: Problem, libraries: Libraries) -> None:
         """Remember templates that are there."""

@@ -40,12 +40,14 @@ class Answer:
     """What a solver answers: a checked plan, and what is known beside it.
 
     `most_served` is the largest share of demand that any plan could serve, as far as proven. The
-    allocation, where there is one, has the prices that estimates are made of.
+    allocation, where there is one, has the prices that estimates are made of; `work` is what it took, in
+    iterations of simplex.
     """
 
     plan: Plan
     most_served: float = 1.0
     allocation: Allocation | None = None
+    work: int = 0
 
 
 def holds(plan: Plan, problem: Problem, catalog: Catalog) -> bool:
@@ -69,17 +71,19 @@ class Known:
 
 @dataclass
 class Planner:
-    """Plans variants of a problem, within a number of plans and of seconds for all of them."""
+    """Plans variants of a problem, within so many plans, so much counted work and so many seconds in all."""
 
     problem: Problem
     catalog: Catalog
     solver: AskSolver
     effort: Effort = field(default_factory=Effort)
     most_plans: int = MOST_PLANS
+    most_work: int | None = None
     most_seconds: float = MOST_SECONDS
     progress: Asked | None = None
     holds: Callable[[Plan, Problem, Catalog], bool] = holds
     plans: int = 0
+    work: int = 0
     started: float = field(init=False)
     known: list[Known] = field(init=False, default_factory=list)
     _answers: dict[tuple[str, bool], Answer] = field(init=False, default_factory=dict)
@@ -96,6 +100,11 @@ class Planner:
     def plans_left(self) -> int:
         """How often may still be planned again."""
         return max(0, self.most_plans - self.plans)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether all the work is done that is allowed for."""
+        return self.most_work is not None and self.work >= self.most_work
 
     def learn(self, problem: Problem, plan: Plan, *, best_effort: bool = False) -> None:
         """Remember a plan that holds for a problem."""
@@ -122,7 +131,7 @@ class Planner:
         """
         key = (problem.content_hash(), best_effort)
         if key not in self._answers:
-            if not always and (self.plans_left == 0 or self.seconds_left <= 0):
+            if not always and (self.plans_left == 0 or self.seconds_left <= 0 or self.is_spent):
                 raise OutOfTimeError
             if self.progress is not None:
                 self.progress(self.plans, question)
@@ -132,6 +141,7 @@ class Planner:
                 chosen = replace(chosen, promise=False)
             answer = self.solver(problem, chosen, max(0.5, self.seconds_left))
             self._answers[key] = answer
+            self.work += answer.work
             self.learn(problem, answer.plan, best_effort=best_effort)
         return self.best(problem, best_effort=best_effort) or self._answers[key].plan
 
