@@ -200,6 +200,14 @@ def test_memory_limit_leaves_large_multisets_out_but_no_single_node(
     assert library.counts.sum(axis=1).max() <= nodes
 
 
+def test_nothing_on_offer_gives_no_templates() -> None:
+    nothing = RoleTables("role", (), np.zeros((2, 3, 0, 5)), (), 100.0)
+    library = generate(nothing, 3)
+    assert (len(library), library.counts.shape, library.max_nodes) == (0, (0, 0), 3)
+    useless = generate(replace(tables(1, 2, 4), rates=np.zeros((2, 3, 2, 5))), 3)
+    assert (len(useless), useless.multisets) == (0, multiset_count(2, 3))
+
+
 def test_order_of_node_types_changes_nothing() -> None:
     role = tables(5, 3, 5)
     order = [2, 0, 1]

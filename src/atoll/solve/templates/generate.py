@@ -262,6 +262,8 @@ def _in_chunks(work: Callable[[int, int], Part], total: int) -> Iterator[tuple[i
     """
     step = max(_CHUNK, -(-total // _MOST_CHUNKS))
     cuts = [*range(0, total, step), total]
+    if len(cuts) == 1:
+        return
     # The first one alone: it may have to compile, and the others would wait for that.
     yield cuts[1], work(0, cuts[1])
     if len(cuts) == 2:
@@ -339,7 +341,7 @@ class _Search:
             useful = np.flatnonzero(throughput > 0.0)
             return int(np.count_nonzero(throughput >= 0.0)), begin + useful, throughput[useful]
 
-        multisets, ranks, rates = 0, [], []
+        multisets, ranks, rates = 0, [np.zeros(0, np.int64)], [np.zeros(0)]
         for done, (solved, useful, throughput) in _in_chunks(solve_chunk, number):
             if until is not None and until():
                 return False
