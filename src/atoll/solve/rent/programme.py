@@ -109,10 +109,13 @@ class RentalProgramme:
             return owner, at, value
         held = at >= self.model.cells
         room = np.array([self.spot_room(int(row) - self.model.cells) for row in at[held]])
+        # One entry for each item, whichever offers it holds.
+        total = np.bincount(owner[held], -value[held] * room, len(which))
+        some = np.flatnonzero(total)
         return (
-            np.concatenate([owner, owner[held]]),
-            np.concatenate([at, np.full(int(held.sum()), self.limit_rows["spot_share"])]),
-            np.concatenate([value, -value[held] * room]),
+            np.concatenate([owner, some]),
+            np.concatenate([at, np.full(len(some), self.limit_rows["spot_share"])]),
+            np.concatenate([value, total[some]]),
         )
 
     def prices(self, result: LpResult) -> Prices:
