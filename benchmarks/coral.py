@@ -2,16 +2,19 @@
 
 Core: three models on L40S, L4 and A10G nodes in two AWS regions, 10 requests/s each. Extended: six models,
 A100-80 and H100 nodes and a GCP region as well, 25 requests/s each. What differs from the paper is said in
-`examples/coral-core.yaml` and `coral-extended.yaml`.
+`examples/coral-core.yaml` and `coral-extended.yaml`. As in the paper phases run apart and machines are rented
+for one instance each. `many_models` and `many_regions` are the extended set-up, larger.
 """
 
 from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
+
 from atoll.catalog import Catalog
 from atoll.plan.files.fleet import load_fleet
-from atoll.plan.problem import Problem
+from atoll.plan.problem import Offer, Problem
 from benchmarks.report import ROOT
 
 LARGE = {"coral-core": ("qwen3-32b",), "coral-extended": ("qwen3-235b-a22b", "gpt-oss-120b")}
@@ -21,13 +24,57 @@ SMALL = {"coral-core": ("phi-4-14b",), "coral-extended": ("phi-4-14b", "gpt-oss-
 @cache
 def core() -> Problem:
     """Return the core set-up."""
-    return load_fleet(ROOT / "examples" / "coral-core.yaml")
+    return _as_in_the_paper(load_fleet(ROOT / "examples" / "coral-core.yaml"))
 
 
 @cache
 def extended() -> Problem:
     """Return the extended set-up."""
-    return load_fleet(ROOT / "examples" / "coral-extended.yaml")
+    return _as_in_the_paper(load_fleet(ROOT / "examples" / "coral-extended.yaml"))
+
+
+def _as_in_the_paper(problem: Problem) -> Problem:
+    """Phases apart, machines whole: what the paper plans, and more is what Atoll can do beyond it."""
+    services = tuple(s.model_copy(update={"phases": "apart"}) for s in problem.services)
+    offers = tuple(o.model_copy(update={"whole": True}) for o in problem.offers)
+    return problem.replace(services=services, offers=offers)
+
+
+def many_models(problem: Problem, copies: int, available: int = 512) -> Problem:
+    """Return a problem with every service so many times, each with a rate of its own."""
+    rng = np.random.default_rng(copies)
+    services = tuple(
+        s.model_copy(
+            update={
+                "name": f"{s.name}-{i}",
+                "rate_per_s": round(s.rate_per_s * float(rng.uniform(0.3, 1.7)), 3),
+            }
+        )
+        for s in problem.services
+        for i in range(copies)
+    )
+    offers = tuple(o.model_copy(update={"available": available}) for o in problem.offers)
+    return problem.replace(
+        name=f"{problem.name}-{len(services)}-models", services=services, offers=offers
+    )
+
+
+def many_regions(problem: Problem, regions: int, available: int = 64) -> Problem:
+    """Return a problem with all of its node types in so many regions, at prices of their own."""
+    rng = np.random.default_rng(regions)
+    cheapest: dict[str, Offer] = {}
+    for offer in problem.offers:
+        known = cheapest.get(offer.node_type)
+        if known is None or offer.usd_per_hour < known.usd_per_hour:
+            cheapest[offer.node_type] = offer
+    offers = []
+    for index in range(regions):
+        factor = float(rng.uniform(0.9, 1.4))
+        for offer in cheapest.values():
+            usd = round(offer.usd_per_hour * factor * float(rng.uniform(0.95, 1.05)), 4)
+            update = {"region": f"r/{index:02d}", "available": available, "usd_per_hour": usd}
+            offers.append(offer.model_copy(update=update))
+    return problem.replace(name=f"{problem.name}-{regions}-regions", offers=tuple(offers))
 
 
 def with_rates(problem: Problem, rates: dict[str, float]) -> Problem:

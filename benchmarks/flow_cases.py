@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from atoll.core.rng import stream
 from atoll.solve.place.instance import FlowInstance
 
 _MOST_LAYERS = (0, 0, 12, 8, 5, 3, 2)
@@ -84,3 +85,58 @@ def large_cluster(n: int, random: np.random.Generator) -> FlowInstance:
         enter_s=np.full(n, 0.05),
         leave_s=np.full(n, 0.05),
     )
+
+
+SITE_GPUS = (
+    ("H100:1", 0.04),
+    ("A100-80:1", 0.08),
+    ("A100-40:1", 0.12),
+    ("L40S:1", 0.12),
+    ("V100:1", 0.14),
+    ("L4:1", 0.2),
+    ("T4:1", 0.3),
+)
+"""Node types of made-up sites and their shares: few large GPUs, many small ones."""
+_NODES_PER_SITE = 50
+_MOST_SITES = 8
+
+
+def site_fleet(n: int, seed: int = 0) -> str:
+    """Return a fleet file: one model of 80 layers on n machines of mixed GPUs at several unlike sites.
+
+    Inside a site 10 Gbit/s; between two sites 1 to 4 Gbit/s and 5 to 40 ms, as between universities. Sites
+    differ in size by up to four times, and each has a mix of its own.
+    """
+    random = stream(seed, "sites", str(n))
+    count = min(_MOST_SITES, max(2, n // _NODES_PER_SITE))
+    size = random.uniform(0.5, 2.0, count)
+    site = np.sort(random.choice(count, n, p=size / size.sum()))
+    shares = np.array([share for _, share in SITE_GPUS])
+    lines = [
+        "models:",
+        "  chat:",
+        "    model: llama-2-70b",
+        "    ttft: 30s",
+        "    tpot: 2s",
+        "    rate: 1/s",
+        "    lengths: azure-conv",
+        "cluster:",
+        "  nodes:",
+    ]
+    for s in range(count):
+        mix = random.dirichlet(10.0 * shares)
+        numbers = np.bincount(random.choice(len(shares), int((site == s).sum()), p=mix))
+        lines.append(f"    site-{s}:")
+        for (name, _), number in zip(SITE_GPUS, numbers.tolist(), strict=False):
+            if number:
+                lines.append(f"      {name}: {number}")
+    lines.append("  links:")
+    lines.append('    - {between: ["*", "*"], bandwidth: 1Gbit/s, latency: 20ms}')
+    for s in range(count):
+        inside = f"[site-{s}, site-{s}], bandwidth: 10Gbit/s, latency: 200us"
+        lines.append(f"    - {{between: {inside}}}")
+        for other in range(s):
+            mbit, ms = int(random.integers(1_000, 4_001)), int(random.integers(5, 41))
+            wide = f"[site-{s}, site-{other}], bandwidth: {mbit}Mbit/s, latency: {ms}ms"
+            lines.append(f"    - {{between: {wide}}}")
+    return "\n".join(lines) + "\n"

@@ -33,8 +33,10 @@ from benchmarks.report import ROOT, Figure, finish, options
 MODEL = "LLaMA-2-70B"
 MARK = 0.8
 """Share of KV cache that Helix's offline rule books."""
-STEADY = (600.0, 1500.0)
-"""Seconds from and to which the steady state is measured."""
+STEADY = (3000.0, 6000.0)
+"""Seconds from and to which the steady state is measured: long answers take 3,000 on slow links."""
+STEADY_REQUESTS = 60_000
+"""Enough not to run out before."""
 ONLINE_SHARE = 0.65 * (763.1 + 232.4) / 232.4
 PICTURE = ROOT / "docs/img/sustained.svg"
 
@@ -127,9 +129,8 @@ def main() -> None:
     figures += [
         Figure("error_median", median(errors), note="steady state"),
         Figure("error_max", max(errors), 0.15, note="steady state"),
-        Figure(
-            "error_within", sum(e <= 0.15 for e in errors) / len(errors), note="share at most 15 %"
-        ),
+        Figure("within15_of_18", float(sum(e <= 0.15 for e in errors)), note="bar: 18"),
+        Figure("within10_of_18", float(sum(e <= 0.10 for e in errors)), note="bar: 16"),
         Figure("error_window_median", median(windows), note="Helix's 60 to 660 s"),
         Figure("error_window_max", max(windows), note="Helix's 60 to 660 s"),
         Figure("cpu_s", time.process_time() - began),
@@ -190,29 +191,34 @@ def _point(
     own = helix_options(
         MODEL, feed="watermark", high_water=0.85, until_s=STEADY[1], from_s=STEADY[0]
     )
-    steady = simulate(plan, problem, problem.catalog(), offline_work(data), own).tokens_per_s
+    work = offline_work(data, STEADY_REQUESTS)
+    steady = simulate(plan, problem, problem.catalog(), work, own).tokens_per_s
     window = offline(data, problem, plan, MODEL).tokens_per_s
     return Point(case.name, name, predicted, window, steady)
 
 
 def _flows(instance: FlowInstance, plan: Plan) -> tuple[Placement, Flows]:
     """Return the placement and the flow of a plan, in requests/s: only their shares count."""
-    (own,) = plan.instances
-    at = {node.id: instance.names.index(node.host or "") for node in own.nodes}
+    names = {name: i for i, name in enumerate(instance.names)}
     start, end = (np.zeros(instance.size, np.int64) for _ in range(2))
-    for node in own.nodes:
-        start[at[node.id]], end[at[node.id]] = node.start, node.end
     edge = np.zeros((instance.size, instance.size))
     enter, leave = np.zeros(instance.size), np.zeros(instance.size)
-    for flow in own.flows:
-        if flow.src == SOURCE:
-            enter[at[flow.dst]] = flow.per_s
-        elif flow.dst == SINK:
-            leave[at[flow.src]] = flow.per_s
-        else:
-            edge[at[flow.src], at[flow.dst]] = flow.per_s
+    used: list[int] = []
+    # Pipelines that share no machine are instances of their own.
+    for own in plan.instances:
+        at = {node.id: names[node.host or ""] for node in own.nodes}
+        used += at.values()
+        for node in own.nodes:
+            start[at[node.id]], end[at[node.id]] = node.start, node.end
+        for flow in own.flows:
+            if flow.src == SOURCE:
+                enter[at[flow.dst]] = flow.per_s
+            elif flow.dst == SINK:
+                leave[at[flow.src]] = flow.per_s
+            else:
+                edge[at[flow.src], at[flow.dst]] = flow.per_s
     # What the weights at each node make of what comes in; small ways that were left out break the sums.
-    for i in sorted(at.values(), key=lambda k: int(end[k])):
+    for i in sorted(used, key=lambda k: (int(end[k]), k)):
         into, out = enter[i] + edge[:, i].sum(), edge[i].sum() + leave[i]
         share = into / out if out > 0 else 0.0
         edge[i] *= share

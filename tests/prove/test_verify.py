@@ -94,6 +94,23 @@ def test_what_more_nodes_cannot_mend_is_an_error_with_the_closest_plan(
     check(caught.value.plan, PROBLEM, CATALOG)
 
 
+def test_phases_are_taken_apart_where_headroom_does_not_help(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both = PROBLEM.replace(services=(CHAT.model_copy(update={"phases": "auto"}),))
+
+    def simulated(plan: Plan, *_: Any) -> dict[str, Any]:
+        return {"chat": seen(0.5 if plan.of_role("chat/llm/both") else 0.97)}
+
+    monkeypatch.setattr(verifying, "simulate_services", simulated)
+    first = solve(both)
+    assert first.of_role("chat/llm/both")
+    made = verifying.verify(first, both, CATALOG, solve, 0.95)
+    assert not made.of_role("chat/llm/both")
+    assert "97.0%" in made.notes[0]
+    check(made, both, CATALOG)
+
+
 def test_the_deadline_leaves_the_last_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     deadline = Countdown(60.0)
     asked: list[float] = []

@@ -165,7 +165,7 @@ def compared(name: str) -> list[Compared]:
 
 
 def explanation(name: str) -> Explanation:
-    worth = Worth(usd_per_hour=2.0, at_least=1.0, at_most=2.5, served=1.0, served_now=1.0)
+    worth = Worth(usd_per_hour=2.0, at_most=2.5, served=1.0, served_now=1.0)
     extra = ExtraNodes(region=name, node_type="L4:1", market="spot", count=2)
     return Explanation(
         problem_name=name,
@@ -452,7 +452,7 @@ def test_an_explanation_in_the_terminal() -> None:
     assert text.startswith(
         "lab: partial, $17.76/h, serves 83.1% of the demand. Planned again 7 times.\na note\n"
     )
-    for part in ("What binds", "to spare", "25%", "Any one of these meets all demand", "Left out"):
+    for part in ("What binds", "to spare", "25%", "Any one of these meets all demand", "Not asked"):
         assert part in text
     only = printed(draw_explanation(explanation("lab"), only_nodes=True))
     assert "What binds" not in only
@@ -462,7 +462,7 @@ def test_an_explanation_in_the_terminal() -> None:
 def test_an_explanation_that_found_no_repair_says_so() -> None:
     short = explanation("lab").model_copy(update={"repairs": (), "constraints": ()})
     for text in (printed(draw_explanation(short)), render_explanation_fragment(short)):
-        assert "no single change was found that meets all demand" in text
+        assert "no single change was found that serves more" in text
         assert "nothing: no offer is used up and no limit is set" in text
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from atoll.catalog import Catalog
 from atoll.core.errors import AtollError, InfeasibleError, InternalError, UsageError
 from atoll.plan.plan import Plan
-from atoll.plan.problem import Lengths, Offer, Problem, Service
+from atoll.plan.problem import Lengths, Limits, Offer, Problem, Service
 from atoll.plan.validate.violation import InvalidPlanError, violation
 from atoll.solve import registry
 from atoll.solve.comparison import Compared
@@ -56,6 +56,7 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers: dict[str, Answer] = {}
         self.asked: list[tuple[str, float]] = []
+        self.markets: dict[str, set[str]] = {}
         self.now_s = 0.0
         self.takes_s: dict[str, float] = {}
         family = SolverFamily(
@@ -74,13 +75,14 @@ class World:
     def _solve(
         self,
         name: str,
-        _problem: Problem,
+        problem: Problem,
         _catalog: Catalog,
         _effort: Effort,
         seconds: float,
         tell: OnProgress | None,
     ) -> Plan:
         self.asked.append((name, seconds))
+        self.markets[name] = {offer.market for offer in problem.offers}
         self.now_s += self.takes_s.get(name, 0.0)
         assert tell is not None
         tell(Progress("searching", name, None, {"rounds": 2}))
@@ -164,6 +166,17 @@ def test_nobody_leaves_empty_handed_while_a_plan_exists(world: World) -> None:
         "three": made("three", 0.2),
     }
     assert world.solve().solver == "three"
+
+
+def test_baselines_keep_a_limit_on_spot_that_they_do_not_know(world: World) -> None:
+    spot = Offer(region="here", node_type="L4:1", market="spot", available=4, usd_per_hour=0.4)
+    limited = PROBLEM.replace(offers=(*PROBLEM.offers, spot), limits=Limits(spot_share=0.5))
+    world.answers |= {"best": made("best", 0.1, cut_short=True), "one": made("one", 1.0)}
+    plan = registry.solve(limited)
+
+    assert plan.solver == "one"
+    assert plan.problem_hash == limited.content_hash()
+    assert world.markets == {"best": {"on-demand", "spot"}, "one": {"on-demand"}}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import InternalError
 from atoll.plan.plan import Flow, Instance, Node, Plan, count_machines
-from atoll.plan.problem import Limits, Offer, Problem, slices_of
+from atoll.plan.problem import Limits, Offer, Problem, Settings, slices_of
 from atoll.plan.validate.machines import check_gpus, check_offers
 from atoll.solve.packing import pack, rent
 from tests.plan.builders import EAST, offer, service
@@ -18,7 +18,10 @@ from tests.plan.builders import EAST, offer, service
 USD = 8.0
 
 
-def problem(available: int, gpus: int = 8, limits: dict[str, object] | None = None) -> Problem:
+def problem(
+    available: int, gpus: int = 8, limits: dict[str, object] | None = None, penalty: float = 10.0
+) -> Problem:
+    """Machines of eight; to start an instance anew is dear unless said otherwise."""
     offers: list[Offer] = [
         offer(EAST, f"L40S:{gpus}", USD, available=available),
         offer(EAST, f"L40S:{gpus}", USD / 2, available=available, market="spot"),
@@ -28,6 +31,7 @@ def problem(available: int, gpus: int = 8, limits: dict[str, object] | None = No
         services=(service(),),
         offers=tuple(offers),
         limits=Limits.model_validate(limits or {}),
+        settings=Settings(init_penalty=penalty),
     )
 
 
@@ -160,6 +164,24 @@ def test_a_hole_costs_a_machine_more() -> None:
     assert count_machines(packed).total() == 3
     assert rent(problem(3), packed) == pytest.approx(3 * USD)
     assert all(i.kept for i in packed if i.id != "new")
+
+
+@pytest.mark.parametrize(("penalty", "machines"), [(0.0, 2), (7.9, 2), (8.1, 3), (20.0, 3)])
+def test_what_runs_moves_where_that_is_cheaper_than_a_machine(
+    penalty: float, machines: int
+) -> None:
+    """To move a slice of one GPU costs the penalty times $1, a machine $8."""
+    old = [slice_of("p", 1, slot=0, first=0), slice_of("q", 1, slot=1, first=4)]
+    packed = pack(problem(3, penalty=penalty), [*old, slice_of("new", 8)])
+    assert count_machines(packed).total() == machines
+    assert [i.kept for i in packed] == [True, machines == 3, False]
+
+
+def test_nothing_moves_for_nothing() -> None:
+    old = [slice_of("p", 4, slot=0), slice_of("q", 4, slot=1), slice_of("r", 2, slot=1, first=6)]
+    packed = pack(problem(3, penalty=0.0), old)
+    assert placed(packed) == placed(tuple(old))
+    assert all(i.kept for i in packed)
 
 
 @pytest.mark.parametrize("limits", [{"budget_usd_per_hour": 2 * USD}, {"max_nodes": 2}])

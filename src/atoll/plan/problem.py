@@ -195,8 +195,14 @@ class Offer(Frozen):
     @property
     def kinds(self) -> tuple[str, ...]:
         """Kinds of nodes that one machine gives, by `sizes`."""
-        gpu = parse_node_type(self.node_type).gpu
-        return tuple(format_node_type(gpu, size) for size in self.sizes)
+        return _kinds_of(self.node_type, self.whole)
+
+
+@cache
+def _kinds_of(node_type: str, whole: bool) -> tuple[str, ...]:
+    gpu, gpus = parse_node_type(node_type)
+    sizes = (gpus,) if whole else slices_of(gpus)
+    return tuple(format_node_type(gpu, size) for size in sizes)
 
 
 class Limits(Frozen):

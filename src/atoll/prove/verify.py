@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from atoll.core.errors import InfeasibleError, UsageError
+from atoll.core.ids import Phase
 from atoll.prove.deadline import SimulationCutShortError, keep_deadline
 from atoll.solve.effort import DEADLINE_S
 
@@ -25,7 +26,7 @@ _MOST_REQUESTS = 400_000
 """Requests simulated in all, unless that is less than `_SHORTEST_S` seconds of them."""
 _STEP = 1.1
 """Factor by which headroom grows where a promise is broken."""
-_ROUNDS = 12
+_ROUNDS = 18
 _PATIENCE = 3
 """Plans with more headroom and no gain after which no more is tried."""
 _GAIN = 1e-3
@@ -59,11 +60,12 @@ def verify(
 ) -> Plan:
     """Return a plan for `problem` that keeps both promises for a share of every service's requests.
 
-    The headroom of services that fall short grows by a tenth at a time; `solve` plans with it, in so many
-    seconds at most. The bound stays the one proven for the problem as it was given: the gap says what keeping
-    promises under queueing costs at most. Where no headroom helps, `UnverifiedError` says what does and has
-    the plan that comes closest. Where the deadline comes first the last plan is returned, `cut_short`, with a
-    note of what was found. `say` is told of progress.
+    The headroom of services that fall short grows by a tenth at a time, and where that does not help their
+    phases are taken apart; `solve` plans with it, in so many seconds at most. The bound stays the one proven
+    for the problem as it was given: the gap says what keeping promises under queueing costs at most. Where
+    nothing helps, `UnverifiedError` says what does and has the plan that comes closest. Where the deadline
+    comes first the last plan is returned, `cut_short`, with a note of what was found. `say` is told of
+    progress.
     """
     refuse_cluster(problem)
     if plan.status not in ("optimal", "feasible"):
@@ -77,7 +79,7 @@ def verify(
             return loop.cut_short()
         if not short:
             return loop.stamp()
-        if loop.is_hopeless:
+        if loop.is_hopeless and not loop.part_phases(short):
             break
         if deadline is not None and deadline.passed:
             return loop.cut_short()
@@ -137,6 +139,36 @@ class _Loop:
     def is_hopeless(self) -> bool:
         """Whether further instances have not helped for some rounds."""
         return self._idle >= _PATIENCE
+
+    def part_phases(self, short: set[str]) -> bool:
+        """Have services that fall short run their phases apart, and return whether any did not before.
+
+        Prompts hold up the tokens of others on an instance that does both, however many of them there are.
+        """
+        together = {i.service for i in self.found.instances if i.phase is Phase.BOTH}
+        parted = {
+            service.name
+            for service in self.raised.services
+            if service.phases == "auto" and service.name in short & together
+        }
+        if not parted:
+            return False
+        self.raised = self.raised.replace(
+            services=tuple(
+                service.model_copy(
+                    update={
+                        "phases": "apart",
+                        "headroom": self.problem.service(service.name).headroom,
+                    }
+                )
+                if service.name in parted
+                else service
+                for service in self.raised.services
+            )
+        )
+        self._idle = 0
+        # Headroom that did not help is taken back, and grows again from the next round on.
+        return True
 
     def plan_again(self, short: set[str], solve: Callable[[Problem, float], Plan]) -> bool:
         """Plan with more headroom and return whether that can be had."""

@@ -3,8 +3,8 @@
 The sizes a machine may be cut into divide each other, so slices laid down by falling size at multiples of
 their size leave no hole that a later one could have used: they fit whenever their GPUs add up to no more
 than the machines have. Slices of running instances stay where they are. The holes they leave may make a
-machine more necessary than the sum says; it is taken if there is one and the limits allow it. Else running
-slices move together until the sum is enough, and an instance that moves is started anew.
+machine more necessary than the sum says. Where that one is not there, is not within the limits, or costs more
+than to start anew what stands in the way, running slices of the offer move together until the sum is enough.
 """
 
 from __future__ import annotations
@@ -46,13 +46,35 @@ def pack(problem: Problem, instances: Iterable[Instance]) -> tuple[Instance, ...
     Nodes that are whole machines, or machines of a fixed cluster, are left as they are.
     """
     standing = tuple(instances)
-    held = _lay_out(problem, standing, moving=False)
-    if held is not None and _within_limits(problem, held):
-        return held
-    moved = _lay_out(problem, standing, moving=True)
-    if moved is None:
+    best = _lay_out(problem, standing, frozenset())
+    # Where nothing runs there is nothing to move.
+    running = {
+        (instance.region_of(node), node.node_type, node.market)
+        for instance in standing
+        for node in instance.nodes
+        if instance.kept and node.host is None and node.gpu_ids is not None
+    }
+    moving: frozenset[OfferKey] = frozenset()
+    # One offer after the other, then all of them: several may be short, or over the limits only together.
+    for more in [*(frozenset({key}) for key in sorted(running)), frozenset(running)]:
+        packed = _lay_out(problem, standing, moving | more)
+        if _rank(problem, packed) < _rank(problem, best):
+            best, moving = packed, moving | more
+    if best is None:
         raise InternalError(f"{problem.name}: slices need more machines than are on offer")
-    return moved
+    return best
+
+
+def _rank(problem: Problem, packed: Sequence[Instance] | None) -> tuple[bool, bool, float]:
+    """Less is better: laid out at all, within the limits, and what rent and new starts cost together.
+
+    Costs are rounded, so that among equals the one found first is taken.
+    """
+    if packed is None:
+        return (True, True, 0.0)
+    fresh = sum(instance.usd_per_hour for instance in packed if not instance.kept)
+    usd = rent(problem, packed) + problem.settings.init_penalty * fresh
+    return (False, not _within_limits(problem, packed), round(usd, 9))
 
 
 def rent(problem: Problem, instances: Iterable[Instance]) -> float:
@@ -80,11 +102,11 @@ def _within_limits(problem: Problem, instances: Sequence[Instance]) -> bool:
 
 
 def _lay_out(
-    problem: Problem, instances: Sequence[Instance], *, moving: bool
+    problem: Problem, instances: Sequence[Instance], moving: frozenset[OfferKey]
 ) -> tuple[Instance, ...] | None:
     """Give every slice its place, None where there are too few machines.
 
-    With `moving`, slices of running instances may be moved.
+    Slices of running instances may be moved on the machines of the offers `moving`.
     """
     slices: dict[OfferKey, list[_Slice]] = {}
     whole: Counter[OfferKey] = Counter()
@@ -102,7 +124,7 @@ def _lay_out(
     for key, group in sorted(slices.items()):
         offer = find_offer(problem, key)
         renamed = _rename(group, offer)
-        lay = _move_together if moving else _stay
+        lay = _move_together if key in moving else _stay
         found = lay(renamed, offer, offer.available - whole[key])
         if found is None:
             return None

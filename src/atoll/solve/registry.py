@@ -118,10 +118,13 @@ class _Asked:
         reasons = best.reasons if CUT_SHORT in best.reasons else (*best.reasons, CUT_SHORT)
         return best.model_copy(update={"cut_short": True, "reasons": reasons})
 
-    def _check(self, name: str, seconds: float) -> Plan:
+    def _check(self, name: str, seconds: float, *, modest: bool = False) -> Plan:
         from atoll.plan.validate.check import check
 
-        plan = self.family.solve(name, self.problem, self.facts, self.effort, seconds, self.tell)
+        asked = _without_spot(self.problem) if modest else self.problem
+        plan = self.family.solve(name, asked, self.facts, self.effort, seconds, self.tell)
+        if asked is not self.problem:
+            plan = plan.model_copy(update={"problem_hash": self.problem.content_hash()})
         check(plan, self.problem, self.facts)
         return plan
 
@@ -136,12 +139,19 @@ class _Asked:
                 break
             self.tell(Progress("baselines", f"{name}, as the deadline has come"))
             try:
-                other = self._check(name, self.rescued_by.share(1.0))
+                other = self._check(name, self.rescued_by.share(1.0), modest=True)
             except (InfeasibleError, InternalError, InvalidPlanError):
                 continue
             if best is None or _served(other, self.problem) > served:
                 best, served = other, _served(other, self.problem)
         return best
+
+
+def _without_spot(problem: Problem) -> Problem:
+    """Return a problem that baselines, which know no limits, answer within a limit on spot."""
+    if problem.limits.spot_share is None or problem.cluster is not None:
+        return problem
+    return problem.replace(offers=tuple(o for o in problem.offers if o.market != "spot"))
 
 
 def _served(plan: Plan | None, problem: Problem) -> tuple[float, float]:

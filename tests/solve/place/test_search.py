@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -64,6 +65,20 @@ def test_same_seed_same_bits(workers: int) -> None:
     assert runs[0].value == runs[1].value
     np.testing.assert_array_equal(runs[0].placement.start, runs[1].placement.start)
     np.testing.assert_array_equal(runs[0].placement.end, runs[1].placement.end)
+
+
+def test_work_is_counted_and_the_clock_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same placement and evaluations on a machine whose clock runs a thousand times as fast."""
+    instance = large_cluster(20, stream(7, "search"))
+    usual = search(instance, work=3_000_000, seed=3)
+    clock = time.perf_counter
+    monkeypatch.setattr(time, "perf_counter", lambda: 1000.0 * clock())
+    loaded = search(instance, work=3_000_000, seed=3)
+    assert usual.evaluations == loaded.evaluations > 500
+    np.testing.assert_array_equal(usual.placement.start, loaded.placement.start)
+    np.testing.assert_array_equal(usual.placement.end, loaded.placement.end)
+    more = search(instance, work=12_000_000, seed=3)
+    assert more.evaluations > 2 * usual.evaluations
 
 
 def test_candidates_are_distinct_and_ranked() -> None:

@@ -9,7 +9,7 @@ largest flow, in tokens/s, prompt and generated tokens alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,6 +123,38 @@ class FlowInstance:
         return len(self.names)
 
 
+def part_of(instance: FlowInstance, nodes: Ints) -> FlowInstance:
+    """Return the instance with some of its nodes only, in the order given."""
+    pairs = np.ix_(nodes, nodes)
+    timing = instance.timing
+    if timing is not None:
+        rows = (
+            "kv_tokens",
+            "prefill_tokens",
+            "prefill_s",
+            "decode_sequences",
+            "decode_s",
+            "step_s",
+        )
+        timing = replace(timing, **{name: getattr(timing, name)[nodes] for name in rows})
+    return replace(
+        instance,
+        names=tuple(instance.names[i] for i in nodes),
+        node_types=tuple(instance.node_types[i] for i in nodes),
+        regions=tuple(instance.regions[i] for i in nodes),
+        kind=np.unique(instance.kind[nodes], return_inverse=True)[1].astype(np.int64),
+        most=instance.most[nodes],
+        rate=instance.rate[nodes],
+        link=instance.link[pairs],
+        enter=instance.enter[nodes],
+        leave=instance.leave[nodes],
+        latency=instance.latency[pairs],
+        enter_s=instance.enter_s[nodes],
+        leave_s=instance.leave_s[nodes],
+        timing=timing,
+    )
+
+
 @dataclass(frozen=True)
 class Placement:
     """Layers [start, end) of every node; start = end = 0 for a node that is not used."""
@@ -146,7 +178,10 @@ class Flows:
 
 @dataclass(frozen=True)
 class PlacementResult:
-    """What a solver found: the best placement, its value and the proven upper bound on any, tokens/s."""
+    """What a solver found: the best placement, its value and the proven upper bound on any, tokens/s.
+
+    `cut_short`: the clock came before the counted work was done, so another run may find another.
+    """
 
     placement: Placement
     value: float
@@ -154,3 +189,4 @@ class PlacementResult:
     evaluations: int
     seconds: float
     cpu_seconds: float
+    cut_short: bool = False

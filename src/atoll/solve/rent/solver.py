@@ -51,6 +51,10 @@ def solve(
     for rooms in ("atoll.solve.templates", "atoll.solve.cover", "atoll.solve.rent"):
         compile_entries(rooms)
     deadline = Countdown(deadline_s)
+    if name != DEFAULT:
+        # Replicas on equal nodes need the capacities that come with templates, but none of the templates.
+        tables = template_libraries(problem, catalog, cached=effort.cached, until=lambda: True)
+        return BASELINES[name](problem, catalog, tables)
     libraries = template_libraries(
         problem,
         catalog,
@@ -58,8 +62,6 @@ def solve(
         on_progress=on_progress,
         until=lambda: deadline.left < deadline_s * (1 - _TEMPLATES),
     )
-    if name != DEFAULT:
-        return _stamp(BASELINES[name](problem, catalog, libraries), libraries)
 
     def log(_seconds: float, objective: float, bound: float) -> None:
         if on_progress is not None:

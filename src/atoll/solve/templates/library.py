@@ -152,17 +152,20 @@ def template_libraries(
     cache = TemplateCache() if cached else None
     key = f"{template_key(problem)} {cache and cache.folder}"
     kept = _KEPT.get(key)
-    if kept is not None and kept[0] == catalog:
+    if kept is not None and kept[0] == catalog and (not kept[1].cut_short or _is_over(until)):
         _KEPT.move_to_end(key)
         return kept[1]
     teller = _teller(problem, on_progress)
     made = libraries(problem, catalog, cache=cache, progress=teller, until=until)
-    if made.cut_short:
-        return made
     _KEPT[key] = (catalog, made)
     while len(_KEPT) > _MOST_KEPT:
         _KEPT.popitem(last=False)
     return made
+
+
+def _is_over(until: Callable[[], bool] | None) -> bool:
+    """Whether time is up already: then templates that were cut short are as good as can be."""
+    return until is not None and until()
 
 
 def template_key(problem: Problem) -> str:

@@ -20,11 +20,30 @@ import numpy as np
 
 from atoll.solve.place.bound.cuts import rates
 from atoll.solve.place.instance import Floats, FlowInstance, Ints, Placement
-from atoll.solve.place.milp.engines import highs
+from atoll.solve.place.milp.engines import EngineOutcome, highs
 from atoll.solve.place.milp.model import Programme
 
+ITERATIONS = 60_000
+"""Simplex iterations of all programmes of a search for lanes: a few seconds."""
+_ONE_PROGRAMME = 0.35
+"""Share of what is left that one programme may take."""
+_LEAST_ITERATIONS = 50
+"""What a programme counts at least: making it takes time as well."""
 _MOST_RATES = 400
 _SAME = 1.0 - 1e-12
+
+
+@dataclass
+class IterationAllowance:
+    """Simplex iterations left for a row of integer programmes."""
+
+    left: int
+
+    def solve(self, programme: Programme, seconds: float) -> EngineOutcome:
+        """Solve a programme with a share of what is left; what it took is gone."""
+        solved = highs(programme, seconds, None, max(1, int(self.left * _ONE_PROGRAMME)))
+        self.left -= max(solved.iterations, _LEAST_ITERATIONS)
+        return solved
 
 
 @dataclass(frozen=True)
@@ -44,14 +63,20 @@ class LaneBlock:
 
 
 def lanes(
-    instance: FlowInstance, *, seconds: float, low: float = 0.0, high: float = np.inf
+    instance: FlowInstance,
+    *,
+    seconds: float = np.inf,
+    iterations: int = ITERATIONS,
+    low: float = 0.0,
+    high: float = np.inf,
 ) -> Placement | None:
     """Return the best placement of blocks of one or two lanes with a flow in (low, high], tokens/s.
 
     Links between nodes are not looked at: with slow ones the flow may be less. None where nothing was found
-    within `seconds`, or where nodes are of too many kinds.
+    in about so many simplex `iterations`, or where nodes are of too many kinds. `seconds` is a safety net.
     """
     until = time.perf_counter() + seconds
+    allowed = IterationAllowance(iterations)
     node_rates = rates(instance)
     tables, group = np.unique(node_rates, axis=0, return_inverse=True)
     number = np.bincount(group, minlength=len(tables)).astype(np.int64)
@@ -62,11 +87,10 @@ def lanes(
     sums = sums[(sums > low) & (sums <= high)]
     best: Placement | None = None
     first, last = 0, len(sums)
-    while first < last and time.perf_counter() < until:
+    while first < last and allowed.left > 0 and time.perf_counter() < until:
         middle = (first + last) // 2
-        blocks = _blocks(
-            tables, number, float(sums[middle]), instance.layers, until - time.perf_counter()
-        )
+        left = until - time.perf_counter()
+        blocks = _blocks(tables, number, float(sums[middle]), instance.layers, left, allowed)
         placement = None if blocks is None else place_blocks(instance, tables, group, blocks)
         if placement is None:
             last = middle
@@ -98,9 +122,14 @@ def splits(tables: Floats, flow: float) -> list[tuple[float, ...]]:
 
 
 def _blocks(
-    tables: Floats, number: Ints, flow: float, layers: int, seconds: float
+    tables: Floats,
+    number: Ints,
+    flow: float,
+    layers: int,
+    seconds: float,
+    allowed: IterationAllowance,
 ) -> list[LaneBlock] | None:
-    """Return blocks of all layers at a flow, or None where there are none (or not in time)."""
+    """Return blocks of all layers at a flow, or None where there are none (or not with so much work)."""
     programme = Programme(1.0)
     used: list[list[tuple[int, float]]] = [[] for _ in number]
     block_columns: list[tuple[int, list[tuple[float, list[int]]]]] = []
@@ -122,7 +151,7 @@ def _blocks(
     programme.add([(length, 1.0) for length, _ in block_columns], layers, layers)
     for terms, n in zip(used, number, strict=True):
         programme.add(terms, 0.0, float(n))
-    solved = highs(programme, seconds, None)
+    solved = allowed.solve(programme, seconds)
     if solved.values is None:
         return None
     whole = np.rint(solved.values).astype(np.int64)

@@ -21,11 +21,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll.solve.place.bound.cuts import rates
-from atoll.solve.place.bound.lanes import Lane, LaneBlock, most_layers, place_blocks, splits
+from atoll.solve.place.bound.lanes import (
+    IterationAllowance,
+    Lane,
+    LaneBlock,
+    most_layers,
+    place_blocks,
+    splits,
+)
 from atoll.solve.place.instance import Floats, FlowInstance, Ints, Placement
-from atoll.solve.place.milp.engines import highs
 from atoll.solve.place.milp.model import Programme
 
+ITERATIONS = 120_000
+"""Simplex iterations of all programmes; these are larger than those of `lanes`."""
 _MOST_REGIONS = 4
 _MOST_RATES = 400
 _WIDEST = 4
@@ -53,13 +61,20 @@ class _NodeGroups:
 
 
 def region_lanes(
-    instance: FlowInstance, *, seconds: float, low: float = 0.0, high: float = np.inf
+    instance: FlowInstance,
+    *,
+    seconds: float = np.inf,
+    iterations: int = ITERATIONS,
+    low: float = 0.0,
+    high: float = np.inf,
 ) -> Placement | None:
     """Return a placement region by region with a flow in (low, high], tokens/s, the best of its kind.
 
-    None where nothing was found within `seconds`, with one region only, or with too many.
+    None where nothing was found in about so many simplex `iterations`, with one region only, or with too
+    many. `seconds` is a safety net.
     """
     until = time.perf_counter() + seconds
+    allowed = IterationAllowance(iterations)
     node_rates = rates(instance)
     names, place = np.unique(np.array(instance.regions), return_inverse=True)
     levels = np.unique(node_rates[node_rates > 0.0])
@@ -83,12 +98,14 @@ def region_lanes(
     flows = flows[(flows > low) & (flows <= high)]
     best: Placement | None = None
     first, last = 0, len(flows)
-    while first < last and time.perf_counter() < until:
+    while first < last and allowed.left > 0 and time.perf_counter() < until:
         middle = (first + last) // 2
         placement = None
         for order in orders:
             left = until - time.perf_counter()
-            blocks = _blocks(pool, float(flows[middle]), order, left) if left > 0.0 else None
+            if left <= 0.0 or allowed.left <= 0:
+                break
+            blocks = _blocks(pool, float(flows[middle]), order, left, allowed)
             placement = (
                 None if blocks is None else place_blocks(instance, pool.tables, group, blocks)
             )
@@ -110,9 +127,13 @@ def _slowest(instance: FlowInstance, place: Ints, regions: int) -> Floats:
 
 
 def _blocks(
-    pool: _NodeGroups, flow: float, order: Sequence[int], seconds: float
+    pool: _NodeGroups,
+    flow: float,
+    order: Sequence[int],
+    seconds: float,
+    allowed: IterationAllowance,
 ) -> list[LaneBlock] | None:
-    """Return blocks of all layers, in order, at a flow, or None where there are none (or not in time)."""
+    """Return blocks of all layers, in order, at a flow, or None: there are none, or it takes too long."""
     programme = Programme(1.0)
     used: list[list[tuple[int, float]]] = [[] for _ in pool.number]
     rows: list[list[_Slot]] = []
@@ -133,7 +154,7 @@ def _blocks(
     programme.add([(slot.length, 1.0) for slot in slots], pool.layers, pool.layers)
     for terms, number in zip(used, pool.number, strict=True):
         programme.add(terms, 0.0, float(number))
-    solved = highs(programme, seconds, None)
+    solved = allowed.solve(programme, seconds)
     if solved.values is None:
         return None
     whole = np.rint(solved.values).astype(np.int64)

@@ -37,7 +37,9 @@ _GRID = 20_000
 _MOST_ITEMS = 1_500
 _ROUNDS = 2_000
 _ABOVE = 1.0 + 1e-9
-_PRECISION = 1e-6
+_PRECISION, _ROUGH = 1e-6, 2e-4
+"""How close the bound comes to that of the programme, as a share: with few nodes, and with many."""
+_MANY = 100
 _SLACK = 1e-7
 
 
@@ -162,8 +164,9 @@ class Covers:
 def cover_bound(instance: FlowInstance, *, high: float, value: float = 0.0) -> float:
     """Return an upper bound on the flow, tokens/s, at most `high`, within a millionth of the programme's.
 
-    The bound ends just above `value` (a flow some placement has) where that is the optimum. Clusters with
-    very many different nodes are given up: `high` is returned.
+    With more than a hundred nodes, within a few ten-thousandths: covers of many items give little. The bound
+    ends just above `value` (a flow some placement has) where that is the optimum. Clusters with very many
+    different nodes are given up: `high` is returned.
     """
     covers = Covers(instance)
     if covers.items > _MOST_ITEMS:
@@ -174,7 +177,8 @@ def cover_bound(instance: FlowInstance, *, high: float, value: float = 0.0) -> f
             if covers.prices(flow * _ABOVE) is not None:
                 return flow * _ABOVE
             low = flow
-    while high > low * (1.0 + _PRECISION) and high > math.ulp(1.0):
+    precision = _PRECISION if instance.size <= _MANY else _ROUGH
+    while high > low * (1.0 + precision) and high > math.ulp(1.0):
         middle = (low + high) / 2
         if covers.prices(middle) is None:
             low = middle

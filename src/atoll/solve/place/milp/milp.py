@@ -43,7 +43,7 @@ class _Start:
 def solve_milp(
     instance: FlowInstance,
     *,
-    seconds: float = 60.0,
+    seconds: float = np.inf,
     engine: Engine = HIGHS,
     start: Sequence[Placement] = (),
     heuristics: bool = True,
@@ -51,7 +51,7 @@ def solve_milp(
     degree: int | None = None,
     log: Log | None = None,
 ) -> PlacementResult:
-    """Return the best placement found within `seconds` and the proven bound, tokens/s.
+    """Return the best placement found and the proven bound, tokens/s; `seconds` is a safety net.
 
     `aggregate` counts equal nodes together, which needs links that cannot bind; None does so where it can.
     `degree` prunes links of the paper's programme to that many per node first (`prune_links`): its bound is
@@ -61,9 +61,9 @@ def solve_milp(
     best = _best(instance, start, None)
     bound = upper_bound(instance, value=best.flows.value).value
     if heuristics and best.flows.value < bound * (1.0 - _SAME):
-        best = _best(instance, _rules(instance, best.flows.value, bound, seconds / 8), best)
+        best = _best(instance, _rules(instance, best.flows.value, bound, seconds / 4), best)
         bound = max(bound, best.flows.value)
-    nodes = 0
+    nodes, late = 0, False
     if log:
         log(time.perf_counter() - began, best.flows.value, bound)
     if best.flows.value < bound * (1.0 - _SAME):
@@ -76,7 +76,7 @@ def solve_milp(
         model: PlacementModel = equal_model(small, bound) if together else paper_model(small, bound)
         left = seconds - (time.perf_counter() - began)
         outcome = _solve(model, best, bound, engine, max(left, 0.0))
-        nodes = outcome.nodes
+        nodes, late = outcome.nodes, outcome.timed_out
         if outcome.values is not None:
             best = _best(instance, [model.placement(outcome.values)], best)
         if small is instance:
@@ -84,7 +84,7 @@ def solve_milp(
         bound = max(bound, best.flows.value)
         if log:
             log(time.perf_counter() - began, best.flows.value, bound)
-    spent = time.perf_counter() - began, time.process_time() - cpu
+    spent = time.perf_counter() - began, time.process_time() - cpu, late
     return PlacementResult(best.placement, best.flows.value, bound, nodes, *spent)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from atoll.core.compiling import entry, lean_part
-from atoll.solve.place.search.kernel import VALUE, attempt, take_over, weigh, weigh_after
+from atoll.solve.place.search.kernel import VALUE, WORK, attempt, take_over, weigh, weigh_after
 from atoll.solve.place.search.kernel_tables import (
     STATE_TYPE,
     TABLES_TYPE,
@@ -71,6 +71,7 @@ def _anneal(
         if done % _SAME_HEAT == 0 or done == first:
             heat = hot * (cold / hot) ** (done / total)
         done += 1
+        number[WORK] += layers
         then, weakest = weigh_after(start, end, rate, cover, change, count, level)
         drop = heat * np.log(unit(random)) + weight * np.float64(now - then)
         least = max(0, number[VALUE] + np.int64(np.ceil(drop)))

@@ -22,8 +22,9 @@ from __future__ import annotations
 from atoll.core.compiling import lean_part
 from atoll.solve.place.search.kernel_tables import FlowState, Ints, Small, Tables
 
-# Slots of `State.number`: the flow, how much is logged, the number of the last search.
-VALUE, LOGGED, STAMP = 0, 1, 2
+# Slots of `FlowState.number`: the flow, how much is logged, the number of the last search, and the work done
+# since the state was made: vertices reached and arcs looked at, which is what a search pays for.
+VALUE, LOGGED, STAMP, WORK = 0, 1, 2, 3
 _FREE = 1 << 62
 
 
@@ -202,6 +203,7 @@ def _drain(tables: Tables, state: FlowState, i: int) -> None:
             i, path, count + 1, flow, start, end, group, groups, width,
             state.exit_head, state.exit_next,
         )  # fmt: skip
+        number[WORK] += count * groups
         least = flow[path[0]]
         for step in range(1, count):
             least = min(least, flow[path[step]])
@@ -238,7 +240,7 @@ def _reach(
 
 @lean_part
 def _find_path(  # noqa: C901 - one search; split up it would pass twenty arrays around
-    stamp: int,
+    number: Ints,
     layers: int,
     width: int,
     groups: int,
@@ -262,8 +264,10 @@ def _find_path(  # noqa: C901 - one search; split up it would pass twenty arrays
 ) -> int:
     """Search the residual graph from the source, depth first; return the node before the sink, or -1."""
     n = start.shape[0]
+    stamp = number[STAMP]
     pairs = (4 + width) * n
     top = 0
+    work = 0
     for g in range(groups):
         entry = entry_head[g]
         while entry >= 0:
@@ -274,6 +278,7 @@ def _find_path(  # noqa: C901 - one search; split up it would pass twenty arrays
             entry = entry_next[entry]
     while top > 0:
         top -= 1
+        work += 1 + groups
         vertex = stack[top]
         if vertex < n:
             i = vertex
@@ -289,6 +294,7 @@ def _find_path(  # noqa: C901 - one search; split up it would pass twenty arrays
                 for g in range(groups):
                     k = exit_head[base + g] if g != group[i] else -1
                     while k >= 0:
+                        work += 1
                         slot = pairs + k * n + i
                         if seen[n + k] != stamp and flow[slot] > 0:
                             top = _reach(
@@ -317,12 +323,14 @@ def _find_path(  # noqa: C901 - one search; split up it would pass twenty arrays
                 )
             if end[i] == layers:
                 if flow[n + i] < leave[i]:
+                    number[WORK] += work
                     return int(i)
                 continue
             base = end[i] * groups
             for g in range(groups):
                 entry = entry_head[base + g] if g != group[i] else -1
                 while entry >= 0:
+                    work += 1
                     k = entry // width
                     slot = pairs + i * n + k
                     if seen[k] != stamp and flow[slot] < link[i, k]:
@@ -339,6 +347,7 @@ def _find_path(  # noqa: C901 - one search; split up it would pass twenty arrays
         else:
             k = exit_head[vertex - 2 * n]
             while k >= 0:
+                work += 1
                 slot = 3 * n + k
                 if flow[slot] > 0 and seen[n + k] != stamp:
                     top = _reach(
@@ -357,6 +366,7 @@ def _find_path(  # noqa: C901 - one search; split up it would pass twenty arrays
                 k = exit_next[k]
             entry = entry_head[vertex - 2 * n]
             while entry >= 0:
+                work += 1
                 k = entry // width
                 if seen[k] != stamp:
                     slot = 4 * n + entry
@@ -364,6 +374,7 @@ def _find_path(  # noqa: C901 - one search; split up it would pass twenty arrays
                         k, vertex, slot, _FREE, top, stamp, seen, parent, via, rooms, stack
                     )
                 entry = entry_next[entry]
+    number[WORK] += work
     return -1
 
 
@@ -377,7 +388,7 @@ def augment(tables: Tables, state: FlowState) -> None:
     while number[VALUE] < upper:
         number[STAMP] += 1
         last = _find_path(
-            number[STAMP], tables.layers, tables.width, tables.groups, tables.rate, tables.link, tables.enter,
+            number, tables.layers, tables.width, tables.groups, tables.rate, tables.link, tables.enter,
             leave, tables.group, state.start, state.end, flow, state.entry_head, state.entry_next,
             state.exit_head, state.exit_next, state.seen, parent, via, rooms, state.stack,
         )  # fmt: skip
@@ -410,7 +421,8 @@ def take_over(tables: Tables, state: FlowState, start: Ints, end: Ints) -> int:
     _fill(state.entry_head, -1)
     _fill(state.exit_head, -1)
     _fill(state.seen, 0)
-    _fill(state.number, 0)
+    for slot in range(WORK):
+        state.number[slot] = 0
     for i in range(start.shape[0]):
         state.start[i] = start[i]
         state.end[i] = end[i]

@@ -75,12 +75,12 @@ STATE_TYPE = (
 """What entries are given: `Tables` and `FlowState` as plain tuples, whose types have a name in numba."""
 
 
-def groups_of(instance: FlowInstance) -> Ints:
-    """Return a group for every node, such that no link inside a group can bind.
+def groups_of(instance: FlowInstance, most: float = np.inf) -> Ints:
+    """Return a group for every node, such that no link inside a group can bind in flows of at most `most`.
 
     A link cannot bind if it carries what the slower of its ends does at its best.
     """
-    top = instance.rate.max(axis=1)
+    top = np.minimum(instance.rate.max(axis=1), most)
     free = instance.link >= np.minimum(top[:, None], top[None, :])
     free &= free.T
     group = np.full(instance.size, -1, np.int64)
@@ -99,9 +99,12 @@ def groups_of(instance: FlowInstance) -> Ints:
     return group
 
 
-def tables_of(instance: FlowInstance) -> tuple[Tables, float]:
-    """Return an instance in whole numbers, and how many units a token/s is."""
-    group = groups_of(instance)
+def tables_of(instance: FlowInstance, most: float = np.inf) -> tuple[Tables, float]:
+    """Return an instance in whole numbers, and how many units a token/s is.
+
+    `most` is a proven bound on the flow, tokens/s.
+    """
+    group = groups_of(instance, most)
     groups = int(group.max()) + 1
     total = float(instance.rate.max(axis=1).sum())
     units = float(2.0 ** np.floor(np.log2(_LARGEST / max(total, 1e-300))))
@@ -147,7 +150,7 @@ def state_of(tables: Tables) -> FlowState:
         end=large(n),
         flow=large((4 + tables.width) * n + links),
         cover=large(tables.layers),
-        number=large(3),
+        number=large(4),
         entry_head=small(hubs) - np.int32(1),
         entry_next=small(n * tables.width),
         entry_back=small(n * tables.width),

@@ -1,8 +1,8 @@
 """Sustained throughput of a placement: which flow to send, and how much of it lasts (numba).
 
-Given a flow, `sustain` finds the largest multiple of it that lasts: by Little's law the requests that
-pass node i at r requests/s and stay W_i = (O + 1) * round trip seconds count r W_i held tokens on it, which
-must fit. W grows with the rate, so bisection finds the multiple.
+Given a flow, `sustain` finds the largest multiple of it that lasts: by Little's law r requests/s that stay
+W = (O + 1) * round trip seconds are r W requests in flight, which must be no more than the KV caches admit
+(`_most_in_flight`). W grows with the rate, so bisection finds the multiple.
 
 Which flow? `place_value` sends a flow of least cost (seconds) among the largest ones, found by
 successive shortest paths, first under the nodes' token rates, then under what each node could carry if
@@ -61,7 +61,7 @@ class KernelScratch(NamedTuple):
 SCRATCH_TYPE = "Tuple((float64[:, ::1], float64[::1], int64[::1], float64[:, ::1], int64[:, ::1]))"
 # Rows of `KernelScratch.nodes` and `KernelScratch.arcs`.
 _THROUGH, _RUN, _BEHIND, _STEP, _ON, _CAPACITY = range(6)
-_ROOM, _COST, _ARC_S, _TRIAL, _KEPT_FLOW = range(5)
+_ROOM, _COST, _ARC_S, _TRIAL, _SENT, _KEPT_FLOW = range(6)
 
 
 @lean_part
@@ -182,6 +182,98 @@ def _cheapest_flow(  # noqa: C901 - one search; split up it would pass a dozen a
 
 
 @lean_part
+def _most_in_flight(  # noqa: C901 - one search; split up it would pass a dozen arrays around
+    site: Site,
+    start: Ints,
+    end: Ints,
+    arcs: Arcs,
+    run: Floats,
+    through: Floats,
+    room: Floats,
+    scratch: KernelScratch,
+) -> float:
+    """Return how many requests the KV caches admit at a time.
+
+    A request is let in while the fullest layer, over all nodes that hold it, has room below the mark; on its
+    way it is sent around nodes that are full to `site.spare` times the mark. So no more are in flight than
+    any layer holds, nor than the ways of the flow lead to caches: a largest flow of requests, found by
+    shortest augmenting paths.
+    """
+    size, count = len(start), len(arcs.tail)
+    most = np.inf
+    for i in range(size):
+        room[i] = 0.0
+        if through[i] > 0.0:
+            held = end[i] - start[i]
+            room[i] = site.kv[i, held] * held / (site.held * run[i])
+    for layer in range(site.layers):
+        total = 0.0
+        for i in range(size):
+            if start[i] <= layer < end[i]:
+                total += room[i]
+        most = min(most, total)
+    # Edge e < count is arc e, edge count + i is node i, as in `_cheapest_flow`; arcs have no limit.
+    sent, inside = scratch.arcs[_SENT], scratch.nodes[_ON]
+    distance, via = scratch.distance, scratch.via
+    source, sink = 2 * size + 1, 2 * size
+    for a in range(count):
+        sent[a] = 0.0
+    fill(inside, 0.0)
+    value = 0.0
+    while value < most:
+        for v in range(2 * size + 2):
+            via[v] = -1
+            distance[v] = np.inf
+        distance[source] = 0.0
+        changed = True
+        while changed and distance[sink] == np.inf:
+            changed = False
+            for e in range(count + size):
+                if e < count:
+                    a_from = source if arcs.tail[e] < 0 else 2 * arcs.tail[e] + 1
+                    a_to = sink if arcs.head[e] < 0 else 2 * arcs.head[e]
+                    free, used = np.inf, sent[e]
+                else:
+                    i = e - count
+                    a_from, a_to = 2 * i, 2 * i + 1
+                    free, used = site.spare * room[i] - inside[i], inside[i]
+                if distance[a_from] < np.inf and distance[a_to] == np.inf and free > TINY:
+                    distance[a_to] = 0.0
+                    via[a_to] = e
+                    changed = True
+                elif distance[a_to] < np.inf and distance[a_from] == np.inf and used > TINY:
+                    distance[a_from] = 0.0
+                    via[a_from] = e + count + size
+                    changed = True
+        if distance[sink] == np.inf:
+            break
+        push = most - value
+        for pushing in range(2):
+            v = sink
+            while v != source:
+                e = via[v]
+                back = e >= count + size
+                e = e - count - size if back else e
+                if e < count:
+                    a_from = source if arcs.tail[e] < 0 else 2 * arcs.tail[e] + 1
+                    a_to = sink if arcs.head[e] < 0 else 2 * arcs.head[e]
+                    free = sent[e] if back else np.inf
+                    if pushing:
+                        sent[e] += -push if back else push
+                else:
+                    i = e - count
+                    a_from, a_to = 2 * i, 2 * i + 1
+                    free = inside[i] if back else site.spare * room[i] - inside[i]
+                    if pushing:
+                        inside[i] += -push if back else push
+                if not pushing:
+                    push = min(push, free)
+                v = a_to if back else a_from
+        value += push
+    return min(value, most)
+
+
+@lean_part
 def _sustain(  # noqa: C901 - one bisection over arrays it shares
     site: Site,
     start: Ints,
@@ -213,6 +305,11 @@ def _sustain(  # noqa: C901 - one bisection over arrays it shares
             high = min(high, per_request / (through[i] * run[i] * site.prompt_s[i]))
     if high == np.inf:
         return 0.0
+    total = 0.0
+    for a in range(count):
+        if arcs.tail[a] < 0:
+            total += arcs.flow[a]
+    limit = _most_in_flight(site, start, end, arcs, run, through, behind, scratch)
     low = 0.0
     for turn in range(26):
         last = turn == 25 or high - low < 1e-4 * high
@@ -221,13 +318,15 @@ def _sustain(  # noqa: C901 - one bisection over arrays it shares
         mean_s = round_trips(site, arcs, middle, run, through, arc_s, hop_s, behind, trip, step, on)
         lasts = mean_s < NEVER
         if lasts:
+            # Requests in flight, of those that fit: where nodes fill unevenly, some are sent around them.
+            top = middle * total / per_request * (site.answer + 1.0) * mean_s / limit
             for i in range(size):
                 use[i] = 0.0
                 if through[i] > 0.0:
                     tokens = middle * through[i] / per_request * (site.answer + 1.0) * trip[i]
                     tokens *= site.held * run[i] / (end[i] - start[i])
-                    use[i] = tokens / site.kv[i, end[i] - start[i]]
-                    top = max(top, use[i])
+                    # What would be more is sent around the node.
+                    use[i] = min(site.spare, tokens / site.kv[i, end[i] - start[i]])
         if last:
             break
         # Trips grow with the rate, so KV use grows faster than it: full below middle / top, or above it.

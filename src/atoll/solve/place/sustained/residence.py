@@ -17,11 +17,16 @@ prompt from its own edge that left within p - lag before it, or one from other e
 
     a  = s w                                            still behind the same prompt
     nu = 1 - exp(-(r_own (p - lag)+ + r_other p))         meets a new one
-    h  = d + a (c p - lag)+ + (1 - a) (nu c p / 2 + (1 - nu) min(1, r O d) d / 2)
+    w  = a (f - lag)+ + (1 - a) (nu f / 2 + (1 - nu) min(1, r O d) d / 2)
     s' = a + (1 - a) nu
+    h  = d + w + r p (s' f + (1 - s') min(1, r O d) d)
 
-On a lane without branches and prompts at random this is exact for equal prompts: a token's trip is the
-longer of its own and what is left of the newest prompt's (slow trucks on a road without passing). A link
+The step that is found takes f = c p (1 + r p): a prompt, and those that came while it waited. The last term
+of h is what prompts add that came while the token waited: all that waits joins the next step, so a token
+runs beside prompts, in steps many times as long as its own, about as often as prompts keep the node busy.
+
+On a lane without branches, with few and equal prompts at random, this is exact: a token's trip is the longer
+of its own and what is left of the newest prompt's (slow trucks on a road without passing). A link
 is a server too: d and p are the times to send a token and a prompt. Links that are much faster than
 steps add their latency and no waiting.
 """
@@ -49,7 +54,8 @@ class Site(NamedTuple):
 
     `decode_s[i, b]` is seconds per layer for a batch of b tokens, `prompt_s[i]` per layer for a mean
     prompt; `kv[i, j]` tokens that may be counted on node i beside j layers, of which a request counts
-    `held` for as long as it stays. `spread` is c.
+    `held` for as long as it stays. A node may be filled to `spare` times that, where its layers may not.
+    `spread` is c.
     """
 
     layers: int
@@ -58,6 +64,7 @@ class Site(NamedTuple):
     answer: float
     spread: float
     held: float
+    spare: float
     step_s: Floats
     decode_s: Floats
     prompt_s: Floats
@@ -72,7 +79,7 @@ class Site(NamedTuple):
 
 
 SITE_TYPE = (
-    "Tuple((int64, boolean, float64, float64, float64, float64, float64[::1], float64[:, ::1],"
+    "Tuple((int64, boolean, float64, float64, float64, float64, float64, float64[::1], float64[:, ::1],"
     " float64[::1], float64[:, ::1], float64[:, ::1], float64[:, ::1], float64[:, ::1],"
     " float64[::1], float64[::1], float64[::1], float64[::1]))"
 )
@@ -228,13 +235,15 @@ def _forward(
         meets = 1.0 - np.exp(-(own * max(p - lag, 0.0) + (rate - own) * p))
         works = min(1.0, rate * site.answer * step[k])
         meets *= 1.0 - comes
-        wait = (
-            comes * max(site.spread * p - lag, 0.0)
-            + meets * site.spread * p / 2.0
-            + (1.0 - comes - meets) * works * step[k] / 2.0
-        )
+        # A step with a prompt takes in those that came while it waited, so what is found is longer than one.
+        busy = rate * p
+        found = site.spread * p * (1.0 + busy)
+        free = (1.0 - comes - meets) * works * step[k]
+        wait = comes * max(found - lag, 0.0) + meets * found / 2.0 + free / 2.0
+        # Prompts that come during the step a token finds share the step it joins, and it ends with them.
+        shared = busy * ((comes + meets) * found + free)
         share = arcs.flow[a] / through[k]
-        hop_s[k] += share * (step[k] + wait)
+        hop_s[k] += share * (step[k] + wait + shared)
         behind[k] += share * (comes + meets)
     return worst
 

@@ -25,8 +25,12 @@ TRIED = (np.inf, 3.0, 2.0, 1.5, 1.25)
 """How many times as slow as the fastest pipeline one may be; each is tried, the best flow is kept."""
 ADMITTED = 0.8
 """Share of the KV cache that is booked where requests always wait (Helix's offline rule, and `sim`'s)."""
+SPARE = 0.85 / 0.8
+"""To how many times `ADMITTED` a single node may be booked before requests are sent around it."""
 SPREAD, TOGETHER = 1.34, 1.21
 """E[prompt^2] / E[prompt]^2 and E[prompt answer] / (E[prompt] E[answer]) of the Azure conversation trace."""
+LARGE = 300
+"""Nodes above which one flow is tried: each takes seconds."""
 ROUNDS = 4
 """How often the flow is sought anew under what the last one showed (1 in the search)."""
 
@@ -96,6 +100,7 @@ def site_of(
         answer=timing.output_mean,
         spread=max(1.0, square / timing.input_mean**2),
         held=TOGETHER * timing.input_mean + timing.output_mean if held is None else held,
+        spare=SPARE,
         step_s=timing.step_s,
         decode_s=decode_s,
         prompt_s=prompt_s,
@@ -150,8 +155,10 @@ def best_flows(instance: FlowInstance, placement: Placement, site: Site | None =
         site = site_of(instance)
     room = np.zeros(instance.size * (instance.size + 2))
     best, best_flow = -1.0, room
-    for dearest in TRIED:
-        value, _ = place_value(site, placement.start, placement.end, ROUNDS, dearest, room)
+    few = instance.size > LARGE
+    for dearest in TRIED[:1] if few else TRIED:
+        rounds = 2 if few else ROUNDS
+        value, _ = place_value(site, placement.start, placement.end, rounds, dearest, room)
         if value > best:
             best, best_flow = value, room.copy()
     tail, head = arcs_of(site, placement.start, placement.end)
