@@ -43,7 +43,7 @@ from atoll.workload.lengths import LengthMix
 
 MIXED_TOKENS = 2048
 """Tokens that an engine puts into a step at most where prompts and decoding share it."""
-_GRID_POINTS = 64
+_GRID_POINTS = 48
 _LEAST_SEQUENCES = 1.0 / 16.0
 
 
