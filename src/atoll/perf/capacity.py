@@ -258,7 +258,7 @@ class CapacityModel:
             for at in (index, after)
         )
         took = low * (1.0 - share) + high * share
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):
             limit = room[:, None, :] / (took[:, None, :] * stages[None, :, None])
         return np.where(stages[None, :, None] > 1.0, limit, np.inf)
 

@@ -115,7 +115,9 @@ class MixedCapacityModel:
         """Return requests/s, (positions, stage counts, layers + 1), promises split evenly over stages."""
         lengths = self._prompts.lengths
         depth = np.array(stages, dtype=np.float64)[:, None, None]
-        rates = np.stack([self._rates(depth, position) for position in positions])
+        # No layers and no host time take no time: the entry for j = 0 is never used.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rates = np.stack([self._rates(depth, position) for position in positions])
         rates[:, :, 0] = 0.0
         if self._link is not None:
             row_bytes = self._model.spec.hidden * ACTIVATION_BYTES
