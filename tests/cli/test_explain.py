@@ -87,12 +87,12 @@ def test_one_node_type_can_be_asked_about(capsys: Captured) -> None:
 
 def test_a_shortage_comes_with_repairs(capsys: Captured) -> None:
     out = run(capsys, "explain", "--fleet", "fails.yaml")
-    assert out.startswith("fails: infeasible; 54% of the demand could be served, for $5.00/h")
+    assert out.startswith("fails: infeasible; 45.4% of the demand could be served, for $5.00/h")
     assert "Any one of these meets all demand" in out
     assert "+2 L40S:1 in east" in out
     assert "in all" in out
     without = run(capsys, "explain", "--fleet", "short.yaml", "--no-repairs")
-    assert without.startswith("short: partial, $5.00/h, serves 54% of the demand.")
+    assert without.startswith("short: partial, $5.00/h, serves 45.4% of the demand.")
     assert "+2 L40S:1" not in without
 
 
