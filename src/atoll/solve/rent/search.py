@@ -159,7 +159,7 @@ def close(
         if answer.solution is not None:
             standing.offer(answer.solution, answer.objective)
         standing.prove(min(answer.bound, root.value + limit))
-        if last or standing.done:
+        if standing.done or last:
             return
 
 
