@@ -9,6 +9,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.errors import UnknownNameError, UsageError
 from atoll.perf.memory import position_of
 from atoll.plan.capacities import hop_bytes_per_unit, kv_context, memory_model, node_capacity
+from atoll.plan.handover import hop_link
 from atoll.plan.plan import SINK, SOURCE, Flow, Instance, Node
 from atoll.plan.problem import Problem
 from atoll.plan.validate.cluster import check_hosts, check_on_cluster
@@ -236,8 +237,9 @@ def _links(instance: Instance, problem: Problem, catalog: Catalog) -> Iterator[V
             continue
         ends = (nodes[flow.src], nodes[flow.dst])
         link = catalog.links.between(here, here, *(node.node_type for node in ends))
-        # A slice has its share of the machine's network interface.
-        limit = link.bandwidth_bytes_per_s * min(node.share for node in ends)
+        # A slice has its share of its own machine's network interface.
+        own = (hop_link(catalog, node.node_type, here, node.gpus) for node in ends)
+        limit = min(link.bandwidth_bytes_per_s, *(o.bandwidth_bytes_per_s for o in own))
         used = flow.per_s * per_unit
         if exceeds(used, limit):
             message = f"{used / 1e9:.3g} GB/s of activations over a link of {limit / 1e9:.3g} GB/s"

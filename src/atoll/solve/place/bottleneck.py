@@ -7,9 +7,11 @@ lets through, also links without flow; what can still be reached from the source
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.catalog.catalog import Catalog
+from atoll.plan.cluster_capacities import promised_limits
 from atoll.plan.cluster_profiles import (
     activation_bytes,
     cluster_of,
@@ -67,10 +69,22 @@ def node_use(instance: Instance, problem: Problem, catalog: Catalog) -> dict[str
     for flow in instance.flows:
         if flow.dst in through:
             through[flow.dst] += flow.per_s * tokens
-    return {
-        node.id: Use(through[node.id], rates[node.node_type][node.layers - 1])
+    use = {
+        node.id: Use(through[node.id], _rate(rates.get(node.kind, ()), node.layers))
         for node in instance.nodes
     }
+    if all(own.share <= 1.0 + _SLACK for own in use.values()):
+        return use
+    # A plan within a promise counts nodes as rented ones are counted, which may be more than the estimate.
+    within = promised_limits(instance, problem, catalog)
+    return {
+        name: Use(own.tokens_per_s, max(own.capacity, within[name] * tokens))
+        for name, own in use.items()
+    }
+
+
+def _rate(rates: Sequence[float], layers: int) -> float:
+    return rates[layers - 1] if layers <= len(rates) else 0.0
 
 
 def link_use(instance: Instance, problem: Problem, catalog: Catalog) -> dict[Arc, Use]:

@@ -109,11 +109,13 @@ def best_candidates(
         many = search_many(
             other,
             candidates=_EACH,
+            seconds=deadline.left,
             evaluations=max(1, work.evaluations // len(searched)),
             seed=seed,
             workers=workers,
             start=starts,
         )
+        deadline.came = deadline.came or many[0].cut_short
         for result in many:
             if not deadline.is_over():
                 seen.look(result.placement)

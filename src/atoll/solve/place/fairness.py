@@ -49,7 +49,7 @@ from atoll.solve.place.to_plan import Placed, fit_links, plan_of
 _BISECTION = 40
 _TRIES = 3000
 _REAL_MOVES = 12
-_MOST_PLACED = 24
+_MOST_PLACED = 12
 """Placements of parts of the cluster that are tried while nodes move."""
 _QUICK_WORK, _LAST_WORK = 0.01, 0.2
 """Shares of the usual work for placements of splits that may not last, and for the last one."""
@@ -105,7 +105,9 @@ def _share_out(
     else:
         cuts = cuts[:1]
     for cut in cuts:
-        if options and (deadline.is_over() or len(cut) > _MOST_SPLIT):
+        # Where the demand is met there is no need to cut.
+        met = any(_merit(problem, option)[0] >= 1.0 for option in options)
+        if met or (options and (deadline.is_over() or len(cut) > _MOST_SPLIT)):
             break
         split = _NodeSplit(problem, catalog, name, effort, deadline, cut).best()
         if split is not None:

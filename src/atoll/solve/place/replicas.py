@@ -256,7 +256,7 @@ class _Programme:
                 }
                 self.rows.append((row | {self.width - 1: -1.0}, 0.0, np.inf))
 
-    def solve(self, goal: Floats, least_share: float, seconds: float) -> Floats | None:
+    def solve(self, goal: Floats, least_share: float, deadline: Deadline) -> Floats | None:
         """Return the variables that make the most of `goal`, None if nothing was found."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
@@ -279,9 +279,11 @@ class _Programme:
             options={
                 "node_limit": _NODES_LIMIT,
                 "mip_rel_gap": _GAP,
-                "time_limit": max(1.0, seconds),
+                "time_limit": max(1.0, deadline.left),
             },
         )
+        if solved.status != 0:
+            deadline.is_over()  # what ended it is remembered
         return None if solved.x is None else np.asarray(solved.x)
 
 
@@ -297,13 +299,13 @@ def _allocate(
         share[-1] = 1.0
     else:
         share = total.copy()
-    found = programme.solve(share, 0.0, deadline.left)
+    found = programme.solve(share, 0.0, deadline)
     if found is None:
         return None
     if min(demand) > 0:
         if found[-1] <= 0.0:
             return None
-        more = programme.solve(total, float(found[-1]) * _KEEP, deadline.left)
+        more = programme.solve(total, float(found[-1]) * _KEEP, deadline)
         found = found if more is None else more
     n = len(columns)
     chosen = [(columns[i], round(float(found[i]))) for i in range(n) if found[i] > 0.5]

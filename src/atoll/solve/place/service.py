@@ -26,10 +26,7 @@ RULES = ("swarm", "petals", "separate", "separate-plus", "chain", "random")
 NAMES = (SEARCH, MILP, *RULES)
 OBJECTIVES: tuple[Goal, ...] = ("sustained", "max-flow")
 SECONDS = 60.0
-_LANES_S = 5.0
 
-_FLOW_EVALUATIONS = 60_000
-"""Evaluations of the search for the largest flow, for each node."""
 _EVALUATIONS, _MOST_EVALUATIONS = 10_000, 600_000
 """Evaluations of searches for candidates, for each node, and in all."""
 _STEPS, _SLOW_STEPS = 24_000, 400
@@ -189,7 +186,7 @@ def _search_scored(
     best = best_candidates(
         instance,
         score,
-        starts(instance, seed, deadline),
+        starts(instance, seed, deadline, effort.work),
         by_stage_count(instance) if effort.promise else by_range_length(instance),
         work=CandidateWork(round(evaluations * effort.work), round(steps * effort.work)),
         deadline=deadline,
@@ -236,32 +233,37 @@ def by_rule(name: str, instance: FlowInstance, seed: int) -> tuple[FlowInstance,
     return instance, rules[name](instance)
 
 
-def starts(instance: FlowInstance, seed: int, deadline: Deadline) -> list[Placement]:
+def starts(
+    instance: FlowInstance, seed: int, deadline: Deadline, work: float = 1.0
+) -> list[Placement]:
     """Return placements to search from: the simple rules, and one or two lanes of blocks (`lanes`)."""
-    from atoll.solve.place.bound.lanes import lanes
+    from atoll.solve.place.bound.lanes import ITERATIONS, lanes
 
     names = [name for name in RULES if name not in ("petals", "random")]
     if instance.partial:
         names.append("petals")
     placements = [by_rule(name, instance, seed)[1] for name in names]
     if not deadline.is_over():
-        placements.append(lanes(instance, seconds=min(_LANES_S, deadline.left / 4)))
+        iterations = max(1, round(ITERATIONS * min(1.0, work)))
+        placements.append(lanes(instance, seconds=deadline.left, iterations=iterations))
     return [placement for placement in placements if placement is not None]
 
 
 def _search_flow(
     name: str, instance: FlowInstance, effort: FlowEffort, deadline: Deadline, seed: int
 ) -> tuple[Placement | None, float | None]:
-    from atoll.solve.place.search.search import search
+    from atoll.solve.place.search.search import WORK, search
 
     best = search(
         instance,
-        evaluations=max(1, round(_FLOW_EVALUATIONS * instance.size * effort.work)),
+        seconds=deadline.left,
+        work=max(1, round(WORK * effort.work)),
         seed=seed,
         workers=effort.workers,
-        start=starts(instance, seed, deadline),
+        start=starts(instance, seed, deadline, effort.work),
         log=effort.log,
     )
+    deadline.came = deadline.came or best.cut_short
     if name == MILP and best.value < best.bound:
         from atoll.solve.place.milp.milp import solve_milp
 

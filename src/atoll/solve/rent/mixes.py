@@ -258,6 +258,8 @@ class Decomposition:
 
     def choose(self, node_limit: int) -> None:
         """Offer the best whole mixes among those found."""
+        if self.standing.done:
+            return
         limit = self.standing.work.part(0.1)
         chosen = self.master.choose(self.standing, node_limit, limit)
         if chosen is None or self.goal != "cost" or self.model.limits.spread > 1:

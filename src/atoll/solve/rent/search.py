@@ -79,10 +79,9 @@ def minimise(model: RentModel, standing: Incumbent, seed: int) -> SearchOutcome:
         mixes.unserved = _DEAR * np.maximum(1.0, demand)
         mixes.master.set_unserved(mixes.unserved)
         mixes.converge()
-        if not standing.done:
-            mixes.choose(50)
+        mixes.choose(50)
         # Where nothing is found, finding out how much can be served (`scarcity`) is the better search.
-        if not standing.done and standing.solution is not None:
+        if standing.solution is not None:
             close(model, oracles, mixes.root, standing, seed)
     prices, duals = mixes.relaxed or (first.prices, demand)
     survivors = 0 if standing.closed else total
@@ -137,6 +136,8 @@ def close(
     the others use an item of larger slack.
     """
     item_slacks = slacks(oracles, root)
+    if standing.done:
+        return
     for most in (*_STAGES, None):
         needed = standing.wanted - root.value
         chosen, limit = lowest(item_slacks, needed, most)
