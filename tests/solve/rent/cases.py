@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
@@ -225,6 +224,8 @@ def optimum(case: Case, aim: Aim = "cost", fraction: Sequence[float] | None = No
     """
     supply, limits, lp = case.supply, case.limits, _Programme()
     paid = 1.0 if aim == "cost" else 0.0
+    # To stand is to serve a little: every instance serves all of that.
+    unit, full = (LITTLE, 1.0) if aim == "stand" else (1.0, np.inf)
     offers = range(len(supply.usd))
     rent = [lp.column(paid * float(supply.usd[k]), float(supply.available[k])) for k in offers]
     gpu_rows: list[list[tuple[int, float]]] = [[(rent[k], float(supply.gpus[k]))] for k in offers]
@@ -250,13 +251,14 @@ def optimum(case: Case, aim: Aim = "cost", fraction: Sequence[float] | None = No
                 for g in range(len(supply.regions)):
                     if all((g, int(c)) in cells for c in kinds):
                         column = lp.column()
-                        levels.setdefault((role.phase, g), []).append((column, rate / role.demand))
+                        level = (column, min(full, rate / (role.demand * unit)))
+                        levels.setdefault((role.phase, g), []).append(level)
                         for c in kinds:
                             cells[g, int(c)].append((column, -float(role.counts[t, c])))
             for kept in case.running:
                 if kept.service == m and kept.phase == role.phase and kept.throughput > 0.0:
                     column = lp.column(upper=float(kept.number))
-                    level = (column, kept.throughput / role.demand)
+                    level = (column, min(full, kept.throughput / (role.demand * unit)))
                     levels.setdefault((role.phase, kept.region), []).append(level)
                     for k, gpus in kept.gpus:
                         gpu_rows[k].append((column, -float(gpus)))
@@ -269,7 +271,7 @@ def optimum(case: Case, aim: Aim = "cost", fraction: Sequence[float] | None = No
             sent.setdefault((PREFILL, g), []).append((flow, -1.0))
             sent.setdefault((DECODE, h), []).append((flow, -1.0))
             if g != h:
-                links.setdefault((g, h), []).append((flow, asked.kv_bytes_per_s))
+                links.setdefault((g, h), []).append((flow, asked.kv_bytes_per_s * unit))
         for key, flows in sent.items():
             lp.row([*levels.get(key, []), *flows], 0.0, np.inf)
         if limits.spread > 1:
@@ -309,9 +311,7 @@ def _spread(
         lp.row([*((region, 1.0) for region in regions), (stands, -float(spread))], 0.0, np.inf)
 
 
-def _aim(
-    lp: _Programme, case: Case, aim: Aim, served: Sequence[list[tuple[int, float]]]
-) -> float:
+def _aim(lp: _Programme, case: Case, aim: Aim, served: Sequence[list[tuple[int, float]]]) -> float:
     if aim == "cost" or not served:
         return lp.solve()
     weights = np.array([asked.weight for asked in case.services])
@@ -326,8 +326,7 @@ def _aim(
     else:
         for whole, weight in zip(served, weights, strict=True):
             stands = lp.column(-1.0 - 0.5 * float(weight / weights.sum()), 1.0)
-            # A little of the demand, written large: a solver takes 1e-6 for nothing.
-            lp.row([*((c, v * 1e3) for c, v in whole), (stands, -1e3 * LITTLE)], 0.0, np.inf)
+            lp.row([*whole, (stands, -1.0)], 0.0, np.inf)
     return -lp.solve()
 
 
@@ -344,7 +343,10 @@ def only(case: Case, some: Sequence[int]) -> Case:
 def faults(case: Case, answer: Allocation) -> list[str]:
     """Return what is wrong with an answer, apart from whether it is the cheapest."""
     found = [*_supply_faults(case, answer), *_limit_faults(case, answer)]
-    found += _service_faults(case, answer)
+    if answer.status != "infeasible":
+        found += _service_faults(case, answer)
+    elif answer.instances or answer.machines.any() or answer.slices:
+        found.append("infeasible, but something is rented")
     usd = float(case.supply.usd @ answer.machines)
     init = sum(
         case.init_penalty * float(case.supply.usd[k]) * gpus / float(case.supply.gpus[k]) * n
@@ -418,9 +420,7 @@ def _limit_faults(case: Case, answer: Allocation) -> list[str]:
         found.append("too many machines")
     for m in range(len(case.services)):
         for phase in (PREFILL, DECODE, BOTH):
-            regions = {
-                c.region for c in answer.instances if c.service == m and c.phase == phase
-            }
+            regions = {c.region for c in answer.instances if c.service == m and c.phase == phase}
             if regions and len(regions) < limits.spread:
                 found.append("a role stands in too few regions")
     return found

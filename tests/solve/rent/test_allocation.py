@@ -196,7 +196,9 @@ def test_equal_input_gives_equal_answers(seed: int) -> None:
         assert other.objective == pytest.approx(first.objective, rel=1e-5)
 
 
-def market(*offers: tuple[str, int, float, int]) -> list[tuple[int, str, int, bool, float, int, bool]]:
+def market(
+    *offers: tuple[str, int, float, int],
+) -> list[tuple[int, str, int, bool, float, int, bool]]:
     """Offers of one region: (GPU, GPUs of a machine, USD per hour, available)."""
     return [(0, gpu, gpus, False, usd, number, False) for gpu, gpus, usd, number in offers]
 

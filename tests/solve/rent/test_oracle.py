@@ -77,7 +77,9 @@ def tiny(seed: int) -> Tiny:
 def choices(case: Tiny) -> tuple[NDArray[np.int64], Floats, Floats]:
     """All numbers of items worth trying, the share each serves with any pairing of a zone, and its cost."""
     items = case.items
-    most = [min(int(u), int(np.ceil(1.0 / s))) for u, s in zip(items.upper, items.share, strict=True)]
+    most = [
+        min(int(u), int(np.ceil(1.0 / s))) for u, s in zip(items.upper, items.share, strict=True)
+    ]
     every = np.array(list(itertools.product(*(range(n + 1) for n in most))), np.int64)
     zone = zones_of(case.asked.pairs, case.regions)
     served = np.zeros(len(every))

@@ -88,9 +88,7 @@ def test_an_idle_instance_that_makes_room_for_spot_is_counted() -> None:
     prices = Prices(np.array([11.05, 0.0, 1.0, 10.0, 0.01]), spot=0.1)
     found = evaluate(model, oracles_of(model), "cost", prices, np.zeros(1))
     assert found.value == pytest.approx(11.01)
-    answer = allocate(
-        case.services, supply, case.limits, init_penalty=10.0, running=case.running
-    )
+    answer = allocate(case.services, supply, case.limits, init_penalty=10.0, running=case.running)
     assert answer.objective == pytest.approx(11.01)
     assert answer.bound <= 11.01 + 1e-9
 

@@ -103,6 +103,7 @@ def test_the_largest_weighted_mean(seed: int) -> None:
         return
     weights = np.array([asked.weight for asked in case.services])
     able = [m for m in range(len(weights)) if optimum(only(case, [m]), "stand") > 0.5]
+    assert able
     served = float(weights @ answer.served / weights[able].sum())
     most = optimum(only(case, able), "weighted")
     assert served == pytest.approx(most, abs=CLOSE)
