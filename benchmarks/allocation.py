@@ -33,6 +33,8 @@ from benchmarks.report import Figure, finish, options
 
 BASELINES = ("homogeneous", "homogeneous-node", "cauchy", "cauchy-node")
 STARVED_S = (2.0, 5.0)
+EDGE_WORK = 0.15
+"""Share of the usual effort in which a plan for all demand must be found: else the pool is too small."""
 DEADLINE_S = 600.0
 """A safety net on a busy machine: effort is counted, and CPU seconds are what is measured."""
 
@@ -95,7 +97,9 @@ def edge_margin(problem: Problem, plan: Plan, catalog: Catalog, library: Librari
         tight = scarce(problem, needed, tenths / 10)
         # Only whether all demand can be met is asked: no time goes into what else could be served.
         tight = tight.replace(settings=tight.settings.model_copy(update={"on_shortage": "fail"}))
-        found = optimal.solve(tight, catalog, library, gap=0.5, deadline_s=DEADLINE_S)
+        found = optimal.solve(
+            tight, catalog, library, gap=0.5, deadline_s=DEADLINE_S, work=EDGE_WORK
+        )
         return min(found.plan.served_fraction.values(), default=0.0) >= 1.0
 
     low, high = 9, 10

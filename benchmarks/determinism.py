@@ -47,16 +47,15 @@ catalog:
 """
 SCARCE = """
 models:
-  chat: {model: qwen3-32b, ttft: 3s, tpot: 100ms, rate: 12/s, lengths: azure-conv}
-  small: {model: llama-3.1-8b, ttft: 1s, tpot: 50ms, rate: 60/s, lengths: azure-conv, priority: 2}
-  phi: {model: phi-4-14b, ttft: 2s, tpot: 80ms, rate: 15/s, lengths: 800x200}
+  chat: {model: qwen3-32b, ttft: 3s, tpot: 100ms, rate: 8/s, lengths: azure-conv}
+  small: {model: llama-3.1-8b, ttft: 1s, tpot: 50ms, rate: 40/s, lengths: azure-conv, priority: 2}
 pool:
   offers:
-    - {region: r/a, node_type: L40S:4, market: on-demand, available: 2, usd_per_hour: 7.5}
-    - {region: r/a, node_type: L4:1, market: spot, available: 6, usd_per_hour: 0.3}
-    - {region: r/b, node_type: A10G:4, market: on-demand, available: 2, usd_per_hour: 5.7}
-    - {region: r/b, node_type: L4:4, market: on-demand, available: 1, usd_per_hour: 3.3}
-settings: {max_nodes_per_instance: 3}
+    - {region: r/a, node_type: L40S:2, market: on-demand, available: 3, usd_per_hour: 3.8}
+    - {region: r/a, node_type: L4:1, market: spot, available: 4, usd_per_hour: 0.3}
+    - {region: r/b, node_type: A10G:4, market: on-demand, available: 1, usd_per_hour: 5.7}
+    - {region: r/b, node_type: L4:2, market: on-demand, available: 1, usd_per_hour: 1.7}
+settings: {max_nodes_per_instance: 2}
 """
 CLUSTER = """
 models:
@@ -72,8 +71,8 @@ cluster:
 """
 SLICES = """
 models:
-  big: {model: qwen3-32b, ttft: 2s, tpot: 80ms, rate: 3/s, lengths: azure-conv}
-  small: {model: llama-3.1-8b, ttft: 1s, tpot: 50ms, rate: 8/s, lengths: azure-conv}
+  big: {model: qwen3-32b, ttft: 2s, tpot: 80ms, rate: 8/s, lengths: azure-conv}
+  small: {model: llama-3.1-8b, ttft: 1s, tpot: 50ms, rate: 40/s, lengths: azure-conv}
 pool:
   owned:
     onprem: {"A100-40:8": 1, "L4:1": 4}

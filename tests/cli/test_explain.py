@@ -9,6 +9,25 @@ from atoll.cli import main as cli
 from atoll.solve.explain.explanation import Explanation
 from tests.cli.fleets import FAILS, FLEET, SHORT
 
+LAB = """\
+models:
+  big: {model: qwen3-32b, ttft: 2s, tpot: 80ms, rate: 3/s, lengths: azure-conv, phases: apart}
+  small: {model: llama-3.1-8b, ttft: 1s, tpot: 50ms, rate: 8/s, lengths: azure-conv, phases: apart}
+pool:
+  owned:
+    onprem:
+      A100-40:8: {count: 1, whole: true}
+settings: {max_nodes_per_instance: 3}
+"""
+CLUSTER = """\
+models:
+  chat: {model: llama-3.1-8b, ttft: 5s, tpot: 300ms, rate: 1/s, lengths: 512x128}
+cluster:
+  nodes:
+    room: {L4:1: 2, T4:1: 1}
+  links:
+    - {between: ["*", "*"], bandwidth: 10Gbit/s, latency: 100us}
+"""
 Captured = pytest.CaptureFixture[str]
 
 
@@ -34,11 +53,12 @@ def run(capsys: Captured, *args: str) -> str:
 def test_a_plan_explains_itself(capsys: Captured) -> None:
     run(capsys, "plan", "fleet.yaml", "-o", "plan.json")
     out = run(capsys, "explain", "plan.json", "--fleet", "fleet.yaml")
-    assert out.startswith("fleet: optimal, $8.89/h. Planned again 4 times.\n")
-    assert "L40S:1 in east: 1 of 1; one more would save $1.61/h" in out
+    assert out.startswith("fleet: optimal, $8.09/h. Planned again ")
+    assert "L40S:1 in east: 1 of 1; one more would save $1.34/h" in out
     assert "not used: $0.53/h would have to fall to" in out
     assert "chat/llm/decode" in out
-    assert "Any one of these" not in out
+    assert "meets all demand" not in out
+    assert out == run(capsys, "explain", "plan.json", "--fleet", "fleet.yaml")
 
 
 def test_without_a_plan_one_is_made(capsys: Captured) -> None:
@@ -46,8 +66,9 @@ def test_without_a_plan_one_is_made(capsys: Captured) -> None:
     assert data.pop("notes") == []
     found = Explanation.model_validate(data)
     assert found.status == "optimal"
-    assert found.repairs is None
-    assert found.best_usd_per_hour == pytest.approx(found.usd_per_hour)
+    assert found.repairs == ()
+    assert found.again is not None
+    assert found.again.nothing
 
 
 def test_one_node_type_can_be_asked_about(capsys: Captured) -> None:
@@ -63,17 +84,31 @@ def test_one_node_type_can_be_asked_about(capsys: Captured) -> None:
 
 def test_a_shortage_comes_with_repairs(capsys: Captured) -> None:
     out = run(capsys, "explain", "--fleet", "fails.yaml")
-    assert out.startswith("fails: infeasible; 54.2% of the demand could be served, for $5.00/h")
+    assert out.startswith("fails: infeasible; 54% of the demand could be served, for $5.00/h")
     assert "Any one of these meets all demand" in out
-    assert "+2 L40S:1 in east: $7.12/h in all" in out
+    assert "+2 L40S:1 in east" in out
+    assert "in all" in out
     without = run(capsys, "explain", "--fleet", "short.yaml", "--no-repairs")
-    assert without.startswith("short: partial, $5.00/h, serves 54.2% of the demand.")
+    assert without.startswith("short: partial, $5.00/h, serves 54% of the demand.")
     assert "+2 L40S:1" not in without
 
 
-def test_where_all_demand_is_met_there_is_nothing_to_repair(capsys: Captured) -> None:
+def test_a_box_that_is_kept_whole_is_to_be_cut(capsys: Captured, folder: Path) -> None:
+    (folder / "lab.yaml").write_text(LAB, encoding="utf-8")
+    out = run(capsys, "explain", "--fleet", "lab.yaml")
+    full = out.partition("Any one of these meets all demand")[2]
+    assert "cut A100-40:8 in onprem into slices (without `whole`): $0.00/h in all" in full
+    assert full.index("cut A100-40:8") < full.index("A100-40:8 in onprem of your own")
+
+
+def test_where_all_demand_is_met_cheaper_changes_are_looked_for(capsys: Captured) -> None:
     out = run(capsys, "explain", "--fleet", "fleet.yaml", "--node", "L4:1", "--repairs")
-    assert "all demand can be met: there is nothing to repair" in out
+    assert "no single change was found that is cheaper" in out
+    apart = Path("fleet.yaml").read_text("utf-8").replace("phases: together", "phases: apart")
+    Path("apart.yaml").write_text(apart, encoding="utf-8")
+    out = run(capsys, "explain", "--fleet", "apart.yaml", "--node", "L4:1", "--repairs")
+    assert "phases of mini also together (`phases: auto`)" in out
+    assert " less" in out
 
 
 def test_a_dearer_plan_is_told_so(capsys: Captured) -> None:
@@ -81,14 +116,39 @@ def test_a_dearer_plan_is_told_so(capsys: Captured) -> None:
     Path("more.yaml").write_text(cheap, encoding="utf-8")
     run(capsys, "plan", "fleet.yaml", "-o", "plan.json")
     out = run(capsys, "explain", "plan.json", "--fleet", "more.yaml", "--node", "L40S:1")
-    assert "another plan costs $" in out
+    assert out.startswith("fleet: optimal, $8.09/h; planning again would save $1.50/h.")
     assert "the fleet file has changed since this plan was made; it still holds" in out
 
 
-def test_little_time_leaves_questions_out(capsys: Captured) -> None:
+def test_little_time_and_few_plans_leave_questions_out(capsys: Captured) -> None:
     out = run(capsys, "explain", "--fleet", "fleet.yaml", "--deadline", "1us")
-    assert "Left out for lack of time" in out
-    assert "everything that needs planning again" in out
+    assert "Not asked" in out
+    assert "at which price" in out
+    run(capsys, "plan", "fleet.yaml", "-o", "plan.json")
+    asked = ("explain", "plan.json", "--fleet", "fleet.yaml", "--json")
+    data = json.loads(run(capsys, *asked, "--deadline", "1us"))
+    assert data["left_out"] == ["everything that needs planning again"]
+    data = json.loads(run(capsys, *asked, "--plans", "2"))
+    assert data["plans"] == 2
+    assert data["left_out"]
+
+
+def test_a_cluster_is_explained(capsys: Captured, folder: Path) -> None:
+    (folder / "cluster.yaml").write_text(CLUSTER, encoding="utf-8")
+    run(capsys, "plan", "cluster.yaml", "-o", "plan.json")
+    out = run(capsys, "explain", "plan.json", "--fleet", "cluster.yaml")
+    assert out.startswith("cluster: ")
+    assert "tokens/s" in out
+    assert "What binds" in out
+    data = json.loads(run(capsys, "explain", "plan.json", "--fleet", "cluster.yaml", "--json"))
+    found = Explanation.model_validate({k: v for k, v in data.items() if k != "notes"})
+    assert found.goal != "cost"
+    assert any(c.kind in ("machine", "link", "memory") for c in found.constraints)
+    for worth in (c.worth for c in found.constraints if c.worth is not None):
+        assert worth.tokens_per_s is not None
+        assert worth.tokens_per_s_now is not None
+        assert worth.tokens_per_s >= worth.tokens_per_s_now - 1e-6
+    assert {use.node_type for use in found.node_types} == {"L4:1", "T4:1"}
 
 
 @pytest.mark.parametrize(

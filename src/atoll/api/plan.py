@@ -78,8 +78,8 @@ class FleetPlan(Shown, Plan):
         *,
         node_types: Sequence[str] | None = None,
         repairs: bool | None = None,
-        deadline_s: float = 60.0,
-        most_plans: int = 40,
+        deadline_s: float = 120.0,
+        most_plans: int | None = None,
         best_effort: bool = False,
         on_progress: OnProgress | None = None,
     ) -> FleetExplanation:

@@ -40,10 +40,13 @@ def explain(
     ] = None,
     deadline: Annotated[
         str, typer.Option("--deadline", help="Stop planning again after this long, in all.")
-    ] = "60s",
+    ] = "120s",
     plans: Annotated[
-        int, typer.Option("--plans", min=1, help="Plan again at most this often, in all.")
-    ] = 40,
+        int | None,
+        typer.Option(
+            "--plans", min=1, help="Plan again at most this often; as fits the fleet unless told."
+        ),
+    ] = None,
     best_effort: Annotated[
         bool,
         typer.Option("--best-effort", help="On a fixed cluster: ask for no ttft and tpot."),

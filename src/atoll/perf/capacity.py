@@ -15,8 +15,20 @@ activation bytes of a request. Throughput never rises with j and never falls wit
 falls with j, and the budget only cuts the choice of B. t is tabulated on a grid of B and linear
 between its points, which keeps all of this exact.
 
-Queueing is not part of it: a node at its capacity is always busy, and arrivals that come in bursts wait.
-Plans leave headroom for that.
+Queueing is not part of it unless a role `waits`: a node at its capacity is always busy, and arrivals that
+come in bursts wait. With `waits`, capacity is what a node carries with half of all requests within the
+promise, when they arrive at random (`perf.queueing`):
+
+- A prompt that arrives waits for half a step in progress, and then shares its own step at every stage:
+  (1 + 1 / 2S) t(B) + u <= b. How far a node is loaded follows from the wait that is left beside a prompt's
+  own step, t(1) + (1 + 1 / 2S) K H(rho) / X + u <= b: it carries rho X.
+- Engines take all prompts that wait into a step. In a pipeline with KV cache for no more than N of them, that
+  are all there are, if a step takes so many: then the other stages have nothing to do, X <= N / (S (t(N) + u)).
+- Where tokens go round a pipeline, S + 1 batches are in flight: the one that comes back finds the first stage
+  just taken by another. A token then takes (S + 1) t, so (1 + 1 / S) t(B) + u <= b, and KV cache is held for
+  as long. All sequences of a node that holds the whole model run in every step: it does without.
+- Engines book KV cache for a prompt (and the answer expected, where they decode) when a request comes, and
+  use `BOOKED_SHARE` of it at most; half of all requests must find room.
 
 Prefill counts prompt tokens/s with B prompts in a step; decode counts generated tokens/s.
 
@@ -45,10 +57,13 @@ from atoll.perf.grid import Indices, last_below, value_at
 from atoll.perf.layers import tp_sizes
 from atoll.perf.memory import MemoryModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
+from atoll.perf.queueing import load_within, places_taken
 from atoll.perf.step import Position, StepModel, StepParts, analytic, slowest_run, window_counts
 from atoll.workload.lengths import LengthMix
 
 _GRID_POINTS = 96
+BOOKED_SHARE = 0.95
+"""The share of KV cache that engines book at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +71,8 @@ class RoleLoad:
     """One role to be placed: an llm's phase, its latency promise, and the lengths it will see.
 
     `slo_s` is the prefill latency (TTFT) or the decode latency per token (TPOT) of the whole model. With
-    `together` the node runs the other phase, too, and keeps memory for the activations of both.
+    `together` the node runs the other phase, too, and keeps memory for the activations of both. With `waits`
+    requests come at random, and half of them must keep the promise, waiting included.
     """
 
     name: str
@@ -65,6 +81,7 @@ class RoleLoad:
     slo_s: float
     lengths: LengthMix
     together: bool = False
+    waits: bool = False
 
     def __post_init__(self) -> None:
         if self.phase not in (Phase.PREFILL, Phase.DECODE):
@@ -161,7 +178,8 @@ class CapacityModel:
         # Copies side by side have a share of the node's link each.
         self._link = link and link.share(model.tp, model.node.count)
         self._transfer_s = self._transfer(self._grid * self._tokens_per_request)
-        self._room = {position: self._requests(position) for position in Position}
+        self._places = {position: self._requests(position) for position in Position}
+        self._room = {position: self._taken(self._places[position]) for position in Position}
         self._tail_room = {position: self._tail_fits(position) for position in Position}
 
     # What a batch of B requests is.
@@ -202,7 +220,57 @@ class CapacityModel:
         lengths = self._role.lengths
         prefill = self._role.phase is Phase.PREFILL
         context = lengths.input_mean if prefill else lengths.decode_context
-        return self._memory.sequences_by_layers(context, position)
+        held = self._memory.sequences_by_layers(context, position)
+        if not self._role.waits:
+            return held
+        return held * (BOOKED_SHARE * context / booked_tokens(lengths, self._role.phase))
+
+    def _taken(self, places: Array) -> Array:
+        """Requests that may be there at a time, on average."""
+        if not self._role.waits:
+            return places
+        return places_taken(places, booked_spread(self._role.lengths, self._role.phase))
+
+    def _more_steps(self, stages: Array) -> Array:
+        """Steps that a request waits at a stage beside its own."""
+        if not self._role.waits:
+            return np.zeros_like(stages)
+        if self._role.phase is Phase.PREFILL:
+            return 0.5 / stages
+        return np.where(stages > 1.0, 1.0 / stages, 0.0)
+
+    def _clumped(self, stages: Array, positions: Sequence[Position]) -> Array:
+        """Requests/s of a pipeline whose prompts are all in one step where there is KV cache for no more."""
+        if not self._role.waits or self._role.phase is not Phase.PREFILL:
+            return np.full(1, np.inf)
+        size = len(self._grid)
+        room = np.stack([self._room[position] for position in positions])
+        batch = np.clip(room, 1.0, self._grid[-1])
+        index = np.clip(np.searchsorted(self._grid, batch, side="right") - 1, 0, max(0, size - 2))
+        after = np.minimum(index + 1, size - 1)
+        gap = self._grid[after] - self._grid[index]
+        share = np.where(
+            gap > 0.0, (batch - self._grid[index]) / np.where(gap > 0.0, gap, 1.0), 0.0
+        )
+        steps = np.stack([self._stack_s + self._fixed[position] for position in positions])
+        low, high = (
+            np.take_along_axis(steps, at[..., None], axis=2)[..., 0] + self._transfer_s[at]
+            for at in (index, after)
+        )
+        took = low * (1.0 - share) + high * share
+        with np.errstate(divide="ignore"):
+            limit = room[:, None, :] / (took[:, None, :] * stages[None, :, None])
+        return np.where(stages[None, :, None] > 1.0, limit, np.inf)
+
+    def _load(self, rate: Array, best: _Best, stages: Array, budgets_s: Array) -> Array:
+        """The share of `rate`, requests/s, at which half of all prompts wait no longer than they may."""
+        if not self._role.waits or self._role.phase is not Phase.PREFILL:
+            return np.ones(1)
+        lengths = self._role.lengths
+        once = 0.5 * lengths.input_mean_square / lengths.input_mean**2
+        at_most = (budgets_s / (1.0 + 0.5 / stages))[:, None]
+        alone = best.first_s / (1.0 + 0.5 / stages)[:, None]
+        return load_within((at_most - alone) * rate / once)
 
     @property
     def _tail(self) -> float:
@@ -232,6 +300,9 @@ class CapacityModel:
         best = self._best(np.array(stages, dtype=np.float64), np.array(budgets_s), positions)
         with np.errstate(divide="ignore", invalid="ignore"):
             rate = np.where(best.feasible, best.batch / best.step_s * best.occupancy, 0.0)
+            depth = np.array(stages, dtype=np.float64)
+            rate = np.minimum(rate, self._clumped(depth, positions))
+            rate = rate * self._load(rate, best, depth, np.array(budgets_s))
         rate[:, :, 0] = 0.0
         # Rounding must not break what holds exactly: a node with more layers carries no more.
         rate[:, :, 1:] = np.minimum.accumulate(rate[:, :, 1:], axis=2)
@@ -246,8 +317,8 @@ class CapacityModel:
         at = (0, 0, layers)
         largest = len(self._grid) - 1
         late, crowded = best.late[at], best.crowded[at]
-        fits = np.broadcast_to(self._tail_room[position], self._room[position].shape)[layers]
-        if self._room[position][layers] < 1.0:
+        fits = np.broadcast_to(self._tail_room[position], self._places[position].shape)[layers]
+        if self._places[position][layers] < 1.0:
             limit = "memory: no room for the layers and one request's KV cache"
         elif not fits:
             limit = "memory: no room for the layers and the longest prompt's KV cache"
@@ -276,6 +347,9 @@ class CapacityModel:
         first_step = (np.arange(len(positions) * width) * size).reshape(len(positions), 1, width)
         first_hop = (np.arange(len(stages)) * size)[None, :, None]
         room = np.stack([self._room[position] for position in positions])[:, None, :]
+        places = np.stack([self._places[position] for position in positions])[:, None, :]
+        # A step with what is waited for before it.
+        passes = 1.0 + self._more_steps(stages)[None, :, None]
         budgets, depth = budgets_s[None, :, None], stages[None, :, None]
         shape = (len(positions), len(stages), width)
 
@@ -286,13 +360,14 @@ class CapacityModel:
             return hops.take(first_hop + index)
 
         def lateness(index: Indices) -> Array:
-            return step(index) + transfer(index) - budgets
+            return step(index) * passes + transfer(index) - budgets
 
         def crowding(index: Indices) -> Array:
             busy = step(index)
             # No layers and no host time take no time: the entry for j = 0 is never used.
             with np.errstate(divide="ignore", invalid="ignore"):
-                return (busy + transfer(index)) / busy * (self._grid.take(index) * depth) - room
+                spell = (busy * passes + transfer(index)) / busy
+                return spell * (self._grid.take(index) * depth) - room
 
         late, crowded = last_below(lateness, shape, size), last_below(crowding, shape, size)
         where = np.minimum(late, crowded)
@@ -300,10 +375,12 @@ class CapacityModel:
         share = where - index
         start = np.zeros(shape, dtype=np.int64)
         alone = step(start)
-        first = alone + transfer(start)
+        # Prompts find half of the steps idle at the lowest load that `_load` knows.
+        waited = 1.0 if self._role.phase is Phase.PREFILL else passes
+        first = alone * waited + transfer(start)
         # With room for fewer requests than the pipeline has stages, some stages wait.
         with np.errstate(divide="ignore", invalid="ignore"):
-            waiting = np.minimum(1.0, room * alone / (depth * first))
+            waiting = np.minimum(1.0, room * alone / (depth * (alone * passes + transfer(start))))
         in_time = (first <= budgets) & self._tail_in_time(stages, budgets_s, positions)
         fits = np.stack([np.broadcast_to(self._tail_room[p], (width,)) for p in positions])
         return _Best(
@@ -311,7 +388,8 @@ class CapacityModel:
             step_s=value_at(step, index, share, size),
             transfer_s=value_at(transfer, index, share, size),
             occupancy=np.where(crowded > 0.0, 1.0, waiting),
-            feasible=in_time & (room >= 1.0) & fits[:, None, :],
+            feasible=in_time & (places >= 1.0) & fits[:, None, :],
+            first_s=first,
             late=late,
             crowded=crowded,
         )
@@ -341,8 +419,20 @@ class _Best:
     transfer_s: Array
     occupancy: Array
     feasible: NDArray[np.bool_]
+    first_s: Array
     late: Array
     crowded: Array
+
+
+def booked_tokens(lengths: LengthMix, phase: Phase) -> float:
+    """Return the tokens of KV cache that an engine books for a mean request: its prompt, and its answer."""
+    return lengths.input_mean + (0.0 if phase is Phase.PREFILL else lengths.output_mean)
+
+
+def booked_spread(lengths: LengthMix, phase: Phase) -> float:
+    """Return E[x^2] / E[x]^2 of what an engine books; answers are booked with their mean."""
+    variance = lengths.input_mean_square - lengths.input_mean**2
+    return 1.0 + variance / booked_tokens(lengths, phase) ** 2
 
 
 def _regular(parts: StepParts[Array], grid: Array) -> StepParts[Array]:

@@ -1,14 +1,11 @@
 """What one node carries of a service, counted the same way by every solver and by the validator.
 
 A node with j layers in a pipeline of S stages gets SLO / S for its step and the hand-over to the
-next stage. Prefill and decode capacities are those of `perf.capacity`, in tokens/s. Where both phases
-run together a request takes input_mean / P + output_mean / D seconds of a node, so it carries
-
-    R(j) = 1 / (input_mean / P(j) + output_mean / D(j))        requests/s
-
-with P and D at budgets TTFT / S and TPOT / S. Where they run apart, KV cache is handed over: prefill's
-promise is TTFT less what that takes (`plan.handover`), and activations and KV together stay within the
-node's network interface.
+next stage. Prefill and decode capacities are those of `perf.capacity`, in tokens/s, with requests that come
+at random and half of which must keep the promise. Where both phases run together it is `perf.mixed` that says
+how many requests/s a node carries. Where they run apart, KV cache is handed over: prefill's promise is TTFT
+less what that takes (`plan.handover`), and activations and KV together stay within the node's network
+interface: half of all transfers wait no longer for others than they may take themselves.
 
 A node is a machine, or a slice of one with its share of the interface. Its GPUs hold copies of the layers
 side by side, each split over TP GPUs; capacity is that of the best TP (`best_tp`), the same for both
@@ -27,11 +24,13 @@ from atoll.catalog.catalog import Catalog
 from atoll.catalog.links import Link
 from atoll.catalog.nodes import NodeType
 from atoll.core.ids import Phase, RoleId, parse_role
-from atoll.perf.capacity import CapacityModel, CapacityTable, RoleLoad, copy_node, table_of
+from atoll.perf.capacity import CapacityModel, CapacityTable, RoleLoad, copy_node
 from atoll.perf.engines import engine as engine_profile
 from atoll.perf.layers import tp_sizes
 from atoll.perf.memory import MemoryModel
+from atoll.perf.mixed import MixedCapacityModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
+from atoll.perf.queueing import load_within
 from atoll.perf.step import Position, analytic, check_tp
 from atoll.plan.handover import handover, hop_link, kv_bytes_by_layers, kv_bytes_per_unit
 from atoll.plan.problem import Problem, Service
@@ -85,6 +84,7 @@ def phase_loads(
             promise_s[phase],
             mix,
             together=role_id.phase is Phase.BOTH,
+            waits=True,
         )
         for phase in phases
     )
@@ -133,9 +133,39 @@ def _copy_model(load: RoleLoad, copy: NodeType, engine: str, link: Link) -> Capa
 
 
 @lru_cache(maxsize=1024)
-def _copy_table(load: RoleLoad, copy: NodeType, engine: str, link: Link, stages: int) -> Array:
-    steps = analytic(load.spec, copy, tp=copy.count, engine=engine)
-    return table_of(load, steps, stages, link=link).throughput
+def _both_model(
+    loads: tuple[RoleLoad, ...], copy: NodeType, engine: str, link: Link
+) -> MixedCapacityModel:
+    steps = analytic(loads[0].spec, copy, tp=copy.count, engine=engine)
+    prompts, answers = loads
+    return MixedCapacityModel(prompts, answers, steps, link=link)
+
+
+def _copy_rates(
+    loads: tuple[RoleLoad, ...],
+    copy: NodeType,
+    engine: str,
+    link: Link,
+    stages: Sequence[int],
+    positions: Sequence[Position],
+) -> Array:
+    """What one copy carries, of both phases at the best split: (positions, stage counts, layers + 1)."""
+    if len(loads) == 1:
+        budgets = [loads[0].slo_s / count for count in stages]
+        return _copy_model(loads[0], copy, engine, link).throughputs(stages, budgets, positions)
+    return _both_model(loads, copy, engine, link).throughputs(stages, positions)
+
+
+@lru_cache(maxsize=1024)
+def _copy_table(
+    loads: tuple[RoleLoad, ...], copy: NodeType, engine: str, link: Link, stages: int
+) -> Array:
+    table = np.zeros((len(POSITIONS), stages, loads[0].spec.layers + 1))
+    table[-1:, :1] = _copy_rates(loads, copy, engine, link, [1], [Position.WHOLE])
+    if stages > 1:
+        many = range(2, stages + 1)
+        table[:-1, 1:] = _copy_rates(loads, copy, engine, link, many, POSITIONS[:-1])
+    return table
 
 
 @lru_cache(maxsize=8192)
@@ -149,25 +179,10 @@ def _rows_by_tp(
     """Per tensor-parallel size, ascending: what a node carries by layers, KV not counted."""
     rows = []
     for tp in tp_sizes(loads[0].spec, source.node.count):
-        copies = source.node.count // tp
-        share = source.link.share(tp, source.node.count)
-        models = [_copy_model(load, copy_node(source.node, tp), engine, share) for load in loads]
-        rates = [
-            model.throughput([stages], [load.slo_s / stages], position)[0] * copies
-            for load, model in zip(loads, models, strict=True)
-        ]
-        rows.append((tp, _combine(loads, rates)))
+        copy, share = copy_node(source.node, tp), source.link.share(tp, source.node.count)
+        rates = _copy_rates(loads, copy, engine, share, [stages], [position])[0, 0]
+        rows.append((tp, rates * (source.node.count // tp)))
     return tuple(rows)
-
-
-def _combine(loads: Sequence[RoleLoad], rates: Sequence[Array]) -> Array:
-    """Tokens/s of one phase as they are; requests/s of a node that spends its time on both (0: one is 0)."""
-    if len(loads) == 1:
-        return rates[0]
-    lengths, (prefill, decode) = loads[0].lengths, rates
-    with np.errstate(divide="ignore"):
-        seconds = lengths.input_mean / prefill + lengths.output_mean / decode
-        return np.asarray(1.0 / seconds)
 
 
 def _kv_limits(
@@ -184,12 +199,17 @@ def _kv_limits(
         return free, free
     moved = kv_bytes_by_layers(spec, service.lengths.input_mean)
     # What was allowed because this very node set the allowance must not fail by rounding.
-    in_time = moved / link.bandwidth_bytes_per_s <= transfer.moving_s * (1.0 + 1e-9)
+    takes_s = moved / link.bandwidth_bytes_per_s
+    in_time = takes_s <= transfer.moving_s * (1.0 + 1e-9)
+    mix = service.lengths.mix()
+    once = 0.5 * mix.input_mean_square / mix.input_mean**2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        load = load_within(transfer.moving_s / takes_s / once)
     per_unit = kv_bytes_per_unit(catalog, service, phase)
     with np.errstate(divide="ignore"):
         alone = link.bandwidth_bytes_per_s / per_unit
     piped = link.bandwidth_bytes_per_s / (per_unit + hop_bytes_per_unit(catalog, service, phase))
-    return np.where(in_time, alone, 0.0), np.where(in_time, piped, 0.0)
+    return np.where(in_time, alone * load, 0.0), np.where(in_time, piped * load, 0.0)
 
 
 def _split_rates(
@@ -288,11 +308,8 @@ def role_table(
         return best
     for tp in tp_sizes(spec, node.count):
         copy, share = copy_node(node, tp), link.share(tp, node.count)
-        engine = problem.settings.engine
-        tables = [
-            _copy_table(load, copy, engine, share, stages) * (node.count // tp) for load in loads
-        ]
-        best = np.maximum(best, _combine(loads, tables))
+        table = _copy_table(loads, copy, problem.settings.engine, share, stages)
+        best = np.maximum(best, table * (node.count // tp))
     alone, piped = _kv_limits(problem, catalog, service, role_id.phase, link)
     best[:, 0] = np.minimum(best[:, 0], alone)
     best[:, 1:] = np.minimum(best[:, 1:], piped)

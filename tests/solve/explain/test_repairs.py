@@ -117,13 +117,13 @@ def test_changes_are_joined_only_where_that_gains_more_than_each() -> None:
     offers = (toy.offer("L4:1", 4, 1.0), toy.offer("L40S:1", 2, 2.0))
     joined = [r.where for r in found(toy.problem(services, offers)) if r.kind == "phases"]
     assert [where.count("phases of") for where in joined] == [2, 1, 1]
-    services = tuple(s.model_copy(update={"avoid": ("T4",)}) for s in services)
+    picky = tuple(s.model_copy(update={"avoid": ("T4",)}) for s in services)
     # A machine that helps nobody is not to be cut, together with another or not.
     boxes = (
         toy.offer("A100-40:4", 1, 1.0, whole=True),
         toy.offer("T4:4", 1, 9.0, whole=True),
     )
-    cut = [r.where for r in found(toy.problem(services, boxes)) if r.kind == "cut"]
+    cut = [r.where for r in found(toy.problem(picky, boxes)) if r.kind == "cut"]
     assert len(cut) == 1
     assert cut[0].startswith("cut A100-40:4 in east")
 

@@ -159,6 +159,8 @@ def test_other_demand_and_tighter_promises_are_no_relaxation(fields: dict[str, o
 def test_a_cluster_relaxes_with_more_machines_and_faster_links() -> None:
     problem = clusters.problem()
     assert problem.cluster is not None
+    slow = problem.cluster.link("a", "c")
+    assert slow is not None
     extra = ExtraNodes(region="north", node_type="L4:1", market="owned", count=2)
     larger = with_more(problem, (extra,))
     assert larger.cluster is not None
@@ -167,6 +169,10 @@ def test_a_cluster_relaxes_with_more_machines_and_faster_links() -> None:
     assert faster.cluster is not None
     assert faster.cluster.links[1].bytes_per_s == 10 * problem.cluster.links[1].bytes_per_s
     assert faster.cluster.links[0] == problem.cluster.links[0]
+    fast = faster.cluster.link("a", "c")
+    assert fast is not None
+    assert fast.latency_s == slow.latency_s / 10
+    assert larger.cluster.node("extra-north-L4x1-1").region == "north"
     for looser in (larger, faster, with_more(faster, (extra,))):
         assert relaxes(looser, problem)
         assert not relaxes(problem, looser)

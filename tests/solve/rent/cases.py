@@ -1,7 +1,7 @@
 """Small renting problems, their optimum by an integer programme of its own, and a check of answers.
 
-Nothing here shares code with the allocator: offers, slices, phases and limits are written down once more, from
-what is asked, and solved by another route to an integer solver.
+Nothing here shares code with the allocator: offers, slices, phases and limits are written down once more,
+from what is asked, and solved by another route to an integer solver.
 """
 
 from __future__ import annotations
@@ -216,7 +216,9 @@ class _Programme:
         return float(result.fun) if result.status == 0 else np.inf
 
 
-def optimum(case: Case, aim: Aim = "cost", fraction: Sequence[float] | None = None) -> float:
+def optimum(  # noqa: C901 - one programme, written down in one go
+    case: Case, aim: Aim = "cost", fraction: Sequence[float] | None = None
+) -> float:
     """Return the least cost of serving a fraction of each service (inf: impossible), or what can be served.
 
     That is the largest common fraction, the largest weighted mean fraction, or how many services can stand

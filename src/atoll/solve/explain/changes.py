@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from atoll.catalog.catalog import Catalog
-from atoll.plan.cluster import ClusterLink, ClusterNode
+from atoll.plan.cluster import Cluster, ClusterLink, ClusterNode
 from atoll.plan.problem import Offer, Problem, Service
 from atoll.solve.explain.explanation import Constraint, ExtraNodes, RepairKind
 
@@ -77,8 +77,13 @@ def with_more(problem: Problem, rentals: Iterable[ExtraNodes]) -> Problem:
         nodes += [
             ClusterNode(name=next(names), node_type=kind, region=region) for _ in range(count)
         ]
-    cluster = problem.cluster.model_copy(update={"nodes": tuple(nodes)})
-    return problem.replace(offers=offers, cluster=type(cluster).model_validate(dict(cluster)))
+    return problem.replace(offers=offers, cluster=_rebuild(problem.cluster, nodes=tuple(nodes)))
+
+
+def _rebuild(cluster: Cluster, **fields: object) -> Cluster:
+    """Return the cluster with other fields, checked; a copy would keep what it has worked out of the old."""
+    given = {name: getattr(cluster, name) for name in Cluster.model_fields}
+    return Cluster.model_validate(given | fields)
 
 
 def _free_names(stem: str, taken: set[str]) -> Iterator[str]:
@@ -195,7 +200,7 @@ def faster_links(problem: Problem, rules: Iterable[int]) -> Problem:
     links = tuple(
         fast(link) if index in chosen else link for index, link in enumerate(cluster.links)
     )
-    return problem.replace(cluster=cluster.model_copy(update={"links": links}))
+    return problem.replace(cluster=_rebuild(cluster, links=links))
 
 
 def _demanded(problem: Problem) -> list[Service]:

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 from atoll.catalog.catalog import Catalog
+from atoll.plan.cluster_profiles import cluster_of
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.solve.explain.changes import Change, faster_links, with_more
 from atoll.solve.explain.explanation import Constraint, ExtraNodes
-from atoll.solve.place.bottleneck import Bottleneck, bottleneck
+from atoll.solve.place.bottleneck import bottleneck
 
 _MEMORY = "KV cache"
 """How the placing solvers begin a reason that is about memory."""
@@ -20,14 +21,26 @@ Bound = tuple[Constraint, Change]
 
 
 def cluster_constraints(plan: Plan, problem: Problem, catalog: Catalog) -> Iterator[Bound]:
-    """Yield what a plan on a fixed cluster uses up, with the change that loosens each."""
-    seen: set[str] = set()
+    """Yield what a plan on a fixed cluster uses up, with the change that loosens each; most of it first."""
+    cluster = cluster_of(problem)
+    machines: Counter[tuple[str, str]] = Counter()
+    rules: Counter[int] = Counter()
     for instance in plan.instances:
         cut = bottleneck(instance, problem, catalog)
-        for constraint, change in () if cut is None else _full(cut, problem):
-            if constraint.where not in seen:
-                seen.add(constraint.where)
-                yield constraint, change
+        if cut is None:
+            continue
+        machines.update((cluster.node(n.host).region, n.node_type) for n in cut.nodes if n.host)
+        links = (cluster.link(src, dst) for src, dst in cut.links)
+        rules.update(cluster.links.index(link) for link in links if link is not None)
+    for (region, kind), count in sorted(machines.items(), key=lambda item: (-item[1], item[0])):
+        noun = "machine" if count == 1 else "machines"
+        yield _one_more(problem, region, kind, f"{count} full {noun} {kind} in {region}", "machine")
+    for index, count in sorted(rules.items(), key=lambda item: (-item[1], item[0])):
+        link = cluster.links[index]
+        noun = "link" if count == 1 else "links"
+        where = f"{count} full {noun} ({link.src} - {link.dst})"
+        constraint = Constraint(kind="link", where=where, loosened="links ten times as fast")
+        yield constraint, Change("links", where, faster_links(problem, [index]))
     for reason in plan.reasons:
         if reason.startswith(_MEMORY):
             yield from _memory(reason, problem)
@@ -40,34 +53,9 @@ def promise_constraint(problem: Problem) -> Bound:
     return constraint, Change("best-effort", constraint.where, problem, best_effort=True)
 
 
-def _full(cut: Bottleneck, problem: Problem) -> Iterator[Bound]:
-    """Yield the full machines, by region and type, and the rules of full links."""
-    cluster = problem.cluster
-    if cluster is None:
-        return
-    machines = Counter(
-        (cluster.node(node.host).region, node.node_type) for node in cut.nodes if node.host
-    )
-    for (region, kind), count in sorted(machines.items()):
-        noun = "machine" if count == 1 else "machines"
-        yield _one_more(problem, region, kind, f"{count} full {noun} {kind} in {region}", "machine")
-    rules: dict[int, int] = Counter()
-    for src, dst in cut.links:
-        link = cluster.link(src, dst)
-        if link is not None:
-            rules[cluster.links.index(link)] += 1
-    for index, count in sorted(rules.items()):
-        link = cluster.links[index]
-        noun = "link" if count == 1 else "links"
-        where = f"{count} full {noun} ({link.src} - {link.dst})"
-        constraint = Constraint(kind="link", where=where, loosened="links ten times as fast")
-        yield constraint, Change("links", where, faster_links(problem, [index]))
-
-
 def _memory(reason: str, problem: Problem) -> Iterator[Bound]:
     """Yield the machine whose memory is full: the reason names it."""
-    cluster = problem.cluster
-    for node in () if cluster is None else cluster.nodes:
+    for node in cluster_of(problem).nodes:
         if f"{_MEMORY} of {node.name} " in reason:
             yield _one_more(problem, node.region, node.node_type, reason, "memory")
 

@@ -34,8 +34,19 @@ from atoll.solve.explain.whatif import MOST_PLANS, MOST_SECONDS, OutOfTimeError,
 from atoll.solve.progress import OnProgress, Progress
 from atoll.solve.templates.library import Libraries, template_libraries
 
-_SHARE = 0.4
+_SHARE = 0.5
 """Share of the plans that the worth of constraints may take, so that repairs are asked about, too."""
+_WORK = 0.05
+_CLUSTER_WORK = 0.05
+"""The share of the usual work that goes into the answer to a question. On a cluster it goes into the plan,
+too, where none is given: searches compare only if they try as hard."""
+_FEWEST = 3
+_COLUMNS = 30_000
+"""Templates in regions up to which as many plans are made as ever, and it takes seconds."""
+_ITERATIONS = 10_000
+"""Iterations of simplex after which no more questions are asked: they take some seconds."""
+_NODES = 100
+"""Machines of a cluster, times plans, that take seconds."""
 _WORTHS = 6
 """Constraints whose worth is asked, the most promising first."""
 
@@ -60,8 +71,11 @@ def explain(
     left_out: list[str] = []
     if plan is not None:
         planner.learn(problem, plan)
+    first = planner.effort
+    if plan is None and problem.cluster is None:
+        first = replace(first, work=1.0)
     try:
-        again = planner.ask(problem, "planning again")
+        again = planner.ask(problem, "planning again", effort=first, always=plan is None)
     except OutOfTimeError:
         if plan is None:
             raise
@@ -81,7 +95,9 @@ def explain(
         update={
             "bound": again.bound if merit(base, problem).meets_demand else None,
             "again": worth(base, again, problem, base, None),
-            "constraints": tuple(_settle(each, base, again, planner) for each in tight),
+            "constraints": tuple(
+                _settle(each, base, again, planner, estimated=constraints) for each in tight
+            ),
             "repairs": possible,
             "node_types": uses,
             "plans": planner.plans,
@@ -96,7 +112,7 @@ def explain_problem(
     node_types: Sequence[str] | None = None,
     repairs: bool | None = None,
     deadline_s: float = MOST_SECONDS,
-    most_plans: int = MOST_PLANS,
+    most_plans: int | None = None,
     best_effort: bool = False,
     cached: bool = True,
     on_progress: OnProgress | None = None,
@@ -105,8 +121,9 @@ def explain_problem(
     """Return why a plan for a problem is what it is; without a plan, why the best that is found is.
 
     `node_types` are those to say something about, and then nothing else is said; `repairs` are looked for
-    unless False. Planning again is done at most `most_plans` times, and `deadline_s` is for all of it
-    together. With `best_effort` a fixed cluster need not keep promises, as when such a plan was made.
+    unless False. Planning again is done at most `most_plans` times (None: the harder it is the fewer),
+    and `deadline_s` is for all of it together. With `best_effort` a fixed cluster need not keep promises, as
+    when such a plan was made.
     """
     facts = problem.catalog() if catalog is None else catalog
     rented = problem.cluster is None
@@ -117,11 +134,13 @@ def explain_problem(
         solver = RentSolver(facts, cached)
         solver.use(problem, libraries)
 
+    most = _count_plans(problem, libraries) if most_plans is None else most_plans
+
     def tell(plans: int, question: str) -> None:
         if on_progress is not None:
-            on_progress(Progress("planning again", question, min(1.0, plans / most_plans)))
+            on_progress(Progress("planning again", question, min(1.0, plans / most)))
 
-    effort = Effort(cached=cached)
+    effort = Effort(cached=cached, work=_WORK if rented else _CLUSTER_WORK)
     if not rented:
         goal = None if plan is None or plan.goal == "cost" else plan.goal
         effort = replace(effort, objective=goal, promise=not best_effort)
@@ -130,7 +149,8 @@ def explain_problem(
         facts,
         solver,
         effort,
-        most_plans=most_plans,
+        most_plans=most,
+        most_work=_ITERATIONS if most_plans is None else None,
         most_seconds=deadline_s,
         progress=tell,
     )
@@ -142,6 +162,17 @@ def explain_problem(
         repairs=node_types is None if repairs is None else repairs,
         libraries=libraries,
     )
+
+
+def _count_plans(problem: Problem, libraries: Libraries | None) -> int:
+    """Return how often to plan again, so that all of it takes seconds: as often as one plan is quick."""
+    if libraries is None:
+        nodes = len(problem.cluster.nodes) if problem.cluster is not None else 1
+        # Several services share the machines out, which takes several placements.
+        return max(_FEWEST, min(MOST_PLANS, round(_NODES / (nodes * len(problem.services) ** 2))))
+    columns = len(problem.regions) * sum(map(len, libraries.roles.values()))
+    share = float((_COLUMNS / max(1, columns)) ** 0.4)
+    return round(max(2 * _FEWEST, min(1.0, share) * MOST_PLANS))
 
 
 def _read_off(stated: Plan, plan: Plan, problem: Problem, left_out: tuple[str, ...]) -> Explanation:
@@ -163,7 +194,9 @@ def _list_constraints(base: Plan, planner: Planner) -> list[Bound]:
     problem = planner.problem
     if problem.cluster is not None:
         found = list(cluster_constraints(base, problem, planner.catalog))
-        return [promise_constraint(problem), *found] if planner.effort.promise else found
+        # Promises stand in the way of demand, not of what could be carried beyond it.
+        promised = planner.effort.promise and not merit(base, problem).meets_demand
+        return [*found, promise_constraint(problem)] if promised else found
     return [
         (constraint, Change("limits", constraint.where, loosen(problem, constraint)))
         for constraint in tight_constraints(base, problem)
@@ -196,12 +229,17 @@ def _ask_worths(tight: Sequence[Bound], planner: Planner, left_out: list[str]) -
         left_out.append(f"what {len(order) - asked} of the constraints are worth")
 
 
-def _settle(bound: Bound, base: Plan, again: Plan, planner: Planner) -> Constraint:
-    """Return a constraint with what loosening it is worth, by all plans that are known in the end."""
+def _settle(
+    bound: Bound, base: Plan, again: Plan, planner: Planner, *, estimated: bool
+) -> Constraint:
+    """Return a constraint with what loosening it is worth, by all plans that are known in the end.
+
+    Where it was not asked about it is `estimated`, if that is wanted.
+    """
     constraint, change = bound
     answer = planner.answer(change.problem, best_effort=change.best_effort)
     if answer is None:
-        return _estimate(constraint, base, planner)
+        return _estimate(constraint, base, planner) if estimated else constraint
     then = planner.best(change.problem, best_effort=change.best_effort) or base
     least = None if answer.plan.status == "partial" else answer.plan.bound
     gained = worth(base, then, planner.problem, again, least)
@@ -209,7 +247,7 @@ def _settle(bound: Bound, base: Plan, again: Plan, planner: Planner) -> Constrai
 
 
 def _estimate(constraint: Constraint, base: Plan, planner: Planner) -> Constraint:
-    """Return a constraint with about what loosening it is worth, where the prices of the relaxation say so."""
+    """Return a constraint with about what loosening it is worth, if the relaxation says so."""
     problem, rental = planner.problem, constraint.rental
     if rental is None or problem.cluster is not None or not merit(base, problem).meets_demand:
         return constraint
@@ -250,6 +288,8 @@ def _explain_node_types(
 def _ask_price(use: NodeUse, best: Plan, planner: Planner) -> NodeUse:
     price = break_even(use.node_type, best, planner.problem, planner)
     if price is None:
+        return use
+    if price.factor is None:
         return use.model_copy(update={"verdict": "idle", "asked": True})
     return use.model_copy(
         update={

@@ -12,7 +12,7 @@ from typing import Literal
 
 from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase, RoleId
-from atoll.core.units import format_duration, format_price, format_share
+from atoll.core.units import format_duration, format_price, format_share, pluralize
 from atoll.plan.plan import Goal, Market, Plan, Status
 from atoll.plan.problem import Problem
 
@@ -106,7 +106,9 @@ class Worth(Frozen):
             )
         if self.usd_per_hour <= LEAST_USD:
             more = self.at_most is not None and self.at_most > LEAST_USD and not self.estimated
-            return f"save at most {format_price(self.at_most or 0.0)}" if more else "gain nothing"
+            if more:
+                return f"save at most {format_price(self.at_most or 0.0)}"
+            return "gain nothing" if self.at_most is not None else "gain nothing that was found"
         if self.estimated:
             return f"save about {format_price(self.usd_per_hour)} (estimate)"
         saved = f"save {format_price(self.usd_per_hour)}"
@@ -189,7 +191,8 @@ class Repair(Frozen):
     `before` and `after` are the changed number (seconds, USD per hour, a share, nodes, regions). Where it
     `meets_demand` nothing is left to serve, else `served` is the share: of the least served service, or the
     `mean` where only that grows. `saved_usd_per_hour` is what the plan costs less than the one explained,
-    where that serves as much. Unless `smallest`, a smaller change may do as much: that was not decided.
+    where that serves as much, and `freed` the machines it does without. Unless `smallest`, a smaller change
+    may do as much: that was not decided.
     """
 
     kind: RepairKind
@@ -203,6 +206,8 @@ class Repair(Frozen):
     meets_demand: bool = True
     saved_usd_per_hour: float | None = None
     tokens_per_s: float | None = None
+    machines: int | None = None
+    freed: int = 0
     smallest: bool = True
 
     @property
@@ -226,6 +231,8 @@ class Repair(Frozen):
         )
         if self.saved_usd_per_hour is not None and self.saved_usd_per_hour > LEAST_USD:
             said.append(f"{format_price(self.saved_usd_per_hour)} less")
+        elif self.freed:
+            said.append(f"on {pluralize(self.machines or 0, 'machine')}, {self.freed} fewer")
         if not self.meets_demand:
             said.append(f"serves {format_share(self.served)}{' on average' if self.mean else ''}")
         if self.tokens_per_s is not None:

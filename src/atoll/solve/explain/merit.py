@@ -21,11 +21,12 @@ _DIGITS = 6
 
 @dataclass(frozen=True, order=True)
 class Merit:
-    """What a plan is worth: first what it serves, then what it costs or carries; larger is better."""
+    """What a plan is worth: what it serves, then what it costs or carries, then how few machines it takes."""
 
     served: float
     mean: float
     value: float
+    spared: int = 0
 
     @property
     def meets_demand(self) -> bool:
@@ -40,10 +41,11 @@ def merit(plan: Plan, problem: Problem) -> Merit:
     value = plan.objective if plan.objective is not None else plan.usd_per_hour
     signed = round(-value if plan.goal == "cost" else value, _DIGITS)
     if plan.status != "partial":
-        return Merit(1.0, 1.0, signed)
+        return Merit(1.0, 1.0, signed, -plan.nodes)
     # A partial plan never counts as a full one, however little is missing.
     least = min(round(served_share(plan, problem), _DIGITS), 1.0 - 10.0**-_DIGITS)
-    return Merit(least, round(served_share(plan, problem, mean=True), _DIGITS), signed)
+    mean = round(served_share(plan, problem, mean=True), _DIGITS)
+    return Merit(least, mean, signed, -plan.nodes)
 
 
 def relaxes(looser: Problem, tighter: Problem) -> bool:

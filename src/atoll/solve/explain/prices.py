@@ -26,32 +26,42 @@ _SPARE = 4e-6
 
 @dataclass(frozen=True)
 class BreakEven:
-    """The share of today's prices from which on a node type is used; `exact` if every plan was proven."""
+    """The share of today's prices from which on a node type is used, None if not even for free.
 
-    factor: float
+    `exact` if every plan was proven.
+    """
+
+    factor: float | None
     exact: bool
 
 
 def break_even(kind: str, base: Plan, problem: Problem, planner: Planner) -> BreakEven | None:
-    """Return how far the prices of a node type must fall for it to make the plan cheaper, None if never.
+    """Return how far the prices of a node type must fall for it to make the plan cheaper.
 
-    A plan that serves more counts as better, too: under a budget a cheaper node may do so.
+    A plan that serves more counts as better, too: under a budget a cheaper node may do so. None where the
+    plans that were made do not tell: one that is worse than the plan without such nodes says nothing.
     """
     if any(node_type == kind for _, node_type, _ in base.count_nodes()):
         return BreakEven(1.0, exact=False)
     mean = served_share(base, problem) <= 0.0
     served, cost = served_share(base, problem, mean=mean), base.objective or 0.0
     spare = max(1e-9, _SPARE * cost)
+    if served >= 1.0 and cost <= spare:
+        return BreakEven(None, exact=True)
     factor, exact = 0.0, _is_proven(base)
     for step in range(_LINES):
         plan = _ask(kind, factor, problem, planner)
         exact = exact and _is_proven(plan)
         objective = plan.objective or 0.0
         slope = _cost_of(kind, plan, problem)
-        fuller = served_share(plan, problem, mean=mean) > served + LEAST_SERVED
-        less = served_share(plan, problem, mean=mean) < served - LEAST_SERVED
-        if slope <= 0.0 or less or not (fuller or objective < cost - spare):
-            return BreakEven(factor, exact) if step else None
+        then = served_share(plan, problem, mean=mean)
+        fuller, less = then > served + LEAST_SERVED, then < served - LEAST_SERVED
+        cheaper = not less and objective < cost - spare
+        if slope <= 0.0 or not (fuller or cheaper):
+            if step:
+                return BreakEven(factor, exact and not less)
+            # That it is not used for free counts only if no cheaper plan can have been missed.
+            return BreakEven(None, exact) if _is_proven(plan) and not less else None
         if fuller:
             return _bisect_price(kind, served, mean, problem, planner)
         factor = min(1.0, factor + (cost - objective) / slope)

@@ -35,15 +35,29 @@ from atoll.solve.explain.explanation import (
 from atoll.solve.explain.merit import merit
 from atoll.solve.explain.whatif import OutOfTimeError, Planner, gains, grows_on_average
 
-PROMISES = (1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.4, 1.5, 1.75, 2.0, 3.0, 4.0)
+PROMISES = (1.05, 1.1, 1.2, 1.35, 1.5, 2.0, 3.0, 4.0)
 """A promise is loosened to one of these times what it is."""
 _PLENTY = 1_000
+_MANY = 32
+"""Nodes of an offer that could be added: those that cost something, and those that cost nothing."""
+_MOST_SERVICES = 3
+"""Services whose promises are asked about one by one, the least served first."""
 _MOST_TYPES = 4
 """Node types whose number is asked about one by one, the most promising first."""
 _MACHINES = (1, 2, 4, 8)
 """Machines that are added to a cluster."""
-_STEPS = 5
-"""Bisections for the smallest change; where more would be needed, a smaller one may do as well."""
+_FREE = ("cut", "phases")
+"""Changes that cost nothing, worth a mention where they only free machines."""
+_MOST_SINGLE = 3
+_TOGETHER: Mapping[RepairKind, str] = {
+    "cut": "cut all machines into slices (without `whole`)",
+    "phases": "phases of all services apart or together (`phases: auto`)",
+    "pinning": "all services on any node (without `only` and `avoid`)",
+}
+"""What changes of a kind are called where there are too many to ask about each."""
+_STEPS, _FEW_STEPS = 5, 2
+"""Bisections for the smallest change that meets all demand, or merely helps; after more of them a smaller one
+might be found."""
 
 _T = TypeVar("_T")
 AtSize = Callable[[int], Change]
@@ -83,7 +97,7 @@ def _by_gain(repair: Repair) -> tuple[bool, float, bool, float, float, bool, str
     tokens = -(repair.tokens_per_s or 0.0)
     usd = repair.usd_per_hour
     full = repair.meets_demand
-    return (not full, served, bought, tokens, usd, repair.kind == "nodes", repair.text)
+    return (not full, served, bought, tokens, usd, repair.kind not in _FREE, repair.text)
 
 
 def _groups(planner: Planner, base: Plan) -> Iterator[tuple[str, Iterator[Found]]]:
@@ -91,14 +105,14 @@ def _groups(planner: Planner, base: Plan) -> Iterator[tuple[str, Iterator[Found]
     problem = planner.problem
     short = not merit(base, problem).meets_demand
     yield "cutting machines", _together_then_single(planner, base, cuts(problem))
-    yield "running phases together", _together_then_single(planner, base, free_phases(problem))
     if problem.cluster is not None:
         yield "faster links", _faster_links(planner, base)
-        yield "best effort", _best_effort(planner, base)
         if short:
             yield "more machines", _more_machines(planner, base)
             yield "looser promises", _looser_promises(planner, base)
+            yield "best effort", _best_effort(planner, base)
         return
+    yield "running phases together", _together_then_single(planner, base, free_phases(problem))
     yield "limits", _other_limits(planner, base)
     if short:
         yield "more nodes", _more_nodes(planner, base)
@@ -113,10 +127,11 @@ def _repair(planner: Planner, base: Plan, found: Found) -> Repair | None:
     change, problem = found.change, planner.problem
     plan = planner.best(change.problem, best_effort=change.best_effort)
     again = planner.best(problem) or base
-    if plan is None or not (gains(base, plan, problem) and gains(again, plan, problem)):
-        return None
-    parts = [planner.best(part.problem) or base for part in found.parts]
-    if parts and not all(gains(part, plan, problem) for part in parts):
+    free = change.kind in _FREE
+    others = [again, *(planner.best(part.problem) or base for part in found.parts)]
+    if plan is None or not all(
+        gains(other, plan, problem, machines=free) for other in (base, *others)
+    ):
         return None
     mean = grows_on_average(base, plan, problem)
     served, served_now = (served_share(each, problem, mean=mean) for each in (plan, base))
@@ -134,6 +149,8 @@ def _repair(planner: Planner, base: Plan, found: Found) -> Repair | None:
         meets_demand=merit(plan, problem).meets_demand,
         saved_usd_per_hour=base.usd_per_hour - plan.usd_per_hour if saves else None,
         tokens_per_s=None if costs else plan.objective,
+        machines=plan.nodes,
+        freed=max(0, base.nodes - plan.nodes) if saves and free else 0,
         smallest=found.smallest,
     )
 
@@ -144,22 +161,24 @@ def _ask(planner: Planner, change: Change) -> Plan:
 
 def _each(planner: Planner, base: Plan, changes: Iterable[Change]) -> Iterator[Found]:
     for change in changes:
-        if gains(base, _ask(planner, change), planner.problem):
+        if gains(base, _ask(planner, change), planner.problem, machines=change.kind in _FREE):
             yield Found(change)
 
 
 def _together_then_single(
     planner: Planner, base: Plan, changes: Sequence[Change]
 ) -> Iterator[Found]:
-    """Ask about all changes of a kind at once; if that helps, about each."""
+    """Ask about all changes of a kind at once; if that helps, about each, unless there are many."""
+    few = len(changes) <= _MOST_SINGLE
     if len(changes) > 1:
         problem = _merge(planner.problem, [change.problem for change in changes])
-        where = "; ".join(change.where for change in changes)
+        where = "; ".join(change.where for change in changes) if few else _TOGETHER[changes[0].kind]
         everything = Change(changes[0].kind, where, problem)
-        if not gains(base, _ask(planner, everything), planner.problem):
+        free = everything.kind in _FREE
+        if not gains(base, _ask(planner, everything), planner.problem, machines=free):
             return
         yield Found(everything, parts=tuple(changes))
-    yield from _each(planner, base, changes)
+    yield from _each(planner, base, changes if few else ())
 
 
 def _merge(problem: Problem, changed: Sequence[Problem]) -> Problem:
@@ -196,7 +215,7 @@ def _smallest(
         return Found(at(1 if helps else largest), smallest=helps)
     goal = served_share(most, problem, mean=mean)
     low, high, sure = 0, largest, True
-    for _ in range(_STEPS):
+    for _ in range(_STEPS if full else _FEW_STEPS):
         if high - low <= 1:
             break
         middle = (low + high) // 2
@@ -294,7 +313,9 @@ def _more_nodes(planner: Planner, base: Plan) -> Iterator[Found]:
     if not gains(base, plan, problem):
         return
     missing = _nodes_beyond(plan, problem)
-    if len(missing) > 1:
+    priced = {o.key for o in problem.offers if o.usd_per_hour > 0.0}
+    # How many nodes a plan takes that cost nothing says nothing.
+    if len(missing) > 1 and all((r.region, r.node_type, r.market) in priced for r in missing):
         more = with_more(problem, missing)
         planner.keep_for(more, plan)
         yield Found(Change("nodes", "nodes", more, rentals=missing), plan.status == "optimal")
@@ -322,6 +343,8 @@ def _candidates(problem: Problem, first: Mapping[tuple[str, str, Market], int]) 
 def _of_offer(planner: Planner, base: Plan, offer: Offer) -> Found | None:
     problem = planner.problem
     at = partial(_rented, problem, offer)
+    if offer.usd_per_hour <= 0.0:
+        return _smallest(planner, base, at, _MANY, first=True)
     plan = _ask(planner, at(_PLENTY))
     if not gains(base, plan, problem):
         return None
@@ -329,7 +352,7 @@ def _of_offer(planner: Planner, base: Plan, offer: Offer) -> Found | None:
     if not enough:
         return None
     planner.keep_for(at(enough).problem, plan)
-    return _smallest(planner, base, at, enough)
+    return _smallest(planner, base, at, enough, first=True)
 
 
 def _rented(problem: Problem, offer: Offer, count: int) -> Change:
@@ -372,7 +395,7 @@ def _looser_promises(planner: Planner, base: Plan) -> Iterator[Found]:
             return
     # The least served first: its promise is the likeliest to be in the way.
     wanted.sort(key=lambda pair: (base.served_fraction.get(pair[0].name, 1.0), pair[0].name))
-    for service, kind in wanted:
+    for service, kind in wanted[: 2 * _MOST_SERVICES]:
         found = _smallest(planner, base, partial(_loosened, problem, service, kind), len(PROMISES))
         if found is not None:
             yield found

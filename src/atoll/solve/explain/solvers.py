@@ -30,11 +30,16 @@ class RentSolver:
     def __call__(self, problem: Problem, effort: Effort, seconds: float) -> Answer:
         """Return the cheapest plan of a problem, checked."""
         solved = solve_optimal(
-            problem, self.catalog, self.libraries(problem), deadline_s=seconds, gap=effort.gap
+            problem,
+            self.catalog,
+            self.libraries(problem),
+            deadline_s=seconds,
+            gap=effort.gap,
+            work=effort.work,
         )
         check(solved.plan, problem, self.catalog)
         most = float(solved.allocation.fraction_bound)
-        return Answer(solved.plan, most, solved.allocation)
+        return Answer(solved.plan, most, solved.allocation, solved.allocation.statistics.iterations)
 
     def use(self, problem: Problem, libraries: Libraries) -> None:
         """Remember templates that are there."""

@@ -23,7 +23,7 @@ from atoll.solve.explain.merit import Merit, merit, relaxes
 if TYPE_CHECKING:
     from atoll.solve.rent.types import Allocation
 
-MOST_SECONDS = 60.0
+MOST_SECONDS = 120.0
 MOST_PLANS = 40
 _LEAST_TOKENS = 1e-3
 
@@ -40,12 +40,14 @@ class Answer:
     """What a solver answers: a checked plan, and what is known beside it.
 
     `most_served` is the largest share of demand that any plan could serve, as far as proven. The
-    allocation, where there is one, has the prices that estimates are made of.
+    allocation, where there is one, has the prices that estimates are made of; `work` is what it took, in
+    iterations of simplex.
     """
 
     plan: Plan
     most_served: float = 1.0
     allocation: Allocation | None = None
+    work: int = 0
 
 
 def holds(plan: Plan, problem: Problem, catalog: Catalog) -> bool:
@@ -69,17 +71,19 @@ class Known:
 
 @dataclass
 class Planner:
-    """Plans variants of a problem, within a number of plans and of seconds for all of them."""
+    """Plans variants of a problem, within so many plans, so much counted work and so many seconds in all."""
 
     problem: Problem
     catalog: Catalog
     solver: AskSolver
     effort: Effort = field(default_factory=Effort)
     most_plans: int = MOST_PLANS
+    most_work: int | None = None
     most_seconds: float = MOST_SECONDS
     progress: Asked | None = None
     holds: Callable[[Plan, Problem, Catalog], bool] = holds
     plans: int = 0
+    work: int = 0
     started: float = field(init=False)
     known: list[Known] = field(init=False, default_factory=list)
     _answers: dict[tuple[str, bool], Answer] = field(init=False, default_factory=dict)
@@ -97,6 +101,11 @@ class Planner:
         """How often may still be planned again."""
         return max(0, self.most_plans - self.plans)
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether all the work is done that is allowed for."""
+        return self.most_work is not None and self.work >= self.most_work
+
     def learn(self, problem: Problem, plan: Plan, *, best_effort: bool = False) -> None:
         """Remember a plan that holds for a problem."""
         if plan.status != "infeasible":
@@ -107,21 +116,32 @@ class Planner:
         if self.holds(plan, problem, self.catalog):
             self.learn(problem, plan)
 
-    def ask(self, problem: Problem, question: str, *, best_effort: bool = False) -> Plan:
-        """Return the best plan known for a variant after planning for it.
+    def ask(
+        self,
+        problem: Problem,
+        question: str,
+        *,
+        best_effort: bool = False,
+        effort: Effort | None = None,
+        always: bool = False,
+    ) -> Plan:
+        """Return the best plan known for a variant after planning for it, with other `effort` if given.
 
-        Raises OutOfTimeError if there is no time left for the question.
+        Raises OutOfTimeError if there is no time left for the question, unless it is `always` answered.
         """
         key = (problem.content_hash(), best_effort)
         if key not in self._answers:
-            if self.plans_left == 0 or self.seconds_left <= 0:
+            if not always and (self.plans_left == 0 or self.seconds_left <= 0 or self.is_spent):
                 raise OutOfTimeError
             if self.progress is not None:
                 self.progress(self.plans, question)
             self.plans += 1
-            effort = replace(self.effort, promise=False) if best_effort else self.effort
-            answer = self.solver(problem, effort, max(0.5, self.seconds_left))
+            chosen = effort or self.effort
+            if best_effort:
+                chosen = replace(chosen, promise=False)
+            answer = self.solver(problem, chosen, max(0.5, self.seconds_left))
             self._answers[key] = answer
+            self.work += answer.work
             self.learn(problem, answer.plan, best_effort=best_effort)
         return self.best(problem, best_effort=best_effort) or self._answers[key].plan
 
@@ -140,11 +160,14 @@ class Planner:
         return self._answers.get((problem.content_hash(), best_effort))
 
 
-def gains(now: Plan, then: Plan, problem: Problem) -> bool:
-    """Return whether a plan is worth mentioning beside another: serves more, or as much for less."""
+def gains(now: Plan, then: Plan, problem: Problem, *, machines: bool = False) -> bool:
+    """Return whether a plan is worth mentioning beside another: serves more, or as much for less.
+
+    With `machines` also if it serves as much, for as much, on fewer machines.
+    """
     before, after = merit(now, problem), merit(then, problem)
     if before.served < 0:
-        return after.served > 0
+        return after.mean > 0
     if after.served - before.served > LEAST_SERVED:
         return True
     if after.served < before.served - LEAST_SERVED:
@@ -154,7 +177,10 @@ def gains(now: Plan, then: Plan, problem: Problem) -> bool:
     if after.mean - before.mean > LEAST_SERVED:
         return True
     if now.goal == "cost":
-        return after.value - before.value > LEAST_USD
+        saved = after.value - before.value
+        if machines and after.spared > before.spared and after.meets_demand:
+            return saved > -LEAST_USD
+        return saved > LEAST_USD
     return after.value > before.value * (1.0 + _LEAST_TOKENS)
 
 

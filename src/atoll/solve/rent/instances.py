@@ -188,6 +188,12 @@ class InstanceMaster(RentalProgramme):
         upper = np.where(items.upper[some] >= MANY, np.inf, items.upper[some].astype(np.float64))
         self.lp.add_columns(np.zeros(number), np.zeros(number), upper, entries)
 
+    def fix(self, service: int, number: dict[int, int]) -> None:
+        """Let a service have these items and no others."""
+        some = self._let_in[service]
+        count = np.array([number.get(int(item), 0) for item in some], np.float64)
+        self.lp.set_bounds(self._offset(service) + np.arange(len(some)), count, count)
+
     def add_cuts(self, oracles: Sequence[ServiceOracle], costs: Sequence[Floats]) -> None:
         """Add a cut for each phase that must be covered, made at some costs of the items."""
         for service, (oracle, cost) in enumerate(zip(oracles, costs, strict=True)):

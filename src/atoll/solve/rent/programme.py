@@ -23,6 +23,9 @@ from atoll.solve.rent.standing import Work
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+_COLUMNS = 1000.0
+"""Columns up to which an iteration of an integer solve counts as one."""
+
 
 class RentalProgramme:
     """A linear programme with offers, rows and limits; `rent` = 0 makes machines free of charge."""
@@ -175,19 +178,21 @@ class RentalProgramme:
         exact = exact or "spot_share" in self.limit_rows
         cells = np.arange(self.model.cells if exact else 0)
         self.lp.set_row_bounds(cells, 0.0, 0.0)
+        # What an iteration takes grows with the columns.
+        dear = max(1.0, self.lp.columns / _COLUMNS)
         result = self.lp.solve_mip(
             time_limit_s=time_limit_s,
             gap=gap,
             absolute_gap=absolute_gap,
             start=start,
             node_limit=node_limit,
-            iteration_limit=iteration_limit,
+            iteration_limit=max(1, int(iteration_limit / dear)),
         )
         self.lp.set_row_bounds(cells, 0.0, np.inf)
         self.work.mips += 1
         self.work.nodes += result.nodes
         self.work.iterations += result.iterations
-        self.work.charge(result.iterations + 20)
+        self.work.charge(dear * result.iterations + 20)
         return result
 
 

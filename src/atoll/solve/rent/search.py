@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from atoll.solve.rent.greedy import fill
 from atoll.solve.rent.instances import InstanceMaster
-from atoll.solve.rent.items import RentModel
+from atoll.solve.rent.items import RentModel, Solution
 from atoll.solve.rent.mixes import Decomposition, offer_items
 from atoll.solve.rent.oracle import ServiceOracle
 from atoll.solve.rent.relaxation import (
@@ -35,6 +35,10 @@ Ints = NDArray[np.int64]
 SMALL = 1500
 """Items up to which a problem is solved whole at once."""
 _STAGES = (400, 1500, 5000, 20000)
+_IMPROVE = 0.5
+_NEIGHBOURS = 400
+_PAIR_WORK = 3000
+_MOST_PAIRS = 40
 _DEAR = 3.0
 _HAIR = 1e-9
 
@@ -82,7 +86,9 @@ def minimise(model: RentModel, standing: Incumbent, seed: int) -> SearchOutcome:
         mixes.choose(50)
         # Where nothing is found, finding out how much can be served (`scarcity`) is the better search.
         if standing.solution is not None:
-            close(model, oracles, mixes.root, standing, seed)
+            item_slacks = slacks(oracles, mixes.root)
+            improve(model, mixes.root, item_slacks, standing, seed)
+            close(model, oracles, mixes.root, item_slacks, standing, seed)
     prices, duals = mixes.relaxed or (first.prices, demand)
     survivors = 0 if standing.closed else total
     return SearchOutcome(prices, duals, mixes.master.number, survivors)
@@ -127,6 +133,7 @@ def close(
     model: RentModel,
     oracles: Sequence[ServiceOracle],
     root: Evaluation,
+    item_slacks: list[Floats],
     standing: Incumbent,
     seed: int,
 ) -> None:
@@ -135,7 +142,6 @@ def close(
     If a solve over all items of slack at most s proves b, no allocation costs less than min(b, bound + s):
     the others use an item of larger slack.
     """
-    item_slacks = slacks(oracles, root)
     if standing.done:
         return
     for most in (*_STAGES, None):
@@ -162,6 +168,60 @@ def close(
         standing.prove(min(answer.bound, root.value + limit))
         if standing.done or last:
             return
+
+
+def improve(
+    model: RentModel, root: Evaluation, item_slacks: list[Floats], standing: Incumbent, seed: int
+) -> None:
+    """Better the best solution: two services choose anew at a time, while the others stay as they are.
+
+    Those that cost most above their least at the root's prices come first.
+    """
+    if standing.solution is None or len(model.services) < 3:
+        return
+    budget = standing.work.part(_IMPROVE)
+    near = lowest_each(item_slacks, _NEIGHBOURS)
+    before = np.inf
+    while standing.objective < before:
+        before = standing.objective
+        for a, b in _pairs(root, standing.solution):
+            if budget <= 0 or standing.done:
+                return
+            solution = standing.solution
+            let_in = [
+                np.union1d(near[m], used) if m in (a, b) else used
+                for m, number in enumerate(solution.items)
+                for used in [np.array(sorted(number), np.int64)]
+            ]
+            master = InstanceMaster(model, "cost", np.zeros(0), let_in, standing.work, seed)
+            for m, number in enumerate(solution.items):
+                if m not in (a, b):
+                    master.fix(m, number)
+            spent = standing.work.spent
+            answer = master.solve(
+                time_limit_s=standing.deadline.left,
+                gap=0.5 * standing.target.gap,
+                absolute_gap=0.5 * standing.target.absolute,
+                start=solution,
+                node_limit=None,
+                iteration_limit=_PAIR_WORK,
+            )
+            budget -= int(standing.work.spent - spent)
+            if answer.solution is not None:
+                standing.offer(answer.solution, answer.objective)
+
+
+def _pairs(root: Evaluation, solution: Solution) -> list[tuple[int, int]]:
+    """Pairs of services, those that lose most first."""
+    regret = np.array(
+        [
+            sum(legs.cost[item] * count for item, count in number.items()) - legs.least
+            for legs, number in zip(root.legs, solution.items, strict=True)
+        ]
+    )
+    order = [int(m) for m in np.argsort(-regret, kind="stable")]
+    pairs = [(order[i], order[j]) for j in range(1, len(order)) for i in range(j)]
+    return pairs[:_MOST_PAIRS]
 
 
 def lowest_each(item_slacks: list[Floats], most: int) -> list[Ints]:

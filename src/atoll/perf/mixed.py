@@ -1,0 +1,187 @@
+"""Capacity of nodes that run both phases: steps that decode, some of them with prompts beside.
+
+Let B sequences decode in every step of a node. Each makes `out` tokens, so B / out prompts come per step: a
+share q = min(1, B / out) of all steps has prompts in it, p = max(1, B / out) of them. With t(B, n) the
+time of a step with n prompts,
+
+    T(B) = (1 - q) t(B, 0) + q t(B, p),    M(B) = (1 - q) t(B, 0)^2 + q t(B, p)^2
+
+are the mean step and its mean square, and the node carries R = B / (out T(B)) requests/s. A step takes at
+most `MIXED_TOKENS` tokens; with that many, prompts pass at one per s(B) seconds, and rho = R s is how much of
+that is used. A request keeps its promise, in each of S stages with hand-over u, if
+
+    T (1 + V / (o t(B, 0))) + W + u <= TPOT / S       W = M / 2T where S > 1 (the step in progress), else 0
+    t(B, p) + M / 2T + K s H(rho) + u <= TTFT / S
+
+(`perf.queueing` for K and H; a prompt longer than a step goes on in the next ones). V is the work of prompts
+that came while a request waited for its own, r x (1 + r K / (1 - r)) with x = (t(B, p) - t(B, 0)) / p for each
+and r = 1 - t(B, 0) / T: they are done before it gets on, which matters to short answers, and o is the length
+of a median one. From both follows how long a request stays; as many as are there at a time (Little's law)
+must find room for prompt and answer as the engine books them. Everything on the left rises with B and with
+the number of layers, and R rises with B, so the best B is the largest; it is searched on a grid and is linear
+between its points.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from atoll.catalog.links import Link
+from atoll.core.ids import Phase
+from atoll.perf.batch import Batch
+from atoll.perf.capacity import BOOKED_SHARE, RoleLoad, booked_spread, booked_tokens
+from atoll.perf.grid import Indices
+from atoll.perf.memory import MemoryModel
+from atoll.perf.operators import ACTIVATION_BYTES, Array
+from atoll.perf.queueing import median_wait, places_taken
+from atoll.perf.step import Position, StepModel, StepParts, slowest_run, window_counts
+from atoll.workload.lengths import LengthMix
+
+MIXED_TOKENS = 2048
+"""Tokens that an engine puts into a step at most where prompts and decoding share it."""
+_GRID_POINTS = 64
+_LEAST_SEQUENCES = 1.0 / 16.0
+
+
+class MixedCapacityModel:
+    """What one copy of a node's layers carries of both phases, in requests/s."""
+
+    def __init__(
+        self, prompts: RoleLoad, answers: RoleLoad, model: StepModel, *, link: Link | None = None
+    ) -> None:
+        self._prompts, self._answers, self._model = prompts, answers, model
+        self._link = link
+        lengths = prompts.lengths
+        memory = MemoryModel.of(
+            model.spec, model.node, tp=model.tp, engine=model.engine, phase=Phase.BOTH
+        )
+        context = lengths.decode_context
+        booked = BOOKED_SHARE * context / booked_tokens(lengths, Phase.BOTH)
+        self._places = {
+            position: memory.sequences_by_layers(context, position) * booked
+            for position in Position
+        }
+        most_tokens = float(min(MIXED_TOKENS, model.engine.max_tokens))
+        # Every sequence in a step brings its share of a prompt along.
+        most = most_tokens / (1.0 + lengths.input_mean / lengths.output_mean)
+        most = max(2.0 * _LEAST_SEQUENCES, min(most, float(model.engine.max_sequences)))
+        self._grid = np.geomspace(_LEAST_SEQUENCES, most, _GRID_POINTS)
+        running = np.maximum(self._grid, 1.0)
+        per_step = self._grid / lengths.output_mean
+        self._share = np.minimum(per_step, 1.0)
+        left = np.maximum(most_tokens - running, 1.0)
+        self._full = np.maximum(1.0, left / lengths.input_mean)
+        self._pieces = np.maximum(1.0, lengths.input_mean / left)
+        self._counts = window_counts(model.spec, model.kinds)
+        self._plain = self._times(running, np.zeros_like(running))
+        self._prompts_in_step = np.maximum(per_step, 1.0)
+        self._mixed = self._times(running, self._prompts_in_step)
+        self._packed = self._times(running, self._full)
+
+    def _times(self, running: Array, prompts: Array) -> dict[Position, Array]:
+        """Seconds of steps by position: (layers + 1, batches)."""
+        lengths, zero = self._prompts.lengths, np.zeros_like(running)
+        spread = lengths.input_mean_square / lengths.input_mean**2
+        rows = prompts * lengths.input_mean
+        context = zero + lengths.decode_context
+        parts = self._model.parts(Batch(rows, prompts, zero, running, context, spread))
+        layers = slowest_run(self._counts, parts.layers)
+        found = {}
+        for position in Position:
+            total = layers + _fixed(parts, position)
+            # Tables have noise: a larger batch is never faster, nor are more layers.
+            total = np.maximum.accumulate(total, axis=1)
+            found[position] = np.maximum.accumulate(total, axis=0)
+        return found
+
+    def throughputs(self, stages: Sequence[int], positions: Sequence[Position]) -> Array:
+        """Return requests/s, (positions, stage counts, layers + 1), promises split evenly over stages."""
+        lengths = self._prompts.lengths
+        depth = np.array(stages, dtype=np.float64)[:, None, None]
+        rates = np.stack([self._rates(depth, position) for position in positions])
+        rates[:, :, 0] = 0.0
+        if self._link is not None:
+            row_bytes = self._model.spec.hidden * ACTIVATION_BYTES
+            tokens = lengths.input_mean + lengths.output_mean
+            wire = self._link.bandwidth_bytes_per_s / (row_bytes * tokens)
+            rates = np.minimum(rates, np.where(depth[:, :, 0] > 1.0, wire, np.inf))
+        # Rounding must not break what holds exactly: a node with more layers carries no more.
+        rates[:, :, 1:] = np.minimum.accumulate(rates[:, :, 1:], axis=2)
+        return rates
+
+    def _rates(self, depth: Array, position: Position) -> Array:
+        """Requests/s at a position: (stage counts, layers + 1)."""
+        lengths = self._prompts.lengths
+        plain, mixed = self._plain[position], self._mixed[position]
+        share = self._share
+        mean = (1.0 - share) * plain + share * mixed
+        residual = 0.5 * ((1.0 - share) * plain**2 + share * mixed**2) / mean
+        rate = self._grid / (lengths.output_mean * mean)
+        # A step more for every further piece of a prompt.
+        more = (self._pieces - 1.0) * plain
+        turn = self._packed[position] / self._full + more
+        once = 0.5 * lengths.input_mean_square / lengths.input_mean**2
+        with np.errstate(invalid="ignore"):
+            queue = once * turn * median_wait(rate * turn)
+        first = mixed + more + residual
+        hop_first = np.where(depth > 1.0, self._hop_s(lengths.input_mean), 0.0)
+        hop = np.where(depth > 1.0, self._hop_s(1.0), 0.0)
+        each = (mixed - plain) / self._prompts_in_step
+        with np.errstate(divide="ignore", invalid="ignore"):
+            used = 1.0 - plain / mean
+            backlog = used * each * (1.0 + used * once * mean / plain)
+            paced = mean * (1.0 + backlog / (_median(lengths) * plain))
+        token_s = (paced + np.where(depth > 1.0, residual, 0.0) + hop) * depth
+        prompt_s = (first + hop_first) * depth
+        stay = rate * (lengths.output_mean * token_s + prompt_s)
+        taken = places_taken(self._places[position], booked_spread(lengths, Phase.BOTH))
+        # By how much each limit is passed, in units of it: the first to rise above 0 binds.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            passed = np.maximum(token_s / self._answers.slo_s, stay / taken[:, None])
+            passed = np.maximum(passed, (prompt_s + queue * depth) / self._prompts.slo_s) - 1.0
+        passed[:, 0] = -1.0
+        found = _largest(passed, rate)
+        return np.where(self._places[position] >= 1.0, found, 0.0)
+
+    def _hop_s(self, tokens: float) -> float:
+        if self._link is None:
+            return 0.0
+        row_bytes = self._model.spec.hidden * ACTIVATION_BYTES
+        return tokens * row_bytes / self._link.bandwidth_bytes_per_s + self._link.latency_s
+
+
+def _largest(passed: Array, rate: Array) -> Array:
+    """Return the rate, rising along the last axis, where `passed` rises above 0; 0 where it always is."""
+    passed = np.maximum.accumulate(np.nan_to_num(passed, nan=np.inf), axis=-1)
+    last = passed.shape[-1] - 1
+    below = np.count_nonzero(passed <= 0.0, axis=-1)
+    left = np.clip(below - 1, 0, last - 1)
+    at = np.broadcast_to(rate, passed.shape)
+
+    def pick(values: Array, index: Indices) -> Array:
+        return np.take_along_axis(values, index[..., None], axis=-1)[..., 0]
+
+    low, high = pick(passed, left), pick(passed, left + 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.where(high > low, -low / (high - low), 1.0)
+    share = np.clip(np.nan_to_num(share), 0.0, 1.0)
+    found = pick(at, left) * (1.0 - share) + pick(at, left + 1) * share
+    return np.where(below == 0, 0.0, np.where(below > last, pick(at, left + 1), found))
+
+
+def _median(lengths: LengthMix) -> float:
+    """The median answer in tokens, lengths taken as log-normal."""
+    return max(1.0, lengths.output_mean**2 / math.sqrt(lengths.output_mean_square))
+
+
+def _fixed(parts: StepParts[Array], position: Position) -> Array:
+    """The part of a step that does not depend on the number of layers."""
+    total = np.zeros_like(parts.head) + parts.host
+    if position.embedding:
+        total = total + parts.embedding
+    if position.head:
+        total = total + parts.head
+    return total

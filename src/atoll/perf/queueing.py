@@ -1,0 +1,44 @@
+"""Queueing: how much of its capacity a server can be given before half of what arrives waits too long.
+
+Requests arrive at random (Poisson). Where one is served after the other, s seconds each on average, a server
+that is busy for a share rho of the time makes them wait K s / (1 - rho) on average if at all, with
+K = E[s^2] / (2 E[s]^2) (Pollaczek and Khinchine), and the wait is close to exponential, so that half of them
+wait longer than
+
+    K s H(rho),   H(rho) = ln(2 rho) / (1 - rho)     (0 up to rho = 1/2: half of them find it idle)
+
+Where there are c places instead, half of those that arrive find one free if a places are taken on average
+and c = a + sqrt(a) / 2 (square-root staffing: Halfin and Whitt's chance to wait is 0.505 there); places
+of different sizes count with q = E[x^2] / E[x]^2, sqrt(a q) / 2.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from atoll.perf.operators import Array
+
+BUSIEST = 0.95
+"""The largest share of its capacity that a server is given; beyond it a wait takes too long to settle."""
+_LOADS = 1.0 - np.geomspace(0.5, 1.0 - BUSIEST, 128)
+_WAITS = np.log(2.0 * _LOADS) / (1.0 - _LOADS)
+
+
+def median_wait(load: Array) -> Array:
+    """Return H: how long half of what arrives waits at most, in units of K s; infinite past `BUSIEST`."""
+    within = np.clip(load, 0.5, BUSIEST)
+    return np.asarray(np.where(load > BUSIEST, np.inf, np.log(2.0 * within) / (1.0 - within)))
+
+
+def load_within(wait: Array) -> Array:
+    """Return the largest load at which half of what arrives waits `wait` at most, in units of K s."""
+    return np.asarray(np.interp(wait, _WAITS, _LOADS))
+
+
+def places_taken(places: Array, spread: float) -> Array:
+    """Return how many of so many places may be taken on average for half of what arrives to find one free.
+
+    `spread` is q, 1 where all that arrives takes the same room.
+    """
+    quarter = np.sqrt(spread) / 4.0
+    return np.asarray((np.sqrt(places + quarter**2) - quarter) ** 2)
