@@ -258,7 +258,8 @@ class _Allocator:
             demand_usd=demand,
             node_usd=self._node_usd(outcome.prices),
             binding=binding,
-            cut_short=self.deadline.missed,
+            # Also where the last step of all ran out of time.
+            cut_short=self.deadline.missed or (gap > self.gap and self.deadline.left <= 0.0),
             statistics=Statistics(
                 rounds=sum(w.rounds for w in parts),
                 mixes=outcome.mixes,

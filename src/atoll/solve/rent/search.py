@@ -142,9 +142,9 @@ def close(
     If a solve over all items of slack at most s proves b, no allocation costs less than min(b, bound + s):
     the others use an item of larger slack.
     """
-    if standing.done:
-        return
     for most in (*_STAGES, None):
+        if standing.done:
+            return
         needed = standing.wanted - root.value
         chosen, limit = lowest(item_slacks, needed, most)
         if standing.solution is not None:
@@ -166,7 +166,7 @@ def close(
         if answer.solution is not None:
             standing.offer(answer.solution, answer.objective)
         standing.prove(min(answer.bound, root.value + limit))
-        if standing.done or last:
+        if last:
             return
 
 
