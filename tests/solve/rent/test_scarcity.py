@@ -87,14 +87,14 @@ def check_cost(case: Case, answer: Allocation) -> None:
     assert answer.bound <= least + 1e-5
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 100_000))
 def test_the_largest_common_fraction(seed: int) -> None:
     case = scarce_case(seed)
     check_common(case, solve(case))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 100_000))
 def test_the_largest_weighted_mean(seed: int) -> None:
     case = scarce_case(seed)
