@@ -14,7 +14,7 @@ that is used. A request keeps its promise, in each of S stages with hand-over u,
     t(B, p) + M / 2T + K s H(rho) + u <= TTFT / S
 
 (`perf.queueing` for K and H; a prompt longer than a step goes on in the next ones). V is the work of prompts
-that came while a request waited for its own, r x (1 + r K / (1 - r)) with x = (t(B, p) - t(B, 0)) / p for each
+that came while a request waited for its own, r x (1 + r K / (1 - r)) with x = (t(B, p) - t(B, 0)) / p each
 and r = 1 - t(B, 0) / T: they are done before it gets on, which matters to short answers, and o is the length
 of a median one. From both follows how long a request stays; as many as are there at a time (Little's law)
 must find room for prompt and answer as the engine books them. Everything on the left rises with B and with
