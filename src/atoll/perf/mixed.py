@@ -118,8 +118,9 @@ class MixedCapacityModel:
         plain, mixed = self._plain[position], self._mixed[position]
         share = self._share
         mean = (1.0 - share) * plain + share * mixed
-        residual = 0.5 * ((1.0 - share) * plain**2 + share * mixed**2) / mean
-        rate = self._grid / (lengths.output_mean * mean)
+        with np.errstate(divide="ignore", invalid="ignore"):  # no layers take no time
+            residual = 0.5 * ((1.0 - share) * plain**2 + share * mixed**2) / mean
+            rate = self._grid / (lengths.output_mean * mean)
         # A step more for every further piece of a prompt.
         more = (self._pieces - 1.0) * plain
         turn = self._packed[position] / self._full + more
@@ -168,7 +169,8 @@ def _largest(passed: Array, rate: Array) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.where(high > low, -low / (high - low), 1.0)
     share = np.clip(np.nan_to_num(share), 0.0, 1.0)
-    found = pick(at, left) * (1.0 - share) + pick(at, left + 1) * share
+    with np.errstate(invalid="ignore"):
+        found = pick(at, left) * (1.0 - share) + pick(at, left + 1) * share
     return np.where(below == 0, 0.0, np.where(below > last, pick(at, left + 1), found))
 
 
