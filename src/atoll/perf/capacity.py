@@ -258,7 +258,7 @@ class CapacityModel:
             for at in (index, after)
         )
         took = low * (1.0 - share) + high * share
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):
             limit = room[:, None, :] / (took[:, None, :] * stages[None, :, None])
         return np.where(stages[None, :, None] > 1.0, limit, np.inf)
 
@@ -270,7 +270,7 @@ class CapacityModel:
         once = 0.5 * lengths.input_mean_square / lengths.input_mean**2
         at_most = (budgets_s / (1.0 + 0.5 / stages))[:, None]
         alone = best.first_s / (1.0 + 0.5 / stages)[:, None]
-        return load_within((at_most - alone) * rate / once)
+        return load_within((at_most - alone) * rate / once, stages[:, None])
 
     @property
     def _tail(self) -> float:
