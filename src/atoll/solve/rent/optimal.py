@@ -208,7 +208,7 @@ def _plan(
     phases = {number: phase for phase, number in _PHASES.items()}
     kept: list[Instance] = []
     started: list[NewInstance] = []
-    stock = _Stock(problem, allocation.slices)
+    stock = _TakenSlices(problem, allocation.slices)
     for chosen in allocation.instances:
         service = problem.services[chosen.service]
         if chosen.running is not None:
@@ -234,7 +234,7 @@ def _plan(
     )
 
 
-class _Stock:
+class _TakenSlices:
     """Slices that an allocation takes, handed out to its new instances: one's own first and spot last."""
 
     def __init__(self, problem: Problem, slices: dict[tuple[int, int], int]) -> None:
