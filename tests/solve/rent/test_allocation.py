@@ -380,7 +380,6 @@ def test_one_more_scarce_node_saves_what_it_replaces() -> None:
     assert answer.objective - more.objective == pytest.approx(2.0)
 
 
-@pytest.mark.xfail(strict=True, reason="what is solved whole at once has no prices of a relaxation")
 def test_a_scarce_node_has_its_price_and_is_named() -> None:
     answer = solve(scarce_node(2))
     assert answer.node_usd[0].tolist() == pytest.approx([2.0, 0.0])

@@ -232,7 +232,7 @@ class _Allocator:
             fraction[self.active] = served.fraction
         demand = np.zeros(len(self.services))
         for i, m in enumerate(active):
-            demand[m] = outcome.demand[i]
+            demand[m] = outcome.demand[i] / self.services[m].roles[0].demand
         dropped = [] if served is None else self._find_dropped(served)
         binding = self._binding(outcome.prices if served is None else served.prices, dropped)
         if served is not None and not binding:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.solve.cover import cheapest_by_weight, closure
-from atoll.solve.lp import Sparse
+from atoll.solve.lp import LpResult, Sparse
 from atoll.solve.rent.items import MANY, RentModel, Solution
 from atoll.solve.rent.oracle import ServiceOracle
 from atoll.solve.rent.programme import RentalProgramme
@@ -225,6 +225,11 @@ class InstanceMaster(RentalProgramme):
 
     def _offset(self, service: int) -> int:
         return self._first + sum(len(some) for some in self._let_in[:service])
+
+    def demand_duals(self, result: LpResult) -> Floats:
+        """Return what all of each service's demand is worth."""
+        number = len(self.model.services)
+        return np.maximum(0.0, result.duals[self._demand_row : self._demand_row + number])
 
     def solve(
         self,

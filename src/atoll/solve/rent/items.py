@@ -150,18 +150,30 @@ def _fill_possible(counts: NDArray[np.int8], most: Ints, template: Small, region
     return found
 
 
-@entry("(int8[:, ::1], int32[::1], int32[::1], int32[:, ::1], int32[:, ::1])")
+@entry(
+    "(int32[:, ::1], int32[:, ::1], int32[::1], int32[::1], int64, int64, int32[:, ::1], int32[:, ::1])"
+)
 def _fill_rows(
-    counts: NDArray[np.int8], template: Small, region: Small, rows: Small, amount: Small
+    kind: Small,
+    number: Small,
+    template: Small,
+    region: Small,
+    kinds: int,
+    padding: int,
+    rows: Small,
+    amount: Small,
 ) -> None:
-    kinds = counts.shape[1]
+    """Write the rows of pairs; `kind[t]` (padded with -1) and `number[t]` are those of each template."""
+    width = kind.shape[1]
     for i in range(len(template)):
-        place = 0
-        for c in range(kinds):
-            if counts[template[i], c] > 0:
-                rows[i, place] = region[i] * kinds + c
-                amount[i, place] = counts[template[i], c]
-                place += 1
+        t = template[i]
+        for j in range(rows.shape[1]):
+            if j < width and kind[t, j] >= 0:
+                rows[i, j] = region[i] * kinds + kind[t, j]
+                amount[i, j] = number[t, j]
+            else:
+                rows[i, j] = padding
+                amount[i, j] = 0
 
 
 def available_nodes(supply: Supply) -> Ints:
@@ -184,47 +196,57 @@ def items_of(
     nodes = available_nodes(supply)
     most = np.ascontiguousarray(np.minimum(np.where(service.allowed, nodes, 0), 127))
     total = nodes.size + len(supply.usd)
-    parts = [_new_items(role, most, total, fraction) for role in service.roles]
     demands = {role.phase: role.demand for role in service.roles}
-    parts.append(_running_items(running, index, supply, demands, nodes.size, fraction))
-    width = max(p.rows.shape[1] for p in parts)
+    kept = _running_items(running, index, supply, demands, nodes.size, fraction)
+    pairs = [_possible_pairs(role, most) for role in service.roles]
+    width = max([kept.rows.shape[1], *(_most_kinds(role) for role in service.roles)])
+    new = sum(len(pair[0]) for pair in pairs)
+    size = new + len(kept)
+    rows, amount = np.empty((size, width), np.int32), np.empty((size, width), np.int32)
+    phase, share = np.empty(size, np.int8), np.empty(size)
+    region, source = np.empty(size, np.int32), np.empty(size, np.int32)
+    begin = 0
+    for role, (template, where) in zip(service.roles, pairs, strict=True):
+        here = slice(begin, begin + len(template))
+        kind, number = _list_kinds(role)
+        _fill_rows(kind, number, template, where, nodes.shape[1], total, rows[here], amount[here])
+        phase[here], region[here], source[here] = role.phase, where, template
+        share[here] = np.minimum(1.0, role.throughput / (role.demand * fraction))[template]
+        begin += len(template)
+    rows[new:], amount[new:] = total, 0
+    rows[new:, : kept.rows.shape[1]] = kept.rows
+    amount[new:, : kept.rows.shape[1]] = kept.amount
+    phase[new:], region[new:], share[new:], source[new:] = (
+        kept.phase, kept.region, kept.share, kept.source,
+    )  # fmt: skip
+    upper = np.concatenate([np.full(new, MANY, np.int64), kept.upper])
+    return ServiceItems(phase, region, rows, amount, share, source, upper, len(kept))
 
-    def wide(array: Small, fill: int) -> Small:
-        return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=fill)
 
-    return ServiceItems(
-        np.concatenate([p.phase for p in parts]),
-        np.concatenate([p.region for p in parts]),
-        np.ascontiguousarray(np.concatenate([wide(p.rows, total) for p in parts])),
-        np.ascontiguousarray(np.concatenate([wide(p.amount, 0) for p in parts])),
-        np.concatenate([p.share for p in parts]),
-        np.concatenate([p.source for p in parts]),
-        np.concatenate([p.upper for p in parts]),
-        parts[-1].running,
-    )
-
-
-def _new_items(role: RoleTemplates, most: Ints, rows: int, fraction: float) -> ServiceItems:
-    counts = np.ascontiguousarray(role.counts[role.throughput > 0.0], np.int8)
-    where = np.flatnonzero(role.throughput > 0.0).astype(np.int32)
-    throughput = role.throughput[where]
+def _possible_pairs(role: RoleTemplates, most: Ints) -> tuple[Small, Small]:
+    """Templates and regions of all pairs whose nodes can be had, by region and template."""
+    useful = np.flatnonzero(role.throughput > 0.0).astype(np.int32)
+    counts = np.ascontiguousarray(role.counts[useful], np.int8)
     template = np.empty(len(counts) * len(most), np.int32)
     region = np.empty(len(template), np.int32)
     found = _fill_possible(counts, most, template, region)
-    template, region = template[:found].copy(), region[:found].copy()
-    width = max(1, int((counts > 0).sum(axis=1).max(initial=1)))
-    listed, amount = np.full((found, width), rows, np.int32), np.zeros((found, width), np.int32)
-    _fill_rows(counts, template, region, listed, amount)
-    return ServiceItems(
-        np.full(found, role.phase, np.int8),
-        region,
-        listed,
-        amount,
-        np.minimum(1.0, throughput / (role.demand * fraction))[template],
-        where[template],
-        np.full(found, MANY, np.int64),
-        0,
-    )
+    return useful[template[:found]], region[:found].copy()
+
+
+def _most_kinds(role: RoleTemplates) -> int:
+    return max(1, int((role.counts > 0).sum(axis=1).max(initial=1)))
+
+
+def _list_kinds(role: RoleTemplates) -> tuple[Small, Small]:
+    """The kinds of each template, padded with -1, and how many nodes of each."""
+    template, kind = np.nonzero(role.counts)
+    first = np.searchsorted(template, np.arange(len(role.counts)))
+    place = np.arange(len(template)) - first[template]
+    kinds = np.full((len(role.counts), _most_kinds(role)), -1, np.int32)
+    number = np.zeros_like(kinds)
+    kinds[template, place] = kind
+    number[template, place] = role.counts[template, kind]
+    return kinds, number
 
 
 def _running_items(

@@ -77,15 +77,21 @@ class ServiceOracle:
         self.zones = int(self.zone.max(initial=0)) + 1
         self.up = np.minimum(np.ceil(items.share * GRID - _HAIR), GRID).astype(np.int32)
         self.down = np.floor(items.share * GRID + _HAIR).astype(np.int32)
-        at = self.zone[items.region] if len(items) else np.zeros(0, np.int64)
-        kept = items.kept
         self._new: dict[tuple[int, int], Ints] = {}
         self._kept: dict[tuple[int, int], Ints] = {}
+        # New items are in order of phase and region, so each region's are a slice.
+        new = len(items) - items.running
+        order = items.phase[:new].astype(np.int64) * regions + items.region[:new]
+        cut = np.searchsorted(order, np.arange(len(PHASES) * regions + 1))
         for phase in PHASES:
             for zone in range(self.zones):
-                here = (items.phase == phase) & (at == zone)
-                self._new[phase, zone] = np.flatnonzero(here & ~kept)
-                self._kept[phase, zone] = np.flatnonzero(here & kept)
+                places = [phase * regions + int(g) for g in np.flatnonzero(self.zone == zone)]
+                self._new[phase, zone] = np.concatenate(
+                    [np.arange(cut[g], cut[g + 1]) for g in places]
+                )
+                self._kept[phase, zone] = new + np.flatnonzero(
+                    (items.phase[new:] == phase) & (self.zone[items.region[new:]] == zone)
+                )
 
     def legs(self, row_price: Floats, *, lower: bool = True) -> Legs:
         """Return the functions at these prices: a lower bound, or else what whole instances do serve."""

@@ -222,7 +222,7 @@ def cheapest_supply(
     programme.lp.add_columns(np.zeros(1), np.ones(1), np.ones(1), one)
     result = programme.solve_integer(
         np.zeros(0, np.int64),
-        time_limit_s=10.0,
+        time_limit_s=np.inf,
         gap=1e-9,
         absolute_gap=1e-9,
         start=None,

@@ -77,8 +77,9 @@ def minimise(model: RentModel, standing: Incumbent, seed: int) -> SearchOutcome:
             if chosen is not None:
                 offer_items(model, chosen, standing, seed)
     total = sum(len(items) for items in model.items)
+    relaxed = None
     if not standing.done and total <= SMALL:
-        _solve_whole(model, standing, seed)
+        relaxed = _solve_whole(model, standing, seed)
     if not standing.done:
         mixes.unserved = _DEAR * np.maximum(1.0, demand)
         mixes.master.set_unserved(mixes.unserved)
@@ -89,7 +90,7 @@ def minimise(model: RentModel, standing: Incumbent, seed: int) -> SearchOutcome:
             item_slacks = slacks(oracles, mixes.root)
             improve(model, mixes.root, item_slacks, standing, seed)
             close(model, oracles, mixes.root, item_slacks, standing, seed)
-    prices, duals = mixes.relaxed or (first.prices, demand)
+    prices, duals = relaxed or mixes.relaxed or (first.prices, demand)
     survivors = 0 if standing.closed else total
     return SearchOutcome(prices, duals, mixes.master.number, survivors)
 
@@ -112,10 +113,11 @@ def _take_cheapest(
             offer_items(model, whole, standing, seed)
 
 
-def _solve_whole(model: RentModel, standing: Incumbent, seed: int) -> None:
-    """Solve over all items there are."""
+def _solve_whole(model: RentModel, standing: Incumbent, seed: int) -> tuple[Prices, Floats] | None:
+    """Solve over all items there are; return the duals of the relaxation, if it has any."""
     every = [np.arange(len(items)) for items in model.items]
     master = InstanceMaster(model, "cost", np.zeros(0), every, standing.work, seed)
+    result = master.relax(standing.deadline.left)
     answer = master.solve(
         time_limit_s=standing.deadline.left,
         gap=0.5 * standing.target.gap,
@@ -127,6 +129,9 @@ def _solve_whole(model: RentModel, standing: Incumbent, seed: int) -> None:
     if answer.solution is not None:
         standing.offer(answer.solution, answer.objective)
     standing.prove(answer.bound)
+    if result.status != "optimal":
+        return None
+    return master.prices(result), master.demand_duals(result)
 
 
 def close(
