@@ -7,7 +7,10 @@ import pytest
 
 from atoll.cli import main as cli
 from atoll.solve.explain.explanation import Explanation
-from tests.cli.fleets import FAILS, FLEET, SHORT
+from tests.cli import fleets
+from tests.cli.fleets import FAILS, SHORT
+
+FLEET = fleets.FLEET.replace("rate: 16/s", "rate: 10/s")
 
 LAB = """\
 models:
@@ -53,7 +56,7 @@ def run(capsys: Captured, *args: str) -> str:
 def test_a_plan_explains_itself(capsys: Captured) -> None:
     run(capsys, "plan", "fleet.yaml", "-o", "plan.json")
     out = run(capsys, "explain", "plan.json", "--fleet", "fleet.yaml")
-    assert out.startswith("fleet: optimal, $8.09/h. Planned again ")
+    assert out.startswith("fleet: optimal, $6.07/h. Planned again ")
     assert "L40S:1 in east: 1 of 1; one more would save $1.34/h" in out
     assert "not used: $0.53/h would have to fall to" in out
     assert "chat/llm/decode" in out
@@ -84,12 +87,12 @@ def test_one_node_type_can_be_asked_about(capsys: Captured) -> None:
 
 def test_a_shortage_comes_with_repairs(capsys: Captured) -> None:
     out = run(capsys, "explain", "--fleet", "fails.yaml")
-    assert out.startswith("fails: infeasible; 54% of the demand could be served, for $5.00/h")
+    assert out.startswith("fails: infeasible; 45.4% of the demand could be served, for $5.00/h")
     assert "Any one of these meets all demand" in out
     assert "+2 L40S:1 in east" in out
     assert "in all" in out
     without = run(capsys, "explain", "--fleet", "short.yaml", "--no-repairs")
-    assert without.startswith("short: partial, $5.00/h, serves 54% of the demand.")
+    assert without.startswith("short: partial, $5.00/h, serves 45.4% of the demand.")
     assert "+2 L40S:1" not in without
 
 
@@ -116,7 +119,7 @@ def test_a_dearer_plan_is_told_so(capsys: Captured) -> None:
     Path("more.yaml").write_text(cheap, encoding="utf-8")
     run(capsys, "plan", "fleet.yaml", "-o", "plan.json")
     out = run(capsys, "explain", "plan.json", "--fleet", "more.yaml", "--node", "L40S:1")
-    assert out.startswith("fleet: optimal, $8.09/h; planning again would save $1.50/h.")
+    assert out.startswith("fleet: optimal, $6.07/h; planning again would save $1.34/h.")
     assert "the fleet file has changed since this plan was made; it still holds" in out
 
 

@@ -23,7 +23,7 @@ promise, when they arrive at random (`perf.queueing`):
   (1 + 1 / 2S) t(B) + u <= b. How far a node is loaded follows from the wait that is left beside a prompt's
   own step, t(1) + (1 + 1 / 2S) K H(rho) / X + u <= b: it carries rho X.
 - Engines take all prompts that wait into a step. In a pipeline with KV cache for no more than N of them, that
-  are all there are, if a step takes so many: then the other stages have nothing to do, X <= N / (S (t(N) + u)).
+  are all there are, if a step takes so many: the other stages have nothing to do, X <= N / (S (t(N) + u)).
 - Where tokens go round a pipeline, S + 1 batches are in flight: the one that comes back finds the first stage
   just taken by another. A token then takes (S + 1) t, so (1 + 1 / S) t(B) + u <= b, and KV cache is held for
   as long. All sequences of a node that holds the whole model run in every step: it does without.
@@ -258,7 +258,7 @@ class CapacityModel:
             for at in (index, after)
         )
         took = low * (1.0 - share) + high * share
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):
             limit = room[:, None, :] / (took[:, None, :] * stages[None, :, None])
         return np.where(stages[None, :, None] > 1.0, limit, np.inf)
 
@@ -270,7 +270,7 @@ class CapacityModel:
         once = 0.5 * lengths.input_mean_square / lengths.input_mean**2
         at_most = (budgets_s / (1.0 + 0.5 / stages))[:, None]
         alone = best.first_s / (1.0 + 0.5 / stages)[:, None]
-        return load_within((at_most - alone) * rate / once)
+        return load_within((at_most - alone) * rate / once, stages[:, None])
 
     @property
     def _tail(self) -> float:

@@ -14,12 +14,13 @@ that is used. A request keeps its promise, in each of S stages with hand-over u,
     t(B, p) + M / 2T + K s H(rho) + u <= TTFT / S
 
 (`perf.queueing` for K and H; a prompt longer than a step goes on in the next ones). V is the work of prompts
-that came while a request waited for its own, r x (1 + r K / (1 - r)) with x = (t(B, p) - t(B, 0)) / p for each
-and r = 1 - t(B, 0) / T: they are done before it gets on, which matters to short answers, and o is the length
-of a median one. From both follows how long a request stays; as many as are there at a time (Little's law)
-must find room for prompt and answer as the engine books them. Everything on the left rises with B and with
-the number of layers, and R rises with B, so the best B is the largest; it is searched on a grid and is linear
-between its points.
+that came while a request waited for its own, r x (1 + r K / (1 - r)) with x = (t(B, p) - t(B, 0)) / p for
+each and r = 1 - t(B, 0) / T: they are done before it gets on, which matters to short answers, and o is the
+length of a median one.
+
+From both follows how long a request stays; as many as are there at a time (Little's law) must find room for
+prompt and answer as the engine books them. Everything on the left rises with B and with the number of layers,
+and R rises with B, so the best B is the largest; it is searched on a grid and is linear between its points.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from atoll.workload.lengths import LengthMix
 
 MIXED_TOKENS = 2048
 """Tokens that an engine puts into a step at most where prompts and decoding share it."""
-_GRID_POINTS = 64
+_GRID_POINTS = 48
 _LEAST_SEQUENCES = 1.0 / 16.0
 
 
@@ -64,6 +65,11 @@ class MixedCapacityModel:
             position: memory.sequences_by_layers(context, position) * booked
             for position in Position
         }
+        self._tail = lengths.input_tail if lengths.input_tail > lengths.input_mean else 0.0
+        self._tail_fits = {
+            position: memory.sequences_by_layers(max(1.0, self._tail), position) >= 1.0
+            for position in Position
+        }
         most_tokens = float(min(MIXED_TOKENS, model.engine.max_tokens))
         # Every sequence in a step brings its share of a prompt along.
         most = most_tokens / (1.0 + lengths.input_mean / lengths.output_mean)
@@ -80,6 +86,7 @@ class MixedCapacityModel:
         self._prompts_in_step = np.maximum(per_step, 1.0)
         self._mixed = self._times(running, self._prompts_in_step)
         self._packed = self._times(running, self._full)
+        self._tail_s = self._longest()
 
     def _times(self, running: Array, prompts: Array) -> dict[Position, Array]:
         """Seconds of steps by position: (layers + 1, batches)."""
@@ -97,11 +104,20 @@ class MixedCapacityModel:
             found[position] = np.maximum.accumulate(total, axis=0)
         return found
 
+    def _longest(self) -> dict[Position, Array]:
+        """Seconds of the longest prompt that must keep the promise, alone: (layers + 1, 1)."""
+        one = np.ones(1)
+        parts = self._model.parts(Batch(one * self._tail, one, 0.0 * one, 0.0 * one, 0.0 * one))
+        layers = slowest_run(self._counts, parts.layers)
+        return {position: layers + _fixed(parts, position) for position in Position}
+
     def throughputs(self, stages: Sequence[int], positions: Sequence[Position]) -> Array:
         """Return requests/s, (positions, stage counts, layers + 1), promises split evenly over stages."""
         lengths = self._prompts.lengths
         depth = np.array(stages, dtype=np.float64)[:, None, None]
-        rates = np.stack([self._rates(depth, position) for position in positions])
+        # No layers and no host time take no time: the entry for j = 0 is never used.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rates = np.stack([self._rates(depth, position) for position in positions])
         rates[:, :, 0] = 0.0
         if self._link is not None:
             row_bytes = self._model.spec.hidden * ACTIVATION_BYTES
@@ -125,7 +141,7 @@ class MixedCapacityModel:
         turn = self._packed[position] / self._full + more
         once = 0.5 * lengths.input_mean_square / lengths.input_mean**2
         with np.errstate(invalid="ignore"):
-            queue = once * turn * median_wait(rate * turn)
+            queue = once * turn * median_wait(rate * turn, depth)
         first = mixed + more + residual
         hop_first = np.where(depth > 1.0, self._hop_s(lengths.input_mean), 0.0)
         hop = np.where(depth > 1.0, self._hop_s(1.0), 0.0)
@@ -143,8 +159,12 @@ class MixedCapacityModel:
             passed = np.maximum(token_s / self._answers.slo_s, stay / taken[:, None])
             passed = np.maximum(passed, (prompt_s + queue * depth) / self._prompts.slo_s) - 1.0
         passed[:, 0] = -1.0
-        found = _largest(passed, rate)
-        return np.where(self._places[position] >= 1.0, found, 0.0)
+        fits = self._places[position] >= 1.0
+        if self._tail:
+            hop_tail = np.where(depth > 1.0, self._hop_s(self._tail), 0.0)
+            in_time = (self._tail_s[position] + hop_tail) * depth <= self._prompts.slo_s
+            fits = fits & self._tail_fits[position] & in_time[..., 0]
+        return np.where(fits, _largest(passed, rate), 0.0)
 
     def _hop_s(self, tokens: float) -> float:
         if self._link is None:

@@ -7,6 +7,9 @@ wait longer than
 
     K s H(rho),   H(rho) = ln(2 rho) / (1 - rho)     (0 up to rho = 1/2: half of them find it idle)
 
+In a pipeline several such waits add up, and half of their sums are longer than about the mean of it: there
+H(rho) = rho / (1 - rho).
+
 Where there are c places instead, half of those that arrive find one free if a places are taken on average
 and c = a + sqrt(a) / 2 (square-root staffing: Halfin and Whitt's chance to wait is 0.505 there); places
 of different sizes count with q = E[x^2] / E[x]^2, sqrt(a q) / 2.
@@ -24,15 +27,20 @@ _LOADS = 1.0 - np.geomspace(0.5, 1.0 - BUSIEST, 128)
 _WAITS = np.log(2.0 * _LOADS) / (1.0 - _LOADS)
 
 
-def median_wait(load: Array) -> Array:
+def median_wait(load: Array, stages: Array) -> Array:
     """Return H: how long half of what arrives waits at most, in units of K s; infinite past `BUSIEST`."""
-    within = np.clip(load, 0.5, BUSIEST)
-    return np.asarray(np.where(load > BUSIEST, np.inf, np.log(2.0 * within) / (1.0 - within)))
+    within = np.clip(load, 0.0, BUSIEST)
+    one = np.log(np.maximum(2.0 * within, 1.0)) / (1.0 - within)
+    wait = np.where(stages > 1.0, within / (1.0 - within), one)
+    return np.asarray(np.where(load > BUSIEST, np.inf, wait))
 
 
-def load_within(wait: Array) -> Array:
+def load_within(wait: Array, stages: Array) -> Array:
     """Return the largest load at which half of what arrives waits `wait` at most, in units of K s."""
-    return np.asarray(np.interp(wait, _WAITS, _LOADS))
+    one = np.interp(wait, _WAITS, _LOADS)
+    # Without the fraction of two infinities: 1 - 1 / (1 + wait).
+    many = np.minimum(1.0 - 1.0 / (1.0 + np.maximum(wait, 0.0)), BUSIEST)
+    return np.asarray(np.where(stages > 1.0, many, one))
 
 
 def places_taken(places: Array, spread: float) -> Array:

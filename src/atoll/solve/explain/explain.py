@@ -40,7 +40,7 @@ _WORK = 0.05
 _CLUSTER_WORK = 0.05
 """The share of the usual work that goes into the answer to a question. On a cluster it goes into the plan,
 too, where none is given: searches compare only if they try as hard."""
-_FEWEST = 3
+_FEWEST, _FEWEST_PLACED = 6, 2
 _COLUMNS = 30_000
 """Templates in regions up to which as many plans are made as ever, and it takes seconds."""
 _ITERATIONS = 10_000
@@ -80,6 +80,7 @@ def explain(
         if plan is None:
             raise
         return _read_off(plan, plan, problem, ("everything that needs planning again",))
+    planner.work = 0  # What planning for the problem itself takes says nothing of the questions.
     # Of an infeasible plan nothing can be read off; the most that can be served says what binds.
     base = again if plan is None or plan.status == "infeasible" else plan
     stated = base if plan is None else plan
@@ -169,10 +170,12 @@ def _count_plans(problem: Problem, libraries: Libraries | None) -> int:
     if libraries is None:
         nodes = len(problem.cluster.nodes) if problem.cluster is not None else 1
         # Several services share the machines out, which takes several placements.
-        return max(_FEWEST, min(MOST_PLANS, round(_NODES / (nodes * len(problem.services) ** 2))))
+        return max(
+            _FEWEST_PLACED, min(MOST_PLANS, round(_NODES / (nodes * len(problem.services) ** 2)))
+        )
     columns = len(problem.regions) * sum(map(len, libraries.roles.values()))
     share = float((_COLUMNS / max(1, columns)) ** 0.4)
-    return round(max(2 * _FEWEST, min(1.0, share) * MOST_PLANS))
+    return round(max(_FEWEST, min(1.0, share) * MOST_PLANS))
 
 
 def _read_off(stated: Plan, plan: Plan, problem: Problem, left_out: tuple[str, ...]) -> Explanation:
