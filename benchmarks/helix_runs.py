@@ -223,8 +223,13 @@ def even_plan(problem: Problem, instance: FlowInstance, placement: Placement) ->
     leave = (used & (placement.end == instance.layers)).astype(np.float64)
     flows = Flows(float(enter.sum()), edge, enter, leave)
     catalog = problem.catalog()
-    own = instance_of(problem, catalog, Placed(problem.services[0], instance, placement, flows))
-    return assemble(problem, [own], status="feasible", solver="even")
+    service = problem.services[0]
+    own = instance_of(problem, catalog, Placed(service, instance, placement, flows))
+    tokens = service.lengths.input_mean + service.lengths.output_mean
+    return assemble(
+        problem, [own], status="feasible", solver="even", goal="max-flow",
+        value=tokens * own.throughput_per_s,
+    )  # fmt: skip
 
 
 def options(model: str, **more: object) -> SimOptions:

@@ -37,7 +37,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.ids import Phase, RoleId, format_node_type, parse_node_type
 from atoll.perf.memory import position_of
 from atoll.plan.capacities import node_capacity
-from atoll.plan.handover import handover
+from atoll.plan.handover import cut_sizes, handover
 from atoll.plan.plan import Instance
 from atoll.plan.problem import Offer, Problem, Service
 from tests.reference.rent_layouts import Kinds, best_cuts, rates_by_kind, worth_having
@@ -217,10 +217,11 @@ class RentReference:
         problem, programme = self.problem, self.programme
         self.slices: dict[tuple[str, str, str], dict[int, int]] = {}
         sources: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+        cuts = cut_sizes(problem, self.catalog)
         for offer in problem.offers:
             gpu = parse_node_type(offer.node_type).gpu
             new: dict[int, int] = {}
-            for size in offer.sizes:
+            for size in cuts[offer.key]:
                 most = offer.available * (offer.gpus // size)
                 new[size] = programme.variable(most, whole=True)
                 sources[offer.region, format_node_type(gpu, size)][new[size]] = -1.0

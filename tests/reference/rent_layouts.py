@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from atoll.catalog.catalog import Catalog
 from atoll.catalog.links import Link
-from atoll.core.ids import RoleId
+from atoll.core.ids import RoleId, parse_node_type
 from atoll.plan.capacities import NodeSource, node_source, role_table
+from atoll.plan.handover import cut_sizes
 from atoll.plan.problem import Problem
 
 Floats = NDArray[np.float64]
@@ -41,11 +42,12 @@ def rates_by_kind(problem: Problem, catalog: Catalog, role: RoleId) -> dict[str,
     """Return, by kind, what a node carries per position, number of stages and layers, per second."""
     service = problem.service_of(role)
     tables: dict[str, Floats] = {}
+    cuts = cut_sizes(problem, catalog)
     for kind in problem.kinds_for(service.name):
         sources = [
             node_source(catalog, kind, region=offer.region, machine=offer.node_type)
             for offer in problem.offers
-            if kind in offer.kinds
+            if kind in offer.kinds and parse_node_type(kind).gpu_count in cuts[offer.key]
         ]
         # Wherever its nodes come from, a layout must hold: each way of joining GPUs, over the worst link.
         worst = Link(

@@ -18,6 +18,7 @@ j layers mean the j neighbours that keep most.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -33,8 +34,8 @@ from atoll.perf.layers import default_tp, layer_kinds
 from atoll.perf.memory import MemoryModel
 from atoll.perf.operators import Array
 from atoll.perf.step import Position, window_counts
-from atoll.plan.plan import Instance
-from atoll.plan.problem import Problem, Service
+from atoll.plan.plan import Instance, OfferKey
+from atoll.plan.problem import Offer, Problem, Service
 from atoll.workload.lengths import LengthMix
 
 NODE_SHARE = 0.25
@@ -79,6 +80,55 @@ def hop_link(
     link = catalog.links.between(here, here, node_type, node_type)
     whole = parse_node_type(node_type).gpu_count
     return link if gpus is None else link.share(gpus, whole)
+
+
+def cut_sizes(problem: Problem, catalog: Catalog) -> Mapping[OfferKey, tuple[int, ...]]:
+    """Return by offer the slices that its machines are cut into, of those that they may be.
+
+    Nodes of one kind count alike wherever they come from, so slices with a poorer link than others of their
+    kind would drag these down. A kind that is sold as a machine of its own is not cut out of larger ones
+    that give it less of a link or join its GPUs otherwise; one that is not, only out of those that give it at
+    least half of what the best do.
+    """
+    key = (id(problem), id(catalog))
+    known = _CUTS.get(key)
+    if known is not None:
+        return known[2]
+    found = _choose_cuts(problem, catalog)
+    if len(_CUTS) >= _MOST_KNOWN:
+        _CUTS.clear()
+    _CUTS[key] = (problem, catalog, found)
+    return found
+
+
+def _choose_cuts(problem: Problem, catalog: Catalog) -> Mapping[OfferKey, tuple[int, ...]]:
+    links: dict[str, dict[bool, list[float]]] = {}
+    for offer in problem.offers:
+        for gpus, kind in zip(offer.sizes, offer.kinds, strict=True):
+            link = hop_link(catalog, offer.node_type, offer.region, gpus)
+            whole = gpus == offer.gpus
+            links.setdefault(kind, {}).setdefault(whole, []).append(link.bandwidth_bytes_per_s)
+    least = {
+        kind: min(by_size[True]) if True in by_size else 0.5 * max(by_size[False])
+        for kind, by_size in links.items()
+    }
+    out: dict[OfferKey, tuple[int, ...]] = {}
+    for offer in problem.offers:
+        sizes = []
+        for gpus, kind in zip(offer.sizes, offer.kinds, strict=True):
+            link = hop_link(catalog, offer.node_type, offer.region, gpus)
+            joined = gpus == 1 or True not in links[kind] or _joins_alike(catalog, offer, kind)
+            fast = link.bandwidth_bytes_per_s >= least[kind] * (1.0 - 1e-9)
+            if gpus == offer.gpus or (joined and fast):
+                sizes.append(gpus)
+        out[offer.key] = tuple(sizes)
+    return out
+
+
+def _joins_alike(catalog: Catalog, offer: Offer, kind: str) -> bool:
+    """Whether a machine joins its GPUs as machines of a smaller kind do."""
+    whole, own = catalog.node(offer.node_type).interconnect, catalog.node(kind).interconnect
+    return whole.name == own.name
 
 
 # Bytes
@@ -127,6 +177,7 @@ def _keep(tokens: float, window: int | None) -> float:
 # Time
 
 
+_CUTS: dict[tuple[int, int], tuple[Problem, Catalog, Mapping[OfferKey, tuple[int, ...]]]] = {}
 _KNOWN: dict[tuple[int, int, int], tuple[Problem, Catalog, Service, Handover | None]] = {}
 _MOST_KNOWN = 512
 
@@ -153,8 +204,11 @@ def _work_out(problem: Problem, catalog: Catalog, service: Service) -> Handover:
     regions: set[str] = set()
     # Seconds to move all that a kind can hold, and its latency.
     times: set[tuple[float, float]] = set()
+    cuts = cut_sizes(problem, catalog)
     for offer in problem.offers:
         for gpus, kind in zip(offer.sizes, offer.kinds, strict=True):
+            if gpus not in cuts[offer.key]:
+                continue
             held = most_layers(spec, catalog.node(kind), engine, service.lengths.mix())
             if held and service.allows(kind):
                 regions.add(offer.region)

@@ -20,7 +20,7 @@ from atoll.plan.plan import Instance, Node, Plan, Route
 from atoll.plan.problem import Lengths, Limits, Offer, Problem, Service, Settings
 from atoll.solve.effort import Effort
 from atoll.solve.explain.changes import soft
-from atoll.solve.explain.whatif import Answer, AskSolver, Planner
+from atoll.solve.explain.whatif import AskSolver, Planner, SolvedProblem
 
 PER_GPU = {"L4": 1.0, "T4": 0.4, "L40S": 2.5, "A100-40": 1.5}
 LENGTHS = Lengths(input_mean=100, output_mean=10, input_mean_square=1e4, output_mean_square=1e2)
@@ -218,19 +218,19 @@ def any_plan(asked: Problem, seed: int) -> Plan:
     return build(asked, choices[index][1])
 
 
-def exact(asked: Problem, effort: Effort, seconds: float) -> Answer:
+def exact(asked: Problem, effort: Effort, seconds: float) -> SolvedProblem:
     """Answer with the best plan, and prove it."""
     del effort, seconds
     plan = best_plan(asked)
-    return Answer(plan, min(plan.served_fraction.values()))
+    return SolvedProblem(plan, min(plan.served_fraction.values()))
 
 
 def erratic(seed: int = 0) -> AskSolver:
     """Return a solver that answers with any plan, however bad."""
 
-    def solve(asked: Problem, effort: Effort, seconds: float) -> Answer:
+    def solve(asked: Problem, effort: Effort, seconds: float) -> SolvedProblem:
         del effort, seconds
-        return Answer(any_plan(asked, seed))
+        return SolvedProblem(any_plan(asked, seed))
 
     return solve
 

@@ -1,269 +1,462 @@
-"""Small allocation problems, and their optimum by trying everything."""
+"""Small renting problems, their optimum by an integer programme of its own, and a check of answers.
+
+Nothing here shares code with the allocator: offers, slices, phases and limits are written down once more,
+from what is asked, and solved by another route to an integer solver.
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array
 
+from atoll.solve.rent.items import RentModel, items_of
 from atoll.solve.rent.types import (
+    BOTH,
+    DECODE,
+    PREFILL,
     Allocation,
     AllocationLimits,
-    Market,
-    RoleDemand,
+    RoleTemplates,
     RunningColumn,
+    ServiceDemand,
     Supply,
 )
 
+Aim = Literal["cost", "common", "weighted", "stand"]
+Offers = Sequence[tuple[int, str, int, bool, float, int, bool]]
+"""(region, GPU, GPUs of the machine, spot, USD per hour, available, whole machines only) of each offer."""
+
 NO_LIMITS = AllocationLimits()
+LITTLE = 1e-6
+_MANY = 1000.0
 
 
 @dataclass(frozen=True)
 class Case:
     """What `allocate` is given."""
 
-    roles: tuple[RoleDemand, ...]
+    services: tuple[ServiceDemand, ...]
     supply: Supply
     limits: AllocationLimits = NO_LIMITS
     init_penalty: float = 0.0
     running: tuple[RunningColumn, ...] = ()
 
 
-def supply_of(
-    available: Sequence[Sequence[int]],
-    usd: Sequence[Sequence[float]],
-    gpus: Sequence[int],
-    market: Market = "on-demand",
-) -> Supply:
-    """One offer per (region, node type)."""
-    regions, types = len(available), len(gpus)
+def supply_of(offers: Offers, regions: int = 1, link: float = 0.0) -> Supply:
+    """A market in which machines of a power of two GPUs may be cut into smaller powers of two."""
+
+    def sizes(gpus: int, whole: bool) -> list[int]:
+        return [gpus] if whole else [s for s in (1, 2, 4, 8) if gpus % s == 0]
+
+    kinds = sorted({f"{gpu}:{s}" for _, gpu, n, *_, whole in offers for s in sizes(n, whole)})
     return Supply(
         tuple(f"r{g}" for g in range(regions)),
-        tuple(f"t{c}" for c in range(types)),
-        np.array(gpus, np.int64),
-        np.repeat(np.arange(regions), types),
-        np.tile(np.arange(types), regions),
-        (market,) * (regions * types),
-        np.array(usd, np.float64).ravel(),
-        np.array(available, np.int64).ravel(),
+        tuple(kinds),
+        np.array([o[0] for o in offers], np.int64),
+        np.array([o[2] for o in offers], np.int64),
+        tuple(
+            tuple((s, kinds.index(f"{gpu}:{s}")) for s in sizes(n, whole))
+            for _, gpu, n, _, _, _, whole in offers
+        ),
+        np.array([o[3] for o in offers], np.bool_),
+        np.array([o[4] for o in offers], np.float64),
+        np.array([o[5] for o in offers], np.int64),
+        np.full((regions, regions), link),
     )
 
 
-SPOT: Literal["spot"] = "spot"
-
-
-def with_spot(supply: Supply, discount: float, available: Sequence[int]) -> Supply:
-    """Add a spot offer for every offer there is."""
-    return replace(
-        supply,
-        region=np.tile(supply.region, 2),
-        type=np.tile(supply.type, 2),
-        market=(*supply.market, *(SPOT,) * len(supply.market)),
-        usd=np.concatenate([supply.usd, supply.usd * discount]),
-        available=np.concatenate([supply.available, np.array(available, np.int64)]),
-    )
-
-
-def role(
+def service(
     name: str,
-    counts: Sequence[Sequence[int]],
-    throughput: Sequence[float],
+    supply: Supply,
     demand: float,
-    *,
-    weight: float = 1.0,
-) -> RoleDemand:
-    """A role from lists."""
-    return RoleDemand(
-        name, np.array(counts, np.int8), np.array(throughput, np.float64), demand, weight=weight
+    templates: Mapping[int, Sequence[tuple[Mapping[str, int], float]]],
+    **options: object,
+) -> ServiceDemand:
+    """A service whose templates are (nodes by kind, throughput), by phase."""
+    roles = []
+    for phase, some in sorted(templates.items()):
+        counts = [[nodes.get(kind, 0) for kind in supply.kinds] for nodes, _ in some]
+        roles.append(
+            RoleTemplates(
+                phase,
+                np.array(counts, np.int8).reshape(len(some), len(supply.kinds)),
+                np.array([rate for _, rate in some], np.float64),
+                demand,
+            )
+        )
+    made = ServiceDemand(name, tuple(roles), np.ones(len(supply.kinds), np.bool_))
+    return replace(made, **options)  # type: ignore[arg-type]
+
+
+def model_of(case: Case) -> RentModel:
+    """The allocator's own view of a case."""
+    return RentModel(
+        case.supply,
+        case.limits,
+        case.services,
+        tuple(items_of(s, m, case.running, case.supply) for m, s in enumerate(case.services)),
+        case.init_penalty * case.supply.usd / case.supply.gpus,
     )
 
 
-def random_case(seed: int, *, roles: int = 2, templates: int = 4, types: int = 3, regions: int = 2,
-                most: int = 3) -> Case:  # fmt: skip
-    """A small problem in which larger nodes are dearer and carry more, with some noise."""
+def random_case(
+    seed: int, *, services: int = 2, regions: int = 2, scarce: float = 1.0, pairs: bool = False,
+    running: bool = False, most: int = 3,
+) -> Case:  # fmt: skip
+    """A small problem in which more GPUs are dearer and carry more, with noise; `scarce` scales demand."""
     rng = np.random.default_rng(seed)
-    gpus = [1, 2, 4, 8][:types]
-    usd = np.outer(rng.uniform(0.9, 1.3, regions), gpus) * rng.uniform(0.8, 1.2, (regions, types))
-    available = rng.integers(0, most + 1, (regions, types))
+    offers = []
+    for g in range(regions):
+        for gpu, gpus, price in (("A", 4, 1.0), ("A", 1, 1.1), ("B", 2, 0.6)):
+            usd = gpus * price * float(rng.uniform(0.8, 1.25))
+            number, whole = int(rng.integers(0, most + 1)), bool(rng.random() < 0.3)
+            offers.append((g, gpu, gpus, False, usd, number, whole))
+            if rng.random() < 0.5:
+                number = int(rng.integers(1, most + 1))
+                offers.append((g, gpu, gpus, True, usd * 0.4, number, whole))
+    supply = supply_of(offers, regions, link=10.0)
+    gpus_in_all = float(supply.gpus @ supply.available)
     made = []
-    for r in range(roles):
-        counts = np.unique(rng.integers(0, 3, (templates, types)), axis=0)
-        counts = counts[counts.sum(axis=1) > 0]
-        rate = (counts @ np.array(gpus)) * rng.uniform(0.6, 1.4, len(counts))
-        demand = float(rng.uniform(0.3, 1.0) * (available * gpus).sum() / (1.3 * roles))
-        made.append(role(f"m{r}", counts.tolist(), rate.tolist(), max(0.1, demand)))
-    return Case(tuple(made), supply_of(available.tolist(), usd.tolist(), gpus))
+    for m in range(services):
+        ways = [(BOTH,), (PREFILL, DECODE), (PREFILL, DECODE, BOTH)][int(rng.integers(3))]
+        worth = {PREFILL: 2.4, DECODE: 1.8, BOTH: 0.95}
+        templates = {
+            phase: [
+                _random_template(rng, supply.kinds, worth[phase])
+                for _ in range(int(rng.integers(2, 4)))
+            ]
+            for phase in ways
+        }
+        demand = scarce * float(rng.uniform(0.25, 0.6)) * gpus_in_all / services
+        allowed = rng.random(len(supply.kinds)) < 0.85
+        some = [(g, h) for g in range(regions) for h in range(regions) if g != h]
+        crossing = tuple(p for p in some if pairs and rng.random() < 0.7)
+        made.append(
+            service(
+                f"m{m}", supply, max(0.3, demand), templates, allowed=allowed,
+                weight=float(rng.integers(1, 4)), pairs=crossing,
+                kv_bytes_per_s=float(rng.uniform(5.0, 60.0)),
+            )
+        )  # fmt: skip
+    kept = _random_running(rng, made, supply) if running else ()
+    penalty = float(rng.choice([0.0, 0.2, 1.0])) if running else 0.0
+    return Case(tuple(made), supply, init_penalty=penalty, running=kept)
 
 
-def brute_force(case: Case, fraction: float = 1.0) -> float:
-    """Return the least cost of serving a fraction of every demand (inf: impossible)."""
-    best = np.inf
-    for used, init in _deployments(case, fraction):
-        best = min(best, _rent(case, used) + init)
-    return best
+def _random_template(
+    rng: np.random.Generator, kinds: Sequence[str], worth: float
+) -> tuple[dict[str, int], float]:
+    some = rng.choice(len(kinds), int(rng.integers(1, 3)), replace=False)
+    nodes = {kinds[c]: int(rng.integers(1, 3)) for c in some}
+    gpus = sum(n * int(kind.split(":")[1]) for kind, n in nodes.items())
+    return nodes, worth * gpus * float(rng.uniform(0.6, 1.3))
 
 
-def best_fraction(case: Case) -> float:
-    """Return the largest common fraction of demand that can be served."""
-    levels = {1.0}
-    for r, demand in enumerate(case.roles):
-        most = [int(n) for n in _most(case, r)]
-        for numbers in itertools.product(*(range(m + 1) for m in most)):
-            levels.add(min(1.0, _served(case, r, numbers) / demand.demand))
-    for level in sorted(levels, reverse=True):
-        if level == 0.0 or np.isfinite(brute_force(case, level * (1 - 1e-12))):
-            return level
-    return 0.0
+def _random_running(
+    rng: np.random.Generator, services: Sequence[ServiceDemand], supply: Supply
+) -> tuple[RunningColumn, ...]:
+    found = []
+    for m, asked in enumerate(services):
+        for _ in range(int(rng.integers(1, 3))):
+            role = asked.roles[int(rng.integers(len(asked.roles)))]
+            g = int(rng.integers(len(supply.regions)))
+            there = np.flatnonzero(supply.region == g)
+            some = rng.choice(there, int(rng.integers(1, 3)), replace=False)
+            gpus = tuple((int(k), int(rng.choice([s for s, _ in supply.sizes[k]]))) for k in some)
+            rate = sum(n for _, n in gpus) * float(rng.uniform(0.5, 2.0))
+            found.append(RunningColumn(m, role.phase, g, gpus, int(rng.integers(1, 3)), rate))
+    return tuple(found)
 
 
-def _columns(case: Case, r: int) -> list[tuple[NDArray[np.int8], int, float]]:
-    demand = case.roles[r]
-    return [
-        (demand.counts[t], g, float(demand.throughput[t]))
-        for t in range(len(demand.throughput))
-        for g in range(len(case.supply.regions))
-        if demand.allowed is None or not np.any((demand.counts[t] > 0) & ~demand.allowed)
-    ]
+@dataclass
+class _Programme:
+    """Columns and rows by name, for `milp`."""
 
+    cost: list[float] = field(default_factory=list)
+    upper: list[float] = field(default_factory=list)
+    whole: list[bool] = field(default_factory=list)
+    rows: list[tuple[dict[int, float], float, float]] = field(default_factory=list)
 
-def _most(case: Case, r: int) -> list[int]:
-    nodes = _nodes(case)
-    out = []
-    for counts, g, _ in _columns(case, r):
-        some = counts > 0
-        out.append(int((nodes[g][some] // counts[some]).min()))
-    return out
+    def column(self, cost: float = 0.0, upper: float = np.inf, *, whole: bool = True) -> int:
+        self.cost.append(cost)
+        self.upper.append(upper)
+        self.whole.append(whole)
+        return len(self.cost) - 1
 
+    def row(self, entries: Sequence[tuple[int, float]], lower: float, upper: float) -> None:
+        summed: dict[int, float] = {}
+        for column, value in entries:
+            summed[column] = summed.get(column, 0.0) + value
+        self.rows.append((summed, lower, upper))
 
-def _nodes(case: Case) -> NDArray[np.int64]:
-    supply = case.supply
-    nodes = np.zeros((len(supply.regions), len(supply.node_types)), np.int64)
-    np.add.at(nodes, (supply.region, supply.type), supply.available)
-    return nodes
-
-
-def _served(case: Case, r: int, numbers: Sequence[int]) -> float:
-    return sum(n * rate for n, (_, _, rate) in zip(numbers, _columns(case, r), strict=True))
-
-
-def _deployments(case: Case, fraction: float) -> Iterator[tuple[NDArray[np.int64], float]]:
-    """All (nodes in use, cost of starting) that serve every role."""
-    choices = [list(_role_choices(case, r, fraction)) for r in range(len(case.roles))]
-    nodes = _nodes(case)
-    for combined in itertools.product(*choices):
-        used = sum((u for u, _ in combined), np.zeros_like(nodes))
-        if np.all(used <= nodes):
-            yield used, sum(init for _, init in combined)
-
-
-def _role_choices(case: Case, r: int, fraction: float) -> Iterator[tuple[NDArray[np.int64], float]]:
-    columns, nodes = _columns(case, r), _nodes(case)
-    base = np.full(nodes.shape, np.inf)
-    some = case.supply.available > 0
-    np.minimum.at(base, (case.supply.region[some], case.supply.type[some]), case.supply.usd[some])
-    if case.roles[r].demand <= 0.0:
-        yield np.zeros_like(nodes), 0.0
-        return
-    for numbers in itertools.product(*(range(m + 1) for m in _most(case, r))):
-        if _served(case, r, numbers) < fraction * case.roles[r].demand * (1 - 1e-12):
-            continue
-        used, init, regions = np.zeros_like(nodes), 0.0, set()
-        for n, (counts, g, _) in zip(numbers, columns, strict=True):
-            if n:
-                regions.add(g)
-                used[g] += n * counts.astype(np.int64)
-                kept = sum(
-                    c.number
-                    for c in case.running
-                    if c.role == r and c.region == g and np.array_equal(c.counts, counts)
-                )
-                price = float(base[g][counts > 0] @ counts[counts > 0])
-                init += max(0, n - kept) * price * case.init_penalty
-        if len(regions) >= case.limits.spread and np.all(used <= nodes):
-            yield used, init
-
-
-def _rent(case: Case, used: NDArray[np.int64]) -> float:
-    """Cheapest offers for the nodes in use within the limits (inf: none)."""
-    supply, limits = case.supply, case.limits
-    if limits.max_nodes is not None and used.sum() > limits.max_nodes:
-        return np.inf
-    cells = list(zip(*np.nonzero(used), strict=True))
-    options = []
-    for g, c in cells:
-        offers = np.flatnonzero((supply.region == g) & (supply.type == c))
-        splits = [
-            split
-            for split in itertools.product(*(range(int(supply.available[k]) + 1) for k in offers))
-            if sum(split) == used[g, c]
-        ]
-        options.append((offers, splits))
-    best = np.inf
-    for chosen in itertools.product(*(splits for _, splits in options)):
-        rented = np.zeros(len(supply.usd), np.int64)
-        for (offers, _), split in zip(options, chosen, strict=True):
-            rented[offers] = split
-        if allowed(case, rented):
-            best = min(best, float(supply.usd @ rented))
-    return best
-
-
-def allowed(case: Case, rented: NDArray[np.int64]) -> bool:
-    """Whether rented nodes keep the limits on the whole."""
-    supply, limits = case.supply, case.limits
-    gpus = supply.gpus[supply.type] * rented
-    spot = np.array([market == "spot" for market in supply.market])
-    if limits.budget is not None and supply.usd @ rented > limits.budget + 1e-9:
-        return False
-    if limits.spot_share is not None and gpus[spot].sum() > limits.spot_share * gpus.sum() + 1e-9:
-        return False
-    return limits.max_nodes is None or int(rented.sum()) <= limits.max_nodes
-
-
-def faults(case: Case, answer: Allocation) -> list[str]:  # noqa: C901 - one list of checks
-    """Return what is wrong with an answer, apart from whether it is the cheapest."""
-    supply, found = case.supply, []
-    used = np.zeros((len(supply.regions), len(supply.node_types)), np.int64)
-    served = np.zeros(len(case.roles))
-    regions: list[set[int]] = [set() for _ in case.roles]
-    for chosen in answer.instances:
-        used[chosen.region] += chosen.number * chosen.counts.astype(np.int64)
-        served[chosen.role] += chosen.number * chosen.throughput
-        regions[chosen.role].add(chosen.region)
-        asked = case.roles[chosen.role]
-        known = chosen.template is None or np.array_equal(
-            asked.counts[chosen.template], chosen.counts
+    def solve(self) -> float:
+        """Return the least cost, inf if nothing is possible."""
+        if not self.cost:
+            return 0.0
+        at = [(r, c, v) for r, (entries, _, _) in enumerate(self.rows) for c, v in entries.items()]
+        matrix = coo_array(
+            ([v for *_, v in at], ([r for r, *_ in at], [c for _, c, _ in at])),
+            shape=(len(self.rows), len(self.cost)),
+        ).tocsr()
+        result = milp(
+            np.array(self.cost),
+            integrality=np.array(self.whole, np.int64),
+            bounds=Bounds(np.zeros(len(self.upper)), np.array(self.upper)),
+            constraints=LinearConstraint(
+                matrix, np.array([r[1] for r in self.rows]), np.array([r[2] for r in self.rows])
+            ),
+            options={"mip_rel_gap": 0.0},
         )
-        if not known:
-            found.append("template and counts differ")
-        if asked.allowed is not None and np.any((chosen.counts > 0) & ~asked.allowed):
-            found.append("a node type that is not allowed")
-        if not 0 <= chosen.kept <= chosen.number or chosen.number <= 0:
-            found.append("kept more than there are")
-    rented = np.zeros_like(used)
-    np.add.at(rented, (supply.region, supply.type), answer.offers_used)
-    if np.any(used != rented):
-        found.append("rented nodes are not the nodes in use")
-    if np.any(answer.offers_used > supply.available) or np.any(answer.offers_used < 0):
-        found.append("more nodes than can be had")
-    if not allowed(case, answer.offers_used):
-        found.append("a limit is broken")
-    for r, asked in enumerate(case.roles):
-        share = 1.0 if asked.demand <= 0.0 else min(1.0, served[r] / asked.demand)
-        if abs(share - answer.served[r]) > 1e-9:
-            found.append("served fraction is not what instances serve")
-        if answer.status in ("optimal", "feasible") and share < 1.0 - 1e-8:
-            found.append("demand is not met")
-        if served[r] > 0.0 and len(regions[r]) < case.limits.spread:
-            found.append("a role stands in too few regions")
-    if abs(float(supply.usd @ answer.offers_used) - answer.usd_per_hour) > 1e-9:
+        assert result.status in (0, 2), result.message
+        return float(result.fun) if result.status == 0 else np.inf
+
+
+def optimum(  # noqa: C901 - one programme, written down in one go
+    case: Case, aim: Aim = "cost", fraction: Sequence[float] | None = None
+) -> float:
+    """Return the least cost of serving a fraction of each service (inf: impossible), or what can be served.
+
+    That is the largest common fraction, the largest weighted mean fraction, or how many services can stand
+    at once plus half the weighted share of those that do, by `aim`.
+    """
+    supply, limits, lp = case.supply, case.limits, _Programme()
+    paid = 1.0 if aim == "cost" else 0.0
+    # To stand is to serve a little: every instance serves all of that.
+    unit, full = (LITTLE, 1.0) if aim == "stand" else (1.0, np.inf)
+    offers = range(len(supply.usd))
+    rent = [lp.column(paid * float(supply.usd[k]), float(supply.available[k])) for k in offers]
+    gpu_rows: list[list[tuple[int, float]]] = [[(rent[k], float(supply.gpus[k]))] for k in offers]
+    cells: dict[tuple[int, int], list[tuple[int, float]]] = {}
+    in_use: list[tuple[int, float, bool]] = []
+    for k in offers:
+        for gpus, kind in supply.sizes[k]:
+            start = case.init_penalty * float(supply.usd[k]) * gpus / float(supply.gpus[k])
+            column = lp.column(paid * start)
+            gpu_rows[k].append((column, -float(gpus)))
+            cells.setdefault((int(supply.region[k]), kind), []).append((column, 1.0))
+            in_use.append((column, float(gpus), bool(supply.spot[k])))
+    links: dict[tuple[int, int], list[tuple[int, float]]] = {}
+    served: list[list[tuple[int, float]]] = []
+    for m, asked in enumerate(case.services):
+        part = 1.0 if fraction is None else float(fraction[m])
+        levels: dict[tuple[int, int], list[tuple[int, float]]] = {}
+        for role in asked.roles:
+            for t, rate in enumerate(role.throughput):
+                kinds = np.flatnonzero(role.counts[t])
+                if rate <= 0.0 or not np.all(asked.allowed[kinds]):
+                    continue
+                for g in range(len(supply.regions)):
+                    if all((g, int(c)) in cells for c in kinds):
+                        column = lp.column()
+                        level = (column, min(full, rate / (role.demand * unit)))
+                        levels.setdefault((role.phase, g), []).append(level)
+                        for c in kinds:
+                            cells[g, int(c)].append((column, -float(role.counts[t, c])))
+            for kept in case.running:
+                if kept.service == m and kept.phase == role.phase and kept.throughput > 0.0:
+                    column = lp.column(upper=float(kept.number))
+                    level = (column, min(full, kept.throughput / (role.demand * unit)))
+                    levels.setdefault((role.phase, kept.region), []).append(level)
+                    for k, gpus in kept.gpus:
+                        gpu_rows[k].append((column, -float(gpus)))
+                        in_use.append((column, float(gpus), bool(supply.spot[k])))
+        whole = [entry for g in range(len(supply.regions)) for entry in levels.get((BOTH, g), [])]
+        sent: dict[tuple[int, int], list[tuple[int, float]]] = {}
+        for g, h in [*((g, g) for g in range(len(supply.regions))), *asked.pairs]:
+            flow = lp.column(whole=False)
+            whole.append((flow, 1.0))
+            sent.setdefault((PREFILL, g), []).append((flow, -1.0))
+            sent.setdefault((DECODE, h), []).append((flow, -1.0))
+            if g != h:
+                links.setdefault((g, h), []).append((flow, asked.kv_bytes_per_s * unit))
+        for key, flows in sent.items():
+            lp.row([*levels.get(key, []), *flows], 0.0, np.inf)
+        if limits.spread > 1:
+            _spread(lp, levels, limits.spread)
+        served.append(whole)
+        if aim == "cost":
+            lp.row(whole, part, np.inf)
+    for rows in cells.values():
+        lp.row(rows, 0.0, 0.0)
+    for rows in gpu_rows:
+        lp.row(rows, 0.0, np.inf)
+    for (g, h), rows in links.items():
+        lp.row(rows, -np.inf, float(supply.link[g, h]))
+    if limits.budget is not None:
+        lp.row([(rent[k], float(supply.usd[k])) for k in offers], -np.inf, limits.budget)
+    if limits.max_nodes is not None:
+        lp.row([(rent[k], 1.0) for k in offers], -np.inf, limits.max_nodes)
+    if limits.spot_share is not None:
+        rows = [(c, gpus * (float(spot) - limits.spot_share)) for c, gpus, spot in in_use]
+        lp.row(rows, -np.inf, 0.0)
+    return _aim(lp, case, aim, served)
+
+
+def _spread(
+    lp: _Programme, levels: Mapping[tuple[int, int], list[tuple[int, float]]], spread: int
+) -> None:
+    """A phase that stands anywhere stands in enough regions."""
+    for phase in (PREFILL, DECODE, BOTH):
+        groups = [some for (p, _), some in levels.items() if p == phase]
+        if not groups:
+            continue
+        stands = lp.column(upper=1.0)
+        regions = [lp.column(upper=1.0) for _ in groups]
+        for region, some in zip(regions, groups, strict=True):
+            lp.row([*((c, 1.0) for c, _ in some), (region, -1.0)], 0.0, np.inf)
+            lp.row([*((c, 1.0) for c, _ in some), (stands, -_MANY)], -np.inf, 0.0)
+        lp.row([*((region, 1.0) for region in regions), (stands, -float(spread))], 0.0, np.inf)
+
+
+def _aim(lp: _Programme, case: Case, aim: Aim, served: Sequence[list[tuple[int, float]]]) -> float:
+    if aim == "cost" or not served:
+        return lp.solve()
+    weights = np.array([asked.weight for asked in case.services])
+    if aim == "common":
+        share = lp.column(-1.0, 1.0, whole=False)
+        for whole in served:
+            lp.row([*whole, (share, -1.0)], 0.0, np.inf)
+    elif aim == "weighted":
+        for whole, weight in zip(served, weights, strict=True):
+            share = lp.column(-float(weight / weights.sum()), 1.0, whole=False)
+            lp.row([*whole, (share, -1.0)], 0.0, np.inf)
+    else:
+        for whole, weight in zip(served, weights, strict=True):
+            stands = lp.column(-1.0 - 0.5 * float(weight / weights.sum()), 1.0)
+            lp.row([*whole, (stands, -1.0)], 0.0, np.inf)
+    return -lp.solve()
+
+
+def only(case: Case, some: Sequence[int]) -> Case:
+    """A case with some of its services."""
+    running = tuple(
+        replace(kept, service=list(some).index(kept.service))
+        for kept in case.running
+        if kept.service in some
+    )
+    return replace(case, services=tuple(case.services[m] for m in some), running=running)
+
+
+def faults(case: Case, answer: Allocation) -> list[str]:
+    """Return what is wrong with an answer, apart from whether it is the cheapest."""
+    found = [*_supply_faults(case, answer), *_limit_faults(case, answer)]
+    if answer.status != "infeasible":
+        found += _service_faults(case, answer)
+    elif answer.instances or answer.machines.any() or answer.slices:
+        found.append("infeasible, but something is rented")
+    usd = float(case.supply.usd @ answer.machines)
+    init = sum(
+        case.init_penalty * float(case.supply.usd[k]) * gpus / float(case.supply.gpus[k]) * n
+        for (k, gpus), n in answer.slices.items()
+    )
+    if abs(usd - answer.usd_per_hour) > 1e-9 or abs(init - answer.init_usd) > 1e-9:
         found.append("cost does not add up")
-    if abs(answer.usd_per_hour + answer.init_usd - answer.objective) > 1e-9:
+    if abs(usd + init - answer.objective) > 1e-9:
         found.append("objective does not add up")
     if answer.bound > answer.objective + 1e-9:
         found.append("bound above objective")
+    if answer.status in ("optimal", "feasible") and np.any(answer.served < 1.0 - 1e-8):
+        found.append("demand is not met")
     return found
+
+
+def _supply_faults(case: Case, answer: Allocation) -> list[str]:
+    supply, found = case.supply, []
+    nodes = np.zeros((len(supply.regions), len(supply.kinds)), np.int64)
+    held = np.zeros(len(supply.usd), np.int64)
+    kept: dict[int, int] = {}
+    for chosen in answer.instances:
+        asked = case.services[chosen.service]
+        if chosen.number < 1:
+            found.append("less than one instance")
+        if chosen.template is not None:
+            role = next(r for r in asked.roles if r.phase == chosen.phase)
+            nodes[chosen.region] += chosen.number * role.counts[chosen.template].astype(np.int64)
+            if np.any((role.counts[chosen.template] > 0) & ~asked.allowed):
+                found.append("a kind that is not allowed")
+        else:
+            assert chosen.running is not None
+            kept[chosen.running] = kept.get(chosen.running, 0) + chosen.number
+            column = case.running[chosen.running]
+            if (column.service, column.phase, column.region) != (
+                chosen.service, chosen.phase, chosen.region,
+            ):  # fmt: skip
+                found.append("a kept instance of something else")
+            for k, gpus in column.gpus:
+                held[k] += chosen.number * gpus
+    if any(number > case.running[column].number for column, number in kept.items()):
+        found.append("kept more than there are")
+    for (k, gpus), number in answer.slices.items():
+        held[k] += gpus * number
+        kind = dict(supply.sizes[k])[gpus]
+        nodes[supply.region[k], kind] -= number
+    if np.any(nodes != 0):
+        found.append("slices are not the nodes in use")
+    if np.any(held > answer.machines * supply.gpus):
+        found.append("more GPUs in use than are rented")
+    if np.any(answer.machines > supply.available) or np.any(answer.machines < 0):
+        found.append("more machines than can be had")
+    return found
+
+
+def _limit_faults(case: Case, answer: Allocation) -> list[str]:
+    supply, limits, found = case.supply, case.limits, []
+    used = np.zeros(len(supply.usd))
+    for chosen in answer.instances:
+        if chosen.running is not None:
+            for k, gpus in case.running[chosen.running].gpus:
+                used[k] += gpus * chosen.number
+    for (k, gpus), number in answer.slices.items():
+        used[k] += gpus * number
+    if limits.budget is not None and answer.usd_per_hour > limits.budget + 1e-6:
+        found.append("over the budget")
+    share = limits.spot_share
+    if share is not None and used[supply.spot].sum() > share * used.sum() + 1e-6:
+        found.append("too much on spot")
+    if limits.max_nodes is not None and answer.machines.sum() > limits.max_nodes:
+        found.append("too many machines")
+    for m in range(len(case.services)):
+        for phase in (PREFILL, DECODE, BOTH):
+            regions = {c.region for c in answer.instances if c.service == m and c.phase == phase}
+            if regions and len(regions) < limits.spread:
+                found.append("a role stands in too few regions")
+    return found
+
+
+def _service_faults(case: Case, answer: Allocation) -> list[str]:
+    """Whether instances serve what the answer says, over the links there are."""
+    lp, links = _Programme(), dict[tuple[int, int], list[tuple[int, float]]]()
+    for m, asked in enumerate(case.services):
+        if not any(role.demand > 0.0 for role in asked.roles):
+            continue
+        level = np.zeros((3, len(case.supply.regions)))
+        demands = {role.phase: role.demand for role in asked.roles}
+        for chosen in answer.instances:
+            if chosen.service == m:
+                role = next(r for r in asked.roles if r.phase == chosen.phase)
+                rate = (
+                    case.running[chosen.running].throughput
+                    if chosen.running is not None
+                    else float(role.throughput[chosen.template or 0])
+                )
+                level[chosen.phase, chosen.region] += chosen.number * rate / demands[chosen.phase]
+        ways = [(g, g) for g in range(len(case.supply.regions))] + list(asked.pairs)
+        flows = [lp.column(whole=False) for _ in ways]
+        for g in range(len(case.supply.regions)):
+            out = [(f, 1.0) for f, way in zip(flows, ways, strict=True) if way[0] == g]
+            into = [(f, 1.0) for f, way in zip(flows, ways, strict=True) if way[1] == g]
+            lp.row(out, -np.inf, float(level[PREFILL, g]))
+            lp.row(into, -np.inf, float(level[DECODE, g]))
+        for f, (g, h) in zip(flows, ways, strict=True):
+            if g != h:
+                links.setdefault((g, h), []).append((f, asked.kv_bytes_per_s))
+        wanted = float(answer.served[m]) - float(level[BOTH].sum())
+        lp.row([(f, 1.0) for f in flows], wanted - 1e-7, np.inf)
+    for (g, h), rows in links.items():
+        lp.row(rows, -np.inf, float(case.supply.link[g, h]) * (1 + 1e-9))
+    return [] if np.isfinite(lp.solve()) else ["instances do not serve what is said"]

@@ -15,7 +15,7 @@ import numpy as np
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Offer, Problem
 from atoll.solve.explain.explanation import LEAST_SERVED, ExtraNodes, served_share
-from atoll.solve.explain.whatif import Answer, Planner
+from atoll.solve.explain.whatif import Planner, SolvedProblem
 from atoll.solve.templates.library import Libraries
 
 _LINES = 16
@@ -68,7 +68,9 @@ def break_even(kind: str, base: Plan, problem: Problem, planner: Planner) -> Bre
     return BreakEven(factor, exact)
 
 
-def estimate_worth(answer: Answer | None, problem: Problem, rental: ExtraNodes) -> float | None:
+def estimate_worth(
+    answer: SolvedProblem | None, problem: Problem, rental: ExtraNodes
+) -> float | None:
     """Return about what one more node would save in USD/h, None where nothing is known of it.
 
     An estimate: what the relaxation would save for the first bit of it. Whole instances save less, or more.

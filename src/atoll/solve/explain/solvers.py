@@ -11,7 +11,7 @@ from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import check
 from atoll.solve.effort import Effort
-from atoll.solve.explain.whatif import Answer
+from atoll.solve.explain.whatif import SolvedProblem
 from atoll.solve.registry import solve
 from atoll.solve.rent.optimal import solve as solve_optimal
 from atoll.solve.templates.cache import TemplateCache
@@ -27,7 +27,7 @@ class RentSolver:
     cached: bool = True
     _roles: dict[str, TemplateLibrary] = field(init=False, default_factory=dict)
 
-    def __call__(self, problem: Problem, effort: Effort, seconds: float) -> Answer:
+    def __call__(self, problem: Problem, effort: Effort, seconds: float) -> SolvedProblem:
         """Return the cheapest plan of a problem, checked."""
         solved = solve_optimal(
             problem,
@@ -39,7 +39,9 @@ class RentSolver:
         )
         check(solved.plan, problem, self.catalog)
         most = float(solved.allocation.fraction_bound)
-        return Answer(solved.plan, most, solved.allocation, solved.allocation.statistics.iterations)
+        return SolvedProblem(
+            solved.plan, most, solved.allocation, solved.allocation.statistics.iterations
+        )
 
     def use(self, problem: Problem, libraries: Libraries) -> None:
         """Remember templates that are there."""
@@ -73,10 +75,10 @@ class ClusterSolver:
 
     catalog: Catalog
 
-    def __call__(self, problem: Problem, effort: Effort, seconds: float) -> Answer:
+    def __call__(self, problem: Problem, effort: Effort, seconds: float) -> SolvedProblem:
         """Return the best placement found, checked."""
         plan = solve(problem, effort=effort, deadline_s=seconds, catalog=self.catalog)
-        return Answer(plan, _most_served(plan, problem))
+        return SolvedProblem(plan, _most_served(plan, problem))
 
 
 def _most_served(plan: Plan, problem: Problem) -> float:

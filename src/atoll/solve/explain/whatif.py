@@ -36,7 +36,7 @@ class OutOfTimeError(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class SolvedProblem:
     """What a solver answers: a checked plan, and what is known beside it.
 
     `most_served` is the largest share of demand that any plan could serve, as far as proven. The
@@ -55,7 +55,7 @@ def holds(plan: Plan, problem: Problem, catalog: Catalog) -> bool:
     return not validate(plan, problem, catalog, same_problem=False)
 
 
-AskSolver = Callable[[Problem, Effort, float], Answer]
+AskSolver = Callable[[Problem, Effort, float], SolvedProblem]
 """Answers a problem with some effort, within some seconds."""
 
 
@@ -86,7 +86,7 @@ class Planner:
     work: int = 0
     started: float = field(init=False)
     known: list[Known] = field(init=False, default_factory=list)
-    _answers: dict[tuple[str, bool], Answer] = field(init=False, default_factory=dict)
+    _answers: dict[tuple[str, bool], SolvedProblem] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.started = time.perf_counter()
@@ -155,7 +155,7 @@ class Planner:
                 best = known
         return None if best is None else best.plan
 
-    def answer(self, problem: Problem, *, best_effort: bool = False) -> Answer | None:
+    def answer(self, problem: Problem, *, best_effort: bool = False) -> SolvedProblem | None:
         """Return what the solver itself said about a variant, None if it was not asked."""
         return self._answers.get((problem.content_hash(), best_effort))
 

@@ -20,11 +20,11 @@ from atoll.plan.cluster_profiles import (
 from atoll.plan.plan import SINK, SOURCE
 from atoll.plan.problem import Problem, Service
 from atoll.solve.place.instance import (
+    ClusterPromise,
     Floats,
     FlowInstance,
     Ints,
     Placement,
-    Promise,
     Timing,
     Unit,
 )
@@ -95,7 +95,7 @@ def flow_instance(
             cluster, service, [profiles[kind] for kind in kinds], most, kinds, per_token
         ),
         units=tuple(used),
-        promise=Promise(service, tuple(nodes_of[unit.kind, unit.machine] for unit in used)),
+        promise=ClusterPromise(service, tuple(nodes_of[unit.kind, unit.machine] for unit in used)),
     )
 
 

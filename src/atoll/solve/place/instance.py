@@ -56,7 +56,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Promise:
+class ClusterPromise:
     """What a service promises, and what each node carries within it (`plan.cluster_capacities`)."""
 
     service: Service
@@ -115,7 +115,7 @@ class FlowInstance:
     partial: bool = False
     timing: Timing | None = None
     units: tuple[Unit, ...] = ()
-    promise: Promise | None = None
+    promise: ClusterPromise | None = None
 
     @property
     def size(self) -> int:

@@ -21,7 +21,7 @@ from atoll.core.errors import UsageError
 from atoll.perf.step import Position
 from atoll.plan.cluster_capacities import Wires
 from atoll.solve.place.evaluate import edges, max_flow
-from atoll.solve.place.instance import Floats, FlowInstance, Flows, Ints, Placement, Promise
+from atoll.solve.place.instance import ClusterPromise, Floats, FlowInstance, Flows, Ints, Placement
 
 MOST_STAGES = 16
 """Pipelines with more hops than this are not tried."""
@@ -48,7 +48,7 @@ class Ways:
     slowest: tuple[Edge, ...]
 
 
-def promise_of(instance: FlowInstance) -> Promise:
+def promise_of(instance: FlowInstance) -> ClusterPromise:
     """Return the promise of an instance that has one."""
     if instance.promise is None:
         raise UsageError("nothing is known about the times of these nodes")
@@ -247,7 +247,7 @@ def _flow_of_stages(
     return _nothing(instance)
 
 
-def _leaves_time(promise: Promise, wires_s: Wires) -> bool:
+def _leaves_time(promise: ClusterPromise, wires_s: Wires) -> bool:
     return wires_s[0] < promise.service.ttft_s and wires_s[1] < promise.service.tpot_s
 
 

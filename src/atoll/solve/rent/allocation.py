@@ -25,7 +25,7 @@ from atoll.solve.rent.programme import cheapest_supply, costs
 from atoll.solve.rent.relaxation import Prices, gpu_starts, machine_rents
 from atoll.solve.rent.scarcity import ServedDemand, serve_most
 from atoll.solve.rent.search import SearchOutcome, minimise
-from atoll.solve.rent.standing import Deadline, Incumbent, Target, Work
+from atoll.solve.rent.standing import Incumbent, RentDeadline, Target, Work
 from atoll.solve.rent.types import (
     BOTH,
     DECODE,
@@ -79,7 +79,7 @@ def allocate(
     the answer is the best so far and says that it was `cut_short`.
     """
     return _Allocator(
-        services, supply, limits, init_penalty, running, Deadline(deadline_s), Work(work), gap,
+        services, supply, limits, init_penalty, running, RentDeadline(deadline_s), Work(work), gap,
         seed, log,
     ).run(on_shortage)  # fmt: skip
 
@@ -91,7 +91,7 @@ class _Allocator:
     limits: AllocationLimits
     init_penalty: float
     running: Sequence[RunningColumn]
-    deadline: Deadline
+    deadline: RentDeadline
     work: Work
     gap: float
     seed: int
@@ -258,7 +258,8 @@ class _Allocator:
             demand_usd=demand,
             node_usd=self._node_usd(outcome.prices),
             binding=binding,
-            cut_short=self.deadline.missed,
+            # Also where the last step of all ran out of time.
+            cut_short=self.deadline.missed or (gap > self.gap and self.deadline.left <= 0.0),
             statistics=Statistics(
                 rounds=sum(w.rounds for w in parts),
                 mixes=outcome.mixes,

@@ -25,7 +25,7 @@ _DEAR = 1e9
 _WHOLE = 1e-9
 
 
-class _Room:
+class _GpusLeft:
     """GPUs left of each offer. Slices divide each other, so sums are all that matters."""
 
     def __init__(self, model: RentModel) -> None:
@@ -78,7 +78,7 @@ class _Room:
 
 def fill(model: RentModel, oracles: Sequence[ServiceOracle]) -> tuple[dict[int, int], ...] | None:
     """Return items that serve everything, None if this simple way does not find such."""
-    room = _Room(model)
+    room = _GpusLeft(model)
     row = market_prices(model).row
     chosen: list[dict[int, int]] = [{} for _ in oracles]
     order = sorted(range(len(oracles)), key=lambda m: (len(oracles[m].items), m))
@@ -89,7 +89,7 @@ def fill(model: RentModel, oracles: Sequence[ServiceOracle]) -> tuple[dict[int, 
 
 
 def _fill_one(
-    model: RentModel, oracle: ServiceOracle, room: _Room, row: Floats, chosen: dict[int, int]
+    model: RentModel, oracle: ServiceOracle, room: _GpusLeft, row: Floats, chosen: dict[int, int]
 ) -> bool:
     items = oracle.items
     for _ in range(_ROUNDS):

@@ -135,7 +135,8 @@ class InstanceMaster(RentalProgramme):
         model, spread = self.model, self.model.limits.spread
         for m in range(len(model.services)):
             phases = self._phases(m)
-            optional = self.goal != "cost" or len(phases) == 3
+            # Phases together may serve all by themselves, or not be needed.
+            optional = self.goal != "cost" or (BOTH in phases and len(phases) > 1)
             for phase in sorted(phases):
                 items, some = model.items[m], self._let_in[m]
                 regions = np.unique(items.region[some[items.phase[some] == phase]])

@@ -9,7 +9,7 @@ import numpy as np
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.ids import Phase
-from atoll.plan.handover import handover
+from atoll.plan.handover import cut_sizes, handover
 from atoll.plan.plan import Instance, Market, Plan
 from atoll.plan.problem import Problem
 from atoll.solve.assembly import NewInstance, infeasible, keep, plan_from_layouts
@@ -110,6 +110,7 @@ def service_demands(
 def supply_of(problem: Problem, catalog: Catalog) -> types.Supply:
     """Return the offers of a problem as arrays, in the problem's order."""
     offers, regions, kinds = problem.offers, problem.regions, problem.kinds
+    cuts = cut_sizes(problem, catalog)
     link = np.full((len(regions), len(regions)), np.inf)
     for g, a in enumerate(regions):
         for h, b in enumerate(regions):
@@ -121,7 +122,11 @@ def supply_of(problem: Problem, catalog: Catalog) -> types.Supply:
         region=np.array([regions.index(o.region) for o in offers], np.int64),
         gpus=np.array([o.gpus for o in offers], np.int64),
         sizes=tuple(
-            tuple((size, kinds.index(kind)) for size, kind in zip(o.sizes, o.kinds, strict=True))
+            tuple(
+                (size, kinds.index(kind))
+                for size, kind in zip(o.sizes, o.kinds, strict=True)
+                if size in cuts[o.key]
+            )
             for o in offers
         ),
         spot=np.array([o.market == "spot" for o in offers], np.bool_),
@@ -203,7 +208,7 @@ def _plan(
     phases = {number: phase for phase, number in _PHASES.items()}
     kept: list[Instance] = []
     started: list[NewInstance] = []
-    stock = _Stock(problem, allocation.slices)
+    stock = _TakenSlices(problem, allocation.slices)
     for chosen in allocation.instances:
         service = problem.services[chosen.service]
         if chosen.running is not None:
@@ -229,7 +234,7 @@ def _plan(
     )
 
 
-class _Stock:
+class _TakenSlices:
     """Slices that an allocation takes, handed out to its new instances: one's own first and spot last."""
 
     def __init__(self, problem: Problem, slices: dict[tuple[int, int], int]) -> None:

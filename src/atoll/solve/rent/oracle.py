@@ -35,9 +35,14 @@ _NOTHING[0] = 0.0
 
 @dataclass(frozen=True)
 class Legs:
-    """The functions of one service at some prices: tables by (phase, zone), legs by zone, and their sum."""
+    """The functions of one service at some prices: tables by (phase, zone), legs by zone, and their sum.
+
+    Running instances off spot may cost less than nothing where spot is limited: they make room for more of
+    it. They are taken to cost nothing, and `gain` (<= 0) is what all of them could bring.
+    """
 
     cost: Floats
+    gain: float
     tables: dict[tuple[int, int], Floats]
     apart: tuple[StepFunction, ...]
     both: tuple[StepFunction, ...]
@@ -84,7 +89,9 @@ class ServiceOracle:
 
     def legs(self, row_price: Floats, *, lower: bool = True) -> Legs:
         """Return the functions at these prices: a lower bound, or else what whole instances do serve."""
-        cost = self.items.prices(row_price)
+        priced = self.items.prices(row_price)
+        cost = np.maximum(0.0, priced)
+        gain = float((np.minimum(0.0, priced) * self.items.upper)[self.items.kept].sum())
         tables = {key: self._table(key, cost, lower) for key in self._new}
         apart, both, zones = [], [], []
         for zone in range(self.zones):
@@ -95,7 +102,7 @@ class ServiceOracle:
         totals = [zones[0]]
         for function in zones[1:]:
             totals.append(_either(totals[-1], function, lower=lower))
-        return Legs(cost, tables, tuple(apart), tuple(both), tuple(zones), tuple(totals))
+        return Legs(cost, gain, tables, tuple(apart), tuple(both), tuple(zones), tuple(totals))
 
     def _table(self, key: tuple[int, int], cost: Floats, lower: bool) -> Floats:
         """What covering every level costs with whole instances of a phase and zone."""
@@ -150,26 +157,50 @@ class ServiceOracle:
         self, legs: Legs, key: tuple[int, int], level: int, chosen: dict[int, int]
     ) -> bool:
         """Add the items that cover a level of one phase in one zone; return whether there are such."""
-        table, cost = legs.tables[key], legs.cost
-        every = np.concatenate([self._new[key], self._kept[key]])
-        every = every[self.down[every] > 0]
-        paid = cost[every]
-        left = {int(i): int(self.items.upper[i]) for i in self._kept[key]}
-        d = level
+        cost, new = legs.cost, self._new[key]
+        new = new[self.down[new] > 0]
+        zeros = np.zeros(len(new), np.int32)
+        table, _, _ = closure(cheapest_by_weight(cost[new], self.down[new], zeros, 1, GRID + 1)[0])
+        d = self._pick_kept(key, cost, table[: level + 1], chosen)
         while d > 0:
-            rest = np.maximum(0, d - self.down[every])
-            value = paid + table[rest]
+            if not len(new):
+                return False
+            rest = np.maximum(0, d - self.down[new])
+            value = cost[new] + table[rest]
             place = int(np.argmin(value))
             if not np.isfinite(value[place]):
                 return False
-            item = int(every[place])
-            if item in left:
-                left[item] -= 1
-                if left[item] == 0:
-                    paid[place] = np.inf
+            item = int(new[place])
             chosen[item] = chosen.get(item, 0) + 1
             d = int(rest[place])
         return True
+
+    def _pick_kept(
+        self, key: tuple[int, int], cost: Floats, table: Floats, chosen: dict[int, int]
+    ) -> int:
+        """Add the running items of the best cover of the last level of a table, return what they leave.
+
+        `table` is what new items cost. Each layer adds one running item, so that none is used too often.
+        """
+        kept = [int(i) for i in self._kept[key] if self.down[i] > 0]
+        last = len(table) - 1
+        most = [min(int(self.items.upper[i]), -(-last // int(self.down[i]))) for i in kept]
+        layers = [table]
+        for item, number in zip(kept, most, strict=True):
+            layer = layers[-1].copy()
+            for n in range(1, number + 1):
+                rest = np.maximum(0, np.arange(last + 1) - n * int(self.down[item]))
+                np.minimum(layer, n * cost[item] + layers[-1][rest], out=layer)
+            layers.append(layer)
+        d = last
+        for item, number, before in zip(kept[::-1], most[::-1], layers[-2::-1], strict=True):
+            numbers = np.arange(number + 1)
+            rest = np.maximum(0, d - numbers * int(self.down[item]))
+            n = int(np.argmin(numbers * cost[item] + before[rest]))
+            if n:
+                chosen[item] = chosen.get(item, 0) + n
+                d = int(rest[n])
+        return d
 
     def slacks(self, legs: Legs) -> Floats:
         """Return by how much each item, once used, raises the cost of serving everything, at least."""

@@ -166,13 +166,18 @@ class RentalProgramme:
         start: Floats | None,
         node_limit: int | None,
         iteration_limit: int,
+        exact: bool = False,
     ) -> MipResult:
-        """Solve with whole machines and slices and these further columns whole."""
+        """Solve with whole machines and slices and these further columns whole.
+
+        `exact`: no more slices are taken than are in use, also where that costs nothing.
+        """
         supply = np.arange(self.supply_columns)
         self.lp.set_integer(np.concatenate([supply, integer]).astype(np.int64))
         # A share of what is in use: nodes that idle must not buy room for more spot.
-        exact = np.arange(self.model.cells if "spot_share" in self.limit_rows else 0)
-        self.lp.set_row_bounds(exact, 0.0, 0.0)
+        exact = exact or "spot_share" in self.limit_rows
+        cells = np.arange(self.model.cells if exact else 0)
+        self.lp.set_row_bounds(cells, 0.0, 0.0)
         # What an iteration takes grows with the columns.
         dear = max(1.0, self.lp.columns / _COLUMNS)
         result = self.lp.solve_mip(
@@ -183,7 +188,7 @@ class RentalProgramme:
             node_limit=node_limit,
             iteration_limit=max(1, int(iteration_limit / dear)),
         )
-        self.lp.set_row_bounds(exact, 0.0, np.inf)
+        self.lp.set_row_bounds(cells, 0.0, np.inf)
         self.work.mips += 1
         self.work.nodes += result.nodes
         self.work.iterations += result.iterations
@@ -223,6 +228,7 @@ def cheapest_supply(
         start=None,
         node_limit=None,
         iteration_limit=200_000,
+        exact=True,
     )
     if result.values is None:
         return None

@@ -137,7 +137,7 @@ def evaluate(
     """Return the Lagrangian bound at these prices; `weights` of the services matter to a weighted goal."""
     row = row_prices(model, prices)
     legs = tuple(oracle.legs(row) for oracle in oracles)
-    value = offers_part(model, prices)
+    value = offers_part(model, prices) + sum(leg.gain for leg in legs)
     if goal == "cost":
         value += sum(leg.least for leg in legs)
     elif goal == "common":

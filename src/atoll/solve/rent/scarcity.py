@@ -24,7 +24,7 @@ from atoll.solve.rent.mixes import Decomposition
 from atoll.solve.rent.programme import cheapest_supply
 from atoll.solve.rent.relaxation import Prices, market_prices, slacks
 from atoll.solve.rent.search import SMALL, lowest_each, oracles_of
-from atoll.solve.rent.standing import Deadline, Incumbent, Target, Work
+from atoll.solve.rent.standing import Incumbent, RentDeadline, Target, Work
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -60,7 +60,7 @@ class ServedDemand:
 def serve_most(
     model: RentModel,
     rebuild: Rebuild,
-    deadline: Deadline,
+    deadline: RentDeadline,
     work: Work,
     *,
     priority: bool,
@@ -71,7 +71,7 @@ def serve_most(
     weights = np.array([service.weight for service in model.services])
     if priority:
         served = _search(model, rebuild, "weighted", weights, deadline, work, seed)
-        if served.solution is not None:
+        if served.solution is not None and served.achieved > _LITTLE:
             return served
     some, start = _stand_together(rebuild(every, _LITTLE), weights, deadline, work, seed)
     if not some:
@@ -126,7 +126,7 @@ def _of_start(
 
 
 def _stand_together(
-    model: RentModel, weights: Floats, deadline: Deadline, work: Work, seed: int
+    model: RentModel, weights: Floats, deadline: RentDeadline, work: Work, seed: int
 ) -> tuple[list[int], Solution]:
     """Return as many services as can stand at once, and instances of them.
 
@@ -172,7 +172,7 @@ def _search(
     rebuild: Rebuild,
     goal: InstanceGoal,
     weights: Floats,
-    deadline: Deadline,
+    deadline: RentDeadline,
     work: Work,
     seed: int,
 ) -> ServedDemand:

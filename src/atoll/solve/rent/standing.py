@@ -11,7 +11,7 @@ from atoll.solve.rent.items import Solution
 from atoll.solve.rent.types import Log
 
 
-class Deadline:
+class RentDeadline:
     """Wall-clock time left: a safety net. What is searched is counted (`Work`), not timed."""
 
     def __init__(self, seconds: float) -> None:
@@ -77,7 +77,7 @@ class Incumbent:
     """
 
     def __init__(
-        self, target: Target, deadline: Deadline, work: Work, log: Log | None = None
+        self, target: Target, deadline: RentDeadline, work: Work, log: Log | None = None
     ) -> None:
         self.target = target
         self.deadline = deadline

@@ -12,8 +12,9 @@ import numpy as np
 
 from atoll.catalog.catalog import Catalog
 from atoll.catalog.links import Link
-from atoll.core.ids import RoleId
+from atoll.core.ids import RoleId, parse_node_type
 from atoll.plan.capacities import POSITIONS, NodeSource, node_source, role_table
+from atoll.plan.handover import cut_sizes
 from atoll.plan.problem import Problem
 from atoll.solve.progress import OnProgress, Progress
 from atoll.solve.templates.cache import TemplateCache
@@ -78,10 +79,11 @@ def slowest_sources(problem: Problem, catalog: Catalog, kind: str) -> tuple[Node
     All have the thinnest link of any source and the longest latency; there is one for each way in which
     the machines on offer join their GPUs.
     """
+    cuts = cut_sizes(problem, catalog)
     sources = {
         node_source(catalog, kind, region=offer.region, machine=offer.node_type)
         for offer in problem.offers
-        if kind in offer.kinds
+        if kind in offer.kinds and parse_node_type(kind).gpu_count in cuts[offer.key]
     }
     link = Link(
         min(source.link.bandwidth_bytes_per_s for source in sources),
