@@ -129,8 +129,9 @@ class Allocation:
     `slices[k, s]` of each size are taken anew of offer k. `objective` = `usd_per_hour` + `init_usd`. With
     status "partial" cost and bound are for the fractions served, and `fraction_bound` is the proven most that
     could be served (common fraction of the services that are served at all, or weighted mean under
-    "priority"). Duals are of the relaxation that proved the bound: `demand_usd[m]` USD/h per unit of demand of
-    its first role, `node_usd[g, c]` USD/h that one more node would save, at the price of the cheapest offer there.
+    "priority"). Duals are of the relaxation that proved the bound: `demand_usd[m]` USD/h per unit of demand
+    of its first role, `node_usd[g, c]` USD/h that one more node would save, at the price of the cheapest
+    offer there.
     """
 
     status: Status
