@@ -39,6 +39,10 @@ def solve(problem: Problem, _seconds: float = 60.0) -> Plan:
     return registry.solve(problem, effort=Effort(cached=False), catalog=CATALOG)
 
 
+def with_headroom(headroom: float) -> Problem:
+    return PROBLEM.replace(services=(CHAT.model_copy(update={"headroom": headroom}),))
+
+
 def seen(share: float) -> Any:
     return SimpleNamespace(
         name="chat", attainment=share, attainment_ttft=share, attainment_tpot=1.0
@@ -58,15 +62,20 @@ def test_a_plan_that_holds_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_headroom_grows_until_promises_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     first = solve(PROBLEM)
 
+    def capacity(plan: Plan) -> float:
+        """Return what the plan can carry as a multiple of the demand."""
+        return min(
+            sum(i.throughput_per_s for i in plan.of_role(role)) / PROBLEM.demand(role)
+            for role in map(str, PROBLEM.roles)
+        )
+
+    needed = 1.5 * capacity(first)
+
     def simulated(
         plan: Plan, problem: Problem, _catalog: Catalog, _deadline: Countdown | None = None
     ) -> dict[str, Any]:
         assert problem == PROBLEM  # it is the demand as given that is simulated
-        capacity = min(
-            sum(i.throughput_per_s for i in plan.of_role(role)) / problem.demand(role)
-            for role in map(str, problem.roles)
-        )
-        return {"chat": seen(min(1.0, capacity / 1.5))}
+        return {"chat": seen(min(1.0, capacity(plan) / needed))}
 
     monkeypatch.setattr(verifying, "simulate_services", simulated)
     made = verifying.verify(first, PROBLEM, CATALOG, solve, 0.95)
@@ -88,8 +97,14 @@ def test_what_more_nodes_cannot_mend_is_an_error_with_the_closest_plan(
     assert "input_tail" in (caught.value.hint or "")
     # Three rounds without any gain are enough, and of all plans the closest is kept.
     assert next(shares) == 0.94
+    # The second plan simulated is the first one that more headroom makes another.
+    headroom = next(
+        headroom
+        for headroom in (1.1**step for step in range(1, 10))
+        if solve(with_headroom(headroom)).instances != first.instances
+    )
     assert caught.value.plan.notes == (
-        "chat keeps its promises for 60.0% of requests, with headroom 1.10",
+        f"chat keeps its promises for 60.0% of requests, with headroom {headroom:.2f}",
     )
     check(caught.value.plan, PROBLEM, CATALOG)
 
