@@ -13,6 +13,7 @@ from atoll.core.ids import parse_role
 from atoll.core.paths import CACHE_VARIABLE
 from atoll.perf.step import Position
 from atoll.plan.capacities import node_capacity, role_table
+from atoll.plan.handover import cut_sizes
 from atoll.plan.problem import Offer, Problem, Settings
 from atoll.solve.templates.cache import TemplateCache
 from atoll.solve.templates.library import (
@@ -48,30 +49,50 @@ def test_templates_are_made_of_kinds() -> None:
     assert whole.kinds == ("L4:4",)
 
 
-def test_a_kind_counts_as_its_slowest_source() -> None:
+@pytest.mark.parametrize(
+    ("sold", "slowest"),
+    # 20 Gbit/s of its own, half of 10 Gbit/s, a quarter of 100 Gbit/s, an eighth of 400 Gbit/s: a slice with
+    # less than machines of its size is not cut, nor one with less than half of what the best slices have.
+    [
+        (("L40S:1", "L40S:2", "L40S:8"), "L40S:1"),
+        (("L40S:2", "L40S:4", "L40S:8"), "L40S:4"),
+        (("L40S:2", "L40S:8"), "L40S:8"),
+        (("L40S:2",), "L40S:2"),
+    ],
+)
+def test_a_kind_counts_as_its_slowest_source(sold: tuple[str, ...], slowest: str) -> None:
     """A machine of its own, or a slice with a share of a larger one's interface."""
-    both = asked(offer(EAST, "L40S:1", 1.0), offer(EAST, "L40S:2", 2.0), offer(WEST, "L40S:8", 9.0))
-    (source,) = slowest_sources(both, catalog(), "L40S:1")
-    # 20 Gbit/s of its own, half of 10 Gbit/s, an eighth of 400 Gbit/s.
-    assert source.link.bandwidth_bytes_per_s == 5e9 / 8
-    chat, role = both.services[0], parse_role("chat/llm/decode")
-    tables = role_tables(both, catalog(), role)
+    regions = {machine: WEST if machine == "L40S:8" else EAST for machine in sold}
+    fleet = asked(*(offer(regions[machine], machine, 1.0) for machine in sold))
+    share = {"L40S:1": 2.5e9, "L40S:2": 1.25e9 / 2, "L40S:4": 12.5e9 / 4, "L40S:8": 50e9 / 8}
+    (source,) = slowest_sources(fleet, catalog(), "L40S:1")
+    assert source.link.bandwidth_bytes_per_s == share[slowest]
+    chat, role = fleet.services[0], parse_role("chat/llm/decode")
+    tables = role_tables(fleet, catalog(), role)
     at = tables.node_types.index("L40S:1")
-    for machine, region in (("L40S:1", EAST), ("L40S:2", EAST), ("L40S:8", WEST)):
-        own = role_table(both, catalog(), chat, role, "L40S:1", 2, region=region, machine=machine)
+    cuts = cut_sizes(fleet, catalog())
+    cut = {own.node_type for own in fleet.offers if 1 in cuts[own.key]}
+    assert cut == {machine for machine in sold if share[machine] >= share[slowest]}
+    for machine in cut:
+        own = role_table(
+            fleet, catalog(), chat, role, "L40S:1", 2, region=regions[machine], machine=machine
+        )
         assert (tables.rates[1, :, at] <= own[:3, 1]).all()
-        if machine == "L40S:2":
+        if machine == slowest:
             np.testing.assert_array_equal(tables.rates[1, :, at], own[:3, 1])
 
 
 def test_slices_of_machines_joined_otherwise_count_with_the_slower_joint() -> None:
-    mixed = apply_overlay(catalog(), {"nodes": {"A100-80:8": {"interconnect": "pcie4"}}})
-    both = asked(offer(EAST, "A100-80:4", 1.0), offer(EAST, "A100-80:8", 2.0))
-    sources = slowest_sources(both, mixed, "A100-80:4")
+    mixed = apply_overlay(catalog(), {"nodes": {"L40S:8": {"interconnect": "nvlink3"}}})
+    both = asked(offer(EAST, "L40S:4", 1.0), offer(EAST, "L40S:8", 2.0))
+    sources = slowest_sources(both, mixed, "L40S:2")
     assert {source.node.interconnect.kind for source in sources} == {"nvlink", "pcie"}
     assert len({source.link for source in sources}) == 1
+    # What is sold as a machine of its own is not cut out of machines that join their GPUs otherwise.
+    (whole,) = slowest_sources(both, mixed, "L40S:4")
+    assert whole.node.interconnect.kind == "pcie"
     # One GPU is joined to nothing.
-    assert len(slowest_sources(both, mixed, "A100-80:1")) == 1
+    assert len(slowest_sources(both, mixed, "L40S:1")) == 1
 
 
 def test_one_node_templates_carry_exactly_what_the_node_does() -> None:
