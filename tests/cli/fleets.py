@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-FLEET = """\
+BUSY = """\
 models:
   chat: {model: phi-4-14b, ttft: 1200ms, tpot: 80ms, rate: 16/s, lengths: 512x128}
   mini: {model: llama-3.1-8b, ttft: 900ms, tpot: 60ms, rate: 2/s, lengths: 512x128, phases: together}
@@ -14,12 +14,16 @@ pool:
     - {region: west, node_type: A10G:1, available: 4, usd_per_hour: 1.01}
 settings: {max_nodes_per_instance: 3}
 """
+"""More demand than these nodes can serve."""
 
-SHORT = FLEET.replace("available: 8", "available: 2").replace("available: 4", "available: 1")
-"""The same with too few nodes for all demand."""
+FLEET = BUSY.replace("rate: 16/s", "rate: 10/s")
+"""The same with demand that can be met."""
+
+SHORT = BUSY.replace("available: 8", "available: 2").replace("available: 4", "available: 1")
+"""The same as `BUSY` with far too few nodes."""
 
 FAILS = SHORT.replace("settings: {", "settings: {on_shortage: fail, ")
 """The same where serving a part is not wanted."""
 
-TIGHT = FLEET.replace("available: 4, usd_per_hour: 1.01", "available: 1, usd_per_hour: 1.01")
-"""The same where a little more decoding, or a little more time for it, would do."""
+TIGHT = BUSY.replace("available: 4, usd_per_hour: 1.01", "available: 1, usd_per_hour: 1.01")
+"""The same as `BUSY` where a little more decoding, or a little more time for it, would do."""
