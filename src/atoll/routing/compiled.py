@@ -29,6 +29,7 @@ NAMES = (
     "reservation",
     "mask_full",
     "share_run",
+    "free_slot",
 )
 """Callees before their callers."""
 
@@ -58,3 +59,4 @@ walk = _compiled["walk"]
 reservation = _compiled["reservation"]
 mask_full = _compiled["mask_full"]
 share_run = _compiled["share_run"]
+free_slot = _compiled["free_slot"]

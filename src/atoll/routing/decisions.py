@@ -301,3 +301,18 @@ def mask_full(booked: Floats, capacity: Floats, high_water: float, need: float, 
 def share_run(start: int, end: int, reached: int) -> float:
     """Return the share of its layers [start, end) a node runs for a request that has done `reached`."""
     return (end - max(start, reached)) / (end - start)
+
+
+def free_slot(flying: Ints, limit: int) -> int:
+    """Return where to count the next batch of those under way, -1 if `limit` of them are.
+
+    `flying[i]` is how many tokens of a batch are still out; a batch is back when all of them are.
+    """
+    free = -1
+    taken = 0
+    for i in range(len(flying)):
+        if flying[i] > 0:
+            taken += 1
+        elif free < 0:
+            free = i
+    return free if taken < limit else -1

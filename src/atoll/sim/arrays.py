@@ -75,7 +75,7 @@ UNIT = _dtype(
     # Fixed. `most_*` and `budget` bound a step; where requests start, a `stages`-th of them goes at a time.
     i8="instance node site vertex start end kind row kinds most_sequences most_prompts budget stages"
     # The step under way (a list of requests), sequences that run and what they attend to.
-    " batch joining steps running context owned gaps cached_rows"
+    " batch joining steps running context owned paced gaps cached_rows"
     # Totals.
     " step_count prompt_tokens decode_tokens",
     f8="step_s token_s back_s room step_end last_end used peak cached_s busy_s batch_sum",
@@ -86,7 +86,7 @@ REQUEST = _dtype(
     # ahead of it; `charged` hops of the pass are counted. `join` is the step at which a solo unit took it in.
     f8="arrival_s start_s first_s last_s end_s sent_s gap_s",
     i8="prompt answer target context before computed made after join instance"
-    " service klass items hop charged retries level pending state part",
+    " service klass items hop charged retries level pending state part slot",
     flag="marked",
 )
 LEG = _dtype(f8="need", i8="hops")
@@ -124,6 +124,8 @@ class Sim(NamedTuple):
     leg: Records
     list: Records
     ending: Records
+    flight: Longs
+    pace: Longs
     gap: Records
     edge: Records
     vertex: Records
@@ -162,6 +164,8 @@ LAYOUT: dict[str, tuple[np.dtype[Any], int]] = {
     "leg": (LEG, 2),
     "list": (LIST, 1),
     "ending": (ENDING, 2),
+    "flight": (_LONG, 2),
+    "pace": (_LONG, 2),
     "gap": (GAP, 2),
     "edge": (EDGE, 1),
     "vertex": (VERTEX, 1),

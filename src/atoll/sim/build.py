@@ -25,6 +25,7 @@ from atoll.sim.life import life_records
 from atoll.sim.lifetime import GAP_BINS
 from atoll.sim.links import Sites, interfaces, link_records, site_name, site_records, sites_of
 from atoll.sim.options import LLM, SimOptions
+from atoll.sim.pacing import BATCHES, GRID, pace_table
 from atoll.sim.units import PROMPTS_IN_STEP, UnitMaker, UnitRow
 from atoll.workload.requests import Requests
 
@@ -69,6 +70,7 @@ def build(
     unit = _units(lower, instances, rows, sites, problem, options)
     for name in ("kinds", "step_s", "token_s"):
         unit[name] = times.fixed[name][unit["kind"], unit["row"]]
+    pace, unit["paced"] = _pace(lower, unit, instances, maker, options)
     nics = interfaces(catalog, instances)
     run = _run(options, ordered, sites, lower, len(nics), len(problem.services))
     pool, server, level, klass = _components(ordered, options)
@@ -84,6 +86,8 @@ def build(
         leg=np.zeros((len(request), 2), a.LEG),
         list=_lists(int(run[0]["endings"]) + 1),
         ending=np.zeros((len(unit), _most_running(unit)), a.ENDING),
+        flight=np.zeros((len(unit), BATCHES if unit["paced"].any() else 1), np.int64),
+        pace=pace,
         gap=np.zeros((len(unit), _GAPS if unit["solo"].any() else 1), a.GAP),
         edge=np.concatenate([lower.edges, upper.edges]),
         vertex=_vertices(lower, upper, unit),
@@ -202,6 +206,22 @@ def _units(
     return units
 
 
+def _pace(
+    lower: Lower,
+    unit: a.Records,
+    instances: Sequence[Instance],
+    maker: UnitMaker,
+    options: SimOptions,
+) -> tuple[a.Longs, a.Longs]:
+    """How many batches units may have under way, by sequences, and which row of that is whose."""
+    if options.pacing == "free" or options.batching != "engine":
+        return np.zeros((1, 1), np.int64), np.zeros(len(unit), np.int64)
+    curves = [
+        maker.decode_curve(instances[each.instance], each.index, GRID) for each in lower.units
+    ]
+    return pace_table(lower, unit, curves, GRID)
+
+
 def _tails(lower: Lower) -> a.Longs:
     """The vertex, numbered through, that each edge of the instances' graphs leaves."""
     base = np.cumsum([0, *(table.vertices for table in lower.tables)])
@@ -267,7 +287,7 @@ def _requests(requests: Requests, problem: Problem, options: SimOptions) -> a.Re
         records[name] = np.nan
     records["prompt"] = records["target"] = np.maximum(requests.input, 1)
     records["answer"] = np.maximum(requests.output, 1)
-    records["after"] = records["join"] = records["instance"] = -1
+    records["after"] = records["join"] = records["instance"] = records["slot"] = -1
     records["service"] = _service_of(requests, problem, options.seed)
     records["klass"] = requests.klass
     records["items"] = 1 if requests.items is None else np.maximum(requests.items, 0)

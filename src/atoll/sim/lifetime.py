@@ -85,6 +85,18 @@ def held_tokens(z: Sim, r: int, part: int, k: int, u: int) -> float:
 
 
 @kernel
+def land(z: Sim, r: int, u: int) -> None:
+    """Note that a request is back from the batch it left its first unit with, or will never be."""
+    slot = z.request[r].slot
+    if slot < 0:
+        return
+    z.request[r].slot = -1
+    z.flight[u, slot] -= 1
+    if z.flight[u, slot] == 0:
+        kick(z, u)
+
+
+@kernel
 def release(z: Sim, r: int, part: int) -> None:
     """Free the KV cache and the booking of a request on the units of a part."""
     hops = z.leg[r, part].hops
@@ -103,6 +115,7 @@ def release(z: Sim, r: int, part: int) -> None:
     start = z.unit[z.edge[z.way[r, begin]].reach]
     if z.request[r].state == DECODE and part == z.request[r].part:
         start.owned -= 1
+        land(z, r, z.edge[z.way[r, begin]].reach)
     unbook(z, r, part)
     z.leg[r, part].hops = 0
     one = z.instance[start.instance]

@@ -45,6 +45,7 @@ from atoll.sim.lifetime import (
     end,
     end_llm,
     feed,
+    land,
     moves_on,
     next_level,
     next_pass,
@@ -130,6 +131,8 @@ def deliver(z: Sim, head: int, now: float) -> None:
         elif u < 0:
             token_out(z, r, now)
         else:
+            if c.hop == 0:
+                land(z, r, u)
             wait_at(z, u, prompt_list(u) if c.state == PREFILL else token_list(u), r)
         r = following
     if u >= 0:

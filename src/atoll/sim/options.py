@@ -11,6 +11,7 @@ from atoll.plan.plan import Plan
 
 Batching = Literal["engine", "best-effort"]
 Feed = Literal["open", "closed", "watermark"]
+Pacing = Literal["paced", "free"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,9 @@ class SimOptions:
 
     `policy` chooses instances and pipelines (see `routing.policies`). With `batching` "engine" a step takes
     all running sequences and prompts up to `token_budget` tokens (None: 2,048, or the engine's own limit
-    where only prompts run), cut to fit; "best-effort" takes whole prompts and all that waits, as Helix
-    does. `high_water` is the share of KV cache that may be booked, a request counting with its prompt and
+    where only prompts run), cut to fit, and with `pacing` "paced" pipelines have as many batches of tokens
+    under way as is best (`routing.pacing`), "free" as many as arise; "best-effort" takes whole prompts and
+    all that waits, as Helix does. `high_water` is the share of KV cache that may be booked, a request counting with its prompt and
     `output_ratio` times the mean answer, or, with `known_outputs`, its own. `single_messages`: tokens of a
     step travel one by one, not together. `first_token`: the prompt pass yields a token. `handover_s` is
     the time a unit needs to take in a token's activations (curves only).
@@ -95,6 +97,7 @@ class SimOptions:
     policy: str = "iwrr"
     batching: Batching = "engine"
     token_budget: int | None = None
+    pacing: Pacing = "paced"
     high_water: float = 0.95
     output_ratio: float = 1.0
     known_outputs: bool = False

@@ -7,6 +7,7 @@ met in a step would travel together for good.
 
 from __future__ import annotations
 
+from atoll.routing.compiled import free_slot
 from atoll.sim.arrays import CACHED, CONTEXT, DROPPED, ENTRY, LENGTH, PREFILL, SEQUENCES, Sim
 from atoll.sim.heap import prompt_list, token_list
 from atoll.sim.kernel import kernel
@@ -31,7 +32,15 @@ def take_tokens(z: Sim, u: int, now: float) -> tuple[int, int, bool]:
     unit = z.unit[u]
     at = token_list(u)
     most = unit.most_sequences
-    if unit.stages > 1 and unit.owned > 0:
+    slot = -1
+    if unit.paced > 0:
+        limit = z.pace[unit.paced, min(unit.owned, z.pace.shape[1] - 1)]
+        limit = max(limit, (unit.owned + most - 1) // most)
+        slot = free_slot(z.flight[u], limit)
+        if slot < 0:
+            return 0, 0, True
+        most = min(most, (unit.owned + limit - 1) // limit)
+    elif unit.stages > 1 and unit.owned > 0:
         most = min(most, (unit.owned + unit.stages - 1) // unit.stages)
     sequences, context, whole = 0, 0, True
     while z.list[at].head >= 0 and sequences < most:
@@ -56,8 +65,12 @@ def take_tokens(z: Sim, u: int, now: float) -> tuple[int, int, bool]:
         z.step[CONTEXT, entry] += c.context
         sequences += 1
         context += c.context
+        if slot >= 0:
+            c.slot = slot
         c.after = unit.batch
         unit.batch = r
+    if slot >= 0 and sequences > 0:
+        z.flight[u, slot] = sequences
     return sequences, context, whole
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError
 from atoll.core.ids import Phase
+from atoll.perf.batch import Batch
 from atoll.perf.engines import engine as engine_profile
-from atoll.perf.step import analytic
+from atoll.perf.step import analytic, step_seconds
 from atoll.plan.capacities import kv_context, memory_model
 from atoll.plan.cluster import NodeProfile
 from atoll.plan.cluster_profiles import service_profiles
 from atoll.plan.plan import Instance
 from atoll.plan.problem import Problem
+from atoll.sim.arrays import Floats
 from atoll.sim.options import SimOptions
 from atoll.sim.times import TimesBuilder
 
@@ -44,6 +48,7 @@ class UnitMaker:
         self._engine = engine_profile(problem.settings.engine)
         self._profiles: dict[str, dict[str, NodeProfile]] = {}
         self._rows: dict[tuple[object, ...], UnitRow] = {}
+        self._curves: dict[tuple[object, ...], Floats] = {}
         self.times = TimesBuilder()
 
     def _profile(self, instance: Instance, index: int) -> NodeProfile | None:
@@ -75,6 +80,27 @@ class UnitMaker:
             else:
                 self._rows[key] = self._build_measured(instance, index, profile)
         return self._rows[key]
+
+    def decode_curve(self, instance: Instance, index: int, sequences: Floats) -> Floats:
+        """Return the seconds of decode steps of a node's unit with so many sequences of mean context."""
+        node = instance.nodes[index]
+        key = (instance.role, node.kind, node.tp, node.start, node.end)
+        if key not in self._curves:
+            profile = self._profile(instance, index)
+            if profile is None:
+                service = self._problem.service(instance.service)
+                spec = self._catalog.model(service.model).llm
+                kind = self._catalog.node(node.kind)
+                model = analytic(spec, kind, tp=node.tp, engine=self._problem.settings.engine)
+                zero = np.zeros_like(sequences)
+                context = zero + service.lengths.mix().decode_context
+                batch = Batch(zero, zero, zero, sequences, context)
+                found = np.asarray(step_seconds(model, batch, node.start, node.end))
+            else:
+                x, y = np.array(profile.decode_s_per_layer).T
+                found = np.interp(sequences, x, y) * node.layers + profile.step_s
+            self._curves[key] = found
+        return self._curves[key]
 
     def _build_modelled(self, instance: Instance, index: int) -> UnitRow:
         problem, node, phase = self._problem, instance.nodes[index], instance.phase
