@@ -24,9 +24,8 @@ promise, when they arrive at random (`perf.queueing`):
   own step, t(1) + (1 + 1 / 2S) K H(rho) / X + u <= b: it carries rho X.
 - Engines take all prompts that wait into a step. In a pipeline with KV cache for no more than N of them, that
   are all there are, if a step takes so many: the other stages have nothing to do, X <= N / (S (t(N) + u)).
-- Where tokens go round a pipeline, S + 1 batches are in flight: the one that comes back finds the first stage
-  just taken by another. A token then takes (S + 1) t, so (1 + 1 / S) t(B) + u <= b, and KV cache is held for
-  as long. All sequences of a node that holds the whole model run in every step: it does without.
+- Where tokens go round a pipeline, engines pace their batches: S of them at most are in flight
+  (`routing.pacing`), and a token takes S t. Without that S + 1 arise by themselves.
 - Engines book KV cache for a prompt (and the answer expected, where they decode) when a request comes, and
   use `BOOKED_SHARE` of it at most; half of all requests must find room.
 
@@ -235,9 +234,7 @@ class CapacityModel:
         """Steps that a request waits at a stage beside its own."""
         if not self._role.waits:
             return np.zeros_like(stages)
-        if self._role.phase is Phase.PREFILL:
-            return 0.5 / stages
-        return np.where(stages > 1.0, 1.0 / stages, 0.0)
+        return 0.5 / stages if self._role.phase is Phase.PREFILL else np.zeros_like(stages)
 
     def _clumped(self, stages: Array, positions: Sequence[Position]) -> Array:
         """Requests/s of a pipeline whose prompts are all in one step where there is KV cache for no more."""

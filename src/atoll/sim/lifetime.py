@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from atoll.sim.arrays import (
+    ANSWERS,
     ARRIVE,
     CHANGED,
     COMPONENT,
@@ -14,6 +15,7 @@ from atoll.sim.arrays import (
     ENDED,
     FREED,
     KICKED,
+    KV_HERE,
     MOVING,
     OPEN,
     POOL,
@@ -229,6 +231,11 @@ def begin_part(z: Sim, r: int, part: int, now: float) -> None:
     c.context = 0
     c.computed = 0
     c.join = -1
+    if z.instance[c.instance].part == ANSWERS:
+        # It only decodes: whoever asks has computed the prompt.
+        c.state = MOVING
+        push(z, now, KV_HERE, r)
+        return
     post(z, now, z.way[r, 0], r, c.target)
 
 

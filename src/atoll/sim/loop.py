@@ -142,10 +142,10 @@ def deliver(z: Sim, head: int, now: float) -> None:
 
 
 @kernel
-def hold_everywhere(z: Sim, r: int) -> bool:
+def hold_everywhere(z: Sim, r: int, part: int) -> bool:
     """Put the KV cache of a prompt on all units that decode it; False, and nothing, where one is full."""
-    begin = z.run[0].path
-    hops = z.leg[r, 1].hops
+    begin = part * z.run[0].path
+    hops = z.leg[r, part].hops
     size = z.request[r].target
     for place in (False, True):
         reached = 0
@@ -172,11 +172,13 @@ def cache_here(z: Sim, r: int, now: float) -> None:
     if c.marked:
         start_over(z, r)
         return
-    release(z, r, 0)
-    path = z.run[0].path
-    u = z.edge[z.way[r, path]].reach
-    last = z.unit[z.edge[z.way[r, path + z.leg[r, 1].hops - 1]].reach]
-    c.part = 1
+    part = 1 if z.leg[r, 1].hops > 0 else 0
+    if part == 1:
+        release(z, r, 0)
+    begin = part * z.run[0].path
+    u = z.edge[z.way[r, begin]].reach
+    last = z.unit[z.edge[z.way[r, begin + z.leg[r, part].hops - 1]].reach]
+    c.part = part
     c.hop = 0
     c.charged = 0
     if z.unit[u].solo:
@@ -185,7 +187,7 @@ def cache_here(z: Sim, r: int, now: float) -> None:
         wait_at(z, u, token_list(u), r)
         wake(z, u, now)
         return
-    if not hold_everywhere(z, r):
+    if not hold_everywhere(z, r, part):
         start_over(z, r)
         return
     prompt_done(z, r, now, now + last.back_s)
