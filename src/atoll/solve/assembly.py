@@ -31,6 +31,7 @@ from atoll.plan.plan import (
     Status,
 )
 from atoll.plan.problem import Problem
+from atoll.solve.derating import Derating, apply_all
 from atoll.solve.legs import routes_of
 from atoll.solve.packing import find_offer, pack, rent
 
@@ -108,6 +109,7 @@ def plan_from_layouts(
     bound: float | None = None,
     reasons: Sequence[str] = (),
     cut_short: bool = False,
+    derating: Derating | None = None,
 ) -> Plan:
     """Return the plan with the `chosen` instances started and the `kept` running ones kept.
 
@@ -130,7 +132,7 @@ def plan_from_layouts(
             staying.append(keep(problem, catalog, same))
     return assemble(
         problem,
-        pack(problem, sorted((*staying, *started), key=lambda i: i.id)),
+        pack(problem, apply_all(derating, sorted((*staying, *started), key=lambda i: i.id))),
         catalog=catalog,
         status=status,
         solver=solver,

@@ -13,6 +13,7 @@ from time import perf_counter
 
 from atoll.core.errors import UsageError
 from atoll.plan.plan import Goal, Plan
+from atoll.solve.derating import Derating
 
 GAP = 1e-3
 DEADLINE_S = 300.0
@@ -63,6 +64,7 @@ class Effort:
     promise: bool = True
     rank: Rank | None = None
     work: float = 1.0
+    derating: Derating | None = None
 
     def __post_init__(self) -> None:
         if not _LEAST_WORK <= self.work <= _MOST_WORK:

@@ -13,6 +13,7 @@ from atoll.plan.handover import cut_sizes, handover
 from atoll.plan.plan import Instance, Market, Plan
 from atoll.plan.problem import Problem
 from atoll.solve.assembly import NewInstance, infeasible, keep, plan_from_layouts
+from atoll.solve.derating import Derating
 from atoll.solve.rent import types
 from atoll.solve.rent.allocation import WORK, allocate
 from atoll.solve.templates.library import Libraries
@@ -46,11 +47,12 @@ def solve(
     gap: float = GAP,
     work: float = 1.0,
     log: types.Log | None = None,
+    derating: Derating | None = None,
 ) -> Solved:
     """Return the cheapest plan, proven to `gap` or as far as `work` (1: the usual effort) allows."""
-    running = running_columns(problem, catalog)
+    running = running_columns(problem, catalog, derating)
     allocation = allocate(
-        service_demands(problem, catalog, libraries),
+        service_demands(problem, catalog, libraries, derating),
         supply_of(problem, catalog),
         limits_of(problem),
         init_penalty=problem.settings.init_penalty,
@@ -62,12 +64,13 @@ def solve(
         seed=problem.settings.seed,
         log=log,
     )
-    plan = _plan(problem, catalog, libraries, allocation, [group for _, group in running])
+    groups = [group for _, group in running]
+    plan = _plan(problem, catalog, libraries, allocation, groups, derating)
     return Solved(plan, allocation)
 
 
 def service_demands(
-    problem: Problem, catalog: Catalog, libraries: Libraries
+    problem: Problem, catalog: Catalog, libraries: Libraries, derating: Derating | None = None
 ) -> list[types.ServiceDemand]:
     """Return what each service needs and the templates its roles may use."""
     regions = problem.regions
@@ -79,7 +82,10 @@ def service_demands(
             library = libraries.roles[str(role)]
             roles.append(
                 types.RoleTemplates(
-                    _PHASES[role.phase], library.counts, library.throughput, problem.demand(role)
+                    _PHASES[role.phase],
+                    library.counts,
+                    library.throughput if derating is None else derating.throughput(str(role), library),
+                    problem.demand(role),
                 )
             )
         moved = handover(problem, catalog, service)
@@ -148,7 +154,7 @@ def limits_of(problem: Problem) -> types.AllocationLimits:
 
 
 def running_columns(
-    problem: Problem, catalog: Catalog
+    problem: Problem, catalog: Catalog, derating: Derating | None = None
 ) -> list[tuple[types.RunningColumn, list[Instance]]]:
     """Return what runs now and may stay, equal instances together, as they run.
 
@@ -175,7 +181,8 @@ def running_columns(
             gpus[k] += node.gpus
         if not stays:
             continue
-        rate = keep(problem, catalog, instance).throughput_per_s
+        kept = keep(problem, catalog, instance)
+        rate = kept.throughput_per_s * (1.0 if derating is None else derating.share(kept))
         key = (
             names.index(instance.service),
             _PHASES[instance.phase],
@@ -197,6 +204,7 @@ def _plan(
     libraries: Libraries,
     allocation: types.Allocation,
     running: list[list[Instance]],
+    derating: Derating | None = None,
 ) -> Plan:
     if allocation.status == "infeasible":
         return infeasible(
@@ -231,6 +239,7 @@ def _plan(
         bound=allocation.bound,
         reasons=allocation.binding,
         cut_short=allocation.cut_short,
+        derating=derating,
     )
 
 

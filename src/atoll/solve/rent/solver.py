@@ -75,6 +75,7 @@ def solve(
         gap=effort.gap,
         work=effort.work,
         log=log,
+        derating=effort.derating,
     )
     if on_progress is not None:
         on_progress(Progress("allocating", "done", 1.0, _count_work(solved.allocation.statistics)))

@@ -1,0 +1,68 @@
+"""What templates carry in truth: a share of the throughput that the performance model gives them.
+
+Solvers choose among templates by their analytic throughput. Who has simulated some of them says here how much
+of it they may be given; the others keep all of it, which is an upper bound. A plan that uses none of those is
+the cheapest for the shares, and its bound holds for them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from atoll.plan.plan import Instance
+    from atoll.solve.templates.generate import TemplateLibrary
+
+NodeSet = tuple[tuple[str, int], ...]
+"""How many nodes of each kind, sorted by kind."""
+
+
+def node_set(instance: Instance) -> NodeSet:
+    """Return the nodes of an instance by kind."""
+    return tuple(sorted(Counter(node.kind for node in instance.nodes).items()))
+
+
+@dataclass(frozen=True)
+class Derating:
+    """Shares of analytic throughput, by role and nodes; 1 where nothing is known."""
+
+    shares: dict[tuple[str, NodeSet], float] = field(default_factory=dict)
+
+    def share(self, instance: Instance) -> float:
+        """Return the share of an instance."""
+        return self.shares.get((instance.role, node_set(instance)), 1.0)
+
+    def apply(self, instance: Instance) -> Instance:
+        """Return the instance with its share of throughput and flows."""
+        share = self.share(instance)
+        if share >= 1.0:
+            return instance
+        flows = tuple(f.model_copy(update={"per_s": f.per_s * share}) for f in instance.flows)
+        carried = instance.throughput_per_s * share
+        return instance.model_copy(update={"flows": flows, "throughput_per_s": carried})
+
+    def throughput(self, role: str, library: TemplateLibrary) -> NDArray[np.float64]:
+        """Return the throughput of all templates of a role."""
+        rates = library.throughput.copy()
+        kinds = library.tables.node_types
+        for (of_role, nodes), share in self.shares.items():
+            if of_role != role:
+                continue
+            counts = np.zeros(len(kinds), np.int8)
+            for kind, number in nodes:
+                if kind in kinds:
+                    counts[kinds.index(kind)] = number
+            rates[np.flatnonzero((library.counts == counts).all(axis=1))] *= share
+        return rates
+
+
+def apply_all(derating: Derating | None, instances: Iterable[Instance]) -> list[Instance]:
+    """Return instances with their shares of throughput."""
+    return [each if derating is None else derating.apply(each) for each in instances]
