@@ -238,6 +238,29 @@ class Route(Frozen):
     share: Share
 
 
+class KeptPromise(Frozen):
+    """What a simulation of the plan found of a service's promises.
+
+    `target` is the share of requests that shall keep both, `kept` the share that did, on other arrivals than
+    the plan was sized with, and `low` to `high` its 95 % confidence interval. `kept_ttft` and `kept_tpot`
+    kept the one and the other. `cause` says what stands in the way where the target is missed.
+    """
+
+    service: Name
+    target: Share
+    kept: Share
+    low: Share
+    high: Share
+    kept_ttft: Share
+    kept_tpot: Share
+    cause: str | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether enough requests keep their promises."""
+        return self.kept >= self.target
+
+
 class Plan(Frozen):
     """A whole answer: instances, routes, what they cost, and how good the answer is proven to be.
 
@@ -249,7 +272,9 @@ class Plan(Frozen):
     share that may be missing. They are None where a solver proves nothing. `served_fraction` is by service
     the share of its demand that is served from prompt to last token, 1 where demand is met. `cut_short` says
     that the deadline came before the search had ended: with more time there may be a better plan. `reasons`
-    say what binds, `notes` what a simulation found.
+    say what binds, `notes` what a simulation found. `promises` are what requests keep in simulation, by
+    service, empty where only capacity was planned; then `bound` holds for capacities found by simulation, and
+    `capacity_bound` whatever a simulation finds.
     """
 
     schema_version: Literal[1] = 1
@@ -269,6 +294,18 @@ class Plan(Frozen):
     cut_short: bool = False
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    promises: tuple[KeptPromise, ...] = ()
+    capacity_bound: float | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_promises(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out promises that were not looked at."""
+        fields: dict[str, object] = write(self)
+        if not self.promises:
+            fields.pop("promises", None)
+        if self.capacity_bound is None:
+            fields.pop("capacity_bound", None)
+        return fields
 
     @model_validator(mode="before")
     @classmethod

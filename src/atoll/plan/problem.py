@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 COMPONENT = "llm"
 """The component every service places; the planner knows plain language models only."""
 
+ATTAINMENT = 0.95
+"""The share of requests that keep their promises, unless a service says otherwise."""
 Positive = Annotated[float, Field(gt=0)]
 Shortage = Literal["fail", "fraction", "priority"]
 Phases = Literal["auto", "apart", "together"]
@@ -91,7 +93,9 @@ class Service(Frozen):
     """A model to be served, what is promised, and how much is asked of it.
 
     `ttft_s` and `tpot_s` are promised seconds to the first token and per further token; `rate_per_s`
-    is requests per second. Capacity is planned for `headroom` times the demand. `phases` says whether
+    is requests per second. `attainment` is the share of requests that must keep both promises, when they
+    arrive at random: gaps between them have a standard deviation of `burstiness` times their mean (1 is
+    Poisson). Capacity is planned for `headroom` times the demand. `phases` says whether
     prefill and decode run apart, together, or some of each, whichever is cheapest ("auto"). `only` and
     `avoid` hold kinds of nodes ("L40S:2") or GPU types ("L40S", any size); an empty `only` allows all.
     """
@@ -104,9 +108,18 @@ class Service(Frozen):
     lengths: Lengths
     phases: Phases = "auto"
     headroom: float = Field(default=1.0, ge=1)
+    attainment: float = Field(default=ATTAINMENT, gt=0, lt=1)
+    burstiness: float = Field(default=1.0, ge=0.1, le=20)
     priority: Positive = 1.0
     only: tuple[str, ...] = ()
     avoid: tuple[str, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out what came later and is not set, so that older problems keep their hash."""
+        fields: dict[str, object] = write(self)
+        later = {"attainment": ATTAINMENT, "burstiness": 1.0}
+        return {name: value for name, value in fields.items() if later.get(name) != value}
 
     @field_validator("only", "avoid")
     @classmethod

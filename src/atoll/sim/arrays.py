@@ -103,7 +103,8 @@ VERTEX = _dtype(i8="sweep item", f8="queue load booked room speed", flag="dead m
 GRAPH = _dtype(i8="vertex edge")
 INSTANCE = _dtype(i8="vertex part holds tokens after", f8="ready_s gone_s", flag="ready draining")
 SERVICE = _dtype(i8="layers prompts tokens", f8="estimate kv_bytes gap_sum")
-LINK = _dtype(f8="bytes_per_s free_s busy_s bytes")
+# Free of KV caches from `free_s` on, of messages from `quick_s` on.
+LINK = _dtype(f8="bytes_per_s free_s quick_s busy_s bytes")
 EVENT = _dtype(f8="time", i8="order value")
 # `link` is what all messages between two sites share (-1: nothing but the interfaces of the nodes).
 SITE = _dtype(i8="link", f8="bytes_per_s latency_s")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from atoll.core.errors import InputError
-from atoll.plan.problem import Problem
+from atoll.plan.problem import Problem, Service
+from atoll.workload.arrivals import Renewal
 from atoll.workload.builtin import lengths_like
 from atoll.workload.rates import RateClock
 from atoll.workload.requests import Workload
@@ -11,12 +12,13 @@ from atoll.workload.synthetic import Mixed, Synthetic
 
 
 def demand_of(problem: Problem, duration_s: float) -> Workload:
-    """Return Poisson arrivals at the rate of each service, with lengths that have its moments."""
+    """Return arrivals at the rate and burstiness of each service, with lengths that have its moments."""
     parts = tuple(
         Synthetic(
             service.name,
             RateClock(service.rate_per_s),
             lengths_like(service.lengths.mix()),
+            _renewal(service),
             duration_s=duration_s,
             models=(service.name,),
         )
@@ -28,3 +30,9 @@ def demand_of(problem: Problem, duration_s: float) -> Workload:
             f"nothing is asked of {problem.name}", field="rate", hint="give a workload: --trace"
         )
     return parts[0] if len(parts) == 1 else Mixed(problem.name, parts)
+
+
+def _renewal(service: Service) -> Renewal:
+    if service.burstiness == 1.0:
+        return Renewal()
+    return Renewal("gamma", service.burstiness)

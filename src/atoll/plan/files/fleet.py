@@ -136,6 +136,8 @@ def _service(
         lengths=lengths,
         phases=_phases(document, here, entry),
         headroom=entry.headroom,
+        attainment=entry.attainment,
+        burstiness=entry.burstiness,
         priority=entry.priority,
         only=only,
         avoid=avoid,

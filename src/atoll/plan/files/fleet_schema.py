@@ -27,7 +27,7 @@ from atoll.core.frozen import Frozen
 from atoll.core.quantities import Bandwidth, Duration, Rate, UsdPerHour
 from atoll.plan.cluster import KV_FILL, NodeProfile
 from atoll.plan.plan import Market
-from atoll.plan.problem import Phases, Shortage
+from atoll.plan.problem import ATTAINMENT, Phases, Shortage
 
 # A bare number is in seconds, so "ttft: 1600" would be half an hour: refuse what nobody promises.
 FirstToken = Annotated[Duration, Field(gt=0, le=600)]
@@ -122,6 +122,15 @@ class ServiceEntry(Frozen):
     )
     headroom: Annotated[float, Field(strict=True, ge=1, le=100)] = Field(
         default=1.0, description="Plan for this many times the demand."
+    )
+    attainment: Annotated[Share, Field(gt=0, lt=1)] = Field(
+        default=ATTAINMENT,
+        description="Share of requests that must keep both promises, such as 95%.",
+    )
+    burstiness: Annotated[float, Field(strict=True, ge=0.1, le=20)] = Field(
+        default=1.0,
+        description="How unevenly requests arrive: the standard deviation of the gaps between them over "
+        "their mean; 1 is random (Poisson).",
     )
     priority: Annotated[float, Field(strict=True, gt=0, le=1e6)] = Field(
         default=1.0, description="Weight of this service when not all demand can be met."

@@ -176,7 +176,7 @@ def template_key(problem: Problem) -> str:
     Rates, priorities, prices, availability, limits and what runs are not among it.
     """
     services = [
-        service.model_dump(mode="json", exclude={"rate_per_s", "headroom", "priority"})
+        service.model_dump(mode="json", exclude={"rate_per_s", "headroom", "priority", "attainment", "burstiness"})
         for service in problem.services
     ]
     settings = problem.settings.model_dump(

@@ -1,0 +1,110 @@
+"""Templates that a cheaper plan would use next: what to simulate before it does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from atoll.core.ids import parse_node_type
+from atoll.solve.assembly import NewInstance, build_instance
+from atoll.solve.derating import Derating, NodeSet
+
+if TYPE_CHECKING:
+    from atoll.catalog.catalog import Catalog
+    from atoll.plan.plan import Instance, Market
+    from atoll.plan.problem import Problem
+    from atoll.solve.templates.library import Libraries
+
+Key = tuple[str, NodeSet]
+
+
+def find_prospects(
+    problem: Problem,
+    catalog: Catalog,
+    libraries: Libraries,
+    derating: Derating,
+    roles: list[str],
+    most: int,
+    slack: float,
+) -> dict[Key, Instance]:
+    """Return, of each role, up to `most` templates that nobody has simulated, cheapest first.
+
+    They cost at most 1 + `slack` times what the cheapest that is known does, for what they carry.
+    """
+    prices = _kind_prices(problem, libraries.kinds)
+    found: dict[Key, Instance] = {}
+    for role in roles:
+        library = libraries.roles[role]
+        rates = derating.throughput(role, library)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            cost = np.where(rates > 0.0, (library.counts @ prices) / rates, np.inf)
+        known = np.zeros(len(rates), np.bool_)
+        kinds = library.tables.node_types
+        for of_role, nodes in derating.shares:
+            if of_role == role:
+                known[_index(library.counts, kinds, nodes)] = True
+        limit = np.min(cost[known], initial=np.inf) * (1.0 + slack)
+        order = np.argsort(cost, kind="stable")
+        taken = 0
+        for index in order[: 4 * most + int(known.sum())]:
+            if taken >= most or not cost[index] <= limit:
+                break
+            if known[index]:
+                continue
+            instance = _stand(problem, catalog, role, library, int(index))
+            if instance is not None:
+                nodes = tuple(
+                    (kinds[c], int(library.counts[index, c]))
+                    for c in np.flatnonzero(library.counts[index])
+                )
+                found[role, tuple(sorted(nodes))] = instance
+                taken += 1
+    return found
+
+
+def _index(counts: np.ndarray, kinds: tuple[str, ...], nodes: NodeSet) -> np.ndarray:  # type: ignore[type-arg]
+    asked = np.zeros(len(kinds), counts.dtype)
+    for kind, number in nodes:
+        if kind in kinds:
+            asked[kinds.index(kind)] = number
+    return np.flatnonzero((counts == asked).all(axis=1))
+
+
+def _kind_prices(problem: Problem, kinds: tuple[str, ...]) -> np.ndarray:  # type: ignore[type-arg]
+    """The least that a node of each kind costs per hour, its share of a machine where it is a slice."""
+    prices = np.full(len(kinds), 1e9)
+    for offer in problem.offers:
+        if offer.available <= 0:
+            continue
+        for kind in offer.kinds:
+            share = parse_node_type(kind).gpu_count / offer.gpus
+            at = kinds.index(kind)
+            prices[at] = min(prices[at], offer.usd_per_hour * share + 1e-9)
+    return prices
+
+
+def _stand(problem, catalog, role, library, index):  # type: ignore[no-untyped-def]
+    """The instance of a template where all of its nodes can be had; None where that is nowhere."""
+    layout = library.layout(index)
+    kinds = Counter(kind for stage in layout.stages for kind in stage.nodes)
+    for region in problem.regions:
+        rented: dict[tuple[str, str, Market], int] = {}
+        for kind, number in kinds.items():
+            offers = [
+                o
+                for o in problem.offers
+                if o.region == region
+                and kind in o.kinds
+                and o.available * (o.gpus // parse_node_type(kind).gpu_count) >= number
+            ]
+            if not offers:
+                break
+            offer = min(offers, key=lambda o: (o.usd_per_hour / o.gpus, o.key))
+            rented[kind, offer.node_type, offer.market] = number
+        else:
+            return build_instance(
+                problem, catalog, NewInstance(role, region, layout, rented), id="prospect"
+            )
+    return None
