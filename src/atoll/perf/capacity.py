@@ -71,7 +71,7 @@ class RoleLoad:
 
     `slo_s` is the prefill latency (TTFT) or the decode latency per token (TPOT) of the whole model. With
     `together` the node runs the other phase, too, and keeps memory for the activations of both. With `waits`
-    requests come at random, and half of them must keep the promise, waiting included.
+    requests come at random, and a `share` of them must keep the promise, waiting included.
     """
 
     name: str
@@ -81,6 +81,7 @@ class RoleLoad:
     lengths: LengthMix
     together: bool = False
     waits: bool = False
+    share: float = 0.5
 
     def __post_init__(self) -> None:
         if self.phase not in (Phase.PREFILL, Phase.DECODE):
@@ -267,7 +268,7 @@ class CapacityModel:
         once = 0.5 * lengths.input_mean_square / lengths.input_mean**2
         at_most = (budgets_s / (1.0 + 0.5 / stages))[:, None]
         alone = best.first_s / (1.0 + 0.5 / stages)[:, None]
-        return load_within((at_most - alone) * rate / once, stages[:, None])
+        return load_within((at_most - alone) * rate / once, stages[:, None], self._role.share)
 
     @property
     def _tail(self) -> float:

@@ -37,7 +37,7 @@ from atoll.perf.capacity import BOOKED_SHARE, RoleLoad, booked_spread, booked_to
 from atoll.perf.grid import Indices
 from atoll.perf.memory import MemoryModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
-from atoll.perf.queueing import median_wait, places_taken
+from atoll.perf.queueing import longest_wait, places_taken
 from atoll.perf.step import Position, StepModel, StepParts, slowest_run, window_counts
 from atoll.workload.lengths import LengthMix
 
@@ -141,7 +141,7 @@ class MixedCapacityModel:
         turn = self._packed[position] / self._full + more
         once = 0.5 * lengths.input_mean_square / lengths.input_mean**2
         with np.errstate(invalid="ignore"):
-            queue = once * turn * median_wait(rate * turn, depth)
+            queue = once * turn * longest_wait(rate * turn, depth, self._prompts.share)
         first = mixed + more + residual
         hop_first = np.where(depth > 1.0, self._hop_s(lengths.input_mean), 0.0)
         hop = np.where(depth > 1.0, self._hop_s(1.0), 0.0)

@@ -27,16 +27,26 @@ _LOADS = 1.0 - np.geomspace(0.5, 1.0 - BUSIEST, 128)
 _WAITS = np.log(2.0 * _LOADS) / (1.0 - _LOADS)
 
 
-def median_wait(load: Array, stages: Array) -> Array:
-    """Return H: how long half of what arrives waits at most, in units of K s; infinite past `BUSIEST`."""
+def longest_wait(load: Array, stages: Array, share: float = 0.5) -> Array:
+    """Return H: how long a share of what arrives waits at most at a stage, in units of K s.
+
+    Infinite past `BUSIEST`.
+    """
     within = np.clip(load, 0.0, BUSIEST)
+    if share != 0.5:
+        once = np.log(np.maximum(within / (1.0 - share), 1.0)) / (1.0 - within)
+        return np.asarray(np.where(load > BUSIEST, np.inf, once / stages))
     one = np.log(np.maximum(2.0 * within, 1.0)) / (1.0 - within)
     wait = np.where(stages > 1.0, within / (1.0 - within), one)
     return np.asarray(np.where(load > BUSIEST, np.inf, wait))
 
 
-def load_within(wait: Array, stages: Array) -> Array:
-    """Return the largest load at which half of what arrives waits `wait` at most, in units of K s."""
+def load_within(wait: Array, stages: Array, share: float = 0.5) -> Array:
+    """Return the largest load at which a share of what arrives waits `wait` at most, in units of K s."""
+    if share != 0.5:
+        loads = 1.0 - np.geomspace(share, 1.0 - BUSIEST, 128)
+        waits = np.log(np.maximum(loads / (1.0 - share), 1.0)) / (1.0 - loads)
+        return np.asarray(np.interp(wait * stages, waits, loads))
     one = np.interp(wait, _WAITS, _LOADS)
     # Without the fraction of two infinities: 1 - 1 / (1 + wait).
     many = np.minimum(1.0 - 1.0 / (1.0 + np.maximum(wait, 0.0)), BUSIEST)

@@ -24,6 +24,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.catalog.links import Link
 from atoll.catalog.nodes import NodeType
 from atoll.core.ids import Phase, RoleId, parse_role
+from atoll.core.rng import stream
 from atoll.perf.capacity import CapacityModel, CapacityTable, RoleLoad, copy_node
 from atoll.perf.engines import engine as engine_profile
 from atoll.perf.layers import tp_sizes
@@ -34,7 +35,10 @@ from atoll.perf.queueing import load_within
 from atoll.perf.step import Position, analytic, check_tp
 from atoll.plan.handover import handover, hop_link, kv_bytes_by_layers, kv_bytes_per_unit
 from atoll.plan.problem import Problem, Service
+from atoll.workload.builtin import lengths_like
+from atoll.workload.lengths import LengthMix
 
+_DRAWS = 20_000
 POSITIONS = CapacityTable.POSITIONS
 """The order of the first axis of `role_table`."""
 
@@ -70,7 +74,7 @@ def phase_loads(
     role_id = parse_role(role) if isinstance(role, str) else role
     phases = (Phase.PREFILL, Phase.DECODE) if role_id.phase is Phase.BOTH else (role_id.phase,)
     spec = catalog.model(service.model).llm
-    mix = service.lengths.mix()
+    mix, share = _asked(problem, service)
     promise_s = {phase: service.slo_s(phase) for phase in phases}
     if role_id.phase is Phase.PREFILL:
         promise_s[Phase.PREFILL] = prefill_promise_s(problem, catalog, service)
@@ -85,9 +89,30 @@ def phase_loads(
             mix,
             together=role_id.phase is Phase.BOTH,
             waits=True,
+            share=share,
         )
         for phase in phases
     )
+
+
+def _asked(problem: Problem, service: Service) -> tuple[LengthMix, float]:
+    """The lengths that capacity is for, and the share of requests that must not wait too long.
+
+    Where plans are sized for a share of requests the longest prompts that count must keep the promise by
+    themselves; and twice as many as may be lost may wait too long: what is left is for simulation to find.
+    """
+    mix = service.lengths.mix()
+    if problem.settings.sized_for == "half":
+        return mix, 0.5
+    tail = max(mix.input_tail, prompt_quantile(mix, service.attainment))
+    return replace(mix, input_tail=tail), max(0.5, 1.0 - 2.0 * (1.0 - service.attainment))
+
+
+@lru_cache(maxsize=256)
+def prompt_quantile(mix: LengthMix, share: float) -> float:
+    """Return the length in tokens that a share of prompts does not exceed."""
+    prompts, _ = lengths_like(mix).draw(stream(0, "prompts"), _DRAWS)
+    return float(np.quantile(prompts, share))
 
 
 def prefill_promise_s(problem: Problem, catalog: Catalog, service: Service) -> float:

@@ -42,6 +42,7 @@ ATTAINMENT = 0.95
 Positive = Annotated[float, Field(gt=0)]
 Shortage = Literal["fail", "fraction", "priority"]
 Phases = Literal["auto", "apart", "together"]
+Sizing = Literal["half", "share"]
 
 _PHASES_OF: dict[str, tuple[Phase, ...]] = {
     "auto": (Phase.PREFILL, Phase.DECODE, Phase.BOTH),
@@ -238,7 +239,8 @@ class Settings(Frozen):
     total, and `max_stages` stages (None: as many as nodes). `init_penalty` is the time to start an
     instance over the time until the next re-plan: a new instance costs 1 + init_penalty times its
     price. `on_shortage` says what happens when demand cannot be met: fail, serve the same largest
-    fraction of every service's demand, or weigh services by priority.
+    fraction of every service's demand, or weigh services by priority. Capacity is what keeps promises for
+    half of all requests, or about for the share of them that each service asks for (`sized_for`).
     """
 
     max_nodes_per_instance: int = Field(default=6, ge=1, le=8)
@@ -248,6 +250,15 @@ class Settings(Frozen):
     engine: str = "vllm"
     seed: int = Field(default=0, ge=0)
     on_shortage: Shortage = "fraction"
+    sized_for: Sizing = "half"
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out what came later and is not set, so that older problems keep their hash."""
+        fields: dict[str, object] = write(self)
+        if self.sized_for == "half":
+            fields.pop("sized_for", None)
+        return fields
 
     @property
     def stages(self) -> int:

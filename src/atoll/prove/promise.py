@@ -43,13 +43,15 @@ _AHEAD = 6
 _SLACK = 0.10
 _ROUGH_GAP = 0.01
 """How close to the cheapest plans are that only tell which templates to simulate."""
+_ENOUGH, _ABOVE = 6, 1.15
+"""After so many templates of a role with so many nodes, others of them count with so many times the best."""
 _TRIALS = 6
 _MARGIN = 0.2
 """A plan is taken where so much of what may be lost is to spare, in simulation."""
 _PLENTY = 0.5
 """With more than this to spare, more may be lost by each phase."""
 _SEEDS = 5
-_PER_SERVICE = 3_000
+_PER_SERVICE = 8_000
 _T95 = 2.776
 """Student's t for 95 % and `_SEEDS` - 1 degrees of freedom."""
 _TAIL_DRAWS = 20_000
@@ -76,7 +78,16 @@ class _Sizing:
 
     @property
     def derating(self) -> Derating:
-        return Derating({key: curve.load(self.share(key)) for key, curve in self.curves.items()})
+        shares = {key: curve.load(self.share(key)) for key, curve in self.curves.items()}
+        seen: dict[tuple[str, int], list[float]] = {}
+        for (role, nodes), share in shares.items():
+            seen.setdefault((role, sum(number for _, number in nodes)), []).append(share)
+        priors = {
+            like: min(1.0, max(0.1, _ABOVE * max(some)))
+            for like, some in seen.items()
+            if len(some) >= _ENOUGH
+        }
+        return Derating(shares, priors)
 
 
 def keep_promises(
@@ -112,7 +123,7 @@ class _Prover:
         self._solve, self.effort = solve, effort
         self.causes: dict[str, str] = {}
         targets = {service.name: service.attainment for service in problem.services}
-        self.sizing = _Sizing(_with_tails(problem, targets), targets)
+        self.sizing = _Sizing(_sized(problem, targets), targets)
         self.first: Plan | None = None
         self.simulated = 0
 
@@ -128,7 +139,7 @@ class _Prover:
             for trial in range(1, _TRIALS + 1):
                 plan = self._size(trial)
                 self.say(f"trial {trial}: simulating the plan")
-                kept = simulate_kept(plan, self.problem, self.catalog, trial, self.deadline)
+                kept = simulate_kept(plan, self.problem, self.catalog, 1, self.deadline)
                 self.say(" ".join(f"{n}: {k.share:.3f} ({k.ttft:.3f}, {k.tpot:.3f}; {self.sizing.spare.get(n,1):.2f})" for n, k in kept.items()))
                 short = {n for n, k in kept.items() if k.share < self._wanted(n, _MARGIN)}
                 worst = min((k.share - self.sizing.targets[n] for n, k in kept.items()), default=0)
@@ -176,7 +187,7 @@ class _Prover:
         for number in range(1, _ROUNDS + 1):
             rough = replace(self.effort, derating=sizing.derating, gap=max(self.effort.gap, _ROUGH_GAP))
             plan = self.solve(sizing.problem, rough)
-            used = {(i.role, node_set(i)): i for i in plan.instances}
+            used = self._used(plan)
             new = {key: one for key, one in used.items() if key not in sizing.curves}
             self.say(
                 f"trial {trial}, round {number}: {len(new)} new of {len(used)} templates, "
@@ -195,11 +206,19 @@ class _Prover:
                     return plan
                 fine = replace(self.effort, derating=sizing.derating)
                 plan = self.solve(sizing.problem, fine)
-                used = {(i.role, node_set(i)): i for i in plan.instances}
+                used = self._used(plan)
                 if not self._measure({k: i for k, i in used.items() if k not in sizing.curves}, used):
                     return plan
         assert plan is not None
         return plan
+
+    def _used(self, plan: Plan) -> dict[Key, Instance]:
+        """The templates of a plan, with their analytic throughput."""
+        from atoll.solve.assembly import keep
+
+        return {
+            (i.role, node_set(i)): keep(self.sizing.problem, self.catalog, i) for i in plan.instances
+        }
 
     def _measure(self, new: Mapping[Key, Instance], used: Mapping[Key, Instance]) -> bool:
         """Simulate templates until their largest load is known; say whether there were any to simulate."""
@@ -243,7 +262,7 @@ class _Prover:
             for name in lost:
                 sizing.targets[name] = min(sizing.targets[name], target)
                 self.causes[name] = "its longest prompts alone take longer than ttft"
-            sizing.problem = _with_tails(self.problem, sizing.targets)
+            sizing.problem = _sized(self.problem, sizing.targets)
 
     def _stamp(self, plan: Plan) -> Plan:
         from atoll.plan.validate.check import check
@@ -322,25 +341,12 @@ def _promise(service: Service, runs: list[_Kept], cause: str | None) -> KeptProm
     )
 
 
-def _with_tails(problem: Problem, targets: Mapping[str, float]) -> Problem:
-    """The problem with promises for prompts so long that fewer than may be lost are longer."""
+def _sized(problem: Problem, targets: Mapping[str, float]) -> Problem:
+    """The problem with capacity for about these shares of requests."""
     return problem.replace(
         services=tuple(
-            service.model_copy(
-                update={
-                    "lengths": service.lengths.model_copy(
-                        update={"input_tail": _tail(service, targets[service.name])}
-                    )
-                }
-            )
+            service.model_copy(update={"attainment": targets[service.name]})
             for service in problem.services
-        )
+        ),
+        settings=problem.settings.model_copy(update={"sized_for": "share"}),
     )
-
-
-def _tail(service: Service, target: float) -> float:
-    from atoll.workload.builtin import lengths_like
-
-    luck = stream(0, "tails")
-    prompts, _ = lengths_like(service.lengths.mix()).draw(luck, _TAIL_DRAWS)
-    return max(service.lengths.input_tail, float(np.quantile(prompts, target)))

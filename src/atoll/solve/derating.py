@@ -31,13 +31,18 @@ def node_set(instance: Instance) -> NodeSet:
 
 @dataclass(frozen=True)
 class Derating:
-    """Shares of analytic throughput, by role and nodes; 1 where nothing is known."""
+    """Shares of analytic throughput, by role and nodes.
+
+    Where nothing is known of a template it is that of `priors`, by role and number of nodes, or 1.
+    """
 
     shares: dict[tuple[str, NodeSet], float] = field(default_factory=dict)
+    priors: dict[tuple[str, int], float] = field(default_factory=dict)
 
     def share(self, instance: Instance) -> float:
         """Return the share of an instance."""
-        return self.shares.get((instance.role, node_set(instance)), 1.0)
+        prior = self.priors.get((instance.role, len(instance.nodes)), 1.0)
+        return self.shares.get((instance.role, node_set(instance)), prior)
 
     def apply(self, instance: Instance) -> Instance:
         """Return the instance with its share of throughput and flows."""
@@ -52,6 +57,10 @@ class Derating:
         """Return the throughput of all templates of a role."""
         rates = library.throughput.copy()
         kinds = library.tables.node_types
+        sizes = library.counts.sum(axis=1)
+        for (of_role, size), prior in self.priors.items():
+            if of_role == role:
+                rates[sizes == size] *= prior
         for (of_role, nodes), share in self.shares.items():
             if of_role != role:
                 continue
@@ -59,7 +68,8 @@ class Derating:
             for kind, number in nodes:
                 if kind in kinds:
                     counts[kinds.index(kind)] = number
-            rates[np.flatnonzero((library.counts == counts).all(axis=1))] *= share
+            at = np.flatnonzero((library.counts == counts).all(axis=1))
+            rates[at] = library.throughput[at] * share
         return rates
 
 

@@ -176,11 +176,11 @@ def template_key(problem: Problem) -> str:
     Rates, priorities, prices, availability, limits and what runs are not among it.
     """
     services = [
-        service.model_dump(mode="json", exclude={"rate_per_s", "headroom", "priority", "attainment", "burstiness"})
+        service.model_dump(mode="json", exclude={"rate_per_s", "headroom", "priority", "burstiness"})
         for service in problem.services
     ]
     settings = problem.settings.model_dump(
-        mode="json", include={"max_nodes_per_instance", "memory_ratio", "max_stages", "engine"}
+        mode="json", include={"max_nodes_per_instance", "memory_ratio", "max_stages", "engine", "sized_for"}
     )
     places = sorted({(offer.region, offer.node_type, offer.whole) for offer in problem.offers})
     return hashlib.sha256(json.dumps([services, settings, places]).encode()).hexdigest()
