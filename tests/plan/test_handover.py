@@ -274,3 +274,22 @@ def test_what_stands_hands_over_in_time(asked: Problem, data: st.DataObject) -> 
                 assert link.time_s(found.bytes_per_request) <= LINK_SHARE * chat.ttft_s
         sent = rates[layers] * (per_unit[layers] + (stages > 1) * 2 * spec.hidden)
         assert sent <= nic.bandwidth_bytes_per_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("region", ["us-east-2", "us-central1"])
+@pytest.mark.parametrize("gpu", ["H100", "A100-80", "L40S", "L4"])
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_more_gpus_never_carry_less_for_want_of_an_interface(
+    region: str, gpu: str, phase: str
+) -> None:
+    kinds = [f"{gpu}:{size}" for size in (1, 2, 4, 8)]
+    asked = over(*(offer(region, kind, 1.0) for kind in kinds))
+    carried = [
+        node_capacity(
+            asked, catalog(), asked.services[0], f"chat/llm/{phase}", kind, LAYERS, 1,
+            Position.WHOLE, region=region,
+        )
+        for kind in kinds
+    ]  # fmt: skip
+    assert carried[0] > 0.0
+    assert carried == sorted(carried)
