@@ -41,7 +41,7 @@ def test_two_nodes_share_the_slower_interface() -> None:
     assert links.between("r", "s", "H100:8", "H100:8") == links.between_regions
 
 
-@pytest.mark.parametrize("region", ["", "us-east-2", "us-central1"])
+@pytest.mark.parametrize("region", ["", "us-east-2", "us-central1", "gcp/us-central1"])
 def test_no_size_of_a_gpu_carries_less_than_a_smaller_one(region: str) -> None:
     links = default_links()
     for gpu, nodes in groupby(Catalog.default().nodes.values(), key=lambda node: node.gpu.name):
@@ -83,7 +83,23 @@ def test_interfaces_of_a_cloud_stand_in_its_region() -> None:
         assert links.between("us-central1", "us-central1", node, node).bandwidth_bytes_per_s == (
             there * GBIT
         )
+        assert links.nic_bytes_per_s("gcp/us-central1", node) == there * GBIT
+        assert links.nic_bytes_per_s("aws/us-east-2", node) == elsewhere * GBIT
     assert links.nic_bytes_per_s("us-central1", "L4:2") == 32 * GBIT
+
+
+def test_regions_with_their_cloud_are_the_same_places() -> None:
+    links = default_links()
+    known = links.between("us-east-2", "us-central1")
+    assert known != links.between_regions
+    assert links.between("aws/us-east-2", "gcp/us-central1") == known
+    far = Link(1e6, 0.9)
+    own = links.with_pairs(regions={("aws/us-east-2", "gcp/us-central1"): far, ("any", "any"): far})
+    assert own.between("aws/us-east-2", "gcp/us-central1") == far
+    assert own.between("us-east-2", "us-central1") == known
+    # Equal names in two clouds are two places.
+    assert own.between("lambda/any", "lambda/any") == far
+    assert own.between("lambda/any", "runpod/any") == links.between_regions
 
 
 def test_inside_a_node() -> None:

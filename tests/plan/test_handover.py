@@ -276,7 +276,7 @@ def test_what_stands_hands_over_in_time(asked: Problem, data: st.DataObject) -> 
         assert sent <= nic.bandwidth_bytes_per_s * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("region", ["us-east-2", "us-central1"])
+@pytest.mark.parametrize("region", ["aws/us-east-2", "gcp/us-central1"])
 @pytest.mark.parametrize("gpu", ["H100", "A100-80", "L40S", "L4"])
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_more_gpus_never_carry_less_for_want_of_an_interface(

@@ -48,6 +48,7 @@ class LinkTable:
     3. inside a region, the slower of the two nodes' interfaces (`nic_bytes_per_s`);
     4. `in_region` or `between_regions`.
 
+    Regions go by their own name or with their cloud, as in gcp/us-central1, which then is looked up first.
     Pairs are directed; an entry given for both directions is stored twice. `nics` holds bytes/s by node type,
     `region_nics` those of machines that a region has with other interfaces, by region and node type.
     """
@@ -73,6 +74,9 @@ class LinkTable:
             if pair is not None:
                 return pair
         regions = self.region_pairs.get((region_a, region_b))
+        a, b = _without_cloud(region_a), _without_cloud(region_b)
+        if regions is None and (a == b) == (region_a == region_b):
+            regions = self.region_pairs.get((a, b))
         if regions is not None:
             return regions
         if region_a != region_b:
@@ -88,14 +92,15 @@ class LinkTable:
         Without a figure it carries what `in_region` does or, if more, what the best smaller size of its GPU
         does: no size carries less than a smaller one for want of a figure.
         """
-        own = self.region_nics.get((region, node), self.nics.get(node))
+        place = _without_cloud(region)
+        own = self.region_nics.get((place, node), self.nics.get(node))
         if own is not None:
             return own
         gpu, _, count = node.rpartition(":")
         least = self.in_region.bandwidth_bytes_per_s
         if not count.isdecimal():
             return least
-        here = {name: known for (at, name), known in self.region_nics.items() if at == region}
+        here = {name: known for (at, name), known in self.region_nics.items() if at == place}
         for name, known in {**self.nics, **here}.items():
             kind, _, size = name.rpartition(":")
             if kind == gpu and int(size) < int(count):
@@ -125,6 +130,11 @@ class LinkTable:
             region_pairs={**self.region_pairs, **(regions or {})},
             node_pairs={**self.node_pairs, **(nodes or {})},
         )
+
+
+def _without_cloud(region: str) -> str:
+    """The region's own name, where it is written with its cloud as in aws/us-east-2."""
+    return region.rpartition("/")[2]
 
 
 @cache
