@@ -10,6 +10,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError
 from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
+from atoll.perf.engines import MIXED_TOKENS
 from atoll.perf.engines import engine as engine_profile
 from atoll.perf.step import analytic, step_seconds
 from atoll.plan.capacities import kv_context, memory_model
@@ -21,8 +22,6 @@ from atoll.sim.arrays import Floats
 from atoll.sim.options import SimOptions
 from atoll.sim.times import TimesBuilder
 
-MIXED_BUDGET = 2048
-"""Tokens in a step where prompts and decoding share it, unless asked otherwise."""
 PROMPTS_IN_STEP = 1024
 NO_LIMIT = 1 << 40
 
@@ -154,7 +153,7 @@ class UnitMaker:
             budget = NO_LIMIT
         elif budget is None:
             most = self._engine.max_tokens
-            budget = most if phase is Phase.PREFILL else min(most, MIXED_BUDGET)
+            budget = most if phase is Phase.PREFILL else min(most, MIXED_TOKENS)
         return UnitRow(
             kind=kind,
             row=row,
