@@ -229,7 +229,8 @@ def _kv_limits(
     mix = service.lengths.mix()
     once = 0.5 * mix.input_mean_square / mix.input_mean**2
     with np.errstate(divide="ignore", invalid="ignore"):
-        load = load_within(transfer.moving_s / takes_s / once, np.ones(1))
+        share = _asked(problem, service)[1]
+        load = load_within(transfer.moving_s / takes_s / once, np.ones(1), share)
     per_unit = kv_bytes_per_unit(catalog, service, phase)
     with np.errstate(divide="ignore"):
         alone = link.bandwidth_bytes_per_s / per_unit

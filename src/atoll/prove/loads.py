@@ -4,8 +4,8 @@ An instance is simulated alone, under arrivals as its service's and with its len
 analytic throughput: many instances and shares in one run, each with requests of its own. Where a service's
 demand needs n such instances, each gets every n-th request, so that gaps vary less than those of the whole.
 
-Prefill alone counts with what TTFT leaves beside handing over KV cache, decode alone with TPOT, an instance
-that does both with both. What happens between the phases is for a simulation of the whole plan to tell.
+Prefill alone counts with TTFT, to which handing over KV cache of the prompt's length is added, decode alone
+with TPOT, an instance that does both with both. What happens between the phases is for a simulation of the whole plan to tell.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _measure(
     services, instances, routes = [], [], []
     for name, job in zip(names, jobs, strict=True):
         own = problem.service(job.instance.service)
-        services.append(_promise_of(problem, catalog, own, job.instance.phase, name))
+        services.append(own.model_copy(update={"name": name, "phases": "auto"}))
         role = f"{name}/llm/{job.instance.phase}"
         update = {"id": name, "service": name, "role": role}
         instances.append(job.instance.model_copy(update=update))
@@ -151,24 +151,29 @@ def _measure(
     for at, job in enumerate(jobs):
         mine = np.flatnonzero(columns.service == at)[int(_WARM * number) : int(_LAST * number)]
         met = np.ones(len(mine), np.bool_)
-        if job.instance.phase is not Phase.DECODE:
+        if job.instance.phase is Phase.BOTH:
             met &= columns.met_ttft[mine]
+        elif job.instance.phase is Phase.PREFILL:
+            moved_s = _move_s(problem, catalog, job.instance.service, columns.input[mine])
+            promised_s = problem.service(job.instance.service).ttft_s
+            met &= columns.ttft_s[mine] + moved_s <= promised_s
         if job.instance.phase is not Phase.PREFILL:
             met &= columns.met_tpot[mine]
         kept.append(float(met.mean()) if len(mine) else 0.0)
     return kept
 
 
-def _promise_of(
-    problem: Problem, catalog: Catalog, service: Service, phase: Phase, name: str
-) -> Service:
-    """A service of its own for one instance, with the promise of its phase."""
-    from atoll.plan.capacities import prefill_promise_s
+def _move_s(
+    problem: Problem, catalog: Catalog, service: str, prompts: NDArray[np.int32]
+) -> Floats:
+    """Seconds that the KV cache of prompts takes to where they are decoded, at most."""
+    from atoll.plan.handover import handover
 
-    ttft_s = service.ttft_s
-    if phase is Phase.PREFILL:
-        ttft_s = max(1e-9, prefill_promise_s(problem, catalog, service))
-    return service.model_copy(update={"name": name, "ttft_s": ttft_s, "phases": "auto"})
+    own = problem.service(service)
+    transfer = handover(problem, catalog, own)
+    if transfer is None:
+        return np.zeros(len(prompts))
+    return transfer.latency_s + transfer.moving_s * prompts / own.lengths.input_mean
 
 
 def _requests(

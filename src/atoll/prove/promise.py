@@ -2,26 +2,26 @@
 
 Templates are planned with a share of their analytic throughput: the largest at which enough requests keep the
 promise of that phase, found by simulating one instance alone (`loads`). Only templates that a plan uses are
-simulated, with a few that it would use next; the others count in full, which is an upper bound. So when a
-plan uses none of those any more it is the cheapest for the *simulated* capacities, and its bound holds for
-them. Then the whole plan is simulated, and how many requests each phase may lose is adjusted until the
-target is met with little to spare.
+simulated, with a few that it would use next. Two problems are solved in turn: with all templates, where those
+that nobody has simulated count with more than is likely, which gives a bound and says what to simulate; and
+with the simulated ones alone, which gives a plan. Once both cost the same the plan is the cheapest for the
+*simulated* capacities. Then the whole plan is simulated, and how many requests each phase may lose is
+adjusted until the target is met with little to spare.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.core.ids import Phase
-from atoll.core.rng import stream
+from atoll.core.ids import Phase, parse_role
 from atoll.plan.plan import KeptPromise
 from atoll.prove.deadline import SimulationCutShortError, keep_deadline
-from atoll.prove.loads import LoadCurve, LoadJob, STEPS, measure_loads
+from atoll.prove.loads import LoadCurve, LoadJob, measure_loads
 from atoll.prove.prospects import Key, find_prospects
 from atoll.solve.derating import Derating, node_set
 from atoll.solve.effort import Countdown, Effort
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.plan.plan import Instance, Plan
     from atoll.plan.problem import Problem, Service
+    from atoll.sim.result import ServiceSummary
 
 Solve = Callable[["Problem", Effort, float], "Plan"]
 Say = Callable[[str], None]
@@ -37,48 +38,83 @@ Say = Callable[[str], None]
 _FOR_PROMPTS = 0.85
 """Of the requests that may break a promise where phases run apart, the share that may wait too long for their
 first token. Queues grow smoothly with load and decoding has a cliff, so little is left for it."""
-_ROUNDS = 80
+_ROUNDS = 24
 _AHEAD = 6
 """Templates of each role that are simulated before a plan uses them, in a round."""
 _SLACK = 0.10
-_ROUGH_GAP = 0.01
-"""How close to the cheapest plans are that only tell which templates to simulate."""
+_CLOSE = 5e-3
+"""A plan of simulated templates so close to the bound is taken, as a share."""
 _ENOUGH, _ABOVE = 6, 1.15
 """After so many templates of a role with so many nodes, others of them count with so many times the best."""
 _TRIALS = 6
-_MARGIN = 0.2
+_MARGIN = 0.15
 """A plan is taken where so much of what may be lost is to spare, in simulation."""
 _PLENTY = 0.5
-"""With more than this to spare, more may be lost by each phase."""
-_SEEDS = 5
-_PER_SERVICE = 8_000
+"""With more than this to spare, more may be lost."""
+_TRIAL_SEEDS = (1, 2, 3)
+_FRESH_SEEDS = (101, 102, 103, 104, 105)
 _T95 = 2.776
-"""Student's t for 95 % and `_SEEDS` - 1 degrees of freedom."""
-_TAIL_DRAWS = 20_000
+"""Student's t for 95 % and as many fresh seeds."""
+_REQUESTS = 6_000
+"""Requests simulated per seed of the service that is asked least often, within limits."""
+_LEAST_S, _MOST_REQUESTS = 300.0, 120_000
 _LEAST_TARGETS = (0.9, 0.75, 0.5, 0.25, 0.1)
+_MOST_LOST = 0.9
+
+
+@dataclass(frozen=True)
+class KeptShares:
+    """The shares of a service's requests that kept both promises, and each of them."""
+
+    both: float
+    ttft: float
+    tpot: float
+
+
+@dataclass
+class _Allowance:
+    """How many requests of a service may be lost by its phases, as multiples of their due.
+
+    `good` and `bad` are the largest multiple for prompts that was enough and the least that was not.
+    """
+
+    target: float
+    prompts: float = 1.0
+    answers: float = 1.0
+    good: float = 0.0
+    bad: float = math.inf
+
+    def share(self, phase: Phase) -> float:
+        """The share of requests that must keep the promise of a phase."""
+        lost = 1.0 - self.target
+        if phase is Phase.PREFILL:
+            lost *= _FOR_PROMPTS * self.prompts
+        elif phase is Phase.DECODE:
+            lost *= (1.0 - _FOR_PROMPTS) * self.answers
+        else:
+            lost *= self.prompts
+        return 1.0 - min(_MOST_LOST, lost)
 
 
 @dataclass
 class _Sizing:
-    """What was found of templates so far, and how much of a service's requests may be lost."""
+    """What was found of templates so far, and how many requests may be lost."""
 
     problem: Problem
-    targets: dict[str, float]
-    spare: dict[str, float] = field(default_factory=dict)
-    """By service, how much more or less than its due each phase may lose, as a factor."""
+    allowances: dict[str, _Allowance]
     curves: dict[Key, LoadCurve] = field(default_factory=dict)
     instances: dict[Key, Instance] = field(default_factory=dict)
 
     def share(self, key: Key) -> float:
-        """The share of requests that must keep the promise of a role."""
-        service, _, phase = key[0].split("/")
-        lost = (1.0 - self.targets[service]) * self.spare.get(service, 1.0)
-        part = {Phase.PREFILL: _FOR_PROMPTS, Phase.DECODE: 1.0 - _FOR_PROMPTS}.get(Phase(phase), 1.0)
-        return 1.0 - min(0.9, lost * part)
+        """The share of requests that must keep the promise of a template's role."""
+        role = parse_role(key[0])
+        return self.allowances[role.model].share(role.phase)
 
-    @property
-    def derating(self) -> Derating:
+    def derating(self, *, only: bool = False) -> Derating:
+        """What templates carry; `only` those that were simulated, the others nothing."""
         shares = {key: curve.load(self.share(key)) for key, curve in self.curves.items()}
+        if only:
+            return Derating(shares, default=0.0)
         seen: dict[tuple[str, int], list[float]] = {}
         for (role, nodes), share in shares.items():
             seen.setdefault((role, sum(number for _, number in nodes)), []).append(share)
@@ -122,102 +158,138 @@ class _Prover:
         self.problem, self.catalog, self.deadline, self.say = problem, catalog, deadline, say
         self._solve, self.effort = solve, effort
         self.causes: dict[str, str] = {}
-        targets = {service.name: service.attainment for service in problem.services}
-        self.sizing = _Sizing(_sized(problem, targets), targets)
-        self.first: Plan | None = None
-        self.simulated = 0
+        allowed = {s.name: _Allowance(s.attainment) for s in problem.services}
+        self.sizing = _Sizing(_sized(problem, allowed), allowed)
+        self.simulations = 0
+        self._tried: dict[object, dict[str, KeptShares]] = {}
 
     def run(self) -> Plan:
         self.say("planning for capacity")
-        self.first = self.solve(self.problem, self.effort)
-        if self.first.status == "infeasible":
-            return self.first
-        self._lower_hopeless()
-        best: tuple[Plan, Mapping[str, _Kept]] | None = None
-        closest: tuple[float, Plan, Mapping[str, _Kept]] | None = None
+        first = self._plan(self.problem, self.effort)
+        if not first.instances:
+            return first
+        self._lower_hopeless(first)
+        good: list[tuple[float, Plan]] = []
+        closest: tuple[float, Plan] | None = None
+        late = False
         try:
             for trial in range(1, _TRIALS + 1):
                 plan = self._size(trial)
-                self.say(f"trial {trial}: simulating the plan")
-                kept = simulate_kept(plan, self.problem, self.catalog, 1, self.deadline)
-                self.say(" ".join(f"{n}: {k.share:.3f} ({k.ttft:.3f}, {k.tpot:.3f}; {self.sizing.spare.get(n,1):.2f})" for n, k in kept.items()))
-                short = {n for n, k in kept.items() if k.share < self._wanted(n, _MARGIN)}
-                worst = min((k.share - self.sizing.targets[n] for n, k in kept.items()), default=0)
-                if not short and (best is None or plan.objective < best[0].objective):
-                    best = plan, kept
+                kept = self._try(plan, trial)
+                short = self._fall_short(kept)
+                worst = min((k.both - self._target(n) for n, k in kept.items()), default=0.0)
+                if not short:
+                    good.append((plan.objective or 0.0, plan))
                 if closest is None or worst > closest[0]:
-                    closest = worst, plan, kept
-                if not self._adjust(kept, short, best is not None):
+                    closest = worst, plan
+                if not self._adjust(kept, short):
                     break
         except SimulationCutShortError:
-            pass
-        if best is None and closest is None:
-            return self._late(self.first)
-        plan = best[0] if best is not None else closest[1]
-        return self._stamp(plan)
+            late = True
+        # The cheapest that also holds on fresh arrivals.
+        plans = [plan for _, plan in sorted(good, key=lambda pair: pair[0])]
+        if closest is not None:
+            plans.append(closest[1])
+        return self._take(plans, first, late=late)
 
-    def solve(self, problem: Problem, effort: Effort) -> Plan:
+    def _plan(self, problem: Problem, effort: Effort) -> Plan:
         return self._solve(problem, effort, self.deadline.share(0.5))
 
-    def _wanted(self, service: str, margin: float) -> float:
-        target = self.sizing.targets[service]
-        return target + margin * (1.0 - target)
+    def _target(self, service: str) -> float:
+        return self.sizing.allowances[service].target
 
-    def _adjust(self, kept: Mapping[str, _Kept], short: set[str], found: bool) -> bool:
+    def _fall_short(self, kept: Mapping[str, KeptShares]) -> set[str]:
+        return {n for n, k in kept.items() if k.both < _more(self._target(n), _MARGIN)}
+
+    def _try(self, plan: Plan, trial: int) -> dict[str, KeptShares]:
+        """Simulate a plan, unless it was before."""
+        key = _standing(plan)
+        if key not in self._tried:
+            self.say(f"trial {trial}: simulating the plan")
+            self._tried[key] = mean_kept(
+                simulate_kept(plan, self.problem, self.catalog, seed, self.deadline)
+                for seed in _TRIAL_SEEDS
+            )
+        kept = self._tried[key]
+        self.say(
+            f"trial {trial}: ${plan.usd_per_hour:.2f} "
+            + ", ".join(f"{name} {one.both:.1%} ({one.ttft:.3f} {one.tpot:.3f})" for name, one in kept.items())
+        )
+        return kept
+
+    def _adjust(self, kept: Mapping[str, KeptShares], short: set[str]) -> bool:
         """Let services that fall short lose less and those with plenty to spare more; False: leave it."""
-        spare = dict(self.sizing.spare)
+        changed = False
         for name, one in kept.items():
-            now = spare.get(name, 1.0)
-            lost, may = 1.0 - one.share, 1.0 - self.sizing.targets[name]
+            own = self.sizing.allowances[name]
+            may = 1.0 - own.target
             if name in short:
-                # As far as it missed, and no more than half of what it may lose now.
-                spare[name] = max(0.02, now * float(np.clip(0.75 * may / max(lost, 1e-6), 0.4, 0.8)))
-            elif not short and one.share > self._wanted(name, _PLENTY):
-                spare[name] = min(6.0, now * float(np.clip(0.75 * may / max(lost, 1e-3), 1.25, 2.0)))
-        changed = spare != self.sizing.spare
-        self.sizing.spare = spare
+                if 1.0 - one.tpot > 0.5 * may:
+                    own.answers = max(0.02, own.answers * 0.5)
+                    changed = True
+                if 1.0 - one.ttft > 0.5 * may or one.tpot >= 1.0 - 0.5 * may:
+                    own.bad = min(own.bad, own.prompts)
+                    step = float(np.clip(0.7 * may / max(1.0 - one.both, 1e-6), 0.3, 0.85))
+                    own.prompts = max(0.02, own.prompts * step)
+                    changed = True
+            elif not short and one.both > _more(own.target, _PLENTY):
+                own.good = max(own.good, own.prompts)
+                more = min(6.0, own.prompts * 1.6)
+                if more < 0.95 * own.bad and more > own.prompts:
+                    own.prompts = more
+                    changed = True
         return changed
 
     def _size(self, trial: int) -> Plan:
-        """Plan until every template in use has been simulated."""
+        """Plan until the plan of simulated templates costs hardly more than the bound over all of them."""
         from atoll.solve.templates.library import template_libraries
 
         sizing = self.sizing
-        plan = None
         for number in range(1, _ROUNDS + 1):
-            rough = replace(self.effort, derating=sizing.derating, gap=max(self.effort.gap, _ROUGH_GAP))
-            plan = self.solve(sizing.problem, rough)
-            used = self._used(plan)
-            new = {key: one for key, one in used.items() if key not in sizing.curves}
-            self.say(
-                f"trial {trial}, round {number}: {len(new)} new of {len(used)} templates, "
-                f"{self.simulated} simulations"
+            hoped = self._plan(
+                sizing.problem,
+                replace(self.effort, derating=sizing.derating(), gap=max(self.effort.gap, _CLOSE)),
             )
+            used = self._used(hoped)
+            new = {key: one for key, one in used.items() if key not in sizing.curves}
             if new:
                 libraries = template_libraries(
                     sizing.problem, self.catalog, cached=self.effort.cached
                 )
                 roles = sorted({role for role, _ in new})
                 new |= find_prospects(
-                    sizing.problem, self.catalog, libraries, sizing.derating, roles, _AHEAD, _SLACK
+                    sizing.problem, self.catalog, libraries, sizing.derating(), roles, _AHEAD, _SLACK
                 )
-            if not self._measure(new, used):
-                if self.effort.gap >= _ROUGH_GAP:
-                    return plan
-                fine = replace(self.effort, derating=sizing.derating)
-                plan = self.solve(sizing.problem, fine)
-                used = self._used(plan)
-                if not self._measure({k: i for k, i in used.items() if k not in sizing.curves}, used):
-                    return plan
-        assert plan is not None
-        return plan
+            more = self._measure(new, used)
+            effort = replace(self.effort, derating=sizing.derating(only=True))
+            real = self._plan(sizing.problem, effort)
+            more = self._measure({}, self._used(real)) or more
+            bound = hoped.bound or 0.0
+            is_close = (
+                real.status in ("optimal", "feasible")
+                and (real.objective or 0.0) * (1.0 - _CLOSE) <= bound
+            )
+            self.say(
+                f"trial {trial}, round {number}: ${real.usd_per_hour:.2f}, proven ${bound:.2f}, "
+                f"{self.simulations} simulations"
+            )
+            if is_close or not more:
+                break
+        gap = None if real.objective in (None, 0.0) else max(0.0, 1.0 - bound / real.objective)
+        status = real.status
+        if status in ("optimal", "feasible") and gap is not None:
+            status = "optimal" if gap <= 1e-3 else "feasible"
+        return real.model_copy(
+            update={"bound": min(bound, real.objective or 0.0), "gap": gap, "status": status}
+        )
 
     def _used(self, plan: Plan) -> dict[Key, Instance]:
         """The templates of a plan, with their analytic throughput."""
         from atoll.solve.assembly import keep
 
         return {
-            (i.role, node_set(i)): keep(self.sizing.problem, self.catalog, i) for i in plan.instances
+            (i.role, node_set(i)): keep(self.sizing.problem, self.catalog, i)
+            for i in plan.instances
         }
 
     def _measure(self, new: Mapping[Key, Instance], used: Mapping[Key, Instance]) -> bool:
@@ -236,9 +308,9 @@ class _Prover:
             if not jobs:
                 return some
             some = True
-            self.simulated += len(jobs)
+            self.simulations += len(jobs)
             kept = measure_loads(
-                self.problem,
+                sizing.problem,
                 self.catalog,
                 [job for _, job in jobs],
                 seed=self.problem.settings.seed,
@@ -247,29 +319,57 @@ class _Prover:
             for (key, job), share in zip(jobs, kept, strict=True):
                 sizing.curves[key].kept[job.step] = share
 
-    def _lower_hopeless(self) -> None:
+    def _lower_hopeless(self, first: Plan) -> None:
         """Lower the targets of services whose long prompts no instance answers in time."""
         sizing = self.sizing
         for target in _LEAST_TARGETS:
-            plan = self.solve(sizing.problem, replace(self.effort, gap=_ROUGH_GAP))
+            plan = self._plan(sizing.problem, replace(self.effort, gap=0.05))
             lost = {
                 name
                 for name, share in plan.served_fraction.items()
-                if share <= 0.0 < self.first.served_fraction.get(name, 0.0)
+                if share <= 0.0 < first.served_fraction.get(name, 0.0)
             }
             if not lost:
                 return
             for name in lost:
-                sizing.targets[name] = min(sizing.targets[name], target)
+                own = sizing.allowances[name]
+                own.target = min(own.target, target)
                 self.causes[name] = "its longest prompts alone take longer than ttft"
-            sizing.problem = _sized(self.problem, sizing.targets)
+            sizing.problem = _sized(self.problem, sizing.allowances)
 
-    def _stamp(self, plan: Plan) -> Plan:
+    def _take(self, plans: list[Plan], first: Plan, *, late: bool) -> Plan:
+        """Return the first plan that keeps its promises on fresh arrivals, or the one that comes closest."""
+        best: tuple[float, Plan] | None = None
+        seen: set[object] = set()
+        for plan in plans:
+            key = _standing(plan)
+            if key in seen:
+                continue
+            seen.add(key)
+            self.say("simulating fresh arrivals")
+            try:
+                stamped = self._stamp(plan, first)
+            except SimulationCutShortError:
+                break
+            worst = min((p.kept - self._target(p.service) for p in stamped.promises), default=0.0)
+            if worst >= 0.0:
+                best = worst, stamped
+                break
+            if best is None or worst > best[0]:
+                best = worst, stamped
+        found = best[1] if best is not None else (plans[0] if plans else first)
+        if not late and best is not None:
+            return found
+        return found.model_copy(
+            update={"cut_short": True, "problem_hash": self.problem.content_hash()}
+        )
+
+    def _stamp(self, plan: Plan, first: Plan) -> Plan:
         from atoll.plan.validate.check import check
 
-        seeds = [100 + k for k in range(_SEEDS)]
         runs = [
-            simulate_kept(plan, self.problem, self.catalog, seed, self.deadline) for seed in seeds
+            simulate_kept(plan, self.problem, self.catalog, seed, self.deadline)
+            for seed in _FRESH_SEEDS
         ]
         promises = tuple(
             _promise(service, [run[service.name] for run in runs], self.causes.get(service.name))
@@ -280,29 +380,28 @@ class _Prover:
             update={
                 "problem_hash": self.problem.content_hash(),
                 "promises": promises,
-                "capacity_bound": self.first.bound,
+                "capacity_bound": first.bound,
             }
         )
         check(stamped, self.problem)
         return stamped
 
-    def _late(self, plan: Plan) -> Plan:
-        return plan.model_copy(update={"cut_short": True})
+
+def _standing(plan: Plan) -> object:
+    """What tells how a plan fares: where its instances stand and which ways requests take."""
+    stand = tuple(sorted((i.id, i.placement_key) for i in plan.instances))
+    return stand, tuple((r.instances, round(r.share, 6)) for r in plan.routes)
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """The shares of a service's requests that kept both promises, and each of them."""
-
-    share: float
-    ttft: float
-    tpot: float
+def _more(target: float, margin: float) -> float:
+    """A share above a target by some of what may be lost."""
+    return target + margin * (1.0 - target)
 
 
 def simulate_kept(
     plan: Plan, problem: Problem, catalog: Catalog, seed: int, deadline: Countdown | None = None
-) -> dict[str, _Kept]:
-    """Return by service what requests keep when the plan meets its demand; served ones only."""
+) -> dict[str, KeptShares]:
+    """Return by service what requests keep when the plan meets its demand."""
     from atoll.sim.api import simulate
     from atoll.sim.demand import demand_of
     from atoll.sim.options import SimOptions
@@ -311,41 +410,57 @@ def simulate_kept(
     rates = [service.rate_per_s for service in problem.services if service.rate_per_s > 0]
     if not rates:
         return {}
-    seconds = _PER_SERVICE / min(rates)
-    seconds = max(300.0, min(seconds, 20 * _PER_SERVICE / max(rates)))
+    seconds = max(_LEAST_S, min(_REQUESTS / min(rates), _MOST_REQUESTS / sum(rates)))
     requests = collect(demand_of(problem, seconds), seed)
     options = SimOptions(seed=seed, from_s=seconds / 10.0)
     found = simulate(plan, problem, catalog, requests, options, progress=keep_deadline(deadline))
+    return {one.name: _shares(one) for one in found.services if one.attainment is not None}
+
+
+def _shares(one: ServiceSummary) -> KeptShares:
+    return KeptShares(
+        one.attainment or 0.0, one.attainment_ttft or 0.0, one.attainment_tpot or 0.0
+    )
+
+
+def mean_kept(runs: Iterable[Mapping[str, KeptShares]]) -> dict[str, KeptShares]:
+    """Return the mean of several simulations, by service."""
+    listed = list(runs)
     return {
-        one.name: _Kept(one.attainment, one.attainment_ttft or 0.0, one.attainment_tpot or 0.0)
-        for one in found.services
-        if one.attainment is not None
+        name: KeptShares(
+            float(np.mean([run[name].both for run in listed])),
+            float(np.mean([run[name].ttft for run in listed])),
+            float(np.mean([run[name].tpot for run in listed])),
+        )
+        for name in listed[0]
+        if all(name in run for run in listed)
     }
 
 
-def _promise(service: Service, runs: list[_Kept], cause: str | None) -> KeptPromise:
-    shares = np.array([run.share for run in runs])
+def _promise(service: Service, runs: list[KeptShares], cause: str | None) -> KeptPromise:
+    shares = np.array([run.both for run in runs])
     mean = float(shares.mean())
-    half = _T95 * float(shares.std(ddof=1)) / math.sqrt(len(shares)) if len(shares) > 1 else 0.0
-    if cause is None and mean < service.attainment:
-        cause = "queueing"
+    half = _T95 * float(shares.std(ddof=1)) / math.sqrt(len(shares))
+    ttft, tpot = (float(np.mean([getattr(run, k) for run in runs])) for k in ("ttft", "tpot"))
+    if cause is None:
+        cause = "prompts wait too long" if ttft < tpot else "tokens come too slowly"
     return KeptPromise(
         service=service.name,
         target=service.attainment,
         kept=mean,
         low=max(0.0, mean - half),
         high=min(1.0, mean + half),
-        kept_ttft=float(np.mean([run.ttft for run in runs])),
-        kept_tpot=float(np.mean([run.tpot for run in runs])),
+        kept_ttft=ttft,
+        kept_tpot=tpot,
         cause=cause if mean < service.attainment else None,
     )
 
 
-def _sized(problem: Problem, targets: Mapping[str, float]) -> Problem:
+def _sized(problem: Problem, allowed: Mapping[str, _Allowance]) -> Problem:
     """The problem with capacity for about these shares of requests."""
     return problem.replace(
         services=tuple(
-            service.model_copy(update={"attainment": targets[service.name]})
+            service.model_copy(update={"attainment": allowed[service.name].target})
             for service in problem.services
         ),
         settings=problem.settings.model_copy(update={"sized_for": "share"}),

@@ -33,15 +33,16 @@ def node_set(instance: Instance) -> NodeSet:
 class Derating:
     """Shares of analytic throughput, by role and nodes.
 
-    Where nothing is known of a template it is that of `priors`, by role and number of nodes, or 1.
+    Where nothing is known of a template it is that of `priors`, by role and number of nodes, or `default`.
     """
 
     shares: dict[tuple[str, NodeSet], float] = field(default_factory=dict)
     priors: dict[tuple[str, int], float] = field(default_factory=dict)
+    default: float = 1.0
 
     def share(self, instance: Instance) -> float:
         """Return the share of an instance."""
-        prior = self.priors.get((instance.role, len(instance.nodes)), 1.0)
+        prior = self.priors.get((instance.role, len(instance.nodes)), self.default)
         return self.shares.get((instance.role, node_set(instance)), prior)
 
     def apply(self, instance: Instance) -> Instance:
@@ -55,12 +56,12 @@ class Derating:
 
     def throughput(self, role: str, library: TemplateLibrary) -> NDArray[np.float64]:
         """Return the throughput of all templates of a role."""
-        rates = library.throughput.copy()
+        rates = library.throughput * self.default
         kinds = library.tables.node_types
         sizes = library.counts.sum(axis=1)
         for (of_role, size), prior in self.priors.items():
             if of_role == role:
-                rates[sizes == size] *= prior
+                rates[sizes == size] = library.throughput[sizes == size] * prior
         for (of_role, nodes), share in self.shares.items():
             if of_role != role:
                 continue
