@@ -8,8 +8,10 @@ shares of the service's demand, at most 1 (more than all of it is worth no more)
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +52,7 @@ class ServiceItems:
     amount: Small
     share: Floats
     source: Small
-    upper: Ints
+    upper: Small
     running: int
 
     def __len__(self) -> int:
@@ -60,6 +62,24 @@ class ServiceItems:
     def kept(self) -> Bools:
         """Which items run already."""
         return np.arange(len(self)) >= len(self) - self.running
+
+    def cuts(self, regions: int) -> Ints:
+        """Return where the new items of each (phase, region) begin, in this order, and where the last end."""
+        new = len(self) - self.running
+        by_phase = np.searchsorted(self.phase[:new], np.arange(len(PHASES) + 1, dtype=np.int8))
+        each = np.arange(regions, dtype=np.int32)
+        begins = [
+            begin + np.searchsorted(self.region[begin:end], each)
+            for begin, end in itertools.pairwise(by_phase)
+        ]
+        return np.concatenate([*begins, by_phase[-1:]]).astype(np.int64)
+
+    def stand_in(self, regions: int) -> list[set[int]]:
+        """Return the regions that items of each phase can stand in."""
+        some = np.diff(self.cuts(regions)).reshape(len(PHASES), regions) > 0
+        new = len(self) - self.running
+        some[self.phase[new:], self.region[new:]] = True
+        return [set(np.flatnonzero(here).tolist()) for here in some]
 
     def prices(self, row_price: Floats) -> Floats:
         """Return the price of each item under prices per row."""
@@ -131,49 +151,64 @@ def _price_items(rows: Small, amount: Small, row_price: Floats, out: Floats) -> 
         out[i] = total
 
 
-@entry("(int8[:, ::1], int64[:, ::1], int32[::1], int32[::1])")
-def _fill_possible(counts: NDArray[np.int8], most: Ints, template: Small, region: Small) -> int:
-    """Write the pairs (template, region) whose nodes can all be had; return how many there are."""
-    number, kinds = counts.shape
+@entry("(int32[:, ::1], int32[:, ::1], int64[:, ::1], boolean[:, ::1])")
+def _find_possible(kind: Small, number: Small, most: Ints, possible: Bools) -> int:
+    """Write for each (region, template) whether its nodes can all be had; return how many can."""
+    templates, width = kind.shape
     found = 0
     for g in range(len(most)):
-        for t in range(number):
+        for t in range(templates):
             fits = True
-            for c in range(kinds):
-                if counts[t, c] > most[g, c]:
+            for j in range(width):
+                c = kind[t, j]
+                if c < 0:
+                    break
+                if number[t, j] > most[g, c]:
                     fits = False
                     break
+            possible[g, t] = fits
             if fits:
-                template[found] = t
-                region[found] = g
                 found += 1
     return found
 
 
 @entry(
-    "(int32[:, ::1], int32[:, ::1], int32[::1], int32[::1], int64, int64, int32[:, ::1], int32[:, ::1])"
+    "(int32[:, ::1], int32[:, ::1], float64[::1], int32[::1], boolean[:, ::1], int64, int64,"
+    " int32[:, ::1], int32[:, ::1], int32[::1], int32[::1], float64[::1])"
 )
-def _fill_rows(
+def _fill_items(
     kind: Small,
     number: Small,
-    template: Small,
-    region: Small,
+    carried: Floats,
+    useful: Small,
+    possible: Bools,
     kinds: int,
     padding: int,
     rows: Small,
     amount: Small,
+    region: Small,
+    source: Small,
+    share: Floats,
 ) -> None:
-    """Write the rows of pairs; `kind[t]` (padded with -1) and `number[t]` are those of each template."""
-    width = kind.shape[1]
-    for i in range(len(template)):
-        t = template[i]
-        for j in range(rows.shape[1]):
-            if j < width and kind[t, j] >= 0:
-                rows[i, j] = region[i] * kinds + kind[t, j]
-                amount[i, j] = number[t, j]
-            else:
-                rows[i, j] = padding
-                amount[i, j] = 0
+    """Write the items of a role by region and template; `useful[t]` is which template t is."""
+    regions, templates = possible.shape
+    width, columns = kind.shape[1], rows.shape[1]
+    i = 0
+    for g in range(regions):
+        for t in range(templates):
+            if not possible[g, t]:
+                continue
+            for j in range(columns):
+                if j < width and kind[t, j] >= 0:
+                    rows[i, j] = g * kinds + kind[t, j]
+                    amount[i, j] = number[t, j]
+                else:
+                    rows[i, j] = padding
+                    amount[i, j] = 0
+            region[i] = g
+            source[i] = useful[t]
+            share[i] = carried[t]
+            i += 1
 
 
 def available_nodes(supply: Supply) -> Ints:
@@ -198,54 +233,54 @@ def items_of(
     total = nodes.size + len(supply.usd)
     demands = {role.phase: role.demand for role in service.roles}
     kept = _running_items(running, index, supply, demands, nodes.size, fraction)
-    pairs = [_possible_pairs(role, most) for role in service.roles]
-    width = max([kept.rows.shape[1], *(_most_kinds(role) for role in service.roles)])
-    new = sum(len(pair[0]) for pair in pairs)
+    roles = [_PossibleItems(role, most) for role in service.roles]
+    width = max([kept.rows.shape[1], *(role.kind.shape[1] for role in roles)])
+    new = sum(role.items for role in roles)
     size = new + len(kept)
     rows, amount = np.empty((size, width), np.int32), np.empty((size, width), np.int32)
     phase, share = np.empty(size, np.int8), np.empty(size)
     region, source = np.empty(size, np.int32), np.empty(size, np.int32)
     begin = 0
-    for role, (template, where) in zip(service.roles, pairs, strict=True):
-        here = slice(begin, begin + len(template))
-        kind, number = _list_kinds(role)
-        _fill_rows(kind, number, template, where, nodes.shape[1], total, rows[here], amount[here])
-        phase[here], region[here], source[here] = role.phase, where, template
-        share[here] = np.minimum(1.0, role.throughput / (role.demand * fraction))[template]
-        begin += len(template)
+    for asked, role in zip(service.roles, roles, strict=True):
+        here = slice(begin, begin + role.items)
+        _fill_items(
+            role.kind, role.number,
+            np.minimum(1.0, asked.throughput / (asked.demand * fraction))[role.useful],
+            role.useful, role.possible, nodes.shape[1], total,
+            rows[here], amount[here], region[here], source[here], share[here],
+        )  # fmt: skip
+        phase[here] = asked.phase
+        begin += role.items
     rows[new:], amount[new:] = total, 0
     rows[new:, : kept.rows.shape[1]] = kept.rows
     amount[new:, : kept.rows.shape[1]] = kept.amount
     phase[new:], region[new:], share[new:], source[new:] = (
         kept.phase, kept.region, kept.share, kept.source,
     )  # fmt: skip
-    upper = np.concatenate([np.full(new, MANY, np.int64), kept.upper])
+    upper = np.full(size, MANY, np.int32)
+    upper[new:] = kept.upper
     return ServiceItems(phase, region, rows, amount, share, source, upper, len(kept))
 
 
-def _possible_pairs(role: RoleTemplates, most: Ints) -> tuple[Small, Small]:
-    """Templates and regions of all pairs whose nodes can be had, by region and template."""
-    useful = np.flatnonzero(role.throughput > 0.0).astype(np.int32)
-    counts = np.ascontiguousarray(role.counts[useful], np.int8)
-    template = np.empty(len(counts) * len(most), np.int32)
-    region = np.empty(len(template), np.int32)
-    found = _fill_possible(counts, most, template, region)
-    return useful[template[:found]], region[:found].copy()
+class _PossibleItems:
+    """Templates of a role that carry anything, and in which regions their nodes can all be had."""
+
+    def __init__(self, role: RoleTemplates, most: Ints) -> None:
+        self.useful = np.flatnonzero(role.throughput > 0.0).astype(np.int32)
+        self.kind, self.number = _list_kinds(role.counts[self.useful])
+        self.possible = np.empty((len(most), len(self.useful)), np.bool_)
+        self.items = _find_possible(self.kind, self.number, most, self.possible)
 
 
-def _most_kinds(role: RoleTemplates) -> int:
-    return max(1, int((role.counts > 0).sum(axis=1).max(initial=1)))
-
-
-def _list_kinds(role: RoleTemplates) -> tuple[Small, Small]:
+def _list_kinds(counts: NDArray[np.integer[Any]]) -> tuple[Small, Small]:
     """The kinds of each template, padded with -1, and how many nodes of each."""
-    template, kind = np.nonzero(role.counts)
-    first = np.searchsorted(template, np.arange(len(role.counts)))
-    place = np.arange(len(template)) - first[template]
-    kinds = np.full((len(role.counts), _most_kinds(role)), -1, np.int32)
+    template, kind = np.nonzero(counts)
+    used = np.bincount(template, minlength=len(counts))
+    place = np.arange(len(template)) - np.repeat(np.cumsum(used) - used, used)
+    kinds = np.full((len(counts), int(used.max(initial=1))), -1, np.int32)
     number = np.zeros_like(kinds)
     kinds[template, place] = kind
-    number[template, place] = role.counts[template, kind]
+    number[template, place] = counts[template, kind]
     return kinds, number
 
 
@@ -283,6 +318,6 @@ def _running_items(
         amount,
         np.array(share, np.float64),
         np.array([i for i, _ in mine], np.int32),
-        np.array([r.number for _, r in mine], np.int64),
+        np.array([min(r.number, MANY) for _, r in mine], np.int32),
         len(mine),
     )
