@@ -323,7 +323,7 @@ def _allocated(
 ) -> AllocatedInstances:
     items = model.items[index]
     kept = item >= len(items) - items.running
-    source = int(items.source[item])
+    source = int(items.patterns.source[items.pattern[item]])
     return AllocatedInstances(
         service,
         int(items.phase[item]),

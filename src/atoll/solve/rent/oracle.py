@@ -35,6 +35,7 @@ from atoll.solve.rent.types import BOTH, DECODE, PREFILL, ServiceDemand
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Small = NDArray[np.int32]
 
 _BELOW = np.maximum(0.0, np.arange(GRID + 1) - 1.0) / GRID
 _NOTHING = np.full(GRID + 1, np.inf)
@@ -83,7 +84,7 @@ class ServiceOracle:
         self.items = items
         self.zone = zones_of(service.pairs, regions)
         self.zones = int(self.zone.max(initial=0)) + 1
-        self.up, self.down = round_shares(items.share)
+        self._up, self._down = round_shares(items.patterns.share)
         self._new: dict[tuple[int, int], slice | Ints] = {}
         self._kept: dict[tuple[int, int], Ints] = {}
         # New items are in order of phase and region, so each region's are a slice.
@@ -97,6 +98,19 @@ class ServiceOracle:
                     (items.phase[new:] == phase) & (self.zone[items.region[new:]] == zone)
                 )
         self._priced: tuple[Floats, Floats, float] | None = None
+
+    def steps_up(self, items: Ints) -> Small:
+        """Return what some items carry in steps of the grid, rounded up."""
+        return self._up[self.items.pattern[items]]
+
+    def _steps_down(self, items: Ints) -> Small:
+        return self._down[self.items.pattern[items]]
+
+    def _upper(self, items: Ints) -> Small:
+        return self.items.patterns.upper[self.items.pattern[items]]
+
+    def _share(self, items: Ints) -> Floats:
+        return self.items.patterns.share[self.items.pattern[items]]
 
     def legs(self, row_price: Floats, *, lower: bool = True) -> Legs:
         """Return the functions at these prices: a lower bound, or else what whole instances do serve."""
@@ -117,8 +131,8 @@ class ServiceOracle:
         """What each item costs, at least nothing, and what those that cost less could bring."""
         if self._priced is None or not np.array_equal(self._priced[0], row_price):
             cost = self.items.prices(row_price)
-            last = slice(len(cost) - self.items.running, None)
-            gain = float((np.minimum(0.0, cost[last]) * self.items.upper[last]).sum())
+            last = np.arange(len(cost) - self.items.running, len(cost))
+            gain = float((np.minimum(0.0, cost[last]) * self._upper(last)).sum())
             np.maximum(0.0, cost, out=cost)
             # Bounds and mixes are often asked for at the same prices, one after the other.
             self._priced = (row_price.copy(), cost, gain)
@@ -129,19 +143,22 @@ class ServiceOracle:
         if not self._any(*key):
             return _NOTHING
         new, kept = self._new[key], self._kept[key]
-        weight = self.up if lower else self.down
+        weights = self._up if lower else self._down
         best = np.full((1, GRID + 1), np.inf)
-        rate = cheapest_rate(cost[new], weight[new], self.items.share[new], best[0])
+        rate = cheapest_rate(
+            cost[new], self.items.pattern[new], weights, self.items.patterns.share, best[0]
+        )
         best[:, 0] = np.inf
         if len(kept):
-            some = kept[weight[kept] > 0]
+            weight = weights[self.items.pattern[kept]]
+            some, weight = kept[weight > 0], weight[weight > 0]
             table = cover(
                 best,
                 1,
                 np.zeros(len(some), np.int64),
-                weight[some],
+                weight,
                 cost[some],
-                np.minimum(self.items.upper[some], -(-GRID // weight[some])).astype(np.int64),
+                np.minimum(self._upper(some), -(-GRID // weight)).astype(np.int64),
             )[-1]
             table[0] = 0.0
         else:
@@ -149,7 +166,7 @@ class ServiceOracle:
         if lower:
             # Whatever the grid, a share of the demand costs at least that share at the best price for
             # throughput; d steps are more than d - 1 of them.
-            rate = min(rate, float((cost[kept] / self.items.share[kept]).min(initial=np.inf)))
+            rate = min(rate, float((cost[kept] / self._share(kept)).min(initial=np.inf)))
             table = np.maximum(table, rate * _BELOW)
         return np.asarray(table)
 
@@ -177,14 +194,15 @@ class ServiceOracle:
     ) -> bool:
         """Add the items that cover a level of one phase in one zone; return whether there are such."""
         cost, new = legs.cost, self._list_new(key)
-        new = new[self.down[new] > 0]
+        down = self._steps_down(new)
+        new, down = new[down > 0], down[down > 0]
         zeros = np.zeros(len(new), np.int32)
-        table, _, _ = closure(cheapest_by_weight(cost[new], self.down[new], zeros, 1, GRID + 1)[0])
+        table, _, _ = closure(cheapest_by_weight(cost[new], down, zeros, 1, GRID + 1)[0])
         d = self._pick_kept(key, cost, table[: level + 1], chosen)
         while d > 0:
             if not len(new):
                 return False
-            rest = np.maximum(0, d - self.down[new])
+            rest = np.maximum(0, d - down)
             value = cost[new] + table[rest]
             place = int(np.argmin(value))
             if not np.isfinite(value[place]):
@@ -201,20 +219,22 @@ class ServiceOracle:
 
         `table` is what new items cost. Each layer adds one running item, so that none is used too often.
         """
-        kept = [int(i) for i in self._kept[key] if self.down[i] > 0]
-        last = len(table) - 1
-        most = [min(int(self.items.upper[i]), -(-last // int(self.down[i]))) for i in kept]
+        every, last = self._kept[key], len(table) - 1
+        down = dict(zip(every.tolist(), self._steps_down(every).tolist(), strict=True))
+        upper = dict(zip(every.tolist(), self._upper(every).tolist(), strict=True))
+        kept = [i for i, steps in down.items() if steps > 0]
+        most = [min(upper[i], -(-last // down[i])) for i in kept]
         layers = [table]
         for item, number in zip(kept, most, strict=True):
             layer = layers[-1].copy()
             for n in range(1, number + 1):
-                rest = np.maximum(0, np.arange(last + 1) - n * int(self.down[item]))
+                rest = np.maximum(0, np.arange(last + 1) - n * down[item])
                 np.minimum(layer, n * cost[item] + layers[-1][rest], out=layer)
             layers.append(layer)
         d = last
         for item, number, before in zip(kept[::-1], most[::-1], layers[-2::-1], strict=True):
             numbers = np.arange(number + 1)
-            rest = np.maximum(0, d - numbers * int(self.down[item]))
+            rest = np.maximum(0, d - numbers * down[item])
             n = int(np.argmin(numbers * cost[item] + before[rest]))
             if n:
                 chosen[item] = chosen.get(item, 0) + n
@@ -258,7 +278,7 @@ class ServiceOracle:
         self, out: Floats, legs: Legs, key: tuple[int, int], beside: Floats, least: float
     ) -> None:
         items = np.concatenate([self._list_new(key), self._kept[key]])
-        weight, back = np.unique(self.up[items], return_inverse=True)
+        weight, back = np.unique(self.steps_up(items), return_inverse=True)
         with_it = least_with(
             legs.tables[key], np.ascontiguousarray(beside), weight.astype(np.int64)
         )

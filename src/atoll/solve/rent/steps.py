@@ -68,14 +68,20 @@ def _round_shares(share: Floats, up: Small, down: Small) -> None:
         down[i] = np.floor(steps + _HAIR)
 
 
-@entry("(float64[::1], int32[::1], float64[::1], float64[::1])")
-def cheapest_rate(cost: Floats, weight: Small, share: Floats, best: Floats) -> float:
-    """Write the cheapest item of each weight to `best`; return the best price for all of the demand."""
+@entry("(float64[::1], int32[::1], int32[::1], float64[::1], float64[::1])")
+def cheapest_rate(
+    cost: Floats, pattern: Small, weight: Small, share: Floats, best: Floats
+) -> float:
+    """Write the cheapest item of each weight to `best`; return the best price for all of the demand.
+
+    Weights and shares are those of patterns.
+    """
     rate = np.inf
     for i in range(len(cost)):
-        if cost[i] < best[weight[i]]:
-            best[weight[i]] = cost[i]
-        rate = min(rate, cost[i] / share[i])
+        p = pattern[i]
+        if cost[i] < best[weight[p]]:
+            best[weight[p]] = cost[i]
+        rate = min(rate, cost[i] / share[p])
     return rate
 
 
