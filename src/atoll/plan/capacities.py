@@ -78,7 +78,8 @@ def phase_loads(
         return ()
     return tuple(
         RoleLoad(
-            f"{service.name}/{role_id.component}/{phase}",
+            # Not the service's name: equal services have equal loads, and share what follows from them.
+            f"{role_id.component}/{phase}",
             spec,
             phase,
             promise_s[phase],
@@ -156,15 +157,18 @@ def _copy_rates(
     return _both_model(loads, copy, engine, link).throughputs(stages, positions)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=2048)
 def _copy_table(
     loads: tuple[RoleLoad, ...], copy: NodeType, engine: str, link: Link, stages: int
 ) -> Array:
     table = np.zeros((len(POSITIONS), stages, loads[0].spec.layers + 1))
-    table[-1:, :1] = _copy_rates(loads, copy, engine, link, [1], [Position.WHOLE])
-    if stages > 1:
-        many = range(2, stages + 1)
-        table[:-1, 1:] = _copy_rates(loads, copy, engine, link, many, POSITIONS[:-1])
+    if stages == 1:
+        table[-1:] = _copy_rates(loads, copy, engine, link, [1], [Position.WHOLE])
+        return table
+    # Single nodes may have been asked for before.
+    table[:, :1] = _copy_table(loads, copy, engine, link, 1)
+    many = range(2, stages + 1)
+    table[:-1, 1:] = _copy_rates(loads, copy, engine, link, many, POSITIONS[:-1])
     return table
 
 

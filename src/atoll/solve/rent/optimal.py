@@ -217,9 +217,9 @@ def _plan(
         role = next(r for r in service.roles if r.phase is phases[chosen.phase])
         library = libraries.roles[str(role)]
         region = problem.regions[chosen.region]
+        layout = library.layout(chosen.template or 0)
+        kinds = Counter(kind for stage in layout.stages for kind in stage.nodes)
         for _ in range(chosen.number):
-            layout = library.layout(chosen.template or 0)
-            kinds = Counter(kind for stage in layout.stages for kind in stage.nodes)
             started.append(NewInstance(str(role), region, layout, stock.take(region, kinds)))
     return plan_from_layouts(
         problem,

@@ -53,7 +53,13 @@ def solve(
     deadline = Countdown(deadline_s)
     if name != DEFAULT:
         # Replicas on equal nodes need the capacities that come with templates, but none of the templates.
-        tables = template_libraries(problem, catalog, cached=effort.cached, until=lambda: True)
+        tables = template_libraries(
+            problem,
+            catalog,
+            cached=effort.cached,
+            until=lambda: deadline.left < deadline_s * (1 - _TEMPLATES),
+            single=True,
+        )
         return BASELINES[name](problem, catalog, tables)
     libraries = template_libraries(
         problem,
