@@ -119,50 +119,90 @@ def libraries(
     then of a few nodes, then of all; once `until()` holds they keep what they have. `single` asks for the
     capacities of all sets of nodes, but for templates of single nodes only.
     """
-    assert [p.value for p in POSITIONS] == ["first", "middle", "last", "whole"]
-    most = problem.settings.max_nodes_per_instance
-    whole, _ = search_limits(len(problem.kinds), most)
-    sources = {kind: slowest_sources(problem, catalog, kind) for kind in problem.kinds}
-    found: dict[str, TemplateLibrary] = {}
-    alike = _alike(problem)
-    shown = {role: key for key, roles in alike.items() for role in roles}
-
-    def is_over() -> bool:
-        return until is not None and until()
-
-    def make_tables(key: str, stages: int | None = None) -> RoleTables:
-        role = alike[key][0]
-        return role_tables(problem, catalog, parse_role(role), stages=stages, sources=sources)
-
+    made = _RoleLibraries(problem, catalog, cache, until)
     if until is not None:
-        for key in alike:
-            found[key] = generate(make_tables(key, 1), 1)
-    tables: dict[str, RoleTables] = {}
-    # Those that no single node can serve come first, whatever the time: others are served already.
-    for key in sorted(alike, key=lambda key: key in found and len(found[key]) > 0):
-        served = key in found and len(found[key]) > 0
-        if not served or not is_over():
-            tables[key] = make_tables(key)
-            if until is not None:
-                known = cache.read(tables[key], most) if cache is not None else None
-                first = 1 if single else min(_FIRST_NODES, whole)
-                found[key] = known or generate(tables[key], first, until=until if served else None)
-    for role, key in shown.items():
+        made.take_single_nodes()
+    made.take_few_nodes(1 if single else _FIRST_NODES)
+    if not single:
+        made.take_all(progress)
+    return made.result()
 
-        def report(done: int, total: int, role: str = role) -> None:
-            if progress is not None:
-                progress(role, done, total)
 
-        enough = key in found and (single or found[key].max_nodes >= whole)
-        if key in tables and not enough and not is_over():
-            make = generate if cache is None else cache.library
-            better = make(tables[key], most, progress=report, until=until)
-            if key not in found or better.max_nodes > found[key].max_nodes:
-                found[key] = better
-        report(1, 1)
-    cut_short = any(library.max_nodes < whole for library in found.values())
-    roles = {role: found[key] for role, key in shown.items()}
-    return Libraries(problem.kinds, roles, cut_short, complete=len(tables) == len(alike))
+class _RoleLibraries:
+    """Template libraries of all roles as they grow, by what is asked of a role (`_alike`)."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        catalog: Catalog,
+        cache: TemplateCache | None,
+        until: Callable[[], bool] | None,
+    ) -> None:
+        assert [p.value for p in POSITIONS] == ["first", "middle", "last", "whole"]
+        self.problem, self.catalog, self.cache, self.until = problem, catalog, cache, until
+        self.most = problem.settings.max_nodes_per_instance
+        self.whole, _ = search_limits(len(problem.kinds), self.most)
+        self.sources = {kind: slowest_sources(problem, catalog, kind) for kind in problem.kinds}
+        self.alike = _alike(problem)
+        self.tables: dict[str, RoleTables] = {}
+        self.found: dict[str, TemplateLibrary] = {}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether time is up."""
+        return self.until is not None and self.until()
+
+    def _make_tables(self, key: str, stages: int | None = None) -> RoleTables:
+        role = parse_role(self.alike[key][0])
+        return role_tables(self.problem, self.catalog, role, stages=stages, sources=self.sources)
+
+    def take_single_nodes(self) -> None:
+        """Give every role its templates of single nodes, whatever the time."""
+        for key in self.alike:
+            self.found[key] = generate(self._make_tables(key, 1), 1)
+
+    def take_few_nodes(self, nodes: int) -> None:
+        """Work out capacities; where time may run out, templates of up to so many nodes as well.
+
+        Roles that no single node can serve come first, whatever the time.
+        """
+        served = {key for key, library in self.found.items() if len(library)}
+        for key in sorted(self.alike, key=lambda key: key in served):
+            if key in served and self.is_over:
+                continue
+            tables = self.tables[key] = self._make_tables(key)
+            if self.until is None:
+                continue
+            known = self.cache.read(tables, self.most) if self.cache is not None else None
+            until = self.until if key in served else None
+            self.found[key] = known or generate(tables, min(nodes, self.whole), until=until)
+
+    def take_all(self, progress: RoleProgress | None) -> None:
+        """Give every role all of its templates."""
+        make = generate if self.cache is None else self.cache.library
+        for role, key in self._keys():
+
+            def report(done: int, total: int, role: str = role) -> None:
+                if progress is not None:
+                    progress(role, done, total)
+
+            done = key in self.found and self.found[key].max_nodes >= self.whole
+            if key in self.tables and not done and not self.is_over:
+                better = make(self.tables[key], self.most, progress=report, until=self.until)
+                if key not in self.found or better.max_nodes > self.found[key].max_nodes:
+                    self.found[key] = better
+            report(1, 1)
+
+    def _keys(self) -> list[tuple[str, str]]:
+        """Roles with their keys, in the problem's order."""
+        keys = {role: key for key, roles in self.alike.items() for role in roles}
+        return [(str(role), keys[str(role)]) for role in self.problem.roles]
+
+    def result(self) -> Libraries:
+        roles = {role: self.found[key] for role, key in self._keys()}
+        cut_short = any(library.max_nodes < self.whole for library in roles.values())
+        complete = len(self.tables) == len(self.alike)
+        return Libraries(self.problem.kinds, roles, cut_short, complete)
 
 
 def _alike(problem: Problem) -> dict[str, list[str]]:
@@ -208,9 +248,7 @@ def template_libraries(
             _KEPT.move_to_end(key)
             return kept[1]
     teller = _teller(problem, on_progress)
-    made = libraries(
-        problem, catalog, cache=cache, progress=teller, until=until, single=single
-    )
+    made = libraries(problem, catalog, cache=cache, progress=teller, until=until, single=single)
     _KEPT[key] = (catalog, made)
     while len(_KEPT) > _MOST_KEPT:
         _KEPT.popitem(last=False)
