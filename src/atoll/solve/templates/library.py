@@ -66,7 +66,7 @@ def role_tables(
     """
     service = problem.service_of(str(role))
     kinds, settings = problem.kinds, problem.settings
-    most = stages or settings.max_stages or settings.max_nodes_per_instance
+    most = stages or _most_stages(problem)
     layers = catalog.model(service.model).llm.layers
     rates = np.zeros((most, 3, len(kinds), layers + 1))
     for c, kind in enumerate(kinds):
@@ -82,6 +82,10 @@ def role_tables(
     memory = tuple(float(catalog.node(kind).memory_bytes) for kind in kinds)
     limit = settings.memory_ratio * catalog.model(service.model).llm.weight_bytes
     return RoleTables(str(role), kinds, rates, memory, limit)
+
+
+def _most_stages(problem: Problem) -> int:
+    return problem.settings.max_stages or problem.settings.max_nodes_per_instance
 
 
 def slowest_sources(problem: Problem, catalog: Catalog, kind: str) -> tuple[NodeSource, ...]:
@@ -112,15 +116,19 @@ def libraries(
     progress: RoleProgress | None = None,
     until: Callable[[], bool] | None = None,
     single: bool = False,
+    start: Libraries | None = None,
 ) -> Libraries:
     """Return the template library of every role; `progress(role, done, total)` as they are computed.
 
     Roles that are asked the same share theirs. With `until`, all roles first get templates of single nodes,
     then of a few nodes, then of all; once `until()` holds they keep what they have. `single` asks for the
-    capacities of all sets of nodes, but for templates of single nodes only.
+    capacities of all sets of nodes, but for templates of single nodes only. `start` are libraries of the
+    same problem that were cut short, to go on from.
     """
     made = _RoleLibraries(problem, catalog, cache, until)
-    if until is not None:
+    if start is not None:
+        made.go_on(start)
+    elif until is not None:
         made.take_single_nodes()
     made.take_few_nodes(1 if single else _FIRST_NODES)
     if not single:
@@ -156,6 +164,13 @@ class _RoleLibraries:
         role = parse_role(self.alike[key][0])
         return role_tables(self.problem, self.catalog, role, stages=stages, sources=self.sources)
 
+    def go_on(self, start: Libraries) -> None:
+        """Take what was made before."""
+        for key, roles in self.alike.items():
+            self.found[key] = library = start.roles[roles[0]]
+            if len(library.tables.rates) == _most_stages(self.problem):
+                self.tables[key] = library.tables
+
     def take_single_nodes(self) -> None:
         """Give every role its templates of single nodes, whatever the time."""
         for key in self.alike:
@@ -167,15 +182,29 @@ class _RoleLibraries:
         Roles that no single node can serve come first, whatever the time.
         """
         served = {key for key, library in self.found.items() if len(library)}
+        most = min(nodes, self.whole)
         for key in sorted(self.alike, key=lambda key: key in served):
             if key in served and self.is_over:
                 continue
-            tables = self.tables[key] = self._make_tables(key)
-            if self.until is None:
+            if key not in self.tables:
+                self.tables[key] = self._make_tables(key)
+            elif self.found[key].max_nodes >= most:
                 continue
-            known = self.cache.read(tables, self.most) if self.cache is not None else None
+            if self.until is None and most > 1:
+                continue
             until = self.until if key in served else None
-            self.found[key] = known or generate(tables, min(nodes, self.whole), until=until)
+            self.found[key] = self._generate(self.tables[key], most, until)
+
+    def _generate(
+        self, tables: RoleTables, nodes: int, until: Callable[[], bool] | None
+    ) -> TemplateLibrary:
+        """Return templates of up to so many nodes, or all of them where a cache has those."""
+        if self.cache is None:
+            return generate(tables, nodes, until=until)
+        if nodes >= self.whole:
+            return self.cache.library(tables, self.most, until=until)
+        known = self.cache.read(tables, self.most)
+        return generate(tables, nodes, until=until) if known is None else known
 
     def take_all(self, progress: RoleProgress | None) -> None:
         """Give every role all of its templates."""
@@ -242,13 +271,16 @@ def template_libraries(
     cache = TemplateCache() if cached else None
     key = f"{template_key(problem)} {cache and cache.folder}"
     kept = _KEPT.get(key)
-    if kept is not None and kept[0] == catalog:
-        enough = kept[1].complete if single else not kept[1].cut_short
+    start = kept[1] if kept is not None and kept[0] == catalog else None
+    if start is not None:
+        enough = start.complete if single else not start.cut_short
         if enough or (until is not None and until()):
             _KEPT.move_to_end(key)
-            return kept[1]
+            return start
     teller = _teller(problem, on_progress)
-    made = libraries(problem, catalog, cache=cache, progress=teller, until=until, single=single)
+    made = libraries(
+        problem, catalog, cache=cache, progress=teller, until=until, single=single, start=start
+    )
     _KEPT[key] = (catalog, made)
     while len(_KEPT) > _MOST_KEPT:
         _KEPT.popitem(last=False)
