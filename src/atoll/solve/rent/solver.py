@@ -62,10 +62,11 @@ def solve(
             problem,
             catalog,
             cached=effort.cached,
-            until=lambda: deadline.left < deadline_s * (1 - _TEMPLATES),
+            until=lambda: deadline.left < deadline_s * (1.0 - _TEMPLATES),
             single=True,
         )
-        return BASELINES[name](problem, catalog, tables)
+        plan = BASELINES[name](problem, catalog, tables)
+        return plan if tables.complete else plan.model_copy(update={"cut_short": True})
     return _Search(problem, catalog, effort, deadline, on_progress).run()
 
 
