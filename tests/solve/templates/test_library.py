@@ -52,7 +52,7 @@ def test_templates_are_made_of_kinds() -> None:
 
 @pytest.mark.parametrize(
     ("sold", "slowest"),
-    # 20 Gbit/s of its own, half of 10 Gbit/s, a quarter of 100 Gbit/s, an eighth of 400 Gbit/s: a slice with
+    # 20 Gbit/s of its own, half of 20 Gbit/s, a quarter of 100 Gbit/s, an eighth of 400 Gbit/s: a slice with
     # less than machines of its size is not cut, nor one with less than half of what the best slices have.
     [
         (("L40S:1", "L40S:2", "L40S:8"), "L40S:1"),
@@ -65,7 +65,7 @@ def test_a_kind_counts_as_its_slowest_source(sold: tuple[str, ...], slowest: str
     """A machine of its own, or a slice with a share of a larger one's interface."""
     regions = {machine: WEST if machine == "L40S:8" else EAST for machine in sold}
     fleet = asked(*(offer(regions[machine], machine, 1.0) for machine in sold))
-    share = {"L40S:1": 2.5e9, "L40S:2": 1.25e9 / 2, "L40S:4": 12.5e9 / 4, "L40S:8": 50e9 / 8}
+    share = {"L40S:1": 2.5e9, "L40S:2": 2.5e9 / 2, "L40S:4": 12.5e9 / 4, "L40S:8": 50e9 / 8}
     (source,) = slowest_sources(fleet, catalog(), "L40S:1")
     assert source.link.bandwidth_bytes_per_s == share[slowest]
     chat, role = fleet.services[0], parse_role("chat/llm/decode")
