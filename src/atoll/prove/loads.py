@@ -5,7 +5,8 @@ analytic throughput: many instances and shares in one run, each with requests of
 demand needs n such instances, each gets every n-th request, so that gaps vary less than those of the whole.
 
 Prefill alone counts with TTFT, to which handing over KV cache of the prompt's length is added, decode alone
-with TPOT, an instance that does both with both. What happens between the phases is for a simulation of the whole plan to tell.
+with TPOT, an instance that does both with both. What happens between the phases is for a simulation of the
+whole plan to tell.
 """
 
 from __future__ import annotations
@@ -163,9 +164,7 @@ def _measure(
     return kept
 
 
-def _move_s(
-    problem: Problem, catalog: Catalog, service: str, prompts: NDArray[np.int32]
-) -> Floats:
+def _move_s(problem: Problem, catalog: Catalog, service: str, prompts: NDArray[np.int32]) -> Floats:
     """Seconds that the KV cache of prompts takes to where they are decoded, at most."""
     from atoll.plan.handover import handover
 

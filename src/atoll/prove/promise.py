@@ -211,10 +211,8 @@ class _Prover:
                 for seed in _TRIAL_SEEDS
             )
         kept = self._tried[key]
-        self.say(
-            f"trial {trial}: ${plan.usd_per_hour:.2f} "
-            + ", ".join(f"{name} {one.both:.1%} ({one.ttft:.3f} {one.tpot:.3f})" for name, one in kept.items())
-        )
+        shares = ", ".join(f"{name} {one.both:.1%}" for name, one in kept.items())
+        self.say(f"trial {trial}: ${plan.usd_per_hour:.2f}, kept: {shares}")
         return kept
 
     def _adjust(self, kept: Mapping[str, KeptShares], short: set[str]) -> bool:
@@ -258,7 +256,13 @@ class _Prover:
                 )
                 roles = sorted({role for role, _ in new})
                 new |= find_prospects(
-                    sizing.problem, self.catalog, libraries, sizing.derating(), roles, _AHEAD, _SLACK
+                    sizing.problem,
+                    self.catalog,
+                    libraries,
+                    sizing.derating(),
+                    roles,
+                    _AHEAD,
+                    _SLACK,
                 )
             more = self._measure(new, used)
             effort = replace(self.effort, derating=sizing.derating(only=True))
@@ -418,9 +422,7 @@ def simulate_kept(
 
 
 def _shares(one: ServiceSummary) -> KeptShares:
-    return KeptShares(
-        one.attainment or 0.0, one.attainment_ttft or 0.0, one.attainment_tpot or 0.0
-    )
+    return KeptShares(one.attainment or 0.0, one.attainment_ttft or 0.0, one.attainment_tpot or 0.0)
 
 
 def mean_kept(runs: Iterable[Mapping[str, KeptShares]]) -> dict[str, KeptShares]:

@@ -1,17 +1,17 @@
 """How many batches of tokens a pipeline has under way at a time.
 
 Where every stage starts whatever waits as soon as it is free, a pipeline of S stages that are about equally
-fast ends up with S + 1 batches in flight: the one that comes back finds the first stage just taken by another,
-and waits. So the node where a pipeline starts counts the batches it has sent and not seen again, and holds what
-comes back while k of them are out. Let n sequences start there, and t_i(b) be the seconds of the step of node i
-for its part of a batch of b. Node i takes m_i batches for each one from here: those of other nodes where
-pipelines start. With k batches of b = n / k a round takes
+fast ends up with S + 1 batches in flight: the one that comes back finds the first stage just taken by
+another, and waits. So the node where a pipeline starts counts the batches it has sent and not seen again, and
+holds what comes back while k of them are out. Let n sequences start there, and t_i(b) be the seconds of the
+step of node i for its part of a batch of b. Node i takes m_i batches for each one from here: those of other
+nodes where pipelines start. With k batches of b = n / k a round takes
 
     R(k) = max( sum of t_i(b) on the way + hops,  max_i k m_i t_i(b) )
 
 seconds: no less than the way of one batch, and no less than what the busiest node has to do for all of them.
-Which k is best depends on n: with stages that are alike it is as many as stages (over all nodes that share the
-first), with very uneven ones and few sequences it is one.
+Which k is best depends on n: with stages that are alike it is as many as stages (over all nodes that share
+the first), with very uneven ones and few sequences it is one.
 """
 
 from __future__ import annotations

@@ -78,10 +78,10 @@ class SimOptions:
     all running sequences and prompts up to `token_budget` tokens (None: 2,048, or the engine's own limit
     where only prompts run), cut to fit, and with `pacing` "paced" pipelines have as many batches of tokens
     under way as is best (`routing.pacing`), "free" as many as arise; "best-effort" takes whole prompts and
-    all that waits, as Helix does. `high_water` is the share of KV cache that may be booked, a request counting with its prompt and
-    `output_ratio` times the mean answer, or, with `known_outputs`, its own. `single_messages`: tokens of a
-    step travel one by one, not together. `first_token`: the prompt pass yields a token. `handover_s` is
-    the time a unit needs to take in a token's activations (curves only).
+    all that waits, as Helix does. `high_water` is the share of KV cache that may be booked, a request counting
+    with its prompt and `output_ratio` times the mean answer, or, with `known_outputs`, its own.
+    `single_messages`: tokens of a step travel one by one, not together. `first_token`: the prompt pass yields
+    a token. `handover_s` is the time a unit needs to take in a token's activations (curves only).
 
     `feed`: "open" follows the arrival times; "closed" keeps `concurrency` requests in flight; "watermark"
     starts with `concurrency` and lets a request in whenever a prompt or a request ends and at most

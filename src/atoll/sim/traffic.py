@@ -329,7 +329,9 @@ def move_cache(z: Sim, r: int, now: float) -> None:
             piece = tokens * z.service[c.service].kv_bytes
             left = now + piece / site.bytes_per_s
             if site.link >= 0:
-                left = max(left, carry_cache(z, site.link, now, piece, z.link[site.link].bytes_per_s))
+                left = max(
+                    left, carry_cache(z, site.link, now, piece, z.link[site.link].bytes_per_s)
+                )
             if not z.run[0].paired:
                 out, into = a.node, z.run[0].nodes + b.node
                 left = max(left, carry_cache(z, out, now, piece, z.link[out].bytes_per_s))

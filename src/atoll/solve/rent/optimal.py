@@ -144,7 +144,9 @@ def service_demands(
                 types.RoleTemplates(
                     _PHASES[role.phase],
                     library.counts,
-                    library.throughput if derating is None else derating.throughput(str(role), library),
+                    library.throughput
+                    if derating is None
+                    else derating.throughput(str(role), library),
                     problem.demand(role),
                 )
             )

@@ -294,7 +294,8 @@ def template_key(problem: Problem) -> str:
     """
     services = [(service.name, _asked(service)) for service in problem.services]
     settings = problem.settings.model_dump(
-        mode="json", include={"max_nodes_per_instance", "memory_ratio", "max_stages", "engine", "sized_for"}
+        mode="json",
+        include={"max_nodes_per_instance", "memory_ratio", "max_stages", "engine", "sized_for"},
     )
     places = sorted({(offer.region, offer.node_type, offer.whole) for offer in problem.offers})
     return hashlib.sha256(json.dumps([services, settings, places]).encode()).hexdigest()
