@@ -120,7 +120,7 @@ def main() -> None:
     points: list[Point] = []
     for case in CASES:
         points += _published(case, data)
-        more, own = _found(case, data, seconds=20.0 if arguments.quick else 30.0)
+        more, own = _found(case, data, seconds=30.0 if arguments.quick else 120.0)
         points += more
         figures += own
     for point in points:
@@ -162,7 +162,7 @@ def _found(case: Case, data: Path, *, seconds: float) -> tuple[list[Point], list
     problem, instance, placement = load(data, Part(case.cluster, case.published[0]), MODEL)
     catalog = problem.catalog()
     helix = flow_plan(problem, instance, placement)
-    plain = solve("flow.search", problem, catalog, FlowEffort(seconds=seconds / 2))
+    plain = solve("flow.search", problem, catalog, FlowEffort(seconds=seconds))
     effort = FlowEffort(seconds=seconds, rank=Simulated(problem, catalog))
     plan = solve("flow.search", problem, catalog, effort)
     points = [
