@@ -131,8 +131,16 @@ class InstanceMaster(RentalProgramme):
         )
         self._unserved = first + each
 
+    def _most_instances(self) -> float:
+        """How many instances there can be at all: each has a GPU of its own."""
+        supply, max_nodes = self.model.supply, self.model.limits.max_nodes
+        gpus = int(supply.gpus @ supply.available)
+        if max_nodes is not None:
+            gpus = min(gpus, max_nodes * int(supply.gpus.max(initial=0)))
+        return float(max(1, gpus))
+
     def _add_presence(self) -> None:
-        model, spread = self.model, self.model.limits.spread
+        model, spread, most = self.model, self.model.limits.spread, self._most_instances()
         for m in range(len(model.services)):
             phases = self._phases(m)
             # Phases together may serve all by themselves, or not be needed.
@@ -147,7 +155,7 @@ class InstanceMaster(RentalProgramme):
                     np.zeros(1),
                     np.full(1, 0.0 if optional else 1.0),
                     np.ones(1),
-                    _sparse([(0, spread_row, -float(spread)), (0, many_row, 10_000.0)], 1),
+                    _sparse([(0, spread_row, -float(spread)), (0, many_row, most)], 1),
                 )
                 self._stands[m, phase] = stands
                 for g in regions:
