@@ -213,7 +213,7 @@ class InstanceMaster(RentalProgramme):
                     continue
                 zeros = np.zeros(len(every), np.int32)
                 paid = np.maximum(cost[every], 0.0)
-                best = cheapest_by_weight(paid, oracle.up[every], zeros, 1, GRID + 1)
+                best = cheapest_by_weight(paid, oracle.steps_up(every), zeros, 1, GRID + 1)
                 function, _, _ = closure(best[0])
                 rate = float((paid / items.share[every]).min())
                 function = np.maximum(function, rate * np.arange(GRID + 1) / GRID)
@@ -226,7 +226,7 @@ class InstanceMaster(RentalProgramme):
                 entries = Sparse.of(
                     np.zeros(len(columns), np.int64),
                     columns.astype(np.int64),
-                    scaled[oracle.up[some[inside]]],
+                    scaled[oracle.steps_up(some[inside])],
                     1,
                 )
                 self.lp.add_rows(np.ones(1), np.full(1, np.inf), entries)
