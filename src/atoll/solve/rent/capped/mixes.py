@@ -20,15 +20,16 @@ Floats = NDArray[np.float64]
 
 _ROUNDS = 40
 _STAY = 0.8
-"""How near new prices stay to the best; less so after a round that did not better them."""
-_LEAVE = 0.5
-_NEAR = 0.1
+"""How near new prices stay to the best."""
+_NEAR = 0.05
 _COUNTED = 4
 """How often in a round cells may be added to those that a service's oracle counts."""
 _DEAR = 1.05
 _IN_USE = 1e-6
 _GAIN = 1e-6
-_STALLED = 4
+_STALLED = 8
+_SPEND = 0.6
+"""Share of the work left that may go into better prices."""
 
 
 class CappedDecomposition(Decomposition):
@@ -73,8 +74,11 @@ class CappedDecomposition(Decomposition):
             # Dear enough to be served, and so little dearer that prices stay where they were.
             self.unserved = _DEAR * np.maximum(1.0, [legs.least for legs in self.root.legs])
             self.master.set_unserved(self.unserved)
-        stalled, stay = 0, _STAY
+        self.gather(start, np.ones(len(self.capped)))
+        stalled, enough = 0, (1.0 - _SPEND) * self.standing.work.left
         while self.rounds < _ROUNDS and not self.standing.done and stalled < _STALLED:
+            if self.standing.work.left < enough:
+                return
             self.rounds += 1
             self.standing.work.rounds += 1
             result = self.master.relax(self.standing.deadline.left)
@@ -88,14 +92,13 @@ class CappedDecomposition(Decomposition):
                     return
                 continue
             before = self.root.value
-            between = blend(self.root.prices, there, stay)
+            between = blend(self.root.prices, there, _STAY)
             self.rate(between)
             added = self.gather(between, duals)
             if not added:
                 self.rate(there)
                 added = self.gather(there, duals)
             better = self.root.value > before + _GAIN * abs(before)
-            stay = _STAY if better else _LEAVE
             stalled = 0 if better else stalled + 1
             if not added and not better:
                 return
@@ -127,4 +130,14 @@ def tighten(mixes: Decomposition, seed: int) -> Decomposition:
         if fits(model, service, items):
             capped.master.add(service, mix)
     capped.converge(mixes.root.prices)
+    return capped
+
+
+def decompose(
+    model: RentModel, goal: Goal, weights: Floats, prices: Prices, standing: Incumbent, seed: int
+) -> Decomposition:
+    """Return a decomposition within what there is, converged from prices that are about right."""
+    oracles = capped_oracles(model, [], standing.work)
+    capped = CappedDecomposition(model, oracles, goal, weights, standing, seed)
+    capped.converge(prices)
     return capped

@@ -29,7 +29,7 @@ Ints = NDArray[np.int64]
 STATES = 1500
 """States of a region up to which cells are counted."""
 _HAIR = 1e-9
-_TABLE_WORK = 3e-5
+_TABLE_WORK = 5e-6
 """What a step of a table takes, in simplex iterations."""
 _FINE = -(-np.arange(GRID + 1) // (GRID // LEVELS))
 """The level that a step of the fine grid needs at least."""
