@@ -129,15 +129,13 @@ class _Allocator:
         return RentModel(self.supply, self.limits, services, items, start)
 
     def run(self, on_shortage: Shortage) -> Allocation:
-        tried: Prices | None = None
         if not self.hopeless:
             standing = self._standing(0.7)
             outcome = minimise(self.model, standing, self.seed)
             self.work.charge(standing.work.spent)
             if standing.solution is not None:
                 return self._answer(self.active, self.model, standing, outcome, None)
-            tried = outcome.prices
-        served = self._most(on_shortage == "priority", tried)
+        served = self._most(on_shortage == "priority")
         if not self.hopeless and served.fraction.min(initial=1.0) >= 1.0 - _FULL:
             return self._serve(self.active, self.model, served, None)
         if on_shortage == "fail" or served.solution is None:
@@ -168,7 +166,7 @@ class _Allocator:
         outcome = minimise(model, standing, self.seed)
         return self._answer(active, model, standing, outcome, short)
 
-    def _most(self, priority: bool, prices: Prices | None) -> ServedDemand:
+    def _most(self, priority: bool) -> ServedDemand:
         part = Work(self.work.part(_SCARCE))
         self._parts.append(part)
         served = serve_most(
@@ -180,7 +178,6 @@ class _Allocator:
             part,
             priority=priority,
             seed=self.seed,
-            prices=prices,
         )
         self.work.charge(part.spent)
         return served

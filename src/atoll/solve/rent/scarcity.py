@@ -11,19 +11,18 @@ unserved to be minimised.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.solve.rent.capped.mixes import decompose
 from atoll.solve.rent.greedy import fill, served_share
 from atoll.solve.rent.instances import InstanceGoal, InstanceMaster
 from atoll.solve.rent.items import RentModel, Solution
 from atoll.solve.rent.mixes import Decomposition
 from atoll.solve.rent.programme import cheapest_supply
-from atoll.solve.rent.relaxation import Prices, market_prices, row_prices, slacks
+from atoll.solve.rent.relaxation import Prices, market_prices, slacks
 from atoll.solve.rent.search import SMALL, lowest_each, oracles_of
 from atoll.solve.rent.standing import Incumbent, RentDeadline, Target, Work
 
@@ -41,14 +40,6 @@ _STAGES = (300, 1500)
 _AIM = 0.97
 _DEAR = 3.0
 _ENDLESS = 1e9
-_NODES = 2000
-_PROBES = 4
-_PROBE_WORK = 0.3
-_STEP = 0.01
-_NEARBY = 0.9
-_ROUGH = 0.02
-_CLOSE = 5e-3
-"""Within so much of what is proven, fractions are not searched further with programmes over instances."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +65,8 @@ def serve_most(
     *,
     priority: bool,
     seed: int,
-    prices: Prices | None = None,
 ) -> ServedDemand:
-    """Return the largest common fraction of demand, or (`priority`) the largest weighted mean fraction.
-
-    `prices` are those at which serving all of it was tried in vain.
-    """
+    """Return the largest common fraction of demand, or (`priority`) the largest weighted mean fraction."""
     every = list(range(len(model.services)))
     weights = np.array([service.weight for service in model.services])
     if priority:
@@ -90,7 +77,7 @@ def serve_most(
     if not some:
         return _serve_nobody(model)
     if len(some) == len(every):
-        some_served = _search(model, rebuild, "common", weights, deadline, work, seed, prices)
+        some_served = _search(model, rebuild, "common", weights, deadline, work, seed)
     else:
         some_served = _search(
             rebuild(some, 1.0),
@@ -188,7 +175,6 @@ def _search(
     deadline: RentDeadline,
     work: Work,
     seed: int,
-    hint: Prices | None = None,
 ) -> ServedDemand:
     free = replace(model, start=np.zeros(len(model.start)))
     number, total = len(model.services), float(weights.sum())
@@ -197,13 +183,8 @@ def _search(
     oracles = oracles_of(free)
     small = sum(len(items) for items in model.items) <= SMALL
     common = goal == "common"
-    if hint is not None and common and not small:
-        mixes = decompose(free, "common", normal, _scarcity(free, hint), standing, seed)
-    else:
-        mixes = Decomposition(
-            free, oracles, "common" if common else "weighted", normal, standing, seed
-        )
-        mixes.converge()
+    mixes = Decomposition(free, oracles, "common" if common else "weighted", normal, standing, seed)
+    mixes.converge()
     prices = (mixes.relaxed or (mixes.root.prices, None))[0]
     best = np.zeros(number)
 
@@ -217,14 +198,8 @@ def _search(
         share = _shares(free, first)
         value = 1.0 - float(share.min() if common else normal @ share)
         take(first, value, np.full(number, share.min()) if common else share)
-    if hint is not None and common and not small:
-        for solution in _probe(free, rebuild, standing, hint, seed):
-            share = _shares(free, solution)
-            take(solution, 1.0 - float(share.min()), np.full(number, share.min()))
     if small:
         choices: list[list[Ints] | None] = [None]
-    elif hint is not None and standing.objective - standing.bound <= _CLOSE:
-        choices = []
     else:
         choices = list(_choices(free, rebuild, 1.0 - standing.bound, standing, seed))
     for let_in in choices:
@@ -255,54 +230,6 @@ def _search(
         achieved = float(best.min(initial=1.0)) if common else float(best @ normal)
     most = max(achieved, min(1.0, 1.0 - standing.bound))
     return ServedDemand(standing.solution, best, achieved, most, prices)
-
-
-def _scarcity(model: RentModel, prices: Prices) -> Prices:
-    """What prices of a cheapest plan say about scarcity alone, all demand together being worth one."""
-    rents = np.append(market_prices(model).row, 0.0)[:-1]
-    row = np.maximum(0.0, prices.row - rents)
-    zero = Prices(row, rent=0.0)
-    total = sum(legs.least for legs in (o.legs(row_prices(model, zero)) for o in oracles_of(model)))
-    scale = 1.0 / total if np.isfinite(total) and total > 0.0 else 0.0
-    return Prices(scale * row, rent=0.0)
-
-
-def _probe(
-    model: RentModel, rebuild: Rebuild, standing: Incumbent, hint: Prices, seed: int
-) -> Iterator[Solution]:
-    """Yield allocations of mixes that serve ever larger common fractions, between what is known and proven.
-
-    What was yielded is known to `standing` before the next is sought.
-    """
-    if model.limits.spread > 1:
-        return
-    every = list(range(len(model.services)))
-    low, high = 1.0 - min(1.0, standing.objective), min(1.0, 1.0 - standing.bound)
-    prices = hint
-    fraction = high - _STEP * (high - low if low < _NEARBY * high else 1.0)
-    for _ in range(_PROBES):
-        if fraction <= low + EXACT or standing.done:
-            return
-        asked = rebuild(every, fraction)
-        work = Work(standing.work.part(_PROBE_WORK))
-        priced = Incumbent(Target(_ROUGH), standing.deadline, work)
-        mixes = decompose(asked, "cost", np.zeros(len(every)), prices, priced, seed)
-        mixes.choose(_NODES)
-        standing.work.charge(work.spent)
-        if np.isfinite(mixes.root.value):
-            prices = mixes.root.prices
-        solution = None
-        if priced.solution is not None:
-            solution = cheapest_supply(model, priced.solution.items, seed)
-        if solution is None:
-            high = fraction
-        else:
-            low = max(fraction, float(_shares(model, solution).min()))
-            yield solution
-            high = max(low, min(1.0, 1.0 - standing.bound))
-        fraction = 0.5 * (low + high)
-        if high - low <= _CLOSE:
-            return
 
 
 def _shares(model: RentModel, solution: Solution) -> Floats:

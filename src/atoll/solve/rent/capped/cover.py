@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.core.compiling import entry
+from atoll.core.compiling import entry, part
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -112,6 +112,31 @@ def _mark_cheapest(state: Ints, cost: Floats, kept: NDArray[np.bool_]) -> None:
             least = cost[i]
 
 
+@part
+def _fits(digits: Ints, v: int, u: int) -> bool:
+    for j in range(digits.shape[1]):
+        if digits[v, j] > digits[u, j]:
+            return False
+    return True
+
+
+@part
+def _use_once(row: Floats, before: Floats, w: int, c: float) -> None:
+    """Let an item be used on top of what `before` covers."""
+    for d in range(1, len(row)):
+        row[d] = min(row[d], c + before[max(0, d - w)])
+
+
+@part
+def _least(row: Floats, steps: Ints, cost: Floats, known: Ints, free: int, w: int) -> float:
+    """What covering w costs with what is known, one item that takes nothing beside it."""
+    least = row[w]
+    for n in range(free):
+        i = known[n]
+        least = min(least, cost[i] + row[max(0, w - steps[i])])
+    return least
+
+
 @entry(
     "(int64[::1], int64[::1], float64[::1], int64[:, ::1], float64[:, ::1], int64[::1], int64[::1])"
 )
@@ -119,69 +144,30 @@ def _cover_capped(
     state: Ints, steps: Ints, cost: Floats, digits: Ints, value: Floats, known: Ints, count: Ints
 ) -> None:
     states, width = value.shape
-    cells = digits.shape[1]
-    number, free, work = 0, 0, 0
-    at = 0
+    number, free, work, at = 0, 0, 0, 0
     for u in range(states):
         row = value[u]
         row[0] = 0.0
         # Items that take something, of smaller states.
         for n in range(free, number):
             i = known[n]
-            v = state[i]
-            fits = True
-            for j in range(cells):
-                if digits[v, j] > digits[u, j]:
-                    fits = False
-                    break
-            work += cells
-            if not fits:
-                continue
-            before = value[u - v]
-            w, c = steps[i], cost[i]
-            for d in range(1, w):
-                row[d] = min(row[d], c)
-            for d in range(w, width):
-                row[d] = min(row[d], c + before[d - w])
-            work += width
-        # Items of this very state.
+            work += 10
+            if _fits(digits, state[i], u):
+                _use_once(row, value[u - state[i]], steps[i], cost[i])
+                work += width
+        # Items of this very state: any number of those that take nothing, else one beside such.
         while at < len(state) and state[at] == u:
-            w, c = steps[at], cost[at]
-            # Whether what is known covers as much: with items that take nothing, in several steps.
-            if u == 0:
-                least = row[w]
-            else:
-                least = row[w]
-                for n in range(free):
-                    i = known[n]
-                    rest = max(0, w - steps[i])
-                    least = min(least, cost[i] + row[rest])
-            if c < least:
+            if cost[at] < _least(row, steps, cost, known, free, steps[at]):
                 known[number] = at
                 number += 1
-                if u == 0:
-                    for d in range(1, width):
-                        rest = max(0, d - w)
-                        row[d] = min(row[d], c + row[rest])
-                else:
-                    # Beside it only items that take nothing.
-                    before = value[0]
-                    for d in range(1, w):
-                        row[d] = min(row[d], c)
-                    for d in range(w, width):
-                        row[d] = min(row[d], c + before[d - w])
+                _use_once(row, value[0], steps[at], cost[at])
                 work += width
             at += 1
         if u == 0:
             free = number
-            continue
-        # Any number of items that take nothing, beside the others.
-        for n in range(free):
-            i = known[n]
-            w, c = steps[i], cost[i]
-            for d in range(1, width):
-                rest = max(0, d - w)
-                row[d] = min(row[d], c + row[rest])
-            work += width
+        else:
+            for n in range(free):
+                _use_once(row, row, steps[known[n]], cost[known[n]])
+                work += width
     count[0] = number
     count[1] = work

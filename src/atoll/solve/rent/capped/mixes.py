@@ -131,13 +131,3 @@ def tighten(mixes: Decomposition, seed: int) -> Decomposition:
             capped.master.add(service, mix)
     capped.converge(mixes.root.prices)
     return capped
-
-
-def decompose(
-    model: RentModel, goal: Goal, weights: Floats, prices: Prices, standing: Incumbent, seed: int
-) -> Decomposition:
-    """Return a decomposition within what there is, converged from prices that are about right."""
-    oracles = capped_oracles(model, [], standing.work)
-    capped = CappedDecomposition(model, oracles, goal, weights, standing, seed)
-    capped.converge(prices)
-    return capped

@@ -122,7 +122,7 @@ class CappedOracle(ServiceOracle):
         added = False
         # Those with the most too much, for their size, first.
         over = [int(cell) for cell in np.flatnonzero(used > self._room)]
-        for cell in sorted(over, key=lambda c: (-(used[c] / max(1, self._room[c])), c)):
+        for cell in sorted(over, key=lambda c: (-float(used[c]) / max(1, int(self._room[c])), c)):
             cells = self.scarce[cell // self._kinds]
             if cell in cells:
                 continue
