@@ -9,6 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.solve.rent.capped.cover import LEVELS, cover_capped
+from atoll.solve.rent.capped.oracle import capped_oracles, fits
+from atoll.solve.rent.relaxation import evaluate, market_prices, row_prices
+from atoll.solve.rent.search import oracles_of
+from atoll.solve.rent.standing import Work
+from tests.solve.rent.cases import model_of, optimum, random_case
 
 item = st.tuples(
     st.tuples(st.integers(0, 2), st.integers(0, 2)),
@@ -59,3 +64,29 @@ def test_a_table_is_what_enumeration_finds(
             assert sum(items[i][2] for i in chosen) == found
             assert sum(items[i][1] for i in chosen) >= level
             assert all(sum(items[i][0][j] for i in chosen) <= here[j] for j in (0, 1))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 100_000), st.floats(0.5, 2.5))
+def test_the_bound_within_what_there_is_holds(seed: int, factor: float) -> None:
+    """It is no lower than without caps, and no allocation costs less."""
+    case = random_case(seed, regions=1 + seed % 3, most=2, scarce=1.2)
+    model = model_of(case)
+    capped = capped_oracles(model, [], Work(np.inf))
+    prices = market_prices(model)
+    prices.row[:] *= np.random.default_rng(seed).uniform(0.4, factor, len(prices.row))
+    row = row_prices(model, prices)
+    for service, oracle in enumerate(capped):
+        for _ in range(10):
+            items = oracle.pick(oracle.legs(row, lower=False))
+            if not items or not oracle.note(items):
+                break
+        # Instances of both phases at once are not counted, nor what KV travels between.
+        apart = items and all(model.items[service].phase[i] < 2 for i in items)
+        if apart and oracle.possible:
+            assert fits(model, service, items or {})
+    nothing = np.zeros(len(case.services))
+    found = evaluate(model, capped, "cost", prices, nothing)
+    loose = evaluate(model, oracles_of(model), "cost", prices, nothing)
+    assert found.value >= loose.value - 1e-9
+    assert found.value <= optimum(case) + 1e-6

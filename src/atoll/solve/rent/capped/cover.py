@@ -114,10 +114,10 @@ def _mark_cheapest(state: Ints, cost: Floats, kept: NDArray[np.bool_]) -> None:
 
 @part
 def _fits(digits: Ints, v: int, u: int) -> bool:
+    fit = True
     for j in range(digits.shape[1]):
-        if digits[v, j] > digits[u, j]:
-            return False
-    return True
+        fit = fit and digits[v, j] <= digits[u, j]
+    return fit
 
 
 @part
@@ -130,7 +130,7 @@ def _use_once(row: Floats, before: Floats, w: int, c: float) -> None:
 @part
 def _least(row: Floats, steps: Ints, cost: Floats, known: Ints, free: int, w: int) -> float:
     """What covering w costs with what is known, one item that takes nothing beside it."""
-    least = row[w]
+    least: float = row[w]
     for n in range(free):
         i = known[n]
         least = min(least, cost[i] + row[max(0, w - steps[i])])
