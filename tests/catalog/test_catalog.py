@@ -122,3 +122,11 @@ class TestDescribe:
     def test_unknown_names(self, name: str, message: str) -> None:
         with pytest.raises(UnknownNameError, match=message):
             describe(Catalog.default(), name)
+
+
+def test_precisions_are_worked_out_once() -> None:
+    catalog = Catalog.default()
+    spec = catalog.model("llama-3.1-8b@fp8")
+    assert catalog.model("llama-3.1-8b@fp8") is spec
+    assert catalog.model("llama-3.1-8b@int4") != spec
+    assert catalog.model("llama-3.1-8b").llm.weight_bytes > spec.llm.weight_bytes

@@ -338,6 +338,14 @@ class TestPrices:
 
 
 class TestLinks:
+    def test_an_interface_holds_in_every_region(self) -> None:
+        links = apply_overlay(DEFAULT, {"links": {"nics": {"H100:1": "7Gbit/s"}}}).links
+        for region in ("us-central1", "us-east-2"):
+            assert links.nic_bytes_per_s(region, "H100:1") == 7e9 / 8
+        assert links.nic_bytes_per_s("us-central1", "H100:2") == 50e9 / 8
+        assert "nics.us-central1.H100:1" not in links.facts
+        assert "nics.us-central1.H100:2" in links.facts
+
     def test_own_network(self) -> None:
         overlay = {
             "links": {
@@ -353,6 +361,7 @@ class TestLinks:
         links = apply_overlay(DEFAULT, overlay).links
         assert links.between("r", "r", "H100:8", "H100:8").bandwidth_bytes_per_s == 25e9 / 8
         assert links.between("r", "r", "L4:8", "L4:8").bandwidth_bytes_per_s == 50e9 / 8
+        assert not links.region_nics
         assert links.between("b", "a").latency_s == 0.01
         assert links.between("b", "c").latency_s == 0.02
         assert links.between("b", "c").bandwidth_bytes_per_s == 12.5e6

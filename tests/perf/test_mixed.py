@@ -13,7 +13,8 @@ from atoll.catalog.links import Link
 from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
 from atoll.perf.capacity import CapacityModel, RoleLoad
-from atoll.perf.mixed import MIXED_TOKENS, MixedCapacityModel
+from atoll.perf.engines import MIXED_TOKENS
+from atoll.perf.mixed import MixedCapacityModel
 from atoll.perf.step import Position, analytic, step_seconds
 from atoll.workload.lengths import BUILT_IN, LengthMix
 from tests.perf.builders import mixture, model, node_type

@@ -79,7 +79,7 @@ def test_other_layers_on_the_same_nodes() -> None:
     change = diff(MADE, moved)
     assert [k.before for k in change.kept if k.relaid] == [pipeline]
     assert not change.empty
-    assert "~ chat-prefill-0: same nodes, other layers" in change.text()
+    assert "~ chat-prefill-0: starts again: same nodes, other layers" in change.text()
 
 
 def test_another_market_is_another_node() -> None:
@@ -102,7 +102,7 @@ def test_a_slice_on_other_gpus_is_moved() -> None:
     elsewhere = edit_node(made, "chat-both-0", "n0", gpu_ids=(7,))
     change = diff(made, elsewhere)
     assert [(k.before, k.relaid) for k in change.kept if k.moved] == [("chat-both-0", False)]
-    assert "~ chat-both-0: same nodes, other GPUs" in change.text()
+    assert "~ chat-both-0: starts again: same nodes, other GPUs" in change.text()
     less = plan_of(asked, *BOX_CHOSEN[:2], *BOX_CHOSEN[3:])
     assert diff(made, less).idle_after == 2 * diff(made, less).idle_before
     assert "idle GPUs: $2.00/h -> $4.00/h (+$2.00/h, +100.0%)" in diff(made, less).text()

@@ -187,6 +187,65 @@ def test_plans_of_earlier_versions_are_read() -> None:
     assert Plan.from_json(read.to_json()) == read
 
 
+def older_plan(prefill: dict[str, float], decode: dict[str, float]) -> Plan:
+    """A plan of an earlier version; the region of an instance is the last letter of its name."""
+    _, made = small()
+    instances = [
+        instance(node("n0", 0, 1), id=name, region=name[-1], role=f"a/llm/{phase}", stages=1)
+        for phase, names in (("prefill", prefill), ("decode", decode))
+        for name in names
+    ]
+    routes = [
+        {"service": "a", "phase": "prefill", "weights": prefill},
+        {"service": "a", "phase": "decode", "weights": decode},
+    ]
+    dumped = [known.model_dump(mode="json") for known in instances]
+    return Plan.parse(made.model_dump(mode="json") | {"instances": dumped, "routes": routes})
+
+
+def test_older_routes_are_paired_inside_regions() -> None:
+    made = older_plan({"p-e": 0.5, "p-w": 0.5}, {"d-e": 0.5, "c-w": 0.25, "d-w": 0.25})
+    assert {route.instances: route.share for route in made.routes} == {
+        ("p-e", "d-e"): 0.5,
+        ("p-w", "c-w"): 0.25,
+        ("p-w", "d-w"): 0.25,
+    }
+
+
+@pytest.mark.parametrize("weight", [None, "half", [1.0], -0.5])
+def test_older_routes_with_other_weights_are_refused(weight: Any) -> None:
+    with pytest.raises(InputError, match="weights of routes are numbers"):
+        older_plan({"p-e": 1.0}, {"d-e": weight})
+
+
+@given(
+    st.lists(st.sampled_from("ewn"), min_size=1, max_size=5),
+    st.lists(st.sampled_from("ewn"), min_size=1, max_size=5),
+    st.data(),
+)
+def test_older_routes_keep_weights_and_cross_only_with_what_is_left(
+    before: list[str], after: list[str], data: st.DataObject
+) -> None:
+    def weights(letter: str, regions: list[str]) -> dict[str, float]:
+        drawn = [data.draw(st.integers(1, 9)) for _ in regions]
+        named = zip(drawn, regions, strict=True)
+        return {f"{letter}{i}-{g}": x / sum(drawn) for i, (x, g) in enumerate(named)}
+
+    prefill, decode = weights("p", before), weights("d", after)
+    made = older_plan(prefill, decode)
+    assert made.weights("a", Phase.PREFILL) == pytest.approx(prefill)
+    assert made.weights("a", Phase.DECODE) == pytest.approx(decode)
+    inside = sum(r.share for r in made.routes if r.instances[0][-1] == r.instances[1][-1])
+    most = sum(
+        min(
+            sum(x for name, x in prefill.items() if name[-1] == g),
+            sum(y for name, y in decode.items() if name[-1] == g),
+        )
+        for g in "ewn"
+    )
+    assert inside == pytest.approx(most)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -40,6 +40,7 @@ from atoll.plan.capacities import node_capacity
 from atoll.plan.handover import cut_sizes, handover
 from atoll.plan.plan import Instance
 from atoll.plan.problem import Offer, Problem, Service
+from tests.reference.quiet import silence_output
 from tests.reference.rent_layouts import Kinds, best_cuts, rates_by_kind, worth_having
 
 Floats = NDArray[np.float64]
@@ -109,13 +110,14 @@ class _Programme:
         ).tocsr()
         least = np.array([low for _, low, _ in rows])
         most = np.array([high for _, _, high in rows])
-        found = milp(
-            objective,
-            constraints=LinearConstraint(matrix, least, most),
-            integrality=np.array(self.whole, np.int64),
-            bounds=Bounds(np.array(self.low), np.array(self.high)),
-            options={"time_limit": time_limit_s, "mip_rel_gap": 0.0},
-        )
+        with silence_output():
+            found = milp(
+                objective,
+                constraints=LinearConstraint(matrix, least, most),
+                integrality=np.array(self.whole, np.int64),
+                bounds=Bounds(np.array(self.low), np.array(self.high)),
+                options={"time_limit": time_limit_s, "mip_rel_gap": 0.0},
+            )
         if found.status == 2:
             return None, None, True, np.zeros(0)
         if found.x is None:

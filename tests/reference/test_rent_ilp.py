@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 
 import numpy as np
@@ -14,6 +15,7 @@ from atoll.perf.step import Position
 from atoll.plan.capacities import best_tp, node_capacity
 from atoll.plan.plan import SINK, SOURCE, Flow, Instance, Market, Node
 from atoll.plan.problem import Lengths, Limits, Offer, Phases, Problem, Service, Settings
+from tests.reference.quiet import silence_output
 from tests.reference.rent_ilp import RentReference, layouts, own_throughput
 from tests.reference.rent_layouts import Floats, best_cut, rates_by_kind
 
@@ -359,3 +361,13 @@ def test_every_kind_has_a_tensor_parallel_size() -> None:
     args = (asked, catalog, asked.services[0], role, "L40S:4", 32, 1, Position.WHOLE)
     table = rates_by_kind(asked, catalog, role)["L40S:4"]
     assert table[3, 0, 32] == pytest.approx(node_capacity(*args, tp=best_tp(*args)))
+
+
+def test_what_c_code_prints_is_dropped(capfd: pytest.CaptureFixture[str]) -> None:
+    """Also where C writes it out later than it prints it, as it does to files and pipes."""
+    libc = ctypes.CDLL(None)
+    with silence_output():
+        libc.puts(b"stray")
+    libc.puts(b"wanted")
+    libc.fflush(None)
+    assert capfd.readouterr().out == "wanted\n"

@@ -44,6 +44,7 @@ class Catalog:
         "_node_rules",
         "_nodes",
         "_prices",
+        "_variants",
     )
 
     def __init__(
@@ -67,6 +68,7 @@ class Catalog:
         self._gpu_index: dict[str, str] | None = None
         self._model_index: dict[str, str] | None = None
         self._nodes: FrozenMap[str, NodeType] | None = None
+        self._variants: dict[str, ModelSpec] = {}
 
     @classmethod
     def default(cls) -> Catalog:
@@ -165,9 +167,11 @@ class Catalog:
         model = look_up("model", base.strip(), self.models, self._model_index)
         if not at:
             return model
-        from atoll.catalog.models import apply_variant
+        if name not in self._variants:
+            from atoll.catalog.models import apply_variant
 
-        return apply_variant(model, variant)
+            self._variants[name] = apply_variant(model, variant)
+        return self._variants[name]
 
     def interconnect(self, name: str) -> Interconnect:
         """The interconnect called `name`."""

@@ -45,10 +45,12 @@ class LinkTable:
 
     1. `node_pairs`, between two named nodes or node types;
     2. `region_pairs`, between two regions, or inside one where both names are equal;
-    3. inside a region, the slower of the two nodes' interfaces (`nics`, bytes/s);
+    3. inside a region, the slower of the two nodes' interfaces (`nic_bytes_per_s`);
     4. `in_region` or `between_regions`.
 
-    Pairs are directed; an entry given for both directions is stored twice.
+    Regions go by their own name or with their cloud, as in gcp/us-central1, which then is looked up first.
+    Pairs are directed; an entry given for both directions is stored twice. `nics` holds bytes/s by node type,
+    `region_nics` those of machines that a region has with other interfaces, by region and node type.
     """
 
     in_region: Link
@@ -56,10 +58,11 @@ class LinkTable:
     region_pairs: Mapping[Pair, Link] = field(default_factory=FrozenMap)
     node_pairs: Mapping[Pair, Link] = field(default_factory=FrozenMap)
     nics: Mapping[str, float] = field(default_factory=FrozenMap)
+    region_nics: Mapping[Pair, float] = field(default_factory=FrozenMap)
     facts: Mapping[str, Fact] = field(default_factory=FrozenMap, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("region_pairs", "node_pairs", "nics", "facts"):
+        for name in ("region_pairs", "node_pairs", "nics", "region_nics", "facts"):
             object.__setattr__(self, name, FrozenMap(getattr(self, name)))
 
     def between(
@@ -71,18 +74,38 @@ class LinkTable:
             if pair is not None:
                 return pair
         regions = self.region_pairs.get((region_a, region_b))
+        a, b = _without_cloud(region_a), _without_cloud(region_b)
+        if regions is None and (a == b) == (region_a == region_b):
+            regions = self.region_pairs.get((a, b))
         if regions is not None:
             return regions
         if region_a != region_b:
             return self.between_regions
-        ends = [
-            self.nics.get(node, self.in_region.bandwidth_bytes_per_s)
-            for node in (node_a, node_b)
-            if node
-        ]
-        if len(ends) < 2:
+        if not node_a or not node_b:
             return self.in_region
-        return replace(self.in_region, bandwidth_bytes_per_s=min(ends))
+        slower = min(self.nic_bytes_per_s(region_a, node) for node in (node_a, node_b))
+        return replace(self.in_region, bandwidth_bytes_per_s=slower)
+
+    def nic_bytes_per_s(self, region: str, node: str) -> float:
+        """What the interface of a node type carries in `region`, in bytes/s.
+
+        Without a figure it carries what `in_region` does or, if more, what the best smaller size of its GPU
+        does: no size carries less than a smaller one for want of a figure.
+        """
+        place = _without_cloud(region)
+        own = self.region_nics.get((place, node), self.nics.get(node))
+        if own is not None:
+            return own
+        gpu, _, count = node.rpartition(":")
+        least = self.in_region.bandwidth_bytes_per_s
+        if not count.isdecimal():
+            return least
+        here = {name: known for (at, name), known in self.region_nics.items() if at == place}
+        for name, known in {**self.nics, **here}.items():
+            kind, _, size = name.rpartition(":")
+            if kind == gpu and int(size) < int(count):
+                least = max(least, known)
+        return least
 
     def inside(self, node: NodeType) -> Link:
         """The link from one GPU to another of the same node."""
@@ -107,6 +130,11 @@ class LinkTable:
             region_pairs={**self.region_pairs, **(regions or {})},
             node_pairs={**self.node_pairs, **(nodes or {})},
         )
+
+
+def _without_cloud(region: str) -> str:
+    """The region's own name, where it is written with its cloud as in aws/us-east-2."""
+    return region.rpartition("/")[2]
 
 
 @cache
@@ -138,4 +166,9 @@ def default_links() -> LinkTable:
     nics = {
         node: fact(f"nics.{node}", entry, GBIT) for node, entry in section(data, "nics").items()
     }
-    return LinkTable(in_region, between, pairs, nics=nics, facts=facts)
+    region_nics = {
+        (region, node): fact(f"nics.{region}.{node}", entry, GBIT)
+        for region, entries in section(data, "region_nics").items()
+        for node, entry in cast(Table, entries).items()
+    }
+    return LinkTable(in_region, between, pairs, nics=nics, region_nics=region_nics, facts=facts)

@@ -272,15 +272,19 @@ def _links(catalog: Catalog, document: Document) -> LinkTable:
     if entry is None:
         return table
     facts = dict(table.facts)
-    nics = dict(table.nics)
+    nics, region_nics = dict(table.nics), dict(table.region_nics)
     if entry.in_region is not None and entry.in_region.bandwidth is not None:
         # A network someone describes is theirs: the interfaces of cloud machines no longer apply.
-        nics = {}
+        nics, region_nics = {}, {}
     for node, bandwidth in (entry.nics or {}).items():
         with document.at("links", "nics", node):
             gpu, count = parse_node_type(node)
             canonical = f"{catalog.gpu(gpu).name}:{count}"
         nics[canonical] = bandwidth
+        # It holds everywhere, whatever the catalog says of one region.
+        for at in [at for at in region_nics if at[1] == canonical]:
+            del region_nics[at]
+            facts.pop(f"nics.{at[0]}.{canonical}", None)
         facts[f"nics.{canonical}"] = _fact(bandwidth, None, None, document)
     in_region = _apply_entry(table.in_region, entry.in_region)
     between = _apply_entry(table.between_regions, entry.between_regions)
@@ -293,7 +297,9 @@ def _links(catalog: Catalog, document: Document) -> LinkTable:
             facts[f"{name}.bandwidth_bytes_per_s"] = _fact(value, None, None, document)
         if change is not None and change.latency is not None:
             facts[f"{name}.latency_s"] = _fact(link.latency_s, None, None, document)
-    table = LinkTable(in_region, between, table.region_pairs, table.node_pairs, nics, facts)
+    table = LinkTable(
+        in_region, between, table.region_pairs, table.node_pairs, nics, region_nics, facts
+    )
     return table.with_pairs(
         regions=_pairs(entry.regions or [], table, document, "regions"),
         nodes=_pairs(entry.nodes or [], table, document, "nodes"),

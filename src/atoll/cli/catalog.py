@@ -325,16 +325,15 @@ def _link_rows(known: LinkTable) -> list[tuple[object, ...]]:
                 key = f"{a}..{b}.latency_s"
                 key = key if key in known.facts else f"{b}..{a}.latency_s"
                 rows.append(row(f"{a} - {b}", key, link))
-    for node, bandwidth in known.nics.items():
-        fact = known.facts.get(f"nics.{node}")
-        rows.append(
-            (
-                f"interface of {node}",
-                format_bandwidth(bandwidth),
-                None,
-                None if fact is None else fact.confidence,
-            )
-        )
+    interfaces = [(node, f"nics.{node}", bandwidth) for node, bandwidth in known.nics.items()]
+    interfaces += [
+        (f"{node} in {region}", f"nics.{region}.{node}", bandwidth)
+        for (region, node), bandwidth in known.region_nics.items()
+    ]
+    for name, key, bandwidth in interfaces:
+        fact = known.facts.get(key)
+        confidence = None if fact is None else fact.confidence
+        rows.append((f"interface of {name}", format_bandwidth(bandwidth), None, confidence))
     return rows
 
 
@@ -357,6 +356,10 @@ def _links_record(known: LinkTable) -> dict[str, object]:
         "region_pairs": pairs(known.region_pairs),
         "node_pairs": pairs(known.node_pairs),
         "nics_bytes_per_s": known.nics,
+        "region_nics": [
+            {"region": region, "node": node, "bandwidth_bytes_per_s": bandwidth}
+            for (region, node), bandwidth in known.region_nics.items()
+        ],
         "facts": known.facts,
     }
 

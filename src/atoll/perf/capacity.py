@@ -53,6 +53,7 @@ from atoll.core.errors import InputError, UsageError
 from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
 from atoll.perf.constants import ConstantTable
+from atoll.perf.engines import BOOKED_SHARE
 from atoll.perf.grid import Indices, last_below, value_at
 from atoll.perf.layers import tp_sizes
 from atoll.perf.memory import MemoryModel
@@ -62,8 +63,6 @@ from atoll.perf.step import Position, StepModel, StepParts, analytic, slowest_ru
 from atoll.workload.lengths import LengthMix
 
 _GRID_POINTS = 96
-BOOKED_SHARE = 0.95
-"""The share of KV cache that engines book at most."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,11 @@ from dataclasses import dataclass, field
 
 from atoll.core.errors import UnknownNameError
 
+BOOKED_SHARE = 0.95
+"""Share of its KV cache that a node books at most: planned with, simulated with and routed by."""
+MIXED_TOKENS = 2048
+"""Tokens that an engine puts into a step at most where prompts and decoding share it."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineProfile:

@@ -33,7 +33,8 @@ import numpy as np
 from atoll.catalog.links import Link
 from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
-from atoll.perf.capacity import BOOKED_SHARE, RoleLoad, booked_spread, booked_tokens
+from atoll.perf.capacity import RoleLoad, booked_spread, booked_tokens
+from atoll.perf.engines import BOOKED_SHARE, MIXED_TOKENS
 from atoll.perf.grid import Indices
 from atoll.perf.memory import MemoryModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
@@ -41,8 +42,6 @@ from atoll.perf.queueing import median_wait, places_taken
 from atoll.perf.step import Position, StepModel, StepParts, slowest_run, window_counts
 from atoll.workload.lengths import LengthMix
 
-MIXED_TOKENS = 2048
-"""Tokens that an engine puts into a step at most where prompts and decoding share it."""
 _GRID_POINTS = 48
 _LEAST_SEQUENCES = 1.0 / 16.0
 

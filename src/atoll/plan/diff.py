@@ -27,7 +27,7 @@ class KeptInstance(Frozen):
     def text(self) -> str | None:
         """What changes, in words; None if nothing does."""
         changes = ["other layers"] * self.relaid + ["other GPUs"] * self.moved
-        return f"same nodes, {' and '.join(changes)}" if changes else None
+        return f"starts again: same nodes, {' and '.join(changes)}" if changes else None
 
 
 class ChangedInstance(Frozen):

@@ -9,7 +9,7 @@ nodes of the next) and a placement with overlapping ranges are the same structur
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import (
@@ -39,6 +39,7 @@ OfferKey = tuple[str, str, Market]
 """What tells one offer of machines from another: region, node type, market."""
 PROVEN_GAP = 1e-3
 """The largest gap of a plan that is called optimal."""
+_ROUNDING = 1e-9
 
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -281,7 +282,7 @@ class Plan(Frozen):
         if isinstance(routes, list | tuple) and any(
             isinstance(route, dict) and "weights" in route for route in routes
         ):
-            known["routes"] = _pair_routes(routes)
+            known["routes"] = _pair_routes(routes, _regions_of(known.get("instances")))
         if len(known) < len(fields):
             known["served_fraction"] = _fraction_by_service(known.get("served_fraction", {}))
         return known
@@ -359,12 +360,25 @@ def count_machines(instances: Iterable[Instance]) -> Counter[OfferKey]:
     return whole + Counter(key for key, _ in machines)
 
 
-def _pair_routes(older: Iterable[object]) -> list[dict[str, object]]:
-    """Return ways from weights by phase: each prefill instance with each decode instance."""
+def _regions_of(instances: object) -> dict[str, str]:
+    """Return where the instances of a plan that is being read stand."""
+    listed = instances if isinstance(instances, list | tuple) else ()
+    known = [i.model_dump() if isinstance(i, Instance) else i for i in listed]
+    return {str(i.get("id")): str(i.get("region")) for i in known if isinstance(i, dict)}
+
+
+def _pair_routes(older: Iterable[object], regions: Mapping[str, str]) -> list[dict[str, object]]:
+    """Return ways from weights by phase: each prefill instance with the decode instances of its region.
+
+    Only what a region has too much of for that is paired with what others have too much of.
+    """
     weights: dict[tuple[str, str], dict[str, float]] = {}
     for route in older:
         if isinstance(route, dict) and isinstance(route.get("weights"), dict):
-            weights[str(route.get("service")), str(route.get("phase"))] = route["weights"]
+            given = route["weights"]
+            if not all(isinstance(x, int | float) and x >= 0 for x in given.values()):
+                raise ValueError("weights of routes are numbers of 0 and more")
+            weights[str(route.get("service")), str(route.get("phase"))] = given
     routes: list[dict[str, object]] = []
     for (service, phase), first in weights.items():
         second = weights.get((service, Phase.DECODE.value))
@@ -372,11 +386,32 @@ def _pair_routes(older: Iterable[object]) -> list[dict[str, object]]:
             routes += [{"service": service, "instances": [a], "share": x} for a, x in first.items()]
         elif phase == Phase.PREFILL.value and second is not None:
             routes += [
-                {"service": service, "instances": [a, b], "share": min(1.0, x * y)}
-                for a, x in first.items()
-                for b, y in second.items()
+                {"service": service, "instances": list(pair), "share": min(1.0, share)}
+                for pair, share in _pair_weights(first, second, regions).items()
             ]
     return routes
+
+
+def _pair_weights(
+    first: Mapping[str, float], second: Mapping[str, float], regions: Mapping[str, str]
+) -> dict[tuple[str, str], float]:
+    """Return the share of each pair: inside regions as far as both sides have some, then across."""
+    left, right = dict(first), dict(second)
+    shares: dict[tuple[str, str], float] = {}
+    here = sorted({regions.get(name, "") for name in (*first, *second)})
+    for some in [*([region] for region in here), here]:
+        a = {name: x for name, x in left.items() if x > 0.0 and regions.get(name, "") in some}
+        b = {name: y for name, y in right.items() if y > 0.0 and regions.get(name, "") in some}
+        out, into = sum(a.values()), sum(b.values())
+        paired = min(out, into)
+        if paired <= _ROUNDING:
+            continue
+        for p, x in a.items():
+            for d, y in b.items():
+                shares[p, d] = shares.get((p, d), 0.0) + paired * (x / out) * (y / into)
+        left |= {name: x * (1.0 - paired / out) for name, x in a.items()}
+        right |= {name: y * (1.0 - paired / into) for name, y in b.items()}
+    return shares
 
 
 def _fraction_by_service(older: object) -> object:

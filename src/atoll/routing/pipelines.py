@@ -16,14 +16,13 @@ import numpy as np
 
 from atoll.core.errors import UnknownNameError, UsageError
 from atoll.core.rng import stream
+from atoll.perf.engines import BOOKED_SHARE
 from atoll.routing import decisions
 from atoll.routing.decisions import Flags, Ints
 from atoll.routing.policies import policy_code
 from atoll.routing.reweight import Solve, reweight
 from atoll.routing.tables import RouteTables
 
-HIGH_WATER = 0.9
-"""Share of a node's KV cache that requests may be counted with before it is masked."""
 SMOOTHING = 0.1
 """Weight of the newest delay in the mean that `swarm` goes by."""
 
@@ -66,7 +65,7 @@ class PipelineRouter:
         *,
         policy: str = "iwrr",
         kv_tokens: Mapping[str, float] | None = None,
-        high_water: float = HIGH_WATER,
+        high_water: float = BOOKED_SHARE,
         seed: int = 0,
         solve: Solve | None = None,
     ) -> None:

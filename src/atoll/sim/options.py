@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from atoll.core.errors import InputError
+from atoll.perf.engines import BOOKED_SHARE
 from atoll.plan.plan import Plan
 
 Batching = Literal["engine", "best-effort"]
@@ -95,7 +96,7 @@ class SimOptions:
     policy: str = "iwrr"
     batching: Batching = "engine"
     token_budget: int | None = None
-    high_water: float = 0.95
+    high_water: float = BOOKED_SHARE
     output_ratio: float = 1.0
     known_outputs: bool = False
     single_messages: bool = False

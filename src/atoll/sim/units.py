@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError
 from atoll.core.ids import Phase
+from atoll.perf.engines import MIXED_TOKENS
 from atoll.perf.engines import engine as engine_profile
 from atoll.perf.step import analytic
 from atoll.plan.capacities import kv_context, memory_model
@@ -17,8 +18,6 @@ from atoll.plan.problem import Problem
 from atoll.sim.options import SimOptions
 from atoll.sim.times import TimesBuilder
 
-MIXED_BUDGET = 2048
-"""Tokens in a step where prompts and decoding share it, unless asked otherwise."""
 PROMPTS_IN_STEP = 1024
 NO_LIMIT = 1 << 40
 
@@ -128,7 +127,7 @@ class UnitMaker:
             budget = NO_LIMIT
         elif budget is None:
             most = self._engine.max_tokens
-            budget = most if phase is Phase.PREFILL else min(most, MIXED_BUDGET)
+            budget = most if phase is Phase.PREFILL else min(most, MIXED_TOKENS)
         return UnitRow(
             kind=kind,
             row=row,

@@ -34,11 +34,7 @@ from atoll.solve.explain.solvers import RentSolver
 from atoll.solve.explain.whatif import Planner
 from atoll.solve.rent import optimal
 from atoll.solve.templates.library import Libraries, libraries
-from tests.cli import fleets
-from tests.cli.fleets import FAILS, SHORT, TIGHT
-
-FLEET = fleets.FLEET.replace("rate: 16/s", "rate: 10/s")
-"""With less demand, so that one node more would save money."""
+from tests.cli.fleets import FAILS, FLEET, SHORT, TIGHT
 
 LAB = """\
 models:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.solve.place.bound.bounds import compute_bound, coverage_bound, find_missing, upper_bound
 from atoll.solve.place.bound.cuts import crossing_rate, links_are_loose, network, rates
-from atoll.solve.place.bound.lanes import lanes
+from atoll.solve.place.bound.lanes import lanes, most_layers, splits
 from atoll.solve.place.bound.lanes_regions import region_lanes
 from atoll.solve.place.bound.proof import Covers
 from atoll.solve.place.instance import FlowInstance
@@ -203,6 +203,26 @@ def test_lanes_place_layers_that_carry_their_flow(seed: int, shape: Shape) -> No
     else:
         assert 0.0 < flow_of(instance, found) <= best
         assert lanes(instance, seconds=5.0, low=best) is None
+
+
+@given(st.integers(0, 10**6), shapes)
+def test_splits_left_out_are_matched_by_others(seed: int, shape: Shape) -> None:
+    instance = random_cluster(seed, shape)
+    tables = np.unique(rates(instance), axis=0)
+    flow = float(np.random.default_rng(seed).uniform(0.2, 1.5) * tables.max())
+    kept = splits(tables, flow)
+    alone = most_layers(tables, flow)
+    holds = [tuple(most_layers(tables, part) for part in split) for split in kept[1:]]
+    assert kept[0] == (flow,)
+    assert all((high > alone).any() for high, _ in holds)
+    for level in np.unique(tables[(tables > 0.0) & (tables < flow * (1.0 - 1e-12))]):
+        high, low = max(level, flow - level), min(level, flow - level)
+        most = (most_layers(tables, high), most_layers(tables, low))
+        by_others = any((a >= most[0]).all() and (b >= most[1]).all() for a, b in holds)
+        assert by_others or (most[0] <= alone).all()
+    for i, one in enumerate(holds):
+        rest = holds[:i] + holds[i + 1 :]
+        assert not any((a >= one[0]).all() and (b >= one[1]).all() for a, b in rest)
 
 
 def test_lanes_put_nodes_beside_each_other() -> None:

@@ -13,7 +13,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.errors import UsageError
 from atoll.solve.place.evaluate import max_flow
 from atoll.solve.place.from_problem import flow_instance, placement_of
-from atoll.solve.place.instance import FlowInstance, Flows, Placement
+from atoll.solve.place.instance import FlowInstance, Flows, Placement, part_of
 from atoll.solve.place.latency import (
     flow_of_groups,
     flow_within,
@@ -132,6 +132,18 @@ def test_a_looser_promise_never_carries_less() -> None:
     ]
     assert values == sorted(values)
     assert values[-1] > values[0]
+
+
+def test_a_part_keeps_the_units_and_promises_of_its_nodes() -> None:
+    own = instance()
+    nodes = np.array([3, 0])
+    part = part_of(own, nodes)
+    assert own.promise is not None
+    assert part.promise is not None
+    assert part.units == tuple(own.units[i] for i in nodes)
+    assert part.promise.nodes == tuple(own.promise.nodes[i] for i in nodes)
+    assert part.promise.service == own.promise.service
+    assert part.kind.tolist() == np.unique(own.kind[nodes], return_inverse=True)[1].tolist()
 
 
 def test_groups_are_pipelines_of_their_own() -> None:

@@ -347,6 +347,18 @@ def test_thousands_of_equal_nodes() -> None:
     assert scarce.served[0] == pytest.approx(9000 * 10.75 / 123456.0, abs=2e-4)
 
 
+@pytest.mark.parametrize("max_nodes", [None, 12_400])
+def test_thousands_of_instances_spread_over_regions(max_nodes: int | None) -> None:
+    """However many instances of a role there are, it may stand."""
+    supply = supply_of([(g, "A", 1, False, 1.0, 8000, False) for g in range(2)], regions=2)
+    asked = service("a", supply, 123456.0, {BOTH: [({"A:1": 1}, 10.0)]})
+    limits = AllocationLimits(spread=2, max_nodes=max_nodes)
+    answer = solve(Case((asked,), supply, limits), gap=1e-3)
+    assert answer.status == "optimal"
+    assert sum(column.number for column in answer.instances) == 12346
+    assert {column.region for column in answer.instances} == {0, 1}
+
+
 def test_equal_running_instances_are_kept() -> None:
     supply = supply_of([(g, gpu, 1, False, 1.0, 9, False) for g in range(2) for gpu in "AB"], 2)
     asked = service("a", supply, 30.0, {BOTH: [({"A:1": 1}, 10.0), ({"B:1": 1}, 10.0)]})

@@ -133,9 +133,11 @@ def test_planned_again_at_the_optimum(name: str, joined: bool) -> None:
     found = plan(problem)
     if optimum.value is None:
         assert found.status == "partial"
-        common = reference.most_common()
-        assert common.value is not None
-        assert served(found) >= common.value * (1.0 - 1e-3) - 1e-4
+        # Whether all can get more is proved far sooner than how much they can get.
+        better = (served(found) + 1e-4) / (1.0 - 1e-3)
+        more = reference.least_cost({service.name: better for service in problem.services})
+        assert more.proved
+        assert more.value is None
         return
     assert found.objective == pytest.approx(optimum.value, rel=1e-3)
     assert found.bound is not None

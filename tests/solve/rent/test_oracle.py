@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from atoll.solve.rent.items import MANY, RentModel, ServiceItems, items_of
+from atoll.solve.rent.items import MANY, ItemPatterns, RentModel, ServiceItems, items_of
 from atoll.solve.rent.oracle import ServiceOracle, zones_of
 from atoll.solve.rent.steps import GRID
 from atoll.solve.rent.types import BOTH, DECODE, PREFILL, RunningColumn, ServiceDemand
@@ -64,11 +64,11 @@ def tiny(seed: int) -> Tiny:
         every,
         phase=every.phase[some],
         region=every.region[some],
-        rows=own,
-        amount=np.ones_like(own),
-        share=every.share[some],
-        source=every.source[some],
-        upper=every.upper[some],
+        pattern=own[:, 0],
+        patterns=ItemPatterns(
+            own, np.ones_like(own), every.share[some], every.source[some], every.upper[some]
+        ),
+        kinds=0,
         running=int(every.kept[some].sum()),
     )
     return Tiny(asked, items, regions, rng.uniform(0.0, 3.0, len(some)))

@@ -23,6 +23,8 @@ _SHARES = (0.25, 0.5, 0.75, 1.0)
 """Shares of the most layers any node holds, below which nodes that could hold more carry nothing."""
 _EACH = 8
 """Candidates of each search."""
+_FEW_EVALUATIONS = 200
+"""Evaluations for each node up to which searches end at a rough bound: proving a close one takes longer."""
 _POLISHED = 3
 """How many of the best candidates are polished; then the best of all is once more."""
 
@@ -94,8 +96,10 @@ def best_candidates(
     None of them where nothing carries anything. `searched` are instances whose largest flows are candidates.
     `quick` values (start, end) about as `score` does, in less time; without it `score` is used throughout.
     """
+    from atoll.solve.place.bound.bounds import upper_bound
     from atoll.solve.place.search.search import search_many
 
+    few = work.evaluations < _FEW_EVALUATIONS * instance.size
     seen = _Scored(instance, score, deadline, bound, log)
 
     def value(start: Ints, end: Ints) -> float:
@@ -114,6 +118,7 @@ def best_candidates(
             seed=seed,
             workers=workers,
             start=starts,
+            bound=upper_bound(other, tight=False).value if few else None,
         )
         deadline.came = deadline.came or many[0].cut_short
         for result in many:

@@ -32,7 +32,7 @@ from atoll.solve.assembly import infeasible
 from atoll.solve.place.coverage import Coverage, coverage_of
 from atoll.solve.place.deadline import Deadline
 from atoll.solve.place.from_problem import flow_instance
-from atoll.solve.place.instance import FlowInstance
+from atoll.solve.place.instance import FlowInstance, Ints
 from atoll.solve.place.latency import most_within
 from atoll.solve.place.replicas import place_replicas
 from atoll.solve.place.service import (
@@ -152,6 +152,8 @@ class _NodeSplit:
     names: tuple[str, ...] = field(init=False)
     demand: tuple[float, ...] = field(init=False)
     _alone: tuple[FlowInstance, ...] = field(init=False)
+    _rate_groups: tuple[Ints, ...] = field(init=False)
+    _covered: dict[tuple[int, tuple[int, ...]], float] = field(init=False, default_factory=dict)
     _known: dict[tuple[int, frozenset[str]], ServicePlacement | None] = field(
         init=False, default_factory=dict
     )
@@ -172,6 +174,9 @@ class _NodeSplit:
         )
         self._alone = tuple(
             most_within(own) if self.effort.promise and own.size else own for own in alone
+        )
+        self._rate_groups = tuple(
+            np.unique(own.rate, axis=0, return_inverse=True)[1].ravel() for own in self._alone
         )
 
     def best(self) -> list[ServicePlacement] | None:
@@ -234,8 +239,15 @@ class _NodeSplit:
             if held < instance.layers:
                 shares.append(held / instance.layers - 1.0)
             else:
-                shares.append(_coverage(instance, rows) / demand)
+                shares.append(self._cover(s, rows) / demand)
         return min(shares), sum(shares)
+
+    def _cover(self, s: int, rows: Sequence[int]) -> float:
+        """The coverage bound of some nodes of a service; nodes of equal rates are as good as each other."""
+        known = (s, tuple(self._rate_groups[s][rows].tolist()))
+        if known not in self._covered:
+            self._covered[known] = _coverage(self._alone[s], rows)
+        return self._covered[known]
 
     # Real placements
 

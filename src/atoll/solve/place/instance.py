@@ -125,8 +125,8 @@ class FlowInstance:
 
 def part_of(instance: FlowInstance, nodes: Ints) -> FlowInstance:
     """Return the instance with some of its nodes only, in the order given."""
-    pairs = np.ix_(nodes, nodes)
-    timing = instance.timing
+    pairs, promise, timing = np.ix_(nodes, nodes), instance.promise, instance.timing
+    picked = nodes.tolist()
     if timing is not None:
         rows = (
             "kv_tokens",
@@ -137,11 +137,13 @@ def part_of(instance: FlowInstance, nodes: Ints) -> FlowInstance:
             "step_s",
         )
         timing = replace(timing, **{name: getattr(timing, name)[nodes] for name in rows})
+    if promise is not None:
+        promise = replace(promise, nodes=tuple(promise.nodes[i] for i in picked))
     return replace(
         instance,
-        names=tuple(instance.names[i] for i in nodes),
-        node_types=tuple(instance.node_types[i] for i in nodes),
-        regions=tuple(instance.regions[i] for i in nodes),
+        names=tuple(instance.names[i] for i in picked),
+        node_types=tuple(instance.node_types[i] for i in picked),
+        regions=tuple(instance.regions[i] for i in picked),
         kind=np.unique(instance.kind[nodes], return_inverse=True)[1].astype(np.int64),
         most=instance.most[nodes],
         rate=instance.rate[nodes],
@@ -152,6 +154,8 @@ def part_of(instance: FlowInstance, nodes: Ints) -> FlowInstance:
         enter_s=instance.enter_s[nodes],
         leave_s=instance.leave_s[nodes],
         timing=timing,
+        units=tuple(instance.units[i] for i in picked) if instance.units else (),
+        promise=promise,
     )
 
 

@@ -21,7 +21,14 @@ from atoll.core.errors import UsageError
 from atoll.perf.step import Position
 from atoll.plan.cluster_capacities import Wires
 from atoll.solve.place.evaluate import edges, max_flow
-from atoll.solve.place.instance import ClusterPromise, Floats, FlowInstance, Flows, Ints, Placement
+from atoll.solve.place.instance import (
+    ClusterPromise,
+    Floats,
+    FlowInstance,
+    Flows,
+    Placement,
+    part_of,
+)
 
 MOST_STAGES = 16
 """Pipelines with more hops than this are not tried."""
@@ -142,39 +149,12 @@ def flow_of_groups(
     for group in groups:
         rows = np.array(sorted(group))
         part = flow_within(
-            select(instance, rows), Placement(placement.start[rows], placement.end[rows])
+            part_of(instance, rows), Placement(placement.start[rows], placement.end[rows])
         )
         edge[np.ix_(rows, rows)] = part.edge
         enter[rows], leave[rows] = part.enter, part.leave
         total += part.value
     return Flows(total, edge, enter, leave)
-
-
-def select(instance: FlowInstance, rows: Ints) -> FlowInstance:
-    """Return the instance with some of its nodes only."""
-    promise = instance.promise
-    picked = [int(i) for i in rows]
-    square = np.ix_(rows, rows)
-    return replace(
-        instance,
-        names=tuple(instance.names[i] for i in picked),
-        node_types=tuple(instance.node_types[i] for i in picked),
-        regions=tuple(instance.regions[i] for i in picked),
-        kind=instance.kind[rows],
-        most=instance.most[rows],
-        rate=instance.rate[rows],
-        link=instance.link[square],
-        enter=instance.enter[rows],
-        leave=instance.leave[rows],
-        latency=instance.latency[square],
-        enter_s=instance.enter_s[rows],
-        leave_s=instance.leave_s[rows],
-        timing=None,
-        units=tuple(instance.units[i] for i in picked),
-        promise=None
-        if promise is None
-        else replace(promise, nodes=tuple(promise.nodes[i] for i in picked)),
-    )
 
 
 def _nothing(instance: FlowInstance) -> Flows:

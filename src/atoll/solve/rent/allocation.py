@@ -322,8 +322,8 @@ def _allocated(
     model: RentModel, service: int, index: int, item: int, count: int
 ) -> AllocatedInstances:
     items = model.items[index]
-    kept = bool(items.kept[item])
-    source = int(items.source[item])
+    kept = item >= len(items) - items.running
+    source = int(items.patterns.source[items.pattern[item]])
     return AllocatedInstances(
         service,
         int(items.phase[item]),
@@ -361,7 +361,7 @@ def _check(
 def _servable(model: RentModel, service: int, spread: int) -> bool:
     """Whether instances could stand in enough regions, phases together or paired."""
     items, pairs = model.items[service], model.services[service].pairs
-    regions = [set(np.unique(items.region[items.phase == phase]).tolist()) for phase in range(3)]
+    regions = items.stand_in(model.regions)
     if len(regions[BOTH]) >= spread:
         return True
     if min(len(regions[PREFILL]), len(regions[DECODE])) < spread:

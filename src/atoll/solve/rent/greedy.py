@@ -52,9 +52,8 @@ class _GpusLeft:
     def take(self, items: ServiceItems, item: int) -> bool:
         """Take the nodes of one item; return whether there were enough."""
         taken: list[tuple[int, int]] = []
-        for row, amount in zip(items.rows[item], items.amount[item], strict=True):
-            if row >= self._model.rows:
-                break
+        _, rows, amounts = items.list_use(np.array([item]))
+        for row, amount in zip(rows, amounts, strict=True):
             if row >= self._model.cells:
                 taken.append((int(row) - self._model.cells, int(amount)))
                 self.left[taken[-1][0]] -= amount

@@ -131,8 +131,16 @@ class InstanceMaster(RentalProgramme):
         )
         self._unserved = first + each
 
+    def _most_instances(self) -> float:
+        """How many instances there can be at all: each has a GPU of its own."""
+        supply, max_nodes = self.model.supply, self.model.limits.max_nodes
+        gpus = int(supply.gpus @ supply.available)
+        if max_nodes is not None:
+            gpus = min(gpus, max_nodes * int(supply.gpus.max(initial=0)))
+        return float(max(1, gpus))
+
     def _add_presence(self) -> None:
-        model, spread = self.model, self.model.limits.spread
+        model, spread, most = self.model, self.model.limits.spread, self._most_instances()
         for m in range(len(model.services)):
             phases = self._phases(m)
             # Phases together may serve all by themselves, or not be needed.
@@ -147,7 +155,7 @@ class InstanceMaster(RentalProgramme):
                     np.zeros(1),
                     np.full(1, 0.0 if optional else 1.0),
                     np.ones(1),
-                    _sparse([(0, spread_row, -float(spread)), (0, many_row, 10_000.0)], 1),
+                    _sparse([(0, spread_row, -float(spread)), (0, many_row, most)], 1),
                 )
                 self._stands[m, phase] = stands
                 for g in regions:
@@ -205,7 +213,7 @@ class InstanceMaster(RentalProgramme):
                     continue
                 zeros = np.zeros(len(every), np.int32)
                 paid = np.maximum(cost[every], 0.0)
-                best = cheapest_by_weight(paid, oracle.up[every], zeros, 1, GRID + 1)
+                best = cheapest_by_weight(paid, oracle.steps_up(every), zeros, 1, GRID + 1)
                 function, _, _ = closure(best[0])
                 rate = float((paid / items.share[every]).min())
                 function = np.maximum(function, rate * np.arange(GRID + 1) / GRID)
@@ -218,7 +226,7 @@ class InstanceMaster(RentalProgramme):
                 entries = Sparse.of(
                     np.zeros(len(columns), np.int64),
                     columns.astype(np.int64),
-                    scaled[oracle.up[some[inside]]],
+                    scaled[oracle.steps_up(some[inside])],
                     1,
                 )
                 self.lp.add_rows(np.ones(1), np.full(1, np.inf), entries)

@@ -2,14 +2,18 @@
 
 Both take from *rows*: first the cells (region, kind), numbered g * C + c, which new nodes come from; then one
 row for each offer, in GPUs, which instances that run hold directly, for they stand on a market already. An
-item lists its rows and how much of each it takes, so that its price is a sum over rows. Throughput is in
-shares of the service's demand, at most 1 (more than all of it is worth no more).
+item's price is a sum over rows, of how much it takes of each. A template takes the same in every region, and
+there are millions of items where there are many regions: rows are listed once, for a *pattern*. Throughput is
+in shares of the service's demand, at most 1 (more than all of it is worth no more).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,42 +41,104 @@ PHASES = (PREFILL, DECODE, BOTH)
 
 
 @dataclass(frozen=True)
-class ServiceItems:
-    """Items of one service: new ones by phase, region and template first, then those that run.
+class ItemPatterns:
+    """What items are like wherever they stand.
 
-    `rows[i]` (padded with the number of rows) and `amount[i]` of each; `source` is the template, or for the
-    last `running` items the number of the running column; `upper` is how many there can be.
+    `rows[p]` (padded with -1) and `amount[p]` of each; rows of templates count from the first cell of an
+    item's region, those of running instances from the first of all. `source` is the template, or the number
+    of the running column; `upper` is how many there can be.
     """
 
-    phase: NDArray[np.int8]
-    region: Small
     rows: Small
     amount: Small
     share: Floats
     source: Small
-    upper: Ints
+    upper: Small
+
+
+@dataclass(frozen=True)
+class ServiceItems:
+    """Items of one service: new ones by phase, region and template first, then `running` ones.
+
+    Item i is as `patterns` say of p = `pattern[i]`; a region has `kinds` cells.
+    """
+
+    phase: NDArray[np.int8]
+    region: Small
+    pattern: Small
+    patterns: ItemPatterns
+    kinds: int
     running: int
 
     def __len__(self) -> int:
-        return len(self.share)
+        return len(self.pattern)
+
+    @cached_property
+    def share(self) -> Floats:
+        """The share of the service's demand that each item carries."""
+        return self.patterns.share[self.pattern]
+
+    @cached_property
+    def source(self) -> Small:
+        """The template of each item, or its running column."""
+        return self.patterns.source[self.pattern]
+
+    @cached_property
+    def upper(self) -> Small:
+        """How many there can be of each item."""
+        return self.patterns.upper[self.pattern]
 
     @property
     def kept(self) -> Bools:
         """Which items run already."""
         return np.arange(len(self)) >= len(self) - self.running
 
+    def cuts(self, regions: int) -> Ints:
+        """Return where the new items of each (phase, region) begin, in this order, and where the last end."""
+        new = len(self) - self.running
+        by_phase = np.searchsorted(self.phase[:new], np.arange(len(PHASES) + 1, dtype=np.int8))
+        each = np.arange(regions, dtype=np.int32)
+        begins = [
+            begin + np.searchsorted(self.region[begin:end], each)
+            for begin, end in itertools.pairwise(by_phase)
+        ]
+        return np.concatenate([*begins, by_phase[-1:]]).astype(np.int64)
+
+    def stand_in(self, regions: int) -> list[set[int]]:
+        """Return the regions that items of each phase can stand in."""
+        some = np.diff(self.cuts(regions)).reshape(len(PHASES), regions) > 0
+        new = len(self) - self.running
+        some[self.phase[new:], self.region[new:]] = True
+        return [set(np.flatnonzero(here).tolist()) for here in some]
+
     def prices(self, row_price: Floats) -> Floats:
         """Return the price of each item under prices per row."""
         out = np.empty(len(self))
-        _price_items(self.rows, self.amount, np.append(row_price, 0.0), out)
+        _price_items(
+            self.pattern, self.region, self.patterns.rows, self.patterns.amount, self.kinds,
+            len(self) - self.running, row_price, out,
+        )  # fmt: skip
         return out
+
+    def taken(self) -> Ints:
+        """Return how much each item takes of all rows together."""
+        return np.asarray(self.patterns.amount.sum(axis=1)[self.pattern])
+
+    def list_use(self, which: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return what some items take, as lists: which of them, of which row, how much."""
+        rows = self.patterns.rows[self.pattern[which]]
+        place, column = np.nonzero(rows >= 0)
+        first = np.where(which < len(self) - self.running, self.region[which] * self.kinds, 0)
+        amount = self.patterns.amount[self.pattern[which[place]], column]
+        return place, (first[place] + rows[place, column]).astype(np.int64), amount.astype(np.int64)
 
     def use(self, number: dict[int, int], rows: int) -> Ints:
         """Return what so many of some items take of each row."""
-        used = np.zeros(rows + 1, np.int64)
-        for item, count in number.items():
-            np.add.at(used, self.rows[item], self.amount[item].astype(np.int64) * count)
-        return used[:-1]
+        used = np.zeros(rows, np.int64)
+        which = np.array(sorted(number), np.int64)
+        place, row, amount = self.list_use(which)
+        np.add.at(used, row, amount * np.array([number[int(i)] for i in which], np.int64)[place])
+        return used
 
 
 @dataclass(frozen=True)
@@ -117,63 +183,63 @@ class Solution:
     items: tuple[dict[int, int], ...]
 
 
-@entry("(int32[:, ::1], int32[:, ::1], float64[::1], float64[::1])")
-def _price_items(rows: Small, amount: Small, row_price: Floats, out: Floats) -> None:
-    number, width = rows.shape
-    last = len(row_price) - 1
-    for i in range(number):
+@entry(
+    "(int32[::1], int32[::1], int32[:, ::1], int32[:, ::1], int64, int64, float64[::1], float64[::1])"
+)
+def _price_items(
+    pattern: Small,
+    region: Small,
+    rows: Small,
+    amount: Small,
+    kinds: int,
+    new: int,
+    row_price: Floats,
+    out: Floats,
+) -> None:
+    width = rows.shape[1]
+    for i in range(len(pattern)):
+        p = pattern[i]
+        first = region[i] * kinds if i < new else 0
         total = 0.0
         for j in range(width):
-            row = rows[i, j]
-            if row == last:
+            if rows[p, j] < 0:
                 break
-            total += amount[i, j] * row_price[row]
+            total += amount[p, j] * row_price[first + rows[p, j]]
         out[i] = total
 
 
-@entry("(int8[:, ::1], int64[:, ::1], int32[::1], int32[::1])")
-def _fill_possible(counts: NDArray[np.int8], most: Ints, template: Small, region: Small) -> int:
-    """Write the pairs (template, region) whose nodes can all be had; return how many there are."""
-    number, kinds = counts.shape
+@entry("(int32[:, ::1], int32[:, ::1], int64[:, ::1], boolean[:, ::1])")
+def _find_possible(kind: Small, number: Small, most: Ints, possible: Bools) -> int:
+    """Write for each (region, template) whether its nodes can all be had; return how many can."""
+    templates, width = kind.shape
     found = 0
     for g in range(len(most)):
-        for t in range(number):
+        for t in range(templates):
             fits = True
-            for c in range(kinds):
-                if counts[t, c] > most[g, c]:
+            for j in range(width):
+                c = kind[t, j]
+                if c < 0:
+                    break
+                if number[t, j] > most[g, c]:
                     fits = False
                     break
+            possible[g, t] = fits
             if fits:
-                template[found] = t
-                region[found] = g
                 found += 1
     return found
 
 
-@entry(
-    "(int32[:, ::1], int32[:, ::1], int32[::1], int32[::1], int64, int64, int32[:, ::1], int32[:, ::1])"
-)
-def _fill_rows(
-    kind: Small,
-    number: Small,
-    template: Small,
-    region: Small,
-    kinds: int,
-    padding: int,
-    rows: Small,
-    amount: Small,
-) -> None:
-    """Write the rows of pairs; `kind[t]` (padded with -1) and `number[t]` are those of each template."""
-    width = kind.shape[1]
-    for i in range(len(template)):
-        t = template[i]
-        for j in range(rows.shape[1]):
-            if j < width and kind[t, j] >= 0:
-                rows[i, j] = region[i] * kinds + kind[t, j]
-                amount[i, j] = number[t, j]
-            else:
-                rows[i, j] = padding
-                amount[i, j] = 0
+@entry("(boolean[:, ::1], int64, int32[::1], int32[::1])")
+def _fill_items(possible: Bools, first: int, region: Small, pattern: Small) -> None:
+    """Write the items of a role by region and template; `first` is the pattern of the first template."""
+    regions, templates = possible.shape
+    i = 0
+    for g in range(regions):
+        for t in range(templates):
+            if possible[g, t]:
+                region[i] = g
+                pattern[i] = first + t
+                i += 1
 
 
 def available_nodes(supply: Supply) -> Ints:
@@ -195,69 +261,74 @@ def items_of(
     """Return the items of a service asked for a fraction of its demand."""
     nodes = available_nodes(supply)
     most = np.ascontiguousarray(np.minimum(np.where(service.allowed, nodes, 0), 127))
-    total = nodes.size + len(supply.usd)
     demands = {role.phase: role.demand for role in service.roles}
-    kept = _running_items(running, index, supply, demands, nodes.size, fraction)
-    pairs = [_possible_pairs(role, most) for role in service.roles]
-    width = max([kept.rows.shape[1], *(_most_kinds(role) for role in service.roles)])
-    new = sum(len(pair[0]) for pair in pairs)
-    size = new + len(kept)
-    rows, amount = np.empty((size, width), np.int32), np.empty((size, width), np.int32)
-    phase, share = np.empty(size, np.int8), np.empty(size)
-    region, source = np.empty(size, np.int32), np.empty(size, np.int32)
-    begin = 0
-    for role, (template, where) in zip(service.roles, pairs, strict=True):
-        here = slice(begin, begin + len(template))
-        kind, number = _list_kinds(role)
-        _fill_rows(kind, number, template, where, nodes.shape[1], total, rows[here], amount[here])
-        phase[here], region[here], source[here] = role.phase, where, template
-        share[here] = np.minimum(1.0, role.throughput / (role.demand * fraction))[template]
-        begin += len(template)
-    rows[new:], amount[new:] = total, 0
-    rows[new:, : kept.rows.shape[1]] = kept.rows
-    amount[new:, : kept.rows.shape[1]] = kept.amount
-    phase[new:], region[new:], share[new:], source[new:] = (
-        kept.phase, kept.region, kept.share, kept.source,
-    )  # fmt: skip
-    upper = np.concatenate([np.full(new, MANY, np.int64), kept.upper])
-    return ServiceItems(phase, region, rows, amount, share, source, upper, len(kept))
+    roles = [_PossibleItems(role, most, fraction) for role in service.roles]
+    kept = _running_columns(running, index, supply, demands)
+    new = sum(role.items for role in roles)
+    phase = np.empty(new + len(kept), np.int8)
+    region, pattern = np.empty(len(phase), np.int32), np.empty(len(phase), np.int32)
+    begin, first = 0, 0
+    for asked, role in zip(service.roles, roles, strict=True):
+        here = slice(begin, begin + role.items)
+        _fill_items(role.possible, first, region[here], pattern[here])
+        phase[here] = asked.phase
+        begin += role.items
+        first += len(role.patterns.share)
+    phase[new:] = [r.phase for _, r in kept]
+    region[new:] = [r.region for _, r in kept]
+    pattern[new:] = first + np.arange(len(kept))
+    every = [*(role.patterns for role in roles), _list_running(kept, demands, nodes.size, fraction)]
+    patterns = ItemPatterns(
+        _stack([each.rows for each in every], -1),
+        _stack([each.amount for each in every], 0),
+        np.concatenate([each.share for each in every]),
+        np.concatenate([each.source for each in every]),
+        np.concatenate([each.upper for each in every]),
+    )
+    return ServiceItems(phase, region, pattern, patterns, nodes.shape[1], len(kept))
 
 
-def _possible_pairs(role: RoleTemplates, most: Ints) -> tuple[Small, Small]:
-    """Templates and regions of all pairs whose nodes can be had, by region and template."""
-    useful = np.flatnonzero(role.throughput > 0.0).astype(np.int32)
-    counts = np.ascontiguousarray(role.counts[useful], np.int8)
-    template = np.empty(len(counts) * len(most), np.int32)
-    region = np.empty(len(template), np.int32)
-    found = _fill_possible(counts, most, template, region)
-    return useful[template[:found]], region[:found].copy()
+def _stack(tables: Sequence[Small], padding: int) -> Small:
+    """One table below the other, padded to the widest."""
+    width = max(table.shape[1] for table in tables)
+    return np.concatenate(
+        [
+            np.pad(table, ((0, 0), (0, width - table.shape[1])), constant_values=padding)
+            for table in tables
+        ]
+    )
 
 
-def _most_kinds(role: RoleTemplates) -> int:
-    return max(1, int((role.counts > 0).sum(axis=1).max(initial=1)))
+class _PossibleItems:
+    """Templates of a role that carry anything, and in which regions their nodes can all be had."""
+
+    def __init__(self, role: RoleTemplates, most: Ints, fraction: float) -> None:
+        useful = np.flatnonzero(role.throughput > 0.0).astype(np.int32)
+        kind, number = _list_kinds(role.counts[useful])
+        share = np.minimum(1.0, role.throughput[useful] / (role.demand * fraction))
+        upper = np.full(len(useful), MANY, np.int32)
+        self.patterns = ItemPatterns(kind, number, share, useful, upper)
+        self.possible = np.empty((len(most), len(useful)), np.bool_)
+        self.items = _find_possible(kind, number, most, self.possible)
 
 
-def _list_kinds(role: RoleTemplates) -> tuple[Small, Small]:
+def _list_kinds(counts: NDArray[np.integer[Any]]) -> tuple[Small, Small]:
     """The kinds of each template, padded with -1, and how many nodes of each."""
-    template, kind = np.nonzero(role.counts)
-    first = np.searchsorted(template, np.arange(len(role.counts)))
-    place = np.arange(len(template)) - first[template]
-    kinds = np.full((len(role.counts), _most_kinds(role)), -1, np.int32)
+    template, kind = np.nonzero(counts)
+    used = np.bincount(template, minlength=len(counts))
+    place = np.arange(len(template)) - np.repeat(np.cumsum(used) - used, used)
+    kinds = np.full((len(counts), int(used.max(initial=1))), -1, np.int32)
     number = np.zeros_like(kinds)
     kinds[template, place] = kind
-    number[template, place] = role.counts[template, kind]
+    number[template, place] = counts[template, kind]
     return kinds, number
 
 
-def _running_items(
-    running: Sequence[RunningColumn],
-    service: int,
-    supply: Supply,
-    demands: dict[int, float],
-    cells: int,
-    fraction: float,
-) -> ServiceItems:
-    mine = [
+def _running_columns(
+    running: Sequence[RunningColumn], service: int, supply: Supply, demands: dict[int, float]
+) -> list[tuple[int, RunningColumn]]:
+    """What runs of a service and can stay, with its number."""
+    return [
         (i, r)
         for i, r in enumerate(running)
         if r.service == service
@@ -266,23 +337,25 @@ def _running_items(
         and r.throughput > 0.0
         and all(g <= supply.available[k] * supply.gpus[k] for k, g in r.gpus)
     ]
-    width = max([1, *(len(r.gpus) for _, r in mine)])
-    total = cells + len(supply.usd)
-    rows, amount = (
-        np.full((len(mine), width), total, np.int32),
-        np.zeros((len(mine), width), np.int32),
-    )
-    for at, (_, r) in enumerate(mine):
+
+
+def _list_running(
+    kept: Sequence[tuple[int, RunningColumn]],
+    demands: dict[int, float],
+    cells: int,
+    fraction: float,
+) -> ItemPatterns:
+    width = max([1, *(len(r.gpus) for _, r in kept)])
+    rows = np.full((len(kept), width), -1, np.int32)
+    amount = np.zeros((len(kept), width), np.int32)
+    for at, (_, r) in enumerate(kept):
         for place, (k, gpus) in enumerate(sorted(r.gpus)):
             rows[at, place], amount[at, place] = cells + k, gpus
-    share = [min(1.0, r.throughput / (demands[r.phase] * fraction)) for _, r in mine]
-    return ServiceItems(
-        np.array([r.phase for _, r in mine], np.int8),
-        np.array([r.region for _, r in mine], np.int32),
+    share = [min(1.0, r.throughput / (demands[r.phase] * fraction)) for _, r in kept]
+    return ItemPatterns(
         rows,
         amount,
         np.array(share, np.float64),
-        np.array([i for i, _ in mine], np.int32),
-        np.array([r.number for _, r in mine], np.int64),
-        len(mine),
+        np.array([i for i, _ in kept], np.int32),
+        np.array([min(r.number, MANY) for _, r in kept], np.int32),
     )

@@ -21,14 +21,23 @@ from numpy.typing import NDArray
 
 from atoll.solve.cover import cheapest_by_weight, closure, cover
 from atoll.solve.rent.items import PHASES, ServiceItems
-from atoll.solve.rent.steps import EMPTY, GRID, StepFunction, combine, least_with, steps_of
+from atoll.solve.rent.steps import (
+    EMPTY,
+    GRID,
+    StepFunction,
+    cheapest_rate,
+    combine,
+    least_with,
+    round_shares,
+    steps_of,
+)
 from atoll.solve.rent.types import BOTH, DECODE, PREFILL, ServiceDemand
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Small = NDArray[np.int32]
 
 _BELOW = np.maximum(0.0, np.arange(GRID + 1) - 1.0) / GRID
-_HAIR = 1e-9
 _NOTHING = np.full(GRID + 1, np.inf)
 _NOTHING[0] = 0.0
 
@@ -75,29 +84,37 @@ class ServiceOracle:
         self.items = items
         self.zone = zones_of(service.pairs, regions)
         self.zones = int(self.zone.max(initial=0)) + 1
-        self.up = np.minimum(np.ceil(items.share * GRID - _HAIR), GRID).astype(np.int32)
-        self.down = np.floor(items.share * GRID + _HAIR).astype(np.int32)
-        self._new: dict[tuple[int, int], Ints] = {}
+        self._up, self._down = round_shares(items.patterns.share)
+        self._new: dict[tuple[int, int], slice | Ints] = {}
         self._kept: dict[tuple[int, int], Ints] = {}
         # New items are in order of phase and region, so each region's are a slice.
         new = len(items) - items.running
-        order = items.phase[:new].astype(np.int64) * regions + items.region[:new]
-        cut = np.searchsorted(order, np.arange(len(PHASES) * regions + 1))
+        cuts = items.cuts(regions)
         for phase in PHASES:
             for zone in range(self.zones):
-                places = [phase * regions + int(g) for g in np.flatnonzero(self.zone == zone)]
-                self._new[phase, zone] = np.concatenate(
-                    [np.arange(cut[g], cut[g + 1]) for g in places]
-                )
+                places = phase * regions + np.flatnonzero(self.zone == zone)
+                self._new[phase, zone] = _join_spans(cuts[places], cuts[places + 1])
                 self._kept[phase, zone] = new + np.flatnonzero(
                     (items.phase[new:] == phase) & (self.zone[items.region[new:]] == zone)
                 )
+        self._priced: tuple[Floats, Floats, float] | None = None
+
+    def steps_up(self, items: Ints) -> Small:
+        """Return what some items carry in steps of the grid, rounded up."""
+        return self._up[self.items.pattern[items]]
+
+    def _steps_down(self, items: Ints) -> Small:
+        return self._down[self.items.pattern[items]]
+
+    def _upper(self, items: Ints) -> Small:
+        return self.items.patterns.upper[self.items.pattern[items]]
+
+    def _share(self, items: Ints) -> Floats:
+        return self.items.patterns.share[self.items.pattern[items]]
 
     def legs(self, row_price: Floats, *, lower: bool = True) -> Legs:
         """Return the functions at these prices: a lower bound, or else what whole instances do serve."""
-        priced = self.items.prices(row_price)
-        cost = np.maximum(0.0, priced)
-        gain = float((np.minimum(0.0, priced) * self.items.upper)[self.items.kept].sum())
+        cost, gain = self._price(row_price)
         tables = {key: self._table(key, cost, lower) for key in self._new}
         apart, both, zones = [], [], []
         for zone in range(self.zones):
@@ -110,24 +127,38 @@ class ServiceOracle:
             totals.append(_either(totals[-1], function, lower=lower))
         return Legs(cost, gain, tables, tuple(apart), tuple(both), tuple(zones), tuple(totals))
 
+    def _price(self, row_price: Floats) -> tuple[Floats, float]:
+        """What each item costs, at least nothing, and what those that cost less could bring."""
+        if self._priced is None or not np.array_equal(self._priced[0], row_price):
+            cost = self.items.prices(row_price)
+            last = np.arange(len(cost) - self.items.running, len(cost))
+            gain = float((np.minimum(0.0, cost[last]) * self._upper(last)).sum())
+            np.maximum(0.0, cost, out=cost)
+            # Bounds and mixes are often asked for at the same prices, one after the other.
+            self._priced = (row_price.copy(), cost, gain)
+        return self._priced[1:]
+
     def _table(self, key: tuple[int, int], cost: Floats, lower: bool) -> Floats:
         """What covering every level costs with whole instances of a phase and zone."""
-        new, kept = self._new[key], self._kept[key]
-        if not len(new) and not len(kept):
+        if not self._any(*key):
             return _NOTHING
-        weight = self.up if lower else self.down
-        zeros = np.zeros(len(new), np.int32)
-        best = cheapest_by_weight(cost[new], weight[new], zeros, 1, GRID + 1)
+        new, kept = self._new[key], self._kept[key]
+        weights = self._up if lower else self._down
+        best = np.full((1, GRID + 1), np.inf)
+        rate = cheapest_rate(
+            cost[new], self.items.pattern[new], weights, self.items.patterns.share, best[0]
+        )
         best[:, 0] = np.inf
         if len(kept):
-            some = kept[weight[kept] > 0]
+            weight = weights[self.items.pattern[kept]]
+            some, weight = kept[weight > 0], weight[weight > 0]
             table = cover(
                 best,
                 1,
                 np.zeros(len(some), np.int64),
-                weight[some],
+                weight,
                 cost[some],
-                np.minimum(self.items.upper[some], -(-GRID // weight[some])),
+                np.minimum(self._upper(some), -(-GRID // weight)).astype(np.int64),
             )[-1]
             table[0] = 0.0
         else:
@@ -135,8 +166,7 @@ class ServiceOracle:
         if lower:
             # Whatever the grid, a share of the demand costs at least that share at the best price for
             # throughput; d steps are more than d - 1 of them.
-            every = np.concatenate([new, kept])
-            rate = float((cost[every] / self.items.share[every]).min())
+            rate = min(rate, float((cost[kept] / self._share(kept)).min(initial=np.inf)))
             table = np.maximum(table, rate * _BELOW)
         return np.asarray(table)
 
@@ -170,15 +200,16 @@ class ServiceOracle:
         self, legs: Legs, key: tuple[int, int], level: int, chosen: dict[int, int]
     ) -> bool:
         """Add the items that cover a level of one phase in one zone; return whether there are such."""
-        cost, new = legs.cost, self._new[key]
-        new = new[self.down[new] > 0]
+        cost, new = legs.cost, self._list_new(key)
+        down = self._steps_down(new)
+        new, down = new[down > 0], down[down > 0]
         zeros = np.zeros(len(new), np.int32)
-        table, _, _ = closure(cheapest_by_weight(cost[new], self.down[new], zeros, 1, GRID + 1)[0])
+        table, _, _ = closure(cheapest_by_weight(cost[new], down, zeros, 1, GRID + 1)[0])
         d = self._pick_kept(key, cost, table[: level + 1], chosen)
         while d > 0:
             if not len(new):
                 return False
-            rest = np.maximum(0, d - self.down[new])
+            rest = np.maximum(0, d - down)
             value = cost[new] + table[rest]
             place = int(np.argmin(value))
             if not np.isfinite(value[place]):
@@ -195,20 +226,22 @@ class ServiceOracle:
 
         `table` is what new items cost. Each layer adds one running item, so that none is used too often.
         """
-        kept = [int(i) for i in self._kept[key] if self.down[i] > 0]
-        last = len(table) - 1
-        most = [min(int(self.items.upper[i]), -(-last // int(self.down[i]))) for i in kept]
+        every, last = self._kept[key], len(table) - 1
+        down = dict(zip(every.tolist(), self._steps_down(every).tolist(), strict=True))
+        upper = dict(zip(every.tolist(), self._upper(every).tolist(), strict=True))
+        kept = [i for i, steps in down.items() if steps > 0]
+        most = [min(upper[i], -(-last // down[i])) for i in kept]
         layers = [table]
         for item, number in zip(kept, most, strict=True):
             layer = layers[-1].copy()
             for n in range(1, number + 1):
-                rest = np.maximum(0, np.arange(last + 1) - n * int(self.down[item]))
+                rest = np.maximum(0, np.arange(last + 1) - n * down[item])
                 np.minimum(layer, n * cost[item] + layers[-1][rest], out=layer)
             layers.append(layer)
         d = last
         for item, number, before in zip(kept[::-1], most[::-1], layers[-2::-1], strict=True):
             numbers = np.arange(number + 1)
-            rest = np.maximum(0, d - numbers * int(self.down[item]))
+            rest = np.maximum(0, d - numbers * down[item])
             n = int(np.argmin(numbers * cost[item] + before[rest]))
             if n:
                 chosen[item] = chosen.get(item, 0) + n
@@ -240,13 +273,19 @@ class ServiceOracle:
         return np.asarray(np.maximum(0.0, out))
 
     def _any(self, phase: int, zone: int) -> bool:
-        return bool(len(self._new[phase, zone]) or len(self._kept[phase, zone]))
+        new = self._new[phase, zone]
+        number = new.stop - new.start if isinstance(new, slice) else len(new)
+        return bool(number or len(self._kept[phase, zone]))
+
+    def _list_new(self, key: tuple[int, int]) -> Ints:
+        new = self._new[key]
+        return np.arange(new.start, new.stop) if isinstance(new, slice) else new
 
     def _slack(
         self, out: Floats, legs: Legs, key: tuple[int, int], beside: Floats, least: float
     ) -> None:
-        items = np.concatenate([self._new[key], self._kept[key]])
-        weight, back = np.unique(self.up[items], return_inverse=True)
+        items = np.concatenate([self._list_new(key), self._kept[key]])
+        weight, back = np.unique(self.steps_up(items), return_inverse=True)
         with_it = least_with(
             legs.tables[key], np.ascontiguousarray(beside), weight.astype(np.int64)
         )
@@ -254,6 +293,13 @@ class ServiceOracle:
             out[items] = legs.cost[items] + with_it[back] - least
         else:
             out[items] = 0.0
+
+
+def _join_spans(begin: Ints, end: Ints) -> slice | Ints:
+    """Items of all spans: a slice where they follow each other, for it copies nothing."""
+    if np.array_equal(begin[1:], end[:-1]):
+        return slice(int(begin[0]), int(end[-1]))
+    return np.concatenate([np.arange(a, b) for a, b in zip(begin, end, strict=True)])
 
 
 def _either(a: StepFunction, b: StepFunction, *, lower: bool) -> StepFunction:

@@ -104,10 +104,8 @@ class RentalProgramme:
 
     def use_entries(self, items: ServiceItems, which: Ints) -> tuple[Ints, Ints, Floats]:
         """Return (owner, row, value) of what items take, for columns that count them."""
-        rows, amount = items.rows[which], items.amount[which].astype(np.float64)
-        owner, place = np.nonzero(rows < self.model.rows)
-        at = rows[owner, place].astype(np.int64)
-        value = -amount[owner, place]
+        owner, at, amount = items.list_use(which)
+        value = -amount.astype(np.float64)
         if "spot_share" not in self.limit_rows:
             return owner, at, value
         held = at >= self.model.cells

@@ -158,7 +158,7 @@ def _stand_together(
 def _spread_out(model: RentModel, service: int) -> Ints:
     """Some small items of each phase and region: those that take the least."""
     items = model.items[service]
-    taken = items.amount.sum(axis=1)
+    taken = items.taken()
     chosen = []
     for phase in np.unique(items.phase):
         for region in np.unique(items.region):

@@ -15,11 +15,14 @@ from atoll.core.compiling import entry
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Small = NDArray[np.int32]
 
 COMPILED_AS = "the allocator"
 GRID = 32768
 MOST = 2000
 """Points of a function beyond which neighbours are joined; the error is 1/MOST of its largest value."""
+
+_HAIR = 1e-9
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,38 @@ class StepFunction:
 _NOTHING = np.zeros(1, np.int64)
 EMPTY = StepFunction(np.zeros(1, np.int64), np.zeros(1), _NOTHING, _NOTHING)
 """Serves nothing, for nothing."""
+
+
+def round_shares(share: Floats) -> tuple[Small, Small]:
+    """Return shares of a demand in steps, rounded up (all of it at most) and rounded down."""
+    up, down = np.empty(len(share), np.int32), np.empty(len(share), np.int32)
+    _round_shares(share, up, down)
+    return up, down
+
+
+@entry("(float64[::1], int32[::1], int32[::1])")
+def _round_shares(share: Floats, up: Small, down: Small) -> None:
+    for i in range(len(share)):
+        steps = share[i] * GRID
+        up[i] = min(np.ceil(steps - _HAIR), GRID)
+        down[i] = np.floor(steps + _HAIR)
+
+
+@entry("(float64[::1], int32[::1], int32[::1], float64[::1], float64[::1])")
+def cheapest_rate(
+    cost: Floats, pattern: Small, weight: Small, share: Floats, best: Floats
+) -> float:
+    """Write the cheapest item of each weight to `best`; return the best price for all of the demand.
+
+    Weights and shares are those of patterns.
+    """
+    rate = np.inf
+    for i in range(len(cost)):
+        p = pattern[i]
+        if cost[i] < best[weight[p]]:
+            best[weight[p]] = cost[i]
+        rate = min(rate, cost[i] / share[p])
+    return rate
 
 
 def steps_of(dense: Floats, *, lower: bool) -> StepFunction:

@@ -105,19 +105,30 @@ def most_layers(tables: Floats, flow: float) -> Ints:
     return np.asarray(((tables >= flow * _SAME) * held).max(axis=1), np.int64)
 
 
+def _most_layers_each(tables: Floats, flows: Floats) -> Ints:
+    """Return J_k of every flow and table."""
+    held = np.arange(tables.shape[1])
+    able = tables >= flows[:, None, None] * _SAME
+    return np.asarray((able * held).max(axis=2), np.int64)
+
+
 def splits(tables: Floats, flow: float) -> list[tuple[float, ...]]:
     """Return the ways to split a flow over one or two lanes, without those that another one matches."""
     levels = np.unique(tables[(tables > 0.0) & (tables < flow * _SAME)])
     pairs = [(max(a, flow - a), min(a, flow - a)) for a in levels.tolist()]
-    holds = [np.stack([most_layers(tables, a), most_layers(tables, b)]) for a, b in pairs]
+    if not pairs:
+        return [(flow,)]
+    parts = np.array(pairs).ravel()
+    holds = _most_layers_each(tables, parts).reshape(len(pairs), -1)
     alone = most_layers(tables, flow)
+    # A lane whose nodes hold no more than they would alone needs no second one.
+    matched = np.asarray((holds[:, : len(tables)] <= alone).all(axis=1))
     kept: list[int] = []
     # More layers first: a split can only be matched by one that holds as many in total.
-    # A lane whose nodes hold no more than they would alone needs no second one.
-    for i in sorted(range(len(pairs)), key=lambda i: -int(holds[i].sum())):
-        held = holds[i]
-        if (held[0] > alone).any() and not any((holds[k] >= held).all() for k in kept):
+    for i in np.argsort(-holds.sum(axis=1), kind="stable").tolist():
+        if not matched[i]:
             kept.append(i)
+            matched = matched | np.asarray((holds[i] >= holds).all(axis=1))
     return [(flow,), *(pairs[i] for i in sorted(kept))]
 
 
