@@ -77,6 +77,7 @@ def test_the_bound_within_what_there_is_holds(seed: int, factor: float) -> None:
     prices.row[:] *= np.random.default_rng(seed).uniform(0.4, factor, len(prices.row))
     row = row_prices(model, prices)
     for service, oracle in enumerate(capped):
+        items: dict[int, int] | None = None
         for _ in range(10):
             items = oracle.pick(oracle.legs(row, lower=False))
             if not items or not oracle.note(items):

@@ -75,8 +75,8 @@ class CappedOracle(ServiceOracle):
         caps = self._room[self.scarce[zone]]
         tables = []
         for phase in (PREFILL, DECODE):
-            which = self._new[phase, zone]
-            share = self.items.share[which] * LEVELS
+            which = self._list_new((phase, zone))
+            share = self._share(which) * LEVELS
             steps = np.ceil(share - _HAIR) if lower else np.floor(share + _HAIR)
             steps = np.minimum(steps, LEVELS).astype(np.int64)
             table, work = cover_capped(self._take(phase, zone), steps, cost[which], caps)
@@ -91,11 +91,12 @@ class CappedOracle(ServiceOracle):
         cells = self.scarce[zone]
         known = self._taken.get((phase, zone))
         if known is None or known.shape[1] != len(cells):
-            which = self._new[phase, zone]
-            rows, amount = self.items.rows[which], self.items.amount[which]
-            known = np.stack(
-                [np.where(rows == cell, amount, 0).sum(axis=1) for cell in cells], axis=1
-            ).astype(np.int64)
+            which = self._list_new((phase, zone))
+            place, row, amount = self.items.list_use(which)
+            known = np.zeros((len(which), len(cells)), np.int64)
+            for column, cell in enumerate(cells):
+                here = row == cell
+                np.add.at(known[:, column], place[here], amount[here])
             self._taken[phase, zone] = known
         return known
 
