@@ -12,6 +12,7 @@ For the core set-up the answer is checked against the full integer programme ove
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass
 
@@ -192,19 +193,25 @@ def overrun(problem: Problem, catalog: Catalog) -> tuple[float, float]:
             continue
         best = max(best, min(plan.served_fraction.values(), default=0.0))
     late, short = 0.0, 0.0
-    for index, deadline_s in enumerate(STARVED_S, start=1):
-        # A promise that differs by a hair: templates of before are of no use.
+    for index, (deadline_s, alike) in enumerate(itertools.product(STARVED_S, (True, False)), 1):
+        # Promises that differ by a hair: templates of before are of no use, nor, where they are not alike,
+        # those of other services with the same model.
         services = tuple(
-            s.model_copy(update={"ttft_s": s.ttft_s * (1.0 + 1e-6 * index)})
-            for s in problem.services
+            s.model_copy(
+                update={
+                    "ttft_s": s.ttft_s * (1.0 + 1e-6 * index + (0.0 if alike else 1e-4 * place))
+                }
+            )
+            for place, s in enumerate(problem.services)
         )
         fresh = problem.replace(services=services)
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         plan = solve(fresh, catalog=catalog, deadline_s=deadline_s, effort=Effort(cached=False))
-        seconds = time.perf_counter() - start
+        seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
         served = min(plan.served_fraction.values(), default=0.0)
         print(
-            f"  deadline {deadline_s:g} s: {seconds:.1f} s, serves {served:.1%}, ${plan.usd_per_hour:.2f}/h,"
+            f"  deadline {deadline_s:g} s, {'equal' if alike else 'different'} promises: {seconds:.1f} s"
+            f" ({cpu:.1f} CPU-s), serves {served:.1%}, ${plan.usd_per_hour:.2f}/h,"
             f" {'cut short' if plan.cut_short else 'ended by itself'}; the best baseline {best:.1%}",
             flush=True,
         )

@@ -40,8 +40,9 @@ TPs never rises with j nor falls with b either.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +64,7 @@ from atoll.perf.step import Position, StepModel, StepParts, analytic, slowest_ru
 from atoll.workload.lengths import LengthMix
 
 _GRID_POINTS = 96
+PositionArray = TypeVar("PositionArray")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +158,23 @@ class CapacityTable:
         return self.throughput[:, stages - 1, :]
 
 
+class _PerPosition(dict[Position, PositionArray], Generic[PositionArray]):
+    """Arrays by position, worked out when they are first asked for: single nodes have one position only."""
+
+    def __init__(self, make: Callable[[Position], PositionArray]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, position: Position) -> PositionArray:
+        self[position] = found = self._make(position)
+        return found
+
+
 class CapacityModel:
-    """Capacities of one role on one node type at one tensor-parallel size, times computed once."""
+    """Capacities of one role on one node type at one tensor-parallel size, times computed once.
+
+    Budgets are given with each question: the role's own promise is not looked at.
+    """
 
     def __init__(self, role: RoleLoad, model: StepModel, *, link: Link | None = None) -> None:
         if model.spec is not role.spec and model.spec != role.spec:
@@ -171,15 +188,15 @@ class CapacityModel:
         self._replicas = model.node.count // model.tp
         self._grid = self._batch_grid()
         parts = _regular(model.parts(self._batches(self._grid)), self._grid)
-        self._fixed = {position: _fixed_seconds(parts, position) for position in Position}
+        self._fixed = _PerPosition(lambda position: _fixed_seconds(parts, position))
         self._counts = window_counts(model.spec, model.kinds)
         self._stack_s = slowest_run(self._counts, parts.layers)
         # Copies side by side have a share of the node's link each.
         self._link = link and link.share(model.tp, model.node.count)
         self._transfer_s = self._transfer(self._grid * self._tokens_per_request)
-        self._places = {position: self._requests(position) for position in Position}
-        self._room = {position: self._taken(self._places[position]) for position in Position}
-        self._tail_room = {position: self._tail_fits(position) for position in Position}
+        self._places = _PerPosition(self._requests)
+        self._room = _PerPosition(lambda position: self._taken(self._places[position]))
+        self._tail_room = _PerPosition(self._tail_fits)
 
     # What a batch of B requests is.
 

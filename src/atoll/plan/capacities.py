@@ -23,6 +23,7 @@ import numpy as np
 from atoll.catalog.catalog import Catalog
 from atoll.catalog.links import Link
 from atoll.catalog.nodes import NodeType
+from atoll.catalog.transformer import TransformerSpec
 from atoll.core.ids import Phase, RoleId, parse_role
 from atoll.perf.capacity import CapacityModel, CapacityTable, RoleLoad, copy_node
 from atoll.perf.engines import engine as engine_profile
@@ -31,7 +32,7 @@ from atoll.perf.memory import MemoryModel
 from atoll.perf.mixed import MixedCapacityModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
 from atoll.perf.queueing import load_within
-from atoll.perf.step import Position, analytic, check_tp
+from atoll.perf.step import AnalyticStepModel, Position, analytic, check_tp
 from atoll.plan.handover import handover, hop_link, kv_bytes_by_layers, kv_bytes_per_unit
 from atoll.plan.problem import Problem, Service
 
@@ -78,7 +79,8 @@ def phase_loads(
         return ()
     return tuple(
         RoleLoad(
-            f"{service.name}/{role_id.component}/{phase}",
+            # Not the service's name: equal services have equal loads, and share what follows from them.
+            f"{role_id.component}/{phase}",
             spec,
             phase,
             promise_s[phase],
@@ -127,18 +129,21 @@ def memory_model(
 
 
 @lru_cache(maxsize=1024)
+def _step_model(spec: TransformerSpec, copy: NodeType, engine: str) -> AnalyticStepModel:
+    return analytic(spec, copy, tp=copy.count, engine=engine)
+
+
+@lru_cache(maxsize=1024)
 def _copy_model(load: RoleLoad, copy: NodeType, engine: str, link: Link) -> CapacityModel:
-    steps = analytic(load.spec, copy, tp=copy.count, engine=engine)
-    return CapacityModel(load, steps, link=link)
+    return CapacityModel(load, _step_model(load.spec, copy, engine), link=link)
 
 
 @lru_cache(maxsize=1024)
 def _both_model(
     loads: tuple[RoleLoad, ...], copy: NodeType, engine: str, link: Link
 ) -> MixedCapacityModel:
-    steps = analytic(loads[0].spec, copy, tp=copy.count, engine=engine)
     prompts, answers = loads
-    return MixedCapacityModel(prompts, answers, steps, link=link)
+    return MixedCapacityModel(prompts, answers, _step_model(prompts.spec, copy, engine), link=link)
 
 
 def _copy_rates(
@@ -152,19 +157,24 @@ def _copy_rates(
     """What one copy carries, of both phases at the best split: (positions, stage counts, layers + 1)."""
     if len(loads) == 1:
         budgets = [loads[0].slo_s / count for count in stages]
-        return _copy_model(loads[0], copy, engine, link).throughputs(stages, budgets, positions)
+        # Whatever is promised, the model is the same.
+        load = replace(loads[0], slo_s=1.0)
+        return _copy_model(load, copy, engine, link).throughputs(stages, budgets, positions)
     return _both_model(loads, copy, engine, link).throughputs(stages, positions)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=2048)
 def _copy_table(
     loads: tuple[RoleLoad, ...], copy: NodeType, engine: str, link: Link, stages: int
 ) -> Array:
     table = np.zeros((len(POSITIONS), stages, loads[0].spec.layers + 1))
-    table[-1:, :1] = _copy_rates(loads, copy, engine, link, [1], [Position.WHOLE])
-    if stages > 1:
-        many = range(2, stages + 1)
-        table[:-1, 1:] = _copy_rates(loads, copy, engine, link, many, POSITIONS[:-1])
+    if stages == 1:
+        table[-1:] = _copy_rates(loads, copy, engine, link, [1], [Position.WHOLE])
+        return table
+    # Single nodes may have been asked for before.
+    table[:, :1] = _copy_table(loads, copy, engine, link, 1)
+    many = range(2, stages + 1)
+    table[:-1, 1:] = _copy_rates(loads, copy, engine, link, many, POSITIONS[:-1])
     return table
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,7 @@ def test_templates_are_made_of_kinds() -> None:
 
 @pytest.mark.parametrize(
     ("sold", "slowest"),
-    # 20 Gbit/s of its own, half of 10 Gbit/s, a quarter of 100 Gbit/s, an eighth of 400 Gbit/s: a slice with
+    # 20 Gbit/s of its own, half of 20 Gbit/s, a quarter of 100 Gbit/s, an eighth of 400 Gbit/s: a slice with
     # less than machines of its size is not cut, nor one with less than half of what the best slices have.
     [
         (("L40S:1", "L40S:2", "L40S:8"), "L40S:1"),
@@ -64,7 +65,7 @@ def test_a_kind_counts_as_its_slowest_source(sold: tuple[str, ...], slowest: str
     """A machine of its own, or a slice with a share of a larger one's interface."""
     regions = {machine: WEST if machine == "L40S:8" else EAST for machine in sold}
     fleet = asked(*(offer(regions[machine], machine, 1.0) for machine in sold))
-    share = {"L40S:1": 2.5e9, "L40S:2": 1.25e9 / 2, "L40S:4": 12.5e9 / 4, "L40S:8": 50e9 / 8}
+    share = {"L40S:1": 2.5e9, "L40S:2": 2.5e9 / 2, "L40S:4": 12.5e9 / 4, "L40S:8": 50e9 / 8}
     (source,) = slowest_sources(fleet, catalog(), "L40S:1")
     assert source.link.bandwidth_bytes_per_s == share[slowest]
     chat, role = fleet.services[0], parse_role("chat/llm/decode")
@@ -148,10 +149,72 @@ def test_what_was_cut_short_is_not_taken_for_the_whole_later(
     fleet = asked(offer(EAST, "L4:1", 1.0), most=3)
     assert template_libraries(fleet, catalog(), until=lambda: True).cut_short
     assert not template_libraries(fleet, catalog(), until=lambda: False).cut_short
-    # From memory and from disk: nothing to wait for.
+    # From memory nothing is to wait for; from disk, capacities: they say which templates are meant.
     assert not template_libraries(fleet, catalog(), until=lambda: True).cut_short
-    cache = TemplateCache()
-    assert not libraries(fleet, catalog(), cache=cache, until=lambda: True).cut_short
+    cache, questions = TemplateCache(), itertools.count()
+    roles = len(fleet.roles)
+    read = libraries(fleet, catalog(), cache=cache, until=lambda: next(questions) >= roles)
+    assert not read.cut_short
+    assert libraries(fleet, catalog(), cache=cache, until=lambda: True).cut_short
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2, 4, 8, 100])
+@pytest.mark.parametrize("single", [False, True])
+def test_what_was_cut_short_is_gone_on_with(calls: int, single: bool) -> None:
+    fleet = asked(offer(EAST, "L4:4", 1.0), offer(EAST, "L40S:1", 1.0), most=4)
+    questions = itertools.count()
+    cut = libraries(fleet, catalog(), until=lambda: next(questions) >= calls, single=single)
+    whole = libraries(fleet, catalog())
+    for until in (None, lambda: False):
+        gone_on = libraries(fleet, catalog(), until=until, start=cut)
+        assert not gone_on.cut_short
+        assert gone_on.complete
+        for name, library in gone_on.roles.items():
+            assert np.array_equal(library.tables.rates, whole.roles[name].tables.rates)
+            assert np.array_equal(library.counts, whole.roles[name].counts)
+            assert np.array_equal(library.throughput, whole.roles[name].throughput)
+
+
+@pytest.mark.parametrize("until", [None, lambda: False])
+def test_capacities_can_be_had_without_templates(until: Callable[[], bool] | None) -> None:
+    fleet = asked(offer(EAST, "L4:4", 1.0), offer(EAST, "L40S:1", 1.0), most=4)
+    some = libraries(fleet, catalog(), until=until, single=True)
+    assert some.complete
+    assert some.cut_short
+    for name, library in libraries(fleet, catalog()).roles.items():
+        assert np.array_equal(some.roles[name].tables.rates, library.tables.rates)
+        assert some.roles[name].max_nodes == 1
+    assert not libraries(fleet, catalog(), until=lambda: True).complete
+
+
+def test_what_no_single_node_can_serve_has_templates_of_several_whatever_the_time() -> None:
+    large = asked(offer(EAST, "L40S:2", 1.0), most=4, model="llama-3-70b", ttft_s=60.0, tpot_s=0.5)
+    cut = libraries(large, catalog(), until=lambda: True)
+    assert cut.complete
+    for library in cut.roles.values():
+        sizes = library.counts.sum(axis=1)
+        assert library.max_nodes == 3
+        assert set(sizes.tolist()) <= {2, 3}
+    assert any(len(library) for library in cut.roles.values())
+
+
+def test_roles_that_are_asked_the_same_share_their_templates() -> None:
+    fleet = problem(
+        offers=(offer(EAST, "L4:2", 1.0),),
+        services=(
+            service("a", phases="together"),
+            service("b", phases="together", rate_per_s=9.0, priority=3.0, headroom=2.0),
+            service("c", phases="together", tpot_s=0.04),
+            service("d", phases="together", avoid=("L4:1",)),
+        ),
+        settings=Settings(max_nodes_per_instance=3),
+    )
+    for until in (None, lambda: False, lambda: True):
+        roles = libraries(fleet, catalog(), until=until).roles
+        a, b, c, d = (roles[f"{name}/llm/both"] for name in "abcd")
+        assert a is b
+        assert not np.array_equal(a.tables.rates, c.tables.rates)
+        assert not np.array_equal(a.tables.rates, d.tables.rates)
 
 
 def test_progress_ends_for_every_role() -> None:

@@ -70,9 +70,11 @@ def replicas(
     """Return every homogeneous replica of every role on every offer, best per dollar first."""
     by_role: dict[str, list[HomogeneousReplica]] = {}
     most = most_nodes or problem.settings.max_nodes_per_instance
+    # Roles that are asked the same share their capacities.
+    shared: dict[int, dict[tuple[int, int], float]] = {}
     for role in problem.roles:
         tables = libraries.roles[str(role)].tables
-        rates: dict[tuple[int, int], float] = {}
+        rates = shared.setdefault(id(tables), {})
         options: list[HomogeneousReplica] = []
         for index, offer in enumerate(problem.offers):
             c = libraries.kinds.index(offer.node_type)

@@ -13,6 +13,7 @@ from atoll.plan.handover import cut_sizes, handover
 from atoll.plan.plan import Instance, Market, Plan
 from atoll.plan.problem import Problem
 from atoll.solve.assembly import NewInstance, infeasible, keep, plan_from_layouts
+from atoll.solve.effort import Countdown
 from atoll.solve.rent import types
 from atoll.solve.rent.allocation import WORK, allocate
 from atoll.solve.templates.library import Libraries
@@ -37,6 +38,31 @@ class Solved:
     allocation: types.Allocation
 
 
+@dataclass(frozen=True)
+class Draft:
+    """An allocation of templates, before it is made a plan."""
+
+    problem: Problem
+    catalog: Catalog
+    libraries: Libraries
+    allocation: types.Allocation
+    running: list[list[Instance]]
+
+    @property
+    def merit(self) -> tuple[float, float, float]:
+        """What makes one better than another: more is served, as the problem counts it, or costs less."""
+        served = self.allocation.served
+        weights = np.array([service.priority for service in self.problem.services])
+        least, mean = float(served.min(initial=1.0)), float(served @ weights)
+        if self.problem.settings.on_shortage == "priority":
+            least, mean = mean, least
+        return least, mean, -self.allocation.objective
+
+    def plan(self) -> Plan:
+        """Return its plan: layouts of its templates on machines."""
+        return _plan(self.problem, self.catalog, self.libraries, self.allocation, self.running)
+
+
 def solve(
     problem: Problem,
     catalog: Catalog,
@@ -48,22 +74,38 @@ def solve(
     log: types.Log | None = None,
 ) -> Solved:
     """Return the cheapest plan, proven to `gap` or as far as `work` (1: the usual effort) allows."""
+    found = draft(problem, catalog, libraries, deadline_s=deadline_s, gap=gap, work=work, log=log)
+    return Solved(found.plan(), found.allocation)
+
+
+def draft(
+    problem: Problem,
+    catalog: Catalog,
+    libraries: Libraries,
+    *,
+    deadline_s: float,
+    gap: float,
+    work: float,
+    log: types.Log | None = None,
+) -> Draft:
+    """Return the cheapest allocation, see `solve`."""
+    end = Countdown(deadline_s)
     running = running_columns(problem, catalog)
+    demands = service_demands(problem, catalog, libraries)
     allocation = allocate(
-        service_demands(problem, catalog, libraries),
+        demands,
         supply_of(problem, catalog),
         limits_of(problem),
         init_penalty=problem.settings.init_penalty,
         running=[column for column, _ in running],
-        deadline_s=deadline_s,
+        deadline_s=end.share(1.0),
         work=work * WORK,
         gap=gap,
         on_shortage=problem.settings.on_shortage,
         seed=problem.settings.seed,
         log=log,
     )
-    plan = _plan(problem, catalog, libraries, allocation, [group for _, group in running])
-    return Solved(plan, allocation)
+    return Draft(problem, catalog, libraries, allocation, [group for _, group in running])
 
 
 def service_demands(
@@ -217,10 +259,12 @@ def _plan(
         role = next(r for r in service.roles if r.phase is phases[chosen.phase])
         library = libraries.roles[str(role)]
         region = problem.regions[chosen.region]
-        for _ in range(chosen.number):
-            layout = library.layout(chosen.template or 0)
-            kinds = Counter(kind for stage in layout.stages for kind in stage.nodes)
-            started.append(NewInstance(str(role), region, layout, stock.take(region, kinds)))
+        layout = library.layout(chosen.template or 0)
+        kinds = Counter(kind for stage in layout.stages for kind in stage.nodes)
+        started += [
+            NewInstance(str(role), region, layout, stock.take(region, kinds))
+            for _ in range(chosen.number)
+        ]
     return plan_from_layouts(
         problem,
         catalog,

@@ -109,7 +109,8 @@ def _take_cheapest(
     """
     cut = any(len(sizes) > 1 for sizes in model.supply.sizes)
     for prices in (market_prices(model), *([market_prices(model, alone=True)] if cut else [])):
-        if standing.done:
+        # One that serves everything is worth the time, also where none is left.
+        if standing.done and standing.solution is not None:
             return
         row = row_prices(model, prices)
         chosen = [oracle.pick(oracle.legs(row, lower=False)) for oracle in oracles]
@@ -162,6 +163,8 @@ def close(
                 np.union1d(some, np.array(sorted(number), np.int64))
                 for some, number in zip(chosen, standing.solution.items, strict=True)
             ]
+        if not standing.deadline.allows(sum(len(some) for some in chosen)):
+            return
         master = InstanceMaster(model, "cost", np.zeros(0), chosen, standing.work, seed)
         master.add_cuts(oracles, [legs.cost for legs in root.legs])
         last = limit >= needed

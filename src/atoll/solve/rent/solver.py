@@ -21,6 +21,7 @@ from atoll.solve.effort import Countdown, Effort
 from atoll.solve.family import SolverFamily
 from atoll.solve.progress import OnProgress, Progress
 from atoll.solve.rent import baselines, optimal
+from atoll.solve.rent.optimal import Draft
 from atoll.solve.rent.types import Statistics
 from atoll.solve.templates.library import Libraries, template_libraries
 
@@ -35,6 +36,10 @@ BASELINES: dict[str, Callable[[Problem, Catalog, Libraries], Plan]] = {
 NAMES = (DEFAULT, *BASELINES)
 _TEMPLATES = 0.75
 """Share of a deadline after which templates are those that there are; a cache may have all of them."""
+_SHORT = 0.05
+"""Time is short where single nodes alone take this share of a deadline."""
+_ROUGH = 0.1
+"""Gap, and share of the effort, of the allocation that is kept in case nothing better comes in time."""
 
 
 def solve(
@@ -53,32 +58,86 @@ def solve(
     deadline = Countdown(deadline_s)
     if name != DEFAULT:
         # Replicas on equal nodes need the capacities that come with templates, but none of the templates.
-        tables = template_libraries(problem, catalog, cached=effort.cached, until=lambda: True)
-        return BASELINES[name](problem, catalog, tables)
-    libraries = template_libraries(
-        problem,
-        catalog,
-        cached=effort.cached,
-        on_progress=on_progress,
-        until=lambda: deadline.left < deadline_s * (1 - _TEMPLATES),
-    )
+        tables = template_libraries(
+            problem,
+            catalog,
+            cached=effort.cached,
+            until=lambda: deadline.left < deadline_s * (1.0 - _TEMPLATES),
+            single=True,
+        )
+        plan = BASELINES[name](problem, catalog, tables)
+        return plan if tables.complete else plan.model_copy(update={"cut_short": True})
+    return _Search(problem, catalog, effort, deadline, on_progress).run()
 
-    def log(_seconds: float, objective: float, bound: float) -> None:
-        if on_progress is not None:
-            on_progress(Progress("allocating", _describe(objective, bound)))
 
-    solved = optimal.solve(
-        problem,
-        catalog,
-        libraries,
-        deadline_s=deadline.share(1.0),
-        gap=effort.gap,
-        work=effort.work,
-        log=log,
-    )
-    if on_progress is not None:
-        on_progress(Progress("allocating", "done", 1.0, _count_work(solved.allocation.statistics)))
-    return _stamp(solved.plan, libraries)
+class _Search:
+    """The cheapest allocation of all templates; where time is short, one that needs few of them before.
+
+    The first is over single nodes, kept in case nothing better is found in time. A search that ends by
+    itself is not shaped by it.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        catalog: Catalog,
+        effort: Effort,
+        deadline: Countdown,
+        on_progress: OnProgress | None,
+    ) -> None:
+        self.problem, self.catalog, self.effort = problem, catalog, effort
+        self.deadline, self.on_progress = deadline, on_progress
+
+    def run(self) -> Plan:
+        seconds = self.deadline.seconds
+        libraries = self._libraries(lambda: True, None)
+        first: Draft | None = None
+        first_s = 0.0
+        if libraries.cut_short and self.deadline.left < seconds * (1 - _SHORT):
+            began = self.deadline.left
+            first = self._allocate(libraries, gap=_ROUGH, work=_ROUGH * self.effort.work)
+            first_s = began - self.deadline.left
+        if libraries.cut_short:
+            keep_s = max(seconds * (1 - _TEMPLATES), 2.0 * first_s)
+            libraries = self._libraries(lambda: self.deadline.left < keep_s, self.on_progress)
+        # More templates take longer: not begun where there was hardly time for the fewest.
+        if first is not None and self.deadline.left < first_s:
+            return self._finish(first)
+        draft = self._allocate(libraries, gap=self.effort.gap, work=self.effort.work)
+        late = libraries.cut_short or draft.allocation.cut_short
+        if first is not None and late and first.merit > draft.merit:
+            draft = first
+        return self._finish(draft)
+
+    def _libraries(self, until: Callable[[], bool], tell: OnProgress | None) -> Libraries:
+        return template_libraries(
+            self.problem,
+            self.catalog,
+            cached=self.effort.cached,
+            on_progress=tell,
+            until=until,
+        )
+
+    def _allocate(self, libraries: Libraries, *, gap: float, work: float) -> Draft:
+        return optimal.draft(
+            self.problem,
+            self.catalog,
+            libraries,
+            deadline_s=self.deadline.share(1.0),
+            gap=gap,
+            work=work,
+            log=self._log,
+        )
+
+    def _log(self, _seconds: float, objective: float, bound: float) -> None:
+        if self.on_progress is not None:
+            self.on_progress(Progress("allocating", _describe(objective, bound)))
+
+    def _finish(self, draft: Draft) -> Plan:
+        if self.on_progress is not None:
+            done = _count_work(draft.allocation.statistics)
+            self.on_progress(Progress("allocating", "done", 1.0, done))
+        return _stamp(draft.plan(), draft.libraries)
 
 
 def _stamp(plan: Plan, libraries: Libraries) -> Plan:

@@ -10,6 +10,9 @@ import numpy as np
 from atoll.solve.rent.items import Solution
 from atoll.solve.rent.types import Log
 
+_COLUMN_S = 2e-5
+"""What a column of an integer programme may take before its search begins, on a busy machine."""
+
 
 class RentDeadline:
     """Wall-clock time left: a safety net. What is searched is counted (`Work`), not timed."""
@@ -30,6 +33,15 @@ class RentDeadline:
         left = max(0.0, self._end - time.perf_counter())
         self.missed = self.missed or left <= 0.0
         return left
+
+    def allows(self, columns: int) -> bool:
+        """Return whether there is time for a programme of so many columns; if not, that is remembered.
+
+        It must be built and simplified before anything of it can be interrupted.
+        """
+        enough = self.left >= columns * _COLUMN_S
+        self.missed = self.missed or not enough
+        return enough
 
 
 @dataclass

@@ -12,10 +12,10 @@ import numpy as np
 
 from atoll.catalog.catalog import Catalog
 from atoll.catalog.links import Link
-from atoll.core.ids import RoleId, parse_node_type
+from atoll.core.ids import RoleId, parse_node_type, parse_role
 from atoll.plan.capacities import POSITIONS, NodeSource, node_source, role_table
 from atoll.plan.handover import cut_sizes
-from atoll.plan.problem import Problem
+from atoll.plan.problem import Problem, Service
 from atoll.solve.progress import OnProgress, Progress
 from atoll.solve.templates.cache import TemplateCache
 from atoll.solve.templates.generate import RoleTables, TemplateLibrary, generate, search_limits
@@ -31,12 +31,13 @@ class Libraries:
     """Template libraries of all roles of a problem, over the same kinds of nodes.
 
     `cut_short`: time was up before all sets of nodes were searched; then `roles[...].max_nodes` says how far
-    each role got.
+    each role got. `complete`: capacities of all roles are there, and not just those of single nodes.
     """
 
     kinds: tuple[str, ...]
     roles: Mapping[str, TemplateLibrary]
     cut_short: bool = False
+    complete: bool = True
 
     @property
     def node_types(self) -> tuple[str, ...]:
@@ -44,26 +45,36 @@ class Libraries:
         return self.kinds
 
 
-def role_tables(problem: Problem, catalog: Catalog, role: RoleId) -> RoleTables:
+Sources = Mapping[str, tuple[NodeSource, ...]]
+"""By kind: nodes of it that are no faster than any on offer (`slowest_sources`)."""
+
+
+def role_tables(
+    problem: Problem,
+    catalog: Catalog,
+    role: RoleId,
+    *,
+    stages: int | None = None,
+    sources: Sources | None = None,
+) -> RoleTables:
     """Return the capacities of a role on every kind of node of the problem that its service may use.
 
     A kind may come from machines of its own and from slices of several larger ones, in regions with links of
     their own. A template must hold wherever its nodes come from, so each kind counts as its slowest source.
-    Kinds the service must not use carry nothing.
+    Kinds the service must not use carry nothing. `stages` is the most there may be, by default those that
+    the problem allows; `sources` are those of all kinds where they are known.
     """
     service = problem.service_of(str(role))
     kinds, settings = problem.kinds, problem.settings
-    stages = settings.max_stages or settings.max_nodes_per_instance
+    most = stages or _most_stages(problem)
     layers = catalog.model(service.model).llm.layers
-    rates = np.zeros((stages, 3, len(kinds), layers + 1))
+    rates = np.zeros((most, 3, len(kinds), layers + 1))
     for c, kind in enumerate(kinds):
         if not service.allows(kind):
             continue
+        nodes = slowest_sources(problem, catalog, kind) if sources is None else sources[kind]
         table = np.minimum.reduce(
-            [
-                role_table(problem, catalog, service, role, kind, stages, source=source)
-                for source in slowest_sources(problem, catalog, kind)
-            ]
+            [role_table(problem, catalog, service, role, kind, most, source=node) for node in nodes]
         )
         # POSITIONS is first, middle, last, whole; a single stage holds the whole model.
         rates[0, 0, c] = table[3, 0]
@@ -71,6 +82,10 @@ def role_tables(problem: Problem, catalog: Catalog, role: RoleId) -> RoleTables:
     memory = tuple(float(catalog.node(kind).memory_bytes) for kind in kinds)
     limit = settings.memory_ratio * catalog.model(service.model).llm.weight_bytes
     return RoleTables(str(role), kinds, rates, memory, limit)
+
+
+def _most_stages(problem: Problem) -> int:
+    return problem.settings.max_stages or problem.settings.max_nodes_per_instance
 
 
 def slowest_sources(problem: Problem, catalog: Catalog, kind: str) -> tuple[NodeSource, ...]:
@@ -100,38 +115,138 @@ def libraries(
     cache: TemplateCache | None = None,
     progress: RoleProgress | None = None,
     until: Callable[[], bool] | None = None,
+    single: bool = False,
+    start: Libraries | None = None,
 ) -> Libraries:
     """Return the template library of every role; `progress(role, done, total)` as they are computed.
 
-    Once `until()` holds, roles that are not done get what there is: templates of fewer nodes, and of single
-    nodes always.
+    Roles that are asked the same share theirs. With `until`, all roles first get templates of single nodes,
+    then of a few nodes, then of all; once `until()` holds they keep what they have. `single` asks for the
+    capacities of all sets of nodes, but for templates of single nodes only. `start` are libraries of the
+    same problem that were cut short, to go on from.
     """
-    assert [p.value for p in POSITIONS] == ["first", "middle", "last", "whole"]
-    most = problem.settings.max_nodes_per_instance
-    whole, _ = search_limits(len(problem.kinds), most)
-    tables = {str(role): role_tables(problem, catalog, role) for role in problem.roles}
-    make = generate if cache is None else cache.library
-    by_role: dict[str, TemplateLibrary] = {}
-    if until is not None and whole > _FIRST_NODES:
-        for role, own in tables.items():
-            known = cache.read(own, most) if cache is not None else None
-            if known is None:
-                known = generate(own, _FIRST_NODES, until=until)
-            by_role[role] = known
-    for role, own in tables.items():
+    made = _RoleLibraries(problem, catalog, cache, until)
+    if start is not None:
+        made.go_on(start)
+    elif until is not None:
+        made.take_single_nodes()
+    made.take_few_nodes(1 if single else _FIRST_NODES)
+    if not single:
+        made.take_all(progress)
+    return made.result()
 
-        def report(done: int, total: int, role: str = role) -> None:
-            if progress is not None:
-                progress(role, done, total)
 
-        first = by_role.get(role)
-        if first is None or (first.max_nodes < whole and not (until is not None and until())):
-            found = make(own, most, progress=report, until=until)
-            if first is None or found.max_nodes > first.max_nodes:
-                by_role[role] = found
-        report(1, 1)
-    cut_short = any(library.max_nodes < whole for library in by_role.values())
-    return Libraries(problem.kinds, by_role, cut_short)
+class _RoleLibraries:
+    """Template libraries of all roles as they grow, by what is asked of a role (`_alike`)."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        catalog: Catalog,
+        cache: TemplateCache | None,
+        until: Callable[[], bool] | None,
+    ) -> None:
+        assert [p.value for p in POSITIONS] == ["first", "middle", "last", "whole"]
+        self.problem, self.catalog, self.cache, self.until = problem, catalog, cache, until
+        self.most = problem.settings.max_nodes_per_instance
+        self.whole, _ = search_limits(len(problem.kinds), self.most)
+        self.sources = {kind: slowest_sources(problem, catalog, kind) for kind in problem.kinds}
+        self.alike = _alike(problem)
+        self.tables: dict[str, RoleTables] = {}
+        self.found: dict[str, TemplateLibrary] = {}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether time is up."""
+        return self.until is not None and self.until()
+
+    def _make_tables(self, key: str, stages: int | None = None) -> RoleTables:
+        role = parse_role(self.alike[key][0])
+        return role_tables(self.problem, self.catalog, role, stages=stages, sources=self.sources)
+
+    def go_on(self, start: Libraries) -> None:
+        """Take what was made before."""
+        for key, roles in self.alike.items():
+            self.found[key] = library = start.roles[roles[0]]
+            if len(library.tables.rates) == _most_stages(self.problem):
+                self.tables[key] = library.tables
+
+    def take_single_nodes(self) -> None:
+        """Give every role its templates of single nodes, whatever the time."""
+        for key in self.alike:
+            self.found[key] = generate(self._make_tables(key, 1), 1)
+
+    def take_few_nodes(self, nodes: int) -> None:
+        """Work out capacities; where time may run out, templates of up to so many nodes as well.
+
+        Roles that no single node can serve come first, whatever the time.
+        """
+        served = {key for key, library in self.found.items() if len(library)}
+        most = min(nodes, self.whole)
+        for key in sorted(self.alike, key=lambda key: key in served):
+            if key in served and self.is_over:
+                continue
+            if key not in self.tables:
+                self.tables[key] = self._make_tables(key)
+            elif self.found[key].max_nodes >= most:
+                continue
+            if self.until is None and most > 1:
+                continue
+            until = self.until if key in served else None
+            self.found[key] = self._generate(self.tables[key], most, until)
+
+    def _generate(
+        self, tables: RoleTables, nodes: int, until: Callable[[], bool] | None
+    ) -> TemplateLibrary:
+        """Return templates of up to so many nodes, or all of them where a cache has those."""
+        if self.cache is None:
+            return generate(tables, nodes, until=until)
+        if nodes >= self.whole:
+            return self.cache.library(tables, self.most, until=until)
+        known = self.cache.read(tables, self.most)
+        return generate(tables, nodes, until=until) if known is None else known
+
+    def take_all(self, progress: RoleProgress | None) -> None:
+        """Give every role all of its templates."""
+        make = generate if self.cache is None else self.cache.library
+        for role, key in self._keys():
+
+            def report(done: int, total: int, role: str = role) -> None:
+                if progress is not None:
+                    progress(role, done, total)
+
+            done = key in self.found and self.found[key].max_nodes >= self.whole
+            if key in self.tables and not done and not self.is_over:
+                better = make(self.tables[key], self.most, progress=report, until=self.until)
+                if key not in self.found or better.max_nodes > self.found[key].max_nodes:
+                    self.found[key] = better
+            report(1, 1)
+
+    def _keys(self) -> list[tuple[str, str]]:
+        """Roles with their keys, in the problem's order."""
+        keys = {role: key for key, roles in self.alike.items() for role in roles}
+        return [(str(role), keys[str(role)]) for role in self.problem.roles]
+
+    def result(self) -> Libraries:
+        roles = {role: self.found[key] for role, key in self._keys()}
+        cut_short = any(library.max_nodes < self.whole for library in roles.values())
+        complete = len(self.tables) == len(self.alike)
+        return Libraries(self.problem.kinds, roles, cut_short, complete)
+
+
+def _alike(problem: Problem) -> dict[str, list[str]]:
+    """Return roles that are asked the same, under one key each: they have the same capacities."""
+    alike: dict[str, list[str]] = {}
+    for role in problem.roles:
+        key = f"{role.component}/{role.phase} {_asked(problem.service_of(str(role)))}"
+        alike.setdefault(key, []).append(str(role))
+    return alike
+
+
+def _asked(service: Service) -> str:
+    """Return all that templates of a service depend on, but for what is on offer."""
+    unread = {"name", "rate_per_s", "headroom", "priority"}
+    return json.dumps(service.model_dump(mode="json", exclude=unread))
 
 
 _MOST_KEPT = 2
@@ -146,28 +261,30 @@ def template_libraries(
     cached: bool = True,
     on_progress: OnProgress | None = None,
     until: Callable[[], bool] | None = None,
+    single: bool = False,
 ) -> Libraries:
     """Return the templates of all roles of a problem: those of the last problems, from disk, or new ones.
 
-    With `cached` False nothing is read from disk and nothing kept there. For `until` see `libraries`.
+    With `cached` False nothing is read from disk and nothing kept there. For `until` and `single` see
+    `libraries`.
     """
     cache = TemplateCache() if cached else None
     key = f"{template_key(problem)} {cache and cache.folder}"
     kept = _KEPT.get(key)
-    if kept is not None and kept[0] == catalog and (not kept[1].cut_short or _is_over(until)):
-        _KEPT.move_to_end(key)
-        return kept[1]
+    start = kept[1] if kept is not None and kept[0] == catalog else None
+    if start is not None:
+        enough = start.complete if single else not start.cut_short
+        if enough or (until is not None and until()):
+            _KEPT.move_to_end(key)
+            return start
     teller = _teller(problem, on_progress)
-    made = libraries(problem, catalog, cache=cache, progress=teller, until=until)
+    made = libraries(
+        problem, catalog, cache=cache, progress=teller, until=until, single=single, start=start
+    )
     _KEPT[key] = (catalog, made)
     while len(_KEPT) > _MOST_KEPT:
         _KEPT.popitem(last=False)
     return made
-
-
-def _is_over(until: Callable[[], bool] | None) -> bool:
-    """Whether time is up already: then templates that were cut short are as good as can be."""
-    return until is not None and until()
 
 
 def template_key(problem: Problem) -> str:
@@ -175,10 +292,7 @@ def template_key(problem: Problem) -> str:
 
     Rates, priorities, prices, availability, limits and what runs are not among it.
     """
-    services = [
-        service.model_dump(mode="json", exclude={"rate_per_s", "headroom", "priority"})
-        for service in problem.services
-    ]
+    services = [(service.name, _asked(service)) for service in problem.services]
     settings = problem.settings.model_dump(
         mode="json", include={"max_nodes_per_instance", "memory_ratio", "max_stages", "engine"}
     )
