@@ -173,7 +173,8 @@ def _move_s(
     own = problem.service(instance.service)
     none_s = transfer_s(catalog, own, instance, instance, tokens=0.0)
     mean_s = transfer_s(catalog, own, instance, instance)
-    return none_s + (mean_s - none_s) * prompts / own.lengths.input_mean
+    per_token_s = (mean_s - none_s) / own.lengths.input_mean
+    return none_s + per_token_s * prompts.astype(np.float64)
 
 
 def _requests(

@@ -64,6 +64,79 @@ _LEAST_TARGETS = (0.9, 0.75, 0.5, 0.25, 0.1)
 _MOST_LOST = 0.9
 
 
+def see_promises(
+    plan: Plan,
+    problem: Problem,
+    catalog: Catalog,
+    *,
+    deadline: Countdown | None = None,
+    say: Say = lambda _text: None,
+) -> Plan:
+    """Return a plan with what requests keep of its promises, in simulation, when it meets its demand.
+
+    Where too few do, it also says at which share of the demand enough of them would.
+    """
+    if not plan.instances:
+        return plan
+    say("simulating arrivals")
+    try:
+        promises = look_at(plan, problem, catalog, deadline)
+        if all(promise.is_kept for promise in promises):
+            return plan.model_copy(update={"promises": promises})
+        share = _largest_share(plan, problem, catalog, deadline, say)
+    except SimulationCutShortError:
+        return plan.model_copy(update={"cut_short": True})
+    helps = (
+        f"would keep it at {share:.0%} of the demand" if share > 0 else "at no share of the demand"
+    )
+    return plan.model_copy(
+        update={
+            "promises": tuple(
+                p if p.is_kept else p.model_copy(update={"cause": f"{p.cause}; {helps}"})
+                for p in promises
+            )
+        }
+    )
+
+
+def _largest_share(
+    plan: Plan, problem: Problem, catalog: Catalog, deadline: Countdown | None, say: Say
+) -> float:
+    """The largest share of the demand, in sixteenths, at which every service keeps enough promises."""
+    low, high = 0, 16
+    while high - low > 1:
+        middle = (low + high) // 2
+        say(f"simulating {middle / 16:.0%} of the demand")
+        less = problem.replace(
+            services=tuple(
+                s.model_copy(update={"rate_per_s": s.rate_per_s * middle / 16})
+                for s in problem.services
+            )
+        )
+        kept = mean_kept(
+            simulate_kept(plan, less, catalog, seed, deadline) for seed in _TRIAL_SEEDS
+        )
+        good = all(one.both >= problem.service(name).attainment for name, one in kept.items())
+        low, high = (middle, high) if good else (low, middle)
+    return low / 16
+
+
+def look_at(
+    plan: Plan,
+    problem: Problem,
+    catalog: Catalog,
+    deadline: Countdown | None = None,
+    causes: Mapping[str, str] | None = None,
+) -> tuple[KeptPromise, ...]:
+    """Return what requests of each service keep on arrivals that no plan was sized with."""
+    runs = [simulate_kept(plan, problem, catalog, seed, deadline) for seed in _FRESH_SEEDS]
+    return tuple(
+        _promise(service, [run[service.name] for run in runs], (causes or {}).get(service.name))
+        for service in problem.services
+        if all(service.name in run for run in runs)
+    )
+
+
 @dataclass(frozen=True)
 class KeptShares:
     """The shares of a service's requests that kept both promises, and each of them."""
@@ -364,15 +437,7 @@ class _Prover:
     def _stamp(self, plan: Plan, first: Plan) -> Plan:
         from atoll.plan.validate.check import check
 
-        runs = [
-            simulate_kept(plan, self.problem, self.catalog, seed, self.deadline)
-            for seed in _FRESH_SEEDS
-        ]
-        promises = tuple(
-            _promise(service, [run[service.name] for run in runs], self.causes.get(service.name))
-            for service in self.problem.services
-            if all(service.name in run for run in runs)
-        )
+        promises = look_at(plan, self.problem, self.catalog, self.deadline, self.causes)
         objective, bound = plan.objective or 0.0, self._bound()
         bound = None if bound is None else min(bound, objective)
         gap = None if bound is None else (1.0 - bound / objective if objective > 0.0 else 0.0)
