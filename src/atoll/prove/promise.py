@@ -22,7 +22,7 @@ from atoll.plan.plan import PROVEN_GAP, KeptPromise
 from atoll.prove.deadline import SimulationCutShortError, keep_deadline
 from atoll.prove.loads import LoadCurve, LoadJob, measure_loads
 from atoll.prove.prospects import Key, find_prospects
-from atoll.solve.derating import Derating, node_set
+from atoll.solve.derating import MOST_NODES, Derating, node_set
 from atoll.solve.effort import Countdown, Effort
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ _CLOSE = 5e-3
 _ENOUGH = 3
 """After so many templates of a role others are taken to be like them, if possible of as many nodes."""
 _ANY = 0
-_MOST_NODES = 8
 _TRIALS = 6
 _MARGIN = 0.15
 """A plan is taken where so much of what may be lost is to spare, in simulation."""
@@ -198,7 +197,7 @@ class _Sizing:
         priors = {
             (role, size): min(1.0, max(0.05, likely.get((role, size), likely[role, _ANY])))
             for role in {role for role, _ in seen if (role, _ANY) in likely}
-            for size in range(1, _MOST_NODES + 1)
+            for size in range(1, MOST_NODES + 1)
         }
         return Derating(shares, priors)
 
