@@ -22,7 +22,7 @@ from atoll.plan.plan import PROVEN_GAP, KeptPromise
 from atoll.prove.deadline import SimulationCutShortError, keep_deadline
 from atoll.prove.loads import LoadCurve, LoadJob, measure_loads
 from atoll.prove.prospects import Key, find_prospects
-from atoll.solve.derating import MOST_NODES, Derating, node_set
+from atoll.solve.derating import Derating, node_set
 from atoll.solve.effort import Countdown, Effort
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ _SLACK = 0.10
 _CLOSE = 5e-3
 """A plan of simulated templates so close to the bound is taken, as a share."""
 _ENOUGH = 3
-"""After so many templates of a role others are taken to be like them, if possible of as many nodes."""
-_ANY = 0
+"""After so many templates of a role with so many nodes others of them are taken to be like them."""
 _TRIALS = 6
 _MARGIN = 0.15
 """A plan is taken where so much of what may be lost is to spare, in simulation."""
@@ -191,13 +190,12 @@ class _Sizing:
             return Derating(shares, default=0.0 if unknown == "nothing" else 1.0)
         seen: dict[tuple[str, int], list[float]] = {}
         for (role, nodes), share in shares.items():
-            for like in ((role, sum(number for _, number in nodes)), (role, _ANY)):
-                seen.setdefault(like, []).append(share)
-        likely = {like: float(np.mean(some)) for like, some in seen.items() if len(some) >= _ENOUGH}
+            seen.setdefault((role, sum(number for _, number in nodes)), []).append(share)
+        # Somewhat better than most, so that kinds of templates are not given up after a few bad ones.
         priors = {
-            (role, size): min(1.0, max(0.05, likely.get((role, size), likely[role, _ANY])))
-            for role in {role for role, _ in seen if (role, _ANY) in likely}
-            for size in range(1, MOST_NODES + 1)
+            like: min(1.0, max(0.05, 0.5 * (float(np.mean(some)) + max(some))))
+            for like, some in seen.items()
+            if len(some) >= _ENOUGH
         }
         return Derating(shares, priors)
 
@@ -245,17 +243,22 @@ class _Prover:
         if not first.instances:
             return first
         self._lower_hopeless(first)
-        good: list[tuple[float, Plan]] = []
+        good: list[tuple[float, int, Plan]] = []
         closest: tuple[float, Plan] | None = None
         late = False
         try:
             for trial in range(1, _TRIALS + 1):
                 plan = self._size(trial)
+                if good and (plan.objective or 0.0) >= min(cost for cost, _, _ in good) * (
+                    1.0 - _CLOSE
+                ):
+                    # Letting more be lost saves nothing.
+                    break
                 kept = self._try(plan, trial)
                 short = self._fall_short(kept)
                 worst = min((k.both - self._target(n) for n, k in kept.items()), default=0.0)
                 if not short:
-                    good.append((plan.objective or 0.0, plan))
+                    good.append((plan.objective or 0.0, trial, plan))
                 if closest is None or worst > closest[0]:
                     closest = worst, plan
                 if not self._adjust(kept, short):
@@ -263,7 +266,7 @@ class _Prover:
         except SimulationCutShortError:
             late = True
         # The cheapest that also holds on fresh arrivals.
-        plans = [plan for _, plan in sorted(good, key=lambda pair: pair[0])]
+        plans = [plan for _, _, plan in sorted(good, key=lambda one: one[:2])]
         if closest is not None:
             plans.append(closest[1])
         return self._take(plans, first, late=late)
