@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from atoll.core.errors import UsageError
 from atoll.solve.effort import DEADLINE_S, Countdown, Effort
 from atoll.solve.progress import OnProgress, Progress, SolveStats
 from atoll.solve.registry import solve, solvers
@@ -34,6 +35,8 @@ def plan(
     requests keep there is simulated. With `capacity_only`, and for solvers other than the default, it is
     what `solve` finds. Simulations end with the deadline like everything else.
     """
+    if not deadline_s > 0:
+        raise UsageError(f"a deadline of {deadline_s:g} s", hint="give it some time, as in 30.0")
     facts = problem.catalog() if catalog is None else catalog
     chosen = effort or Effort()
     simulates = not capacity_only and (solver is None or solver == solvers(problem)[0])

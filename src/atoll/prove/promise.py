@@ -57,7 +57,7 @@ _T95 = 2.776
 """Student's t for 95 % and as many fresh seeds."""
 _REQUESTS = 6_000
 """Requests simulated per seed of the service that is asked least often, within limits."""
-_LEAST_S, _MOST_REQUESTS = 300.0, 120_000
+_LEAST_S, _MOST_REQUESTS, _MOST_TOKENS = 300.0, 120_000, 6e6
 _LEAST_TARGETS = (0.9, 0.75, 0.5, 0.25, 0.1)
 _MOST_LOST = 0.9
 
@@ -483,7 +483,9 @@ def simulate_kept(
     rates = [service.rate_per_s for service in problem.services if service.rate_per_s > 0]
     if not rates:
         return {}
-    seconds = max(_LEAST_S, min(_REQUESTS / min(rates), _MOST_REQUESTS / sum(rates)))
+    tokens_per_s = sum(s.rate_per_s * s.lengths.output_mean for s in problem.services)
+    most_s = min(_MOST_REQUESTS / sum(rates), _MOST_TOKENS / max(tokens_per_s, 1e-9))
+    seconds = max(_LEAST_S, min(_REQUESTS / min(rates), most_s))
     requests = collect(demand_of(problem, seconds), seed)
     options = SimOptions(seed=seed, from_s=seconds / 10.0)
     found = simulate(plan, problem, catalog, requests, options, progress=keep_deadline(deadline))
