@@ -91,16 +91,16 @@ def test_the_same_plan_every_time(plan: Plan) -> None:
 
 
 def test_prompts_that_take_too_long_alone_are_named() -> None:
-    # Most prompts are short; the longest twentieth take an L4 longer than that alone.
-    spread = Lengths.of(LengthMix(600.0, 50.0, 600.0**2 * 26.0, 2500.0))
-    late = CHAT.model_copy(update={"lengths": spread, "ttft_s": 0.6, "rate_per_s": 1.0})
-    slow = Offer(region="here", node_type="L4:1", available=40, usd_per_hour=0.8)
+    # Most prompts are short; the longest twentieth take longer than ttft, or nearly, alone.
+    spread = Lengths.of(LengthMix(600.0, 50.0, 600.0**2 * 11.0, 2500.0))
+    late = CHAT.model_copy(update={"lengths": spread, "ttft_s": 0.2, "rate_per_s": 1.0})
 
-    found = kept(PROBLEM.replace(services=(late,), offers=(slow,)))
+    found = kept(PROBLEM.replace(services=(late,)))
 
     (seen,) = found.promises
     assert seen.kept < seen.target
-    assert seen.cause == "its longest prompts alone take longer than ttft"
+    assert seen.cause is not None
+    assert "longest prompts" in seen.cause
     assert found.instances
 
 

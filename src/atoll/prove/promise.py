@@ -249,6 +249,8 @@ class _Prover:
         try:
             for trial in range(1, _TRIALS + 1):
                 plan = self._size(trial)
+                if self._lower_unkept(plan, first):
+                    plan = self._size(trial)
                 if good and (plan.objective or 0.0) >= min(cost for cost, _, _ in good) * (
                     1.0 - _CLOSE
                 ):
@@ -408,6 +410,29 @@ class _Prover:
                 own.target = min(own.target, target)
                 self.causes[name] = "its longest prompts alone take longer than ttft"
             sizing.problem = _sized(self.problem, sizing.allowances)
+
+    def _lower_unkept(self, plan: Plan, first: Plan) -> bool:
+        """Lower the targets of services that no template simulated so far keeps; say whether any was."""
+        sizing = self.sizing
+        lost = [
+            name
+            for name, share in first.served_fraction.items()
+            if share > 0.0 and plan.served_fraction.get(name, 0.0) <= 0.0
+        ]
+        for name in lost:
+            most = {phase: 0.0 for phase in Phase}
+            for (role, _), curve in sizing.curves.items():
+                of_role = parse_role(role)
+                if of_role.model == name:
+                    most[of_role.phase] = max(most[of_role.phase], curve.most)
+            reached = max(most[Phase.BOTH], most[Phase.PREFILL] * most[Phase.DECODE])
+            own = sizing.allowances[name]
+            # With both phases at their best; a little less can be had with some load.
+            own.target = max(0.01, min(own.target, reached - 0.5 * (1.0 - reached)) - 0.01)
+            self.causes.setdefault(
+                name, "its longest prompts take most of ttft alone, the more so behind others"
+            )
+        return bool(lost)
 
     def _take(self, plans: list[Plan], first: Plan, *, late: bool) -> Plan:
         """Return the first plan that keeps its promises on fresh arrivals, or the one that comes closest."""
