@@ -53,6 +53,8 @@ _PLENTY = 0.5
 """With more than this to spare, more may be lost."""
 _TRIAL_SEEDS = (1, 2, 3)
 _FRESH_SEEDS = (101, 102, 103, 104, 105)
+_PLACEMENTS, _TIGHTER = 4, 0.85
+"""How often layers are placed anew on a cluster, and how much tighter promises are each time."""
 _T95 = 2.776
 """Student's t for 95 % and as many fresh seeds."""
 _REQUESTS = 6_000
@@ -95,6 +97,67 @@ def see_promises(
             )
         }
     )
+
+
+def keep_on_cluster(
+    problem: Problem,
+    catalog: Catalog,
+    place: Callable[[Problem], Plan],
+    *,
+    deadline: Countdown,
+    say: Say = lambda _text: None,
+) -> Plan:
+    """Return a placement that keeps its promises for enough requests, or the one that comes closest.
+
+    Machines are given, so there is no more to rent: where too few requests keep a promise, `place` is asked
+    for pipelines that would keep a tighter one, shorter or less loaded.
+    """
+    from atoll.plan.validate.check import check
+
+    tighter = problem
+    best: tuple[float, Plan] | None = None
+    for number in range(_PLACEMENTS):
+        say("placing" if number == 0 else f"placing with tighter promises, try {number + 1}")
+        plan = place(tighter)
+        if not plan.instances or (number > 0 and plan.status in ("partial", "infeasible")):
+            break
+        plan = plan.model_copy(update={"problem_hash": problem.content_hash()})
+        check(plan, problem, catalog)
+        say("simulating arrivals")
+        try:
+            promises = look_at(plan, problem, catalog, deadline)
+        except SimulationCutShortError:
+            break
+        plan = plan.model_copy(update={"promises": promises})
+        worst = min((p.kept - p.target for p in promises), default=0.0)
+        if best is None or worst > best[0]:
+            best = worst, plan
+        if worst >= 0.0 or deadline.left < 0.3 * deadline.seconds:
+            break
+        tighter = _tighten(tighter, promises)
+    if best is None:
+        return plan if not plan.instances else plan.model_copy(update={"cut_short": True})
+    return (
+        best[1]
+        if best[0] >= 0.0
+        else see_promises(best[1], problem, catalog, deadline=deadline, say=say)
+    )
+
+
+def _tighten(problem: Problem, promises: tuple[KeptPromise, ...]) -> Problem:
+    """The problem with tighter promises where too few requests keep them."""
+    seen = {promise.service: promise for promise in promises}
+    services = []
+    for service in problem.services:
+        found = seen.get(service.name)
+        if found is not None and not found.is_kept:
+            update = {
+                "ttft_s": service.ttft_s * (_TIGHTER if found.kept_ttft < found.target else 1.0),
+                "tpot_s": service.tpot_s * (_TIGHTER if found.kept_tpot < found.target else 1.0),
+            }
+            service = service.model_copy(update=update)
+        services.append(service)
+    return problem.replace(services=tuple(services))
 
 
 def _largest_share(
@@ -420,7 +483,7 @@ class _Prover:
             if share > 0.0 and plan.served_fraction.get(name, 0.0) <= 0.0
         ]
         for name in lost:
-            most = {phase: 0.0 for phase in Phase}
+            most = dict.fromkeys(Phase, 0.0)
             for (role, _), curve in sizing.curves.items():
                 of_role = parse_role(role)
                 if of_role.model == name:
