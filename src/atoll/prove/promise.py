@@ -114,12 +114,12 @@ def keep_on_cluster(
     """
     from atoll.plan.validate.check import check
 
+    say("placing")
+    first = plan = place(problem)
     tighter = problem
     best: tuple[float, Plan] | None = None
-    for number in range(_PLACEMENTS):
-        say("placing" if number == 0 else f"placing with tighter promises, try {number + 1}")
-        plan = place(tighter)
-        if not plan.instances or (number > 0 and plan.status in ("partial", "infeasible")):
+    for number in range(1, _PLACEMENTS + 1):
+        if not plan.instances or (number > 1 and plan.status == "partial"):
             break
         plan = plan.model_copy(update={"problem_hash": problem.content_hash()})
         check(plan, problem, catalog)
@@ -132,16 +132,16 @@ def keep_on_cluster(
         worst = min((p.kept - p.target for p in promises), default=0.0)
         if best is None or worst > best[0]:
             best = worst, plan
-        if worst >= 0.0 or deadline.left < 0.3 * deadline.seconds:
+        if worst >= 0.0 or number == _PLACEMENTS or deadline.left < 0.3 * deadline.seconds:
             break
         tighter = _tighten(tighter, promises)
+        say(f"placing with tighter promises, try {number + 1}")
+        plan = place(tighter)
     if best is None:
-        return plan if not plan.instances else plan.model_copy(update={"cut_short": True})
-    return (
-        best[1]
-        if best[0] >= 0.0
-        else see_promises(best[1], problem, catalog, deadline=deadline, say=say)
-    )
+        return first.model_copy(update={"cut_short": True}) if first.instances else first
+    if best[0] >= 0.0:
+        return best[1]
+    return see_promises(best[1], problem, catalog, deadline=deadline, say=say)
 
 
 def _tighten(problem: Problem, promises: tuple[KeptPromise, ...]) -> Problem:
