@@ -13,7 +13,7 @@ from atoll.core.errors import UnknownNameError, UsageError
 from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
 from atoll.perf.constants import OpClass, default_constants
-from atoll.perf.engines import EngineProfile, engine
+from atoll.perf.engines import EngineProfile, HostTime, engine
 from atoll.perf.layers import layer_kinds
 from atoll.perf.operators import Array
 from atoll.perf.step import (
@@ -90,7 +90,7 @@ def test_pieces_of_any_split_add_up_to_the_whole(
     assert sum(pieces) == pytest.approx(whole, rel=1e-9)
     # Host time is paid by every node.
     with_host = [step_seconds(own, batch, a, b) for a, b in itertools.pairwise(ends)]
-    host = engine("vllm").host_seconds(own.tp)
+    host = own.engine.host_seconds(batch.outputs)
     assert sum(with_host) == pytest.approx(whole + len(pieces) * host, rel=1e-9)
 
 
@@ -308,13 +308,14 @@ def test_a_backend_says_what_it_is() -> None:
     # The weakest ground comes first.
     assert own.provenance.startswith("proxy")
     assert own.node is node_type("L4:1")
-    assert own.engine is engine("vllm")
+    assert own.engine == engine("vllm", own.node.gpu)
 
 
 def test_constants_and_engines_of_ones_own() -> None:
-    profile = EngineProfile("mine", {1: 0.5})
+    profile = EngineProfile("mine", HostTime(step_s=0.5, sequence_s=0.25))
     own = analytic(spec(), node(), engine=profile, constants=constants())
-    assert own.parts(Batch.decode(1, 1)).host == 0.5
+    assert own.parts(Batch.decode(1, 1)).host == 0.75
+    assert own.parts(Batch.prefill(100, 2)).host == 1.0
     assert own.provenance == "measured (a test)"
     other = node(name="OTHER")
     with pytest.raises(UnknownNameError, match="OTHER"):

@@ -183,7 +183,11 @@ def fixed_seconds(z: Sim, u: int, layers: int, tokens: float, outputs: float) ->
     if unit.kind == CURVES:
         return unit.step_s + unit.token_s * tokens
     c = z.coefficient[unit.row, 0]
-    return c[0] + outer_seconds(c, tokens, outputs, unit.start == 0, unit.end == layers)
+    return (
+        c[0]
+        + c[16] * outputs
+        + outer_seconds(c, tokens, outputs, unit.start == 0, unit.end == layers)
+    )
 
 
 @kernel
