@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.core.errors import InputError, UnknownNameError
+from atoll.core.errors import InputError
 from atoll.core.ids import Phase, RoleId
 from atoll.perf.engines import EngineLaunch, EngineLimits, HostTime
 from atoll.perf.step import Position
@@ -17,7 +17,7 @@ from atoll.plan.problem import Problem, kv_dtype_of, with_kv_dtype
 
 FLEET = """
 models:
-  chat: {{model: {model}, ttft: 2s, tpot: 80ms, rate: 4/s, lengths: 512x128{engine}}}
+  chat: {{model: "{model}", ttft: 2s, tpot: 80ms, rate: 4/s, lengths: 512x128{engine}}}
   search: {{model: llama-3.1-8b, ttft: 2s, tpot: 80ms, rate: 1/s, lengths: 512x128}}
 pool: {{owned: {{here: {{"L40S:1": 4}}}}}}
 {settings}
@@ -127,17 +127,17 @@ def test_plans_carry_them_to_the_engines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "error", "words"),
+    ("engine", "words"),
     [
-        ("max_num_seqs: 0", InputError, "max_num_seqs"),
-        ("max_num_seqs: 64, max_num_batched_tokens: 32", InputError, "no room for 64 sequences"),
-        ("gpu_memory_utilization: 150%", InputError, "gpu_memory_utilization"),
-        ("kv_cache_dtype: fp7", UnknownNameError, "fp8"),
-        ("scheduling: sometimes", InputError, "scheduling"),
-        ("host: {step: 2h}", InputError, "step"),
+        ("max_num_seqs: 0", "max_num_seqs"),
+        ("max_num_seqs: 64, max_num_batched_tokens: 32", "no room for 64 sequences"),
+        ("gpu_memory_utilization: 150%", "gpu_memory_utilization"),
+        ("kv_cache_dtype: fp7", r"engine.kv_cache_dtype: .* did you mean fp8"),
+        ("scheduling: sometimes", "scheduling"),
+        ("host: {step: 2h}", "step"),
     ],
 )
-def test_what_no_engine_can_do_is_refused(engine: str, error: type[InputError], words: str) -> None:
-    with pytest.raises(error, match=words) as caught:
+def test_what_no_engine_can_do_is_refused(engine: str, words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
         fleet(engine)
     assert caught.value.line == 3
