@@ -48,12 +48,21 @@ class LayerFit:
     prefill_attention: OpConstants
     grouped_e_b: float
 
+    def with_error(self, error: float) -> LayerFit:
+        """Return the fit with the error that its predictions of layers have."""
+        return replace(
+            self,
+            products=replace(self.products, error=error),
+            prefill_attention=replace(self.prefill_attention, error=error),
+        )
+
     def constants(self, gpu: str, *, grouped: bool) -> GpuConstants:
         """Return constants to predict layers with; `grouped` for a model fitted on, with KV groups."""
         share = self.grouped_e_b if grouped else self.products.e_b
         decode = OpConstants(
             e_b=share,
             t0_us=_DECODE_T0_US,
+            error=self.products.error,
             tag=self.products.tag,
             source=self.products.source,
         )
