@@ -306,12 +306,20 @@ class ModelOps:
         return total
 
 
-def model_ops(spec: TransformerSpec, node: NodeType, tp: int, constants: GpuConstants) -> ModelOps:
+def model_ops(
+    spec: TransformerSpec,
+    node: NodeType,
+    tp: int,
+    constants: GpuConstants,
+    *,
+    fused: bool = False,
+) -> ModelOps:
     """Return the operators of `spec` on each of `tp` GPUs of `node`.
 
     A layer is: norm, QKV product, attention, output product, sum over GPUs, norm, MLP up, activation,
     MLP down, sum over GPUs. Norms include the residual addition (two reads and two writes); rotary
-    embedding and KV writes are part of the fused attention prologue and not counted apart.
+    embedding and KV writes are part of the fused attention prologue and not counted apart. With `fused` sums
+    over GPUs and norms are one kernel, where there is one (`fuses`).
     """
     make = _Factory(node.gpu, constants)
     shard = Shard.of(spec, tp)
@@ -323,6 +331,10 @@ def model_ops(spec: TransformerSpec, node: NodeType, tp: int, constants: GpuCons
         make.gemm(spec.hidden, q, spec.attention_dtype),
     )
     norm = make.elementwise(4.0 * spec.hidden)
+    summed = reduce
+    if fused and reduce is not None and fuses(node, tp):
+        # One launch, and none of the sizes between latency and bandwidth that are slow on their own.
+        norm, summed = replace(norm, t0_s=0.0), replace(reduce, p=1.0)
     kinds = layer_kinds(spec)
     distinct = tuple(dict.fromkeys(kinds))
     layers = []
@@ -347,7 +359,7 @@ def model_ops(spec: TransformerSpec, node: NodeType, tp: int, constants: GpuCons
                 spec.moe.top_k,
                 spec.expert_dtype,
             )
-        layers.append(LayerOps(kind.window, dense, passes, prefill, decode, experts, reduce))
+        layers.append(LayerOps(kind.window, dense, passes, prefill, decode, experts, summed))
     return ModelOps(
         kinds=distinct,
         layers=tuple(layers),
@@ -357,6 +369,15 @@ def model_ops(spec: TransformerSpec, node: NodeType, tp: int, constants: GpuCons
         # Half an all-reduce: logits are collected on one GPU and not sent back.
         gather=_all_reduce(spec.vocab / 2.0, node, tp),
     )
+
+
+def fuses(node: NodeType, tp: int) -> bool:
+    """Return whether engines sum over GPUs and normalise in one kernel: on Blackwell's NVLink, up to four.
+
+    Over eight GPUs the kernel takes batches of a few dozen rows only.
+    """
+    blackwell = node.gpu.architecture.lower().startswith("blackwell")
+    return blackwell and node.interconnect.kind == "nvlink" and 1 < tp <= 4
 
 
 def _all_reduce(row: float, node: NodeType, tp: int) -> AllReduce | None:

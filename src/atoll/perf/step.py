@@ -204,9 +204,17 @@ class AnalyticStepModel:
         return StepParts(
             host=self.engine.host_seconds(batch.outputs),
             embedding=self.ops.embedding_seconds(batch),
-            layers=tuple(layer.seconds(batch) for layer in self.ops.layers),
+            layers=tuple(self._launched(layer.seconds(batch), batch) for layer in self.ops.layers),
             head=self.ops.head_seconds(batch),
         )
+
+    def _launched(self, seconds: Num, batch: Batch[Num]) -> Num:
+        """The time of a layer, no shorter than launching its kernels takes where there are prompts."""
+        least = self.engine.prefill_layer_s
+        prompts = batch.prefill_tokens
+        if isinstance(seconds, float):
+            return max(seconds, least) if prompts > 0.0 else seconds
+        return np.where(prompts > 0.0, np.maximum(seconds, least), seconds)
 
 
 def engine_limit(engine: EngineProfile, phase: Phase) -> float:
@@ -230,7 +238,7 @@ def analytic(
     table = constants if constants is not None else default_constants()
     fitted = table.for_gpu(node.gpu)
     profile = profile_on(engine, node)
-    ops = model_ops(spec, node, size, fitted)
+    ops = model_ops(spec, node, size, fitted, fused=profile.fuses_all_reduce)
     used = op_classes_of(spec, node.gpu)
     return AnalyticStepModel(spec, node, size, profile, ops, fitted.summary(used))
 

@@ -24,6 +24,7 @@ _PREFILL = 4 + 5 * DENSE_MOST
 _DECODE = _PREFILL + 6
 _EXPERTS = _DECODE + 6
 _REDUCE = _EXPERTS + 9
+_LAUNCH = _REDUCE + 4
 
 
 @kernel
@@ -172,6 +173,8 @@ def layers_seconds(
             one += prefill_seconds(c, n, z.step[LENGTH], z.step[CACHED])
         if sequences > 0.0:
             one += decode_seconds(c, sequences, context / sequences)
+        if n > 0:
+            one = max(one, c[_LAUNCH])
         total += one * count
     return total
 

@@ -75,7 +75,7 @@ class TimesBuilder:
             outer = outer_row(model.ops, model.engine.host)
             coefficient[i, 0, : len(outer)] = outer
             for k, ops in enumerate(model.ops.layers):
-                coefficient[i, k + 1] = layer_row(ops)
+                coefficient[i, k + 1] = layer_row(ops, model.engine.prefill_layer_s)
             layer_kind_names = layer_kinds(model.spec)
             for k, kind in enumerate(model.ops.kinds):
                 below = np.cumsum([0, *(each == kind for each in layer_kind_names)])
@@ -90,8 +90,8 @@ class TimesBuilder:
         return Times(coefficient, fixed, prefix, _pad(pairs, count))
 
 
-def layer_row(ops: LayerOps) -> Floats:
-    """Return the coefficients of a layer: window, passes, products, attention, experts, all-reduce."""
+def layer_row(ops: LayerOps, least_s: float) -> Floats:
+    """Return the coefficients of a layer: window, passes, products, attention, experts, sums, launches."""
     if len(ops.dense) > DENSE_MOST:
         raise InternalError(f"a layer with {len(ops.dense)} products")
     row = [-1.0 if ops.window is None else float(ops.window)]
@@ -107,7 +107,7 @@ def layer_row(ops: LayerOps) -> Floats:
         row += [0.0] * 9
     else:
         row += [1.0, e.experts, e.top_k, e.flop_s, e.expert_s, e.row_s, e.pad, e.t0_s, e.p]
-    return np.array(row + _reduce(ops.all_reduce))
+    return np.array([*row, *_reduce(ops.all_reduce), least_s])
 
 
 def outer_row(ops: ModelOps, host: HostTime) -> Floats:
