@@ -99,6 +99,8 @@ def test_what_is_set_counts_and_the_rest_is_the_engines() -> None:
         max_tokens=own.max_tokens,
         mixed_tokens=own.mixed_tokens,
         prefix_caching=False,
+        prefill_layer_s=own.prefill_layer_s,
+        fuses_all_reduce=True,
     )
     assert limits.given == {
         "gpu_memory_utilization": 0.5,

@@ -19,7 +19,7 @@ from atoll.catalog.nodes import AllReduceCost, NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import InputError, MissingDependencyError
 from atoll.perf.batch import Batch
-from atoll.perf.constants import GpuConstants, OpClass, OpConstants, Tag
+from atoll.perf.constants import PROXY_ERROR, GpuConstants, OpClass, OpConstants, Tag
 from atoll.perf.layers import model_ops
 from atoll.perf.measurements import Points
 from atoll.perf.operators import Array
@@ -58,7 +58,8 @@ class LayerFit:
         return replace(
             self,
             products=replace(self.products, error=error),
-            prefill_attention=replace(self.prefill_attention, error=error),
+            # Layers hardly tell it.
+            prefill_attention=replace(self.prefill_attention, error=max(error, PROXY_ERROR)),
         )
 
     def constants(self, gpu: str, *, grouped: bool) -> GpuConstants:
