@@ -20,9 +20,14 @@ def host_times(steps: StepModel, context: float) -> dict[Phase, float]:
 
 
 def _host_words(steps: StepModel, hosts: dict[Phase, float]) -> str:
+    host = steps.engine.host
+    assumed = f"{format_duration(host.step_s)} per step"
+    if host.sequence_s > 0.0:
+        assumed += f" and {format_duration(host.sequence_s)} per sequence"
     words_by_phase = {
-        phase: f"{format_duration(seconds)} per step "
-        + ("(measured)" if steps.measures_host(phase) else f"({steps.engine.name}, assumed)")
+        phase: f"{format_duration(seconds)} per step (measured)"
+        if steps.measures_host(phase)
+        else f"{assumed} ({steps.engine.name}, assumed)"
         for phase, seconds in hosts.items()
     }
     if len(set(words_by_phase.values())) == 1:

@@ -87,8 +87,10 @@ class UnitMaker:
             if profile is None:
                 service = self._problem.service(instance.service)
                 spec = self._catalog.model(service.model).llm
-                kind = self._catalog.node(node.kind)
-                model = analytic(spec, kind, tp=node.tp, engine=self._problem.engine_of(service))
+                kind, engine = self._catalog.node(node.kind), self._problem.engine_of(service)
+                model = analytic(
+                    spec, kind, tp=node.tp, engine=engine, constants=self._options.constants
+                )
                 zero = np.zeros_like(sequences)
                 context = zero + service.lengths.mix().decode_context
                 batch = Batch(zero, zero, zero, sequences, context)
@@ -102,9 +104,9 @@ class UnitMaker:
     def _build_modelled(self, instance: Instance, index: int) -> UnitRow:
         problem, node, phase = self._problem, instance.nodes[index], instance.phase
         service = problem.service(instance.service)
-        kind = self._catalog.node(node.kind)
+        kind, engine = self._catalog.node(node.kind), problem.engine_of(service)
         spec = self._catalog.model(service.model).llm
-        model = analytic(spec, kind, tp=node.tp, engine=problem.engine_of(service))
+        model = analytic(spec, kind, tp=node.tp, engine=engine, constants=self._options.constants)
         memory = memory_model(problem, self._catalog, service, phase, kind, node.tp)
         room = float(memory.kv_tokens(node.start, node.end, kv_context(service, phase)))
         if room < 1.0:
