@@ -337,7 +337,9 @@ def _fit_inside(
     while True:
         best = minimise(predicted, measured, start, free)
         at_bound = [f for f in free if _is_at_bound(getattr(best, f.name), f)]
-        spare = next((f for f in at_bound if f.without), None)
+        # One that did not move has no influence on what was measured.
+        still = [f for f in free if abs(getattr(best, f.name) / f.start - 1.0) < 1e-9]
+        spare = next((f for f in (*at_bound, *still) if f.without), None)
         if spare is None:
             return best, tuple(f.name for f in at_bound)
         start = _with(start, dict(spare.without))
@@ -346,7 +348,7 @@ def _fit_inside(
 
 
 def _is_at_bound(value: float, free: _Free) -> bool:
-    return value <= free.low * 1.02 or value >= free.high / 1.02
+    return value <= free.low * 1.1 or value >= free.high / 1.02
 
 
 def minimise(
