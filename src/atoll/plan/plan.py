@@ -22,6 +22,7 @@ from pydantic import (
 
 from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase, RoleId, format_node_type, parse_node_type, parse_role
+from atoll.perf.engines import EngineLaunch
 from atoll.plan.names import Name, NodeTypeName, RoleName
 
 SOURCE = "source"
@@ -278,7 +279,8 @@ class Plan(Frozen):
     that the deadline came before the search had ended: with more time there may be a better plan. `reasons`
     say what binds, `notes` what a simulation found. `promises` are what requests keep in simulation, by
     service, empty where only capacity was planned; then `bound` holds for capacities found by simulation, and
-    `capacity_bound` whatever a simulation finds.
+    `capacity_bound` whatever a simulation finds. `engines` are, by service, the limits that the plan reckons
+    with and that engines are started with, where any are set.
     """
 
     schema_version: Literal[1] = 1
@@ -300,6 +302,7 @@ class Plan(Frozen):
     notes: tuple[str, ...] = ()
     promises: tuple[KeptPromise, ...] = ()
     capacity_bound: float | None = None
+    engines: dict[str, EngineLaunch] = Field(default_factory=dict)
 
     @model_serializer(mode="wrap")
     def _without_promises(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -309,6 +312,9 @@ class Plan(Frozen):
             fields.pop("promises", None)
         if self.capacity_bound is None:
             fields.pop("capacity_bound", None)
+        fields.pop("engines", None)
+        if self.engines:
+            fields["engines"] = {name: own.given for name, own in sorted(self.engines.items())}
         return fields
 
     @model_validator(mode="before")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from atoll.core.errors import InputError
+from atoll.perf.constants import ConstantTable
 from atoll.perf.engines import BOOKED_SHARE
 from atoll.plan.plan import Plan
 
@@ -91,7 +92,8 @@ class SimOptions:
     `until_s` stops the clock, `from_s` is where measuring windows start. `startup_s` is the time from
     renting an instance to its first request. `coordinator_s` is the way from the coordinator to a node, and
     back, where no cluster says it (None: the link inside a region). `components` and `classes` describe
-    what requests need beside the llm: per class its steps in order.
+    what requests need beside the llm: per class its steps in order. `constants` are those of the performance
+    model (None: the ones that ship).
     """
 
     seed: int = 0
@@ -118,6 +120,7 @@ class SimOptions:
     epochs: tuple[Epoch, ...] = ()
     components: tuple[SimComponent, ...] = ()
     classes: dict[str, tuple[Step, ...]] = field(default_factory=dict)
+    constants: ConstantTable | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 < self.high_water <= 1.0:
