@@ -78,7 +78,10 @@ UNIT = _dtype(
     " batch joining steps running context owned paced gaps cached_rows"
     # Totals.
     " step_count prompt_tokens decode_tokens",
-    f8="step_s token_s back_s room step_end last_end used peak cached_s busy_s batch_sum",
+    # Of what is used and of what waits, `*_moment` is the sum of each change times when it came: x(t) t less
+    # that is the integral of x up to t; `*_mark` is what it was at the last sample.
+    f8="step_s token_s back_s room step_end last_end used peak cached_s busy_s batch_sum"
+    " used_moment used_mark queue_moment queue_mark",
     flag="solo chunked alive busy",
 )
 REQUEST = _dtype(
@@ -102,7 +105,10 @@ EDGE = _dtype(
 VERTEX = _dtype(i8="sweep item", f8="queue load booked room speed", flag="dead masked closed")
 GRAPH = _dtype(i8="vertex edge")
 INSTANCE = _dtype(i8="vertex part holds tokens after", f8="ready_s gone_s", flag="ready draining")
-SERVICE = _dtype(i8="layers prompts tokens", f8="estimate kv_bytes gap_sum")
+# `waiting` requests of a service have no way to go on yet; `waiting_moment` as for units.
+SERVICE = _dtype(
+    i8="layers prompts tokens waiting", f8="estimate kv_bytes gap_sum waiting_moment"
+)
 # Free of KV caches from `free_s` on, of messages from `quick_s` on.
 LINK = _dtype(f8="bytes_per_s free_s quick_s busy_s bytes")
 EVENT = _dtype(f8="time", i8="order value")

@@ -89,6 +89,41 @@ def take(z: Sim, at: int) -> int:
 
 
 @kernel
+def hold(z: Sim, u: int, tokens: float) -> None:
+    """Put so many tokens of KV cache on a unit, or take them off."""
+    unit = z.unit[u]
+    unit.used += tokens
+    unit.used_moment += tokens * z.run[0].clock_s
+
+
+@kernel
+def queue_at(z: Sim, u: int, requests: float) -> None:
+    """Count requests that begin to wait at a unit, or no longer do."""
+    unit = z.unit[u]
+    z.vertex[unit.vertex].queue += requests
+    unit.queue_moment += requests * z.run[0].clock_s
+
+
+@kernel
+def wait_way(z: Sim, at: int, r: int) -> None:
+    """Put a request at the end of a list of those that wait for a way."""
+    service = z.service[z.request[r].service]
+    service.waiting += 1
+    service.waiting_moment += z.run[0].clock_s
+    append(z, at, r)
+
+
+@kernel
+def leave_way(z: Sim, at: int) -> int:
+    """Take the first request off a list of those that wait for a way."""
+    r = take(z, at)
+    service = z.service[z.request[r].service]
+    service.waiting -= 1
+    service.waiting_moment -= z.run[0].clock_s
+    return r
+
+
+@kernel
 def end_push(z: Sim, u: int, n: int, step: int, r: int) -> None:
     """Add a sequence that ends at decode step `step` to a unit that runs n."""
     i = n

@@ -36,7 +36,18 @@ from atoll.sim.arrays import (
     Longs,
     Sim,
 )
-from atoll.sim.heap import KINDS, append, pop, prompt_list, push, take, token_list
+from atoll.sim.heap import (
+    KINDS,
+    append,
+    hold,
+    leave_way,
+    pop,
+    prompt_list,
+    push,
+    queue_at,
+    take,
+    token_list,
+)
 from atoll.sim.kernel import kernel, sim_at
 from atoll.sim.lifetime import (
     begin_part,
@@ -85,7 +96,7 @@ def wake(z: Sim, u: int, now: float) -> None:
 def wait_at(z: Sim, u: int, at: int, r: int) -> None:
     """Let a request wait at a unit."""
     append(z, at, r)
-    z.vertex[z.unit[u].vertex].queue += 1.0
+    queue_at(z, u, 1.0)
 
 
 @kernel
@@ -155,7 +166,7 @@ def hold_everywhere(z: Sim, r: int, part: int) -> bool:
             share = share_at(z, u, reached)
             reached = unit.end
             if place:
-                unit.used += size * share
+                hold(z, u, size * share)
                 unit.peak = max(unit.peak, unit.used)
             elif unit.used + size * share > unit.room:
                 return False
@@ -227,7 +238,7 @@ def fail(z: Sim, u: int, now: float) -> None:
     for at in (prompt_list(u), token_list(u)):
         while z.list[at].head >= 0:
             start_over(z, take(z, at))
-    z.vertex[unit.vertex].queue = 0.0
+    queue_at(z, u, -z.vertex[unit.vertex].queue)
 
 
 @kernel
@@ -299,17 +310,17 @@ def retry(z: Sim, at: int, now: float) -> None:
     while z.list[at].head >= 0:
         r = z.list[at].head
         if z.request[r].marked:
-            start_over(z, take(z, at))
+            start_over(z, leave_way(z, at))
         elif route(z, r, 0):
-            take(z, at)
+            leave_way(z, at)
             begin_part(z, r, 0, now)
         elif z.run[0].feed == WATERMARK:
-            take(z, at)
+            leave_way(z, at)
             z.request[r].state = DROPPED
             z.request[r].end_s = now
             z.run[0].rejected += 1
         elif hopeless(z, r):
-            end(z, take(z, at), now, DROPPED)
+            end(z, leave_way(z, at), now, DROPPED)
         else:
             return
 
@@ -323,14 +334,14 @@ def retry_moves(z: Sim, at: int, now: float) -> None:
     while z.list[at].head >= 0:
         r = z.list[at].head
         if z.request[r].marked:
-            start_over(z, take(z, at))
+            start_over(z, leave_way(z, at))
         elif route(z, r, 1):
-            take(z, at)
+            leave_way(z, at)
             begin_part(z, r, 1, now)
         elif stranded(z, r):
-            start_over(z, take(z, at))
+            start_over(z, leave_way(z, at))
         elif hopeless_move(z, r):
-            end(z, take(z, at), now, DROPPED)
+            end(z, leave_way(z, at), now, DROPPED)
         else:
             return
         z.run[0].moving -= 1
@@ -364,22 +375,24 @@ def settle(z: Sim, now: float) -> None:
 
 @kernel
 def sample(z: Sim, at: int, now: float) -> None:
-    """Note how busy, how full and how crowded every unit is at the end of a bin."""
+    """Note how busy, how full and how crowded every unit was in a bin that ends now."""
+    bin_s = z.run[0].bin_s
     for u in range(len(z.unit)):
         unit = z.unit[u]
         ahead = max(0.0, unit.step_end - now) if unit.busy else 0.0
         z.unit_bin[BUSY_S, at, u] = unit.busy_s - ahead
-        z.unit_bin[QUEUED, at, u] = z.vertex[unit.vertex].queue
-        z.unit_bin[FILLED, at, u] = unit.used / unit.room
-    for i in range(z.run[0].waits, z.run[0].endings):
-        r = z.list[i].head
-        while r >= 0:
-            z.service_bin[WAITED, at, 0] += 1
-            r = z.request[r].after
+        queued = z.vertex[unit.vertex].queue * now - unit.queue_moment
+        filled = unit.used * now - unit.used_moment
+        z.unit_bin[QUEUED, at, u] = (queued - unit.queue_mark) / bin_s
+        z.unit_bin[FILLED, at, u] = (filled - unit.used_mark) / (bin_s * unit.room)
+        unit.queue_mark = queued
+        unit.used_mark = filled
+    for s in range(len(z.service)):
+        z.service_bin[WAITED, at, s] = z.service[s].waiting
     for i in range(len(z.instance)):
         z.service_bin[FLYING, at, 0] += z.instance[i].holds
     if at + 1 < z.run[0].bins:
-        push(z, (at + 2) * z.run[0].bin_s, SAMPLE, at + 1)
+        push(z, (at + 2) * bin_s, SAMPLE, at + 1)
 
 
 @kernel

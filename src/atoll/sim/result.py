@@ -53,7 +53,9 @@ class ServiceSummary:
 
     `attainment` is the share of requests that kept both promises, `attainment_ttft` and `attainment_tpot`
     each of them; goodput counts requests and generated tokens per second of those that kept both.
-    `token_gap_s` is the spread of gaps between tokens, to 5 %.
+    `token_gap_s` is the spread of gaps between tokens, to 5 %. `waiting_mean` is how many requests wait for
+    an instance or a pipeline, in the mean over the whole run: they are with the coordinator, or on a prefill
+    instance that nobody relieves of them, and on no unit's queue.
     """
 
     name: str
@@ -74,6 +76,7 @@ class ServiceSummary:
     e2e_s: Spread
     largest_gap_s: Spread
     token_gap_s: Spread
+    waiting_mean: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +139,9 @@ class RequestColumns:
 class TimeSeries:
     """By bin of time: requests and tokens per service, and how busy, full and crowded each unit was.
 
-    `busy`, `kv` are shares of 0 to 1 and `queue` requests, (bins, units); `arrived`, `finished`, `tokens` are
-    (bins, services); `waiting` counts requests without a route and `flying` those on instances.
+    `busy`, `kv` are shares of 0 to 1 and `queue` requests, means over a bin, (bins, units); `arrived`,
+    `finished`, `tokens` are (bins, services); at the end of a bin `waiting` requests are without a route and
+    `flying` on instances.
     """
 
     bin_s: float
@@ -231,7 +235,7 @@ class SimReport:
         window = max(clock - options.from_s, 1e-9)
         columns = _columns(sim, problem, options, clock)
         services = tuple(
-            _service(at, service, sim, columns, options, window)
+            _service(at, service, sim, columns, options, window, clock)
             for at, service in enumerate(problem.services)
         )
         instances = tuple(_instances(built, clock))
@@ -299,6 +303,7 @@ def _service(
     columns: RequestColumns,
     options: SimOptions,
     window_s: float,
+    clock_s: float,
 ) -> ServiceSummary:
     counted = (columns.service == at) & (columns.arrival_s >= options.from_s)
     judged = counted & columns.judged
@@ -327,6 +332,7 @@ def _service(
         e2e_s=Spread.of(columns.e2e_s[counted]),
         largest_gap_s=Spread.of(columns.largest_gap_s[counted]),
         token_gap_s=_gap_spread(sim, at),
+        waiting_mean=_mean(sim.service[at]["waiting"], sim.service[at]["waiting_moment"], clock_s),
     )
 
 
@@ -368,12 +374,19 @@ def _nodes(built: Built, clock_s: float) -> list[NodeSummary]:
                 prompt_tokens=int(row["prompt_tokens"]),
                 decode_tokens=int(row["decode_tokens"]),
                 kv_tokens=float(row["room"]),
-                kv_mean=float(sim.unit_bin[a.FILLED, :, at].mean()),
+                kv_mean=_mean(row["used"], row["used_moment"], clock_s) / float(row["room"]),
                 kv_peak=float(row["peak"] / row["room"]),
-                queue_mean=float(sim.unit_bin[a.QUEUED, :, at].mean()),
+                queue_mean=_mean(
+                    sim.vertex[row["vertex"]]["queue"], row["queue_moment"], clock_s
+                ),
             )
         )
     return summaries
+
+
+def _mean(last: float, moment: float, clock_s: float) -> float:
+    """The mean over a run of what is `last` at its end and changed with this moment (`arrays.UNIT`)."""
+    return max(0.0, float(last) - float(moment) / clock_s) if clock_s > 0.0 else 0.0
 
 
 def _instances(built: Built, clock_s: float) -> list[InstanceSummary]:
@@ -425,7 +438,7 @@ def _series(sim: a.Sim, clock_s: float) -> TimeSeries:
         arrived=sim.service_bin[a.ARRIVED, :bins].copy(),
         finished=sim.service_bin[a.ENDED, :bins].copy(),
         tokens=sim.service_bin[a.TOKENS, :bins].copy(),
-        waiting=sim.service_bin[a.WAITED, :bins, 0].copy(),
+        waiting=sim.service_bin[a.WAITED, :bins].sum(axis=1),
         flying=sim.service_bin[a.FLYING, :bins, 0].copy(),
     )
 

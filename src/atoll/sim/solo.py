@@ -12,8 +12,10 @@ from atoll.sim.heap import (
     end_remove,
     gap_push,
     gap_since,
+    hold,
     prompt_list,
     push,
+    queue_at,
     take,
     token_list,
 )
@@ -25,7 +27,7 @@ from atoll.sim.stepping import whole_seconds
 @kernel
 def next_waiting(z: Sim, at: int, u: int) -> int:
     """Take the first request off a list of a unit."""
-    z.vertex[z.unit[u].vertex].queue -= 1.0
+    queue_at(z, u, -1.0)
     return take(z, at)
 
 
@@ -126,7 +128,7 @@ def take_ready(z: Sim, u: int, now: float) -> None:
             start_over(z, next_waiting(z, at, u))
         elif fits(z, u, r):
             next_waiting(z, at, u)
-            unit.used += c.target
+            hold(z, u, c.target)
             c.context = c.target
             join(z, u, r)
         elif unit.used > 0.0:
@@ -162,7 +164,7 @@ def take_prompts(z: Sim, u: int, now: float) -> int:
                     break
                 end(z, next_waiting(z, at, u), now, DROPPED)
                 continue
-            unit.used += c.target
+            hold(z, u, c.target)
             c.context = c.target
             if c.start_s != c.start_s:
                 c.start_s = now
@@ -191,7 +193,7 @@ def solo_start(z: Sim, u: int, now: float) -> None:
         unit.busy = False
         return
     took = whole_seconds(z, u, unit.end, n, running, float(unit.context))
-    unit.used += running
+    hold(z, u, running)
     begin_step(z, u, now, took, running)
 
 
@@ -270,7 +272,7 @@ def solo_fail(z: Sim, u: int) -> None:
     """Send back every sequence of a unit that died."""
     unit = z.unit[u]
     if unit.busy:
-        unit.used -= unit.running
+        hold(z, u, -unit.running)
     while unit.running > 0:
         r = leave(z, u, unit.running - 1)
         cut_short(z, u, r)

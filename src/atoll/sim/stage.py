@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from atoll.routing.compiled import free_slot
 from atoll.sim.arrays import CACHED, CONTEXT, DROPPED, ENTRY, LENGTH, PREFILL, SEQUENCES, Sim
-from atoll.sim.heap import prompt_list, token_list
+from atoll.sim.heap import hold, prompt_list, token_list
 from atoll.sim.kernel import kernel
 from atoll.sim.lifetime import end, start_over
 from atoll.sim.solo import begin_step, next_waiting
@@ -57,7 +57,7 @@ def take_tokens(z: Sim, u: int, now: float) -> tuple[int, int, bool]:
             else:
                 start_over(z, r)
             continue
-        unit.used += share
+        hold(z, u, share)
         c.charged = c.hop + 1
         whole = whole and share == 1.0
         entry = max(0, reached - unit.start)
@@ -99,7 +99,7 @@ def take_prompts(z: Sim, u: int, now: float, taken: int) -> tuple[int, bool]:
         next_waiting(z, at, u)
         if c.start_s != c.start_s:
             c.start_s = now
-        unit.used += c.target * share
+        hold(z, u, c.target * share)
         c.context = c.target
         c.charged = c.hop + 1
         whole = whole and share == 1.0

@@ -10,10 +10,13 @@ from atoll.sim.kernel import kernel
 
 @kernel
 def carry_cache(z: Sim, link: int, now: float, size: float, bytes_per_s: float) -> float:
-    """Put KV cache on a link and return when the last byte has left; a link sends one after the other."""
+    """Put KV cache on a link and return when the last byte has left; a link sends one after the other.
+
+    Messages that are under way when it comes are sent first.
+    """
     one = z.link[link]
     took = size / bytes_per_s
-    left = max(now, one.free_s) + took
+    left = max(now, one.free_s, one.quick_s) + took
     one.free_s = left
     one.busy_s += took
     one.bytes += size
