@@ -66,7 +66,12 @@ def _check(own: object, plan: object, work: object, options: SimOptions) -> SimR
         assert np.all(used >= 0.0)
         assert np.all(used <= room + 1e-6)
     sim = built.sim
-    q = sim.request
+    q = sim.request[: int(sim.run["requests"][0])]
+    # All chunks of prompts are given back.
+    chunks, one = 0, int(sim.run["spare"][0])
+    while one >= 0:
+        chunks, one = chunks + 1, int(sim.request["after"][one])
+    assert chunks == len(sim.request) - len(q)
     # Every request is done or accounted for, and nothing is held any more.
     assert np.all((q["state"] == DONE) | (q["state"] == DROPPED))
     assert int(sim.run["finished"][0]) == np.count_nonzero(q["state"] == DONE)

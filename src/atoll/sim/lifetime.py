@@ -28,6 +28,7 @@ from atoll.sim.arrays import (
 )
 from atoll.sim.heap import append, hold, prompt_list, push, token_list, wait_way
 from atoll.sim.kernel import kernel
+from atoll.sim.reuse import leave_blocks
 from atoll.sim.traffic import move_cache, post, share_at, unbook
 
 GAP_BINS = 400
@@ -109,6 +110,8 @@ def release(z: Sim, r: int, part: int) -> None:
     for k in range(hops):
         u = z.edge[z.way[r, begin + k]].reach
         unit = z.unit[u]
+        if k == 0:
+            leave_blocks(z, u, r)
         hold(z, u, -held_tokens(z, r, part, k, u) * share_at(z, u, reached))
         if unit.used < 1e-6:
             unit.used = 0.0
@@ -145,7 +148,7 @@ def fullest_layer(z: Sim) -> float:
 def feed(z: Sim, now: float) -> None:
     """Let the next request of a closed loop in, if its rule allows."""
     run = z.run[0]
-    if run.fed >= len(z.request):
+    if run.fed >= run.requests:
         return
     if run.feed == WATERMARK and fullest_layer(z) > run.feed_mark:
         return

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 
 from atoll.core.compiling import entry
+from atoll.routing.decisions import BY_ARRIVAL
 from atoll.sim.arrays import (
     ANSWERS,
     ARRIVE,
     ARRIVED,
     BUSY_S,
+    CACHED,
     CHANGED,
     CLEAN,
     DECODE,
@@ -22,6 +24,7 @@ from atoll.sim.arrays import (
     FLYING,
     KICKED,
     KV_HERE,
+    LENGTH,
     LIFE,
     MOVING,
     OPEN,
@@ -44,7 +47,10 @@ from atoll.sim.heap import (
     pop,
     prompt_list,
     push,
+    put_first,
     queue_at,
+    spare,
+    stale,
     take,
     token_list,
 )
@@ -66,8 +72,10 @@ from atoll.sim.lifetime import (
     start_over,
     wake_pool,
 )
+from atoll.sim.reuse import forget_blocks
 from atoll.sim.solo import solo_end, solo_fail, solo_start
 from atoll.sim.stage import stage_end, stage_start
+from atoll.sim.stepping import whole_seconds
 from atoll.sim.traffic import (
     flush,
     instance_open,
@@ -90,6 +98,34 @@ def wake(z: Sim, u: int, now: float) -> None:
         solo_start(z, u, now)
     else:
         stage_start(z, u, now)
+
+
+@kernel
+def alone_seconds(z: Sim, r: int) -> float:
+    """Return how long the prompt of a request takes on its units, were it alone there."""
+    c = z.request[r]
+    begin = c.part * z.run[0].path
+    z.step[LENGTH, 0] = c.target
+    z.step[CACHED, 0] = 0.0
+    total = 0.0
+    for k in range(z.leg[r, c.part].hops):
+        u = z.edge[z.way[r, begin + k]].reach
+        total += whole_seconds(z, u, z.service[c.service].layers, 1, 0, 0.0)
+    return total
+
+
+@kernel
+def wait_prompt(z: Sim, u: int, r: int) -> None:
+    """Let a prompt wait at a unit; one that gave way and is computed again goes first in eager engines."""
+    c = z.request[r]
+    starts = c.hop == 0 and c.of < 0
+    if starts and z.run[0].order != BY_ARRIVAL:
+        c.service_s = alone_seconds(z, r)
+    if starts and c.made > 0 and z.run[0].eager:
+        put_first(z, prompt_list(u), r)
+        queue_at(z, u, 1.0)
+    else:
+        wait_at(z, u, prompt_list(u), r)
 
 
 @kernel
@@ -130,21 +166,25 @@ def token_out(z: Sim, r: int, now: float) -> None:
 @kernel
 def deliver(z: Sim, head: int, now: float) -> None:
     """Hand the requests of a message to where it went."""
-    first = z.request[head]
-    u = z.edge[z.way[head, first.part * z.run[0].path + first.hop]].reach
+    u = z.edge[z.request[head].over].reach
     r = head
     while r >= 0:
         c = z.request[r]
         following = c.after
         c.after = -1
-        if c.marked or (u >= 0 and not z.unit[u].alive):
+        if c.of >= 0 and (u < 0 or not z.unit[u].alive or stale(z, r)):
+            spare(z, r)
+        elif c.marked or (u >= 0 and not z.unit[u].alive):
             start_over(z, r)
         elif u < 0:
             token_out(z, r, now)
         else:
             if c.hop == 0:
                 land(z, r, u)
-            wait_at(z, u, prompt_list(u) if c.state == PREFILL else token_list(u), r)
+            if c.state == PREFILL:
+                wait_prompt(z, u, r)
+            else:
+                wait_at(z, u, token_list(u), r)
         r = following
     if u >= 0:
         wake(z, u, now)
@@ -210,6 +250,15 @@ def cache_here(z: Sim, r: int, now: float) -> None:
 
 
 @kernel
+def lose(z: Sim, r: int) -> None:
+    """Have a request start over whose unit died; the request of a chunk does when it is next seen."""
+    if z.request[r].of >= 0:
+        spare(z, r)
+    else:
+        start_over(z, r)
+
+
+@kernel
 def fail(z: Sim, u: int, now: float) -> None:
     """Kill a unit: requests with KV cache on it start over, those elsewhere when they are next seen."""
     unit = z.unit[u]
@@ -234,10 +283,11 @@ def fail(z: Sim, u: int, now: float) -> None:
     while unit.batch >= 0:
         r = unit.batch
         unit.batch = z.request[r].after
-        start_over(z, r)
+        lose(z, r)
     for at in (prompt_list(u), token_list(u)):
         while z.list[at].head >= 0:
-            start_over(z, take(z, at))
+            lose(z, take(z, at))
+    forget_blocks(z, u)
     queue_at(z, u, -z.vertex[unit.vertex].queue)
 
 
@@ -453,7 +503,7 @@ def handle(z: Sim, kind: int, payload: int, now: float) -> None:
 def advance(z: Sim, most: int) -> bool:
     """Work through up to `most` events; say whether all is done."""
     run = z.run[0]
-    total = len(z.request)
+    total = run.requests
     for _ in range(most):
         arrival = math.inf
         if run.feed == OPEN and run.next < total:

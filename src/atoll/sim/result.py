@@ -55,7 +55,8 @@ class ServiceSummary:
     each of them; goodput counts requests and generated tokens per second of those that kept both.
     `token_gap_s` is the spread of gaps between tokens, to 5 %. `waiting_mean` is how many requests wait for
     an instance or a pipeline, in the mean over the whole run: they are with the coordinator, or on a prefill
-    instance that nobody relieves of them, and on no unit's queue.
+    instance that nobody relieves of them, and on no unit's queue. `reused_share` is the share of prompt tokens
+    that were found in a cache.
     """
 
     name: str
@@ -77,6 +78,7 @@ class ServiceSummary:
     largest_gap_s: Spread
     token_gap_s: Spread
     waiting_mean: float = 0.0
+    reused_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,14 +228,13 @@ class SimReport:
         """Read the result off a finished run."""
         sim = built.sim
         run = sim.run[0]
+        asked = sim.request[: int(run["requests"])]
         clock = float(run["clock_s"])
-        going = np.isin(
-            sim.request["state"], (a.WAITING, a.PREFILL, a.MOVING, a.DECODE, a.COMPONENT)
-        )
+        going = np.isin(asked["state"], (a.WAITING, a.PREFILL, a.MOVING, a.DECODE, a.COMPONENT))
         if math.isfinite(options.until_s) and going.any():
             clock = float(options.until_s)
         window = max(clock - options.from_s, 1e-9)
-        columns = _columns(sim, problem, options, clock)
+        columns = _columns(asked, problem, options, clock)
         services = tuple(
             _service(at, service, sim, columns, options, window, clock)
             for at, service in enumerate(problem.services)
@@ -262,8 +263,7 @@ class SimReport:
         )
 
 
-def _columns(sim: a.Sim, problem: Problem, options: SimOptions, clock_s: float) -> RequestColumns:
-    q = sim.request
+def _columns(q: a.Records, problem: Problem, options: SimOptions, clock_s: float) -> RequestColumns:
     came = q["arrival_s"] <= clock_s
     q = q[came]
     service = q["service"]
@@ -332,6 +332,7 @@ def _service(
         e2e_s=Spread.of(columns.e2e_s[counted]),
         largest_gap_s=Spread.of(columns.largest_gap_s[counted]),
         token_gap_s=_gap_spread(sim, at),
+        reused_share=int(sim.service[at]["reused"]) / max(1, int(sim.service[at]["asked"])),
         waiting_mean=_mean(sim.service[at]["waiting"], sim.service[at]["waiting_moment"], clock_s),
     )
 
@@ -376,9 +377,7 @@ def _nodes(built: Built, clock_s: float) -> list[NodeSummary]:
                 kv_tokens=float(row["room"]),
                 kv_mean=_mean(row["used"], row["used_moment"], clock_s) / float(row["room"]),
                 kv_peak=float(row["peak"] / row["room"]),
-                queue_mean=_mean(
-                    sim.vertex[row["vertex"]]["queue"], row["queue_moment"], clock_s
-                ),
+                queue_mean=_mean(sim.vertex[row["vertex"]]["queue"], row["queue_moment"], clock_s),
             )
         )
     return summaries
