@@ -331,9 +331,10 @@ def urgency(
     """Return where a prompt stands among those that wait: the least goes first, ties by arrival.
 
     It is to have its first token `promise_s` after its arrival, and alone would take `service_s`. First come
-    those that have waited for more than `PATIENCE` times their promise, so that none waits for good; then those
-    that can still make it, by slack (the latest time to begin) or by length (the shortest first); last those
-    that no longer can, which would only make others late. In each rank but the second the oldest goes first.
+    those that have waited for more than `PATIENCE` times their promise, so that none waits for good; then
+    those that can still make it, by slack (the latest time to begin) or by length (the shortest first); last
+    those that no longer can, which would only make others late. In the first and the last rank the oldest
+    goes first.
     """
     if order == BY_ARRIVAL:
         return arrival_s

@@ -94,8 +94,9 @@ UNIT = _dtype(
 REQUEST = _dtype(
     # `target` is what the prompt pass computes, `context` the tokens a unit holds after this pass, `before`
     # ahead of it; `charged` hops of the pass are counted. `join` is the step at which a solo unit took it in.
-    # `over` is the edge it was last sent over; `piece` the tokens of its prompt in this step, after `computed`;
-    # `service_s` what the prompt alone takes. Its `blocks` whole blocks begin at `block` of `Sim.block_id`.
+    # `over` is the edge it was last sent over; `piece` the tokens of its prompt in this step, that come after
+    # `computed`; `service_s` what the prompt alone takes. Its `blocks` whole blocks are those from `block` of
+    # `Sim.block_id` on; while it is `sharing` them they are counted.
     f8="arrival_s start_s first_s last_s end_s sent_s gap_s service_s",
     i8="prompt answer target context before computed made after join instance"
     " service klass items hop charged retries level pending state part slot of over piece block blocks",

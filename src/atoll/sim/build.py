@@ -81,7 +81,7 @@ def build(
     pool, server, level, klass = _components(ordered, options)
     request = _requests(ordered, problem, options)
     count = len(request)
-    request = _add_chunks(request, unit, options)
+    request = _add_chunks(request, unit)
     run["requests"] = count
     run["spare"] = count if len(request) > count else -1
     engine = problem.settings.engine
@@ -311,7 +311,7 @@ def _requests(requests: Requests, problem: Problem, options: SimOptions) -> a.Re
     return records
 
 
-def _add_chunks(request: a.Records, unit: a.Records, options: SimOptions) -> a.Records:
+def _add_chunks(request: a.Records, unit: a.Records) -> a.Records:
     """The requests with records for chunks of prompts after them, as many as may be under way in pipelines.
 
     All chunks of a prompt have KV cache where it starts, and none but the last is small.

@@ -85,9 +85,10 @@ class SimOptions:
     all that waits, as Helix does. `max_sequences` run at a time (None: the engine's own limit).
 
     `admission` "prompts": instances take what comes and start requests while prompts fit; where the KV cache
-    is full the youngest gives way, is first in the queue and is computed again, as in vLLM. "booked": requests
-    wait for room for their answers too, of which `high_water` is the share that may be booked, a request
-    counting with its prompt and `output_ratio` times the mean answer, or, with `known_outputs`, its own.
+    is full the youngest gives way, is first in the queue and is computed again, as in vLLM. "booked":
+    requests wait for room for their answers too. `high_water` is the share of KV cache that may be booked,
+    a request counting with its prompt and `output_ratio` times the mean answer, or, with `known_outputs`, its
+    own.
     None is "prompts" for vLLM and SGLang with `batching` "engine", and "booked" otherwise.
 
     `order` is that in which prompts wait (`routing.decisions.urgency`); None is that of the engine.

@@ -55,8 +55,8 @@ class ServiceSummary:
     each of them; goodput counts requests and generated tokens per second of those that kept both.
     `token_gap_s` is the spread of gaps between tokens, to 5 %. `waiting_mean` is how many requests wait for
     an instance or a pipeline, in the mean over the whole run: they are with the coordinator, or on a prefill
-    instance that nobody relieves of them, and on no unit's queue. `reused_share` is the share of prompt tokens
-    that were found in a cache.
+    instance that nobody relieves of them, and in no unit's queue. `reused_share` is the share of prompt
+    tokens that were found in a cache.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """Units that hold some layers: prompts and tokens come in, pass the layers in a step, and go on.
 
-Whatever waits joins the next step, within the unit's limits. Long prompts are cut into chunks that follow each
-other through the stages. Where a pipeline starts, tokens are taken a
-`stages`-th of those in flight at a time, so that all stages have work; without that, requests that once
-met in a step would travel together for good.
+Whatever waits joins the next step, within the unit's limits. Long prompts are cut into chunks that follow
+each other through the stages. Where a pipeline starts, tokens are taken a `stages`-th of those in flight at
+a time, so that all stages have work; without that, requests that once met in a step would travel together
+for good.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from atoll.sim.traffic import flush, post, share_at
 
 SMALLEST_CHUNK = 8
 """A chunk has at least one so-many-th of the tokens that a step takes."""
+NO_LIMIT = 1 << 40
 
 
 @kernel
@@ -122,102 +123,125 @@ def cut(z: Sim, r: int, piece: int) -> int:
 
 
 @kernel
+def dequeue(z: Sim, u: int, previous: int, r: int) -> None:
+    """Take a prompt or chunk, which comes after `previous`, off the queue of a unit."""
+    unlink(z, prompt_list(u), previous, r)
+    queue_at(z, u, -1.0)
+
+
+@kernel
+def is_gone(z: Sim, u: int, previous: int, r: int, now: float) -> bool:
+    """Take a prompt or chunk off the queue that starts over or can never have room; say if it was one."""
+    own = owner(z, r)
+    c = z.request[own]
+    again = c.marked or stale(z, r)
+    if not again and (c.charged > 0 or ever_fits(z, r)):
+        return False
+    dequeue(z, u, previous, r)
+    if r != own:
+        spare(z, r)
+    elif again:
+        start_over(z, r)
+    else:
+        end(z, r, now, DROPPED)
+    return True
+
+
+@kernel
+def tokens_left(z: Sim, u: int, r: int) -> int:
+    """Return how many tokens of a prompt, or of the chunk that came, a unit has still to run."""
+    c = z.request[r]
+    if c.hop > 0:
+        return c.piece
+    if c.charged > 0:
+        return c.target - c.computed
+    found, _ = blocks_found(z, u, r)
+    return c.target - found * z.run[0].block_tokens
+
+
+@kernel
+def reserve(z: Sim, u: int, r: int, share: float, blocked: bool, now: float) -> bool:
+    """Give a prompt its KV cache on a unit with its first chunk; False where there is no room.
+
+    With `blocked` there is none for any: another waits for it.
+    """
+    unit, hop = z.unit[u], z.request[r].hop
+    c = z.request[owner(z, r)]
+    if c.charged > hop:
+        return True
+    shared = 0
+    if hop == 0:
+        _, shared = blocks_found(z, u, r)
+    need = (c.target - shared * z.run[0].block_tokens) * share
+    if blocked or unit.used + need > unit.room + 1e-6:
+        return False
+    hold(z, u, c.target * share)
+    if hop == 0:
+        admit(z, u, r, now)
+    c.charged = hop + 1
+    return True
+
+
+@kernel
+def take_piece(z: Sim, u: int, previous: int, r: int, most: int) -> int:
+    """Take up to `most` tokens that are left of a prompt, or a chunk, and return what stands for them."""
+    c = z.request[r]
+    if c.hop == 0:
+        rest = c.target - c.computed
+        chunk = cut(z, r, most) if most < rest else -1
+        if chunk >= 0:
+            c.computed += most
+            return chunk
+        c.piece = rest
+    dequeue(z, u, previous, r)
+    return r
+
+
+@kernel
 def take_prompts(z: Sim, u: int, now: float, taken: int) -> tuple[int, bool]:
     """Take prompts into a step beside `taken` tokens: how many, and if all run all layers.
 
-    Where they start they are cut to the budget, if need be; later the chunks come as they were cut. A prompt
-    gets all its KV cache with the first of them: while one has to wait for that, those go on that have theirs.
+    Where they start they are cut to the budget, if need be; later chunks come as they were cut. While one has
+    to wait for KV cache, those go on that have theirs, so that all chunks of a prompt come through.
     """
     unit = z.unit[u]
-    at = prompt_list(u)
     left = unit.budget - taken
     least = max(1, unit.budget // SMALLEST_CHUNK)
-    n, whole = 0, True
-    blocked = False
-    previous = -1
+    n, whole, blocked = 0, True, False
     prefer(z, u, now)
-    r = z.list[at].head
+    previous, r = -1, z.list[prompt_list(u)].head
     while r >= 0 and n < unit.most_prompts:
-        one = z.request[r]
-        following = one.after
-        own = owner(z, r)
-        c = z.request[own]
-        if c.marked or stale(z, r):
-            unlink(z, at, previous, r)
-            queue_at(z, u, -1.0)
-            if r == own:
-                start_over(z, r)
-            else:
-                spare(z, r)
+        following, hop = z.request[r].after, z.request[r].hop
+        if is_gone(z, u, previous, r, now):
             r = following
             continue
-        hop = one.hop
-        if blocked and c.charged <= hop:
-            previous = r
-            r = following
-            continue
-        reached = reached_before(z, own, hop)
-        share = share_at(z, u, reached)
-        starts = hop == 0
-        rest = one.piece
-        offset = one.computed
-        shared = 0
-        if starts:
-            if c.charged == 0:
-                if not ever_fits(z, r):
-                    unlink(z, at, previous, r)
-                    queue_at(z, u, -1.0)
-                    end(z, r, now, DROPPED)
-                    r = following
-                    continue
-                found, shared = blocks_found(z, u, r)
-                offset = found * z.run[0].block_tokens
-            rest = c.target - offset
-        if n > 0 and rest > left and not (starts and unit.chunked and left >= least):
+        cuts = hop == 0 and unit.chunked
+        if n > 0 and tokens_left(z, u, r) > left and not (cuts and left >= least):
             break
-        if c.charged <= hop:
-            need = (c.target - shared * z.run[0].block_tokens) * share
-            if unit.used + need > unit.room + 1e-6:
-                if starts:
-                    break
-                blocked = True
-                previous = r
-                r = following
-                continue
-            hold(z, u, c.target * share)
-            if starts:
-                admit(z, u, r, now)
-            c.charged = hop + 1
-        piece = rest
-        chunk = -1
-        if starts and unit.chunked and rest > left:
-            piece = min(rest, max(left, least))
-            if piece < rest:
-                chunk = cut(z, r, piece)
-        if chunk < 0:
-            unlink(z, at, previous, r)
-            queue_at(z, u, -1.0)
-            if starts:
-                piece = rest
-                c.piece = piece
-            chunk = r
-        if starts:
-            c.computed = offset + piece if chunk != r else offset
-        whole = whole and share == 1.0
+        reached = reached_before(z, owner(z, r), hop)
+        share = share_at(z, u, reached)
+        if not reserve(z, u, r, share, blocked, now):
+            if hop == 0:
+                break
+            blocked = True
+            previous, r = r, following
+            continue
+        one = take_piece(z, u, previous, r, max(left, least) if cuts else NO_LIMIT)
+        piece = z.request[one].piece
         z.step[LENGTH, n] = piece
-        z.step[CACHED, n] = offset
+        z.step[CACHED, n] = z.request[one].computed
         z.step[ENTRY, n] = max(0, reached - unit.start)
+        whole = whole and share == 1.0
         n += 1
         left -= piece
         unit.prompt_tokens += piece
-        z.request[chunk].after = unit.batch
-        unit.batch = chunk
-        if chunk != r:
+        z.request[one].after = unit.batch
+        unit.batch = one
+        if one != r:
             break
-        if starts:
+        if hop == 0:
             prefer(z, u, now)
-            previous = -1
-            r = z.list[at].head
+            previous, r = -1, z.list[prompt_list(u)].head
         else:
             r = following
     return n, whole
