@@ -44,6 +44,7 @@ from atoll.sim.heap import (
     append,
     hold,
     leave_way,
+    owner,
     pop,
     prompt_list,
     push,
@@ -101,14 +102,14 @@ def wake(z: Sim, u: int, now: float) -> None:
 
 
 @kernel
-def alone_seconds(z: Sim, r: int) -> float:
-    """Return how long the prompt of a request takes on its units, were it alone there."""
+def alone_seconds(z: Sim, r: int, hop: int) -> float:
+    """Return how long the prompt of a request takes on its units from a hop on, were it alone there."""
     c = z.request[r]
     begin = c.part * z.run[0].path
     z.step[LENGTH, 0] = c.target
     z.step[CACHED, 0] = 0.0
     total = 0.0
-    for k in range(z.leg[r, c.part].hops):
+    for k in range(hop, z.leg[r, c.part].hops):
         u = z.edge[z.way[r, begin + k]].reach
         total += whole_seconds(z, u, z.service[c.service].layers, 1, 0, 0.0)
     return total
@@ -117,11 +118,11 @@ def alone_seconds(z: Sim, r: int) -> float:
 @kernel
 def wait_prompt(z: Sim, u: int, r: int) -> None:
     """Let a prompt wait at a unit; one that gave way and is computed again goes first in eager engines."""
-    c = z.request[r]
-    starts = c.hop == 0 and c.of < 0
-    if starts and z.run[0].order != BY_ARRIVAL:
-        c.service_s = alone_seconds(z, r)
-    if starts and c.made > 0 and z.run[0].eager:
+    own, hop = owner(z, r), z.request[r].hop
+    c = z.request[own]
+    if z.run[0].order != BY_ARRIVAL and c.charged <= hop:
+        c.service_s = alone_seconds(z, own, hop)
+    if hop == 0 and c.made > 0 and z.run[0].eager:
         put_first(z, prompt_list(u), r)
         queue_at(z, u, 1.0)
     else:

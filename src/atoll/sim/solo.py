@@ -15,6 +15,7 @@ from atoll.sim.heap import (
     gap_push,
     gap_since,
     hold,
+    owner,
     prompt_list,
     push,
     put_first,
@@ -150,26 +151,25 @@ def fits(z: Sim, u: int, tokens: int) -> bool:
 def prefer(z: Sim, u: int, now: float) -> None:
     """Put the prompt that goes next first in the queue of a unit, unless one has begun (`routing.decisions`).
 
-    Only the `WINDOW` prompts that have been there longest are looked at.
+    Chunks of one prompt stay in their order. Only the `WINDOW` that have been there longest are looked at.
     """
     at = prompt_list(u)
     r = z.list[at].head
-    if z.run[0].order == BY_ARRIVAL or r < 0 or z.request[r].after < 0 or z.request[r].context > 0:
+    if z.run[0].order == BY_ARRIVAL or r < 0 or z.request[r].after < 0:
+        return
+    if z.request[r].hop == 0 and z.request[r].context > 0:
         return
     best, before, previous = -1, -1, -1
     least = 0.0
     for _ in range(WINDOW):
-        c = z.request[r]
-        if c.hop > 0:
-            # Chunks that come from elsewhere stay in their order.
-            break
+        c = z.request[owner(z, r)]
         # One that has had its first token holds up the others of its answer.
         promise_s = 0.0 if c.made > 0 else z.service[c.service].promise_s
         key = urgency(z.run[0].order, now, c.arrival_s, promise_s, c.service_s)
         if best < 0 or key < least:
             best, before, least = r, previous, key
         previous = r
-        r = c.after
+        r = z.request[r].after
         if r < 0:
             break
     if before >= 0:

@@ -9,6 +9,7 @@ for good.
 from __future__ import annotations
 
 from atoll.routing.compiled import free_slot
+from atoll.routing.decisions import BY_ARRIVAL
 from atoll.sim.arrays import CACHED, CONTEXT, DROPPED, ENTRY, LENGTH, PREFILL, SEQUENCES, Sim
 from atoll.sim.heap import (
     hold,
@@ -239,11 +240,11 @@ def take_prompts(z: Sim, u: int, now: float, taken: int) -> tuple[int, bool]:
         unit.batch = one
         if one != r:
             break
-        if hop == 0:
+        if hop > 0 and z.run[0].order == BY_ARRIVAL:
+            r = following
+        else:
             prefer(z, u, now)
             previous, r = -1, z.list[prompt_list(u)].head
-        else:
-            r = following
     return n, whole
 
 
