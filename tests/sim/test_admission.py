@@ -16,7 +16,7 @@ from atoll.sim.arrays import Sim
 from atoll.sim.build import build
 from atoll.sim.kernel import table_of
 from atoll.sim.loop import run
-from atoll.sim.options import SimOptions
+from atoll.sim.options import Order, SimOptions
 from atoll.sim.result import SimReport
 from atoll.workload.requests import PrefixBlocks, Requests
 from tests.sim.builders import (
@@ -237,3 +237,42 @@ def test_requests_that_wait_for_a_way_are_counted() -> None:
     waits_s = float(sim.request["last_s"][0])
     assert found.services[0].waiting_mean * found.clock_s == pytest.approx(waits_s, rel=1e-3)
     assert found.nodes[0].queue_mean == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("order", ["slack", "shortest"])
+def test_a_prompt_that_cannot_be_in_time_lets_others_go_first(order: Order) -> None:
+    own, plan = _one_node(1e6)
+    # Promised are 5 s. The first runs when the others come; the second takes 6.4 s and is late in any case.
+    work = requests([0.0, 0.01, 0.02, 0.03], [100, 8000, 500, 400], 1)
+    early = simulate(plan, own, CATALOG, work, SimOptions(order="arrival"))
+    found = simulate(plan, own, CATALOG, work, SimOptions(order=order))
+    assert early.requests.met_ttft.tolist() == [True, False, False, False]
+    assert found.requests.met_ttft.tolist() == [True, False, True, True]
+    waits = 100 + (500 if order == "slack" else 400)
+    first = 2 if order == "slack" else 3
+    assert found.requests.ttft_s[first] + work.arrival_s[first] == pytest.approx(waits * TOKEN_S)
+
+
+@pytest.mark.parametrize("order", ["slack", "shortest"])
+def test_no_prompt_waits_for_good(order: Order) -> None:
+    own, plan = _one_node(1e6)
+    # Short ones come as fast as they can be served, one always waits, and a long one is late from the start.
+    count = 400
+    arrivals = np.maximum(0.0, np.arange(count) - 2) * 400 * TOKEN_S
+    work = requests([*arrivals, 0.001], [*[400] * count, 8000], 1)
+    found = simulate(plan, own, CATALOG, work, SimOptions(order=order))
+    waited = float(found.requests.ttft_s[np.argmax(found.requests.input)])
+    # Ten times the promise of 5 s, what then ran, and itself.
+    assert 50.0 < waited - 8000 * TOKEN_S <= 50.0 + 400 * TOKEN_S + 1e-3
+
+
+def test_chunks_stay_in_order_where_prompts_do_not() -> None:
+    own = cluster_problem((SPEED, SPEED / 4), latency_s=0.0, bytes_per_s=1e15)
+    flows = [("source", "n0", 1.0), ("n0", "n1", 1.0), ("n1", "sink", 1.0)]
+    plan = cluster_plan(own, [(0, 40), (40, 80)], flows)
+    work = requests([0.0, 0.001], [1000, 100], 1)
+    found = simulate(plan, own, CATALOG, work, SimOptions(token_budget=100, order="shortest"))
+    # The short one passes the chunks of the long one that wait at the slow second stage.
+    assert found.requests.ttft_s[1] < found.requests.ttft_s[0]
+    chunk_s = 100 * 40 / SPEED
+    assert found.requests.ttft_s[0] == pytest.approx(chunk_s + 11 * 4 * chunk_s, rel=1e-6)
