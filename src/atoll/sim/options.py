@@ -94,7 +94,7 @@ class SimOptions:
 
     `order` is that in which prompts wait (`routing.decisions.urgency`); None is that of the engine.
     `prefix_caching`: blocks of prompts that the workload says are equal are computed once, for as long as
-    they lie in the cache (None: as the engine does).
+    they lie in the cache (None: as the engine is started).
     `single_messages`: tokens of a step travel one by one, not together. `first_token`: the prompt pass yields
     a token. `handover_s` is the time a unit needs to take in a token's activations (curves only).
 
@@ -163,7 +163,3 @@ class SimOptions:
         if self.order is not None:
             return self.order
         return "shortest" if engine == "atoll" else "arrival"
-
-    def reuses_prefixes(self, engine: str) -> bool:
-        """Return whether instances of an engine keep blocks of prompts."""
-        return engine != "none" if self.prefix_caching is None else self.prefix_caching
