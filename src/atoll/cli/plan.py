@@ -99,6 +99,13 @@ def plan(
             help="Plan for half of all requests to keep their promises, without simulating.",
         ),
     ] = False,
+    error_bars: Annotated[
+        bool,
+        typer.Option(
+            "--error-bars/--no-error-bars",
+            help="Say how likely promises are kept, over what the performance model may be off by.",
+        ),
+    ] = True,
     report: Annotated[
         Path | None,
         typer.Option("--report", help="Write a report as one .html file; of a cluster also .svg."),
@@ -173,6 +180,7 @@ def plan(
             rank=rank,
             attainment=kept,
             capacity_only=capacity_only,
+            error_bars=error_bars,
         )
     compared: tuple[Compared, ...] = ()
     if compare:

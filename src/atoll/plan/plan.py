@@ -246,7 +246,8 @@ class KeptPromise(Frozen):
     `target` is the share of requests that shall keep both, `kept` the share that did, on other arrivals than
     the plan was sized with, and `low` to `high` its 95 % confidence interval. `kept_ttft` and `kept_tpot`
     kept the one and the other, and `kept_after_loss` both with the node lost that hurts most, where a plan
-    must survive that. `cause` says what stands in the way where the target is missed.
+    must survive that. `chance` is how likely enough requests keep them, the performance model being wrong by
+    as much as its constants may be. `cause` says what stands in the way where the target is missed.
     """
 
     service: Name
@@ -257,6 +258,7 @@ class KeptPromise(Frozen):
     kept_ttft: Share
     kept_tpot: Share
     kept_after_loss: Share | None = None
+    chance: Share | None = None
     cause: str | None = None
 
     @property
