@@ -43,6 +43,9 @@ _IMPROVE = 0.5
 _NEIGHBOURS = 400
 _PAIR_WORK = 3000
 _PAIR_GAP = 0.02
+_PAIR_START = 100.0
+"""What building a programme for two services takes, in simplex iterations."""
+_WORTH = 1e-6
 _MOST_PAIRS = 60
 _DEAR = 3.0
 _NODES = 2000
@@ -227,7 +230,7 @@ def repair(
                 if standing.work.left <= least or standing.done:
                     return
                 found = _choose_anew(model, solution, pair, near, price, standing, seed)
-                if found.solution is None or found.objective >= value - _HAIR:
+                if found.solution is None or found.objective >= value * (1.0 - _WORTH):
                     continue
                 solution, value = found.solution, found.objective
                 unserved = np.where(found.served >= 1.0 - _HAIR, 0.0, 1.0 - found.served)
@@ -284,6 +287,7 @@ def _choose_anew(
     """Let two services have any items that are `near`; the others keep theirs."""
     used = [np.array(sorted(number), np.int64) for number in solution.items]
     let_in = [np.union1d(near[m], some) if m in free else some for m, some in enumerate(used)]
+    standing.work.charge(_PAIR_START)
     master = InstanceMaster(model, "cost", unserved, let_in, standing.work, seed)
     for m, number in enumerate(solution.items):
         if m not in free:
