@@ -106,10 +106,10 @@ def minimise(model: RentModel, standing: Incumbent, seed: int) -> SearchOutcome:
                 )
             ]
             repair(model, mixes, near, standing, seed)
-        # Where nothing is found, finding out how much can be served (`scarcity`) is the better search.
-        if not standing.done and standing.solution is not None:
-            improve(model, mixes.root, near, standing, seed)
-            close(model, oracles, mixes.root, item_slacks, standing, seed)
+            # Where nothing is found, finding out how much can be served (`scarcity`) is the better search.
+            if standing.solution is not None:
+                improve(model, mixes.root, near, standing, seed)
+                close(model, oracles, mixes.root, item_slacks, standing, seed)
     prices, duals = relaxed or mixes.relaxed or (first.prices, demand)
     survivors = 0 if standing.closed else total
     return SearchOutcome(prices, duals, mixes.master.number, survivors)
