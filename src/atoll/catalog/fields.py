@@ -30,6 +30,13 @@ class ConfigFields:
         field = printable(f"{self._prefix}{name}")
         return InputError(message, path=self._path, field=field, hint=hint)
 
+    def with_defaults(self, defaults: Mapping[str, object]) -> ConfigFields:
+        """These fields, and the defaults for those that are absent or null."""
+        if not defaults:
+            return self
+        given = {key: value for key, value in self._data.items() if value is not None}
+        return ConfigFields({**defaults, **given}, path=self._path, prefix=self._prefix)
+
     def names(self) -> tuple[str, ...]:
         """The field names present."""
         return tuple(self._data)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,7 +17,16 @@ from atoll.catalog.media import EncoderSpec
 from atoll.catalog.models import ComponentSpec, ModelSpec
 from atoll.catalog.names import printable
 from atoll.catalog.quantization import read_quantization
-from atoll.catalog.transformer import BF16, FP16, FP32, DType, MoeSpec, TransformerSpec
+from atoll.catalog.transformer import (
+    BF16,
+    FP16,
+    FP32,
+    DeltaSpec,
+    DType,
+    MlaSpec,
+    MoeSpec,
+    TransformerSpec,
+)
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.files import read_text_limited
 from atoll.core.graph import Component, ComponentGraph, ComponentKind, Edge
@@ -28,11 +37,18 @@ _DTYPES = {"bfloat16": BF16, "float16": FP16, "float32": FP32, "half": FP16, "fl
 
 @dataclass(frozen=True, slots=True)
 class _Traits:
-    """What an architecture fixes in code rather than in its config."""
+    """What an architecture fixes in code rather than in its config.
+
+    `text_part`: the class is of a multimodal model of which only the language model is read; the towers beside
+    it are named in the note. `defaults` are what its text section may leave out.
+    """
 
     model_type: str
     qkv_bias: bool | None = None  # None: the config's attention_bias says, for o as well
-    qk_norm: bool = False
+    o_bias: bool | None = None  # None: as attention_bias says where qkv_bias is None, else no
+    qk_norm: bool | str = False  # a text: the field that says
+    attention_gate: bool = False
+    dense_width: str = "intermediate_size"
     qk_norm_full: bool = False
     norms_per_layer: int = 2
     tied: bool = False
@@ -41,6 +57,10 @@ class _Traits:
     moe: Callable[[ConfigFields, int], MoeSpec | None] | None = None
     windows: Callable[[ConfigFields, int], tuple[int | None, ...]] | None = None
     vision: Callable[[ConfigFields], EncoderSpec] | None = None
+    mla: Callable[[ConfigFields], MlaSpec] | None = None
+    delta: Callable[[ConfigFields, int], DeltaSpec | None] | None = None
+    text_part: bool = False
+    defaults: Mapping[str, object] = field(default_factory=dict)
 
 
 def model_from_config(
@@ -77,7 +97,9 @@ def _build(
     fields: ConfigFields, architecture: str, traits: _Traits, name: str, path: Path | None
 ) -> ModelSpec:
     # Newer multimodal configs keep the language model's fields in a section of their own.
-    text = (fields.section("text_config") if traits.vision is not None else None) or fields
+    nested = traits.vision is not None or traits.text_part
+    text = (fields.section("text_config") if nested else None) or fields
+    text = text.with_defaults(traits.defaults)
     llm = _transformer(text, fields, traits)
     components: dict[str, ComponentSpec] = {}
     parts, edges = [Component("llm", ComponentKind.LLM)], []
@@ -89,6 +111,10 @@ def _build(
         parts.insert(0, Component("vision", ComponentKind.ENCODER))
         edges.append(Edge("vision", "llm"))
     components["llm"] = llm
+    note = None if path is None else f"read from {path}"
+    if traits.text_part and fields.section("vision_config") is not None:
+        beside = "the language model alone; the vision tower beside it is not counted"
+        note = beside if note is None else f"{beside}; {note}"
     return ModelSpec(
         name=name,
         aliases=(),
@@ -98,7 +124,7 @@ def _build(
         components=components,
         source="Hugging Face config.json given by the user",
         confidence="high",
-        note=None if path is None else f"read from {path}",
+        note=note,
     )
 
 
@@ -115,27 +141,32 @@ def _transformer(text: ConfigFields, root: ConfigFields, traits: _Traits) -> Tra
     )
     mlp_bias = bias if traits.layer_norm else text.flag("mlp_bias") or traits.sinks
     windows = traits.windows(text, layers) if traits.windows is not None else ()
+    mla = None if traits.mla is None else traits.mla(text)
+    o_bias = bias if traits.qkv_bias is None else False
     return TransformerSpec(
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=text.whole("num_key_value_heads", default=heads, least=1),
-        head_dim=_head_dim(text, hidden, heads),
-        intermediate=text.required("intermediate_size"),
+        kv_heads=1 if mla else text.whole("num_key_value_heads", default=heads, least=1),
+        head_dim=mla.query_dim if mla else _head_dim(text, hidden, heads),
+        intermediate=text.required(traits.dense_width),
         vocab=text.required("vocab_size"),
         max_context=text.required("max_position_embeddings"),
         tied_embeddings=_is_tied(text, root, traits),
         windows=_layer_types(text, layers) or windows,
         qkv_bias=bias if traits.qkv_bias is None else traits.qkv_bias,
-        o_bias=bias if traits.qkv_bias is None else False,
+        o_bias=o_bias if traits.o_bias is None else traits.o_bias,
         mlp_bias=mlp_bias,
-        qk_norm=traits.qk_norm,
+        qk_norm=text.flag(traits.qk_norm) if isinstance(traits.qk_norm, str) else traits.qk_norm,
         qk_norm_full=traits.qk_norm_full,
         norms_per_layer=traits.norms_per_layer,
         norm_bias=traits.layer_norm,
         gated_mlp=not traits.layer_norm,
         sinks=traits.sinks,
+        attention_gate=traits.attention_gate,
         moe=traits.moe(text, layers) if traits.moe is not None else None,
+        mla=mla,
+        delta=None if traits.delta is None else traits.delta(text, layers),
         attention_dtype=quantized.attention or dtype,
         mlp_dtype=quantized.mlp or dtype,
         expert_dtype=quantized.expert or dtype,
@@ -175,22 +206,34 @@ def _dtype(text: ConfigFields, root: ConfigFields) -> DType:
     return _DTYPES[name]
 
 
+# Kinds of `layer_types`, and the field that says how many tokens such a layer keeps at most. Layers of linear
+# attention keep none: `_delta_qwen` reads them.
+_LAYER_KINDS: dict[str, str | None] = {
+    "full_attention": None,
+    "sliding_attention": "sliding_window",
+    "chunked_attention": "attention_chunk_size",
+    "linear_attention": None,
+}
+
+
 def _layer_types(text: ConfigFields, layers: int) -> tuple[int | None, ...]:
     types = text.texts("layer_types")
     if not types:
         return ()
     if len(types) != layers:
         raise text.error(f"{len(types)} entries for {layers} layers", "layer_types")
-    known = ("full_attention", "sliding_attention")
+    sizes: dict[str, int | None] = {}
     for kind in types:
-        if kind not in known:
+        if kind not in _LAYER_KINDS:
             raise text.error(
-                f"unknown kind {kind!r}", "layer_types", hint=f"use {' or '.join(known)}"
+                f"unknown kind {kind!r}", "layer_types", hint=f"use {' or '.join(_LAYER_KINDS)}"
             )
-    if "sliding_attention" not in types:
+        length = _LAYER_KINDS[kind]
+        if kind not in sizes:
+            sizes[kind] = None if length is None else text.required(length)
+    if all(size is None for size in sizes.values()):
         return ()
-    size = text.required("sliding_window")
-    return tuple(size if kind == "sliding_attention" else None for kind in types)
+    return tuple(sizes[kind] for kind in types)
 
 
 def _window_everywhere(text: ConfigFields, layers: int) -> tuple[int | None, ...]:
@@ -218,6 +261,81 @@ def _window_but_every(text: ConfigFields, layers: int) -> tuple[int | None, ...]
         text.whole("sliding_window_pattern", default=6, least=1),
     )
     return tuple(None if (i + 1) % period == 0 else size for i in range(layers))
+
+
+def _chunks_but_every(text: ConfigFields, layers: int) -> tuple[int | None, ...]:
+    """Llama 4: layers with rotary positions attend within chunks, those without to everything."""
+    size = text.optional("attention_chunk_size")
+    rotary = text.wholes("no_rope_layers", least=0)
+    if not rotary:
+        period = text.whole("no_rope_layer_interval", default=4, least=1)
+        rotary = tuple(int((i + 1) % period != 0) for i in range(layers))
+    if len(rotary) != layers:
+        raise text.error(f"{len(rotary)} entries for {layers} layers", "no_rope_layers")
+    return tuple(size if flag else None for flag in rotary)
+
+
+def _mla(text: ConfigFields) -> MlaSpec:
+    return MlaSpec(
+        q_rank=text.whole("q_lora_rank", default=0),
+        kv_rank=text.required("kv_lora_rank"),
+        nope_dim=text.required("qk_nope_head_dim"),
+        rope_dim=text.required("qk_rope_head_dim"),
+        v_dim=text.required("v_head_dim"),
+    )
+
+
+def _delta_qwen(text: ConfigFields, layers: int) -> DeltaSpec | None:
+    """Qwen3-Next: every n-th layer has attention, the others follow the gated delta rule."""
+    kinds = text.texts("layer_types")
+    if not kinds:
+        period = text.whole("full_attention_interval", default=4, least=1)
+        kinds = tuple(
+            "full_attention" if (i + 1) % period == 0 else "linear_attention"
+            for i in range(layers)
+        )
+    linear = frozenset(i for i, kind in enumerate(kinds) if kind == "linear_attention")
+    if not linear:
+        return None
+    return DeltaSpec(
+        layers=linear,
+        key_heads=text.required("linear_num_key_heads"),
+        value_heads=text.required("linear_num_value_heads"),
+        key_dim=text.required("linear_key_head_dim"),
+        value_dim=text.required("linear_value_head_dim"),
+        conv=text.whole("linear_conv_kernel_dim", default=4, least=1),
+    )
+
+
+def _moe_deepseek(text: ConfigFields, layers: int) -> MoeSpec | None:
+    """DeepSeek, Kimi K2, GLM-4.5: dense layers first, then experts beside shared ones."""
+    if not text.has("n_routed_experts"):
+        return None
+    first = text.whole("first_k_dense_replace", default=0)
+    step = text.whole("moe_layer_freq", default=1, least=1)
+    width = text.required("moe_intermediate_size")
+    return MoeSpec(
+        experts=text.required("n_routed_experts"),
+        top_k=text.required("num_experts_per_tok"),
+        intermediate=width,
+        shared_intermediate=width * text.whole("n_shared_experts", default=0),
+        dense_layers=frozenset(i for i in range(layers) if i < first or i % step),
+        # One number per expert that steers the choice, where the scores are sigmoids.
+        router_bias=text.text("topk_method") in (None, "noaux_tc"),
+    )
+
+
+def _moe_llama4(text: ConfigFields, layers: int) -> MoeSpec:
+    step = text.whole("interleave_moe_layer_step", default=1, least=1)
+    mixed = text.wholes("moe_layers", least=0) or tuple(range(step - 1, layers, step))
+    width = text.required("intermediate_size")
+    return MoeSpec(
+        experts=text.required("num_local_experts"),
+        top_k=text.required("num_experts_per_tok"),
+        intermediate=width,
+        shared_intermediate=width,
+        dense_layers=frozenset(range(layers)) - frozenset(mixed),
+    )
 
 
 def _moe_mixtral(text: ConfigFields, _layers: int) -> MoeSpec:
@@ -298,6 +416,34 @@ _TRAITS: dict[str, _Traits] = {
     ),
     "Gemma3ForCausalLM": _Traits(
         "gemma3_text", tied=True, norms_per_layer=4, qk_norm=True, windows=_window_but_every
+    ),
+    # What its text section leaves out in the published configs of the smaller sizes.
+    "Gemma3ForConditionalGeneration": _Traits(
+        "gemma3", tied=True, norms_per_layer=4, qk_norm=True, windows=_window_but_every,
+        text_part=True,
+        defaults={
+            "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+            "vocab_size": 262208, "max_position_embeddings": 131072,
+        },
+    ),  # fmt: skip
+    "Mistral3ForConditionalGeneration": _Traits(
+        "mistral3", windows=_window_everywhere, text_part=True
+    ),
+    "Llama4ForCausalLM": _Traits(
+        "llama4_text", dense_width="intermediate_size_mlp", moe=_moe_llama4,
+        windows=_chunks_but_every,
+    ),  # fmt: skip
+    "Llama4ForConditionalGeneration": _Traits(
+        "llama4", dense_width="intermediate_size_mlp", moe=_moe_llama4, windows=_chunks_but_every,
+        text_part=True,
+    ),  # fmt: skip
+    "DeepseekV2ForCausalLM": _Traits("deepseek_v2", mla=_mla, moe=_moe_deepseek),
+    "DeepseekV3ForCausalLM": _Traits("deepseek_v3", mla=_mla, moe=_moe_deepseek),
+    "Glm4MoeForCausalLM": _Traits(
+        "glm4_moe", o_bias=False, qk_norm="use_qk_norm", moe=_moe_deepseek
+    ),
+    "Qwen3NextForCausalLM": _Traits(
+        "qwen3_next", qk_norm=True, attention_gate=True, moe=_moe_qwen, delta=_delta_qwen
     ),
     "GptOssForCausalLM": _Traits(
         "gpt_oss", sinks=True, moe=_moe_gpt_oss, windows=_window_alternating

@@ -142,6 +142,7 @@ class ModelEntry(Sourced):
     gated_mlp: StrictBool | None = None
     sinks: StrictBool | None = None
     head_bias: StrictBool | None = None
+    attention_gate: StrictBool | None = None
     moe: MoeEntry | None = None
     attention_dtype: StrictStr | None = None
     mlp_dtype: StrictStr | None = None

@@ -6,6 +6,8 @@ Notation, per layer: h hidden, q = heads x head_dim, k = kv_heads x head_dim, f 
     MLP         3 h f gated, 2 h f otherwise; an expert has the same form with its own width
     small       norms, attention biases, sinks, router: always kept in the activation dtype
 
+Latent attention (MLA) and layers of the gated delta rule count by `MlaSpec` and `DeltaSpec`.
+
 Only matrices are quantised. The biases of experts are stored with the experts, so they count at the
 experts' bits; every other bias counts as small.
 """
@@ -46,9 +48,11 @@ INT8 = DType("int8", 8.0)
 INT4 = DType("int4", 4.25)
 # Four bits, and an 8-bit scale for every 32 weights (OCP microscaling).
 MXFP4 = DType("mxfp4", 4.25)
+# Four bits, and an 8-bit scale for every 16 weights; the 32-bit scale of a tensor is nothing.
+NVFP4 = DType("nvfp4", 4.5)
 
 DTYPES: Mapping[str, DType] = {
-    dtype.name: dtype for dtype in (BF16, FP16, FP32, FP8, INT8, INT4, MXFP4)
+    dtype.name: dtype for dtype in (BF16, FP16, FP32, FP8, INT8, INT4, MXFP4, NVFP4)
 }
 KV_DTYPES = ("bf16", "fp16", "fp8", "int8")
 
@@ -88,6 +92,101 @@ class MoeSpec:
             raise InputError(f"top_k {self.top_k} exceeds {self.experts} experts", field="top_k")
 
 
+@dataclass(frozen=True, slots=True)
+class MlaSpec:
+    """Multi-head latent attention: keys and values of all heads come from one small latent per token.
+
+    A token leaves `kv_rank + rope_dim` numbers in a layer, whatever the number of heads. With h hidden, a heads:
+
+        queries     h q_rank + q_rank a (nope + rope), or h a (nope + rope) where q_rank is 0
+        latent      h (kv_rank + rope)
+        expansion   kv_rank a (nope + v), into keys and values (prefill) or into queries and outputs (decode)
+        output      a v h
+
+    `copies` is how often the first query matrix and the latent's are held: every GPU of a group has its own.
+    """
+
+    q_rank: int
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+    copies: int = 1
+
+    def __post_init__(self) -> None:
+        _whole("q_rank", self.q_rank, least=0)
+        for name in ("kv_rank", "nope_dim", "rope_dim", "v_dim", "copies"):
+            _whole(name, getattr(self, name))
+
+    @property
+    def query_dim(self) -> int:
+        """Width of one head's query: its part without and its part with positions."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def latent_dim(self) -> int:
+        """Numbers that one token leaves in the cache of a layer."""
+        return self.kv_rank + self.rope_dim
+
+    def params(self, hidden: int, heads: int) -> int:
+        """Parameters of the matrices of one layer."""
+        first = hidden * self.q_rank + hidden * self.latent_dim
+        queries = (self.q_rank or hidden) * heads * self.query_dim
+        rest = self.kv_rank * heads * (self.nope_dim + self.v_dim) + heads * self.v_dim * hidden
+        return self.copies * first + queries + rest
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSpec:
+    """Layers of the gated delta rule: a matrix per head instead of keys and values that grow.
+
+    `layers` lists them. A sequence keeps, in each, value_heads x key_dim x value_dim numbers in `state_dtype`
+    and the last `conv - 1` inputs of a short convolution, however long it is.
+    """
+
+    layers: frozenset[int]
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv: int
+    state_dtype: DType = FP32
+
+    def __post_init__(self) -> None:
+        for name in ("key_heads", "value_heads", "key_dim", "value_dim", "conv"):
+            _whole(name, getattr(self, name))
+        if self.value_heads % self.key_heads:
+            raise InputError(
+                f"{self.value_heads} value heads cannot share {self.key_heads} key heads evenly",
+                field="value_heads",
+            )
+
+    @property
+    def channels(self) -> int:
+        """Width of what the convolution sees: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    def params(self, hidden: int) -> int:
+        """Parameters of the large matrices of one layer: queries, keys, values, gate and output."""
+        inner = self.value_heads * self.value_dim
+        return hidden * (self.channels + inner) + inner * hidden
+
+    def small_params(self, hidden: int) -> int:
+        """Parameters of a layer that quantisers leave alone: decay, strength, convolution, norm."""
+        return (
+            hidden * 2 * self.value_heads
+            + self.conv * self.channels
+            + 2 * self.value_heads
+            + self.value_dim
+        )
+
+    def state_bytes(self, activation_bytes: float) -> float:
+        """Bytes that one sequence keeps in one layer."""
+        matrix = self.value_heads * self.key_dim * self.value_dim
+        inputs = (self.conv - 1) * self.channels
+        return matrix * self.state_dtype.bytes_per_weight + inputs * activation_bytes
+
+
 def _whole(name: str, value: object, *, least: int = 1, most: int = _MAX_DIMENSION) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InputError(f"{value!r} is not a whole number from {least} to {most}", field=name)
@@ -99,7 +198,9 @@ class TransformerSpec:
 
     `windows` has one entry per layer: the number of positions it attends to, None for all. An empty
     tuple means full attention everywhere. `norm_bias` tells LayerNorm from RMSNorm; `qk_norm` is
-    one scale per head dimension, `qk_norm_full` one per projected dimension.
+    one scale per head dimension, `qk_norm_full` one per projected dimension. `attention_gate` doubles
+    the query matrix by a gate on the output of attention. With `mla` there is one KV head and `head_dim`
+    is the width of a query; layers of `delta` have window 0: they keep a state and no tokens.
     """
 
     layers: int
@@ -122,7 +223,10 @@ class TransformerSpec:
     gated_mlp: bool = True
     sinks: bool = False
     head_bias: bool = False
+    attention_gate: bool = False
     moe: MoeSpec | None = None
+    mla: MlaSpec | None = None
+    delta: DeltaSpec | None = None
     attention_dtype: DType = BF16
     mlp_dtype: DType = BF16
     expert_dtype: DType = BF16
@@ -137,11 +241,14 @@ class TransformerSpec:
 
     def __post_init__(self) -> None:
         self._check()
-        if not self.windows:
-            object.__setattr__(self, "windows", (None,) * self.layers)
+        states = frozenset() if self.delta is None else self.delta.layers
+        windows = self.windows or (None,) * self.layers
+        windows = tuple(0 if i in states else window for i, window in enumerate(windows))
+        object.__setattr__(self, "windows", windows)
         dense = frozenset(range(self.layers)) if self.moe is None else self.moe.dense_layers
-        kinds = {is_dense: self._count(is_dense) for is_dense in (True, False)}
-        counts = [kinds[i in dense] for i in range(self.layers)]
+        of_layers = [(i in dense, i in states) for i in range(self.layers)]
+        kinds = {kind: self._count(*kind) for kind in set(of_layers)}
+        counts = [kinds[kind] for kind in of_layers]
         set_ = object.__setattr__
         set_(self, "_layer_params", tuple(params for params, _ in counts))
         set_(self, "_layer_bytes", tuple(size for _, size in counts))
@@ -169,9 +276,11 @@ class TransformerSpec:
 
     @property
     def attention_params(self) -> int:
-        """Parameters of the four attention matrices of one layer."""
+        """Parameters of the attention matrices of one layer (not one of the delta rule)."""
+        if self.mla is not None:
+            return self.mla.params(self.hidden, self.heads)
         q, k = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return self.hidden * (2 * q + 2 * k)
+        return self.hidden * ((3 if self.attention_gate else 2) * q + 2 * k)
 
     def mlp_params(self, i: int) -> int:
         """Parameters of the dense MLP and the shared expert of layer i, without biases."""
@@ -255,13 +364,30 @@ class TransformerSpec:
 
     @property
     def kv_bytes_per_token_layer(self) -> float:
-        """Bytes of keys and values one token leaves in one layer."""
-        return 2 * self.kv_heads * self.head_dim * self.kv_dtype.bytes_per_weight
+        """Bytes of keys and values (with `mla`, of the latent) one token leaves in one layer."""
+        return self.kv_width(self.kv_heads) * self.kv_dtype.bytes_per_weight
+
+    def kv_width(self, kv_heads: int) -> int:
+        """Numbers that one token leaves in one layer of a share with so many KV heads."""
+        return 2 * kv_heads * self.head_dim if self.mla is None else self.mla.latent_dim
 
     @property
     def kv_bytes_per_token(self) -> float:
         """Bytes of keys and values one token leaves in all layers, while inside every window."""
-        return self.layers * self.kv_bytes_per_token_layer
+        keeping = self.layers - (0 if self.delta is None else len(self.delta.layers))
+        return keeping * self.kv_bytes_per_token_layer
+
+    @property
+    def state_bytes_per_layer(self) -> float:
+        """Bytes a sequence keeps in a layer of the delta rule whatever its length; 0 without such layers."""
+        if self.delta is None:
+            return 0.0
+        return self.delta.state_bytes(self.activation_dtype.bytes_per_weight)
+
+    @property
+    def state_bytes_per_sequence(self) -> float:
+        """Bytes a sequence keeps in all layers beside its KV cache, whatever its length."""
+        return 0.0 if self.delta is None else len(self.delta.layers) * self.state_bytes_per_layer
 
     def kv_tokens(self, i: int, context: int) -> int:
         """How many of `context` tokens layer i keeps: all, or as many as its window holds."""
@@ -296,15 +422,23 @@ class TransformerSpec:
         bias = ups * width + self.hidden if self.mlp_bias else 0
         return (ups + 1) * self.hidden * width + bias
 
-    def _small_params(self, is_dense: bool) -> int:
-        """Everything of a layer that is not a matrix or an expert, and the router."""
-        q, k = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        small = self.norms_per_layer * self.hidden * (2 if self.norm_bias else 1)
-        small += (q + 2 * k) if self.qkv_bias else 0
-        small += self.hidden if self.o_bias else 0
-        small += 2 * self.head_dim if self.qk_norm else 0
-        small += q + k if self.qk_norm_full else 0
+    def _small_attention_params(self, is_delta: bool) -> int:
+        if is_delta:
+            assert self.delta is not None
+            return self.delta.small_params(self.hidden)
+        small = self.hidden if self.o_bias else 0
         small += self.heads if self.sinks else 0
+        if self.mla is not None:
+            return small + self.mla.copies * (self.mla.q_rank + self.mla.kv_rank)
+        q, k = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        small += (q + 2 * k) if self.qkv_bias else 0
+        small += 2 * self.head_dim if self.qk_norm else 0
+        return small + (q + k if self.qk_norm_full else 0)
+
+    def _small_params(self, is_dense: bool, is_delta: bool) -> int:
+        """Everything of a layer that is not a matrix or an expert, and the router."""
+        small = self.norms_per_layer * self.hidden * (2 if self.norm_bias else 1)
+        small += self._small_attention_params(is_delta)
         ups = 2 if self.gated_mlp else 1
         if is_dense:
             return small + (ups * self.intermediate + self.hidden if self.mlp_bias else 0)
@@ -315,24 +449,26 @@ class TransformerSpec:
             small += ups * self.moe.shared_intermediate + self.hidden
         return small
 
-    def _count(self, is_dense: bool) -> tuple[int, float]:
-        """Parameters and bytes of a dense or a mixture layer; zero if there is no mixture."""
-        if self.moe is None and not is_dense:
-            return 0, 0.0
+    def _count(self, is_dense: bool, is_delta: bool) -> tuple[int, float]:
+        """Parameters and bytes of a dense or a mixture layer, with attention or the delta rule."""
+        attention = self.attention_params
+        if is_delta:
+            assert self.delta is not None
+            attention = self.delta.params(self.hidden)
         matrices = 3 if self.gated_mlp else 2
         width, experts = self.intermediate, 0
         if not is_dense:
             assert self.moe is not None
             width, experts = self.moe.shared_intermediate, self.moe.experts * self.expert_params
         mlp = matrices * self.hidden * width
-        small = self._small_params(is_dense)
+        small = self._small_params(is_dense, is_delta)
         size = (
-            self.attention_params * self.attention_dtype.bytes_per_weight
+            attention * self.attention_dtype.bytes_per_weight
             + mlp * self.mlp_dtype.bytes_per_weight
             + experts * self.expert_dtype.bytes_per_weight
             + small * self.activation_dtype.bytes_per_weight
         )
-        return self.attention_params + mlp + experts + small, size
+        return attention + mlp + experts + small, size
 
     def _check(self) -> None:
         _whole("layers", self.layers, most=_MAX_LAYERS)
@@ -355,15 +491,30 @@ class TransformerSpec:
             raise InputError(
                 f"{len(self.windows)} windows for {self.layers} layers", field="windows"
             )
-        for window in self.windows:
-            if window is not None:
-                _whole("windows", window)
+        self._check_kinds()
         if self.moe is not None:
             for layer in self.moe.dense_layers:
                 if not 0 <= layer < self.layers:
                     raise InputError(
                         f"dense layer {layer} of a model with {self.layers}", field="dense_layers"
                     )
+
+
+    def _check_kinds(self) -> None:
+        states = frozenset() if self.delta is None else self.delta.layers
+        for i, window in enumerate(self.windows):
+            if window is not None:
+                _whole("windows", window, least=0 if i in states else 1)
+        for layer in states:
+            if not 0 <= layer < self.layers:
+                raise InputError(
+                    f"layer {layer} of the delta rule in a model with {self.layers}", field="delta"
+                )
+        if self.mla is not None and (self.kv_heads, self.head_dim) != (1, self.mla.query_dim):
+            raise InputError(
+                f"latent attention has 1 KV head and head_dim {self.mla.query_dim}, the width of a query",
+                field="mla",
+            )
 
 
 def _rebuild(fields: dict[str, object]) -> TransformerSpec:
