@@ -39,8 +39,8 @@ _DTYPES = {"bfloat16": BF16, "float16": FP16, "float32": FP32, "half": FP16, "fl
 class _Traits:
     """What an architecture fixes in code rather than in its config.
 
-    `text_part`: the class is of a multimodal model of which only the language model is read; the towers beside
-    it are named in the note. `defaults` are what its text section may leave out.
+    `text_part`: the class is of a multimodal model of which only the language model is read; the note says what
+    is left out. `defaults` are what its text section may leave out.
     """
 
     model_type: str
@@ -206,8 +206,8 @@ def _dtype(text: ConfigFields, root: ConfigFields) -> DType:
     return _DTYPES[name]
 
 
-# Kinds of `layer_types`, and the field that says how many tokens such a layer keeps at most. Layers of linear
-# attention keep none: `_delta_qwen` reads them.
+# Kinds of `layer_types`, and the field that says how many tokens such a layer keeps at most.
+# Layers of linear attention keep none: `_delta_qwen` reads them.
 _LAYER_KINDS: dict[str, str | None] = {
     "full_attention": None,
     "sliding_attention": "sliding_window",
@@ -291,8 +291,7 @@ def _delta_qwen(text: ConfigFields, layers: int) -> DeltaSpec | None:
     if not kinds:
         period = text.whole("full_attention_interval", default=4, least=1)
         kinds = tuple(
-            "full_attention" if (i + 1) % period == 0 else "linear_attention"
-            for i in range(layers)
+            "full_attention" if (i + 1) % period == 0 else "linear_attention" for i in range(layers)
         )
     linear = frozenset(i for i, kind in enumerate(kinds) if kind == "linear_attention")
     if not linear:
@@ -419,24 +418,36 @@ _TRAITS: dict[str, _Traits] = {
     ),
     # What its text section leaves out in the published configs of the smaller sizes.
     "Gemma3ForConditionalGeneration": _Traits(
-        "gemma3", tied=True, norms_per_layer=4, qk_norm=True, windows=_window_but_every,
+        "gemma3",
+        tied=True,
+        norms_per_layer=4,
+        qk_norm=True,
+        windows=_window_but_every,
         text_part=True,
         defaults={
-            "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
-            "vocab_size": 262208, "max_position_embeddings": 131072,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "vocab_size": 262208,
+            "max_position_embeddings": 131072,
         },
-    ),  # fmt: skip
+    ),
     "Mistral3ForConditionalGeneration": _Traits(
         "mistral3", windows=_window_everywhere, text_part=True
     ),
     "Llama4ForCausalLM": _Traits(
-        "llama4_text", dense_width="intermediate_size_mlp", moe=_moe_llama4,
+        "llama4_text",
+        dense_width="intermediate_size_mlp",
+        moe=_moe_llama4,
         windows=_chunks_but_every,
-    ),  # fmt: skip
+    ),
     "Llama4ForConditionalGeneration": _Traits(
-        "llama4", dense_width="intermediate_size_mlp", moe=_moe_llama4, windows=_chunks_but_every,
+        "llama4",
+        dense_width="intermediate_size_mlp",
+        moe=_moe_llama4,
+        windows=_chunks_but_every,
         text_part=True,
-    ),  # fmt: skip
+    ),
     "DeepseekV2ForCausalLM": _Traits("deepseek_v2", mla=_mla, moe=_moe_deepseek),
     "DeepseekV3ForCausalLM": _Traits("deepseek_v3", mla=_mla, moe=_moe_deepseek),
     "Glm4MoeForCausalLM": _Traits(

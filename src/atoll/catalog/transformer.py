@@ -499,7 +499,6 @@ class TransformerSpec:
                         f"dense layer {layer} of a model with {self.layers}", field="dense_layers"
                     )
 
-
     def _check_kinds(self) -> None:
         states = frozenset() if self.delta is None else self.delta.layers
         for i, window in enumerate(self.windows):

@@ -24,6 +24,7 @@ from atoll.perf.layers import (
     default_tp,
     layer_kinds,
     model_ops,
+    name_grounds,
     op_classes_of,
     splits_evenly,
 )
@@ -233,7 +234,8 @@ def analytic(
     profile = engine if isinstance(engine, EngineProfile) else engine_profile(engine)
     ops = model_ops(spec, node, size, fitted)
     used = op_classes_of(spec, node.gpu)
-    return AnalyticStepModel(spec, node, size, profile, ops, fitted.summary(used))
+    grounds = name_grounds(spec, node.gpu, fitted).summary(used)
+    return AnalyticStepModel(spec, node, size, profile, ops, grounds)
 
 
 def check_tp(node: NodeType, tp: int | None, spec: TransformerSpec) -> int:

@@ -90,7 +90,7 @@ class TimesBuilder:
 
 
 def layer_row(ops: LayerOps) -> Floats:
-    """Return the coefficients of a layer: window, passes, products, attention, experts, all-reduce."""
+    """Return the coefficients of a layer: window, passes, products, attention, experts, all-reduce, state."""
     if len(ops.dense) > DENSE_MOST:
         raise InternalError(f"a layer with {len(ops.dense)} products")
     row = [-1.0 if ops.window is None else float(ops.window)]
@@ -106,7 +106,7 @@ def layer_row(ops: LayerOps) -> Floats:
         row += [0.0] * 9
     else:
         row += [1.0, e.experts, e.top_k, e.flop_s, e.expert_s, e.row_s, e.pad, e.t0_s, e.p]
-    return np.array(row + _reduce(ops.all_reduce))
+    return np.array([*row, *_reduce(ops.all_reduce), ops.state_tokens])
 
 
 def outer_row(ops: ModelOps, host_s: float) -> Floats:
