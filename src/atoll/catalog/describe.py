@@ -72,8 +72,12 @@ def _gpu_rows(gpu: GpuType) -> Iterator[FactRow]:
     yield FactRow("aliases", ", ".join(gpu.aliases) or None)
     if gpu.like is not None:
         yield FactRow("like", gpu.like)
+    if gpu.note is not None:
+        yield FactRow("note", gpu.note)
     for field in fields(gpu):
-        if field.name in ("name", "aliases", "facts", "like"):
+        if field.name in ("name", "aliases", "facts", "like", "note"):
+            continue
+        if field.name == "compute_share" and field.name not in gpu.facts:
             continue
         value: Scalar = getattr(gpu, field.name)
         yield _with_source(field.name, value, gpu.facts)

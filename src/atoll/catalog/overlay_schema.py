@@ -74,7 +74,7 @@ class InterconnectEntry(Sourced):
     """What joins the GPUs of a node."""
 
     like: StrictStr | None = None
-    kind: Literal["nvlink", "pcie", "none"] | None = None
+    kind: Literal["nvlink", "xgmi", "pcie", "none"] | None = None
     generation: Whole | None = None
     allreduce: dict[CountKey, AllReduceEntry] | None = None
     p2p_bandwidth: BusBandwidth | None = None

@@ -158,7 +158,11 @@ class ConstantTable:
         lenders = [name for name in known if self._gpus[name].ops[op].tag is not Tag.PROXY] or known
         nearest = gpu.like if gpu.like in known else min(lenders, key=distance)
         taken = self._gpus[nearest].ops[op]
-        return replace(taken, tag=Tag.PROXY, source=nearest, hot_bytes=0.0, hot_gain=1.0)
+        share = gpu.compute_share
+        source = nearest if share == 1.0 else f"{nearest}, compute share x {share:g}"
+        return replace(
+            taken, e_f=taken.e_f * share, tag=Tag.PROXY, source=source, hot_bytes=0.0, hot_gain=1.0
+        )
 
     def names(self) -> tuple[str, ...]:
         """Return the GPU names that have constants, sorted."""
