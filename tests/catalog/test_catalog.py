@@ -24,7 +24,7 @@ def test_default_is_one_object() -> None:
     assert Catalog.default() is Catalog.default()
     assert Catalog.default() == Catalog()
     assert Catalog.default() != "catalog"
-    assert repr(Catalog.default()) == "Catalog(14 gpus, 20 models, 257 prices)"
+    assert repr(Catalog.default()) == "Catalog(30 gpus, 43 models, 260 prices)"
 
 
 def test_a_catalog_of_ones_own() -> None:
@@ -96,7 +96,8 @@ class TestDescribe:
     @pytest.mark.parametrize("name", [*Catalog.default().gpus, *Catalog.default().models])
     def test_every_shape_has_a_source(self, name: str) -> None:
         found = describe(Catalog.default(), name)
-        bare = {"aliases", "hf_id", "note", "graph", "nvlink_bytes_per_s", "fp8_tflops"}
+        absent = {"nvlink_bytes_per_s", "pcie_bytes_per_s", "fp8_tflops"}
+        bare = {"aliases", "hf_id", "note", "graph", "like", *absent}
         for row in found.rows:
             assert row.source is not None or row.field in bare, row
 
