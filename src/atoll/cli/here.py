@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ _SMALL_MAC_BYTES = 36 << 30
 # Smaller GPUs of a chip that come with less bandwidth, GB/s by chip and GPU cores (Apple's specifications).
 _NARROW = {("M3-Max", 30): 300.0, ("M4-Max", 32): 410.0}
 _GIB = 1 << 30
+_WIDTH = 100
 # Models to start with, the largest first: the first that fits and answers in time is written.
 _STARTERS = ("qwen3-32b", "qwen3-14b", "qwen3-8b", "qwen3-4b", "qwen3-1.7b", "qwen3-0.6b")
 _TTFT_S, _TPOT_S, _PROMPT, _ANSWER = 2.0, 0.1, 1024, 256
@@ -164,11 +166,11 @@ def write_fleet(machine: LocalMachine, catalog: Catalog) -> str:
     found = ", ".join(_describe(gpu) for gpu in machine.gpus)
     memory = "" if machine.memory_bytes is None else f"; {machine.memory_bytes / _GIB:.0f} GiB RAM"
     lines = [
-        f"# This machine, as {machine.source} describes it: {found}{memory}.",
+        *_comment(f"This machine, as {machine.source} describes it: {found}{memory}."),
         "# Change what you promise and expect, then:  atoll plan FILE",
         "# `atoll init` writes a file that explains every field.",
         "",
-        *(f"# {gpu.note}" for gpu in _notes(placed, catalog)),
+        *(line for gpu in _notes(placed, catalog) for line in _comment(f"{gpu.name}: {gpu.note}")),
         "models:",
         "  chat:",
         f"    model: {start or _STARTERS[-1]}"
@@ -176,7 +178,7 @@ def write_fleet(machine: LocalMachine, catalog: Catalog) -> str:
         f"    ttft: {_TTFT_S:g}s",
         f"    tpot: {_TPOT_S * 1e3:g}ms",
         "    rate: 6/min             # requests that arrive",
-        f"    lengths: {_PROMPT}x{_ANSWER}       # tokens of prompt and answer, or azure-conv, azure-code, ...",
+        f"    lengths: {_PROMPT}x{_ANSWER}       # tokens of prompt and answer, or azure-conv, ...",
         "",
         "pool:",
         "  owned:",
@@ -198,6 +200,10 @@ def _describe(gpu: LocalGpu) -> str:
     memory = "shared memory" if gpu.memory_bytes is None else f"{gpu.memory_bytes / _GIB:.1f} GiB"
     cores = "" if gpu.cores is None else f", {gpu.cores} GPU cores"
     return f"{gpu.count} x {gpu.name} ({memory} each{cores})"
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ")
 
 
 def _notes(placed: Sequence[_Placed], catalog: Catalog) -> list[GpuType]:

@@ -1,4 +1,4 @@
-"""`atoll init`: a fleet file to start from: commented, of this machine, or an example that comes with Atoll."""
+"""`atoll init`: a fleet file to start from: commented, of this machine, or one of the examples."""
 
 from __future__ import annotations
 

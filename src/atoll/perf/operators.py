@@ -310,8 +310,8 @@ def delta_prefill(
 ) -> PrefillAttention:
     """Return the prefill of a layer of the gated delta rule: linear in the tokens, whatever came before.
 
-    In chunks of C tokens a token and head costs 6 k v operations against the state (read, correct, update) and
-    C (6 k + 4 v) inside its chunk (two products of keys, one with queries, three that apply them). Moved are
+    In chunks of C tokens, a token and head cost 6 k v operations against the state (read, correct, update)
+    and C (6 k + 4 v) inside its chunk (two products of keys, one with queries, three that apply them). Moved are
     inputs and outputs, the corrected keys and values twice, and a state in 16 bits for every chunk. The two
     add up: the kernels run one after the other.
     """
