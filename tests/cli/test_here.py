@@ -79,7 +79,7 @@ def load(tmp_path: Path, text: str) -> Problem:
 def linux(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A Linux machine with 64 GiB whose NVML cannot be had."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(here.platform, "system", lambda: "Linux")
+    monkeypatch.setattr("atoll.cli.here.platform.system", lambda: "Linux")
     monkeypatch.setattr(hardware, "read_hardware", lambda _=None: Hardware(cpus=1))
     monkeypatch.setattr(doctor, "memory_bytes", lambda: 64.0 * GIB)
     return tmp_path
@@ -219,9 +219,9 @@ class TestMac:
             return subprocess.CompletedProcess(command, 0, MAC_STUDIO, "")
 
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(here.platform, "system", lambda: "Darwin")
-        monkeypatch.setattr(here.shutil, "which", lambda name: f"/usr/sbin/{name}")
-        monkeypatch.setattr(here.subprocess, "run", run)
+        monkeypatch.setattr("atoll.cli.here.platform.system", lambda: "Darwin")
+        monkeypatch.setattr("atoll.cli.here.shutil.which", lambda name: f"/usr/sbin/{name}")
+        monkeypatch.setattr("atoll.cli.here.subprocess.run", run)
         assert cli.run(["init", "--here"]) == 0
         parts = ["SPHardwareDataType", "SPDisplaysDataType", "-json"]
         assert asked == [["/usr/sbin/system_profiler", *parts]]

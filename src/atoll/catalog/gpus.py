@@ -29,9 +29,9 @@ class GpuType:
 
     `fp8_tflops` is None where the hardware has no FP8 tensor cores, `nvlink_bytes_per_s` where it
     has no NVLink. `like` names the GPU type whose performance constants stand in, or that an overlay
-    derived this one from. `note` is for whoever plans with it: engines that run on it, memory that is
-    shared. `compute_share` is how much smaller a share of its peak it reaches than the GPU whose constants stand
-    in. `facts` holds, for every field, where the number comes from.
+    derived this one from; `compute_share` is how much smaller a share of its peak it reaches than that one.
+    `note` is for whoever plans with it: engines that run on it, memory that is shared. `facts` holds, for
+    every field, where the number comes from.
     """
 
     name: str

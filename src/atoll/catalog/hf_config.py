@@ -13,6 +13,21 @@ from pathlib import Path
 from typing import NoReturn
 
 from atoll.catalog.fields import ConfigFields
+from atoll.catalog.hf_parts import (
+    read_chunks_but_every,
+    read_delta_qwen,
+    read_latent,
+    read_moe_deepseek,
+    read_moe_gpt_oss,
+    read_moe_llama4,
+    read_moe_mixtral,
+    read_moe_qwen,
+    read_vision_qwen25,
+    read_window_above,
+    read_window_alternating,
+    read_window_but_every,
+    read_window_everywhere,
+)
 from atoll.catalog.media import EncoderSpec
 from atoll.catalog.models import ComponentSpec, ModelSpec
 from atoll.catalog.names import printable
@@ -39,8 +54,8 @@ _DTYPES = {"bfloat16": BF16, "float16": FP16, "float32": FP32, "half": FP16, "fl
 class _Traits:
     """What an architecture fixes in code rather than in its config.
 
-    `text_part`: the class is of a multimodal model of which only the language model is read; the note says what
-    is left out. `defaults` are what its text section may leave out.
+    `text_part`: the class is of a multimodal model of which only the language model is read; the note says
+    what is left out. `defaults` are what its text section may leave out.
     """
 
     model_type: str
@@ -207,7 +222,7 @@ def _dtype(text: ConfigFields, root: ConfigFields) -> DType:
 
 
 # Kinds of `layer_types`, and the field that says how many tokens such a layer keeps at most.
-# Layers of linear attention keep none: `_delta_qwen` reads them.
+# Layers of linear attention keep none: `read_delta_qwen` reads them.
 _LAYER_KINDS: dict[str, str | None] = {
     "full_attention": None,
     "sliding_attention": "sliding_window",
@@ -236,185 +251,28 @@ def _layer_types(text: ConfigFields, layers: int) -> tuple[int | None, ...]:
     return tuple(sizes[kind] for kind in types)
 
 
-def _window_everywhere(text: ConfigFields, layers: int) -> tuple[int | None, ...]:
-    return (text.optional("sliding_window"),) * layers
-
-
-def _window_above(text: ConfigFields, layers: int) -> tuple[int | None, ...]:
-    """Qwen: windows only if switched on, from `max_window_layers` up."""
-    if not text.flag("use_sliding_window"):
-        return ()
-    size, first = text.optional("sliding_window"), text.whole("max_window_layers", default=0)
-    return tuple(size if i >= first else None for i in range(layers))
-
-
-def _window_alternating(text: ConfigFields, layers: int) -> tuple[int | None, ...]:
-    """Even layers slide (Gemma 2, gpt-oss)."""
-    size = text.optional("sliding_window")
-    return tuple(size if i % 2 == 0 else None for i in range(layers))
-
-
-def _window_but_every(text: ConfigFields, layers: int) -> tuple[int | None, ...]:
-    """Gemma 3: every n-th layer attends to everything, the others slide."""
-    size, period = (
-        text.optional("sliding_window"),
-        text.whole("sliding_window_pattern", default=6, least=1),
-    )
-    return tuple(None if (i + 1) % period == 0 else size for i in range(layers))
-
-
-def _chunks_but_every(text: ConfigFields, layers: int) -> tuple[int | None, ...]:
-    """Llama 4: layers with rotary positions attend within chunks, those without to everything."""
-    size = text.optional("attention_chunk_size")
-    rotary = text.wholes("no_rope_layers", least=0)
-    if not rotary:
-        period = text.whole("no_rope_layer_interval", default=4, least=1)
-        rotary = tuple(int((i + 1) % period != 0) for i in range(layers))
-    if len(rotary) != layers:
-        raise text.error(f"{len(rotary)} entries for {layers} layers", "no_rope_layers")
-    return tuple(size if flag else None for flag in rotary)
-
-
-def _mla(text: ConfigFields) -> MlaSpec:
-    return MlaSpec(
-        q_rank=text.whole("q_lora_rank", default=0),
-        kv_rank=text.required("kv_lora_rank"),
-        nope_dim=text.required("qk_nope_head_dim"),
-        rope_dim=text.required("qk_rope_head_dim"),
-        v_dim=text.required("v_head_dim"),
-    )
-
-
-def _delta_qwen(text: ConfigFields, layers: int) -> DeltaSpec | None:
-    """Qwen3-Next: every n-th layer has attention, the others follow the gated delta rule."""
-    kinds = text.texts("layer_types")
-    if not kinds:
-        period = text.whole("full_attention_interval", default=4, least=1)
-        kinds = tuple(
-            "full_attention" if (i + 1) % period == 0 else "linear_attention" for i in range(layers)
-        )
-    linear = frozenset(i for i, kind in enumerate(kinds) if kind == "linear_attention")
-    if not linear:
-        return None
-    return DeltaSpec(
-        layers=linear,
-        key_heads=text.required("linear_num_key_heads"),
-        value_heads=text.required("linear_num_value_heads"),
-        key_dim=text.required("linear_key_head_dim"),
-        value_dim=text.required("linear_value_head_dim"),
-        conv=text.whole("linear_conv_kernel_dim", default=4, least=1),
-    )
-
-
-def _moe_deepseek(text: ConfigFields, layers: int) -> MoeSpec | None:
-    """DeepSeek, Kimi K2, GLM-4.5: dense layers first, then experts beside shared ones."""
-    if not text.has("n_routed_experts"):
-        return None
-    first = text.whole("first_k_dense_replace", default=0)
-    step = text.whole("moe_layer_freq", default=1, least=1)
-    width = text.required("moe_intermediate_size")
-    return MoeSpec(
-        experts=text.required("n_routed_experts"),
-        top_k=text.required("num_experts_per_tok"),
-        intermediate=width,
-        shared_intermediate=width * text.whole("n_shared_experts", default=0),
-        dense_layers=frozenset(i for i in range(layers) if i < first or i % step),
-        # One number per expert that steers the choice, where the scores are sigmoids.
-        router_bias=text.text("topk_method") in (None, "noaux_tc"),
-    )
-
-
-def _moe_llama4(text: ConfigFields, layers: int) -> MoeSpec:
-    step = text.whole("interleave_moe_layer_step", default=1, least=1)
-    mixed = text.wholes("moe_layers", least=0) or tuple(range(step - 1, layers, step))
-    width = text.required("intermediate_size")
-    return MoeSpec(
-        experts=text.required("num_local_experts"),
-        top_k=text.required("num_experts_per_tok"),
-        intermediate=width,
-        shared_intermediate=width,
-        dense_layers=frozenset(range(layers)) - frozenset(mixed),
-    )
-
-
-def _moe_mixtral(text: ConfigFields, _layers: int) -> MoeSpec:
-    return MoeSpec(
-        experts=text.required("num_local_experts"),
-        top_k=text.required("num_experts_per_tok"),
-        intermediate=text.required("intermediate_size"),
-    )
-
-
-def _moe_gpt_oss(text: ConfigFields, _layers: int) -> MoeSpec:
-    experts = text.optional("num_local_experts") or text.required("num_experts")
-    top_k = text.optional("num_experts_per_tok") or text.required("experts_per_token")
-    return MoeSpec(experts, top_k, text.required("intermediate_size"), router_bias=True)
-
-
-def _moe_qwen(text: ConfigFields, layers: int) -> MoeSpec | None:
-    step = text.whole("decoder_sparse_step", default=1, least=1)
-    plain = frozenset(text.wholes("mlp_only_layers", least=0))
-    dense = frozenset(i for i in range(layers) if i in plain or (i + 1) % step)
-    experts = text.required("num_experts")
-    shared = text.whole("shared_expert_intermediate_size", default=0)
-    if len(dense) == layers:
-        return None
-    return MoeSpec(
-        experts=experts,
-        top_k=text.required("num_experts_per_tok"),
-        intermediate=text.required("moe_intermediate_size"),
-        shared_intermediate=shared,
-        shared_gate=shared > 0,
-        dense_layers=dense,
-    )
-
-
-def _vision_qwen25(vision: ConfigFields) -> EncoderSpec:
-    hidden, merge = (
-        vision.required("hidden_size"),
-        vision.whole("spatial_merge_size", default=2, least=1),
-    )
-    output = vision.required("out_hidden_size")
-    wide = hidden * merge**2
-    return EncoderSpec(
-        kind="vision",
-        layers=vision.required("depth", most=4096),
-        hidden=hidden,
-        intermediate=vision.required("intermediate_size"),
-        heads=vision.required("num_heads"),
-        output_dim=output,
-        rule="grid",
-        gated_mlp=True,
-        patch_size=vision.whole("patch_size", default=14, least=1),
-        temporal_patch=vision.whole("temporal_patch_size", default=2, least=1),
-        merge=merge,
-        window_px=vision.optional("window_size"),
-        full_attention_layers=vision.wholes("fullatt_block_indexes", least=0) or None,
-        projector=(wide, wide, output),
-        projector_norm=hidden,
-    )
-
-
 _TRAITS: dict[str, _Traits] = {
     "LlamaForCausalLM": _Traits("llama"),
-    "MistralForCausalLM": _Traits("mistral", windows=_window_everywhere),
-    "MixtralForCausalLM": _Traits("mixtral", windows=_window_everywhere, moe=_moe_mixtral),
-    "Qwen2ForCausalLM": _Traits("qwen2", qkv_bias=True, windows=_window_above),
+    "MistralForCausalLM": _Traits("mistral", windows=read_window_everywhere),
+    "MixtralForCausalLM": _Traits("mixtral", windows=read_window_everywhere, moe=read_moe_mixtral),
+    "Qwen2ForCausalLM": _Traits("qwen2", qkv_bias=True, windows=read_window_above),
     "Qwen2MoeForCausalLM": _Traits(
-        "qwen2_moe", qkv_bias=True, windows=_window_above, moe=_moe_qwen
+        "qwen2_moe", qkv_bias=True, windows=read_window_above, moe=read_moe_qwen
     ),
     "Qwen2_5_VLForConditionalGeneration": _Traits(
-        "qwen2_5_vl", qkv_bias=True, windows=_window_above, vision=_vision_qwen25
+        "qwen2_5_vl", qkv_bias=True, windows=read_window_above, vision=read_vision_qwen25
     ),
-    "Qwen3ForCausalLM": _Traits("qwen3", qk_norm=True, windows=_window_above),
-    "Qwen3MoeForCausalLM": _Traits("qwen3_moe", qk_norm=True, windows=_window_above, moe=_moe_qwen),
-    "Phi3ForCausalLM": _Traits("phi3", qkv_bias=False, windows=_window_everywhere),
+    "Qwen3ForCausalLM": _Traits("qwen3", qk_norm=True, windows=read_window_above),
+    "Qwen3MoeForCausalLM": _Traits(
+        "qwen3_moe", qk_norm=True, windows=read_window_above, moe=read_moe_qwen
+    ),
+    "Phi3ForCausalLM": _Traits("phi3", qkv_bias=False, windows=read_window_everywhere),
     "GemmaForCausalLM": _Traits("gemma", tied=True),
     "Gemma2ForCausalLM": _Traits(
-        "gemma2", tied=True, norms_per_layer=4, windows=_window_alternating
+        "gemma2", tied=True, norms_per_layer=4, windows=read_window_alternating
     ),
     "Gemma3ForCausalLM": _Traits(
-        "gemma3_text", tied=True, norms_per_layer=4, qk_norm=True, windows=_window_but_every
+        "gemma3_text", tied=True, norms_per_layer=4, qk_norm=True, windows=read_window_but_every
     ),
     # What its text section leaves out in the published configs of the smaller sizes.
     "Gemma3ForConditionalGeneration": _Traits(
@@ -422,7 +280,7 @@ _TRAITS: dict[str, _Traits] = {
         tied=True,
         norms_per_layer=4,
         qk_norm=True,
-        windows=_window_but_every,
+        windows=read_window_but_every,
         text_part=True,
         defaults={
             "num_attention_heads": 8,
@@ -433,36 +291,36 @@ _TRAITS: dict[str, _Traits] = {
         },
     ),
     "Mistral3ForConditionalGeneration": _Traits(
-        "mistral3", windows=_window_everywhere, text_part=True
+        "mistral3", windows=read_window_everywhere, text_part=True
     ),
     "Llama4ForCausalLM": _Traits(
         "llama4_text",
         dense_width="intermediate_size_mlp",
-        moe=_moe_llama4,
-        windows=_chunks_but_every,
+        moe=read_moe_llama4,
+        windows=read_chunks_but_every,
     ),
     "Llama4ForConditionalGeneration": _Traits(
         "llama4",
         dense_width="intermediate_size_mlp",
-        moe=_moe_llama4,
-        windows=_chunks_but_every,
+        moe=read_moe_llama4,
+        windows=read_chunks_but_every,
         text_part=True,
     ),
-    "DeepseekV2ForCausalLM": _Traits("deepseek_v2", mla=_mla, moe=_moe_deepseek),
-    "DeepseekV3ForCausalLM": _Traits("deepseek_v3", mla=_mla, moe=_moe_deepseek),
+    "DeepseekV2ForCausalLM": _Traits("deepseek_v2", mla=read_latent, moe=read_moe_deepseek),
+    "DeepseekV3ForCausalLM": _Traits("deepseek_v3", mla=read_latent, moe=read_moe_deepseek),
     "Glm4MoeForCausalLM": _Traits(
-        "glm4_moe", o_bias=False, qk_norm="use_qk_norm", moe=_moe_deepseek
+        "glm4_moe", o_bias=False, qk_norm="use_qk_norm", moe=read_moe_deepseek
     ),
     "Qwen3NextForCausalLM": _Traits(
-        "qwen3_next", qk_norm=True, attention_gate=True, moe=_moe_qwen, delta=_delta_qwen
+        "qwen3_next", qk_norm=True, attention_gate=True, moe=read_moe_qwen, delta=read_delta_qwen
     ),
     "GptOssForCausalLM": _Traits(
-        "gpt_oss", sinks=True, moe=_moe_gpt_oss, windows=_window_alternating
+        "gpt_oss", sinks=True, moe=read_moe_gpt_oss, windows=read_window_alternating
     ),
     "GraniteForCausalLM": _Traits("granite"),
     "Olmo2ForCausalLM": _Traits("olmo2", qk_norm_full=True),
     "Starcoder2ForCausalLM": _Traits(
-        "starcoder2", tied=True, layer_norm=True, windows=_window_everywhere
+        "starcoder2", tied=True, layer_norm=True, windows=read_window_everywhere
     ),
 }
 

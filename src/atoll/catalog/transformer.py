@@ -15,56 +15,46 @@ experts' bits; every other bias counts as small.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from atoll.catalog.dtypes import (
+    BF16,
+    DTYPES,
+    FP8,
+    FP16,
+    FP32,
+    INT4,
+    INT8,
+    KV_DTYPES,
+    MXFP4,
+    NVFP4,
+    DType,
+    dtype_of,
+)
+from atoll.catalog.fields import check_whole
+from atoll.catalog.mixers import DeltaSpec, MlaSpec
 from atoll.core.errors import InputError, UnknownNameError
 
-# Above this no product of two fields can leave the range where floats count exactly.
-_MAX_DIMENSION = 1 << 26
+__all__ = [
+    "BF16",
+    "DTYPES",
+    "FP8",
+    "FP16",
+    "FP32",
+    "INT4",
+    "INT8",
+    "KV_DTYPES",
+    "MXFP4",
+    "NVFP4",
+    "DType",
+    "DeltaSpec",
+    "MlaSpec",
+    "MoeSpec",
+    "TransformerSpec",
+    "dtype_of",
+]
+
 _MAX_LAYERS = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class DType:
-    """How a number is stored; `bits_per_weight` includes scales and zero points."""
-
-    name: str
-    bits_per_weight: float
-
-    @property
-    def bytes_per_weight(self) -> float:
-        """Bytes one weight takes on average."""
-        return self.bits_per_weight / 8
-
-
-BF16 = DType("bf16", 16.0)
-FP16 = DType("fp16", 16.0)
-FP32 = DType("fp32", 32.0)
-# Scales per tensor or per channel are below a thousandth of the weights and counted as nothing.
-FP8 = DType("fp8", 8.0)
-INT8 = DType("int8", 8.0)
-# Four bits, and a 16-bit scale for every 64 weights.
-INT4 = DType("int4", 4.25)
-# Four bits, and an 8-bit scale for every 32 weights (OCP microscaling).
-MXFP4 = DType("mxfp4", 4.25)
-# Four bits, and an 8-bit scale for every 16 weights; the 32-bit scale of a tensor is nothing.
-NVFP4 = DType("nvfp4", 4.5)
-
-DTYPES: Mapping[str, DType] = {
-    dtype.name: dtype for dtype in (BF16, FP16, FP32, FP8, INT8, INT4, MXFP4, NVFP4)
-}
-KV_DTYPES = ("bf16", "fp16", "fp8", "int8")
-
-
-def dtype_of(name: str | DType) -> DType:
-    """The dtype of that name; a DType is returned as it is."""
-    if isinstance(name, DType):
-        return name
-    try:
-        return DTYPES[name]
-    except KeyError:
-        raise UnknownNameError("dtype", name, DTYPES) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,112 +74,12 @@ class MoeSpec:
     shared_gate: bool = False
 
     def __post_init__(self) -> None:
-        _whole("experts", self.experts)
-        _whole("top_k", self.top_k)
-        _whole("moe intermediate", self.intermediate)
-        _whole("shared_intermediate", self.shared_intermediate, least=0)
+        check_whole("experts", self.experts)
+        check_whole("top_k", self.top_k)
+        check_whole("moe intermediate", self.intermediate)
+        check_whole("shared_intermediate", self.shared_intermediate, least=0)
         if self.top_k > self.experts:
             raise InputError(f"top_k {self.top_k} exceeds {self.experts} experts", field="top_k")
-
-
-@dataclass(frozen=True, slots=True)
-class MlaSpec:
-    """Multi-head latent attention: keys and values of all heads come from one small latent per token.
-
-    A token leaves `kv_rank + rope_dim` numbers in a layer, whatever the number of heads. With h hidden, a heads:
-
-        queries     h q_rank + q_rank a (nope + rope), or h a (nope + rope) where q_rank is 0
-        latent      h (kv_rank + rope)
-        expansion   kv_rank a (nope + v), into keys and values (prefill) or into queries and outputs (decode)
-        output      a v h
-
-    `copies` is how often the first query matrix and the latent's are held: every GPU of a group has its own.
-    """
-
-    q_rank: int
-    kv_rank: int
-    nope_dim: int
-    rope_dim: int
-    v_dim: int
-    copies: int = 1
-
-    def __post_init__(self) -> None:
-        _whole("q_rank", self.q_rank, least=0)
-        for name in ("kv_rank", "nope_dim", "rope_dim", "v_dim", "copies"):
-            _whole(name, getattr(self, name))
-
-    @property
-    def query_dim(self) -> int:
-        """Width of one head's query: its part without and its part with positions."""
-        return self.nope_dim + self.rope_dim
-
-    @property
-    def latent_dim(self) -> int:
-        """Numbers that one token leaves in the cache of a layer."""
-        return self.kv_rank + self.rope_dim
-
-    def params(self, hidden: int, heads: int) -> int:
-        """Parameters of the matrices of one layer."""
-        first = hidden * self.q_rank + hidden * self.latent_dim
-        queries = (self.q_rank or hidden) * heads * self.query_dim
-        rest = self.kv_rank * heads * (self.nope_dim + self.v_dim) + heads * self.v_dim * hidden
-        return self.copies * first + queries + rest
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaSpec:
-    """Layers of the gated delta rule: a matrix per head instead of keys and values that grow.
-
-    `layers` lists them. A sequence keeps, in each, value_heads x key_dim x value_dim numbers in `state_dtype`
-    and the last `conv - 1` inputs of a short convolution, however long it is.
-    """
-
-    layers: frozenset[int]
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    conv: int
-    state_dtype: DType = FP32
-
-    def __post_init__(self) -> None:
-        for name in ("key_heads", "value_heads", "key_dim", "value_dim", "conv"):
-            _whole(name, getattr(self, name))
-        if self.value_heads % self.key_heads:
-            raise InputError(
-                f"{self.value_heads} value heads cannot share {self.key_heads} key heads evenly",
-                field="value_heads",
-            )
-
-    @property
-    def channels(self) -> int:
-        """Width of what the convolution sees: queries, keys and values."""
-        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
-
-    def params(self, hidden: int) -> int:
-        """Parameters of the large matrices of one layer: queries, keys, values, gate and output."""
-        inner = self.value_heads * self.value_dim
-        return hidden * (self.channels + inner) + inner * hidden
-
-    def small_params(self, hidden: int) -> int:
-        """Parameters of a layer that quantisers leave alone: decay, strength, convolution, norm."""
-        return (
-            hidden * 2 * self.value_heads
-            + self.conv * self.channels
-            + 2 * self.value_heads
-            + self.value_dim
-        )
-
-    def state_bytes(self, activation_bytes: float) -> float:
-        """Bytes that one sequence keeps in one layer."""
-        matrix = self.value_heads * self.key_dim * self.value_dim
-        inputs = (self.conv - 1) * self.channels
-        return matrix * self.state_dtype.bytes_per_weight + inputs * activation_bytes
-
-
-def _whole(name: str, value: object, *, least: int = 1, most: int = _MAX_DIMENSION) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InputError(f"{value!r} is not a whole number from {least} to {most}", field=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,7 +361,7 @@ class TransformerSpec:
         return attention + mlp + experts + small, size
 
     def _check(self) -> None:
-        _whole("layers", self.layers, most=_MAX_LAYERS)
+        check_whole("layers", self.layers, most=_MAX_LAYERS)
         for name in (
             "hidden",
             "heads",
@@ -482,7 +372,7 @@ class TransformerSpec:
             "max_context",
             "norms_per_layer",
         ):
-            _whole(name, getattr(self, name))
+            check_whole(name, getattr(self, name))
         if self.heads % self.kv_heads:
             raise InputError(
                 f"{self.heads} heads cannot share {self.kv_heads} KV heads evenly", field="kv_heads"
@@ -503,7 +393,7 @@ class TransformerSpec:
         states = frozenset() if self.delta is None else self.delta.layers
         for i, window in enumerate(self.windows):
             if window is not None:
-                _whole("windows", window, least=0 if i in states else 1)
+                check_whole("windows", window, least=0 if i in states else 1)
         for layer in states:
             if not 0 <= layer < self.layers:
                 raise InputError(

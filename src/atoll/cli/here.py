@@ -236,8 +236,8 @@ def _place(gpu: LocalGpu, machine: LocalMachine, catalog: Catalog) -> _Placed:
         narrow = _NARROW.get((known.name, gpu.cores))
         if narrow is not None:
             changes.append(f"  bandwidth: {narrow:g}GB/s")
-    facts = (f"{known.name}:", *changes) if changes else ()
-    return _Placed(known.name, gpu.count, facts, known=True)
+    changed = (f"{known.name}:", *changes) if changes else ()
+    return _Placed(known.name, gpu.count, changed, known=True)
 
 
 def _match(name: str, memory: int | None, catalog: Catalog) -> GpuType | None:

@@ -27,8 +27,8 @@ from atoll.perf.operators import (
 class LayerKind(NamedTuple):
     """Layers of one kind take the same time: same attention window, same kind of MLP.
 
-    Window 0 is a layer of the gated delta rule, which keeps a state and no tokens. A layer that attends within
-    chunks has the chunk for its window: it keeps no more, and what it reads is bounded by it.
+    Window 0 is a layer of the gated delta rule, which keeps a state and no tokens. A layer that attends
+    within chunks has the chunk for its window: it keeps no more, and what it reads is bounded by it.
     """
 
     window: int | None

@@ -150,8 +150,8 @@ class MemoryModel:
     def kv_tokens(self, start: int, end: int, context: float = 4096.0) -> int:
         """Return how many tokens of sequences of `context` tokens each fit beside layers [start, end).
 
-        Layers with a window keep no more of a sequence than their window, layers with a state their state. Each of the node's groups
-        of `tp` GPUs holds this many.
+        Layers with a window keep no more of a sequence than their window, layers with a state their state.
+        Each of the node's groups of `tp` GPUs holds this many.
         """
         free = self.free_bytes(start, end)
         sequence_bytes = self.kv_bytes_per_sequence(start, end, context)

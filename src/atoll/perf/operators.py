@@ -311,9 +311,9 @@ def delta_prefill(
     """Return the prefill of a layer of the gated delta rule: linear in the tokens, whatever came before.
 
     In chunks of C tokens, a token and head cost 6 k v operations against the state (read, correct, update)
-    and C (6 k + 4 v) inside its chunk (two products of keys, one with queries, three that apply them). Moved are
-    inputs and outputs, the corrected keys and values twice, and a state in 16 bits for every chunk. The two
-    add up: the kernels run one after the other.
+    and C (6 k + 4 v) inside its chunk (two products of keys, one with queries, three that apply them).
+    Moved are inputs and outputs, the corrected keys and values twice, and a state in 16 bits for every
+    chunk. The two add up: the kernels run one after the other.
     """
     flops = value_heads * (
         6.0 * key_dim * value_dim + DELTA_CHUNK * (6.0 * key_dim + 4.0 * value_dim)
