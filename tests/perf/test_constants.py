@@ -18,7 +18,7 @@ from atoll.perf.constants import (
 )
 from tests.perf.builders import constants
 
-SHIPPED = sorted(default_gpus())
+SHIPPED = sorted(name for name, gpu in default_gpus().items() if gpu.like is None)
 DENSE = (OpClass.GEMM, OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE)
 
 

@@ -23,7 +23,6 @@ from atoll.perf.layers import (
 from atoll.perf.memory import MemoryModel
 from atoll.perf.step import analytic, step_seconds
 from atoll.plan.handover import kv_bytes, kv_bytes_by_layers
-from atoll.sim.times import layer_row
 from tests.perf.builders import BANDWIDTH, PEAK, constants, gpu, model, node, node_type, spec
 
 MLA = MlaSpec(q_rank=96, kv_rank=64, nope_dim=32, rope_dim=16, v_dim=32)
@@ -213,14 +212,11 @@ class TestLayers:
         assert splits_evenly(stateful(), 2)
         assert not splits_evenly(stateful(), 4)
 
-    def test_the_simulator_has_the_same_coefficients(self) -> None:
-        for layer in model_ops(stateful(), node(), 1, constants().for_gpu(gpu())).layers:
-            row = layer_row(layer)
-            assert row[0] == (-1.0 if layer.window is None else layer.window)
-            assert row[-1] == layer.state_tokens
-        state = model_ops(stateful(), node(), 1, constants().for_gpu(gpu())).layers[0]
+    def test_a_state_is_worth_as_many_tokens_as_take_its_bytes(self) -> None:
+        state, attention = model_ops(stateful(), node(), 1, constants().for_gpu(gpu())).layers
         per_token = stateful().kv_bytes_per_token_layer
         assert state.state_tokens * per_token == pytest.approx(stateful().state_bytes_per_layer)
+        assert attention.state_tokens == 0.0
 
 
 class TestGrounds:

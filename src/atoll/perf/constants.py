@@ -137,7 +137,7 @@ class ConstantTable:
             gpu.name,
             {
                 **(constants.ops if constants else {}),
-                **{op: self._relative(gpu, op) for op in missing},
+                **{op: _share_compute(self._relative(gpu, op), gpu) for op in missing},
             },
         )
 
@@ -158,11 +158,7 @@ class ConstantTable:
         lenders = [name for name in known if self._gpus[name].ops[op].tag is not Tag.PROXY] or known
         nearest = gpu.like if gpu.like in known else min(lenders, key=distance)
         taken = self._gpus[nearest].ops[op]
-        share = gpu.compute_share
-        source = nearest if share == 1.0 else f"{nearest}, compute share x {share:g}"
-        return replace(
-            taken, e_f=taken.e_f * share, tag=Tag.PROXY, source=source, hot_bytes=0.0, hot_gain=1.0
-        )
+        return replace(taken, tag=Tag.PROXY, source=nearest, hot_bytes=0.0, hot_gain=1.0)
 
     def names(self) -> tuple[str, ...]:
         """Return the GPU names that have constants, sorted."""
@@ -175,6 +171,16 @@ class ConstantTable:
             base = out[name].ops if name in out else {}
             out[name] = GpuConstants(name, {**base, **entry.ops})
         return ConstantTable(out.values())
+
+
+def _share_compute(taken: OpConstants, gpu: GpuType) -> OpConstants:
+    """Constants of a relative for a GPU that is known to reach a smaller share of its peak."""
+    share = gpu.compute_share
+    if share == 1.0:
+        return taken
+    return replace(
+        taken, e_f=taken.e_f * share, source=f"{taken.source}, compute share x {share:g}"
+    )
 
 
 @cache

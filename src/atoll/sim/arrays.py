@@ -48,7 +48,7 @@ TOUCHED, KICKED = range(2)
 PROMPT_X, PROMPT_S, DECODE_X, DECODE_S = range(4)
 # The layout of `Sim.coefficient` (see `times.py`).
 DENSE_MOST = 8
-LAYER_WIDTH = 4 + 5 * DENSE_MOST + 6 + 6 + 9 + 4 + 1
+LAYER_WIDTH = 4 + 5 * DENSE_MOST + 6 + 6 + 9 + 4
 
 
 def _dtype(*, i8: str = "", f8: str = "", flag: str = "") -> np.dtype[Any]:

@@ -79,6 +79,8 @@ class TimesBuilder:
             for k, kind in enumerate(model.ops.kinds):
                 below = np.cumsum([0, *(each == kind for each in layer_kind_names)])
                 prefix[i, : len(below), k] = below
+                # What a state is worth in tokens; the row of what lies beside the layers has room at its end.
+                coefficient[i, 0, LAYER_WIDTH - 1 - k] = model.ops.layers[k].state_tokens
         pairs = [
             (profile.prefill_s_per_layer, _one_is_some(profile.decode_s_per_layer))
             for profile, _ in self._curves
@@ -90,7 +92,7 @@ class TimesBuilder:
 
 
 def layer_row(ops: LayerOps) -> Floats:
-    """Return the coefficients of a layer: window, passes, products, attention, experts, all-reduce, state."""
+    """Return the coefficients of a layer: window, passes, products, attention, experts, all-reduce."""
     if len(ops.dense) > DENSE_MOST:
         raise InternalError(f"a layer with {len(ops.dense)} products")
     row = [-1.0 if ops.window is None else float(ops.window)]
@@ -106,7 +108,7 @@ def layer_row(ops: LayerOps) -> Floats:
         row += [0.0] * 9
     else:
         row += [1.0, e.experts, e.top_k, e.flop_s, e.expert_s, e.row_s, e.pad, e.t0_s, e.p]
-    return np.array([*row, *_reduce(ops.all_reduce), ops.state_tokens])
+    return np.array(row + _reduce(ops.all_reduce))
 
 
 def outer_row(ops: ModelOps, host_s: float) -> Floats:

@@ -307,7 +307,7 @@ def cached_tokens(z: Sim, u: int, low: int, high: int, tokens: int) -> float:
     for k in range(unit.kinds):
         window = z.coefficient[unit.row, k + 1, 0]
         kept = float(tokens) if window < 0.0 else min(float(tokens), window)
-        kept += z.coefficient[unit.row, k + 1, LAYER_WIDTH - 1]
+        kept += z.coefficient[unit.row, 0, LAYER_WIDTH - 1 - k]
         total += kept * (z.prefix[unit.row, high, k] - z.prefix[unit.row, low, k])
     return total
 
