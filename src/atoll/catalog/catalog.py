@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # Sizes nobody lists are still allowed up to here: "L40S:3" is a machine someone may own.
 _MOST_GPUS = 16
+_LONGEST_SHOWN = 40
 
 
 class Catalog:
@@ -229,10 +230,12 @@ def _overlay_hint(name: str, gpus: Mapping[str, GpuType]) -> str | None:
     example = gpus.get("L40S") or next(iter(gpus.values()), None)
     if example is None:
         return None
+    called = name.strip().replace(" ", "-")
     try:
-        called = parse_node_type(f"{name.strip().replace(' ', '-')}:1").gpu
+        parse_node_type(f"{called}:1")
     except InputError:
         called = "MY-GPU"
+    called = called if len(called) <= _LONGEST_SHOWN else "MY-GPU"
     memory = f"{example.memory_bytes / 1e9:.0f}GB"
     bandwidth = f"{example.bandwidth_bytes_per_s / 1e9:.0f}GB/s"
     entry = f"{{like: {example.name}, memory: {memory}, bandwidth: {bandwidth}}}"
