@@ -107,6 +107,20 @@ class TestDescribe:
         assert rows["total_params"].value == UNKNOWN
         assert rows["talker.heads"].confidence == "low"
 
+    def test_latents_states_and_windows_are_written_out(self) -> None:
+        catalog = Catalog.default()
+        deepseek = {row.field: row.value for row in describe(catalog, "deepseek-v3").rows}
+        assert (deepseek["llm.mla.kv_rank"], deepseek["llm.mla.rope_dim"]) == (512, 64)
+        assert deepseek["llm.windows"] == "full attention in every layer"
+        assert "llm.state_bytes_per_sequence" not in deepseek
+        following = {row.field: row.value for row in describe(catalog, "qwen3-next").rows}
+        assert following["llm.windows"] == "full attention in 12 of 48 layers, a state in 36"
+        assert following["llm.delta.value_heads"] == 32
+        assert following["llm.delta.state_dtype"] == "fp32 (32 bit)"
+        assert following["llm.state_bytes_per_sequence"] == 36 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
+        scout = {row.field: row.value for row in describe(catalog, "llama-4-scout").rows}
+        assert scout["llm.windows"] == "8192 tokens in 36 of 48 layers (0, 1, 2, 4, ...)"
+
     def test_kinds(self) -> None:
         catalog = Catalog.default()
         kinds = [describe(catalog, n).kind for n in ("l4", "L4:2", "phi-4", "pcie4", "links")]
