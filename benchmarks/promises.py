@@ -45,11 +45,11 @@ def cases(quick: bool) -> list[Case]:
         ("quickstart", Fleet.load(examples / "quickstart.yaml")),
         ("init", Fleet.read(first)),
         ("coral-core", Fleet.load(examples / "coral-core.yaml")),
-        ("owned-cluster", Fleet.load(examples / "owned-cluster.yaml")),
+        ("cluster-mixed", Fleet.load(examples / "cluster-mixed.yaml")),
     ]
     if not quick:
         named.append(("coral-extended", Fleet.load(examples / "coral-extended.yaml")))
-        named.append(("cluster-mixed", Fleet.load(examples / "cluster-mixed.yaml")))
+        named.append(("cluster-shared", Fleet.load(examples / "cluster-shared.yaml")))
     return [Case(name, fleet) for name, fleet in named]
 
 

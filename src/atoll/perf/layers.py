@@ -12,7 +12,7 @@ from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import DeltaSpec, DType, MlaSpec, TransformerSpec
 from atoll.perf import operators
 from atoll.perf.batch import Batch
-from atoll.perf.constants import GpuConstants, OpClass, Tag
+from atoll.perf.constants import PROXY_ERROR, GpuConstants, OpClass, OpConstants, Tag
 from atoll.perf.operators import (
     AllReduce,
     DecodeAttention,
@@ -201,7 +201,11 @@ def name_grounds(spec: TransformerSpec, gpu: GpuType, constants: GpuConstants) -
     if gpu.architecture.startswith("Blackwell") and any(d.name == "nvfp4" for d in matrices):
         source = f"{gpu.name}'s 16-bit products on 4-bit weights, its 4-bit cores not counted"
         lent |= dict.fromkeys((OpClass.GEMM, OpClass.EXPERTS_INT4), source)
-    changed = {op: replace(constants.op(op), tag=Tag.PROXY, source=lent[op]) for op in lent}
+    changed: dict[OpClass, OpConstants] = {}
+    for op, source in lent.items():
+        own = constants.op(op)
+        error = max(own.error, PROXY_ERROR)
+        changed[op] = replace(own, tag=Tag.PROXY, source=source, error=error)
     return replace(constants, ops={**constants.ops, **changed}) if lent else constants
 
 
@@ -262,12 +266,18 @@ class _Factory:
             pad=c.pad,
             t0_s=c.t0_s,
             p=c.p,
+            pad_k=c.pad_k,
+            pad_n=c.pad_n,
         )
 
     def attention(
         self, heads: int, kv_heads: int, head_dim: int, kv: DType
     ) -> tuple[PrefillAttention, DecodeAttention]:
-        """Return prefill and decode attention of one layer."""
+        """Return prefill and decode attention of one layer.
+
+        A cache of 8 bits is half as large, but its kernels are not twice as fast on all GPUs.
+        """
+        narrow = kv.bits_per_weight < 16
         c = self._constants.op(OpClass.ATTENTION_PREFILL)
         prefill = operators.prefill_attention(
             heads,
@@ -276,10 +286,10 @@ class _Factory:
             kv_bytes=kv.bytes_per_weight,
             peak=self._gpu.fp16_flops,
             bandwidth=self._gpu.bandwidth_bytes_per_s,
-            e_f=c.e_f,
+            e_f=c.e_f / c.kv8 if narrow else c.e_f,
             e_b=c.e_b,
             serial_ns=c.serial_ns,
-            t0_s=c.t0_s,
+            t0_s=c.t0_s * c.kv8_t0 if narrow else c.t0_s,
             p=c.p,
         )
         d = self._constants.op(OpClass.ATTENTION_DECODE)
@@ -287,12 +297,12 @@ class _Factory:
             heads,
             kv_heads,
             head_dim,
-            kv_bytes=kv.bytes_per_weight,
+            kv_bytes=kv.bytes_per_weight * (d.kv8 if narrow else 1.0),
             bandwidth=self._gpu.bandwidth_bytes_per_s,
             e_b=d.e_b,
             pad=d.pad,
             serial_ns=d.serial_ns,
-            t0_s=d.t0_s,
+            t0_s=d.t0_s * d.kv8_t0 if narrow else d.t0_s,
             p=d.p,
         )
         return prefill, decode
@@ -322,7 +332,7 @@ class _Factory:
             heads,
             kv_rank=mla.kv_rank,
             rope_dim=mla.rope_dim,
-            kv_bytes=kv.bytes_per_weight,
+            kv_bytes=kv.bytes_per_weight * (d.kv8 if kv.bits_per_weight < 16 else 1.0),
             peak=peak,
             bandwidth=bandwidth,
             e_f=c.e_f,
@@ -392,19 +402,31 @@ class ModelOps:
         return total
 
 
-def model_ops(spec: TransformerSpec, node: NodeType, tp: int, constants: GpuConstants) -> ModelOps:
+def model_ops(
+    spec: TransformerSpec,
+    node: NodeType,
+    tp: int,
+    constants: GpuConstants,
+    *,
+    fused: bool = False,
+) -> ModelOps:
     """Return the operators of `spec` on each of `tp` GPUs of `node`.
 
     A layer is: norm, QKV product, attention, output product, sum over GPUs, norm, MLP up, activation,
     MLP down, sum over GPUs. Norms include the residual addition (two reads and two writes); rotary
-    embedding and KV writes are part of the fused attention prologue and not counted apart. What lies between
-    the norms, attention of one kind or another, is `_mixers`.
+    embedding and KV writes are part of the fused attention prologue and not counted apart. With `fused` sums
+    over GPUs and norms are one kernel, where there is one (`fuses`). What lies between the norms, attention
+    of one kind or another, is `_mixers`.
     """
     make = _Factory(node.gpu, constants)
     shard = Shard.of(spec, tp)
     reduce = _all_reduce(spec.hidden, node, tp)
     mixers = _mixers(spec, shard, make)
     norm = make.elementwise(4.0 * spec.hidden)
+    summed = reduce
+    if fused and reduce is not None and fuses(node, tp):
+        # One launch, and none of the sizes between latency and bandwidth that are slow on their own.
+        norm, summed = replace(norm, t0_s=0.0), replace(reduce, p=1.0)
     kinds = layer_kinds(spec)
     distinct = tuple(dict.fromkeys(kinds))
     layers = []
@@ -438,7 +460,7 @@ def model_ops(spec: TransformerSpec, node: NodeType, tp: int, constants: GpuCons
                 prefill=mixer.prefill,
                 decode=mixer.decode,
                 experts=experts,
-                all_reduce=reduce,
+                all_reduce=summed,
                 state_tokens=mixer.state_tokens,
             )
         )
@@ -498,6 +520,15 @@ def _mixers(spec: TransformerSpec, shard: Shard, make: _Factory) -> dict[bool, _
             state_tokens=spec.state_bytes_per_layer / spec.kv_bytes_per_token_layer,
         )
     return mixers
+
+
+def fuses(node: NodeType, tp: int) -> bool:
+    """Return whether engines sum over GPUs and normalise in one kernel: on Blackwell's NVLink, up to four.
+
+    Over eight GPUs the kernel takes batches of a few dozen rows only.
+    """
+    blackwell = node.gpu.architecture.lower().startswith("blackwell")
+    return blackwell and node.interconnect.kind == "nvlink" and 1 < tp <= 4
 
 
 def _all_reduce(row: float, node: NodeType, tp: int) -> AllReduce | None:
