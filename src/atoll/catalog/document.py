@@ -83,7 +83,8 @@ class SchemaDocument(Generic[Content]):
         try:
             yield
         except UnknownNameError as error:
-            raise self.error(error.message, *location, hint="use a known name") from None
+            hint = error.hint or "use a known name"
+            raise self.error(error.message, *location, hint=hint) from None
         except InputError as error:
             if error.path is not None:  # about another file that this one names
                 raise
