@@ -80,7 +80,7 @@ def test_values_cannot_be_changed() -> None:
         ({}, "tree.yaml: title: this field is required"),
         ({"title": "t", "leaves": [{"weight": 1}]}, "tree.yaml: leaves.0.name: this field is"),
         ({"title": "t", "leaves": [{"name": "n", "weight": float("inf")}]}, "leaves.0.weight: "),
-        ([], "tree.yaml: Input should be a valid dictionary"),
+        ([], "tree.yaml: a mapping is needed"),
     ],
 )
 def test_parse_names_the_field(data: object, expected: str) -> None:

@@ -488,7 +488,9 @@ def test_a_run_is_shown() -> None:
     assert "99.9%" in text  # not all of them kept their promises
     assert "1,234/s" in text
     assert "$0.042" in text
-    assert printed(draw_simulation(*run_of("lab"))).startswith("40 requests in 16s, ")
+    assert printed(draw_simulation(*run_of("lab"))).startswith(
+        "lab keeps its promises for 99.9% of requests (95% promised)\n40 requests in 16s, "
+    )
 
 
 def test_a_run_without_requests_is_shown() -> None:

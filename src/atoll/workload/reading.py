@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO, cast
 
 from atoll.core.errors import InputError, shorten
+from atoll.core.files import unreadable
 
 BLOCK_BYTES = 4 * 2**20
 MAX_LINE_BYTES = 2**20
@@ -87,8 +88,7 @@ def line_blocks(path: str | os.PathLike[str]) -> Iterator[tuple[int, list[str]]]
             "the compressed file is damaged or cut short", path=path, hint="fetch it again"
         ) from error
     except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
-        raise InputError(f"cannot read the file: {reason}", path=path) from error
+        raise unreadable(error, path) from error
 
 
 def _blocks(stream: BinaryIO, path: str | os.PathLike[str]) -> Iterator[tuple[int, list[str]]]:
@@ -96,7 +96,9 @@ def _blocks(stream: BinaryIO, path: str | os.PathLike[str]) -> Iterator[tuple[in
     while block := stream.read(BLOCK_BYTES):
         total += len(block)
         if total > MAX_BYTES:
-            raise InputError(f"the trace holds more than {MAX_BYTES} bytes", path=path)
+            raise InputError(
+                f"the trace holds more than {MAX_BYTES} bytes", path=path, hint="split it"
+            )
         whole, newline, tail = block.rpartition(b"\n")
         if newline:
             lines = _decode(rest + whole, path, number)
@@ -105,9 +107,16 @@ def _blocks(stream: BinaryIO, path: str | os.PathLike[str]) -> Iterator[tuple[in
         else:
             rest += tail
         if len(rest) > MAX_LINE_BYTES:
-            raise InputError(f"a line of more than {MAX_LINE_BYTES} bytes", path=path, line=number)
+            raise _too_long(path, number)
     if rest:
         yield number, _decode(rest, path, number)
+
+
+def _too_long(path: str | os.PathLike[str], number: int) -> InputError:
+    hint = "check that it is a trace, one request a line"
+    return InputError(
+        f"a line of more than {MAX_LINE_BYTES} bytes", path=path, line=number, hint=hint
+    )
 
 
 def _decode(data: bytes, path: str | os.PathLike[str], number: int) -> list[str]:
@@ -124,5 +133,5 @@ def _decode(data: bytes, path: str | os.PathLike[str], number: int) -> list[str]
     if number == 1:
         lines[0] = lines[0].removeprefix("\ufeff")
     if max(map(len, lines)) > MAX_LINE_BYTES:
-        raise InputError(f"a line of more than {MAX_LINE_BYTES} bytes", path=path, line=number)
+        raise _too_long(path, number)
     return lines

@@ -55,7 +55,10 @@ class Names:
         places = self._places
         indices = np.array([places.setdefault(name, len(places)) for name in names], np.int64)
         if len(places) > MAX_NAMES:
-            raise InputError(f"the trace names more than {MAX_NAMES:,} models or classes")
+            raise InputError(
+                f"the trace names more than {MAX_NAMES:,} models or classes",
+                hint="check its columns, or merge some",
+            )
         return indices.astype(np.int16)
 
     @property
@@ -88,12 +91,12 @@ def _parse(path: str, kind: str | None, report: RowReport) -> Iterator[RowBlock]
                 lines, numbered = lines[1:], numbered[1:]
         report.rows += len(lines)
         if report.rows > MAX_ROWS:
-            raise InputError(f"the trace holds more than {MAX_ROWS:,} rows", path=path)
+            raise InputError(f"the trace holds more than {MAX_ROWS:,} rows", path=path, hint="split it")
         block = parse(lines, numbered) if lines else None
         if block is not None and len(block.requests):
             yield block
     if parse is None:
-        raise InputError("the trace is empty", path=path)
+        raise InputError("the trace is empty", path=path, hint="name one with requests")
 
 
 class _Csv:

@@ -27,6 +27,10 @@ def read_problem(
     """Read a fleet file or a problem.json; `running` is a plan.json whose instances run now."""
     data = _json_object(path)
     overlay_paths = tuple(overlays)
+    if data is not None and _PROBLEM_HASH in data and _SERVICES not in data:
+        raise UsageError(
+            f"{path} is a plan, not a fleet file", hint="name the fleet file that it was made for"
+        )
     if data is not None and _SERVICES in data:
         if overlay_paths:
             raise UsageError(f"{path} carries its own facts", hint="leave out --overlay")
@@ -42,6 +46,10 @@ def read_problem(
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
     """Read a plan.json."""
+    if Path(path).suffix.lower() in (".yaml", ".yml"):
+        raise UsageError(
+            f"{path} is no plan", hint=f"make one with `atoll plan {path} -o plan.json`"
+        )
     return Plan.from_json(read_text_limited(path), path=path)
 
 
