@@ -571,7 +571,7 @@ def test_errors_name_file_line_field_and_fix(
 def test_a_key_that_would_break_the_line() -> None:
     with pytest.raises(InputError) as caught:
         apply_overlay(DEFAULT, {"gpus": {"a\nb": None}})
-    assert str(caught.value).startswith(r"gpus.'a\nb': input should be")
+    assert str(caught.value).startswith(r"gpus.'a\nb': a mapping is needed")
 
 
 def test_a_file_too_large(tmp_path: Path) -> None:

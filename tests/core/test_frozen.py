@@ -95,7 +95,7 @@ def test_parse_counts_further_problems() -> None:
 
 
 def test_malformed_json_is_an_input_error() -> None:
-    with pytest.raises(InputError, match=r"^plan\.json: Invalid JSON"):
+    with pytest.raises(InputError, match=r"^plan\.json: not valid JSON"):
         Tree.from_json('{"title": ', path="plan.json")
 
 

@@ -196,9 +196,7 @@ def _check_depth(text: str, path: str | os.PathLike[str]) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > _MAX_YAML_DEPTH:
-                raise InputError(
-                    "the YAML is nested too deeply", path=path, hint="flatten it"
-                )
+                raise InputError("the YAML is nested too deeply", path=path, hint="flatten it")
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 

@@ -91,7 +91,9 @@ def _parse(path: str, kind: str | None, report: RowReport) -> Iterator[RowBlock]
                 lines, numbered = lines[1:], numbered[1:]
         report.rows += len(lines)
         if report.rows > MAX_ROWS:
-            raise InputError(f"the trace holds more than {MAX_ROWS:,} rows", path=path, hint="split it")
+            raise InputError(
+                f"the trace holds more than {MAX_ROWS:,} rows", path=path, hint="split it"
+            )
         block = parse(lines, numbered) if lines else None
         if block is not None and len(block.requests):
             yield block

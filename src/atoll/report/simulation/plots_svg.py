@@ -238,5 +238,7 @@ def _round_number(value: float) -> str:
     """A number on an axis, short enough for the room beside it."""
     for unit, size in (("M", 1e6), ("k", 1e3)):
         if value >= 10 * size:
-            return f"{value / size:,.0f}{unit}" if value >= 100 * size else f"{value / size:.3g}{unit}"
+            return (
+                f"{value / size:,.0f}{unit}" if value >= 100 * size else f"{value / size:.3g}{unit}"
+            )
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
