@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from atoll.workload.requests import Workload
 
 app = typer.Typer(add_completion=False)
-_CANNOT_STAND = frozenset(
-    ("name", "host", "graph", "layers", "hops", "memory", "flow", "throughput", "slice", "route")
-)
-"""Rules that a plan breaks by itself, whatever is asked of it and whoever owns the nodes."""
+_CANNOT_STAND = frozenset(("name", "host", "layers", "hops", "memory"))
+"""Rules without which a plan cannot run, whatever is asked of it; its own structure aside."""
 
 
 @app.command()
@@ -204,13 +202,16 @@ def _check_plan(plan: FleetPlan, path: Path) -> None:
     On another fleet than its own a plan may ask for more than there is, or serve less than is asked; that is
     what simulations are for. What could not stand at all is refused there, too.
     """
-    from atoll.plan.validate.check import InvalidPlanError, validate
+    from atoll.plan.validate.check import InvalidPlanError, validate, validate_structure
 
     if not plan.instances:
         raise InputError("the plan has no instances", path=path, hint="plan again")
     same = plan.problem_hash == plan.problem.content_hash()
     violations = validate(plan, plan.problem, same_problem=False)
-    refused = [each for each in violations if same or each.rule in _CANNOT_STAND]
+    refused = violations
+    if not same:
+        refused = [each for each in violations if each.rule in _CANNOT_STAND]
+        refused = validate_structure(plan) or refused
     if refused:
         raise InvalidPlanError(plan.problem_name, refused)
     if not same:
