@@ -40,7 +40,11 @@ class FleetPlan(Shown, Plan):
     @classmethod
     def of(cls, plan: Plan, problem: Problem, stats: SolveStats | None = None) -> FleetPlan:
         """Return a plan as one for this problem, with what it took to make it."""
-        made = cls.model_construct(**dict(plan))
+        fields = dict(plan)
+        if not plan.models and plan.problem_hash == problem.content_hash():
+            # Who serves the plan later must know which weights it is for.
+            fields["models"] = {service.name: service.model for service in problem.services}
+        made = cls.model_construct(**fields)
         made._problem = problem
         if stats is not None:
             made._stats = stats

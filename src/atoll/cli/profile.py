@@ -50,11 +50,12 @@ def profile(
     need_engine()
     from atoll.engine.weights.sources import DEFAULT_MODEL
     from atoll.runtime.local.profile import ProfileOptions, profile_range
+    from atoll.runtime.local.weights import WeightSource
 
     if out is not None:
         check_target(out, (".json",))
     kind = str(parse_node_type(node_type, field="--as"))
-    local_model = fetch_models({name: model or DEFAULT_MODEL})[name]
+    local_model = fetch_models({name: WeightSource(model or DEFAULT_MODEL)})[name]
     start, end = _range(layers, local_model.layers)
     with live_line("loading") as say:
         measured = profile_range(

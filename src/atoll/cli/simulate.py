@@ -12,6 +12,7 @@ import typer
 
 from atoll.api.plan import FleetPlan
 from atoll.cli.progress import bar, show_progress
+from atoll.cli.trace import say_rows
 from atoll.core.errors import InfeasibleError, InputError, UnknownNameError, UsageError
 from atoll.core.files import check_target
 from atoll.core.units import parse_duration, parse_share
@@ -149,6 +150,8 @@ def simulate(
     for path in (requests_out, report):
         if path is not None:
             note(f"wrote {path}")
+    if workload is not None:
+        say_rows(workload)
     if simulated.attainment is None:
         note("note: no request was judged; let it run for longer, or with a shorter --warm-up")
     _judge(simulated, least)

@@ -128,7 +128,8 @@ class UnknownNameError(AtollError):
         self.name = name
         self.known = names
         self.suggestions = _nearest(name, names)
-        super().__init__(self._describe(), field=field)
+        hint = None if names else f"there is no {kind} yet; make one first"
+        super().__init__(self._describe(), field=field, hint=hint)
 
     def _describe(self) -> str:
         text = f"unknown {self.kind} {shorten(self.name)!r}"

@@ -80,6 +80,10 @@ def describe_fault(detail: ErrorDetails) -> str:
     if kind == "json_invalid":
         reason = str(detail.get("ctx", {}).get("error", "")) or detail["msg"]
         return f"not valid JSON: {reason}"
+    if kind == "too_short":
+        return f"at least {detail['ctx']['min_length']} needed"
+    if kind == "too_long":
+        return f"at most {detail['ctx']['max_length']} allowed"
     # How pydantic marks what a validator of ours said.
     return detail["msg"].removeprefix("Value error, ")
 
@@ -129,8 +133,8 @@ _FIXES = {
     "string_type": "put the text in quotes",
     "bool_type": "write true or false",
     "bool_parsing": "write true or false",
-    "literal_error": "use one of these",
-    "enum": "use one of these",
+    "literal_error": "write what is named",
+    "enum": "write one that is named",
     "too_short": "add what is missing",
     "too_long": "leave some out",
     "string_too_short": "write something there",

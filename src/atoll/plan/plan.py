@@ -275,7 +275,8 @@ class Plan(Frozen):
     that the deadline came before the search had ended: with more time there may be a better plan. `reasons`
     say what binds, `notes` what a simulation found. `promises` are what requests keep in simulation, by
     service, empty where only capacity was planned; then `bound` holds for capacities found by simulation, and
-    `capacity_bound` whatever a simulation finds.
+    `capacity_bound` whatever a simulation finds. `models` are the names of the models that are served, by
+    service, empty where nobody wrote them down.
     """
 
     schema_version: Literal[1] = 1
@@ -297,6 +298,7 @@ class Plan(Frozen):
     notes: tuple[str, ...] = ()
     promises: tuple[KeptPromise, ...] = ()
     capacity_bound: float | None = None
+    models: dict[str, str] = Field(default_factory=dict)
 
     @model_serializer(mode="wrap")
     def _without_promises(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -306,6 +308,8 @@ class Plan(Frozen):
             fields.pop("promises", None)
         if self.capacity_bound is None:
             fields.pop("capacity_bound", None)
+        if not self.models:
+            fields.pop("models", None)
         return fields
 
     @model_validator(mode="before")

@@ -41,7 +41,7 @@ def _judge_promise(promise: KeptPromise) -> PromiseVerdict:
 
 
 def judge_run(report: SimReport, problem: Problem) -> list[PromiseVerdict]:
-    """Return how many requests of each service kept their promises in a run; those without any are left out."""
+    """Return how many requests of each service kept their promises in a run, where it had any."""
     verdicts = []
     for service in report.services:
         target, kept = problem.service(service.name).attainment, service.attainment

@@ -20,6 +20,7 @@ MAX_ROWS = 1_000_000_000
 BAD_LIMIT = 1_000
 """Bad rows after which reading stops: the file is probably not what it seems."""
 _EXAMPLES = 20
+_UTC_ZONES = frozenset(("Z", "+00:00", "-00:00", "+0000", "-0000"))
 
 
 @dataclass(slots=True)
@@ -27,7 +28,8 @@ class RowReport:
     """What became of the rows of a trace: read, bad (with examples), left out on purpose, reordered.
 
     `rows` counts data rows; `reasons` counts bad rows by what is wrong; `examples` holds the first bad
-    rows as (line, what is wrong). `left_out` counts rows that are no requests, such as failed ones.
+    rows as (line, what is wrong). `left_out` counts rows that are no requests, such as failed ones. `zones`
+    has the time zones of dates with the line of the first, "" for those that state none.
     """
 
     path: str
@@ -39,6 +41,7 @@ class RowReport:
     examples: list[tuple[int, str]] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
     reordered: int = 0
+    zones: dict[str, int] = field(default_factory=dict)
     ignored_columns: tuple[str, ...] = ()
 
     def bad_row(self, line: int, column: str, what: str, text: str = "") -> None:
@@ -65,6 +68,24 @@ class RowReport:
         """Count rows that are well formed and still no requests."""
         if count:
             self.left_out[reason] = self.left_out.get(reason, 0) + count
+
+    def note_zones(self, zones: dict[str, int]) -> None:
+        """Take the time zones of some dates, by line; an error if only some of the dates state theirs."""
+        for zone, line in zones.items():
+            self.zones.setdefault(zone, line)
+        if "" in self.zones and len(self.zones) > 1:
+            zone = next(name for name in self.zones if name)
+            raise InputError(
+                f"some times state their time zone ({zone} at line {self.zones[zone]}) and others do not "
+                f"(line {self.zones['']})",
+                path=self.path,
+                hint="state it in all rows, such as 2026-11-30T12:00:00+02:00, or in none",
+            )
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether dates were of several time zones; they were all converted to UTC."""
+        return len({"Z" if zone in _UTC_ZONES else zone for zone in self.zones}) > 1
 
     @property
     def accepted(self) -> int:

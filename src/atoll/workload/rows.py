@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.core.errors import InputError, shorten
-from atoll.workload.formats import Columns, dates, detect, numbers
+from atoll.workload.formats import Columns, dates, detect, numbers, zones
 from atoll.workload.reading import MAX_ROWS, RowReport, line_blocks
 from atoll.workload.requests import (
     MAX_NAMES,
@@ -188,6 +188,9 @@ class _Csv:
         dated = at.format.time_kind == "date"
         texts = cells[at.time]
         times = dates(texts) if dated else numbers(texts)
+        if dated:
+            found = zones(texts)
+            self._report.note_zones({zone: int(numbered[row]) for zone, row in found.items()})
         good = np.isfinite(times) & (times >= 0.0)
         what = f"is not {'a date and time' if dated else 'a time of 0 s or more'}"
         for row in np.flatnonzero(~good).tolist():
