@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from atoll.core.errors import UsageError
+from atoll.core.errors import InputError, UsageError
 from atoll.core.files import read_text_limited
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
@@ -47,9 +47,8 @@ def read_problem(
 def read_plan(path: str | os.PathLike[str]) -> Plan:
     """Read a plan.json."""
     if Path(path).suffix.lower() in (".yaml", ".yml"):
-        raise UsageError(
-            f"{path} is no plan", hint=f"make one with `atoll plan {path} -o plan.json`"
-        )
+        hint = f"make one with `atoll plan {path} -o plan.json`"
+        raise InputError("this is no plan", path=path, hint=hint)
     return Plan.from_json(read_text_limited(path), path=path)
 
 
