@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,12 @@ SKIPPED = {
 def first_steps() -> list[list[str]]:
     """The commands of the block that begins with `atoll init`, without their comments."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```(?:bash|sh|console)?\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
-    (steps,) = [block for block in blocks if re.match(r"(\$ )?atoll init\b", block)]
-    lines = [shlex.split(line.removeprefix("$ "), comments=True) for line in steps.splitlines()]
-    return [line for line in lines if line]
+    # Text and code take turns; the first line of code names its language, if any.
+    blocks = re.split(r"^```", readme, flags=re.MULTILINE)[1::2]
+    (steps,) = [code for code in blocks if re.match(r"\w*\n(\$ )?atoll init\b", code)]
+    lines = steps.splitlines()[1:]
+    commands = [shlex.split(line.removeprefix("$ "), comments=True) for line in lines]
+    return [command for command in commands if command]
 
 
 def test_the_steps_are_those_of_the_first_ten_minutes() -> None:
@@ -64,7 +67,7 @@ def _written(arguments: list[str]) -> list[str]:
     """What `-o` and `--report` name."""
     return [
         value
-        for flag, value in zip(arguments, arguments[1:], strict=False)
+        for flag, value in pairwise(arguments)
         if flag in ("-o", "--out", "--report")
     ]
 

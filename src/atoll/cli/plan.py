@@ -135,7 +135,7 @@ def plan(
     kept = parse_share(attainment, field="--attainment")
     if seconds <= 0:
         raise UsageError("--deadline is 0", hint="give it some time, as in 30s")
-    read = [fleet, *(overlay or ()), *([running] if running is not None else ())]
+    read = [fleet, *(overlay or ())]
     for path, endings in ((out, ()), (report, (".html", ".svg")), (stats_out, (".json",))):
         if path is not None:
             check_target(path, endings)
