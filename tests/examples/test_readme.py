@@ -65,11 +65,7 @@ def test_it_runs_as_written(tmp_path: Path) -> None:
 
 def _written(arguments: list[str]) -> list[str]:
     """What `-o` and `--report` name."""
-    return [
-        value
-        for flag, value in pairwise(arguments)
-        if flag in ("-o", "--out", "--report")
-    ]
+    return [value for flag, value in pairwise(arguments) if flag in ("-o", "--out", "--report")]
 
 
 def test_what_it_serves_needs_no_other_weights() -> None:

@@ -130,7 +130,8 @@ async def _plan_and_simulate(fleet: Path) -> None:
         "\n2. Simulate random arrivals, and plan with more headroom until 90 % keep their promises"
     )
     first = next(at for at, line in enumerate(verified) if line.startswith(f"{fleet.stem}:"))
-    for line in verified[first:]:
+    kept = [line for line in verified[:first] if " keeps its promises for " in line]
+    for line in (*kept, *verified[first:]):
         _say(f"   {line}")
 
 

@@ -55,6 +55,7 @@ def profile(
     if out is not None:
         check_target(out, (".json",))
     kind = str(parse_node_type(node_type, field="--as"))
+    kv_bytes = int(parse_bytes(kv, field="--kv"))
     local_model = fetch_models({name: WeightSource(model or DEFAULT_MODEL)})[name]
     start, end = _range(layers, local_model.layers)
     with live_line("loading") as say:
@@ -62,7 +63,7 @@ def profile(
             local_model.folder,
             start,
             end,
-            int(parse_bytes(kv, field="--kv")),
+            kv_bytes,
             ProfileOptions(threads=threads),
             say,
         )

@@ -20,7 +20,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.core.errors import InputError, MissingDependencyError
+from atoll.core.errors import InputError, MissingDependencyError, shorten
 from atoll.core.paths import cache_dir
 from atoll.engine.errors import WeightsError
 from atoll.engine.weights.convert import convert_gguf
@@ -117,7 +117,7 @@ def _from_hub(source: str) -> Path:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=_HUB_FILES))
     except (OSError, ValueError) as error:
         raise WeightsError(
-            f"cannot fetch {name!r} from the hub: {error}",
+            f"cannot fetch {name!r} from the hub: {shorten(' '.join(str(error).split()), 160)}",
             field="model",
             hint="check the name and the network, or log in where the model is gated",
         ) from error
