@@ -2,11 +2,10 @@
 
 Templates are planned with a share of their analytic throughput: the largest at which enough requests keep the
 promise of that phase, found by simulating one instance alone (`loads`). Only templates that a plan uses are
-simulated, with a few that it would use next. Two problems are solved in turn: with all templates, where those
-that nobody has simulated count with more than is likely, which gives a bound and says what to simulate; and
-with the simulated ones alone, which gives a plan. Once both cost the same the plan is the cheapest for the
-*simulated* capacities. Then the whole plan is simulated, and how many requests each phase may lose is
-adjusted until the target is met with little to spare.
+simulated, with a few that it would use next. Others count as those like them on average, until a plan uses
+none of them; then they count with nothing, which gives the plan, and at last with all of their analytic
+throughput, which gives a bound for the *simulated* capacities. In between the whole plan is simulated, and
+how many requests each phase may lose is adjusted until the target is met with little to spare.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from atoll.core.ids import Phase, parse_role
-from atoll.plan.plan import KeptPromise
+from atoll.plan.plan import PROVEN_GAP, KeptPromise
 from atoll.prove.deadline import SimulationCutShortError, keep_deadline
 from atoll.prove.loads import LoadCurve, LoadJob, measure_loads
 from atoll.prove.prospects import Key, find_prospects
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from atoll.plan.problem import Problem, Service
     from atoll.sim.result import ServiceSummary
 
+Unknown = Literal["all", "likely", "nothing"]
 Solve = Callable[["Problem", Effort, float], "Plan"]
 Say = Callable[[str], None]
 
@@ -44,8 +44,8 @@ _AHEAD = 6
 _SLACK = 0.10
 _CLOSE = 5e-3
 """A plan of simulated templates so close to the bound is taken, as a share."""
-_ENOUGH, _ABOVE = 6, 1.15
-"""After so many templates of a role with so many nodes, others of them count with so many times the best."""
+_ENOUGH = 3
+"""After so many templates of a role with so many nodes others of them are taken to be like them."""
 _TRIALS = 6
 _MARGIN = 0.15
 """A plan is taken where so much of what may be lost is to spare, in simulation."""
@@ -60,6 +60,79 @@ _REQUESTS = 6_000
 _LEAST_S, _MOST_REQUESTS = 300.0, 120_000
 _LEAST_TARGETS = (0.9, 0.75, 0.5, 0.25, 0.1)
 _MOST_LOST = 0.9
+
+
+def see_promises(
+    plan: Plan,
+    problem: Problem,
+    catalog: Catalog,
+    *,
+    deadline: Countdown | None = None,
+    say: Say = lambda _text: None,
+) -> Plan:
+    """Return a plan with what requests keep of its promises, in simulation, when it meets its demand.
+
+    Where too few do, it also says at which share of the demand enough of them would.
+    """
+    if not plan.instances:
+        return plan
+    say("simulating arrivals")
+    try:
+        promises = look_at(plan, problem, catalog, deadline)
+        if all(promise.is_kept for promise in promises):
+            return plan.model_copy(update={"promises": promises})
+        share = _largest_share(plan, problem, catalog, deadline, say)
+    except SimulationCutShortError:
+        return plan.model_copy(update={"cut_short": True})
+    helps = (
+        f"would keep it at {share:.0%} of the demand" if share > 0 else "at no share of the demand"
+    )
+    return plan.model_copy(
+        update={
+            "promises": tuple(
+                p if p.is_kept else p.model_copy(update={"cause": f"{p.cause}; {helps}"})
+                for p in promises
+            )
+        }
+    )
+
+
+def _largest_share(
+    plan: Plan, problem: Problem, catalog: Catalog, deadline: Countdown | None, say: Say
+) -> float:
+    """The largest share of the demand, in sixteenths, at which every service keeps enough promises."""
+    low, high = 0, 16
+    while high - low > 1:
+        middle = (low + high) // 2
+        say(f"simulating {middle / 16:.0%} of the demand")
+        less = problem.replace(
+            services=tuple(
+                s.model_copy(update={"rate_per_s": s.rate_per_s * middle / 16})
+                for s in problem.services
+            )
+        )
+        kept = mean_kept(
+            simulate_kept(plan, less, catalog, seed, deadline) for seed in _TRIAL_SEEDS
+        )
+        good = all(one.both >= problem.service(name).attainment for name, one in kept.items())
+        low, high = (middle, high) if good else (low, middle)
+    return low / 16
+
+
+def look_at(
+    plan: Plan,
+    problem: Problem,
+    catalog: Catalog,
+    deadline: Countdown | None = None,
+    causes: Mapping[str, str] | None = None,
+) -> tuple[KeptPromise, ...]:
+    """Return what requests of each service keep on arrivals that no plan was sized with."""
+    runs = [simulate_kept(plan, problem, catalog, seed, deadline) for seed in _FRESH_SEEDS]
+    return tuple(
+        _promise(service, [run[service.name] for run in runs], (causes or {}).get(service.name))
+        for service in problem.services
+        if all(service.name in run for run in runs)
+    )
 
 
 @dataclass(frozen=True)
@@ -110,16 +183,17 @@ class _Sizing:
         role = parse_role(key[0])
         return self.allowances[role.model].share(role.phase)
 
-    def derating(self, *, only: bool = False) -> Derating:
-        """What templates carry; `only` those that were simulated, the others nothing."""
+    def derating(self, unknown: Unknown) -> Derating:
+        """What templates carry; those that nobody has simulated all, nothing, or what others like them do."""
         shares = {key: curve.load(self.share(key)) for key, curve in self.curves.items()}
-        if only:
-            return Derating(shares, default=0.0)
+        if unknown != "likely":
+            return Derating(shares, default=0.0 if unknown == "nothing" else 1.0)
         seen: dict[tuple[str, int], list[float]] = {}
         for (role, nodes), share in shares.items():
             seen.setdefault((role, sum(number for _, number in nodes)), []).append(share)
+        # Somewhat better than most, so that kinds of templates are not given up after a few bad ones.
         priors = {
-            like: min(1.0, max(0.1, _ABOVE * max(some)))
+            like: min(1.0, max(0.05, 0.5 * (float(np.mean(some)) + max(some))))
             for like, some in seen.items()
             if len(some) >= _ENOUGH
         }
@@ -169,17 +243,22 @@ class _Prover:
         if not first.instances:
             return first
         self._lower_hopeless(first)
-        good: list[tuple[float, Plan]] = []
+        good: list[tuple[float, int, Plan]] = []
         closest: tuple[float, Plan] | None = None
         late = False
         try:
             for trial in range(1, _TRIALS + 1):
                 plan = self._size(trial)
+                if good and (plan.objective or 0.0) >= min(cost for cost, _, _ in good) * (
+                    1.0 - _CLOSE
+                ):
+                    # Letting more be lost saves nothing.
+                    break
                 kept = self._try(plan, trial)
                 short = self._fall_short(kept)
                 worst = min((k.both - self._target(n) for n, k in kept.items()), default=0.0)
                 if not short:
-                    good.append((plan.objective or 0.0, plan))
+                    good.append((plan.objective or 0.0, trial, plan))
                 if closest is None or worst > closest[0]:
                     closest = worst, plan
                 if not self._adjust(kept, short):
@@ -187,7 +266,7 @@ class _Prover:
         except SimulationCutShortError:
             late = True
         # The cheapest that also holds on fresh arrivals.
-        plans = [plan for _, plan in sorted(good, key=lambda pair: pair[0])]
+        plans = [plan for _, _, plan in sorted(good, key=lambda one: one[:2])]
         if closest is not None:
             plans.append(closest[1])
         return self._take(plans, first, late=late)
@@ -239,53 +318,42 @@ class _Prover:
         return changed
 
     def _size(self, trial: int) -> Plan:
-        """Plan until the plan of simulated templates costs hardly more than the bound over all of them."""
+        """Plan, and simulate what the plan uses and was not simulated, until there is no such thing."""
         from atoll.solve.templates.library import template_libraries
 
         sizing = self.sizing
         for number in range(1, _ROUNDS + 1):
+            likely = sizing.derating("likely")
             hoped = self._plan(
                 sizing.problem,
-                replace(self.effort, derating=sizing.derating(), gap=max(self.effort.gap, _CLOSE)),
+                replace(self.effort, derating=likely, gap=max(self.effort.gap, _CLOSE)),
             )
             used = self._used(hoped)
             new = {key: one for key, one in used.items() if key not in sizing.curves}
+            self.say(
+                f"trial {trial}, round {number}: ${hoped.usd_per_hour:.2f}, "
+                f"{self.simulations} simulations"
+            )
             if new:
                 libraries = template_libraries(
                     sizing.problem, self.catalog, cached=self.effort.cached
                 )
                 roles = sorted({role for role, _ in new})
                 new |= find_prospects(
-                    sizing.problem,
-                    self.catalog,
-                    libraries,
-                    sizing.derating(),
-                    roles,
-                    _AHEAD,
-                    _SLACK,
+                    sizing.problem, self.catalog, libraries, likely, roles, _AHEAD, _SLACK
                 )
-            more = self._measure(new, used)
-            effort = replace(self.effort, derating=sizing.derating(only=True))
-            real = self._plan(sizing.problem, effort)
-            more = self._measure({}, self._used(real)) or more
-            bound = hoped.bound or 0.0
-            is_close = (
-                real.status in ("optimal", "feasible")
-                and (real.objective or 0.0) * (1.0 - _CLOSE) <= bound
-            )
-            self.say(
-                f"trial {trial}, round {number}: ${real.usd_per_hour:.2f}, proven ${bound:.2f}, "
-                f"{self.simulations} simulations"
-            )
-            if is_close or not more:
+            if not self._measure(new, used):
                 break
-        gap = None if real.objective in (None, 0.0) else max(0.0, 1.0 - bound / real.objective)
-        status = real.status
-        if status in ("optimal", "feasible") and gap is not None:
-            status = "optimal" if gap <= 1e-3 else "feasible"
-        return real.model_copy(
-            update={"bound": min(bound, real.objective or 0.0), "gap": gap, "status": status}
-        )
+        while True:
+            effort = replace(self.effort, derating=sizing.derating("nothing"))
+            plan = self._plan(sizing.problem, effort)
+            if not self._measure({}, self._used(plan)):
+                return plan
+
+    def _bound(self) -> float | None:
+        """The least that any plan costs, templates that nobody has simulated carrying all they might."""
+        effort = replace(self.effort, derating=self.sizing.derating("all"), gap=_CLOSE)
+        return self._plan(self.sizing.problem, effort).bound
 
     def _used(self, plan: Plan) -> dict[Key, Instance]:
         """The templates of a plan, with their analytic throughput."""
@@ -371,19 +439,20 @@ class _Prover:
     def _stamp(self, plan: Plan, first: Plan) -> Plan:
         from atoll.plan.validate.check import check
 
-        runs = [
-            simulate_kept(plan, self.problem, self.catalog, seed, self.deadline)
-            for seed in _FRESH_SEEDS
-        ]
-        promises = tuple(
-            _promise(service, [run[service.name] for run in runs], self.causes.get(service.name))
-            for service in self.problem.services
-            if all(service.name in run for run in runs)
-        )
+        promises = look_at(plan, self.problem, self.catalog, self.deadline, self.causes)
+        objective, bound = plan.objective or 0.0, self._bound()
+        bound = None if bound is None else min(bound, objective)
+        gap = None if bound is None else (1.0 - bound / objective if objective > 0.0 else 0.0)
+        status = plan.status
+        if status == "optimal" and (gap is None or gap > PROVEN_GAP):
+            status = "feasible"
         stamped = plan.model_copy(
             update={
                 "problem_hash": self.problem.content_hash(),
                 "promises": promises,
+                "bound": bound,
+                "gap": gap,
+                "status": status,
                 "capacity_bound": first.bound,
             }
         )
