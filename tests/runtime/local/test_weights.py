@@ -77,6 +77,14 @@ def test_given_weights_are_no_stand_in(given: str, stand_in: bool) -> None:
     assert chosen == {"chat": WeightSource(given.removeprefix("chat="))}
 
 
+def test_one_source_is_for_all_and_a_later_one_for_its_own() -> None:
+    both = list_needed({"a": "qwen3-32b", "b": "qwen3-32b"}, ["a", "b"], CATALOG)
+    chosen = choose_sources(both, ["hf://o/n", "b=/m"], SMALL, stand_in=False)
+    assert {name: each.source for name, each in chosen.items()} == {"a": "hf://o/n", "b": "/m"}
+    part = choose_sources(both, ["b=/m"], SMALL, stand_in=True)
+    assert (part["a"].stand_in is not None, part["b"].stand_in) == (True, None)
+
+
 def test_a_plan_for_the_small_model_gets_it() -> None:
     """It is what was planned for, not a stand-in; in another precision, too."""
     for model in (STAND_IN_MODEL, "HuggingFaceTB/SmolLM2-135M", f"{STAND_IN_MODEL}@fp8"):
