@@ -1,4 +1,4 @@
-"""What people get wrong, over all commands: one line says what is wrong and what to change; no work begins."""
+"""What people get wrong, over all commands: a line says what is wrong and what to change; no work begins."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from atoll.core.errors import AtollError, InternalError, UsageError
+from atoll.core.errors import AtollError, InputError, InternalError, UsageError
 from atoll.core.version import __version__
 from atoll.core.waiting import listening
 
@@ -29,6 +29,20 @@ EXIT_NO_OUTPUT = 74
 # What a full disk, a lost terminal or a stream opened for reading answer to a write. Files of
 # Atoll's own are written by `core.files`, whose errors arrive here as InputError.
 _OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
+
+
+_REFUSALS = {
+    errno.EACCES: "have its owner let you, or use another",
+    errno.EPERM: "have its owner let you, or use another",
+    errno.EROFS: "use a place that can be written to",
+    errno.ENOSPC: "free some space, or use another place",
+    errno.EDQUOT: "free some space, or use another place",
+    errno.EMFILE: "allow more open files: ulimit -n 65536",
+    errno.ENFILE: "close some programs: the system has too many open files",
+    errno.EADDRINUSE: "stop what listens there, or name another port",
+    errno.EADDRNOTAVAIL: "name an address of this machine, such as 127.0.0.1",
+}
+"""What the system may refuse though Atoll did nothing wrong, and what helps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +199,8 @@ def run(args: Sequence[str] | None = None) -> int:
             _print_traceback()
         if isinstance(error, OSError) and error.filename is None and error.errno in _OUTPUT_ERRORS:
             return _no_output(os.strerror(error.errno).lower())
+        if isinstance(error, OSError) and error.errno in _REFUSALS:
+            return _refused_by_system(error, _REFUSALS[error.errno])
         what = " ".join(f"{type(error).__name__}: {error}".split())
         _say(f"error: {what} (a bug in Atoll; run with --debug: atoll --debug ...)")
         return InternalError.exit_code
@@ -250,6 +266,12 @@ def _no_output(reason: str) -> int:
     _drop_unwritable()
     _say(f"error: cannot write to standard output: {reason} (fix: send it somewhere else)")
     return EXIT_NO_OUTPUT
+
+
+def _refused_by_system(error: OSError, fix: str) -> int:
+    what = f"{error.filename}: " if isinstance(error.filename, str) else ""
+    _say(f"error: {what}{os.strerror(error.errno or 0).lower()} (fix: {fix})")
+    return InputError.exit_code
 
 
 def _drop_unwritable() -> None:
