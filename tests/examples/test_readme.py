@@ -49,7 +49,7 @@ def test_all_of_it_runs_as_written(tmp_path: Path) -> None:
 
 
 def run_in(folder: Path, steps: list[list[str]]) -> None:
-    """Run commands one after the other: each must succeed, write what it names, and say what is kept first."""
+    """Run commands in order: each must succeed, write what it names, and say first what is kept."""
     # Paths in it are those of a checkout.
     (folder / "examples").symlink_to(ROOT / "examples")
     for program, verb, *arguments in steps:

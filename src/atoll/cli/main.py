@@ -197,13 +197,7 @@ def run(args: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001  the last line of defence
         if invocation.debug:
             _print_traceback()
-        if isinstance(error, OSError) and error.filename is None and error.errno in _OUTPUT_ERRORS:
-            return _no_output(os.strerror(error.errno).lower())
-        if isinstance(error, OSError) and error.errno in _REFUSALS:
-            return _refused_by_system(error, _REFUSALS[error.errno])
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        _say(f"error: {what} (a bug in Atoll; run with --debug: atoll --debug ...)")
-        return InternalError.exit_code
+        return _report_unforeseen(error)
     return code if isinstance(code, int) else 0
 
 
@@ -268,10 +262,18 @@ def _no_output(reason: str) -> int:
     return EXIT_NO_OUTPUT
 
 
-def _refused_by_system(error: OSError, fix: str) -> int:
-    what = f"{error.filename}: " if isinstance(error.filename, str) else ""
-    _say(f"error: {what}{os.strerror(error.errno or 0).lower()} (fix: {fix})")
-    return InputError.exit_code
+def _report_unforeseen(error: Exception) -> int:
+    """Say what nobody handled: what the system refused, or a bug."""
+    if isinstance(error, OSError) and error.filename is None and error.errno in _OUTPUT_ERRORS:
+        return _no_output(os.strerror(error.errno).lower())
+    if isinstance(error, OSError) and error.errno in _REFUSALS:
+        place = f"{error.filename}: " if isinstance(error.filename, str) else ""
+        reason = os.strerror(error.errno).lower()
+        _say(f"error: {place}{reason} (fix: {_REFUSALS[error.errno]})")
+        return InputError.exit_code
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    _say(f"error: {what} (a bug in Atoll; run with --debug: atoll --debug ...)")
+    return InternalError.exit_code
 
 
 def _drop_unwritable() -> None:
