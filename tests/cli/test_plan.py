@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -20,6 +19,7 @@ from atoll.plan.files.fleet import load_fleet
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
+from atoll.prove.promise import KeptShares
 from atoll.report.plan.layout_svg import choose_colours, divide_width
 from atoll.report.plan.rented_tables import format_gap, group_instances, wrap_layout
 from atoll.report.plan.show import draw_plan, render_plan_page
@@ -177,21 +177,19 @@ def test_a_deadline_that_came_first_is_told(capsys: Captured) -> None:
 def test_a_plan_that_breaks_promises_is_written_all_the_same(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def seen(*_: object) -> dict[str, SimpleNamespace]:
-        return {
-            name: SimpleNamespace(
-                name=name, attainment=0.5, attainment_ttft=0.5, attainment_tpot=1.0
-            )
-            for name in (service.name for service in load_fleet("fleet.yaml").services)
-        }
+    def kept(*_: object) -> dict[str, KeptShares]:
+        names = (service.name for service in load_fleet("fleet.yaml").services)
+        return {name: KeptShares(both=0.5, ttft=0.5, tpot=1.0) for name in names}
 
-    monkeypatch.setattr("atoll.prove.verify.simulate_services", seen)
-    assert cli.run(["plan", "fleet.yaml", "--verify", "-o", "plan.json"]) == 5
+    monkeypatch.setattr("atoll.prove.promise.simulate_kept", kept)
+    monkeypatch.setattr("atoll.prove.promise._TRIALS", 1)
+    assert cli.run(["plan", "fleet.yaml", "-o", "plan.json"]) == 5
     err = capsys.readouterr().err
-    assert "keeps ttft for 50.0%" in err
+    assert "keeps its promises for 50.0% of requests, 95% asked for: prompts wait too long" in err
+    assert "loosen ttft" in err
     problem, plan = made("fleet")
     assert validate(plan, problem) == []
-    assert "50.0% of requests" in plan.notes[0]
+    assert {promise.kept for promise in plan.promises} == {0.5}
 
 
 def one_line(capsys: Captured) -> str:

@@ -244,7 +244,8 @@ class KeptPromise(Frozen):
 
     `target` is the share of requests that shall keep both, `kept` the share that did, on other arrivals than
     the plan was sized with, and `low` to `high` its 95 % confidence interval. `kept_ttft` and `kept_tpot`
-    kept the one and the other. `cause` says what stands in the way where the target is missed.
+    kept the one and the other, and `kept_after_loss` both with the node lost that hurts most, where a plan
+    must survive that. `cause` says what stands in the way where the target is missed.
     """
 
     service: Name
@@ -254,12 +255,14 @@ class KeptPromise(Frozen):
     high: Share
     kept_ttft: Share
     kept_tpot: Share
+    kept_after_loss: Share | None = None
     cause: str | None = None
 
     @property
     def is_kept(self) -> bool:
-        """Whether enough requests keep their promises."""
-        return self.kept >= self.target
+        """Whether enough requests keep their promises, also with a node lost where that is asked for."""
+        least = self.kept if self.kept_after_loss is None else min(self.kept, self.kept_after_loss)
+        return least >= self.target
 
 
 class Plan(Frozen):

@@ -223,13 +223,23 @@ class Limits(Frozen):
     """What a plan may not exceed; None is no limit.
 
     `budget_usd_per_hour` bounds what the nodes cost while they run. `spot_share` is the largest share
-    of the GPUs in use that may be spot. `spread` is in how many regions every role must stand.
+    of the GPUs in use that may be spot. `spread` is in how many regions every role must stand. Promises hold
+    with any `survive` nodes lost (0 or 1), and with every spot node lost `spot_loss_per_h` times an hour.
     """
 
     budget_usd_per_hour: NotNegative | None = None
     spot_share: Share | None = None
     max_nodes: int | None = Field(default=None, ge=0)
     spread: int = Field(default=1, ge=1)
+    survive: int = Field(default=0, ge=0, le=1)
+    spot_loss_per_h: float = Field(default=0.0, ge=0, le=60)
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out what came later and is not set, so that older problems keep their hash."""
+        fields: dict[str, object] = write(self)
+        later = {"survive": 0, "spot_loss_per_h": 0.0}
+        return {name: value for name, value in fields.items() if later.get(name) != value}
 
 
 class Settings(Frozen):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from atoll.core.errors import UsageError
 from atoll.solve.effort import DEADLINE_S, Countdown, Effort
 from atoll.solve.progress import OnProgress, Progress, SolveStats
 from atoll.solve.registry import solve, solvers
@@ -34,8 +36,41 @@ def plan(
     requests keep there is simulated. With `capacity_only`, and for solvers other than the default, it is
     what `solve` finds. Simulations end with the deadline like everything else.
     """
-    facts = problem.catalog() if catalog is None else catalog
-    chosen = effort or Effort()
+    own = SolveStats()
+    began_s, cpu_s = time.perf_counter(), time.process_time()
+    made = _plan(
+        problem,
+        solver=solver,
+        effort=effort or Effort(),
+        deadline_s=deadline_s,
+        on_progress=on_progress,
+        catalog=problem.catalog() if catalog is None else catalog,
+        rank=rank,
+        capacity_only=capacity_only,
+        stats=own,
+    )
+    if stats is not None:
+        # All of it, simulations included, not only what solvers took.
+        own.seconds, own.cpu_seconds = time.perf_counter() - began_s, time.process_time() - cpu_s
+        stats.add(own)
+    return made
+
+
+def _plan(
+    problem: Problem,
+    *,
+    solver: str | None,
+    effort: Effort,
+    deadline_s: float,
+    on_progress: OnProgress | None,
+    catalog: Catalog,
+    rank: bool,
+    capacity_only: bool,
+    stats: SolveStats,
+) -> Plan:
+    if not deadline_s > 0:
+        raise UsageError(f"a deadline of {deadline_s:g} s", hint="give it some time, as in 30.0")
+    facts, chosen = catalog, effort
     simulates = not capacity_only and (solver is None or solver == solvers(problem)[0])
     if simulates or (rank and problem.hosts):
         # Before the deadline begins.
@@ -78,11 +113,14 @@ def plan(
 
         value = Simulated(problem, facts, lambda text: say("ranking", text), deadline=deadline)
         chosen = replace(chosen, rank=value)
-    placed = find(problem, chosen, deadline_s)
     if not simulates:
-        return placed
-    from atoll.prove.promise import see_promises
+        return find(problem, chosen, deadline_s)
+    from atoll.prove.promise import keep_on_cluster
 
-    return see_promises(
-        placed, problem, facts, deadline=deadline, say=lambda text: say("promises", text)
+    return keep_on_cluster(
+        problem,
+        facts,
+        lambda asked: find(asked, chosen, deadline.share(0.5)),
+        deadline=deadline,
+        say=lambda text: say("promises", text),
     )

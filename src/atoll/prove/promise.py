@@ -21,6 +21,7 @@ from atoll.core.ids import Phase, parse_role
 from atoll.plan.plan import PROVEN_GAP, KeptPromise
 from atoll.prove.deadline import SimulationCutShortError, keep_deadline
 from atoll.prove.loads import LoadCurve, LoadJob, measure_loads
+from atoll.prove.losses import reserves, single_losses, spot_losses
 from atoll.prove.prospects import Key, find_prospects
 from atoll.solve.derating import Derating, node_set
 from atoll.solve.effort import Countdown, Effort
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.plan.plan import Instance, Plan
     from atoll.plan.problem import Problem, Service
+    from atoll.sim.options import Failure
     from atoll.sim.result import ServiceSummary
 
 Unknown = Literal["all", "likely", "nothing"]
@@ -53,11 +55,15 @@ _PLENTY = 0.5
 """With more than this to spare, more may be lost."""
 _TRIAL_SEEDS = (1, 2, 3)
 _FRESH_SEEDS = (101, 102, 103, 104, 105)
+_PLACEMENTS, _TIGHTER = 4, 0.85
+"""How often layers are placed anew on a cluster, and how much tighter promises are each time."""
+_LOST_S, _LOSS_SEED = 60.0, 111
+"""When a node is lost in a simulation, and the arrivals it is lost among."""
 _T95 = 2.776
 """Student's t for 95 % and as many fresh seeds."""
 _REQUESTS = 6_000
 """Requests simulated per seed of the service that is asked least often, within limits."""
-_LEAST_S, _MOST_REQUESTS = 300.0, 120_000
+_LEAST_S, _MOST_REQUESTS, _MOST_TOKENS = 300.0, 120_000, 6e6
 _LEAST_TARGETS = (0.9, 0.75, 0.5, 0.25, 0.1)
 _MOST_LOST = 0.9
 
@@ -97,6 +103,67 @@ def see_promises(
     )
 
 
+def keep_on_cluster(
+    problem: Problem,
+    catalog: Catalog,
+    place: Callable[[Problem], Plan],
+    *,
+    deadline: Countdown,
+    say: Say = lambda _text: None,
+) -> Plan:
+    """Return a placement that keeps its promises for enough requests, or the one that comes closest.
+
+    Machines are given, so there is no more to rent: where too few requests keep a promise, `place` is asked
+    for pipelines that would keep a tighter one, shorter or less loaded.
+    """
+    from atoll.plan.validate.check import check
+
+    say("placing")
+    first = plan = place(problem)
+    tighter = problem
+    best: tuple[float, Plan] | None = None
+    for number in range(1, _PLACEMENTS + 1):
+        if not plan.instances or (number > 1 and plan.status == "partial"):
+            break
+        plan = plan.model_copy(update={"problem_hash": problem.content_hash()})
+        check(plan, problem, catalog)
+        say("simulating arrivals")
+        try:
+            promises = look_at(plan, problem, catalog, deadline)
+        except SimulationCutShortError:
+            break
+        plan = plan.model_copy(update={"promises": promises})
+        worst = min((p.kept - p.target for p in promises), default=0.0)
+        if best is None or worst > best[0]:
+            best = worst, plan
+        if worst >= 0.0 or number == _PLACEMENTS or deadline.left < 0.3 * deadline.seconds:
+            break
+        tighter = _tighten(tighter, promises)
+        say(f"placing with tighter promises, try {number + 1}")
+        plan = place(tighter)
+    if best is None:
+        return first.model_copy(update={"cut_short": True}) if first.instances else first
+    if best[0] >= 0.0:
+        return best[1]
+    return see_promises(best[1], problem, catalog, deadline=deadline, say=say)
+
+
+def _tighten(problem: Problem, promises: tuple[KeptPromise, ...]) -> Problem:
+    """The problem with tighter promises where too few requests keep them."""
+    seen = {promise.service: promise for promise in promises}
+    services = []
+    for service in problem.services:
+        found = seen.get(service.name)
+        if found is not None and not found.is_kept:
+            update = {
+                "ttft_s": service.ttft_s * (_TIGHTER if found.kept_ttft < found.target else 1.0),
+                "tpot_s": service.tpot_s * (_TIGHTER if found.kept_tpot < found.target else 1.0),
+            }
+            service = service.model_copy(update=update)
+        services.append(service)
+    return problem.replace(services=tuple(services))
+
+
 def _largest_share(
     plan: Plan, problem: Problem, catalog: Catalog, deadline: Countdown | None, say: Say
 ) -> float:
@@ -128,11 +195,31 @@ def look_at(
 ) -> tuple[KeptPromise, ...]:
     """Return what requests of each service keep on arrivals that no plan was sized with."""
     runs = [simulate_kept(plan, problem, catalog, seed, deadline) for seed in _FRESH_SEEDS]
+    after = kept_after_loss(plan, problem, catalog, deadline)
     return tuple(
-        _promise(service, [run[service.name] for run in runs], (causes or {}).get(service.name))
+        _promise(
+            service,
+            [run[service.name] for run in runs],
+            (causes or {}).get(service.name),
+            after.get(service.name),
+        )
         for service in problem.services
         if all(service.name in run for run in runs)
     )
+
+
+def kept_after_loss(
+    plan: Plan, problem: Problem, catalog: Catalog, deadline: Countdown | None = None
+) -> dict[str, KeptShares]:
+    """Return by service what requests keep with the node lost that hurts it most; nothing if not asked."""
+    if not problem.limits.survive:
+        return {}
+    worst: dict[str, KeptShares] = {}
+    for loss in single_losses(plan, _LOST_S):
+        kept = simulate_kept(plan, problem, catalog, _LOSS_SEED, deadline, (loss,))
+        for name, one in kept.items():
+            worst[name] = min(worst.get(name, one), one, key=lambda shares: shares.both)
+    return worst
 
 
 @dataclass(frozen=True)
@@ -175,6 +262,8 @@ class _Sizing:
 
     problem: Problem
     allowances: dict[str, _Allowance]
+    reserve: dict[str, float] = field(default_factory=dict)
+    """By role, the share of what instances carry that may be used, the rest being held ready for losses."""
     curves: dict[Key, LoadCurve] = field(default_factory=dict)
     instances: dict[Key, Instance] = field(default_factory=dict)
 
@@ -185,7 +274,10 @@ class _Sizing:
 
     def derating(self, unknown: Unknown) -> Derating:
         """What templates carry; those that nobody has simulated all, nothing, or what others like them do."""
-        shares = {key: curve.load(self.share(key)) for key, curve in self.curves.items()}
+        shares = {
+            key: curve.load(self.share(key)) * self.reserve.get(key[0], 1.0)
+            for key, curve in self.curves.items()
+        }
         if unknown != "likely":
             return Derating(shares, default=0.0 if unknown == "nothing" else 1.0)
         seen: dict[tuple[str, int], list[float]] = {}
@@ -235,6 +327,7 @@ class _Prover:
         allowed = {s.name: _Allowance(s.attainment) for s in problem.services}
         self.sizing = _Sizing(_sized(problem, allowed), allowed)
         self.simulations = 0
+        self.unsafe_usd: float | None = None
         self._tried: dict[object, dict[str, KeptShares]] = {}
 
     def run(self) -> Plan:
@@ -249,6 +342,8 @@ class _Prover:
         try:
             for trial in range(1, _TRIALS + 1):
                 plan = self._size(trial)
+                if self._lower_unkept(plan, first):
+                    plan = self._size(trial)
                 if good and (plan.objective or 0.0) >= min(cost for cost, _, _ in good) * (
                     1.0 - _CLOSE
                 ):
@@ -285,10 +380,15 @@ class _Prover:
         key = _standing(plan)
         if key not in self._tried:
             self.say(f"trial {trial}: simulating the plan")
-            self._tried[key] = mean_kept(
+            kept = mean_kept(
                 simulate_kept(plan, self.problem, self.catalog, seed, self.deadline)
                 for seed in _TRIAL_SEEDS
             )
+            after = kept_after_loss(plan, self.problem, self.catalog, self.deadline)
+            self._tried[key] = {
+                name: min(one, after.get(name, one), key=lambda shares: shares.both)
+                for name, one in kept.items()
+            }
         kept = self._tried[key]
         shares = ", ".join(f"{name} {one.both:.1%}" for name, one in kept.items())
         self.say(f"trial {trial}: ${plan.usd_per_hour:.2f}, kept: {shares}")
@@ -346,9 +446,33 @@ class _Prover:
                 break
         while True:
             effort = replace(self.effort, derating=sizing.derating("nothing"))
-            plan = self._plan(sizing.problem, effort)
-            if not self._measure({}, self._used(plan)):
+            plan = self._without_reserve(self._plan(sizing.problem, effort))
+            if not self._measure({}, self._used(plan)) and not self._hold_ready(plan):
                 return plan
+
+    def _hold_ready(self, plan: Plan) -> bool:
+        """Have roles hold their largest instance ready for a loss; say whether that asks for more."""
+        if not self.problem.limits.survive:
+            return False
+        self.unsafe_usd = plan.usd_per_hour if self.unsafe_usd is None else self.unsafe_usd
+        now = self.sizing.reserve
+        wanted = reserves(plan, self.problem)
+        less = {role: share for role, share in wanted.items() if share < now.get(role, 1.0) - 1e-3}
+        self.sizing.reserve = now | less
+        return bool(less)
+
+    def _without_reserve(self, plan: Plan) -> Plan:
+        """The plan with all that its instances carry, what is held ready included."""
+        held = self.sizing.reserve
+        if not held:
+            return plan
+        instances = []
+        for one in plan.instances:
+            share = held.get(one.role, 1.0)
+            flows = tuple(f.model_copy(update={"per_s": f.per_s / share}) for f in one.flows)
+            update = {"flows": flows, "throughput_per_s": one.throughput_per_s / share}
+            instances.append(one.model_copy(update=update))
+        return plan.model_copy(update={"instances": tuple(instances)})
 
     def _bound(self) -> float | None:
         """The least that any plan costs, templates that nobody has simulated carrying all they might."""
@@ -409,6 +533,29 @@ class _Prover:
                 self.causes[name] = "its longest prompts alone take longer than ttft"
             sizing.problem = _sized(self.problem, sizing.allowances)
 
+    def _lower_unkept(self, plan: Plan, first: Plan) -> bool:
+        """Lower the targets of services that no template simulated so far keeps; say whether any was."""
+        sizing = self.sizing
+        lost = [
+            name
+            for name, share in first.served_fraction.items()
+            if share > 0.0 and plan.served_fraction.get(name, 0.0) <= 0.0
+        ]
+        for name in lost:
+            most = dict.fromkeys(Phase, 0.0)
+            for (role, _), curve in sizing.curves.items():
+                of_role = parse_role(role)
+                if of_role.model == name:
+                    most[of_role.phase] = max(most[of_role.phase], curve.most)
+            reached = max(most[Phase.BOTH], most[Phase.PREFILL] * most[Phase.DECODE])
+            own = sizing.allowances[name]
+            # With both phases at their best; a little less can be had with some load.
+            own.target = max(0.01, min(own.target, reached - 0.5 * (1.0 - reached)) - 0.01)
+            self.causes.setdefault(
+                name, "its longest prompts take most of ttft alone, the more so behind others"
+            )
+        return bool(lost)
+
     def _take(self, plans: list[Plan], first: Plan, *, late: bool) -> Plan:
         """Return the first plan that keeps its promises on fresh arrivals, or the one that comes closest."""
         best: tuple[float, Plan] | None = None
@@ -446,8 +593,13 @@ class _Prover:
         status = plan.status
         if status == "optimal" and (gap is None or gap > PROVEN_GAP):
             status = "feasible"
+        notes = plan.notes
+        if self.unsafe_usd is not None:
+            more = plan.usd_per_hour - self.unsafe_usd
+            notes = (*notes, f"the price of surviving the loss of a node: ${more:.2f}/h")
         stamped = plan.model_copy(
             update={
+                "notes": notes,
                 "problem_hash": self.problem.content_hash(),
                 "promises": promises,
                 "bound": bound,
@@ -472,9 +624,17 @@ def _more(target: float, margin: float) -> float:
 
 
 def simulate_kept(
-    plan: Plan, problem: Problem, catalog: Catalog, seed: int, deadline: Countdown | None = None
+    plan: Plan,
+    problem: Problem,
+    catalog: Catalog,
+    seed: int,
+    deadline: Countdown | None = None,
+    losses: tuple[Failure, ...] = (),
 ) -> dict[str, KeptShares]:
-    """Return by service what requests keep when the plan meets its demand."""
+    """Return by service what requests keep when the plan meets its demand and loses nodes.
+
+    Spot nodes are lost as often as the problem says.
+    """
     from atoll.sim.api import simulate
     from atoll.sim.demand import demand_of
     from atoll.sim.options import SimOptions
@@ -483,9 +643,15 @@ def simulate_kept(
     rates = [service.rate_per_s for service in problem.services if service.rate_per_s > 0]
     if not rates:
         return {}
-    seconds = max(_LEAST_S, min(_REQUESTS / min(rates), _MOST_REQUESTS / sum(rates)))
+    tokens_per_s = sum(s.rate_per_s * s.lengths.output_mean for s in problem.services)
+    most_s = min(_MOST_REQUESTS / sum(rates), _MOST_TOKENS / max(tokens_per_s, 1e-9))
+    seconds = max(_LEAST_S, min(_REQUESTS / min(rates), most_s))
     requests = collect(demand_of(problem, seconds), seed)
-    options = SimOptions(seed=seed, from_s=seconds / 10.0)
+    options = SimOptions(
+        seed=seed,
+        from_s=max(seconds / 10.0, *(loss.time_s for loss in losses), 0.0),
+        failures=(*losses, *spot_losses(plan, problem, seconds, seed)),
+    )
     found = simulate(plan, problem, catalog, requests, options, progress=keep_deadline(deadline))
     return {one.name: _shares(one) for one in found.services if one.attainment is not None}
 
@@ -508,12 +674,17 @@ def mean_kept(runs: Iterable[Mapping[str, KeptShares]]) -> dict[str, KeptShares]
     }
 
 
-def _promise(service: Service, runs: list[KeptShares], cause: str | None) -> KeptPromise:
+def _promise(
+    service: Service, runs: list[KeptShares], cause: str | None, after: KeptShares | None
+) -> KeptPromise:
     shares = np.array([run.both for run in runs])
     mean = float(shares.mean())
     half = _T95 * float(shares.std(ddof=1)) / math.sqrt(len(shares))
     ttft, tpot = (float(np.mean([getattr(run, k) for run in runs])) for k in ("ttft", "tpot"))
-    if cause is None:
+    least = mean if after is None else min(mean, after.both)
+    if cause is None and mean >= service.attainment:
+        cause = "too little is left with a node lost"
+    elif cause is None:
         cause = "prompts wait too long" if ttft < tpot else "tokens come too slowly"
     return KeptPromise(
         service=service.name,
@@ -523,7 +694,8 @@ def _promise(service: Service, runs: list[KeptShares], cause: str | None) -> Kep
         high=min(1.0, mean + half),
         kept_ttft=ttft,
         kept_tpot=tpot,
-        cause=cause if mean < service.attainment else None,
+        kept_after_loss=None if after is None else after.both,
+        cause=cause if least < service.attainment else None,
     )
 
 

@@ -88,6 +88,8 @@ def _problem(
                 spot_share=limits.spot_share,
                 max_nodes=limits.max_nodes,
                 spread=limits.spread,
+                survive=limits.survive,
+                spot_loss_per_h=limits.spot_loss * 3600.0,
             ),
             "settings": Settings.parse(fleet.settings.model_dump()),
             "running": _read_running(document),

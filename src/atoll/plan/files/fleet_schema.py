@@ -311,6 +311,13 @@ class LimitsEntry(Frozen):
     )
     max_nodes: Count | None = Field(default=None, description="Most nodes to use.")
     spread: Above = Field(default=1, description="Regions every role must stand in, at least.")
+    survive: Annotated[int, Field(strict=True, ge=0, le=1)] = Field(
+        default=0, description="Nodes, any of them, that may be lost with promises kept: 0 or 1."
+    )
+    spot_loss: Rate = Field(
+        default=0.0,
+        description="How often a spot node is lost, such as 0.05/h; it comes back minutes later.",
+    )
 
 
 class SettingsEntry(Frozen):
