@@ -28,7 +28,7 @@ from atoll.report.plan.show import (
     render_plan_page,
     render_plan_svg,
 )
-from atoll.report.promises import draw_verdicts, judge_run
+from atoll.report.promises import draw_verdicts, judge_plan, judge_run
 from atoll.report.render import render_fragment, render_page
 from atoll.report.simulation.page import render_simulation_fragment, render_simulation_page
 from atoll.report.simulation.plots_svg import map_heat, plot_distributions, plot_over_time
@@ -614,6 +614,21 @@ def test_a_run_that_breaks_promises_says_so_in_red() -> None:
     assert judge_run(unjudged, problem)[0].is_kept is None
     silent = replace(report, services=(replace(service, attainment=None, requests=0),))
     assert judge_run(silent, problem) == []
+
+
+@pytest.mark.parametrize(
+    ("after", "said"), [(0.96, "; for 96% with"), (0.7, "; for only 70% with")]
+)
+def test_what_is_kept_with_a_node_lost_is_said(after: float, said: str) -> None:
+    asked, made = builders.small()
+    kept = promise("chat", 0.97).model_copy(update={"kept_after_loss": after})
+    (verdict,) = judge_plan(made.model_copy(update={"promises": (kept,)}))
+    assert "keeps its promises for 97% of" in verdict.text
+    assert said in verdict.text
+    assert verdict.is_kept == (after >= 0.95)
+    assert ('class="good">chat' if verdict.is_kept else 'class="warn">chat') in render_plan_page(
+        made.model_copy(update={"promises": (kept,)}), asked
+    )
 
 
 def test_just_enough_is_enough() -> None:

@@ -31,8 +31,12 @@ def judge_plan(plan: Plan) -> list[PromiseVerdict]:
 
 def _judge_promise(promise: KeptPromise) -> PromiseVerdict:
     between = f"{format_share(promise.low)} to {format_share(promise.high)}"
-    text = _say_kept(promise.service, promise.kept, promise.target, promise.is_kept)
+    text = _say_kept(promise.service, promise.kept, promise.target, promise.kept >= promise.target)
     text += f", simulated: {between} with 95% confidence"
+    after = promise.kept_after_loss
+    if after is not None:
+        only = "" if after >= promise.target else "only "
+        text += f"; for {only}{format_share(after)} with the node lost that hurts most"
     if not promise.is_kept:
         text += f"; TTFT {format_share(promise.kept_ttft)}, TPOT {format_share(promise.kept_tpot)}"
         if promise.cause:
