@@ -22,6 +22,7 @@ from pydantic import (
 
 from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase, RoleId, format_node_type, parse_node_type, parse_role
+from atoll.perf.engines import EngineLaunch
 from atoll.plan.names import Name, NodeTypeName, RoleName
 
 SOURCE = "source"
@@ -278,8 +279,9 @@ class Plan(Frozen):
     that the deadline came before the search had ended: with more time there may be a better plan. `reasons`
     say what binds, `notes` what a simulation found. `promises` are what requests keep in simulation, by
     service, empty where only capacity was planned; then `bound` holds for capacities found by simulation, and
-    `capacity_bound` whatever a simulation finds. `models` are the names of the models that are served, by
-    service, empty where nobody wrote them down.
+    `capacity_bound` whatever a simulation finds. `engines` are, by service, the limits that the plan reckons
+    with and that engines are started with, where any are set, and `models` the names of the models that are
+    served, empty where nobody wrote them down.
     """
 
     schema_version: Literal[1] = 1
@@ -301,6 +303,7 @@ class Plan(Frozen):
     notes: tuple[str, ...] = ()
     promises: tuple[KeptPromise, ...] = ()
     capacity_bound: float | None = None
+    engines: dict[str, EngineLaunch] = Field(default_factory=dict)
     models: dict[str, str] = Field(default_factory=dict)
 
     @model_serializer(mode="wrap")
@@ -313,6 +316,9 @@ class Plan(Frozen):
             fields.pop("capacity_bound", None)
         if not self.models:
             fields.pop("models", None)
+        fields.pop("engines", None)
+        if self.engines:
+            fields["engines"] = {name: own.given for name, own in sorted(self.engines.items())}
         return fields
 
     @model_validator(mode="before")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from atoll.core.errors import InputError
+from atoll.perf.engines import EngineLaunch
 from atoll.plan.plan import Instance, Plan
 from atoll.runtime.adapters.base import Endpoint, MachineShare, RunDirectory, ServedModel
 from atoll.runtime.adapters.llamacpp import llamacpp_endpoint
@@ -77,7 +78,8 @@ def build(
     named = []
     for standing, port in zip(planned, ports, strict=True):
         model = models[standing.service]
-        endpoint = _endpoint(standing, model, port, home, share, liveness, chosen)
+        launch = plan.engines.get(standing.service, EngineLaunch())
+        endpoint = _endpoint(standing, model, launch, port, home, share, liveness, chosen)
         if model.stand_in is not None:
             endpoint = _mark(endpoint, model.stand_in)
         kinds = {
@@ -92,6 +94,7 @@ def build(
 def _endpoint(
     standing: PlannedEndpoint,
     model: LocalModel,
+    launch: EngineLaunch,
     port: int,
     home: RunDirectory,
     share: MachineShare,
@@ -99,7 +102,7 @@ def _endpoint(
     options: LocalOptions,
 ) -> Endpoint:
     if options.engine == "atoll":
-        served = ServedModel(str(model.folder), (standing.service,))
+        served = ServedModel(str(model.folder), (standing.service,), launch)
         return stage_endpoint(
             *(standing.name, standing.instances, served, port, home, share, liveness.silent_s),
             routes=standing.routes,
@@ -108,7 +111,7 @@ def _endpoint(
             dead_after_s=options.dead_after_s,
             silent_s=options.silent_s,
         )
-    served = ServedModel(model.source, (standing.service,))
+    served = ServedModel(model.source, (standing.service,), launch)
     make = {
         "llamacpp": llamacpp_endpoint,
         "vllm": vllm_endpoint,
