@@ -134,6 +134,8 @@ class UnknownNameError(AtollError):
         self.name = name
         self.known = names
         self.suggestions = _nearest(name, names)
+        if hint is None and not names:
+            hint = f"there is no {kind} yet; make one first"
         super().__init__(self._describe(), field=field, hint=hint)
 
     def _describe(self) -> str:
