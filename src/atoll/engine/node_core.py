@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 from atoll.core.errors import AtollError
-from atoll.engine.batcher import BatchUnit, Chunk, DecodeGroups, ResidentSequence, pick
+from atoll.engine.batcher import (
+    BatchUnit,
+    Chunk,
+    DecodeGroups,
+    PromptOrder,
+    ResidentSequence,
+    pick,
+)
 from atoll.engine.guidance import MatcherFactory
 from atoll.engine.kv import BlockPool, OutOfBlocks
 from atoll.engine.messages import (
@@ -46,12 +53,16 @@ Send = Callable[[str, Message], None]
 
 @dataclass(frozen=True, slots=True)
 class CoreSettings:
-    """Limits of a node: rows in a batch, rows of one prefill chunk, decode groups under way."""
+    """Limits of a node: rows in a batch, rows of one prefill chunk, decode groups under way.
+
+    `promised_ttft_s` is the time to the first token by which prompts are ordered (`batcher.PromptOrder`).
+    """
 
     token_budget: int = 512
     chunk: int = 256
     max_in_flight: int = 1
     orphan_s: float = 300.0
+    promised_ttft_s: float | None = None
 
 
 class NodeCore:
@@ -73,6 +84,7 @@ class NodeCore:
         self.name, self.endpoint = name, endpoint
         self.stage, self.pool = stage, pool
         self.settings = settings or CoreSettings()
+        self._order = PromptOrder(self.settings.promised_ttft_s)
         self._send, self._clock, self._matchers = send, clock, matchers
         self._incarnation = incarnation
         self._residents: dict[tuple[int, int], ResidentSequence] = {}
@@ -168,7 +180,8 @@ class NodeCore:
         seed = f"{hop.start}-{hop.end}".encode()
         known = [] if body.expects_kv else tokens
         table = self.pool.open(known, seed, body.max_length)
-        resident = ResidentSequence(body, tokens, table, active_s=self._clock())
+        now_s = self._clock()
+        resident = ResidentSequence(body, tokens, table, active_s=now_s, came_s=now_s)
         self._residents[resident.key] = resident
         if resident.is_last:
             try:
@@ -340,6 +353,7 @@ class NodeCore:
             self.settings.chunk,
             self._in_flight,
             began_s,
+            self._order,
         )
         units = self._with_room(units)
         if not units:
@@ -359,7 +373,9 @@ class NodeCore:
                 self._drop(unit.resident)
         self.steps += 1
         self.tokens += sum(unit.count for unit in units)
-        self.busy_s += self._clock() - began_s
+        took_s = self._clock() - began_s
+        self._order.learn(units, took_s)
+        self.busy_s += took_s
         return True
 
     def _next_endpoint(self, unit: BatchUnit) -> str:

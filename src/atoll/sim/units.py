@@ -159,8 +159,14 @@ class UnitMaker:
             kind=kind,
             row=row,
             room=room,
-            most_sequences=profile.max_sequences if sequences is None else sequences,
+            most_sequences=self._most_sequences(sequences, profile),
             most_prompts=PROMPTS_IN_STEP if prompts is None else min(prompts, PROMPTS_IN_STEP),
             budget=budget,
             chunked=engine,
         )
+
+    def _most_sequences(self, measured: int | None, profile: EngineProfile) -> int:
+        """Sequences that run at a time: asked for, measured, or the engine's own limit."""
+        if self._options.max_sequences is not None:
+            return self._options.max_sequences
+        return profile.max_sequences if measured is None else measured
