@@ -87,7 +87,7 @@ def build(
     engine = problem.settings.engine
     run["eager"] = options.admits_by_prompts(engine)
     run["order"] = _ORDERS[options.order_of(engine)]
-    block, block_id = _keep_blocks(ordered, run, unit, request, instances, options, engine)
+    block, block_id = _keep_blocks(ordered, run, unit, request, instances, options, problem)
     services, bins = len(problem.services), options.bins
     apart = any(instance.phase is Phase.PREFILL for instance in instances)
     width = int(run[0]["path"]) * (2 if apart else 1)
@@ -336,13 +336,19 @@ def _keep_blocks(
     request: a.Records,
     instances: Sequence[Instance],
     options: SimOptions,
-    engine: str,
+    problem: Problem,
 ) -> tuple[a.Records, a.Longs]:
     """What units keep of prompts, by unit and block, and the blocks of all prompts, numbered through."""
     prefix = requests.prefix
-    if prefix is None or not len(prefix.ids) or not options.reuses_prefixes(engine):
+    reuses = options.reuses_prefixes(problem.settings.engine)
+    if prefix is None or not len(prefix.ids) or not reuses:
         return np.zeros((1, 1), a.BLOCK), np.zeros(1, np.int64)
-    prompts = np.array([instances[i].phase is not Phase.DECODE for i in unit["instance"]])
+    # Unless the run says so for all, a service's engines may be started without.
+    asked = {own.name: own.engine_limits.prefix_caching for own in problem.services}
+    reusing = [options.prefix_caching or asked[own.service] is not False for own in instances]
+    prompts = np.array(
+        [reusing[i] and instances[i].phase is not Phase.DECODE for i in unit["instance"]]
+    )
     keeps = np.flatnonzero((unit["start"] == 0) & prompts)
     unit["cache"][keeps] = np.arange(len(keeps))
     run["block_tokens"] = prefix.block_tokens
