@@ -208,6 +208,10 @@ def test_flags_are_checked_before_a_fleet_is_planned(
         (["--then", "60s"], "PLAN.json"),
         (["--trace", "poisson:1/s lengths=10x10 n=5 model=x"], "unknown model of the workload"),
         (["--requests", "out.txt"], ".csv or .parquet"),
+        (["--scheduling", "sometimes"], "unknown scheduling"),
+        (["--kv-cache-dtype", "fp7"], "did you mean fp8"),
+        (["--gpu-memory-utilization", "150%"], "share"),
+        (["--max-num-seqs", "64", "--max-num-batched-tokens", "32"], "no room for 64 sequences"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
@@ -235,6 +239,30 @@ def test_a_share_that_is_asked_for_must_be_attained(
     args = ("simulate", plan, "--fleet", fleet, "--trace", crowd, "--attain", "99%")
     assert _run(*args) == 5
     assert "kept their promises" in capsys.readouterr().err
+
+
+def test_engines_with_other_limits_than_the_fleet_file_sets(
+    files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, fleet = files
+    asked = ("simulate", plan, "--fleet", fleet, "--for", "60s", "--json")
+
+    def simulated(*more: str) -> dict[str, float]:
+        assert _run(*asked, *more) == 0
+        own = json.loads(capsys.readouterr().out)
+        nodes = own["nodes"]
+        return {
+            "batch": max(node["mean_sequences"] for node in nodes),
+            "tpot": own["services"][0]["tpot_s"]["mean"],
+            "kv": nodes[0]["kv_tokens"],
+        }
+
+    plain = simulated()
+    assert simulated("--max-num-seqs", "1", "--max-num-batched-tokens", "256")["batch"] <= 1.0
+    assert simulated("--scheduling", "sync")["tpot"] > plain["tpot"]
+    assert simulated("--kv-cache-dtype", "fp8")["kv"] == pytest.approx(2 * plain["kv"], rel=1e-3)
+    assert simulated("--gpu-memory-utilization", "50%")["kv"] < 0.6 * plain["kv"]
+    assert simulated("--prefix-caching", "--kv-cache-dtype", "auto") == plain
 
 
 def test_csv_and_parquet_hold_the_same(tmp_path: Path) -> None:
