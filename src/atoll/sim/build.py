@@ -87,11 +87,7 @@ def build(
     engine = problem.settings.engine
     run["eager"] = options.admits_by_prompts(engine)
     run["order"] = _ORDERS[options.order_of(engine)]
-<<<<<<< HEAD
     block, block_id = _keep_blocks(ordered, run, unit, request, instances, problem, options)
-=======
-    block, block_id = _keep_blocks(ordered, run, unit, request, instances, options, problem)
->>>>>>> model
     services, bins = len(problem.services), options.bins
     apart = any(instance.phase is Phase.PREFILL for instance in instances)
     width = int(run[0]["path"]) * (2 if apart else 1)
@@ -341,7 +337,6 @@ def _keep_blocks(
     instances: Sequence[Instance],
     problem: Problem,
     options: SimOptions,
-<<<<<<< HEAD
 ) -> tuple[a.Records, a.Longs]:
     """What units keep of prompts, by unit and block, and the blocks of all prompts, numbered through."""
     asked = options.prefix_caching
@@ -354,20 +349,6 @@ def _keep_blocks(
             instances[i].phase is not Phase.DECODE and caching[instances[i].service]
             for i in unit["instance"]
         ]
-=======
-    problem: Problem,
-) -> tuple[a.Records, a.Longs]:
-    """What units keep of prompts, by unit and block, and the blocks of all prompts, numbered through."""
-    prefix = requests.prefix
-    reuses = options.reuses_prefixes(problem.settings.engine)
-    if prefix is None or not len(prefix.ids) or not reuses:
-        return np.zeros((1, 1), a.BLOCK), np.zeros(1, np.int64)
-    # Unless the run says so for all, a service's engines may be started without.
-    asked = {own.name: own.engine_limits.prefix_caching for own in problem.services}
-    reusing = [options.prefix_caching or asked[own.service] is not False for own in instances]
-    prompts = np.array(
-        [reusing[i] and instances[i].phase is not Phase.DECODE for i in unit["instance"]]
->>>>>>> model
     )
     keeps = np.flatnonzero((unit["start"] == 0) & prompts)
     prefix = requests.prefix
