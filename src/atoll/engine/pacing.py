@@ -21,7 +21,7 @@ from statistics import median
 
 import numpy as np
 
-from atoll.engine.messages import StepReport
+from atoll.engine.messages import MAX_REPORTS, REPORT_COLUMNS, StepReport, Table, table_of
 from atoll.routing.pacing import PacedNode, batches_in_flight
 
 SEQUENCES = 512
@@ -87,6 +87,42 @@ def fit_line(steps: Iterable[tuple[int, float]]) -> tuple[float, float]:
     slope = (joint + weight * prior) / (spread + weight)
     slope = min(max(slope, 0.0), mean_s / mean_n)
     return mean_s - slope * mean_n, slope
+
+
+class StepReporter:
+    """Measures the decode steps of a node and keeps what hops before it have said of theirs."""
+
+    def __init__(self, endpoint: str, place: int = 0) -> None:
+        key = node_key(endpoint)
+        self._own = StepReport(key, place or key, 0, 0, 0)
+        self._heard: dict[int, StepReport] = {}
+
+    def measure(self, units: Iterable[tuple[int, bool]], took_s: float) -> StepReport | None:
+        """Note a step of units given as (rows, if a token is asked for); returns a report that is new."""
+        kinds = [count == 1 and sample for count, sample in units]
+        if not any(kinds):
+            return None
+        self._own = self._own._replace(rows=self._own.rows + sum(kinds))
+        if all(kinds):
+            # Steps with parts of prompts in them say little about decodes.
+            self._own = self._own._replace(sequences=len(kinds), nanoseconds=round(took_s * 1e9))
+        return self._own
+
+    def pass_on(self, reports: Table) -> None:
+        """Keep what hops before this one say, for those after it."""
+        for row in reports.tolist():
+            report = StepReport(*row)
+            # The latest are the last, so that the oldest are the first to be left out.
+            self._heard.pop(report.node, None)
+            if report.node != self._own.node:
+                self._heard[report.node] = report
+
+    def table(self, *, is_start: bool = False) -> Table:
+        """Return what goes with a message: nothing from where its rows start, which knows its own steps."""
+        if is_start:
+            return table_of([], REPORT_COLUMNS)
+        heard = list(self._heard.values())[1 - MAX_REPORTS :]
+        return table_of([*heard, self._own], REPORT_COLUMNS)
 
 
 class NodePace:
@@ -192,7 +228,9 @@ class RoutePacer:
         known = {key: self._nodes.setdefault(key, NodePace()) for way in counts for key in way}
         self._nodes = known
         # A node that has not been heard of may be anywhere.
-        self._places = len({(known[key].place, known[key].place is None and key) for key in self._usual})
+        self._places = len(
+            {(known[key].place, known[key].place is None and key) for key in self._usual}
+        )
         if any(len(known[key].steps) < ENOUGH for key in self._usual):
             return
         nodes = []
@@ -208,8 +246,7 @@ class RoutePacer:
 
     def batches(self, sequences: int) -> int:
         """Return how many groups may be under way while so many sequences decode."""
+        found = min(self._places, sequences)
         if self._table:
             found = self._table[min(sequences, SEQUENCES) - 1]
-        else:
-            found = min(self._places, sequences)
         return max(found, -(-sequences // self._most))

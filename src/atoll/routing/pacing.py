@@ -9,10 +9,10 @@ nodes where pipelines start. With k batches of b = n / k a round takes
 
     R(k) = max( sum of t_i(b) on the way + hops,  max_d sum of k m_i t_i(b) over the nodes i of device d )
 
-seconds: no less than the way of one batch, and no less than what the busiest device has to do for all of them.
-Most nodes have a device of their own; those that share a core or a GPU take turns on it. Which k is best depends
-on n: with stages that are alike it is as many as stages (over all nodes that share the first), with very uneven
-ones and few sequences it is one, and where all stages share one device it is always one.
+seconds: no less than the way of one batch, and no less than what the busiest device has to do for all of
+them. Most nodes have a device of their own; those that share a core or a GPU take turns on it. Which k is
+best depends on n: with stages that are alike it is as many as stages (over all nodes that share the first),
+with very uneven ones and few sequences it is one, and where all stages share one device it is always one.
 """
 
 from __future__ import annotations

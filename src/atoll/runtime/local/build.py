@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from atoll.core.errors import InputError
+from atoll.engine.batcher import MaxInFlight
 from atoll.plan.plan import Instance, Plan
 from atoll.runtime.adapters.base import Endpoint, MachineShare, RunDirectory, ServedModel
 from atoll.runtime.adapters.llamacpp import llamacpp_endpoint
@@ -45,6 +46,7 @@ class LocalModel:
 class LocalOptions:
     """How to stand here: the engine, KV memory per node, number format, routing policy.
 
+    `max_in_flight` is how many batches of tokens a pipeline of the stage engine has under way.
     `dead_after_s` is the silence after which an instance gives a node up, `silent_s` that after which a
     process is started anew.
     """
@@ -53,6 +55,7 @@ class LocalOptions:
     kv_bytes: int = 128 * 2**20
     dtype: str = "float32"
     policy: str = "iwrr"
+    max_in_flight: MaxInFlight = "auto"
     dead_after_s: float = 2.0
     silent_s: float = 8.0
     cores: tuple[int, ...] = field(default_factory=usable_cores)
@@ -102,6 +105,7 @@ def _endpoint(
             policy=options.policy,
             dead_after_s=options.dead_after_s,
             silent_s=options.silent_s,
+            max_in_flight=options.max_in_flight,
         )
     served = ServedModel(model.source, (standing.service,))
     make = {
