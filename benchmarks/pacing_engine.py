@@ -1,0 +1,129 @@
+"""The stage engine on this machine's cores, free and paced: clients that always want a next answer.
+
+Node processes of SmolLM2, one thread each, pinned as `atoll serve` pins them: one core for each of two
+stages, shared cores where there are more stages than cores. Both ways of running stand side by side and take
+turns, so that whatever else runs here disturbs them alike. Each client waits for its answer and asks again,
+for answers of different lengths, so that sequences do not travel together because they began together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from atoll.core.rng import stream
+from benchmarks.engine_cpu import LAYERS, nodes
+
+if TYPE_CHECKING:
+    from atoll.engine.scheduler import Scheduler
+
+Cuts = tuple[tuple[int, int], ...]
+
+ENGINE_LAYOUTS: dict[str, Cuts] = {
+    "2stage": ((0, 17), (17, 30)),
+    "2stage_uneven": ((0, 25), (25, 30)),
+    "3stage": ((0, 12), (12, 22), (22, 30)),
+    "4stage": ((0, 9), (9, 17), (17, 24), (24, 30)),
+}
+WAYS = {"free": "free", "paced": "auto"}
+CLIENTS = 8
+PROMPT = 16
+ANSWER = (24, 56)
+WARM_UP_S = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRound:
+    """What was seen in a stretch of time: mean seconds between tokens of a sequence, and tokens/s of all."""
+
+    tpot_s: float
+    tokens_per_s: float
+
+
+class Crowd:
+    """Clients in front of one set of node processes."""
+
+    def __init__(self, ready: list[dict[str, Any]]) -> None:
+        from atoll.engine.routes import LayerRouter
+        from atoll.engine.scheduler import NodeSpec, Scheduler
+
+        specs = [NodeSpec(**{k: r[k] for k in ("name", "endpoint", "start", "end")}) for r in ready]
+        self.scheduler: Scheduler = Scheduler(specs, LayerRouter(LAYERS), max_length=1024)
+
+    async def run(self, seconds: float, seed: int) -> EngineRound:
+        """Keep every client busy for so long, and a little longer at first, which does not count."""
+        begun_s = time.monotonic()
+        from_s, until_s = begun_s + WARM_UP_S, begun_s + WARM_UP_S + seconds
+        gaps: list[float] = []
+        tokens = 0
+
+        async def client(number: int) -> None:
+            nonlocal tokens
+            random = stream(seed, f"client-{number}")
+            await asyncio.sleep(number * 0.07)
+            while time.monotonic() < until_s:
+                last_s = None
+                prompt = tuple(random.integers(1000, 40_000, PROMPT).tolist())
+                async for now_s in self._answer(prompt, int(random.integers(*ANSWER))):
+                    if from_s <= now_s < until_s:
+                        tokens += 1
+                        if last_s is not None:
+                            gaps.append(now_s - last_s)
+                    last_s = now_s
+
+        await asyncio.gather(*(client(number) for number in range(CLIENTS)))
+        return EngineRound(float(np.mean(gaps)), tokens / seconds)
+
+    async def _answer(self, prompt: tuple[int, ...], count: int) -> Any:
+        from atoll.engine.messages import SamplingParams
+        from atoll.engine.scheduler import GenerateRequest
+
+        sampling = SamplingParams(max_tokens=count, ignore_eos=True)
+        async for event in self.scheduler.generate(GenerateRequest(prompt, sampling)):
+            if event.token is not None:
+                yield time.monotonic()
+
+
+async def take_turns(
+    ready: dict[str, list[dict[str, Any]]], rounds: int, seconds: float
+) -> dict[str, list[EngineRound]]:
+    """Run every set of processes in turn, the first one first and then last."""
+    crowds = {way: Crowd(said) for way, said in ready.items()}
+    for crowd in crowds.values():
+        await crowd.scheduler.start()
+        await crowd.scheduler.ready(60.0)
+    found: dict[str, list[EngineRound]] = {way: [] for way in crowds}
+    for number in range(rounds):
+        for way in sorted(crowds, reverse=number % 2 == 1):
+            found[way].append(await crowds[way].run(seconds, number))
+    for crowd in crowds.values():
+        await crowd.scheduler.close()
+    return found
+
+
+def engine_rounds(
+    folder: Path, cuts: Cuts, rounds: int, seconds: float
+) -> dict[str, list[EngineRound]]:
+    """Return the rounds of a layout, free and paced."""
+    from atoll.runtime.local.cores import assign_cores, usable_cores
+
+    work = {str(i): float(end - start) for i, (start, end) in enumerate(cuts)}
+    cores = assign_cores(work, usable_cores()[: len(cuts)])
+    with ExitStack() as stack:
+        ready = {
+            way: stack.enter_context(
+                nodes(
+                    folder,
+                    cuts,
+                    [{"max_in_flight": limit, "cpus": cores[name]} for name in work],
+                )
+            )
+            for way, limit in WAYS.items()
+        }
+        return asyncio.run(take_turns(ready, rounds, seconds))
