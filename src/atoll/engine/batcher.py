@@ -123,13 +123,18 @@ class BatchUnit:
         return self.position + self.count
 
 
-class DecodeGroup(NamedTuple):
-    """Decodes that left together: where they are counted, how many, since when, and those still out."""
+@dataclass(slots=True)
+class DecodeGroup:
+    """Decodes that left together: where they are counted, how many, since when, and those still out.
+
+    `is_alone` while no other group has been out at the same time: nothing can have held it up.
+    """
 
     slot: int
     size: int
     started_s: float
     out: set[tuple[int, int]]
+    is_alone: bool
 
 
 class DecodeGroups:
@@ -162,13 +167,15 @@ class DecodeGroups:
             self._flying = np.concatenate([self._flying, np.zeros_like(self._flying)])
         slot = free_slot(self._flying, len(self._flying))
         self._flying[slot] = len(out)
-        self._groups[self._next] = DecodeGroup(slot, len(out), now_s, out)
+        for group in self._groups.values():
+            group.is_alone = False
+        self._groups[self._next] = DecodeGroup(slot, len(out), now_s, out, not self._groups)
         self._next += 1
 
     def land(self, member: ResidentSequence, now_s: float) -> tuple[int, float] | None:
         """Note that a resident's token is back, or that it is gone.
 
-        If it was the last of its group, returns how many they were and how many seconds they were out.
+        If it was the last of a group that was out alone, returns how many those were and their seconds.
         """
         flight, member.flight = member.flight, None
         member.landed, self._landed = self._landed, self._landed + 1
@@ -183,7 +190,7 @@ class DecodeGroups:
         took_s = now_s - group.started_s
         usual = self._usual_s
         self._usual_s = took_s if usual is None else 0.8 * usual + 0.2 * took_s
-        return group.size, took_s
+        return (group.size, took_s) if group.is_alone else None
 
     def room(self, sequences: int, now_s: float) -> int:
         """Return how many decodes may leave together now, 0 if none, of so many sequences that decode."""

@@ -122,7 +122,7 @@ class StepReport(NamedTuple):
     """What a node says of its decode steps to those before it on a route; a row of a `reports` table.
 
     node: who (`pacing.node_key`). place: the cores or GPU it runs on (`pacing.place_key`). rows: decodes
-    it has run so far. sequences and nanoseconds: of its latest step of decodes alone (0: none yet).
+    it has run so far. sequences and nanoseconds: of its latest step with decodes (0: there were others too).
     """
 
     node: int

@@ -102,10 +102,9 @@ class StepReporter:
         kinds = [count == 1 and sample for count, sample in units]
         if not any(kinds):
             return None
-        self._own = self._own._replace(rows=self._own.rows + sum(kinds))
-        if all(kinds):
-            # Steps with parts of prompts in them say little about decodes.
-            self._own = self._own._replace(sequences=len(kinds), nanoseconds=round(took_s * 1e9))
+        # Steps with parts of prompts in them say little about decodes.
+        measured = (len(kinds), round(took_s * 1e9)) if all(kinds) else (0, 0)
+        self._own = StepReport(*self._own[:2], self._own.rows + sum(kinds), *measured)
         return self._own
 
     def pass_on(self, reports: Table) -> None:
@@ -146,9 +145,9 @@ class NodePace:
         elif latest is None or report.rows < latest.rows:
             # Rows counted from here on; a node that was started anew counts from 0.
             self._sent = 0
-        if not report.sequences or not report.nanoseconds:
+        if latest is not None and report.rows == latest.rows:
             return False
-        if latest is not None and report[3:] == latest[3:]:
+        if not report.sequences or not report.nanoseconds:
             return False
         self.steps.append((report.sequences, report.nanoseconds * 1e-9))
         return True
@@ -203,10 +202,7 @@ class RoutePacer:
                     self._nodes[key].note_sent(rows)
 
     def note_return(self, sequences: int, took_s: float) -> None:
-        """Note that a group is back, so many seconds after it left: what hops take beside the steps.
-
-        Near the least of it counts, for whatever a group waits for others is no hop's doing.
-        """
+        """Note how long a group was out alone: what hops take beside the steps, of which the least counts."""
         if not self._lines:
             return
         lines = [self._lines[key] for key in self._usual[1:] if key in self._lines]
