@@ -27,7 +27,7 @@ from atoll.solve.assembly import assemble
 from atoll.solve.place.evaluate import edges, max_flow
 from atoll.solve.place.from_problem import flow_instance, placement_of
 from atoll.solve.place.instance import FlowInstance, Flows, Placement
-from atoll.solve.place.to_plan import Placed, instance_of, plan_of
+from atoll.solve.place.to_plan import Placed, instances_of, plan_of
 from atoll.workload.requests import Requests
 
 ACTIVATION_BYTES = {"LLaMA-2-70B": 16384.0, "LLaMA-1-30B": 13312.0}
@@ -221,14 +221,23 @@ def even_plan(problem: Problem, instance: FlowInstance, placement: Placement) ->
     used = placement.end > placement.start
     enter = (used & (placement.start == 0)).astype(np.float64)
     leave = (used & (placement.end == instance.layers)).astype(np.float64)
+    # Machines that no way through all layers passes are left out.
+    reached, leads = enter > 0, leave > 0
+    for _ in range(n):
+        reached = reached | (edge[reached] > 0).any(axis=0)
+        leads = leads | (edge[:, leads] > 0).any(axis=1)
+    passed = reached & leads
+    edge *= np.outer(passed, passed)
+    enter *= passed
+    leave *= passed
     flows = Flows(float(enter.sum()), edge, enter, leave)
     catalog = problem.catalog()
     service = problem.services[0]
-    own = instance_of(problem, catalog, Placed(service, instance, placement, flows))
+    own = instances_of(problem, catalog, Placed(service, instance, placement, flows))
     tokens = service.lengths.input_mean + service.lengths.output_mean
     return assemble(
-        problem, [own], status="feasible", solver="even", goal="max-flow",
-        value=tokens * own.throughput_per_s,
+        problem, own, status="feasible", solver="even", goal="max-flow",
+        value=tokens * sum(one.throughput_per_s for one in own),
     )  # fmt: skip
 
 

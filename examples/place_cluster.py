@@ -15,7 +15,9 @@ HERE = Path(__file__).resolve().parent
 def main() -> None:
     """Place a 64-layer model on 14 unlike machines at two sites, and simulate it."""
     fleet = Fleet.load(HERE / "cluster-mixed.yaml")
-    plan = fleet.plan(effort=Effort(objective="max-flow"), deadline_s=3, rank=False)
+    plan = fleet.plan(
+        effort=Effort(objective="max-flow"), deadline_s=3, rank=False, capacity_only=True
+    )
     for instance in plan.instances:
         for node in sorted(instance.nodes, key=lambda node: (node.start, node.end)):
             print(f"layers {node.start:2} to {node.end - 1:2}  {node.host:14} {node.node_type}")

@@ -26,7 +26,7 @@ def reprice(fleet: Fleet, gpu: str, factor: float) -> Fleet:
 def main() -> None:
     """Compare solvers on the quickstart fleet, then plan it with dearer L40S."""
     fleet = Fleet.load(HERE / "quickstart.yaml")
-    plan = fleet.plan(deadline_s=300)
+    plan = fleet.plan(deadline_s=300, capacity_only=True)
     print(f"{'solver':22}{'$/h':>8}{'ratio':>8}")
     print(f"{plan.solver:22}{plan.usd_per_hour:8.2f}{1:8.2f}")
     for other in fleet.compare(plan):
@@ -37,7 +37,7 @@ def main() -> None:
             print(f"{other.solver:22}{cost:8.2f}{ratio:8.2f}")
 
     print("\nIf every L40S cost half as much again:")
-    dearer = reprice(fleet, "L40S", 1.5).plan(deadline_s=300)
+    dearer = reprice(fleet, "L40S", 1.5).plan(deadline_s=300, capacity_only=True)
     print(plan.diff(dearer))
 
 

@@ -23,9 +23,15 @@ import yaml
 
 from atoll.catalog import Catalog
 from atoll.catalog.nodes import AllReduceCost
-from atoll.perf.calibrate import Fit, fit, op_classes
-from atoll.perf.constants import OpClass, OpConstants, Tag
-from atoll.perf.layer_fit import ELEMENTWISE, LayerConditions, fit_all_reduce, fit_gpu
+from atoll.perf.calibrate import Fit, fit, fit_narrow, op_classes, spread
+from atoll.perf.constants import PROXY_ERROR, OpClass, OpConstants, Tag
+from atoll.perf.layer_fit import (
+    ELEMENTWISE,
+    LayerConditions,
+    fit_all_reduce,
+    fit_gpu,
+    predict_layers,
+)
 from atoll.perf.measurements import SCHEMAS, Points, Schema, read_points
 
 if TYPE_CHECKING:
@@ -50,6 +56,12 @@ EXPERT_TABLES = {
     "B200": "b200_sxm/moe/vllm/0.24.0",
     "A100-80": "a100_sxm/moe/vllm/0.14.0",
     "L40S": "l40s/moe/vllm/0.24.0",
+}
+ATTENTION_TABLES = {
+    "H100": "h100_sxm/attention/vllm/0.24.0",
+    "H200": "h200_sxm/attention/vllm/0.24.0",
+    "B200": "b200_sxm/attention/vllm/0.24.0",
+    "L40S": "l40s/attention/vllm/0.24.0",
 }
 # Per kind of weights, the kernels to take. FP8 checkpoints of mixtures hold block-scaled weights; the
 # per-tensor FP8 kernel in these tables is slower than bf16 on Hopper.
@@ -140,6 +152,27 @@ def expert_points(table: str) -> Points:
     )
 
 
+def narrow_points(table: str, op: OpClass) -> Points:
+    """Return attention with a KV cache of 8 bits on one GPU, in heads of 128 and without windows."""
+    import pandas as pd
+
+    prefill = op is OpClass.ATTENTION_PREFILL
+    name = f"{'context' if prefill else 'generation'}_attention_perf.parquet"
+    frame = pd.read_parquet(str(files("aiconfigurator_core") / "systems" / "data" / table / name))
+    frame = frame[(frame.kv_cache_dtype == "fp8") & (frame.head_dim == 128)]
+    frame = frame[frame.window_size == 0]
+    frame = frame.assign(seq_len=frame.isl if prefill else frame.isl + frame.step)
+    own = schema("attention")
+    frame = frame.sort_values("latency").drop_duplicates([*own.sizes]).sort_values([*own.sizes])
+    return Points(
+        own,
+        np.array([""] * len(frame)),
+        {name: frame[name].to_numpy(dtype=np.float64) for name in own.sizes},
+        {"kind": np.array(["prefill" if prefill else "decode"] * len(frame))},
+        frame.latency.to_numpy(dtype=np.float64) * 1e-3,
+    )
+
+
 def proxy(constants: OpConstants, of: str, *, slower: float = 1.0) -> OpConstants:
     """Return constants taken over from another GPU, with `slower` times its compute share."""
     return replace(
@@ -147,6 +180,7 @@ def proxy(constants: OpConstants, of: str, *, slower: float = 1.0) -> OpConstant
         e_f=float(f"{constants.e_f * slower:.5g}"),
         hot_bytes=0.0,
         hot_gain=1.0,
+        error=max(constants.error, PROXY_ERROR),
         tag=Tag.PROXY,
         source=of if slower == 1.0 else f"{of}, compute share x {slower:.2f}",
     )
@@ -160,7 +194,11 @@ def fit_operators(data: Path, catalog: Catalog) -> tuple[Constants, list[Fit]]:
         points = read_points(data / name)
         for system, gpu in SYSTEMS.items():
             for op, part in op_classes(points.of(system)):
-                report.append(fit(op, part, catalog.gpu(gpu), source=AIC))
+                found = fit(op, part, catalog.gpu(gpu), source=AIC)
+                report.append(found)
+                if name == "op_attention.csv" and gpu in ATTENTION_TABLES:
+                    points_8 = narrow_points(ATTENTION_TABLES[gpu], op)
+                    report.append(fit_narrow(found, points_8, catalog.gpu(gpu)))
     for gpu, table in EXPERT_TABLES.items():
         for op, part in op_classes(expert_points(table)):
             report.append(fit(op, part, catalog.gpu(gpu), source=AIC))
@@ -191,7 +229,12 @@ def fit_layers(
     for machine, node_id in HELIX_MACHINES.items():
         node = catalog.node(node_id)
         train = points.of(machine, model="llama2_70b")
-        gpus[node.gpu.name] = fit_gpu(spec, node, train, HELIX_CONDITIONS, source=HELIX)
+        found = fit_gpu(spec, node, train, HELIX_CONDITIONS, source=HELIX)
+        # The error on the model that was not fitted on.
+        small, test = catalog.model("llama-1-30b").llm, points.of(machine, model="llama1_30b")
+        own = found.constants(node.gpu.name, grouped=False)
+        error = spread(predict_layers(small, node, own, test, HELIX_CONDITIONS), test.seconds)
+        gpus[node.gpu.name] = found.with_error(error)
     sums: dict[str, AllReduceCost] = {}
     for machine, node_id in HELIX_NODES.items():
         node = catalog.node(node_id)
@@ -281,6 +324,9 @@ def dump(constants: Constants) -> str:
         "serial_ns",
         "hot_bytes",
         "hot_gain",
+        "kv8",
+        "kv8_t0",
+        "error",
     )
     defaults = OpConstants()
     for gpu in sorted(constants):
@@ -290,7 +336,7 @@ def dump(constants: Constants) -> str:
             fields = [
                 f"{name}: {getattr(c, name):.5g}"
                 for name in names
-                if getattr(c, name) != getattr(defaults, name)
+                if name == "error" or getattr(c, name) != getattr(defaults, name)
             ]
             fields += [f"tag: {c.tag.value}", f'source: "{c.source}"']
             lines.append(f"    {op.value}: {{{', '.join(fields)}}}")
@@ -314,6 +360,7 @@ def main() -> None:
         print(
             f"{entry.gpu:9s} {entry.op.value:19s} {entry.fitted.points:6d}"
             f"   {entry.fitted.median:6.1f} {entry.fitted.p95:6.1f}   {held}"
+            + (f"   at its bound: {', '.join(entry.at_bound)}" if entry.at_bound else "")
         )
     layers, sums = fit_layers(arguments.data, catalog)
     for (system, gpus), cost in fit_interconnects(arguments.data).items():

@@ -38,7 +38,7 @@ def fleet() -> Fleet:
 
 @pytest.fixture(scope="module")
 def plan(fleet: Fleet) -> FleetPlan:
-    return fleet.plan(effort=FRESH)
+    return fleet.plan(effort=FRESH, capacity_only=True)
 
 
 def test_importing_atoll_loads_nothing_heavy() -> None:
@@ -83,10 +83,10 @@ def test_what_is_no_plain_data_is_refused(value: object) -> None:
         Fleet.from_dict({"models": value})
 
 
-@pytest.mark.parametrize("share", [float("nan"), -0.5, 95.0])
+@pytest.mark.parametrize("share", [float("nan"), -0.5, 0.0, 1.0, 95.0])
 def test_attainment_is_a_share(fleet: Fleet, share: float) -> None:
-    with pytest.raises(UsageError, match="is not a share"):
-        fleet.verify(attainment=share)
+    with pytest.raises(UsageError, match="is no share"):
+        fleet.plan(attainment=share)
 
 
 def test_a_plan_read_from_json_alone_says_that_its_fleet_is_missing(plan: FleetPlan) -> None:
@@ -124,7 +124,7 @@ def test_a_plan_that_does_not_hold_is_found_out(plan: FleetPlan) -> None:
 def test_what_runs_is_kept(fleet: Fleet, plan: FleetPlan, tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
     path.write_text(TEXT)
-    again = Fleet.load(path, running=plan).plan(effort=FRESH)
+    again = Fleet.load(path, running=plan).plan(effort=FRESH, capacity_only=True)
     assert all(instance.kept for instance in again.instances)
 
 
@@ -137,7 +137,7 @@ def test_plans_show_themselves(plan: FleetPlan) -> None:
 
 
 def test_what_a_plan_took_is_no_part_of_it(fleet: Fleet, plan: FleetPlan) -> None:
-    again = fleet.plan(effort=FRESH)
+    again = fleet.plan(effort=FRESH, capacity_only=True)
     assert again == plan
     assert again.to_json() == plan.to_json()
     assert plan.stats.seconds > 0
@@ -147,7 +147,7 @@ def test_what_a_plan_took_is_no_part_of_it(fleet: Fleet, plan: FleetPlan) -> Non
 
 def test_progress_is_told(fleet: Fleet) -> None:
     told: list[Progress] = []
-    fleet.plan(effort=FRESH, on_progress=told.append)
+    fleet.plan(effort=FRESH, capacity_only=True, on_progress=told.append)
     assert {progress.stage for progress in told} <= {"templates", "allocating", "ranking"}
     assert any(progress.stage == "allocating" for progress in told)
 
@@ -182,9 +182,14 @@ def test_requests_as_a_frame(plan: FleetPlan) -> None:
     assert frame["slo_met"].all()
 
 
-def test_promises_are_kept_by_more_headroom(fleet: Fleet) -> None:
-    plan = fleet.verify(attainment=0.5, effort=FRESH)
-    assert "chat keeps its promises for" in plan.notes[0]
+def test_promises_are_kept(fleet: Fleet) -> None:
+    plan = fleet.plan(attainment=0.9, effort=FRESH)
+    (promise,) = plan.promises
+    assert promise.service == "chat"
+    assert promise.target == 0.9 <= promise.kept
+    assert promise.low <= promise.kept <= promise.high
+    assert plan.problem_hash == fleet.problem.content_hash()
+    assert plan.capacity_bound is not None
     plan.validate()
 
 
@@ -202,8 +207,6 @@ def test_a_cluster_goes_through_the_same_door() -> None:
     assert plan.goal != "cost"
     assert "tokens/s" in str(plan)
     assert [row.solver for row in fleet.compare(plan, deadline_s=1.0)]
-    with pytest.raises(UsageError):
-        fleet.verify()
 
 
 def test_a_trace_that_names_no_service_is_spread_by_demand() -> None:
@@ -211,7 +214,7 @@ def test_a_trace_that_names_no_service_is_spread_by_demand() -> None:
         "pool:",
         "  mail: {model: llama-3.1-8b, ttft: 2s, tpot: 60ms, rate: 12/s, lengths: 600x120}\npool:",
     )
-    plan = Fleet.read(two).plan(effort=FRESH)
+    plan = Fleet.read(two).plan(effort=FRESH, capacity_only=True)
     report = plan.simulate("poisson:10/s lengths=100x10 n=2000", seed=3)
     asked = {service.name: service.requests for service in report.services}
     assert sum(asked.values()) == 2000

@@ -53,7 +53,7 @@ def run(capsys: Captured, *args: str) -> str:
 
 
 def test_a_plan_explains_itself(capsys: Captured) -> None:
-    run(capsys, "plan", "fleet.yaml", "-o", "plan.json")
+    run(capsys, "plan", "fleet.yaml", "--capacity-only", "-o", "plan.json")
     out = run(capsys, "explain", "plan.json", "--fleet", "fleet.yaml")
     assert out.startswith("fleet: optimal, $6.07/h. Planned again ")
     assert "L40S:1 in east: 1 of 1; one more would save $1.34/h" in out
@@ -74,7 +74,7 @@ def test_without_a_plan_one_is_made(capsys: Captured) -> None:
 
 
 def test_one_node_type_can_be_asked_about(capsys: Captured) -> None:
-    run(capsys, "plan", "fleet.yaml", "-o", "plan.json")
+    run(capsys, "plan", "fleet.yaml", "--capacity-only", "-o", "plan.json")
     asked = ("explain", "plan.json", "--fleet", "fleet.yaml", "--json")
     data = json.loads(run(capsys, *asked, "--node", "t4"))
     (use,) = data["node_types"]
@@ -85,7 +85,7 @@ def test_one_node_type_can_be_asked_about(capsys: Captured) -> None:
 
 
 def test_a_shortage_comes_with_repairs(capsys: Captured) -> None:
-    run(capsys, "plan", "short.yaml", "-o", "plan.json")
+    run(capsys, "plan", "short.yaml", "--capacity-only", "-o", "plan.json")
     plan = Plan.from_json(Path("plan.json").read_text("utf-8"))
     share = format_share(min(plan.served_fraction.values()))
     price = format_price(plan.usd_per_hour)
@@ -122,7 +122,7 @@ def test_where_all_demand_is_met_cheaper_changes_are_looked_for(capsys: Captured
 def test_a_dearer_plan_is_told_so(capsys: Captured) -> None:
     cheap = Path("fleet.yaml").read_text("utf-8").replace("available: 1,", "available: 3,")
     Path("more.yaml").write_text(cheap, encoding="utf-8")
-    run(capsys, "plan", "fleet.yaml", "-o", "plan.json")
+    run(capsys, "plan", "fleet.yaml", "--capacity-only", "-o", "plan.json")
     out = run(capsys, "explain", "plan.json", "--fleet", "more.yaml", "--node", "L40S:1")
     assert out.startswith("fleet: optimal, $6.07/h; planning again would save $1.34/h.")
     assert "the fleet file has changed since this plan was made; it still holds" in out
@@ -132,7 +132,7 @@ def test_little_time_and_few_plans_leave_questions_out(capsys: Captured) -> None
     out = run(capsys, "explain", "--fleet", "fleet.yaml", "--deadline", "1us")
     assert "Not asked" in out
     assert "at which price" in out
-    run(capsys, "plan", "fleet.yaml", "-o", "plan.json")
+    run(capsys, "plan", "fleet.yaml", "--capacity-only", "-o", "plan.json")
     asked = ("explain", "plan.json", "--fleet", "fleet.yaml", "--json")
     data = json.loads(run(capsys, *asked, "--deadline", "1us"))
     assert data["left_out"] == ["everything that needs planning again"]
@@ -143,7 +143,7 @@ def test_little_time_and_few_plans_leave_questions_out(capsys: Captured) -> None
 
 def test_a_cluster_is_explained(capsys: Captured, folder: Path) -> None:
     (folder / "cluster.yaml").write_text(CLUSTER, encoding="utf-8")
-    run(capsys, "plan", "cluster.yaml", "-o", "plan.json")
+    run(capsys, "plan", "cluster.yaml", "--capacity-only", "-o", "plan.json")
     out = run(capsys, "explain", "plan.json", "--fleet", "cluster.yaml", "--plans", "1")
     assert out.startswith("cluster: ")
     assert "tokens/s" in out
@@ -174,7 +174,7 @@ def test_a_cluster_is_explained(capsys: Captured, folder: Path) -> None:
     ],
 )
 def test_errors_are_one_line(capsys: Captured, args: list[str], code: int, said: str) -> None:
-    run(capsys, "plan", "fleet.yaml", "-o", "plan.json")
+    run(capsys, "plan", "fleet.yaml", "--capacity-only", "-o", "plan.json")
     assert cli.run(["explain", *args]) == code
     err = capsys.readouterr().err
     assert err.startswith("error: ")

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -20,6 +19,7 @@ from atoll.plan.files.fleet import load_fleet
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
+from atoll.prove.promise import KeptShares
 from atoll.report.plan.layout_svg import choose_colours, divide_width
 from atoll.report.plan.rented_tables import format_gap, group_instances, wrap_layout
 from atoll.report.plan.show import draw_plan, render_plan_page
@@ -61,7 +61,7 @@ def made(name: str) -> tuple[Problem, Plan]:
 
 
 def test_a_plan_is_shown_and_written(run: Run) -> None:
-    out = run("plan", "fleet.yaml", "-o", "plan.json")
+    out = run("plan", "fleet.yaml", "--capacity-only", "-o", "plan.json")
     problem, plan = made("fleet")
     layouts = {instance.describe() for instance in plan.instances}
     assert any(" | " in layout for layout in layouts)
@@ -75,7 +75,9 @@ def test_a_plan_is_shown_and_written(run: Run) -> None:
 
 
 def test_json_has_the_plan_its_cost_and_the_comparison(run: Run) -> None:
-    data = json.loads(run("plan", "fleet.yaml", "--json", "--compare", "-o", "plan.json"))
+    data = json.loads(
+        run("plan", "fleet.yaml", "--capacity-only", "--json", "--compare", "-o", "plan.json")
+    )
     _, plan = made("fleet")
     assert Plan.model_validate(data["plan"]) == plan
     assert data["cost"]["usd_per_hour"] == plan.usd_per_hour
@@ -87,7 +89,7 @@ def test_json_has_the_plan_its_cost_and_the_comparison(run: Run) -> None:
 
 
 def test_the_fleet_file_is_not_written_over(folder: Path, capsys: Captured) -> None:
-    assert cli.run(["plan", "fleet.yaml", "--out", "./fleet.yaml"]) == 2
+    assert cli.run(["plan", "fleet.yaml", "--capacity-only", "--out", "./fleet.yaml"]) == 2
     assert "name another file to write" in capsys.readouterr().err
     assert (folder / "fleet.yaml").read_text(encoding="utf-8") == FLEET
 
@@ -95,14 +97,25 @@ def test_the_fleet_file_is_not_written_over(folder: Path, capsys: Captured) -> N
 def test_equal_input_gives_equal_plans(run: Run) -> None:
     printed, written = [], []
     for name in ("one.json", "two.json"):
-        printed.append(run("plan", "fleet.yaml", "--json", "--compare", "-o", name))
+        printed.append(
+            run("plan", "fleet.yaml", "--capacity-only", "--json", "--compare", "-o", name)
+        )
         written.append(Path(name).read_bytes())
     assert printed[0] == printed[1]
     assert written[0] == written[1]
 
 
 def test_what_it_took_is_told_apart_from_the_plan(capsys: Captured) -> None:
-    args = ["plan", "fleet.yaml", "-o", "plan.json", "--stats", "--stats-out", "stats.json"]
+    args = [
+        "plan",
+        "fleet.yaml",
+        "--capacity-only",
+        "-o",
+        "plan.json",
+        "--stats",
+        "--stats-out",
+        "stats.json",
+    ]
     assert cli.run(args) == 0
     took = json.loads(Path("stats.json").read_text("utf-8"))
     assert took["seconds"] > 0
@@ -112,49 +125,49 @@ def test_what_it_took_is_told_apart_from_the_plan(capsys: Captured) -> None:
 
 
 def test_the_cache_is_used_unless_told_otherwise(folder: Path, run: Run) -> None:
-    run("plan", "fleet.yaml", "--no-cache")
+    run("plan", "fleet.yaml", "--capacity-only", "--no-cache")
     assert not (folder / "cache").exists()
-    run("plan", "fleet.yaml")
+    run("plan", "fleet.yaml", "--capacity-only")
     assert len(list((folder / "cache" / "templates").glob("*.npz"))) == 4
 
 
 def test_a_problem_file_is_as_good_as_a_fleet_file(folder: Path, run: Run) -> None:
     problem = load_fleet("fleet.yaml")
     (folder / "problem.json").write_text(problem.to_json(), encoding="utf-8")
-    run("plan", "problem.json", "-o", "plan.json")
+    run("plan", "problem.json", "--capacity-only", "-o", "plan.json")
     assert made("fleet")[1].problem_hash == problem.content_hash()
 
 
 @pytest.mark.parametrize("solver", ["homogeneous", "cauchy", "memory-proportional"])
 def test_baselines_can_be_asked_for(run: Run, solver: str) -> None:
-    out = run("plan", "fleet.yaml", "--solver", solver)
+    out = run("plan", "fleet.yaml", "--capacity-only", "--solver", solver)
     assert f"Nothing is proven ({solver})." in out
 
 
 def test_what_runs_is_kept(run: Run) -> None:
-    run("plan", "fleet.yaml", "-o", "plan.json")
-    out = run("plan", "fleet.yaml", "--running", "plan.json", "-o", "plan.json")
+    run("plan", "fleet.yaml", "--capacity-only", "-o", "plan.json")
+    out = run("plan", "fleet.yaml", "--capacity-only", "--running", "plan.json", "-o", "plan.json")
     assert "kept" in out
     assert "new" not in out.replace("new instances", "")
     assert all(instance.kept for instance in made("fleet")[1].instances)
 
 
 def test_a_partial_plan_is_marked(run: Run, capsys: Captured) -> None:
-    out = run("plan", "short.yaml", "--compare", "-o", "plan.json")
+    out = run("plan", "short.yaml", "--capacity-only", "--compare", "-o", "plan.json")
     share = format_share(made("short")[1].served_fraction["chat"])
     assert out.startswith(f"PARTIAL: serves {share} of the demand (chat {share}). ")
     assert "What binds: availability of" in out
     assert "on average" in out
     assert made("short")[1].status == "partial"
     Path("plan.json").unlink()
-    assert cli.run(["plan", "short.yaml", "--strict", "-o", "plan.json"]) == 5
+    assert cli.run(["plan", "short.yaml", "--capacity-only", "--strict", "-o", "plan.json"]) == 5
     assert one_line(capsys).startswith(f"error: only {share} of the demand can be met: avail")
     assert not Path("plan.json").exists()
 
 
 def test_no_plan_is_code_5_and_a_line(capsys: Captured) -> None:
     for more in ([], ["--json"], ["--solver", "homogeneous"]):
-        assert cli.run(["plan", "fails.yaml", "-o", "plan.json", *more]) == 5
+        assert cli.run(["plan", "fails.yaml", "--capacity-only", "-o", "plan.json", *more]) == 5
         line = one_line(capsys)
         assert "demand" in line
         assert "atoll explain" in line
@@ -162,7 +175,18 @@ def test_no_plan_is_code_5_and_a_line(capsys: Captured) -> None:
 
 
 def test_a_deadline_that_came_first_is_told(capsys: Captured) -> None:
-    code = cli.run(["plan", "short.yaml", "--deadline", "1us", "-o", "plan.json", "--compare"])
+    code = cli.run(
+        [
+            "plan",
+            "short.yaml",
+            "--capacity-only",
+            "--deadline",
+            "1us",
+            "-o",
+            "plan.json",
+            "--compare",
+        ]
+    )
     err = capsys.readouterr().err
     assert code == 0, err
     assert "note: cut short: the deadline came before the search had ended" in err
@@ -177,21 +201,19 @@ def test_a_deadline_that_came_first_is_told(capsys: Captured) -> None:
 def test_a_plan_that_breaks_promises_is_written_all_the_same(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def seen(*_: object) -> dict[str, SimpleNamespace]:
-        return {
-            name: SimpleNamespace(
-                name=name, attainment=0.5, attainment_ttft=0.5, attainment_tpot=1.0
-            )
-            for name in (service.name for service in load_fleet("fleet.yaml").services)
-        }
+    def kept(*_: object) -> dict[str, KeptShares]:
+        names = (service.name for service in load_fleet("fleet.yaml").services)
+        return {name: KeptShares(both=0.5, ttft=0.5, tpot=1.0) for name in names}
 
-    monkeypatch.setattr("atoll.prove.verify.simulate_services", seen)
-    assert cli.run(["plan", "fleet.yaml", "--verify", "-o", "plan.json"]) == 5
+    monkeypatch.setattr("atoll.prove.promise.simulate_kept", kept)
+    monkeypatch.setattr("atoll.prove.promise._TRIALS", 1)
+    assert cli.run(["plan", "fleet.yaml", "-o", "plan.json"]) == 5
     err = capsys.readouterr().err
-    assert "keeps ttft for 50.0%" in err
+    assert "keeps its promises for 50.0% of requests, 95% asked for: prompts wait too long" in err
+    assert "loosen ttft" in err
     problem, plan = made("fleet")
     assert validate(plan, problem) == []
-    assert "50.0% of requests" in plan.notes[0]
+    assert {promise.kept for promise in plan.promises} == {0.5}
 
 
 def one_line(capsys: Captured) -> str:
@@ -230,7 +252,7 @@ def test_errors_are_one_line(capsys: Captured, args: list[str], code: int, said:
 
 def test_missing_packages_name_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.setattr(registry, "find_spec", lambda name: None)
-    assert cli.run(["plan", "fleet.yaml"]) == 6
+    assert cli.run(["plan", "fleet.yaml", "--capacity-only"]) == 6
     assert "pip install 'atoll[plan]'" in one_line(capsys)
 
 
@@ -252,7 +274,7 @@ def test_help_loads_nothing_heavy(verb: str) -> None:
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("name", ["fleet", "short"])
 def test_tables_fit_the_terminal(run: Run, name: str, width: int) -> None:
-    run("plan", f"{name}.yaml", "-o", "plan.json")
+    run("plan", f"{name}.yaml", "--capacity-only", "-o", "plan.json")
     problem, plan = made(name)
     compared = (
         Compared(solver="homogeneous", usd_per_hour=9.5, nodes=9, served=1.0, ratio=1.07),
@@ -275,7 +297,7 @@ def test_gaps_are_written_short(gap: float, text: str) -> None:
 
 
 def test_equal_instances_are_one_row(run: Run) -> None:
-    run("plan", "fleet.yaml", "-o", "plan.json")
+    run("plan", "fleet.yaml", "--capacity-only", "-o", "plan.json")
     _, plan = made("fleet")
     single = next(row.example for row in group_instances(plan) if row.number == 1)
     twin = single.model_copy(update={"id": "twin"})
@@ -303,7 +325,16 @@ def test_layouts_break_between_stages() -> None:
 
 
 def test_the_report_is_one_file_with_everything(run: Run) -> None:
-    run("plan", "fleet.yaml", "--compare", "--report", "report.html", "-o", "plan.json")
+    run(
+        "plan",
+        "fleet.yaml",
+        "--capacity-only",
+        "--compare",
+        "--report",
+        "report.html",
+        "-o",
+        "plan.json",
+    )
     text = Path("report.html").read_text("utf-8")
     assert not re.search(r"https?:|<script|<link|src=|@import|url\(", text)
     problem, plan = made("fleet")
@@ -316,13 +347,13 @@ def test_the_report_is_one_file_with_everything(run: Run) -> None:
 
 
 def test_the_report_of_a_partial_plan_warns(run: Run) -> None:
-    run("plan", "short.yaml", "--report", "report.html")
+    run("plan", "short.yaml", "--capacity-only", "--report", "report.html")
     text = Path("report.html").read_text("utf-8")
     assert re.search(r'<p class="warn">PARTIAL: serves \d+(\.\d+)?% of the demand', text)
 
 
 def test_the_report_says_what_baselines_break(run: Run) -> None:
-    run("plan", "fleet.yaml", "-o", "plan.json")
+    run("plan", "fleet.yaml", "--capacity-only", "-o", "plan.json")
     problem, plan = made("fleet")
     compared = [Compared(solver=name, broken=("budget",)) for name in ("one", "two")]
     assert "Breaks budget: one, two." in render_plan_page(plan, problem, compared)

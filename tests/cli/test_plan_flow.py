@@ -73,12 +73,22 @@ def failure(capsys: Captured, *args: str) -> tuple[int, str]:
 
 
 def test_a_cluster_is_planned(run: Run, folder: Path) -> None:
-    out = run("plan", "lab.yaml", *QUICK, "-o", "plan.json", "--report", "r.html", "--compare")
+    out = run(
+        "plan",
+        "lab.yaml",
+        "--capacity-only",
+        *QUICK,
+        "-o",
+        "plan.json",
+        "--report",
+        "r.html",
+        "--compare",
+    )
     assert "big" in out
     assert "What binds" in out or "Bottleneck" in out
     for name in ("flow.search", "swarm", "petals", "chain"):
         assert name in out
-    run("plan", "lab.yaml", "--solver", "chain", "--report", "r.svg")
+    run("plan", "lab.yaml", "--capacity-only", "--solver", "chain", "--report", "r.svg")
     assert ElementTree.parse(folder / "r.svg").getroot().tag == f"{SVG}svg"
     made = Plan.from_json((folder / "plan.json").read_text())
     assert made.goal == "sustained"
@@ -87,7 +97,7 @@ def test_a_cluster_is_planned(run: Run, folder: Path) -> None:
 
 
 def test_max_flow_as_json(run: Run) -> None:
-    out = run("plan", "lab.yaml", *QUICK, "--objective", "max-flow", "--json")
+    out = run("plan", "lab.yaml", "--capacity-only", *QUICK, "--objective", "max-flow", "--json")
     made = json.loads(out)["plan"]
     assert made["goal"] == "max-flow"
     assert made["bound"] >= made["objective"] > 0
@@ -120,9 +130,17 @@ def test_demand_that_cannot_be_met(capsys: Captured, run: Run, folder: Path) -> 
     small = FLEET.replace('    lugano: {"T4:1": 2}\n', "")
     assert small != FLEET
     (folder / "busy.yaml").write_text(small.replace("rate: 1/s", "rate: 1000/s"))
-    assert "PARTIAL: serves" in run("plan", "busy.yaml", *QUICK)
+    assert "PARTIAL: serves" in run("plan", "busy.yaml", "--capacity-only", *QUICK)
     code, error = failure(
-        capsys, "plan", "busy.yaml", *QUICK, "--strict", "--json", "-o", "no.json"
+        capsys,
+        "plan",
+        "busy.yaml",
+        "--capacity-only",
+        *QUICK,
+        "--strict",
+        "--json",
+        "-o",
+        "no.json",
     )
     assert code == 5
     assert "of the demand can be met" in error
@@ -190,7 +208,7 @@ def test_a_helix_cluster_is_imported(run: Run, folder: Path, out: str) -> None:
     run("import", "helix", str(HELIX / "clusters/3cluster24.ini"), "-o", out)
     assert (folder / "geo.profiles.json").exists() == out.endswith("yaml")
     asked = ("--solver", "swarm", "--objective", "max-flow", "--best-effort", "--json")
-    solved = run("plan", out, *asked)
+    solved = run("plan", out, "--capacity-only", *asked)
     assert json.loads(solved)["plan"]["objective"] == pytest.approx(616.5, abs=0.05)
 
 

@@ -84,7 +84,7 @@ def test_uses_filters_what_is_listed_only(capsys: Captured) -> None:
 def test_nothing_keeps_an_impossible_promise(capsys: Captured) -> None:
     out = run(capsys, *SMALL, *EAST, "--tpot", "1ms", "--phase", "decode")
     assert "no template" in out
-    useless = run(capsys, *SMALL, *EAST, "--phase", "decode", "--uses", "L4:1")
+    useless = run(capsys, *SMALL, *EAST, "--tpot", "60ms", "--phase", "decode", "--uses", "L4:1")
     assert "no useful template with L4:1" in useless
 
 

@@ -7,7 +7,15 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.engine.batcher import Chunk, DecodeGroups, Picked, ResidentSequence, pick
+from atoll.engine.batcher import (
+    BatchUnit,
+    Chunk,
+    DecodeGroups,
+    Picked,
+    PromptOrder,
+    ResidentSequence,
+    pick,
+)
 from atoll.engine.kv import BlockTable
 from atoll.engine.messages import Hop, OpenBody
 
@@ -170,3 +178,27 @@ def test_a_limit_may_depend_on_how_many_sequences_there_are() -> None:
     in_flight.start([resident(1, 9, 8, 8)], 0.0)
     assert in_flight.room(4, 0.1) == 0
     assert in_flight.room(5, 0.1) == 3
+
+
+def test_prompts_that_can_still_be_in_time_go_first_the_shortest_ahead() -> None:
+    # 10 ms a token: of 2 s promised, 1 s is left for those that came at 0, too little for 150 tokens.
+    order = PromptOrder(promise_s=2.0)
+    order.learn([BatchUnit(resident(9, 100, 0, 100), 0, 100, True)], 1.0)
+    late, long, short = (resident(i, n, 0, n) for i, n in enumerate((150, 90, 20)))
+    begun, again = resident(3, 80, 40, 80), resident(4, 60, 0, 50)
+    begun.fresh = False
+
+    def turns(now_s: float) -> list[int]:
+        held = [late, long, short, begun, again]
+        units = pick(held, 1000, 1000, DecodeGroups(1), now_s, order).units
+        return [unit.resident.body.seq for unit in units]
+
+    assert turns(1.0) == [3, 4, 2, 1, 0]
+    # After ten times the promise the oldest goes first.
+    assert turns(20.5) == [3, 4, 0, 1, 2]
+
+
+def test_without_a_promise_the_oldest_prompt_goes_first() -> None:
+    held = [resident(2, 5, 0, 5), resident(0, 50, 0, 50), resident(1, 20, 0, 20)]
+    units = pick(held, 100, 100, DecodeGroups(1), 100.0).units
+    assert [unit.resident.body.seq for unit in units] == [0, 1, 2]

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -16,8 +16,11 @@ from atoll.perf.calibrate import (
     accuracy,
     expert_dtype,
     fit,
+    fit_narrow,
     op_classes,
     predict,
+    predict_decode,
+    predict_prefill,
 )
 from atoll.perf.constants import OpClass, OpConstants, Tag
 from atoll.perf.measurements import Points
@@ -78,7 +81,7 @@ CASES: Mapping[OpClass, tuple[Points, OpConstants]] = {
     ),
     OpClass.GEMM_FP8: (
         points("gemm", GEMMS, {"gemm_dtype": "fp8"}),
-        OpConstants(e_f=0.55, e_b=0.9, t0_us=6.0, p=1.8, pad_k=60, pad_n=900),
+        OpConstants(e_f=0.55, e_b=0.9, t0_us=6.0, pad_k=60, pad_n=4500),
     ),
     OpClass.ATTENTION_PREFILL: (
         attention("prefill"),
@@ -90,15 +93,15 @@ CASES: Mapping[OpClass, tuple[Points, OpConstants]] = {
     ),
     OpClass.EXPERTS: (
         experts("bfloat16"),
-        OpConstants(e_f=0.5, e_b=0.9, t0_us=40.0, p=0.9, pad=5.0),
+        OpConstants(e_f=0.5, e_b=0.9, t0_us=40.0, pad=5.0, pad_k=300, pad_n=40),
     ),
     OpClass.EXPERTS_FP8: (
         experts("fp8"),
-        OpConstants(e_f=0.4, e_b=0.6, t0_us=30.0, p=1.5, pad=2.0),
+        OpConstants(e_f=0.4, e_b=0.6, t0_us=30.0, pad=2.0, pad_k=100, pad_n=20),
     ),
     OpClass.EXPERTS_INT4: (
         experts("w4a16_mxfp4"),
-        OpConstants(e_f=0.45, e_b=0.95, t0_us=20.0, p=0.7, pad=1.0),
+        OpConstants(e_f=0.45, e_b=0.95, t0_us=20.0, pad=3.0, pad_k=350, pad_n=250),
     ),
 }
 EVERY = pytest.mark.parametrize("op", list(CASES), ids=lambda op: op.value)
@@ -124,6 +127,61 @@ def test_known_constants_are_recovered(op: OpClass) -> None:
     assert worst(found.constants, op) < 0.01
     # What the data determine well comes back itself.
     assert found.constants.t0_us == pytest.approx(truth.t0_us, rel=0.05)
+
+
+@EVERY
+def test_the_error_is_the_spread_about_the_fit(op: OpClass) -> None:
+    sizes, truth = CASES[op]
+    rng = np.random.default_rng(3)
+    noisy = predict(op, truth, sizes, GPU) * np.exp(rng.normal(0.0, 0.1, len(sizes)))
+    found = fit(op, timed(sizes, noisy), GPU, source="a test")
+    assert found.constants.error == pytest.approx(0.1, abs=0.04)
+    assert found.at_bound == ()
+
+
+def test_what_ends_at_a_bound_and_can_be_left_out_is_left_out() -> None:
+    sizes, _ = CASES[OpClass.GEMM]
+    truth = OpConstants(e_f=0.8, e_b=0.75, t0_us=4.0, p=2.2)
+    found = fit(
+        OpClass.GEMM, timed(sizes, predict(OpClass.GEMM, truth, sizes, GPU)), GPU, source=""
+    )
+    assert found.constants.hot_bytes == 0.0
+    assert found.constants.hot_gain == 1.0
+    assert found.at_bound == ()
+    assert worst_of(found.constants, truth, sizes) < 0.01
+
+
+def test_what_cannot_be_left_out_is_named() -> None:
+    sizes, _ = CASES[OpClass.GEMM]
+    # Thrice the datasheet's peak.
+    truth = OpConstants(e_f=3.0, e_b=0.75, t0_us=4.0, p=2.2)
+    found = fit(
+        OpClass.GEMM, timed(sizes, predict(OpClass.GEMM, truth, sizes, GPU)), GPU, source=""
+    )
+    assert "e_f" in found.at_bound
+
+
+def worst_of(found: OpConstants, truth: OpConstants, sizes: Points) -> float:
+    pair = (predict(OpClass.GEMM, c, sizes, GPU) for c in (found, truth))
+    return float(np.max(np.abs(next(pair) / next(pair) - 1.0)))
+
+
+@pytest.mark.parametrize(
+    ("op", "predictor"),
+    [
+        (OpClass.ATTENTION_PREFILL, predict_prefill),
+        (OpClass.ATTENTION_DECODE, predict_decode),
+    ],
+)
+def test_a_cache_of_8_bits_is_fitted_on_top(op: OpClass, predictor: Callable[..., Array]) -> None:
+    sizes, known = CASES[op]
+    truth = replace(known, kv8=1.5, kv8_t0=1.2)
+    first = fit(op, timed(sizes, predict(op, known, sizes, GPU)), GPU, source="a test")
+    narrow = timed(sizes, predictor(truth, sizes, GPU, narrow=True))
+    found = fit_narrow(first, narrow, GPU)
+    assert found.constants.kv8 == pytest.approx(1.5, rel=0.05)
+    assert found.constants.kv8_t0 == pytest.approx(1.2, rel=0.05)
+    assert replace(found.constants, kv8=1.0, kv8_t0=1.0) == first.constants
 
 
 @EVERY
@@ -217,6 +275,7 @@ def test_experts_are_predicted_as_the_step_model_does(
     exact = operators.grouped_experts(
         2048, 1536 / tp, 128, 8, weight_bytes=weight_bytes, peak=peak,
         bandwidth=GPU.bandwidth_bytes_per_s, e_f=c.e_f, e_b=c.e_b, pad=c.pad, t0_s=c.t0_s, p=c.p,
+        pad_k=c.pad_k, pad_n=c.pad_n,
     )  # fmt: skip
     shape = {
         "hidden_size": 2048, "inter_size": 1536, "topk": 8, "num_experts": 128, "moe_tp_size": tp,

@@ -19,7 +19,7 @@ from atoll.perf.capacity import (
     capacity_table,
     table_of,
 )
-from atoll.perf.engines import EngineProfile
+from atoll.perf.engines import EngineProfile, HostTime
 from atoll.perf.layers import tp_sizes
 from atoll.perf.memory import MemoryModel
 from atoll.perf.step import Position, analytic, step_seconds
@@ -49,7 +49,9 @@ def role(
 def test_decode_by_hand() -> None:
     """A model and a GPU of round numbers, with memory for fewer sequences than the engine allows."""
     llm = spec()
-    profile = EngineProfile("x", {1: 1e-3}, reserve_bytes=0.0, memory_share=1.0, max_sequences=64)
+    profile = EngineProfile(
+        "x", HostTime(step_s=1e-3), reserve_bytes=0.0, memory_share=1.0, max_sequences=64
+    )
     machine = node(memory_bytes=200_000_000)
     own = analytic(llm, machine, engine=profile, constants=constants())
     lengths = LengthMix.fixed(3000, 1000)
@@ -69,7 +71,7 @@ def test_decode_by_hand() -> None:
 
 def test_prefill_by_hand() -> None:
     llm = spec()
-    profile = EngineProfile("x", {1: 1e-3}, max_tokens=8000)
+    profile = EngineProfile("x", HostTime(step_s=1e-3), max_tokens=8000)
     own = analytic(llm, node(), engine=profile, constants=constants())
     lengths = LengthMix(1000.0, 10.0, 1.5e6, 100.0)
     found = capacity(RoleLoad("x", llm, Phase.PREFILL, 1.0, lengths), own, 6)

@@ -22,7 +22,7 @@ from atoll.perf.capacity import (
     copy_node,
     table_of,
 )
-from atoll.perf.engines import EngineProfile
+from atoll.perf.engines import EngineProfile, HostTime
 from atoll.perf.layers import splits_evenly, tp_sizes
 from atoll.perf.memory import MemoryModel
 from atoll.perf.operators import Array
@@ -41,8 +41,9 @@ MODELS: dict[str, TransformerSpec] = {
 }
 NODES = ("T4:1", "T4:4", "L4:1", "L4:2", "A10G:1", "L40S:2", "A100-80:1", "H100:1", "H100:8")
 ENGINES = (
-    EngineProfile("few", {1: 1e-3}, max_sequences=32, max_tokens=2048),
-    EngineProfile("many", {1: 2e-3, 8: 4e-3}, max_sequences=1024, max_tokens=16384),
+    EngineProfile("few", HostTime(step_s=1e-3), max_sequences=32, max_tokens=2048),
+    EngineProfile("many", HostTime(step_s=2e-3), max_sequences=1024, max_tokens=16384),
+    EngineProfile("sync", HostTime(step_s=1e-3, sequence_s=5e-5), max_sequences=256),
     EngineProfile("kernels"),
 )
 MIXES = (

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from atoll.catalog.links import Link
 from atoll.core.ids import Phase
 from atoll.perf.capacity import CapacityModel, RoleLoad, capacity
+from atoll.perf.engines import EngineChoice, EngineLimits
 from atoll.perf.operators import Array
 from atoll.perf.step import Position, analytic
 from atoll.workload.lengths import BUILT_IN, LengthMix
@@ -57,11 +58,12 @@ def test_waiting_takes_capacity_and_stays_regular(
     assert (rates(role, node, link, factor) >= found * (1.0 - 1e-9)).all()
 
 
-def test_a_token_goes_round_with_a_batch_more_in_flight_than_there_are_stages() -> None:
-    """Two stages with room for all: a step takes a third of the promise, not a half."""
+def test_a_token_goes_round_with_as_many_batches_in_flight_as_there_are_stages() -> None:
+    """Two stages with room for all: engines pace their batches, and a step takes half of the promise."""
     spec = MODELS["llama-3.1-8b"]
     role = RoleLoad("x", spec, Phase.DECODE, 0.06, LengthMix.fixed(128, 128), waits=True)
-    steps = analytic(spec, node_type("L40S:1"))
+    choice = EngineChoice("vllm", EngineLimits(max_num_seqs=4096))
+    steps = analytic(spec, node_type("L40S:1"), engine=choice)
     found = capacity(role, steps, 16, stages=2)
     assert found.limit == "latency budget"
-    assert found.step_s == pytest.approx(0.02, rel=1e-6)
+    assert found.step_s == pytest.approx(0.03, rel=1e-6)

@@ -26,8 +26,8 @@ LLAMA = model("llama-2-70b")
 UNGROUPED = model("llama-1-30b")
 CONDITIONS = LayerConditions(prompt_tokens=763.0, decode_context=950.0)
 TRUTH = LayerFit(
-    OpConstants(e_f=0.7, e_b=0.75, p=1.9, t0_us=6.0, tag=Tag.LAYER_FITTED, source="truth"),
-    OpConstants(e_f=0.3, e_b=0.4, t0_us=10.0, p=1.1, tag=Tag.LAYER_FITTED, source="truth"),
+    OpConstants(e_f=0.7, e_b=0.75, p=1.9, t0_us=8.0, tag=Tag.LAYER_FITTED, source="truth"),
+    OpConstants(e_f=0.07, e_b=0.4, t0_us=10.0, p=1.1, tag=Tag.LAYER_FITTED, source="truth"),
     grouped_e_b=0.35,
 )
 

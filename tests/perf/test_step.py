@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from atoll.core.errors import UnknownNameError, UsageError
 from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
 from atoll.perf.constants import OpClass, default_constants
-from atoll.perf.engines import EngineProfile, engine
+from atoll.perf.engines import EngineProfile, HostTime, engine
 from atoll.perf.layers import layer_kinds
 from atoll.perf.operators import Array
 from atoll.perf.step import (
@@ -90,7 +91,7 @@ def test_pieces_of_any_split_add_up_to_the_whole(
     assert sum(pieces) == pytest.approx(whole, rel=1e-9)
     # Host time is paid by every node.
     with_host = [step_seconds(own, batch, a, b) for a, b in itertools.pairwise(ends)]
-    host = engine("vllm").host_seconds(own.tp)
+    host = own.engine.host_seconds(batch.outputs)
     assert sum(with_host) == pytest.approx(whole + len(pieces) * host, rel=1e-9)
 
 
@@ -268,10 +269,66 @@ def test_fp8_on_an_a100_only_reads_less(name: str) -> None:
 @pytest.mark.parametrize("machine", ["H100:8", "H200:8"])
 def test_fp8_experts_are_faster_on_hopper(machine: str) -> None:
     llm = model("qwen3-235b-a22b")
-    for batch in (Batch.prefill(8192, 8), Batch.decode(64, 1000)):
+    for batch, gain in ((Batch.prefill(8192, 8), 0.98), (Batch.decode(64, 1000), 1.1)):
         wide = analytic(llm, node_type(machine), engine="none")
         narrow = analytic(llm.with_weights("fp8"), node_type(machine), engine="none")
-        assert step_seconds(narrow, batch, 0, 94) < step_seconds(wide, batch, 0, 94)
+        # Prompts gain nothing: block scales cost what the faster units save.
+        assert gain * step_seconds(narrow, batch, 0, 94) < step_seconds(wide, batch, 0, 94)
+
+
+def test_a_narrow_cache_halves_reading_on_blackwell_and_not_on_hopper() -> None:
+    llm = model("llama-3.1-8b")
+    batch = Batch.decode(64, 16_000)
+    ratios = {}
+    for machine in ("H100:1", "H200:1", "B200:1", "L40S:1"):
+        wide, narrow = (
+            analytic(own, node_type(machine), engine="none").ops.layers[0].attention_seconds(batch)
+            for own in (llm, llm.with_kv_dtype("fp8"))
+        )
+        ratios[machine] = narrow / wide
+    assert ratios["B200:1"] == pytest.approx(0.5, abs=0.05)
+    assert ratios["L40S:1"] == pytest.approx(0.5, abs=0.05)
+    assert 0.55 < ratios["H100:1"] < ratios["H200:1"] < 0.85
+
+
+def test_fused_sums_save_a_millisecond_or_two_on_blackwell() -> None:
+    llm = model("llama-3-70b")
+    for machine, low, high in (
+        ("B200:2", 0.5e-3, 2.5e-3),
+        ("H200:2", 0.0, 0.0),
+        ("B200:8", 0.0, 0.0),
+    ):
+        profile = engine("vllm", node_type(machine).gpu)
+        apart = replace(profile, fuses_all_reduce=False)
+        for batch in (Batch.decode(1, 1000), Batch.decode(64, 1000)):
+            fused, plain = (
+                step_seconds(analytic(llm, node_type(machine), engine=own), batch, 0, 80)
+                for own in (profile, apart)
+            )
+            assert low <= plain - fused <= high
+
+
+def test_steps_with_prompts_take_as_long_as_launching_them() -> None:
+    llm = spec(layers=6)
+    profile = EngineProfile("x", prefill_layer_s=1e-3)
+    own = analytic(llm, node(), engine=profile, constants=constants())
+    free = analytic(llm, node(), engine=EngineProfile("x"), constants=constants())
+    tiny, mixed = Batch.prefill(1.0), Batch(1.0, 1.0, 0.0, 4.0, 100.0)
+    for batch in (tiny, mixed):
+        assert own.parts(batch).layers[0] == 1e-3 > free.parts(batch).layers[0]
+    decode, long = Batch.decode(4.0, 100.0), Batch.prefill(1e6)
+    for batch in (decode, long):
+        assert own.parts(batch) == free.parts(batch)
+    many: Batch[Array] = Batch(
+        *(np.array(x) for x in zip(*(_row(b) for b in (tiny, decode, long)), strict=True))
+    )
+    found = own.parts(many).layers[0]
+    assert found == pytest.approx([own.parts(b).layers[0] for b in (tiny, decode, long)])
+
+
+def _row(batch: Batch[float]) -> tuple[float, ...]:
+    prompts = (batch.prefill_tokens, batch.prefill_sequences, batch.prefill_context)
+    return (*prompts, batch.decode_sequences, batch.decode_context)
 
 
 @given(st.sampled_from(sorted(CASES)), batches)
@@ -308,13 +365,14 @@ def test_a_backend_says_what_it_is() -> None:
     # The weakest ground comes first.
     assert own.provenance.startswith("proxy")
     assert own.node is node_type("L4:1")
-    assert own.engine is engine("vllm")
+    assert own.engine == engine("vllm", own.node.gpu)
 
 
 def test_constants_and_engines_of_ones_own() -> None:
-    profile = EngineProfile("mine", {1: 0.5})
+    profile = EngineProfile("mine", HostTime(step_s=0.5, sequence_s=0.25))
     own = analytic(spec(), node(), engine=profile, constants=constants())
-    assert own.parts(Batch.decode(1, 1)).host == 0.5
+    assert own.parts(Batch.decode(1, 1)).host == 0.75
+    assert own.parts(Batch.prefill(100, 2)).host == 1.0
     assert own.provenance == "measured (a test)"
     other = node(name="OTHER")
     with pytest.raises(UnknownNameError, match="OTHER"):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from atoll.catalog.catalog import Catalog
 from atoll.perf.batch import Batch
+from atoll.perf.engines import EngineChoice
 from atoll.perf.step import analytic, step_seconds
 from atoll.plan.cluster_profiles import (
     at,
@@ -29,6 +30,7 @@ from tests.plan.clusters import HELIX, LINKS, cluster, problem, profile, service
 
 CATALOG = Catalog.default()
 MIX = LengthMix.fixed(600.0, 200.0)
+VLLM = EngineChoice("vllm")
 
 
 @pytest.mark.skipif(not HELIX.is_dir(), reason="needs ../shared/data/helix beside the repository")
@@ -91,26 +93,26 @@ def test_a_request_must_fit_beside_the_layers() -> None:
 
 def test_tabulated_times_add_up_to_the_model() -> None:
     spec, node = CATALOG.model("qwen3-32b").llm, CATALOG.node("A100-80:1")
-    own = tabulate(spec, node, "vllm", MIX, 1)
+    own = tabulate(spec, node, VLLM, MIX, 1)
     assert own is not None
-    model = analytic(spec, node, engine="vllm")
-    for sequences in (1.0, 512.0):
+    model = analytic(spec, node, engine=VLLM)
+    for sequences in (1.0, 256.0):
         whole = step_seconds(model, Batch.decode(sequences, MIX.decode_context), 0, spec.layers)
         tabled = own.step_s + spec.layers * at(own.decode_s_per_layer, sequences)
         assert tabled == pytest.approx(whole, rel=1e-9)
-    prompts = step_seconds(model, Batch.prefill(8192.0, 8192.0 / 600.0), 0, spec.layers)
-    tabled = own.step_s + spec.layers * at(own.prefill_s_per_layer, 8192.0)
+    prompts = step_seconds(model, Batch.prefill(2048.0, 2048.0 / 600.0), 0, spec.layers)
+    tabled = own.step_s + spec.layers * at(own.prefill_s_per_layer, 2048.0)
     assert tabled == pytest.approx(prompts, rel=1e-9)
 
 
 def test_tabulated_memory() -> None:
     spec = CATALOG.model("qwen3-32b").llm
-    own = tabulate(spec, CATALOG.node("L4:1"), "vllm", MIX, 1)
+    own = tabulate(spec, CATALOG.node("L4:1"), VLLM, MIX, 1)
     assert own is not None
     assert 0 < own.max_layers < spec.layers
     assert list(own.kv_tokens) == sorted(own.kv_tokens, reverse=True)
     assert own.kv_tokens[-1] >= 800
-    large = tabulate(CATALOG.model("qwen3-235b-a22b").llm, CATALOG.node("T4:1"), "vllm", MIX, 1)
+    large = tabulate(CATALOG.model("qwen3-235b-a22b").llm, CATALOG.node("T4:1"), VLLM, MIX, 1)
     assert large is None or large.max_layers < 4
 
 
@@ -136,7 +138,7 @@ def test_nodes_split_their_layers_as_carries_most() -> None:
     own = asked.services[0]
     assert profile_tps(asked, CATALOG, own) == {f"L40S:{gpus}": 1 for gpus in (1, 2, 4, 8)}
     spec, node = CATALOG.model("llama-3.1-8b").llm, CATALOG.node("L40S:8")
-    alone = tabulate(spec, node, "vllm", own.lengths.mix(), 1)
+    alone = tabulate(spec, node, VLLM, own.lengths.mix(), 1)
     assert service_profiles(asked, CATALOG, own)["L40S:8"] == alone
 
 

@@ -29,6 +29,7 @@ COMPILED = {
         "mask_full": "(float64[::1], float64[::1], float64, float64, boolean[::1])",
         "reservation": "(float64, float64, float64)",
         "share_run": "(int64, int64, int64)",
+        "urgency": "(int64, float64, float64, float64, float64)",
     }.items()
 }
 """The decisions as the simulator has them, for Python to call."""
@@ -322,3 +323,38 @@ def test_the_gateway_needs_no_numba() -> None:
     code = f"import sys; from atoll.routing import {modules}; print('numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+seconds = st.floats(0.0, 1e5)
+waiting_prompts = st.lists(st.tuples(seconds, seconds), min_size=1, max_size=20)
+ordered = st.sampled_from([decisions.BY_SLACK, decisions.BY_LENGTH])
+
+
+@given(order=ordered, prompts=waiting_prompts, promise_s=st.floats(0.01, 1e3))
+def test_prompts_stand_in_three_ranks(
+    order: int, prompts: list[tuple[float, float]], promise_s: float
+) -> None:
+    now_s = max(arrival_s for arrival_s, _ in prompts)
+    ranks: dict[int, list[tuple[float, float, float]]] = {0: [], 1: [], 2: []}
+    for arrival_s, service_s in prompts:
+        key = decisions.urgency(order, now_s, arrival_s, promise_s, service_s)
+        assert key == COMPILED["urgency"](order, now_s, arrival_s, promise_s, service_s)
+        if now_s - arrival_s > decisions.PATIENCE * promise_s:
+            rank = 0
+        elif arrival_s + promise_s - service_s >= now_s:
+            rank = 1
+        else:
+            rank = 2
+        wanted = {decisions.BY_SLACK: arrival_s + promise_s - service_s}.get(order, service_s)
+        ranks[rank].append((key, wanted if rank == 1 else arrival_s, service_s))
+    for earlier, later in ((0, 1), (1, 2), (0, 2)):
+        for one, *_ in ranks[earlier]:
+            assert all(one < other for other, *_ in ranks[later])
+    # Within a rank keys rise with what the rank goes by; sums with `AGES` keep microseconds.
+    for some_rank in ranks.values():
+        for key, wanted, _ in some_rank:
+            assert all(key <= other + 1e-6 for other, larger, _ in some_rank if larger >= wanted)
+
+
+def test_by_arrival_the_oldest_goes_first_whatever_it_takes() -> None:
+    assert decisions.urgency(decisions.BY_ARRIVAL, 100.0, 3.0, 1.0, 50.0) == 3.0

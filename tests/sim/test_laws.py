@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,8 +15,9 @@ from atoll.sim.arrays import DONE, DROPPED
 from atoll.sim.build import build
 from atoll.sim.kernel import table_of
 from atoll.sim.loop import run
-from atoll.sim.options import Failure, SimOptions
+from atoll.sim.options import Admission, Failure, Order, SimOptions
 from atoll.sim.result import SimReport
+from atoll.workload.requests import PrefixBlocks, Requests
 from tests.sim.builders import (
     CATALOG,
     cluster_plan,
@@ -28,6 +31,8 @@ from tests.sim.builders import (
     whole,
 )
 
+BLOCK = 16
+"""Tokens of a block of a prompt."""
 POLICIES = ("iwrr", "swarm", "random", "shortest-queue", "least-load", "two-choices")
 TOGETHER = problem()
 APART = problem(service(apart=True))
@@ -57,6 +62,15 @@ PLANS = {
 }
 
 
+def _with_prefixes(work: Requests, seed: int) -> Requests:
+    """The same requests, each with a prompt that begins like those of one of three groups."""
+    counts = work.input // BLOCK
+    group = np.random.default_rng(seed).integers(0, 3, len(work))
+    ids = [g * 1000 + k for g, count in zip(group, counts, strict=True) for k in range(count)]
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    return replace(work, prefix=PrefixBlocks(offsets, np.array(ids, np.int64), BLOCK))
+
+
 def _check(own: object, plan: object, work: object, options: SimOptions) -> SimReport:
     """Run to the end and check all laws."""
     built = build(plan, own, CATALOG, work, options)  # type: ignore[arg-type]
@@ -66,7 +80,12 @@ def _check(own: object, plan: object, work: object, options: SimOptions) -> SimR
         assert np.all(used >= 0.0)
         assert np.all(used <= room + 1e-6)
     sim = built.sim
-    q = sim.request
+    q = sim.request[: int(sim.run["requests"][0])]
+    # All chunks of prompts are given back.
+    chunks, one = 0, int(sim.run["spare"][0])
+    while one >= 0:
+        chunks, one = chunks + 1, int(sim.request["after"][one])
+    assert chunks == len(sim.request) - len(q)
     # Every request is done or accounted for, and nothing is held any more.
     assert np.all((q["state"] == DONE) | (q["state"] == DROPPED))
     assert int(sim.run["finished"][0]) == np.count_nonzero(q["state"] == DONE)
@@ -76,8 +95,9 @@ def _check(own: object, plan: object, work: object, options: SimOptions) -> SimR
         assert np.allclose(left, 0.0, atol=1e-6)
     assert np.all(sim.list["head"] < 0)
     assert int(sim.run["moving"][0]) == 0
-    # Links send one message after the other.
-    assert np.all(sim.link["busy_s"] <= sim.link["free_s"] + 1e-9)
+    # Links are not busy for more than all the time until their last byte has left.
+    last = np.maximum(sim.link["free_s"], sim.link["quick_s"])
+    assert np.all(sim.link["busy_s"] <= last + 1e-9)
     # Tokens asked for are tokens made.
     done = q["state"] == DONE
     assert np.array_equal(q["made"][done], q["answer"][done])
@@ -86,6 +106,12 @@ def _check(own: object, plan: object, work: object, options: SimOptions) -> SimR
     assert np.all(q["first_s"][done] > q["arrival_s"][done])
     assert np.all(q["end_s"][done] >= q["first_s"][done])
     clock = float(sim.run["clock_s"][0])
+    # Nobody uses a block any more, and those that are kept have room.
+    assert np.all(sim.block["users"] <= 0)
+    for unit in sim.unit[sim.unit["cache"] >= 0]:
+        assert unit["kept"] == np.count_nonzero(sim.block["users"][unit["cache"]])
+        assert unit["kept"] * BLOCK <= unit["room"]
+    assert np.all(sim.service["waiting"] == 0)
     assert np.all(sim.unit["busy_s"] <= clock * (1 + 1e-9))
     assert np.all(sim.unit["peak"] <= sim.unit["room"] + 1e-6)
     found = SimReport.of(built, own, options, 0.0)  # type: ignore[arg-type]
@@ -106,6 +132,9 @@ def _check(own: object, plan: object, work: object, options: SimOptions) -> SimR
     batching=st.sampled_from(["engine", "best-effort"]),
     budget=st.integers(16, 4096),
     fails=st.booleans(),
+    admission=st.sampled_from(["prompts", "booked"]),
+    order=st.sampled_from(["arrival", "slack", "shortest"]),
+    prefixes=st.booleans(),
 )
 def test_nothing_is_lost_and_nothing_is_overdrawn(
     kind: str,
@@ -117,6 +146,9 @@ def test_nothing_is_lost_and_nothing_is_overdrawn(
     batching: str,
     budget: int,
     fails: bool,
+    admission: Admission,
+    order: Order,
+    prefixes: bool,
 ) -> None:
     own, plan = PLANS[kind]
     victim = plan.instances[seed % len(plan.instances)]
@@ -126,9 +158,12 @@ def test_nothing_is_lost_and_nothing_is_overdrawn(
         policy=policy,
         batching="engine" if batching == "engine" else "best-effort",
         token_budget=budget,
+        admission=admission,
+        order=order,
         failures=failures,
     )
-    _check(own, plan, poisson(150, rate, seed, prompt, answer), options)
+    work = poisson(150, rate, seed, prompt, answer)
+    _check(own, plan, _with_prefixes(work, seed) if prefixes else work, options)
 
 
 @settings(max_examples=25)
@@ -140,9 +175,21 @@ def test_nothing_is_lost_and_nothing_is_overdrawn(
     single=st.booleans(),
     known=st.booleans(),
     ratio=st.floats(0.0, 2.0),
+    prompts=st.booleans(),
+    budget=st.integers(8, 200),
+    whole=st.booleans(),
 )
 def test_scarce_memory_delays_and_recomputes_but_never_overflows(
-    seed: int, room: int, rate: float, partial: bool, single: bool, known: bool, ratio: float
+    seed: int,
+    room: int,
+    rate: float,
+    partial: bool,
+    single: bool,
+    known: bool,
+    ratio: float,
+    prompts: bool,
+    budget: int,
+    whole: bool,
 ) -> None:
     own = cluster_problem((2e4, 1e4, 2e4, 3e4), kv_tokens=float(room))
     ranges = [(0, 40), (0, 30), (30 if partial else 40, 80), (30, 80)]
@@ -154,12 +201,24 @@ def test_scarce_memory_delays_and_recomputes_but_never_overflows(
         ("n2", "sink", 2.0),
         ("n3", "sink", 1.0),
     ]
-    plan = cluster_plan(own, ranges, flows, partial=partial)
+    if whole:
+        ranges = [(0, 80), (0, 80), (0, 40), (40, 80)]
+        flows = [("source", f"n{i}", 1.0) for i in range(3)]
+        flows += [("n0", "sink", 1.0), ("n1", "sink", 1.0), ("n2", "n3", 1.0), ("n3", "sink", 1.0)]
+    plan = cluster_plan(own, ranges, flows, partial=partial and not whole)
     options = SimOptions(
-        seed=seed, single_messages=single, known_outputs=known, output_ratio=ratio, high_water=1.0
+        seed=seed,
+        single_messages=single,
+        known_outputs=known,
+        output_ratio=ratio,
+        high_water=1.0,
+        admission="prompts" if prompts else "booked",
+        token_budget=budget,
+        prefix_caching=True,
+        order="slack",
     )
-    found = _check(own, plan, poisson(120, rate, seed, 40, 25), options)
-    if known and room >= 2000:
+    found = _check(own, plan, _with_prefixes(poisson(120, rate, seed, 40, 25), seed), options)
+    if known and not prompts and room >= 2000:
         assert found.retries == 0
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from atoll.api.plan import FleetPlan
 from atoll.core.errors import InputError, UsageError
-from atoll.solve.effort import DEADLINE_S, Countdown
+from atoll.solve.effort import DEADLINE_S
 from atoll.solve.progress import SolveStats
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from atoll.solve.effort import Effort
     from atoll.solve.progress import OnProgress
 
-ATTAINMENT = 0.95
 """Share of requests that should keep both promises, unless said otherwise."""
 
 
@@ -111,8 +110,14 @@ class Fleet:
         deadline_s: float = DEADLINE_S,
         on_progress: OnProgress | None = None,
         rank: bool = True,
+        attainment: float | None = None,
+        capacity_only: bool = False,
     ) -> FleetPlan:
-        """Find the cheapest plan that has capacity for the demand; on a cluster, the best placement.
+        """Find the cheapest plan that keeps its promises; on a cluster, the best placement.
+
+        Capacities are found by simulation, so that the share of requests that each service asks for (or
+        `attainment` for all of them) keeps both promises; the plan's `promises` say what requests keep on
+        other arrivals. With `capacity_only` capacity is what keeps them for half of all requests.
 
         `solver` is one of `solvers`. The search ends as close to the optimum as `effort` asks (a tenth of
         a per cent) or when the work that it allows is done, so equal fleets get equal plans; `deadline_s`
@@ -122,78 +127,39 @@ class Fleet:
         """
         from atoll.prove.plan import plan
 
+        asked = self._asked(attainment)
         stats = SolveStats()
         made = plan(
-            self.problem,
+            asked,
             solver=solver,
             effort=effort,
             deadline_s=deadline_s,
             on_progress=on_progress,
             catalog=self.catalog,
             rank=rank,
+            capacity_only=capacity_only,
             stats=stats,
         )
+        if asked is not self.problem:
+            # The share decides how much is rented, not whether the plan is one for this fleet.
+            made = made.model_copy(update={"problem_hash": self.problem.content_hash()})
         return FleetPlan.of(made, self.problem, stats)
 
-    def verify(
-        self,
-        *,
-        attainment: float = ATTAINMENT,
-        solver: str | None = None,
-        effort: Effort | None = None,
-        deadline_s: float = DEADLINE_S,
-        on_progress: OnProgress | None = None,
-    ) -> FleetPlan:
-        """Plan, simulate, and plan with more headroom until a share of requests keeps both promises.
-
-        `attainment` is that share, of every service; the other arguments are those of `plan`, with
-        `deadline_s` for all of it. Where no headroom helps, UnverifiedError says what does; its `plan` is
-        the one that comes closest. A plan that the deadline left unverified is `cut_short`.
-        """
-        from atoll.prove.verify import PLANNING, UnverifiedError, refuse_cluster, verify
-        from atoll.solve.progress import Progress
-        from atoll.solve.registry import solve
-
-        refuse_cluster(self.problem)
-        if not 0 <= attainment <= 1:
+    def _asked(self, attainment: float | None) -> Problem:
+        """The problem, with another share of requests that must keep their promises."""
+        if attainment is None:
+            return self.problem
+        if not 0 < attainment < 1:
             raise UsageError(
-                f"attainment {attainment} is not a share",
+                f"attainment {attainment} is no share between 0 and 1",
                 hint="write 95% as 0.95",
                 field="attainment",
             )
-
-        if not deadline_s > 0:
-            raise UsageError(
-                f"a deadline of {deadline_s:g} s", hint="give it some time, as in 30.0"
-            )
-        stats = SolveStats()
-
-        def plan(problem: Problem, seconds: float) -> Plan:
-            return solve(
-                problem,
-                solver=solver,
-                effort=effort,
-                deadline_s=seconds,
-                on_progress=on_progress,
-                catalog=self.catalog,
-                stats=stats,
-            )
-
-        def say(text: str) -> None:
-            if on_progress is not None:
-                on_progress(Progress("verifying", text))
-
-        _compile_simulator()
-        deadline = Countdown(deadline_s)
-        first = plan(self.problem, deadline.share(PLANNING))
-        try:
-            verified = verify(
-                first, self.problem, self.catalog, plan, attainment, deadline=deadline, say=say
-            )
-        except UnverifiedError as error:
-            error.plan = FleetPlan.of(error.plan, self.problem, stats)
-            raise
-        return FleetPlan.of(verified, self.problem, stats)
+        services = (
+            service.model_copy(update={"attainment": attainment})
+            for service in self.problem.services
+        )
+        return self.problem.replace(services=tuple(services))
 
     def compare(
         self,
@@ -262,11 +228,3 @@ class Fleet:
     def __repr__(self) -> str:
         services = ", ".join(service.name for service in self.problem.services)
         return f"<Fleet {self.name}: {services}>"
-
-
-def _compile_simulator() -> None:
-    """Compile what simulates, once on a machine, before a deadline begins."""
-    from atoll.core.compiling import compile_entries
-    from atoll.sim import loop
-
-    compile_entries(loop.__name__)

@@ -109,9 +109,20 @@ def _fit(parts: list[_FilePart], *, hold_out: bool, source: str | None) -> Fit:
         )
     origin = source or ", ".join(dict.fromkeys(path.name for path in paths))
     try:
-        return fit(op, points, gpu, source=origin, hold_out=hold_out)
+        return _keep_narrow(fit(op, points, gpu, source=origin, hold_out=hold_out), gpu)
     except InputError as error:
         raise error.locate(path=", ".join(map(str, paths))) from error
+
+
+def _keep_narrow(found: Fit, gpu: GpuType) -> Fit:
+    """What a KV cache of 8 bits changes is not measured here: it stays as shipped."""
+    from dataclasses import replace
+
+    from atoll.perf.constants import default_constants
+
+    known = default_constants().for_gpu(gpu).op(found.op)
+    kept = replace(found.constants, kv8=known.kv8, kv8_t0=known.kv8_t0)
+    return replace(found, constants=kept)
 
 
 def write_constants(path: Path, fits: Iterable[Fit]) -> None:
@@ -145,6 +156,9 @@ def constants_line(c: OpConstants) -> str:
         "serial_ns",
         "hot_bytes",
         "hot_gain",
+        "kv8",
+        "kv8_t0",
+        "error",
     )
     fields = [
         f"{name}: {getattr(c, name):.5g}"

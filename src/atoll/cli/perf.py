@@ -113,7 +113,7 @@ def _step_model(
     from atoll.perf.tables import TableFile
 
     return TableFile(backend).step_model(
-        model.name, model.llm, kind, tp=tp, engine=engine_profile(engine)
+        model.name, model.llm, kind, tp=tp, engine=engine_profile(engine, kind.gpu)
     )
 
 

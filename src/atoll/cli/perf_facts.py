@@ -14,19 +14,20 @@ if TYPE_CHECKING:
 
 
 def host_times(steps: StepModel, context: float) -> dict[Phase, float]:
-    """Return host seconds per step of each phase: as measured for the smallest step, else assumed."""
+    """Return host seconds per step of each phase: of the smallest one, measured or assumed."""
     smallest = {Phase.PREFILL: Batch.prefill(1.0), Phase.DECODE: Batch.decode(1.0, context)}
-    assumed = steps.engine.host_seconds(steps.tp)
-    return {
-        phase: float(steps.parts(batch).host) if steps.measures_host(phase) else assumed
-        for phase, batch in smallest.items()
-    }
+    return {phase: float(steps.parts(batch).host) for phase, batch in smallest.items()}
 
 
 def _host_words(steps: StepModel, hosts: dict[Phase, float]) -> str:
+    host = steps.engine.host
+    assumed = f"{format_duration(host.step_s)} per step"
+    if host.sequence_s > 0.0:
+        assumed += f" and {format_duration(host.sequence_s)} per sequence"
     words_by_phase = {
-        phase: f"{format_duration(seconds)} per step "
-        + ("(measured)" if steps.measures_host(phase) else f"({steps.engine.name}, assumed)")
+        phase: f"{format_duration(seconds)} per step (measured)"
+        if steps.measures_host(phase)
+        else f"{assumed} ({steps.engine.name}, assumed)"
         for phase, seconds in hosts.items()
     }
     if len(set(words_by_phase.values())) == 1:

@@ -17,10 +17,9 @@ from atoll.report.terminal import console, emit, note, to_json
 if TYPE_CHECKING:
     from atoll.api.fleet import Fleet
     from atoll.api.plan import FleetPlan
-    from atoll.plan.plan import Goal
+    from atoll.plan.plan import Goal, KeptPromise
     from atoll.solve.comparison import Compared
     from atoll.solve.effort import Effort
-    from atoll.solve.progress import OnProgress
 
 app = typer.Typer(add_completion=False)
 
@@ -86,17 +85,20 @@ def plan(
             help="On a fixed cluster, simulate the best few plans and take the one that generates most.",
         ),
     ] = True,
-    verify: Annotated[
+    attainment: Annotated[
+        str | None,
+        typer.Option(
+            "--attainment",
+            help="Share of requests that must keep both promises, instead of the fleet file's.",
+        ),
+    ] = None,
+    capacity_only: Annotated[
         bool,
         typer.Option(
-            "--verify",
-            help="Simulate the plan, and plan with more headroom until the promises are kept.",
+            "--capacity-only",
+            help="Plan for half of all requests to keep their promises, without simulating.",
         ),
     ] = False,
-    attainment: Annotated[
-        str,
-        typer.Option("--attainment", help="Share of requests that must keep both promises."),
-    ] = "95%",
     report: Annotated[
         Path | None,
         typer.Option("--report", help="Write a report as one .html file; of a cluster also .svg."),
@@ -125,14 +127,17 @@ def plan(
 ) -> None:
     """Find the cheapest nodes and layouts that keep every promise, and prove how good they are.
 
-    On a fixed cluster: find the placement through which the most tokens flow within the promises, network
-    and all. The same fleet gets the same plan, bit for bit, unless the deadline comes first: then it is the
-    best plan so far, and says so. Ends with code 5 if there is no plan (or, with --strict, none that meets
-    all demand; with --verify, none that keeps its promises).
+    Promises are kept by a share of each service's requests (95 % unless the fleet file says otherwise), in
+    simulation, with arrivals at random. On a fixed cluster: find the placement through which the most tokens
+    flow within the promises, network and all. The same fleet gets the same plan, bit for bit, unless the
+    deadline comes first: then it is the best plan so far, and says so. Ends with code 5 if there is no plan
+    (or, with --strict, none that meets all demand), or if the plan, which is written, keeps too few promises.
     """
     seconds = parse_duration(deadline, field="deadline")
     share = parse_share(gap, field="gap")
-    kept = parse_share(attainment, field="attainment")
+    kept = None if attainment is None else parse_share(attainment, field="attainment")
+    if kept is not None and capacity_only:
+        raise UsageError("--attainment with --capacity-only", hint="leave one of them out")
     if seconds <= 0:
         raise UsageError("--deadline is 0", hint="give it some time, as in 30s")
     for path, endings in ((out, ()), (report, (".html", ".svg")), (stats_out, (".json",))):
@@ -159,14 +164,16 @@ def plan(
         work=work,
     )
     began_s = time.monotonic()
-    broken: InfeasibleError | None = None
     with show_progress("planning", seconds) as tell:
-        if verify:
-            fleet_plan, broken = _verify(opened_fleet, kept, solver, chosen, seconds, tell)
-        else:
-            fleet_plan = opened_fleet.plan(
-                solver=solver, effort=chosen, deadline_s=seconds, on_progress=tell, rank=rank
-            )
+        fleet_plan = opened_fleet.plan(
+            solver=solver,
+            effort=chosen,
+            deadline_s=seconds,
+            on_progress=tell,
+            rank=rank,
+            attainment=kept,
+            capacity_only=capacity_only,
+        )
     compared: tuple[Compared, ...] = ()
     if compare:
         compared = _compare(
@@ -182,39 +189,30 @@ def plan(
     for path in targets:
         note(f"wrote {path}")
     _tell_stats(fleet_plan, stats, stats_out)
-    refused = unmet or broken
+    refused = unmet or _broken(fleet_plan)
     if refused is not None:
         raise refused
     if fleet_plan.cut_short:
         note(f"note: cut short: {CUT_SHORT}; {LATE}")
 
 
-def _verify(
-    fleet: Fleet,
-    attainment: float,
-    solver: str | None,
-    effort: Effort,
-    seconds: float,
-    tell: OnProgress,
-) -> tuple[FleetPlan, InfeasibleError | None]:
-    """Return a plan that keeps its promises, or the one that comes closest and what is wrong with it."""
-    from atoll.api.plan import FleetPlan
-    from atoll.prove.verify import UnverifiedError
+def _broken(plan: FleetPlan) -> InfeasibleError | None:
+    """What to say where too few requests keep their promises; the plan is written all the same."""
+    short = [promise for promise in plan.promises if not promise.is_kept]
+    if not short:
+        return None
+    worst = min(short, key=lambda promise: promise.kept - promise.target)
+    return InfeasibleError(
+        f"{worst.service} keeps its promises for {worst.kept:.1%} of requests, {worst.target:.0%} "
+        f"asked for: {worst.cause}",
+        hint=_help(worst),
+    )
 
-    try:
-        plan = fleet.verify(
-            attainment=attainment,
-            solver=solver,
-            effort=effort,
-            deadline_s=seconds,
-            on_progress=tell,
-        )
-    except UnverifiedError as error:
-        closest = error.plan
-        if not isinstance(closest, FleetPlan):
-            raise
-        return closest, error
-    return plan, None
+
+def _help(promise: KeptPromise) -> str:
+    if promise.kept_ttft < promise.kept_tpot:
+        return "loosen ttft, lower `attainment`, or offer faster GPUs or interfaces"
+    return "loosen tpot, lower `attainment`, or make more nodes available"
 
 
 def _compare(fleet: Fleet, plan: FleetPlan, effort: Effort, seconds: float) -> tuple[Compared, ...]:

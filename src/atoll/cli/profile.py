@@ -1,4 +1,4 @@
-"""`atoll profile`: measure how fast this machine runs a layer range of a model."""
+"""`atoll profile`: measure how fast this machine runs a layer range of a model, or a server's host time."""
 
 from __future__ import annotations
 
@@ -40,13 +40,28 @@ def profile(
         Path | None,
         typer.Option("-o", "--out", help="Profiles as JSON for `cluster.profiles`; added to."),
     ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            help="Measure the host time of a server that runs (vLLM, SGLang), as http://HOST:PORT. --name is "
+            "its model in the catalog, --model what requests call it, --as its node type.",
+        ),
+    ] = None,
+    tp: Annotated[
+        int | None, typer.Option("--tp", min=1, help="GPUs over which the server splits layers.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")] = False,
 ) -> None:
     """Measure the stage engine on this machine, for plans and simulations of it.
 
     The file written is what `cluster.profiles` of a fleet file names: the planner and the simulator then
-    use what was measured instead of the performance model.
+    use what was measured instead of the performance model. With --server, measure what a server adds to its
+    kernels in every step: lines for the `engine` of a fleet file.
     """
+    if server is not None:
+        _profile_server(server, model, name, node_type, tp, out, as_json)
+        return
     need_engine()
     from atoll.engine.weights.sources import DEFAULT_MODEL
     from atoll.runtime.local.profile import ProfileOptions, profile_range
@@ -94,6 +109,56 @@ def profile(
     emit(data, as_json, draw)  # type: ignore[arg-type]
     if out is not None:
         console(stderr=True).print(f"wrote {out}", markup=False)
+
+
+def _profile_server(
+    url: str,
+    model: str | None,
+    name: str,
+    node_type: str,
+    tp: int | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    from atoll.catalog.catalog import Catalog
+    from atoll.core.errors import UsageError
+    from atoll.perf.step import analytic
+    from atoll.runtime.local.host_time import completions, fit_host, measure_steps
+
+    if out is not None:
+        raise UsageError(
+            "a server's host time is no profile of a machine",
+            field="--out",
+            hint="leave it out, and write what is shown into the fleet file",
+        )
+    catalog = Catalog.default()
+    steps = analytic(catalog.model(name).llm, catalog.node(node_type), tp=tp)
+    with live_line("asking the server") as say:
+        measured = measure_steps(completions(url, model or name), steps, progress=say)
+    host = fit_host(measured)
+    entry = f"host: {{step: {host.step_s * 1e3:.3g}ms, sequence: {host.sequence_s * 1e6:.3g}us}}"
+
+    def draw() -> object:
+        return table(
+            ("sequences", "step", "kernels", "host"),
+            [
+                (
+                    step.sequences,
+                    format_duration(step.step_s),
+                    format_duration(step.kernels_s),
+                    format_duration(max(0.0, step.step_s - step.kernels_s)),
+                )
+                for step in measured
+            ],
+            title=f"{name} on {steps.node.id}, tensor parallel over {steps.tp}",
+            caption=f"For the fleet file: engine: {{{entry}}}",
+            right=("sequences", "step", "kernels", "host"),
+        )
+
+    points = [
+        {"sequences": s.sequences, "step_s": s.step_s, "kernels_s": s.kernels_s} for s in measured
+    ]
+    emit({"host": host.model_dump(), "steps": points}, as_json, draw)  # type: ignore[arg-type]
 
 
 def _range(text: str | None, total: int) -> tuple[int, int]:

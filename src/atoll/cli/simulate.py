@@ -17,11 +17,13 @@ from atoll.report.terminal import console, emit
 if TYPE_CHECKING:
     from atoll.api.plan import FleetPlan
     from atoll.api.report import FleetReport
+    from atoll.perf.engines import EngineLimits
     from atoll.plan.problem import Problem
     from atoll.sim.options import Epoch, Failure, SimOptions
     from atoll.sim.result import SimReport
 
 app = typer.Typer(add_completion=False)
+_ENGINE = "Engines, where other than the fleet file says"
 
 
 @app.command()
@@ -87,6 +89,53 @@ def simulate(
     report: Annotated[
         Path | None, typer.Option("--report", help="Write a report as one .html file.")
     ] = None,
+    max_num_seqs: Annotated[
+        int | None,
+        typer.Option(
+            "--max-num-seqs", min=1, help="Most sequences in a step.", rich_help_panel=_ENGINE
+        ),
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-num-batched-tokens",
+            min=16,
+            help="Most tokens in a step.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    gpu_memory_utilization: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu-memory-utilization",
+            help="Share of GPU memory that engines take, as 90%.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    kv_cache_dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-cache-dtype",
+            help="Number format of the KV cache, such as fp8.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    prefix_caching: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefix-caching/--no-prefix-caching",
+            help="Reuse the KV cache of equal beginnings.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    scheduling: Annotated[
+        str | None,
+        typer.Option(
+            "--scheduling",
+            help="async (steps are prepared while the GPU works) or sync.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
     overlay: Annotated[
         list[Path] | None,
         typer.Option("--overlay", help="A YAML file that adds or changes facts; may be repeated."),
@@ -104,7 +153,17 @@ def simulate(
     from atoll.solve.registry import require_packages
 
     require_packages()
+    limits = _read_limits(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        gpu_memory_utilization=None
+        if gpu_memory_utilization is None
+        else parse_share(gpu_memory_utilization, field="gpu-memory-utilization"),
+        prefix_caching=prefix_caching,
+        scheduling=scheduling,
+    )
     plan = _plan_to_simulate(target, fleet, overlay)
+    plan = _start_engines_with(plan, limits, kv_cache_dtype)
     options = _options(
         plan.problem, policy, batching, seed, failures or [], then or [], startup, warm_up, until
     )
@@ -149,6 +208,29 @@ def _plan_to_simulate(target: Path, fleet: Path | None, overlay: list[Path] | No
             hint="`atoll explain --fleet FLEET` finds what would help",
         )
     return plan
+
+
+def _read_limits(**limits: object) -> EngineLimits:
+    from atoll.core.errors import UnknownNameError
+    from atoll.perf.engines import EngineLimits
+
+    if limits["scheduling"] not in (None, "sync", "async"):
+        raise UnknownNameError("scheduling", str(limits["scheduling"]), ("sync", "async"))
+    return EngineLimits.parse(limits)
+
+
+def _start_engines_with(
+    plan: FleetPlan, limits: EngineLimits, kv_cache_dtype: str | None
+) -> FleetPlan:
+    """Return the plan on engines with other limits than its fleet file sets."""
+    if not limits.given and kv_cache_dtype in (None, "auto"):
+        return plan
+    from atoll.api.plan import FleetPlan
+
+    changed = plan.problem.with_engine_limits(limits, kv_cache_dtype)
+    for service in changed.services:
+        changed.catalog().model(service.model)  # an unknown number format is named here
+    return FleetPlan.of(plan, changed, plan.stats)
 
 
 def _options(

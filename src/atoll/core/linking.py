@@ -20,6 +20,7 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, CompilerBase
 from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.environment import lookup_environment
+from numba.core.errors import termcolor
 from numba.core.typed_passes import (
     AnnotateTypes,
     IRLegalization,
@@ -166,6 +167,8 @@ class EntryCompiler(Compiler):  # type: ignore[misc]
             # A part has no place in memory that could point to its environment.
             _replaced(codegen, "set_env", _nothing),
             _replaced(typing, "resolve_function_type", _remember(typing.resolve_function_type)),
+            # Numba colours a message at every instruction, for errors that hardly ever come.
+            _replaced(termcolor(), "_markup", _plainly),
             _no_garbage(),
         ):
             made = super().compile_extra(func)
@@ -174,6 +177,11 @@ class EntryCompiler(Compiler):  # type: ignore[misc]
             if environment is not None:
                 codegen.set_env(variable.name, environment)
         return made
+
+
+def _plainly(message: str, *_args: Any, **_kws: Any) -> str:
+    """Return a message as it is."""
+    return message
 
 
 def _nothing(*_args: Any) -> None:

@@ -8,6 +8,7 @@ before prefill chunks, up to a token budget.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from pydantic import Field
 
 from atoll.engine.kv import BlockTable
 from atoll.engine.messages import Hop, OpenBody
-from atoll.routing.decisions import free_slot
+from atoll.routing.decisions import BY_LENGTH, free_slot, urgency
 
 MaxInFlight = Annotated[int, Field(ge=0)] | Literal["auto", "free"]
 """Decode groups under way from a first hop: so many, as `routing.pacing` says, or any number (free, 0)."""
@@ -59,6 +60,7 @@ class ResidentSequence:
     landed: int = -1
     way: tuple[int, ...] = ()
     active_s: float = 0.0
+    came_s: float = 0.0
     fresh: bool = True
 
     @property
@@ -222,17 +224,52 @@ class Picked(NamedTuple):
     held_back: bool
 
 
+class PromptOrder:
+    """In which order prompts run: that of `routing.decisions.urgency`, the same as in the simulator.
+
+    `promise_s` is the time to the first token that is promised; without one the oldest goes first. What a
+    prompt takes is foretold by the seconds per token of the steps before. A prompt that has begun goes on
+    before others begin, and so does one whose answer had begun when it was sent back.
+    """
+
+    def __init__(self, promise_s: float | None = None, order: int = BY_LENGTH) -> None:
+        self._promise_s = promise_s
+        self._order = order
+        self._token_s = 0.0
+
+    def learn(self, units: Iterable[BatchUnit], took_s: float) -> None:
+        """Take in how long a batch took, if prompts were most of it."""
+        counts = [unit.count for unit in units]
+        rows, prompts = sum(counts), sum(count for count in counts if count > 1)
+        if 2 * prompts > rows:
+            mean_s = took_s / rows
+            self._token_s += (0.2 if self._token_s else 1.0) * (mean_s - self._token_s)
+
+    def key(self, unit: BatchUnit, now_s: float) -> tuple[float, tuple[int, int]]:
+        """Return where a prompt stands: the least goes first."""
+        resident = unit.resident
+        if self._promise_s is None:
+            return 0.0, resident.age
+        if not resident.fresh or resident.answers:
+            return -math.inf, resident.age
+        service_s = self._token_s * (resident.body.prompt_length - unit.position)
+        found = urgency(self._order, now_s, resident.came_s, self._promise_s, service_s)
+        return found, resident.age
+
+
 def pick(
     residents: Iterable[ResidentSequence],
     budget: int,
     chunk: int,
     in_flight: DecodeGroups,
     now_s: float,
+    order: PromptOrder | None = None,
 ) -> Picked:
     """Choose the next batch: decodes first, then chunks, oldest first, at most `budget` rows.
 
-    `chunk` bounds the rows of one sequence's prefill in a batch. The first unit is taken even if
-    it alone is over the budget, for what comes from another hop cannot be cut.
+    With an `order` the chunks come in that. `chunk` bounds the rows of one sequence's prefill in a
+    batch. The first unit is taken even if it alone is over the budget, for what comes from another
+    hop cannot be cut.
     """
     decodes: list[BatchUnit] = []
     paced: list[BatchUnit] = []
@@ -265,7 +302,8 @@ def pick(
         room = in_flight.room(decoding, now_s)
         held_back = room == 0
         decodes = paced[:room] + decodes
-    others.sort(key=lambda unit: unit.resident.age)
+    prompts = order or PromptOrder()
+    others.sort(key=lambda unit: prompts.key(unit, now_s))
     return Picked(_within(decodes + others, budget), held_back)
 
 

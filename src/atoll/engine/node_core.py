@@ -21,6 +21,7 @@ from atoll.engine.batcher import (
     Chunk,
     DecodeGroups,
     MaxInFlight,
+    PromptOrder,
     ResidentSequence,
     pick,
 )
@@ -58,6 +59,7 @@ class CoreSettings:
     """Limits of a node: rows in a batch, rows of one prefill chunk, decode groups under way.
 
     `place` is the cores or the GPU it runs on (`pacing.place_key`); 0 is one of its own.
+    `promised_ttft_s` is the time to the first token by which prompts are ordered (`batcher.PromptOrder`).
     """
 
     token_budget: int = 512
@@ -65,6 +67,7 @@ class CoreSettings:
     max_in_flight: MaxInFlight = "auto"
     orphan_s: float = 300.0
     place: int = 0
+    promised_ttft_s: float | None = None
 
 
 class NodeCore:
@@ -86,6 +89,7 @@ class NodeCore:
         self.name, self.endpoint = name, endpoint
         self.stage, self.pool = stage, pool
         self.settings = settings or CoreSettings()
+        self._order = PromptOrder(self.settings.promised_ttft_s)
         self._send, self._clock, self._matchers = send, clock, matchers
         self._incarnation = incarnation
         self._residents: dict[tuple[int, int], ResidentSequence] = {}
@@ -183,7 +187,8 @@ class NodeCore:
         seed = f"{hop.start}-{hop.end}".encode()
         known = [] if body.expects_kv else tokens
         table = self.pool.open(known, seed, body.max_length)
-        resident = ResidentSequence(body, tokens, table, active_s=self._clock())
+        now_s = self._clock()
+        resident = ResidentSequence(body, tokens, table, active_s=now_s, came_s=now_s)
         self._residents[resident.key] = resident
         if self._pacer is not None and resident.is_first and not resident.is_last:
             resident.way = tuple(node_key(hop.endpoint) for hop in body.route)
@@ -368,6 +373,7 @@ class NodeCore:
             self.settings.chunk,
             self._in_flight,
             began_s,
+            self._order,
         )
         self.held_back = picked.held_back
         units = self._with_room(picked.units)
@@ -389,6 +395,7 @@ class NodeCore:
         self.steps += 1
         self.tokens += sum(unit.count for unit in units)
         took_s = self._clock() - began_s
+        self._order.learn(units, took_s)
         self.busy_s += took_s
         report = self._reporter.measure([(u.count, u.sample) for u in units], took_s)
         if self._pacer is not None and report is not None:

@@ -20,11 +20,10 @@ from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import MissingDependencyError, UnknownNameError, UsageError
 from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
-from atoll.perf.engines import EngineProfile
-from atoll.perf.engines import engine as engine_profile
+from atoll.perf.engines import EngineChoice, EngineProfile
 from atoll.perf.layers import LayerKind, layer_kinds
 from atoll.perf.operators import Array, Num
-from atoll.perf.step import StepParts, check_tp, engine_limit
+from atoll.perf.step import StepParts, check_tp, engine_limit, profile_on
 
 if TYPE_CHECKING:
     from aiconfigurator_core.sdk.engine import EngineHandle
@@ -77,7 +76,7 @@ class AicStepModel:
                 batch.decode_context,
             )
             layers: tuple[Num, ...] = (layer,) * len(self.kinds)
-            return StepParts(self.engine.host_seconds(self.tp), embedding, layers, head)
+            return StepParts(self.engine.host_seconds(batch.outputs), embedding, layers, head)
         columns = np.broadcast_arrays(
             batch.prefill_tokens,
             batch.prefill_sequences,
@@ -89,7 +88,7 @@ class AicStepModel:
             [self._step_seconds(*map(float, row)) for row in zip(*columns, strict=True)]
         )
         return StepParts(
-            self.engine.host_seconds(self.tp),
+            self.engine.host_seconds(batch.outputs),
             rows[:, 0],
             (rows[:, 1],) * len(self.kinds),
             rows[:, 2],
@@ -137,14 +136,14 @@ def aic(
     node: NodeType,
     *,
     tp: int | None = None,
-    engine: str | EngineProfile = "none",
+    engine: str | EngineChoice | EngineProfile = "none",
 ) -> AicStepModel:
     """Return the step model of a catalog model on a node from aiconfigurator-core's tables."""
     size = check_tp(node, tp, model.llm)
     system = SYSTEMS.get(node.gpu.name)
     if system is None:
         raise UnknownNameError("GPU with aiconfigurator-core tables", node.gpu.name, SYSTEMS)
-    profile = engine if isinstance(engine, EngineProfile) else engine_profile(engine)
+    profile = profile_on(engine, node)
     name = _SAME_SHAPES.get(model.hf_id or "", model.hf_id or model.name)
     _check_native(model)
     handle = _compile(name, system, size, model.llm.moe is not None)

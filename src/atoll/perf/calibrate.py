@@ -1,7 +1,9 @@
 """Fitting the constants of `constants` to measurements (needs scipy, extra `calibrate`).
 
 Each fit minimises the robust (soft-L1) squared error of log(predicted / measured) over bounded
-constants, so that a launch of 5 us and a step of 5 ms count alike and outliers do not rule.
+constants, so that a launch of 5 us and a step of 5 ms count alike and outliers do not rule. A constant that
+ends at a bound is not fitted: one that can be done without is left out and the rest fitted again, and the
+others are named in `Fit.at_bound`.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ from atoll.perf.constants import OpClass, OpConstants, Tag
 from atoll.perf.measurements import Points
 from atoll.perf.operators import Array
 
-HOT_GAIN = 7.0
-"""How much faster than memory an L2 cache can make a rig look, at most (Ada: about 5.5 TB/s against 0.86)."""
 MIN_POINTS = 8
 """Fewest points that a fit of one operator class accepts."""
+
+_KV_SIZES = ("batch_size", "seq_len", "num_key_value_heads", "head_dim")
+_SMALL_KV, _LARGE_KV = 2.5e5, 2.5e7
+"""Numbers in each of keys and values below which decode attention is launch, above which it is reading."""
 
 Predict = Callable[[OpConstants, Points, GpuType], Array]
 
@@ -46,16 +50,21 @@ class Fit:
     constants: OpConstants
     fitted: Accuracy
     held_out: Accuracy | None
+    at_bound: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Free:
-    """A constant that a fit may move: name, start, bounds. Moves in log space."""
+    """A constant that a fit may move: name, start, bounds. Moves in log space.
+
+    `without` are the values that leave it out, where that can be done.
+    """
 
     name: str
     start: float
     low: float
     high: float
+    without: tuple[tuple[str, float], ...] = ()
 
 
 def accuracy(predicted: Array, measured: Array) -> Accuracy:
@@ -83,30 +92,33 @@ def predict_gemm(c: OpConstants, points: Points, gpu: GpuType) -> Array:
     return total
 
 
-def predict_prefill(c: OpConstants, points: Points, gpu: GpuType) -> Array:
-    """Return predicted seconds of causal prefill attention without a prefix."""
+def predict_prefill(c: OpConstants, points: Points, gpu: GpuType, *, narrow: bool = False) -> Array:
+    """Return predicted seconds of causal prefill attention without a prefix; `narrow` as below."""
     out = np.empty(len(points))
+    e_f, t0_s = (c.e_f / c.kv8, c.t0_s * c.kv8_t0) if narrow else (c.e_f, c.t0_s)
+    kv_bytes = 1.0 if narrow else 2.0
     for mask, (heads, kv_heads, dim) in _heads(points):
         op = operators.prefill_attention(
-            heads, kv_heads, dim, kv_bytes=2.0, peak=gpu.fp16_flops,
-            bandwidth=gpu.bandwidth_bytes_per_s, e_f=c.e_f, e_b=c.e_b, serial_ns=c.serial_ns,
-            t0_s=c.t0_s, p=c.p,
+            heads, kv_heads, dim, kv_bytes=kv_bytes, peak=gpu.fp16_flops,
+            bandwidth=gpu.bandwidth_bytes_per_s, e_f=e_f, e_b=c.e_b, serial_ns=c.serial_ns,
+            t0_s=t0_s, p=c.p,
         )  # fmt: skip
         b, s = points.sizes["batch_size"][mask], points.sizes["seq_len"][mask]
         out[mask] = op.seconds(0.5 * b * s * s, b * s, b * s, s)
     return out
 
 
-def predict_decode(c: OpConstants, points: Points, gpu: GpuType) -> Array:
-    """Return predicted seconds of decode attention."""
+def predict_decode(c: OpConstants, points: Points, gpu: GpuType, *, narrow: bool = False) -> Array:
+    """Return predicted seconds of decode attention; `narrow`: with a KV cache of 8 bits."""
     out = np.empty(len(points))
+    kv_bytes, t0_s = (c.kv8, c.t0_s * c.kv8_t0) if narrow else (2.0, c.t0_s)
     for mask, (heads, kv_heads, dim) in _heads(points):
         b, s = points.sizes["batch_size"][mask], points.sizes["seq_len"][mask]
         op = operators.decode_attention(
-            heads, kv_heads, dim, kv_bytes=2.0, bandwidth=gpu.bandwidth_bytes_per_s, e_b=c.e_b,
-            pad=c.pad, serial_ns=c.serial_ns, t0_s=c.t0_s, p=c.p,
+            heads, kv_heads, dim, kv_bytes=kv_bytes, bandwidth=gpu.bandwidth_bytes_per_s, e_b=c.e_b,
+            pad=c.pad, serial_ns=c.serial_ns, t0_s=t0_s, p=c.p,
         )  # fmt: skip
-        moved = 4.0 * b * s * kv_heads * dim
+        moved = (2.0 if narrow else 4.0) * b * s * kv_heads * dim
         # The cache speeds up the stream of keys, not the launch: scale the batch, keep the rest.
         out[mask] = op.seconds(b / _hot(c, moved), s)
     return out
@@ -126,7 +138,7 @@ def predict_experts(c: OpConstants, points: Points, gpu: GpuType) -> Array:
             op = operators.grouped_experts(
                 hidden, inner / tp, experts, top_k, weight_bytes=weight, peak=peak,
                 bandwidth=gpu.bandwidth_bytes_per_s, e_f=c.e_f, e_b=c.e_b, pad=c.pad,
-                t0_s=c.t0_s, p=c.p,
+                t0_s=c.t0_s, p=c.p, pad_k=c.pad_k, pad_n=c.pad_n,
             )  # fmt: skip
             out[mask] = op.seconds(points.sizes["num_tokens"][mask])
     return out
@@ -165,29 +177,38 @@ def _hot(c: OpConstants, moved: Array) -> Array | float:
 # What may move in each fit.
 
 
+_HOT = (("hot_bytes", 0.0), ("hot_gain", 1.0))
+
+
+def _pad(name: str, start: float, high: float) -> _Free:
+    return _Free(name, start, 0.01, high, ((name, 0.0),))
+
+
 def _bounds(op: OpClass, gpu: GpuType) -> tuple[Predict, tuple[_Free, ...]]:
     hot = (
-        _Free("hot_bytes", 0.5 * gpu.l2_bytes, 1e5, 3.0 * gpu.l2_bytes),
-        _Free("hot_gain", 1.5, 1.0, HOT_GAIN),
+        _Free("hot_bytes", 0.5 * gpu.l2_bytes, 1e5, 10.0 * gpu.l2_bytes, _HOT),
+        _Free("hot_gain", 1.5, 1.01, 60.0, _HOT),
     )
-    share = (_Free("e_f", 0.7, 0.05, 1.0), _Free("e_b", 0.8, 0.1, 1.0))
-    shape = (_Free("t0_us", 5.0, 0.3, 200.0), _Free("p", 1.8, 0.5, 6.0))
-    if op in (OpClass.GEMM, OpClass.GEMM_FP8):
-        if op is OpClass.GEMM_FP8:
-            # FP8 kernels are too uneven for the data to tell p; below 1.5 the curve bends at sizes
-            # where no kernel does.
-            shape = (shape[0], _Free("p", 1.8, 1.5, 6.0))
-        pads = (_Free("pad_k", 50.0, 1e-2, 2000.0), _Free("pad_n", 50.0, 1e-2, 2000.0))
+    share = (_Free("e_f", 0.7, 0.05, 1.3), _Free("e_b", 0.8, 0.1, 1.3))
+    shape = (_Free("t0_us", 5.0, 0.3, 200.0), _Free("p", 1.8, 0.3, 8.0))
+    serial = _Free("serial_ns", 5.0, 0.05, 500.0, (("serial_ns", 0.0),))
+    pads = (_pad("pad_k", 50.0, 2e4), _pad("pad_n", 50.0, 5e4))
+    if op is OpClass.GEMM:
         return predict_gemm, share + shape + pads + hot
+    if op is OpClass.GEMM_FP8:
+        # FP8 kernels are too uneven for the data to tell p: the times of both limits add up.
+        return predict_gemm, share + shape[:1] + pads + hot
     if op is OpClass.ATTENTION_PREFILL:
-        wide = (_Free("e_f", 0.6, 0.05, 1.0), _Free("e_b", 0.5, 0.05, 2.0))
-        return predict_prefill, wide + shape + (_Free("serial_ns", 5.0, 1e-3, 500.0),)
+        wide = (_Free("e_f", 0.6, 0.05, 1.3), _Free("e_b", 0.5, 0.05, 2.0))
+        return predict_prefill, (*wide, *shape, serial)
     if op is OpClass.ATTENTION_DECODE:
-        efficiency = (_Free("e_b", 0.85, 0.1, 1.3), _Free("pad", 20.0, 1e-2, 400.0))
-        return predict_decode, efficiency + shape + (_Free("serial_ns", 5.0, 1e-3, 500.0),) + hot
+        efficiency = (_Free("e_b", 0.85, 0.1, 1.3), _pad("pad", 20.0, 2000.0))
+        return predict_decode, (*efficiency, *shape, serial, *hot)
     if op in (OpClass.EXPERTS, OpClass.EXPERTS_FP8, OpClass.EXPERTS_INT4):
-        efficiency = (_Free("e_f", 0.5, 0.05, 1.0), _Free("e_b", 0.7, 0.1, 1.3))
-        return predict_experts, efficiency + shape + (_Free("pad", 4.0, 1e-2, 128.0),)
+        # Experts are chosen unevenly, so that fewer bytes move than are counted. With p free, the three trade
+        # against each other and all leave what is physical.
+        efficiency = (_Free("e_f", 0.5, 0.02, 1.3), _Free("e_b", 0.7, 0.1, 2.0))
+        return predict_experts, efficiency + shape[:1] + (_pad("pad", 4.0, 300.0), *pads)
     raise InputError(f"{op.value} is not fitted to single measurements", field="op")
 
 
@@ -243,15 +264,91 @@ def fit(op: OpClass, points: Points, gpu: GpuType, *, source: str, hold_out: boo
         )
     predictor, free = _bounds(op, gpu)
     start = OpConstants(tag=Tag.MEASURED, source=source)
-    constants = minimise(lambda c: predictor(c, train, gpu), train.seconds, start, free)
+    constants, at_bound = _fit_inside(
+        lambda c: predictor(c, train, gpu), train.seconds, start, free
+    )
     rounded = _round_constants(constants)
+    unseen = test if len(test) else train
+    error = spread(predictor(rounded, unseen, gpu), unseen.seconds)
     return Fit(
         gpu=gpu.name,
         op=op,
-        constants=rounded,
+        constants=replace(rounded, error=error),
         fitted=accuracy(predictor(rounded, train, gpu), train.seconds),
         held_out=accuracy(predictor(rounded, test, gpu), test.seconds) if len(test) else None,
+        at_bound=at_bound,
     )
+
+
+def fit_narrow(fitted: Fit, points: Points, gpu: GpuType) -> Fit:
+    """Fit what a KV cache of 8 bits changes about attention that was fitted with one of 16.
+
+    Decoding is launch at small sizes and reading at large ones: each tells one of the two constants.
+    """
+    predictors = {
+        OpClass.ATTENTION_PREFILL: predict_prefill,
+        OpClass.ATTENTION_DECODE: predict_decode,
+    }
+    predictor = predictors[fitted.op]
+    train, test = points.split()
+    reading, launch = _Free("kv8", 1.1, 0.3, 5.0), _Free("kv8_t0", 1.1, 0.3, 5.0)
+    stages: list[tuple[Points, tuple[_Free, ...]]] = [(train, (reading, launch))]
+    if fitted.op is OpClass.ATTENTION_DECODE:
+        moved = np.prod([train.sizes[name] for name in _KV_SIZES], axis=0)
+        small, large = train.where(moved < _SMALL_KV), train.where(moved > _LARGE_KV)
+        stages = [(small, (launch,)), (large, (reading,))]
+    constants = fitted.constants
+    at_bound: tuple[str, ...] = ()
+    for part, free in stages:
+        constants, more = _fit_inside(
+            lambda c, part=part: predictor(c, part, gpu, narrow=True),  # type: ignore[misc]
+            part.seconds,
+            constants,
+            free,
+        )
+        at_bound += more
+    rounded = _round_constants(constants)
+    return replace(
+        fitted,
+        constants=rounded,
+        fitted=accuracy(predictor(rounded, train, gpu, narrow=True), train.seconds),
+        held_out=accuracy(predictor(rounded, test, gpu, narrow=True), test.seconds),
+        at_bound=at_bound,
+    )
+
+
+def spread(predicted: Array, measured: Array) -> float:
+    """Return the standard deviation of log(predicted / measured), estimated so that outliers do not rule.
+
+    Half of a normal distribution lies within 0.6745 standard deviations of its centre; here that is 0, so
+    that a bias counts, too.
+    """
+    deviation = float(np.median(np.abs(np.log(predicted / measured)))) / 0.6745
+    return float(f"{deviation:.3g}")
+
+
+def _fit_inside(
+    predicted: Callable[[OpConstants], Array],
+    measured: Array,
+    start: OpConstants,
+    free: Sequence[_Free],
+) -> tuple[OpConstants, tuple[str, ...]]:
+    """Fit, leave out what ends at a bound and can be left out, and name what is still at one."""
+    while True:
+        best = minimise(predicted, measured, start, free)
+        at_bound = [f for f in free if _is_at_bound(getattr(best, f.name), f)]
+        # One that did not move has no influence on what was measured.
+        still = [f for f in free if abs(getattr(best, f.name) / f.start - 1.0) < 1e-9]
+        spare = next((f for f in (*at_bound, *still) if f.without), None)
+        if spare is None:
+            return best, tuple(f.name for f in at_bound)
+        start = _with(start, dict(spare.without))
+        gone = {name for name, _ in spare.without}
+        free = [f for f in free if f.name not in gone]
+
+
+def _is_at_bound(value: float, free: _Free) -> bool:
+    return value <= free.low * 1.1 or value >= free.high / 1.02
 
 
 def minimise(

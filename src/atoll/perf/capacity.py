@@ -53,7 +53,7 @@ from atoll.core.errors import InputError, UsageError
 from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
 from atoll.perf.constants import ConstantTable
-from atoll.perf.engines import BOOKED_SHARE
+from atoll.perf.engines import BOOKED_SHARE, EngineChoice
 from atoll.perf.grid import Indices, last_below, value_at
 from atoll.perf.layers import tp_sizes
 from atoll.perf.memory import MemoryModel
@@ -505,7 +505,7 @@ def capacity_table(
     node_types: Iterable[NodeType],
     stages: int,
     *,
-    engine: str = "vllm",
+    engine: str | EngineChoice = "vllm",
     link: Link | None = None,
     constants: ConstantTable | None = None,
 ) -> Mapping[tuple[str, str], CapacityTable]:

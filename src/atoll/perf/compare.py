@@ -17,6 +17,7 @@ from atoll.catalog.transformer import TransformerSpec
 from atoll.core.ids import Phase
 from atoll.perf.capacity import CapacityTable, RoleLoad, table_of
 from atoll.perf.constants import ConstantTable, default_constants
+from atoll.perf.engines import EngineChoice
 from atoll.perf.layers import tp_sizes
 from atoll.perf.memory import MemoryModel
 from atoll.perf.step import Position, analytic
@@ -68,7 +69,7 @@ def compare(
     nodes: Iterable[NodeType],
     catalog: Catalog,
     *,
-    engine: str = "vllm",
+    engine: str | EngineChoice = "vllm",
     constants: ConstantTable | None = None,
     regions: Sequence[str] | None = None,
     spot: bool = False,

@@ -27,7 +27,16 @@ from atoll.core.files import load_yaml
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import numpy as np
+
     from atoll.catalog.gpus import GpuType
+
+
+PROXY_ERROR = 0.25
+"""Relative standard deviation of times that rest on another GPU's constants: taking them over was found to be
+9 to 16 per cent off on matrix products, and up to 47 on power-limited cards."""
+UNSTATED_ERROR = 0.1
+"""The same for constants fitted on the GPU itself by a file that does not say it."""
 
 
 class Tag(StrEnum):
@@ -62,6 +71,9 @@ class OpConstants:
     that many bytes its repeated runs found their operands in the L2 cache and ran `hot_gain`
     times faster. Serving walks through many layers, so predictions never use them; comparisons
     with the rig's own figures do.
+
+    `error` is how far predicted times may be off, as a relative standard deviation: the spread of what was
+    measured about the fit, and much more where the constants are another GPU's (`PROXY_ERROR`).
     """
 
     e_f: float = 1.0
@@ -74,6 +86,9 @@ class OpConstants:
     serial_ns: float = 0.0
     hot_bytes: float = 0.0
     hot_gain: float = 1.0
+    kv8: float = 1.0
+    kv8_t0: float = 1.0
+    error: float = PROXY_ERROR
     tag: Tag = Tag.PROXY
     source: str = ""
 
@@ -81,6 +96,16 @@ class OpConstants:
     def t0_s(self) -> float:
         """Launch and ramp-up time in seconds."""
         return self.t0_us * 1e-6
+
+    def scale_time(self, factor: float) -> OpConstants:
+        """Return the constants with which the operator takes `factor` times as long, whatever its size."""
+        return replace(
+            self,
+            e_f=self.e_f / factor,
+            e_b=self.e_b / factor,
+            t0_us=self.t0_us * factor,
+            serial_ns=self.serial_ns * factor,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +183,10 @@ class ConstantTable:
         lenders = [name for name in known if self._gpus[name].ops[op].tag is not Tag.PROXY] or known
         nearest = gpu.like if gpu.like in known else min(lenders, key=distance)
         taken = self._gpus[nearest].ops[op]
-        return replace(taken, tag=Tag.PROXY, source=nearest, hot_bytes=0.0, hot_gain=1.0)
+        error = max(taken.error, PROXY_ERROR)
+        return replace(
+            taken, tag=Tag.PROXY, source=nearest, hot_bytes=0.0, hot_gain=1.0, error=error
+        )
 
     def names(self) -> tuple[str, ...]:
         """Return the GPU names that have constants, sorted."""
@@ -171,6 +199,33 @@ class ConstantTable:
             base = out[name].ops if name in out else {}
             out[name] = GpuConstants(name, {**base, **entry.ops})
         return ConstantTable(out.values())
+
+
+def sample_constants(
+    table: ConstantTable, rng: np.random.Generator, gpus: Iterable[GpuType] = ()
+) -> ConstantTable:
+    """Return constants as they may be in truth: times of every operator class on every GPU off by a factor.
+
+    Factors are log-normal with median 1 and the relative standard deviation `OpConstants.error`, and
+    independent of each other. `gpus` are further GPUs to have constants for, taken from their relatives as
+    `ConstantTable.for_gpu` does, with a proxy's error. The order of GPUs does not matter.
+    """
+    known = {name: table.gpu(name) for name in table.names()}
+    known |= {gpu.name: table.for_gpu(gpu) for gpu in gpus}
+    sampled = []
+    for name in sorted(known):
+        entry = known[name]
+        factors = {op: _draw(entry.ops[op].error, rng) for op in OpClass if op in entry.ops}
+        sampled.append(
+            GpuConstants(name, {op: entry.ops[op].scale_time(f) for op, f in factors.items()})
+        )
+    return ConstantTable(sampled)
+
+
+def _draw(error: float, rng: np.random.Generator) -> float:
+    """A log-normal factor with median 1 and this relative standard deviation."""
+    sigma = math.sqrt(math.log1p(error**2))
+    return math.exp(sigma * float(rng.standard_normal()))
 
 
 @cache
@@ -224,6 +279,9 @@ _RANGES = {
     "serial_ns": (0.0, 1e6),
     "hot_bytes": (0.0, 1e10),
     "hot_gain": (1.0, 100.0),
+    "kv8": (0.1, 10.0),
+    "kv8_t0": (0.1, 10.0),
+    "error": (0.0, 2.0),
 }
 
 
@@ -259,4 +317,5 @@ def _op(path: Path, where: str, values: dict[str, object]) -> OpConstants:
             field=f"{where}.tag",
             hint="one of " + ", ".join(t.value for t in Tag),
         )
+    numbers.setdefault("error", PROXY_ERROR if tag == Tag.PROXY else UNSTATED_ERROR)
     return OpConstants(**numbers, tag=Tag(tag), source=str(values.get("source", "")))

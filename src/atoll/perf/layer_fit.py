@@ -1,10 +1,11 @@
 """Fitting constants to measured whole layers, where no single-operator measurements exist.
 
 A layer's time mixes matrix products, attention and passes, so only what the data can tell apart is
-fitted: prefill fixes e_f of the products, small decode batches their e_b. The attention of the model
-fitted on has a bandwidth share of its own (`grouped_e_b`): kernels of the time read grouped KV heads
-several times, and folding that into one constant would not carry over to models without groups.
-What is kept for other models is that attention streams as well as the products do.
+fitted: prefill fixes e_f of the products, small decode batches their e_b; launches and prefill attention
+are assumed. The attention of the model fitted on has a bandwidth share of its own (`grouped_e_b`):
+kernels of the time read grouped KV heads several times, and folding that into one constant would not
+carry over to models without groups. What is kept for other models is that attention streams as well as
+the products do.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from atoll.catalog.nodes import AllReduceCost, NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import InputError, MissingDependencyError
 from atoll.perf.batch import Batch
-from atoll.perf.constants import GpuConstants, OpClass, OpConstants, Tag
+from atoll.perf.constants import PROXY_ERROR, GpuConstants, OpClass, OpConstants, Tag
 from atoll.perf.layers import model_ops
 from atoll.perf.measurements import Points
 from atoll.perf.operators import Array
@@ -29,6 +30,10 @@ ELEMENTWISE = OpConstants(
 MIN_POINTS = 8
 """Fewest layers of a phase that a fit accepts: fewer would say nothing, or follow their noise."""
 _DECODE_T0_US = 20.0
+_PRODUCT_T0_US = 8.0
+_ATTENTION_SHARE = 0.1
+"""Compute share of prefill attention over that of products. Whole layers tell neither it nor launches:
+freed, both run to their bounds at hardly less error."""
 _PREFILL_E_B = 0.4
 
 
@@ -48,12 +53,22 @@ class LayerFit:
     prefill_attention: OpConstants
     grouped_e_b: float
 
+    def with_error(self, error: float) -> LayerFit:
+        """Return the fit with the error that its predictions of layers have."""
+        return replace(
+            self,
+            products=replace(self.products, error=error),
+            # Layers hardly tell it.
+            prefill_attention=replace(self.prefill_attention, error=max(error, PROXY_ERROR)),
+        )
+
     def constants(self, gpu: str, *, grouped: bool) -> GpuConstants:
         """Return constants to predict layers with; `grouped` for a model fitted on, with KV groups."""
         share = self.grouped_e_b if grouped else self.products.e_b
         decode = OpConstants(
             e_b=share,
             t0_us=_DECODE_T0_US,
+            error=self.products.error,
             tag=self.products.tag,
             source=self.products.source,
         )
@@ -97,10 +112,11 @@ def fit_gpu(
     _check_enough(points, node)
 
     def build(x: Array) -> LayerFit:
-        e_f, e_b, p, grouped, attention, t0_us = (float(v) for v in x)
+        e_f, e_b, p, grouped = (float(v) for v in x)
+        attention = float(f"{_ATTENTION_SHARE * e_f:.5g}")
         base = OpConstants(tag=Tag.LAYER_FITTED, source=source)
         return LayerFit(
-            replace(base, e_f=e_f, e_b=e_b, p=p, t0_us=t0_us),
+            replace(base, e_f=e_f, e_b=e_b, p=p, t0_us=_PRODUCT_T0_US),
             replace(base, e_f=attention, e_b=_PREFILL_E_B, t0_us=10.0, p=1.1),
             grouped,
         )
@@ -109,10 +125,11 @@ def fit_gpu(
         constants = build(x).constants(node.gpu.name, grouped=True)
         return predict_layers(spec, node, constants, points, conditions)
 
-    #         e_f   e_b  p    grouped attention t0_us
-    start = (0.50, 0.80, 2.0, 0.50, 0.20, 8.0)
-    low = (0.05, 0.30, 1.0, 0.05, 0.08, 4.0)
-    high = (1.00, 0.95, 6.0, 1.00, 0.70, 12.0)
+    # p = 1 adds the times of both limits, which is as slow as it gets.
+    #        e_f   e_b   p     grouped
+    start = (0.50, 0.80, 2.0, 0.50)
+    low = (0.05, 0.30, 1.0, 0.05)
+    high = (1.30, 1.30, 12.0, 1.50)
     return build(_least_squares(predict, points, start, low, high))
 
 

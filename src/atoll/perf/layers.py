@@ -231,12 +231,18 @@ class _Factory:
             pad=c.pad,
             t0_s=c.t0_s,
             p=c.p,
+            pad_k=c.pad_k,
+            pad_n=c.pad_n,
         )
 
     def attention(
         self, heads: int, kv_heads: int, head_dim: int, kv: DType
     ) -> tuple[PrefillAttention, DecodeAttention]:
-        """Return prefill and decode attention of one layer."""
+        """Return prefill and decode attention of one layer.
+
+        A cache of 8 bits is half as large, but its kernels are not twice as fast on all GPUs.
+        """
+        narrow = kv.bits_per_weight < 16
         c = self._constants.op(OpClass.ATTENTION_PREFILL)
         prefill = operators.prefill_attention(
             heads,
@@ -245,10 +251,10 @@ class _Factory:
             kv_bytes=kv.bytes_per_weight,
             peak=self._gpu.fp16_flops,
             bandwidth=self._gpu.bandwidth_bytes_per_s,
-            e_f=c.e_f,
+            e_f=c.e_f / c.kv8 if narrow else c.e_f,
             e_b=c.e_b,
             serial_ns=c.serial_ns,
-            t0_s=c.t0_s,
+            t0_s=c.t0_s * c.kv8_t0 if narrow else c.t0_s,
             p=c.p,
         )
         d = self._constants.op(OpClass.ATTENTION_DECODE)
@@ -256,12 +262,12 @@ class _Factory:
             heads,
             kv_heads,
             head_dim,
-            kv_bytes=kv.bytes_per_weight,
+            kv_bytes=kv.bytes_per_weight * (d.kv8 if narrow else 1.0),
             bandwidth=self._gpu.bandwidth_bytes_per_s,
             e_b=d.e_b,
             pad=d.pad,
             serial_ns=d.serial_ns,
-            t0_s=d.t0_s,
+            t0_s=d.t0_s * d.kv8_t0 if narrow else d.t0_s,
             p=d.p,
         )
         return prefill, decode
@@ -300,12 +306,20 @@ class ModelOps:
         return total
 
 
-def model_ops(spec: TransformerSpec, node: NodeType, tp: int, constants: GpuConstants) -> ModelOps:
+def model_ops(
+    spec: TransformerSpec,
+    node: NodeType,
+    tp: int,
+    constants: GpuConstants,
+    *,
+    fused: bool = False,
+) -> ModelOps:
     """Return the operators of `spec` on each of `tp` GPUs of `node`.
 
     A layer is: norm, QKV product, attention, output product, sum over GPUs, norm, MLP up, activation,
     MLP down, sum over GPUs. Norms include the residual addition (two reads and two writes); rotary
-    embedding and KV writes are part of the fused attention prologue and not counted apart.
+    embedding and KV writes are part of the fused attention prologue and not counted apart. With `fused` sums
+    over GPUs and norms are one kernel, where there is one (`fuses`).
     """
     make = _Factory(node.gpu, constants)
     shard = Shard.of(spec, tp)
@@ -317,6 +331,10 @@ def model_ops(spec: TransformerSpec, node: NodeType, tp: int, constants: GpuCons
         make.gemm(spec.hidden, q, spec.attention_dtype),
     )
     norm = make.elementwise(4.0 * spec.hidden)
+    summed = reduce
+    if fused and reduce is not None and fuses(node, tp):
+        # One launch, and none of the sizes between latency and bandwidth that are slow on their own.
+        norm, summed = replace(norm, t0_s=0.0), replace(reduce, p=1.0)
     kinds = layer_kinds(spec)
     distinct = tuple(dict.fromkeys(kinds))
     layers = []
@@ -341,7 +359,7 @@ def model_ops(spec: TransformerSpec, node: NodeType, tp: int, constants: GpuCons
                 spec.moe.top_k,
                 spec.expert_dtype,
             )
-        layers.append(LayerOps(kind.window, dense, passes, prefill, decode, experts, reduce))
+        layers.append(LayerOps(kind.window, dense, passes, prefill, decode, experts, summed))
     return ModelOps(
         kinds=distinct,
         layers=tuple(layers),
@@ -351,6 +369,15 @@ def model_ops(spec: TransformerSpec, node: NodeType, tp: int, constants: GpuCons
         # Half an all-reduce: logits are collected on one GPU and not sent back.
         gather=_all_reduce(spec.vocab / 2.0, node, tp),
     )
+
+
+def fuses(node: NodeType, tp: int) -> bool:
+    """Return whether engines sum over GPUs and normalise in one kernel: on Blackwell's NVLink, up to four.
+
+    Over eight GPUs the kernel takes batches of a few dozen rows only.
+    """
+    blackwell = node.gpu.architecture.lower().startswith("blackwell")
+    return blackwell and node.interconnect.kind == "nvlink" and 1 < tp <= 4
 
 
 def _all_reduce(row: float, node: NodeType, tp: int) -> AllReduce | None:

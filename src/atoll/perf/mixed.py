@@ -7,8 +7,8 @@ time of a step with n prompts,
     T(B) = (1 - q) t(B, 0) + q t(B, p),    M(B) = (1 - q) t(B, 0)^2 + q t(B, p)^2
 
 are the mean step and its mean square, and the node carries R = B / (out T(B)) requests/s. A step takes at
-most `MIXED_TOKENS` tokens; with that many, prompts pass at one per s(B) seconds, and rho = R s is how much of
-that is used. A request keeps its promise, in each of S stages with hand-over u, if
+most the engine's `mixed_tokens`; with that many, prompts pass at one per s(B) seconds, and rho = R s is how
+much of that is used. A request keeps its promise, in each of S stages with hand-over u, if
 
     T (1 + V / (o t(B, 0))) + W + u <= TPOT / S       W = M / 2T where S > 1 (the step in progress), else 0
     t(B, p) + M / 2T + K s H(rho) + u <= TTFT / S
@@ -34,7 +34,7 @@ from atoll.catalog.links import Link
 from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
 from atoll.perf.capacity import RoleLoad, booked_spread, booked_tokens
-from atoll.perf.engines import BOOKED_SHARE, MIXED_TOKENS
+from atoll.perf.engines import BOOKED_SHARE
 from atoll.perf.grid import Indices
 from atoll.perf.memory import MemoryModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
@@ -69,7 +69,7 @@ class MixedCapacityModel:
             position: memory.sequences_by_layers(max(1.0, self._tail), position) >= 1.0
             for position in Position
         }
-        most_tokens = float(min(MIXED_TOKENS, model.engine.max_tokens))
+        most_tokens = float(model.engine.mixed_tokens)
         # Every sequence in a step brings its share of a prompt along.
         most = most_tokens / (1.0 + lengths.input_mean / lengths.output_mean)
         most = max(2.0 * _LEAST_SEQUENCES, min(most, float(model.engine.max_sequences)))

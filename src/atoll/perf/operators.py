@@ -9,7 +9,7 @@ Notation, used by every function here:
 
     t = ((F / (P e_f))^p + (Q / (W e_b))^p)^(1/p) + t0
 
-p = 1 adds the two times, p -> infinity takes the larger; fitted values lie between 0.6 and 4.
+p = 1 adds the two times, p -> infinity takes the larger; fitted values lie between 0.5 and 4.
 Every function takes floats or numpy arrays for the sizes that vary from step to step and is
 written so that one expression serves both: a planner evaluates grids, a simulator single steps.
 All times are seconds, all sizes elements unless a name says bytes.
@@ -268,15 +268,20 @@ def grouped_experts(
     pad: float,
     t0_s: float,
     p: float,
+    pad_k: float = 0.0,
+    pad_n: float = 0.0,
 ) -> GroupedExperts:
-    """Return the gated experts of a layer: three (hidden x inner) matrices each."""
-    matrix = 3.0 * hidden * inner
+    """Return the gated experts of a layer: three (hidden x inner) matrices each.
+
+    Narrow experts fill neither the arithmetic units nor the memory pipe: they take as long as if `inner` were
+    pad_k and pad_n wider.
+    """
     rows = ACTIVATION_BYTES * (2.0 * hidden + 2.0 * top_k * inner)
     return GroupedExperts(
         experts=experts,
         top_k=top_k,
-        flop_s=2.0 * matrix / (peak * e_f),
-        expert_s=weight_bytes * matrix / (bandwidth * e_b),
+        flop_s=6.0 * hidden * (inner + pad_k) / (peak * e_f),
+        expert_s=3.0 * weight_bytes * hidden * (inner + pad_n) / (bandwidth * e_b),
         row_s=rows / (bandwidth * e_b),
         pad=pad,
         t0_s=t0_s,

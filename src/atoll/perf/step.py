@@ -16,8 +16,7 @@ from atoll.core.errors import UsageError
 from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
 from atoll.perf.constants import ConstantTable, default_constants
-from atoll.perf.engines import EngineProfile
-from atoll.perf.engines import engine as engine_profile
+from atoll.perf.engines import EngineChoice, EngineProfile
 from atoll.perf.layers import (
     LayerKind,
     ModelOps,
@@ -203,11 +202,19 @@ class AnalyticStepModel:
     def parts(self, batch: Batch[Num]) -> StepParts[Num]:
         """Return the pieces of a step with this batch."""
         return StepParts(
-            host=self.engine.host_seconds(self.tp),
+            host=self.engine.host_seconds(batch.outputs),
             embedding=self.ops.embedding_seconds(batch),
-            layers=tuple(layer.seconds(batch) for layer in self.ops.layers),
+            layers=tuple(self._launched(layer.seconds(batch), batch) for layer in self.ops.layers),
             head=self.ops.head_seconds(batch),
         )
+
+    def _launched(self, seconds: Num, batch: Batch[Num]) -> Num:
+        """The time of a layer, no shorter than launching its kernels takes where there are prompts."""
+        least = self.engine.prefill_layer_s
+        prompts = batch.prefill_tokens
+        if isinstance(seconds, float):
+            return max(seconds, least) if prompts > 0.0 else seconds
+        return np.where(prompts > 0.0, np.maximum(seconds, least), seconds)
 
 
 def engine_limit(engine: EngineProfile, phase: Phase) -> float:
@@ -220,7 +227,7 @@ def analytic(
     node: NodeType,
     *,
     tp: int | None = None,
-    engine: str | EngineProfile = "vllm",
+    engine: str | EngineChoice | EngineProfile = "vllm",
     constants: ConstantTable | None = None,
 ) -> AnalyticStepModel:
     """Return the analytic step model of a transformer on a node.
@@ -230,10 +237,18 @@ def analytic(
     size = check_tp(node, tp, spec)
     table = constants if constants is not None else default_constants()
     fitted = table.for_gpu(node.gpu)
-    profile = engine if isinstance(engine, EngineProfile) else engine_profile(engine)
-    ops = model_ops(spec, node, size, fitted)
+    profile = profile_on(engine, node)
+    ops = model_ops(spec, node, size, fitted, fused=profile.fuses_all_reduce)
     used = op_classes_of(spec, node.gpu)
     return AnalyticStepModel(spec, node, size, profile, ops, fitted.summary(used))
+
+
+def profile_on(engine: str | EngineChoice | EngineProfile, node: NodeType) -> EngineProfile:
+    """Return an engine's profile on the GPUs of a node, for its name, a choice of limits, or a profile."""
+    if isinstance(engine, EngineProfile):
+        return engine
+    choice = EngineChoice(engine) if isinstance(engine, str) else engine
+    return choice.on(node.gpu)
 
 
 def check_tp(node: NodeType, tp: int | None, spec: TransformerSpec) -> int:

@@ -127,7 +127,7 @@ class TableStepModel:
 
     def _host(self, batch: Batch[Num]) -> Num | float:
         """One step, so one preparation: the larger of both phases where both are in the batch."""
-        assumed = self.engine.host_seconds(self.tp)
+        assumed = self.engine.host_seconds(batch.outputs)
         if not any(map(self.measures_host, (Phase.PREFILL, Phase.DECODE))):
             return assumed
         larger = np.maximum.reduce(self._phases("host_us", 0, batch))

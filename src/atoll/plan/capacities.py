@@ -27,7 +27,7 @@ from atoll.catalog.transformer import TransformerSpec
 from atoll.core.ids import Phase, RoleId, parse_role
 from atoll.core.rng import stream
 from atoll.perf.capacity import CapacityModel, CapacityTable, RoleLoad, copy_node
-from atoll.perf.engines import engine as engine_profile
+from atoll.perf.engines import EngineChoice
 from atoll.perf.layers import tp_sizes
 from atoll.perf.memory import MemoryModel
 from atoll.perf.mixed import MixedCapacityModel
@@ -146,7 +146,7 @@ def memory_model(
 ) -> MemoryModel:
     """Return what fits on a node that runs this phase."""
     spec = catalog.model(service.model).llm
-    engine = engine_profile(problem.settings.engine)
+    engine = problem.engine_of(service).on(node.gpu)
     return MemoryModel.of(spec, node, tp=tp, engine=engine, phase=phase)
 
 
@@ -154,18 +154,18 @@ def memory_model(
 
 
 @lru_cache(maxsize=1024)
-def _step_model(spec: TransformerSpec, copy: NodeType, engine: str) -> AnalyticStepModel:
+def _step_model(spec: TransformerSpec, copy: NodeType, engine: EngineChoice) -> AnalyticStepModel:
     return analytic(spec, copy, tp=copy.count, engine=engine)
 
 
 @lru_cache(maxsize=1024)
-def _copy_model(load: RoleLoad, copy: NodeType, engine: str, link: Link) -> CapacityModel:
+def _copy_model(load: RoleLoad, copy: NodeType, engine: EngineChoice, link: Link) -> CapacityModel:
     return CapacityModel(load, _step_model(load.spec, copy, engine), link=link)
 
 
 @lru_cache(maxsize=1024)
 def _both_model(
-    loads: tuple[RoleLoad, ...], copy: NodeType, engine: str, link: Link
+    loads: tuple[RoleLoad, ...], copy: NodeType, engine: EngineChoice, link: Link
 ) -> MixedCapacityModel:
     prompts, answers = loads
     return MixedCapacityModel(prompts, answers, _step_model(prompts.spec, copy, engine), link=link)
@@ -174,7 +174,7 @@ def _both_model(
 def _copy_rates(
     loads: tuple[RoleLoad, ...],
     copy: NodeType,
-    engine: str,
+    engine: EngineChoice,
     link: Link,
     stages: Sequence[int],
     positions: Sequence[Position],
@@ -190,7 +190,7 @@ def _copy_rates(
 
 @lru_cache(maxsize=2048)
 def _copy_table(
-    loads: tuple[RoleLoad, ...], copy: NodeType, engine: str, link: Link, stages: int
+    loads: tuple[RoleLoad, ...], copy: NodeType, engine: EngineChoice, link: Link, stages: int
 ) -> Array:
     table = np.zeros((len(POSITIONS), stages, loads[0].spec.layers + 1))
     if stages == 1:
@@ -207,7 +207,7 @@ def _copy_table(
 def _rows_by_tp(
     loads: tuple[RoleLoad, ...],
     source: NodeSource,
-    engine: str,
+    engine: EngineChoice,
     stages: int,
     position: Position,
 ) -> tuple[tuple[int, Array], ...]:
@@ -266,7 +266,7 @@ def _split_rates(
         return [(tp, 0.0) for tp in tp_sizes(spec, source.node.count)]
     alone, piped = _kv_limits(problem, catalog, service, role_id.phase, source.link)
     limit = float((piped if stages > 1 else alone)[layers])
-    rows = _rows_by_tp(loads, source, problem.settings.engine, stages, position)
+    rows = _rows_by_tp(loads, source, problem.engine_of(service), stages, position)
     return [(tp, min(float(row[layers]), limit)) for tp, row in rows]
 
 
@@ -344,7 +344,7 @@ def role_table(
         return best
     for tp in tp_sizes(spec, node.count):
         copy, share = copy_node(node, tp), link.share(tp, node.count)
-        table = _copy_table(loads, copy, problem.settings.engine, share, stages)
+        table = _copy_table(loads, copy, problem.engine_of(service), share, stages)
         best = np.maximum(best, table * (node.count // tp))
     alone, piped = _kv_limits(problem, catalog, service, role_id.phase, link)
     best[:, 0] = np.minimum(best[:, 0], alone)

@@ -26,6 +26,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.catalog.nodes import NodeType
 from atoll.core.ids import Phase
 from atoll.perf.capacity import CapacityModel, RoleLoad
+from atoll.perf.engines import EngineChoice
 from atoll.perf.layers import splits_evenly
 from atoll.perf.memory import position_of
 from atoll.perf.operators import Array
@@ -56,7 +57,7 @@ class PromisedNode:
     """What a kind of node does for a service: by the performance model, or as it was measured."""
 
     node: NodeType
-    engine: str
+    engine: EngineChoice
     loads: Loads
     profile: NodeProfile | None
     fill: float
@@ -167,7 +168,7 @@ def promised_node(
     )
     return PromisedNode(
         node=node,
-        engine=problem.settings.engine,
+        engine=problem.engine_of(service),
         loads=(prefill, decode),
         profile=measured_profile(problem, catalog, service, kind),
         fill=cluster_of(problem).kv_fill,
@@ -175,7 +176,7 @@ def promised_node(
 
 
 @lru_cache(maxsize=1024)
-def _model(load: RoleLoad, node: NodeType, tp: int, engine: str) -> CapacityModel:
+def _model(load: RoleLoad, node: NodeType, tp: int, engine: EngineChoice) -> CapacityModel:
     return CapacityModel(load, analytic(load.spec, node, tp=tp, engine=engine))
 
 

@@ -34,7 +34,7 @@ from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase, RoleId, parse_node_type
 from atoll.perf.batch import Batch
-from atoll.perf.engines import engine as engine_profile
+from atoll.perf.engines import EngineChoice
 from atoll.perf.layers import tp_sizes
 from atoll.perf.memory import MemoryModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
@@ -93,7 +93,7 @@ def service_profiles(
         profile = measured_profile(problem, catalog, service, kind) or tabulate(
             model.llm,
             catalog.node(kind),
-            problem.settings.engine,
+            problem.engine_of(service),
             service.lengths.mix(),
             sizes[kind],
         )
@@ -151,7 +151,7 @@ def profile_tps(problem: Problem, catalog: Catalog, service: Service) -> dict[st
 
     def held(kind: str, tp: int) -> int:
         """Layers that one such node holds."""
-        engine, mix = problem.settings.engine, service.lengths.mix()
+        engine, mix = problem.engine_of(service), service.lengths.mix()
         profile = measured.get(kind) or tabulate(spec, catalog.node(kind), engine, mix, tp)
         return profile.max_layers if profile is not None else 0
 
@@ -304,7 +304,7 @@ def at(curve: Curve, x: float) -> float:
 
 @lru_cache(maxsize=512)
 def tabulate(
-    spec: TransformerSpec, node: NodeType, engine: str, lengths: LengthMix, tp: int
+    spec: TransformerSpec, node: NodeType, engine: EngineChoice, lengths: LengthMix, tp: int
 ) -> NodeProfile | None:
     """Return the profile of a node type by the performance model, None if not even one layer fits.
 
@@ -314,7 +314,7 @@ def tabulate(
     layers; prompts have their mean length and sequences the mean context. In memory, embedding and output
     matrix count as if the node held whichever is larger, since any node may come first or last.
     """
-    settings = engine_profile(engine)
+    settings = engine.on(node.gpu)
     groups = node.count // tp
     context = lengths.input_mean + lengths.output_mean
     memory = MemoryModel.of(spec, node, tp=tp, engine=settings, phase=Phase.BOTH)
@@ -340,6 +340,8 @@ def tabulate(
     def curve(batch: Batch[Array], x: Array) -> Curve:
         parts = model.parts(batch)
         total = parts.embedding + parts.head
+        # As if the node held all that it can: then a step's sequences cost what they do on the host.
+        total = total + settings.host.sequence_s * batch.outputs * (spec.layers / most)
         for seconds, count in zip(parts.layers, counts, strict=True):
             total = total + seconds * float(count)
         per_layer = np.maximum.accumulate(total) / spec.layers
@@ -352,7 +354,7 @@ def tabulate(
         kv_tokens=_whole(room[1 : most + 1] * context * groups),
         prefill_s_per_layer=curve(prefill, prompts),
         decode_s_per_layer=curve(decode, sequences),
-        step_s=settings.host_seconds(tp),
+        step_s=settings.host.step_s,
     )
 
 

@@ -29,7 +29,7 @@ from atoll.catalog.links import Link
 from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.ids import Phase, parse_node_type
-from atoll.perf.engines import engine as engine_profile
+from atoll.perf.engines import EngineChoice
 from atoll.perf.layers import default_tp, layer_kinds
 from atoll.perf.memory import MemoryModel
 from atoll.perf.operators import Array
@@ -199,7 +199,7 @@ def handover(problem: Problem, catalog: Catalog, service: Service) -> Handover |
 def _work_out(problem: Problem, catalog: Catalog, service: Service) -> Handover:
     spec = catalog.model(service.model).llm
     size = float(kv_bytes(spec, 0, spec.layers, service.lengths.input_mean))
-    engine = problem.settings.engine
+    engine = problem.engine_of(service)
     by_layers = kv_bytes_by_layers(spec, service.lengths.input_mean)
     regions: set[str] = set()
     # Seconds to move all that a kind can hold, and its latency.
@@ -237,10 +237,12 @@ def _work_out(problem: Problem, catalog: Catalog, service: Service) -> Handover:
 
 
 @lru_cache(maxsize=1024)
-def most_layers(spec: TransformerSpec, node: NodeType, engine: str, lengths: LengthMix) -> int:
+def most_layers(
+    spec: TransformerSpec, node: NodeType, engine: EngineChoice, lengths: LengthMix
+) -> int:
     """Return the most layers that a node holds in any phase and split, beside one mean request's KV cache."""
     tp = default_tp(spec, node)  # split over as many GPUs as can be, most layers fit
-    profile = engine_profile(engine)
+    profile = engine.on(node.gpu)
     contexts = {Phase.PREFILL: lengths.input_mean, Phase.DECODE: lengths.decode_context}
     return max(
         MemoryModel.of(spec, node, tp=tp, engine=profile, phase=phase).max_layers(context, position)

@@ -22,6 +22,7 @@ from pydantic import (
 
 from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase, RoleId, format_node_type, parse_node_type, parse_role
+from atoll.perf.engines import EngineLaunch
 from atoll.plan.names import Name, NodeTypeName, RoleName
 
 SOURCE = "source"
@@ -244,7 +245,8 @@ class KeptPromise(Frozen):
 
     `target` is the share of requests that shall keep both, `kept` the share that did, on other arrivals than
     the plan was sized with, and `low` to `high` its 95 % confidence interval. `kept_ttft` and `kept_tpot`
-    kept the one and the other. `cause` says what stands in the way where the target is missed.
+    kept the one and the other, and `kept_after_loss` both with the node lost that hurts most, where a plan
+    must survive that. `cause` says what stands in the way where the target is missed.
     """
 
     service: Name
@@ -254,12 +256,14 @@ class KeptPromise(Frozen):
     high: Share
     kept_ttft: Share
     kept_tpot: Share
+    kept_after_loss: Share | None = None
     cause: str | None = None
 
     @property
     def is_kept(self) -> bool:
-        """Whether enough requests keep their promises."""
-        return self.kept >= self.target
+        """Whether enough requests keep their promises, also with a node lost where that is asked for."""
+        least = self.kept if self.kept_after_loss is None else min(self.kept, self.kept_after_loss)
+        return least >= self.target
 
 
 class Plan(Frozen):
@@ -275,7 +279,8 @@ class Plan(Frozen):
     that the deadline came before the search had ended: with more time there may be a better plan. `reasons`
     say what binds, `notes` what a simulation found. `promises` are what requests keep in simulation, by
     service, empty where only capacity was planned; then `bound` holds for capacities found by simulation, and
-    `capacity_bound` whatever a simulation finds.
+    `capacity_bound` whatever a simulation finds. `engines` are, by service, the limits that the plan reckons
+    with and that engines are started with, where any are set.
     """
 
     schema_version: Literal[1] = 1
@@ -297,6 +302,7 @@ class Plan(Frozen):
     notes: tuple[str, ...] = ()
     promises: tuple[KeptPromise, ...] = ()
     capacity_bound: float | None = None
+    engines: dict[str, EngineLaunch] = Field(default_factory=dict)
 
     @model_serializer(mode="wrap")
     def _without_promises(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -306,6 +312,9 @@ class Plan(Frozen):
             fields.pop("promises", None)
         if self.capacity_bound is None:
             fields.pop("capacity_bound", None)
+        fields.pop("engines", None)
+        if self.engines:
+            fields["engines"] = {name: own.given for name, own in sorted(self.engines.items())}
         return fields
 
     @model_validator(mode="before")

@@ -24,6 +24,7 @@ from pydantic_core import PydanticCustomError
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase, RoleId, format_node_type, parse_node_type, parse_role
+from atoll.perf.engines import EngineChoice, EngineLaunch, EngineLimits
 from atoll.plan.cluster import Cluster
 from atoll.plan.names import ModelName, Name, NodeTypeName, refuse
 from atoll.plan.plan import Instance, Market, NotNegative, OfferKey, Share
@@ -99,6 +100,8 @@ class Service(Frozen):
     Poisson). Capacity is planned for `headroom` times the demand. `phases` says whether
     prefill and decode run apart, together, or some of each, whichever is cheapest ("auto"). `only` and
     `avoid` hold kinds of nodes ("L40S:2") or GPU types ("L40S", any size); an empty `only` allows all.
+    `engine_limits` are what its engines are started with; the number format of the KV cache is part of the
+    model's name ("llama-3-70b@kv=fp8").
     """
 
     name: Name
@@ -114,12 +117,17 @@ class Service(Frozen):
     priority: Positive = 1.0
     only: tuple[str, ...] = ()
     avoid: tuple[str, ...] = ()
+    engine_limits: EngineLimits = EngineLimits()
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out what came later and is not set, so that older problems keep their hash."""
         fields: dict[str, object] = write(self)
         later = {"attainment": ATTAINMENT, "burstiness": 1.0}
+        if self.engine_limits.given:
+            fields["engine_limits"] = self.engine_limits.model_dump(exclude_none=True)
+        else:
+            fields.pop("engine_limits", None)
         return {name: value for name, value in fields.items() if later.get(name) != value}
 
     @field_validator("only", "avoid")
@@ -223,13 +231,23 @@ class Limits(Frozen):
     """What a plan may not exceed; None is no limit.
 
     `budget_usd_per_hour` bounds what the nodes cost while they run. `spot_share` is the largest share
-    of the GPUs in use that may be spot. `spread` is in how many regions every role must stand.
+    of the GPUs in use that may be spot. `spread` is in how many regions every role must stand. Promises hold
+    with any `survive` nodes lost (0 or 1), and with every spot node lost `spot_loss_per_h` times an hour.
     """
 
     budget_usd_per_hour: NotNegative | None = None
     spot_share: Share | None = None
     max_nodes: int | None = Field(default=None, ge=0)
     spread: int = Field(default=1, ge=1)
+    survive: int = Field(default=0, ge=0, le=1)
+    spot_loss_per_h: float = Field(default=0.0, ge=0, le=60)
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out what came later and is not set, so that older problems keep their hash."""
+        fields: dict[str, object] = write(self)
+        later = {"survive": 0, "spot_loss_per_h": 0.0}
+        return {name: value for name, value in fields.items() if later.get(name) != value}
 
 
 class Settings(Frozen):
@@ -356,6 +374,36 @@ class Problem(Frozen):
         role_id = parse_role(role) if isinstance(role, str) else role
         return self.service(role_id.model)
 
+    def engine_of(self, service: Service) -> EngineChoice:
+        """Return the engine of a service with its limits."""
+        return EngineChoice(self.settings.engine, service.engine_limits)
+
+    def launches(self) -> dict[str, EngineLaunch]:
+        """Return by service what its engines are started with, where anything is set."""
+        launches = {}
+        for service in self.services:
+            kv = kv_dtype_of(service.model)
+            if service.engine_limits.given or kv is not None:
+                launches[service.name] = EngineLaunch(
+                    **dict(service.engine_limits), kv_cache_dtype=kv
+                )
+        return launches
+
+    def with_engine_limits(
+        self, limits: EngineLimits, kv_cache_dtype: str | None = None
+    ) -> Problem:
+        """Return the problem with what is set here for the engines of all services."""
+        return self.replace(
+            services=[
+                {
+                    **dict(service),
+                    "engine_limits": {**service.engine_limits.given, **limits.given},
+                    "model": with_kv_dtype(service.model, kv_cache_dtype),
+                }
+                for service in self.services
+            ]
+        )
+
     def demand(self, role: RoleId | str) -> float:
         """Return what a role must carry; see `Service.demand`."""
         return self.service_of(role).demand(role)
@@ -385,6 +433,31 @@ class Problem(Frozen):
         for overlay in self.overlays:
             catalog = apply_overlay(catalog, overlay)
         return catalog
+
+
+KV_CACHE_DTYPES = {
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+}
+"""What engines call number formats that the catalog knows by another name."""
+
+
+def kv_dtype_of(model: str) -> str | None:
+    """Return the number format of the KV cache that a model's name asks for, None for the model's own."""
+    parts = (part.strip() for part in model.partition("@")[2].split(","))
+    return next((part.removeprefix("kv=") for part in parts if part.startswith("kv=")), None)
+
+
+def with_kv_dtype(model: str, dtype: str | None) -> str:
+    """Return the name of a model with its KV cache in another number format; None and "auto" leave it."""
+    if dtype in (None, "auto"):
+        return model
+    base, _, variant = model.partition("@")
+    parts = [part.strip() for part in variant.split(",") if part.strip()]
+    rest = [part for part in parts if not part.startswith("kv=")]
+    return f"{base}@{','.join([*rest, f'kv={KV_CACHE_DTYPES.get(str(dtype), dtype)}'])}"
 
 
 def _cluster_offers(cluster: Cluster, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:

@@ -155,7 +155,7 @@ def _measure(
         if job.instance.phase is Phase.BOTH:
             met &= columns.met_ttft[mine]
         elif job.instance.phase is Phase.PREFILL:
-            moved_s = _move_s(problem, catalog, job.instance.service, columns.input[mine])
+            moved_s = _move_s(problem, catalog, job.instance, columns.input[mine])
             promised_s = problem.service(job.instance.service).ttft_s
             met &= columns.ttft_s[mine] + moved_s <= promised_s
         if job.instance.phase is not Phase.PREFILL:
@@ -164,15 +164,17 @@ def _measure(
     return kept
 
 
-def _move_s(problem: Problem, catalog: Catalog, service: str, prompts: NDArray[np.int32]) -> Floats:
-    """Seconds that the KV cache of prompts takes to where they are decoded, at most."""
-    from atoll.plan.handover import handover
+def _move_s(
+    problem: Problem, catalog: Catalog, instance: Instance, prompts: NDArray[np.int32]
+) -> Floats:
+    """Seconds that the KV cache of prompts takes to leave, to an instance that takes it in as fast."""
+    from atoll.plan.handover import transfer_s
 
-    own = problem.service(service)
-    transfer = handover(problem, catalog, own)
-    if transfer is None:
-        return np.zeros(len(prompts))
-    return transfer.latency_s + transfer.moving_s * prompts / own.lengths.input_mean
+    own = problem.service(instance.service)
+    none_s = transfer_s(catalog, own, instance, instance, tokens=0.0)
+    mean_s = transfer_s(catalog, own, instance, instance)
+    per_token_s = (mean_s - none_s) / own.lengths.input_mean
+    return none_s + per_token_s * prompts.astype(np.float64)
 
 
 def _requests(

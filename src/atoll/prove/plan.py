@@ -1,13 +1,15 @@
-"""Planning with simulation at hand: what `solve` finds, and on a cluster the best of it by simulation."""
+"""Planning with simulation at hand: plans whose promises a share of requests keeps, and are seen to."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from atoll.core.errors import UsageError
 from atoll.solve.effort import DEADLINE_S, Countdown, Effort
 from atoll.solve.progress import OnProgress, Progress, SolveStats
-from atoll.solve.registry import solve
+from atoll.solve.registry import solve, solvers
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
@@ -24,37 +26,101 @@ def plan(
     on_progress: OnProgress | None = None,
     catalog: Catalog | None = None,
     rank: bool = True,
+    capacity_only: bool = False,
     stats: SolveStats | None = None,
 ) -> Plan:
-    """Return a plan as `solve` does; with `rank`, the best placements on a cluster are simulated.
+    """Return a plan that keeps its promises for the share of requests that each service asks for.
 
-    Of those the one that generates most under full load is taken and changed further; simulations end with
-    the deadline like everything else. What is rented is chosen by its cost, which needs no simulation.
+    Where nodes are rented it is sized by simulation (`promise`); on a cluster the best placements are
+    simulated, with `rank`, the one that generates most under full load is taken and changed further, and what
+    requests keep there is simulated. With `capacity_only`, and for solvers other than the default, it is
+    what `solve` finds. Simulations end with the deadline like everything else.
     """
-    facts = problem.catalog() if catalog is None else catalog
-    chosen = effort or Effort()
+    own = SolveStats()
+    began_s, cpu_s = time.perf_counter(), time.process_time()
+    made = _plan(
+        problem,
+        solver=solver,
+        effort=effort or Effort(),
+        deadline_s=deadline_s,
+        on_progress=on_progress,
+        catalog=problem.catalog() if catalog is None else catalog,
+        rank=rank,
+        capacity_only=capacity_only,
+        stats=own,
+    )
+    if stats is not None:
+        # All of it, simulations included, not only what solvers took.
+        own.seconds, own.cpu_seconds = time.perf_counter() - began_s, time.process_time() - cpu_s
+        stats.add(own)
+    return made
+
+
+def _plan(
+    problem: Problem,
+    *,
+    solver: str | None,
+    effort: Effort,
+    deadline_s: float,
+    on_progress: OnProgress | None,
+    catalog: Catalog,
+    rank: bool,
+    capacity_only: bool,
+    stats: SolveStats,
+) -> Plan:
+    if not deadline_s > 0:
+        raise UsageError(f"a deadline of {deadline_s:g} s", hint="give it some time, as in 30.0")
+    facts, chosen = catalog, effort
+    simulates = not capacity_only and (solver is None or solver == solvers(problem)[0])
+    if simulates or (rank and problem.hosts):
+        # Before the deadline begins.
+        from atoll.core.compiling import compile_entries
+        from atoll.sim import loop
+
+        compile_entries(loop.__name__)
+    deadline = Countdown(deadline_s)
+
+    def say(phase: str, text: str) -> None:
+        if on_progress is not None:
+            on_progress(Progress(phase, text))
+
+    def find(asked: Problem, spent: Effort, seconds: float) -> Plan:
+        return solve(
+            asked,
+            solver=solver,
+            effort=spent,
+            deadline_s=seconds,
+            on_progress=on_progress,
+            catalog=facts,
+            stats=stats,
+        )
+
+    if not problem.hosts:
+        if not simulates:
+            return find(problem, chosen, deadline_s)
+        from atoll.prove.promise import keep_promises
+
+        return keep_promises(
+            problem,
+            facts,
+            find,
+            chosen,
+            deadline=deadline,
+            say=lambda text: say("promises", text),
+        )
     if rank and chosen.rank is None:
         from atoll.prove.rank import Simulated
 
-        def say(text: str) -> None:
-            if on_progress is not None:
-                on_progress(Progress("ranking", text))
+        value = Simulated(problem, facts, lambda text: say("ranking", text), deadline=deadline)
+        chosen = replace(chosen, rank=value)
+    if not simulates:
+        return find(problem, chosen, deadline_s)
+    from atoll.prove.promise import keep_on_cluster
 
-        if problem.hosts:
-            # Before the deadline of the search begins.
-            from atoll.core.compiling import compile_entries
-            from atoll.sim import loop
-
-            compile_entries(loop.__name__)
-        chosen = replace(
-            chosen, rank=Simulated(problem, facts, say, deadline=Countdown(deadline_s))
-        )
-    return solve(
+    return keep_on_cluster(
         problem,
-        solver=solver,
-        effort=chosen,
-        deadline_s=deadline_s,
-        on_progress=on_progress,
-        catalog=facts,
-        stats=stats,
+        facts,
+        lambda asked: find(asked, chosen, deadline.share(0.5)),
+        deadline=deadline,
+        say=lambda text: say("promises", text),
     )

@@ -2,11 +2,10 @@
 
 Templates are planned with a share of their analytic throughput: the largest at which enough requests keep the
 promise of that phase, found by simulating one instance alone (`loads`). Only templates that a plan uses are
-simulated, with a few that it would use next. Two problems are solved in turn: with all templates, where those
-that nobody has simulated count with more than is likely, which gives a bound and says what to simulate; and
-with the simulated ones alone, which gives a plan. Once both cost the same the plan is the cheapest for the
-*simulated* capacities. Then the whole plan is simulated, and how many requests each phase may lose is
-adjusted until the target is met with little to spare.
+simulated, with a few that it would use next. Others count as those like them on average, until a plan uses
+none of them; then they count with nothing, which gives the plan, and at last with all of their analytic
+throughput, which gives a bound for the *simulated* capacities. In between the whole plan is simulated, and
+how many requests each phase may lose is adjusted until the target is met with little to spare.
 """
 
 from __future__ import annotations
@@ -14,14 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from atoll.core.ids import Phase, parse_role
-from atoll.plan.plan import KeptPromise
+from atoll.plan.plan import PROVEN_GAP, KeptPromise
 from atoll.prove.deadline import SimulationCutShortError, keep_deadline
 from atoll.prove.loads import LoadCurve, LoadJob, measure_loads
+from atoll.prove.losses import reserves, single_losses, spot_losses
 from atoll.prove.prospects import Key, find_prospects
 from atoll.solve.derating import Derating, node_set
 from atoll.solve.effort import Countdown, Effort
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.plan.plan import Instance, Plan
     from atoll.plan.problem import Problem, Service
+    from atoll.sim.options import Failure
     from atoll.sim.result import ServiceSummary
 
+Unknown = Literal["all", "likely", "nothing"]
 Solve = Callable[["Problem", Effort, float], "Plan"]
 Say = Callable[[str], None]
 
@@ -44,8 +46,8 @@ _AHEAD = 6
 _SLACK = 0.10
 _CLOSE = 5e-3
 """A plan of simulated templates so close to the bound is taken, as a share."""
-_ENOUGH, _ABOVE = 6, 1.15
-"""After so many templates of a role with so many nodes, others of them count with so many times the best."""
+_ENOUGH = 3
+"""After so many templates of a role with so many nodes others of them are taken to be like them."""
 _TRIALS = 6
 _MARGIN = 0.15
 """A plan is taken where so much of what may be lost is to spare, in simulation."""
@@ -53,13 +55,171 @@ _PLENTY = 0.5
 """With more than this to spare, more may be lost."""
 _TRIAL_SEEDS = (1, 2, 3)
 _FRESH_SEEDS = (101, 102, 103, 104, 105)
+_PLACEMENTS, _TIGHTER = 4, 0.85
+"""How often layers are placed anew on a cluster, and how much tighter promises are each time."""
+_LOST_S, _LOSS_SEED = 60.0, 111
+"""When a node is lost in a simulation, and the arrivals it is lost among."""
 _T95 = 2.776
 """Student's t for 95 % and as many fresh seeds."""
 _REQUESTS = 6_000
 """Requests simulated per seed of the service that is asked least often, within limits."""
-_LEAST_S, _MOST_REQUESTS = 300.0, 120_000
+_LEAST_S, _MOST_REQUESTS, _MOST_TOKENS = 300.0, 120_000, 6e6
 _LEAST_TARGETS = (0.9, 0.75, 0.5, 0.25, 0.1)
 _MOST_LOST = 0.9
+
+
+def see_promises(
+    plan: Plan,
+    problem: Problem,
+    catalog: Catalog,
+    *,
+    deadline: Countdown | None = None,
+    say: Say = lambda _text: None,
+) -> Plan:
+    """Return a plan with what requests keep of its promises, in simulation, when it meets its demand.
+
+    Where too few do, it also says at which share of the demand enough of them would.
+    """
+    if not plan.instances:
+        return plan
+    say("simulating arrivals")
+    try:
+        promises = look_at(plan, problem, catalog, deadline)
+        if all(promise.is_kept for promise in promises):
+            return plan.model_copy(update={"promises": promises})
+        share = _largest_share(plan, problem, catalog, deadline, say)
+    except SimulationCutShortError:
+        return plan.model_copy(update={"cut_short": True})
+    helps = (
+        f"would keep it at {share:.0%} of the demand" if share > 0 else "at no share of the demand"
+    )
+    return plan.model_copy(
+        update={
+            "promises": tuple(
+                p if p.is_kept else p.model_copy(update={"cause": f"{p.cause}; {helps}"})
+                for p in promises
+            )
+        }
+    )
+
+
+def keep_on_cluster(
+    problem: Problem,
+    catalog: Catalog,
+    place: Callable[[Problem], Plan],
+    *,
+    deadline: Countdown,
+    say: Say = lambda _text: None,
+) -> Plan:
+    """Return a placement that keeps its promises for enough requests, or the one that comes closest.
+
+    Machines are given, so there is no more to rent: where too few requests keep a promise, `place` is asked
+    for pipelines that would keep a tighter one, shorter or less loaded.
+    """
+    from atoll.plan.validate.check import check
+
+    say("placing")
+    first = plan = place(problem)
+    tighter = problem
+    best: tuple[float, Plan] | None = None
+    for number in range(1, _PLACEMENTS + 1):
+        if not plan.instances or (number > 1 and plan.status == "partial"):
+            break
+        plan = plan.model_copy(update={"problem_hash": problem.content_hash()})
+        check(plan, problem, catalog)
+        say("simulating arrivals")
+        try:
+            promises = look_at(plan, problem, catalog, deadline)
+        except SimulationCutShortError:
+            break
+        plan = plan.model_copy(update={"promises": promises})
+        worst = min((p.kept - p.target for p in promises), default=0.0)
+        if best is None or worst > best[0]:
+            best = worst, plan
+        if worst >= 0.0 or number == _PLACEMENTS or deadline.left < 0.3 * deadline.seconds:
+            break
+        tighter = _tighten(tighter, promises)
+        say(f"placing with tighter promises, try {number + 1}")
+        plan = place(tighter)
+    if best is None:
+        return first.model_copy(update={"cut_short": True}) if first.instances else first
+    if best[0] >= 0.0:
+        return best[1]
+    return see_promises(best[1], problem, catalog, deadline=deadline, say=say)
+
+
+def _tighten(problem: Problem, promises: tuple[KeptPromise, ...]) -> Problem:
+    """The problem with tighter promises where too few requests keep them."""
+    seen = {promise.service: promise for promise in promises}
+    services = []
+    for service in problem.services:
+        found = seen.get(service.name)
+        if found is not None and not found.is_kept:
+            update = {
+                "ttft_s": service.ttft_s * (_TIGHTER if found.kept_ttft < found.target else 1.0),
+                "tpot_s": service.tpot_s * (_TIGHTER if found.kept_tpot < found.target else 1.0),
+            }
+            service = service.model_copy(update=update)
+        services.append(service)
+    return problem.replace(services=tuple(services))
+
+
+def _largest_share(
+    plan: Plan, problem: Problem, catalog: Catalog, deadline: Countdown | None, say: Say
+) -> float:
+    """The largest share of the demand, in sixteenths, at which every service keeps enough promises."""
+    low, high = 0, 16
+    while high - low > 1:
+        middle = (low + high) // 2
+        say(f"simulating {middle / 16:.0%} of the demand")
+        less = problem.replace(
+            services=tuple(
+                s.model_copy(update={"rate_per_s": s.rate_per_s * middle / 16})
+                for s in problem.services
+            )
+        )
+        kept = mean_kept(
+            simulate_kept(plan, less, catalog, seed, deadline) for seed in _TRIAL_SEEDS
+        )
+        good = all(one.both >= problem.service(name).attainment for name, one in kept.items())
+        low, high = (middle, high) if good else (low, middle)
+    return low / 16
+
+
+def look_at(
+    plan: Plan,
+    problem: Problem,
+    catalog: Catalog,
+    deadline: Countdown | None = None,
+    causes: Mapping[str, str] | None = None,
+) -> tuple[KeptPromise, ...]:
+    """Return what requests of each service keep on arrivals that no plan was sized with."""
+    runs = [simulate_kept(plan, problem, catalog, seed, deadline) for seed in _FRESH_SEEDS]
+    after = kept_after_loss(plan, problem, catalog, deadline)
+    return tuple(
+        _promise(
+            service,
+            [run[service.name] for run in runs],
+            (causes or {}).get(service.name),
+            after.get(service.name),
+        )
+        for service in problem.services
+        if all(service.name in run for run in runs)
+    )
+
+
+def kept_after_loss(
+    plan: Plan, problem: Problem, catalog: Catalog, deadline: Countdown | None = None
+) -> dict[str, KeptShares]:
+    """Return by service what requests keep with the node lost that hurts it most; nothing if not asked."""
+    if not problem.limits.survive:
+        return {}
+    worst: dict[str, KeptShares] = {}
+    for loss in single_losses(plan, _LOST_S):
+        kept = simulate_kept(plan, problem, catalog, _LOSS_SEED, deadline, (loss,))
+        for name, one in kept.items():
+            worst[name] = min(worst.get(name, one), one, key=lambda shares: shares.both)
+    return worst
 
 
 @dataclass(frozen=True)
@@ -102,6 +262,8 @@ class _Sizing:
 
     problem: Problem
     allowances: dict[str, _Allowance]
+    reserve: dict[str, float] = field(default_factory=dict)
+    """By role, the share of what instances carry that may be used, the rest being held ready for losses."""
     curves: dict[Key, LoadCurve] = field(default_factory=dict)
     instances: dict[Key, Instance] = field(default_factory=dict)
 
@@ -110,16 +272,20 @@ class _Sizing:
         role = parse_role(key[0])
         return self.allowances[role.model].share(role.phase)
 
-    def derating(self, *, only: bool = False) -> Derating:
-        """What templates carry; `only` those that were simulated, the others nothing."""
-        shares = {key: curve.load(self.share(key)) for key, curve in self.curves.items()}
-        if only:
-            return Derating(shares, default=0.0)
+    def derating(self, unknown: Unknown) -> Derating:
+        """What templates carry; those that nobody has simulated all, nothing, or what others like them do."""
+        shares = {
+            key: curve.load(self.share(key)) * self.reserve.get(key[0], 1.0)
+            for key, curve in self.curves.items()
+        }
+        if unknown != "likely":
+            return Derating(shares, default=0.0 if unknown == "nothing" else 1.0)
         seen: dict[tuple[str, int], list[float]] = {}
         for (role, nodes), share in shares.items():
             seen.setdefault((role, sum(number for _, number in nodes)), []).append(share)
+        # Somewhat better than most, so that kinds of templates are not given up after a few bad ones.
         priors = {
-            like: min(1.0, max(0.1, _ABOVE * max(some)))
+            like: min(1.0, max(0.05, 0.5 * (float(np.mean(some)) + max(some))))
             for like, some in seen.items()
             if len(some) >= _ENOUGH
         }
@@ -161,6 +327,7 @@ class _Prover:
         allowed = {s.name: _Allowance(s.attainment) for s in problem.services}
         self.sizing = _Sizing(_sized(problem, allowed), allowed)
         self.simulations = 0
+        self.unsafe_usd: float | None = None
         self._tried: dict[object, dict[str, KeptShares]] = {}
 
     def run(self) -> Plan:
@@ -169,17 +336,24 @@ class _Prover:
         if not first.instances:
             return first
         self._lower_hopeless(first)
-        good: list[tuple[float, Plan]] = []
+        good: list[tuple[float, int, Plan]] = []
         closest: tuple[float, Plan] | None = None
         late = False
         try:
             for trial in range(1, _TRIALS + 1):
                 plan = self._size(trial)
+                if self._lower_unkept(plan, first):
+                    plan = self._size(trial)
+                if good and (plan.objective or 0.0) >= min(cost for cost, _, _ in good) * (
+                    1.0 - _CLOSE
+                ):
+                    # Letting more be lost saves nothing.
+                    break
                 kept = self._try(plan, trial)
                 short = self._fall_short(kept)
                 worst = min((k.both - self._target(n) for n, k in kept.items()), default=0.0)
                 if not short:
-                    good.append((plan.objective or 0.0, plan))
+                    good.append((plan.objective or 0.0, trial, plan))
                 if closest is None or worst > closest[0]:
                     closest = worst, plan
                 if not self._adjust(kept, short):
@@ -187,7 +361,7 @@ class _Prover:
         except SimulationCutShortError:
             late = True
         # The cheapest that also holds on fresh arrivals.
-        plans = [plan for _, plan in sorted(good, key=lambda pair: pair[0])]
+        plans = [plan for _, _, plan in sorted(good, key=lambda one: one[:2])]
         if closest is not None:
             plans.append(closest[1])
         return self._take(plans, first, late=late)
@@ -206,10 +380,15 @@ class _Prover:
         key = _standing(plan)
         if key not in self._tried:
             self.say(f"trial {trial}: simulating the plan")
-            self._tried[key] = mean_kept(
+            kept = mean_kept(
                 simulate_kept(plan, self.problem, self.catalog, seed, self.deadline)
                 for seed in _TRIAL_SEEDS
             )
+            after = kept_after_loss(plan, self.problem, self.catalog, self.deadline)
+            self._tried[key] = {
+                name: min(one, after.get(name, one), key=lambda shares: shares.both)
+                for name, one in kept.items()
+            }
         kept = self._tried[key]
         shares = ", ".join(f"{name} {one.both:.1%}" for name, one in kept.items())
         self.say(f"trial {trial}: ${plan.usd_per_hour:.2f}, kept: {shares}")
@@ -239,53 +418,66 @@ class _Prover:
         return changed
 
     def _size(self, trial: int) -> Plan:
-        """Plan until the plan of simulated templates costs hardly more than the bound over all of them."""
+        """Plan, and simulate what the plan uses and was not simulated, until there is no such thing."""
         from atoll.solve.templates.library import template_libraries
 
         sizing = self.sizing
         for number in range(1, _ROUNDS + 1):
+            likely = sizing.derating("likely")
             hoped = self._plan(
                 sizing.problem,
-                replace(self.effort, derating=sizing.derating(), gap=max(self.effort.gap, _CLOSE)),
+                replace(self.effort, derating=likely, gap=max(self.effort.gap, _CLOSE)),
             )
             used = self._used(hoped)
             new = {key: one for key, one in used.items() if key not in sizing.curves}
+            self.say(
+                f"trial {trial}, round {number}: ${hoped.usd_per_hour:.2f}, "
+                f"{self.simulations} simulations"
+            )
             if new:
                 libraries = template_libraries(
                     sizing.problem, self.catalog, cached=self.effort.cached
                 )
                 roles = sorted({role for role, _ in new})
                 new |= find_prospects(
-                    sizing.problem,
-                    self.catalog,
-                    libraries,
-                    sizing.derating(),
-                    roles,
-                    _AHEAD,
-                    _SLACK,
+                    sizing.problem, self.catalog, libraries, likely, roles, _AHEAD, _SLACK
                 )
-            more = self._measure(new, used)
-            effort = replace(self.effort, derating=sizing.derating(only=True))
-            real = self._plan(sizing.problem, effort)
-            more = self._measure({}, self._used(real)) or more
-            bound = hoped.bound or 0.0
-            is_close = (
-                real.status in ("optimal", "feasible")
-                and (real.objective or 0.0) * (1.0 - _CLOSE) <= bound
-            )
-            self.say(
-                f"trial {trial}, round {number}: ${real.usd_per_hour:.2f}, proven ${bound:.2f}, "
-                f"{self.simulations} simulations"
-            )
-            if is_close or not more:
+            if not self._measure(new, used):
                 break
-        gap = None if real.objective in (None, 0.0) else max(0.0, 1.0 - bound / real.objective)
-        status = real.status
-        if status in ("optimal", "feasible") and gap is not None:
-            status = "optimal" if gap <= 1e-3 else "feasible"
-        return real.model_copy(
-            update={"bound": min(bound, real.objective or 0.0), "gap": gap, "status": status}
-        )
+        while True:
+            effort = replace(self.effort, derating=sizing.derating("nothing"))
+            plan = self._without_reserve(self._plan(sizing.problem, effort))
+            if not self._measure({}, self._used(plan)) and not self._hold_ready(plan):
+                return plan
+
+    def _hold_ready(self, plan: Plan) -> bool:
+        """Have roles hold their largest instance ready for a loss; say whether that asks for more."""
+        if not self.problem.limits.survive:
+            return False
+        self.unsafe_usd = plan.usd_per_hour if self.unsafe_usd is None else self.unsafe_usd
+        now = self.sizing.reserve
+        wanted = reserves(plan, self.problem)
+        less = {role: share for role, share in wanted.items() if share < now.get(role, 1.0) - 1e-3}
+        self.sizing.reserve = now | less
+        return bool(less)
+
+    def _without_reserve(self, plan: Plan) -> Plan:
+        """The plan with all that its instances carry, what is held ready included."""
+        held = self.sizing.reserve
+        if not held:
+            return plan
+        instances = []
+        for one in plan.instances:
+            share = held.get(one.role, 1.0)
+            flows = tuple(f.model_copy(update={"per_s": f.per_s / share}) for f in one.flows)
+            update = {"flows": flows, "throughput_per_s": one.throughput_per_s / share}
+            instances.append(one.model_copy(update=update))
+        return plan.model_copy(update={"instances": tuple(instances)})
+
+    def _bound(self) -> float | None:
+        """The least that any plan costs, templates that nobody has simulated carrying all they might."""
+        effort = replace(self.effort, derating=self.sizing.derating("all"), gap=_CLOSE)
+        return self._plan(self.sizing.problem, effort).bound
 
     def _used(self, plan: Plan) -> dict[Key, Instance]:
         """The templates of a plan, with their analytic throughput."""
@@ -341,6 +533,29 @@ class _Prover:
                 self.causes[name] = "its longest prompts alone take longer than ttft"
             sizing.problem = _sized(self.problem, sizing.allowances)
 
+    def _lower_unkept(self, plan: Plan, first: Plan) -> bool:
+        """Lower the targets of services that no template simulated so far keeps; say whether any was."""
+        sizing = self.sizing
+        lost = [
+            name
+            for name, share in first.served_fraction.items()
+            if share > 0.0 and plan.served_fraction.get(name, 0.0) <= 0.0
+        ]
+        for name in lost:
+            most = dict.fromkeys(Phase, 0.0)
+            for (role, _), curve in sizing.curves.items():
+                of_role = parse_role(role)
+                if of_role.model == name:
+                    most[of_role.phase] = max(most[of_role.phase], curve.most)
+            reached = max(most[Phase.BOTH], most[Phase.PREFILL] * most[Phase.DECODE])
+            own = sizing.allowances[name]
+            # With both phases at their best; a little less can be had with some load.
+            own.target = max(0.01, min(own.target, reached - 0.5 * (1.0 - reached)) - 0.01)
+            self.causes.setdefault(
+                name, "its longest prompts take most of ttft alone, the more so behind others"
+            )
+        return bool(lost)
+
     def _take(self, plans: list[Plan], first: Plan, *, late: bool) -> Plan:
         """Return the first plan that keeps its promises on fresh arrivals, or the one that comes closest."""
         best: tuple[float, Plan] | None = None
@@ -371,19 +586,25 @@ class _Prover:
     def _stamp(self, plan: Plan, first: Plan) -> Plan:
         from atoll.plan.validate.check import check
 
-        runs = [
-            simulate_kept(plan, self.problem, self.catalog, seed, self.deadline)
-            for seed in _FRESH_SEEDS
-        ]
-        promises = tuple(
-            _promise(service, [run[service.name] for run in runs], self.causes.get(service.name))
-            for service in self.problem.services
-            if all(service.name in run for run in runs)
-        )
+        promises = look_at(plan, self.problem, self.catalog, self.deadline, self.causes)
+        objective, bound = plan.objective or 0.0, self._bound()
+        bound = None if bound is None else min(bound, objective)
+        gap = None if bound is None else (1.0 - bound / objective if objective > 0.0 else 0.0)
+        status = plan.status
+        if status == "optimal" and (gap is None or gap > PROVEN_GAP):
+            status = "feasible"
+        notes = plan.notes
+        if self.unsafe_usd is not None:
+            more = plan.usd_per_hour - self.unsafe_usd
+            notes = (*notes, f"the price of surviving the loss of a node: ${more:.2f}/h")
         stamped = plan.model_copy(
             update={
+                "notes": notes,
                 "problem_hash": self.problem.content_hash(),
                 "promises": promises,
+                "bound": bound,
+                "gap": gap,
+                "status": status,
                 "capacity_bound": first.bound,
             }
         )
@@ -403,9 +624,17 @@ def _more(target: float, margin: float) -> float:
 
 
 def simulate_kept(
-    plan: Plan, problem: Problem, catalog: Catalog, seed: int, deadline: Countdown | None = None
+    plan: Plan,
+    problem: Problem,
+    catalog: Catalog,
+    seed: int,
+    deadline: Countdown | None = None,
+    losses: tuple[Failure, ...] = (),
 ) -> dict[str, KeptShares]:
-    """Return by service what requests keep when the plan meets its demand."""
+    """Return by service what requests keep when the plan meets its demand and loses nodes.
+
+    Spot nodes are lost as often as the problem says.
+    """
     from atoll.sim.api import simulate
     from atoll.sim.demand import demand_of
     from atoll.sim.options import SimOptions
@@ -414,9 +643,15 @@ def simulate_kept(
     rates = [service.rate_per_s for service in problem.services if service.rate_per_s > 0]
     if not rates:
         return {}
-    seconds = max(_LEAST_S, min(_REQUESTS / min(rates), _MOST_REQUESTS / sum(rates)))
+    tokens_per_s = sum(s.rate_per_s * s.lengths.output_mean for s in problem.services)
+    most_s = min(_MOST_REQUESTS / sum(rates), _MOST_TOKENS / max(tokens_per_s, 1e-9))
+    seconds = max(_LEAST_S, min(_REQUESTS / min(rates), most_s))
     requests = collect(demand_of(problem, seconds), seed)
-    options = SimOptions(seed=seed, from_s=seconds / 10.0)
+    options = SimOptions(
+        seed=seed,
+        from_s=max(seconds / 10.0, *(loss.time_s for loss in losses), 0.0),
+        failures=(*losses, *spot_losses(plan, problem, seconds, seed)),
+    )
     found = simulate(plan, problem, catalog, requests, options, progress=keep_deadline(deadline))
     return {one.name: _shares(one) for one in found.services if one.attainment is not None}
 
@@ -439,12 +674,17 @@ def mean_kept(runs: Iterable[Mapping[str, KeptShares]]) -> dict[str, KeptShares]
     }
 
 
-def _promise(service: Service, runs: list[KeptShares], cause: str | None) -> KeptPromise:
+def _promise(
+    service: Service, runs: list[KeptShares], cause: str | None, after: KeptShares | None
+) -> KeptPromise:
     shares = np.array([run.both for run in runs])
     mean = float(shares.mean())
     half = _T95 * float(shares.std(ddof=1)) / math.sqrt(len(shares))
     ttft, tpot = (float(np.mean([getattr(run, k) for run in runs])) for k in ("ttft", "tpot"))
-    if cause is None:
+    least = mean if after is None else min(mean, after.both)
+    if cause is None and mean >= service.attainment:
+        cause = "too little is left with a node lost"
+    elif cause is None:
         cause = "prompts wait too long" if ttft < tpot else "tokens come too slowly"
     return KeptPromise(
         service=service.name,
@@ -454,7 +694,8 @@ def _promise(service: Service, runs: list[KeptShares], cause: str | None) -> Kep
         high=min(1.0, mean + half),
         kept_ttft=ttft,
         kept_tpot=tpot,
-        cause=cause if mean < service.attainment else None,
+        kept_after_loss=None if after is None else after.both,
+        cause=cause if least < service.attainment else None,
     )
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atoll.core.ids import parse_node_type
 from atoll.solve.assembly import NewInstance, build_instance
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.plan.plan import Instance, Market
     from atoll.plan.problem import Problem
+    from atoll.solve.templates.generate import TemplateLibrary
     from atoll.solve.templates.library import Libraries
 
 Key = tuple[str, NodeSet]
@@ -64,7 +66,8 @@ def find_prospects(
     return found
 
 
-def _index(counts: np.ndarray, kinds: tuple[str, ...], nodes: NodeSet) -> np.ndarray:  # type: ignore[type-arg]
+def _index(counts: NDArray[np.int8], kinds: tuple[str, ...], nodes: NodeSet) -> NDArray[np.int64]:
+    """Which templates have just these nodes."""
     asked = np.zeros(len(kinds), counts.dtype)
     for kind, number in nodes:
         if kind in kinds:
@@ -72,7 +75,7 @@ def _index(counts: np.ndarray, kinds: tuple[str, ...], nodes: NodeSet) -> np.nda
     return np.flatnonzero((counts == asked).all(axis=1))
 
 
-def _kind_prices(problem: Problem, kinds: tuple[str, ...]) -> np.ndarray:  # type: ignore[type-arg]
+def _kind_prices(problem: Problem, kinds: tuple[str, ...]) -> NDArray[np.float64]:
     """The least that a node of each kind costs per hour, its share of a machine where it is a slice."""
     prices = np.full(len(kinds), 1e9)
     for offer in problem.offers:
@@ -85,7 +88,9 @@ def _kind_prices(problem: Problem, kinds: tuple[str, ...]) -> np.ndarray:  # typ
     return prices
 
 
-def _stand(problem, catalog, role, library, index):  # type: ignore[no-untyped-def]
+def _stand(
+    problem: Problem, catalog: Catalog, role: str, library: TemplateLibrary, index: int
+) -> Instance | None:
     """The instance of a template where all of its nodes can be had; None where that is nowhere."""
     layout = library.layout(index)
     kinds = Counter(kind for stage in layout.stages for kind in stage.nodes)

@@ -30,6 +30,7 @@ NAMES = (
     "mask_full",
     "share_run",
     "free_slot",
+    "urgency",
 )
 """Callees before their callers."""
 
@@ -60,3 +61,4 @@ reservation = _compiled["reservation"]
 mask_full = _compiled["mask_full"]
 share_run = _compiled["share_run"]
 free_slot = _compiled["free_slot"]
+urgency = _compiled["urgency"]

@@ -38,6 +38,13 @@ TWO_CHOICES = 5
 EVEN = 1e-9
 """Numbers nearer than this are a tie."""
 
+BY_ARRIVAL, BY_SLACK, BY_LENGTH = range(3)
+"""Orders in which prompts wait: see `urgency`."""
+PATIENCE = 10.0
+"""How many times its promise a prompt waits before it goes ahead of all others."""
+AGES = 1e9
+"""Seconds by which ranks of prompts lie apart; longer than anything runs."""
+
 
 def round_robin(
     first: Ints,
@@ -316,3 +323,24 @@ def free_slot(flying: Ints, limit: int) -> int:
         elif free < 0:
             free = i
     return free if taken < limit else -1
+
+
+def urgency(
+    order: int, now_s: float, arrival_s: float, promise_s: float, service_s: float
+) -> float:
+    """Return where a prompt stands among those that wait: the least goes first, ties by arrival.
+
+    It is to have its first token `promise_s` after its arrival, and alone would take `service_s`. First come
+    those that have waited for more than `PATIENCE` times their promise, so that none waits for good; then
+    those that can still make it, by slack (the latest time to begin) or by length (the shortest first); last
+    those that no longer can, which would only make others late. In the first and the last rank the oldest
+    goes first.
+    """
+    if order == BY_ARRIVAL:
+        return arrival_s
+    if now_s - arrival_s > PATIENCE * promise_s:
+        return arrival_s - AGES
+    latest_s = arrival_s + promise_s - service_s
+    if latest_s < now_s:
+        return arrival_s + AGES
+    return latest_s if order == BY_SLACK else service_s

@@ -7,6 +7,9 @@ after the other: vertex v of graph g is `graph[g].vertex + v`, its edges start a
 is an end of links: a node, a type of node in a region, or the coordinator there. Times are seconds, sizes
 tokens or bytes; KV cache counts in tokens of all the layers that a unit holds. Requests are linked into
 lists by `request.after`.
+
+A prompt that is cut into chunks is in several places at once: after the requests lie records that stand for
+its chunks but the last, which the request itself is. `request.of` is whose chunk it is.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ TOUCHED, KICKED = range(2)
 PROMPT_X, PROMPT_S, DECODE_X, DECODE_S = range(4)
 # The layout of `Sim.coefficient` (see `times.py`).
 DENSE_MOST = 8
-LAYER_WIDTH = 4 + 5 * DENSE_MOST + 6 + 6 + 9 + 4
+LAYER_WIDTH = 4 + 5 * DENSE_MOST + 6 + 6 + 9 + 4 + 1
 
 
 def _dtype(*, i8: str = "", f8: str = "", flag: str = "") -> np.dtype[Any]:
@@ -62,32 +65,42 @@ RUN = _dtype(
     # Settings, see `options.SimOptions`; `path` is the longest pipeline and one, `services` the first
     # service's graph, `nodes` the number of nodes, `waits` the first list of requests that wait for a way,
     # by service, `moves` that of those that wait to decode elsewhere, by instance, `endings` that of those
-    # that ended.
+    # that ended. `requests` are those of the workload, `spare` the list of unused chunks.
     i8="policy after_prompt feed path services nodes waits moves endings bins"
     # Events so far and in the heap, requests that came, were fed, may be fed; what to do after an event.
-    " sequence heaped next fed feeds dirty kicks touched moving"
+    " sequence heaped next fed feeds dirty kicks touched moving requests spare order block_tokens"
     # Totals.
     " finished lost rejected retries",
     f8="high_water smoothing feed_delay_s feed_mark until_s from_s bin_s startup_s clock_s",
-    flag="actual single paired",
+    # `eager`: admission looks at prompts only.
+    flag="actual single paired eager",
 )
 UNIT = _dtype(
     # Fixed. `most_*` and `budget` bound a step; where requests start, a `stages`-th of them goes at a time.
     i8="instance node site vertex start end kind row kinds most_sequences most_prompts budget stages"
     # The step under way (a list of requests), sequences that run and what they attend to.
     " batch joining steps running context owned paced gaps cached_rows"
+    # Blocks of prompts that are kept for reuse: the row of `Sim.block` (-1: none are), how many are free to
+    # go, and the ends of their list.
+    " cache kept oldest newest"
     # Totals.
     " step_count prompt_tokens decode_tokens",
-    f8="step_s token_s back_s room step_end last_end used peak cached_s busy_s batch_sum",
+    # Of what is used and of what waits, `*_moment` is the sum of each change times when it came: x(t) t less
+    # that is the integral of x up to t; `*_mark` is what it was at the last sample.
+    f8="step_s token_s back_s room step_end last_end used peak cached_s busy_s batch_sum"
+    " used_moment used_mark queue_moment queue_mark",
     flag="solo chunked alive busy",
 )
 REQUEST = _dtype(
     # `target` is what the prompt pass computes, `context` the tokens a unit holds after this pass, `before`
     # ahead of it; `charged` hops of the pass are counted. `join` is the step at which a solo unit took it in.
-    f8="arrival_s start_s first_s last_s end_s sent_s gap_s",
+    # `over` is the edge it was last sent over; `piece` the tokens of its prompt in this step, that come after
+    # `computed`; `service_s` what the prompt alone takes. Its `blocks` whole blocks are those from `block` of
+    # `Sim.block_id` on; while it is `sharing` them they are counted.
+    f8="arrival_s start_s first_s last_s end_s sent_s gap_s service_s",
     i8="prompt answer target context before computed made after join instance"
-    " service klass items hop charged retries level pending state part slot",
-    flag="marked",
+    " service klass items hop charged retries level pending state part slot of over piece block blocks",
+    flag="marked sharing",
 )
 LEG = _dtype(f8="need", i8="hops")
 LIST = _dtype(i8="head tail")
@@ -102,7 +115,14 @@ EDGE = _dtype(
 VERTEX = _dtype(i8="sweep item", f8="queue load booked room speed", flag="dead masked closed")
 GRAPH = _dtype(i8="vertex edge")
 INSTANCE = _dtype(i8="vertex part holds tokens after", f8="ready_s gone_s", flag="ready draining")
-SERVICE = _dtype(i8="layers prompts tokens", f8="estimate kv_bytes gap_sum")
+# `waiting` requests of a service have no way to go on yet; `waiting_moment` as for units.
+SERVICE = _dtype(
+    # `asked` tokens of prompts were begun, of which `reused` were found in a cache.
+    i8="layers prompts tokens waiting asked reused",
+    f8="estimate kv_bytes gap_sum waiting_moment promise_s",
+)
+# How many requests use a block on a unit: 0 it is not there, -1 it is there and free to go, the oldest first.
+BLOCK = _dtype(i8="users older newer")
 # Free of KV caches from `free_s` on, of messages from `quick_s` on.
 LINK = _dtype(f8="bytes_per_s free_s quick_s busy_s bytes")
 EVENT = _dtype(f8="time", i8="order value")
@@ -153,6 +173,8 @@ class Sim(NamedTuple):
     unit_bin: Singles
     service_bin: Longs
     gap_count: Longs
+    block: Records
+    block_id: Longs
 
 
 _LONG, _FLOAT, _SINGLE = np.dtype("i8"), np.dtype("f8"), np.dtype("f4")
@@ -193,6 +215,8 @@ LAYOUT: dict[str, tuple[np.dtype[Any], int]] = {
     "unit_bin": (_SINGLE, 3),
     "service_bin": (_LONG, 3),
     "gap_count": (_LONG, 2),
+    "block": (BLOCK, 2),
+    "block_id": (_LONG, 1),
 }
 """Type and dimensions of every array of a `Sim`."""
 WORDS = 4

@@ -15,6 +15,7 @@ from atoll.core.ids import Phase
 from atoll.core.rng import stream
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem
+from atoll.routing.decisions import BY_ARRIVAL, BY_LENGTH, BY_SLACK
 from atoll.routing.pipelines import SMOOTHING
 from atoll.routing.policies import policy_code
 from atoll.sim import arrays as a
@@ -26,13 +27,17 @@ from atoll.sim.lifetime import GAP_BINS
 from atoll.sim.links import Sites, interfaces, link_records, site_name, site_records, sites_of
 from atoll.sim.options import LLM, SimOptions
 from atoll.sim.pacing import BATCHES, GRID, pace_table
+from atoll.sim.stage import SMALLEST_CHUNK
 from atoll.sim.units import PROMPTS_IN_STEP, UnitMaker, UnitRow
 from atoll.workload.requests import Requests
 
 _GAPS = 512
+_CHUNKS = 1 << 16
+"""The most chunks of prompts under way; with more, prompts are not cut."""
 _SPREAD = -1
 """The place of requests that name no service, before they are spread over all of them."""
 _PARTS = {Phase.PREFILL: a.PROMPTS, Phase.DECODE: a.ANSWERS, Phase.BOTH: a.ALL}
+_ORDERS = {"arrival": BY_ARRIVAL, "slack": BY_SLACK, "shortest": BY_LENGTH}
 _FEEDS = {"open": a.OPEN, "closed": a.CLOSED, "watermark": a.WATERMARK}
 
 
@@ -75,6 +80,14 @@ def build(
     run = _run(options, ordered, sites, lower, len(nics), len(problem.services))
     pool, server, level, klass = _components(ordered, options)
     request = _requests(ordered, problem, options)
+    count = len(request)
+    request = _add_chunks(request, unit)
+    run["requests"] = count
+    run["spare"] = count if len(request) > count else -1
+    engine = problem.settings.engine
+    run["eager"] = options.admits_by_prompts(engine)
+    run["order"] = _ORDERS[options.order_of(engine)]
+    block, block_id = _keep_blocks(ordered, run, unit, request, instances, options, engine)
     services, bins = len(problem.services), options.bins
     apart = any(instance.phase is Phase.PREFILL for instance in instances)
     width = int(run[0]["path"]) * (2 if apart else 1)
@@ -82,8 +95,8 @@ def build(
         run=run,
         unit=unit,
         request=request,
-        way=np.zeros((len(request), width), np.int64),
-        leg=np.zeros((len(request), 2), a.LEG),
+        way=np.zeros((count, width), np.int64),
+        leg=np.zeros((count, 2), a.LEG),
         list=_lists(int(run[0]["endings"]) + 1),
         ending=np.zeros((len(unit), _most_running(unit)), a.ENDING),
         flight=np.zeros((len(unit), BATCHES if unit["paced"].any() else 1), np.int64),
@@ -114,6 +127,8 @@ def build(
         unit_bin=np.zeros((3, bins, len(unit)), np.float32),
         service_bin=np.zeros((5, bins, services), np.int64),
         gap_count=np.zeros((services, GAP_BINS), np.int64),
+        block=block,
+        block_id=block_id,
     )
     _first_events(sim, starts, options)
     return Built(sim, history, lower, sites)
@@ -198,7 +213,7 @@ def _units(
     units["stages"] = np.where(first, stages, 1)
     units["alive"] = True
     units["step_end"] = -1.0
-    for name in ("batch", "joining", "cached_rows"):
+    for name in ("batch", "joining", "cached_rows", "cache", "oldest", "newest"):
         units[name] = -1
     leaving = lower.edges["reach"] < 0
     tails = lower.vertices["item"][_tails(lower)[leaving]]
@@ -276,6 +291,7 @@ def _services(problem: Problem, catalog: Catalog, options: SimOptions) -> a.Reco
         spec = catalog.model(service.model).llm
         services[at]["layers"] = spec.layers
         services[at]["estimate"] = service.lengths.output_mean * options.output_ratio
+        services[at]["promise_s"] = service.ttft_s
         services[at]["kv_bytes"] = spec.kv_bytes_per_token_layer
     return services
 
@@ -287,11 +303,57 @@ def _requests(requests: Requests, problem: Problem, options: SimOptions) -> a.Re
         records[name] = np.nan
     records["prompt"] = records["target"] = np.maximum(requests.input, 1)
     records["answer"] = np.maximum(requests.output, 1)
-    records["after"] = records["join"] = records["instance"] = records["slot"] = -1
+    for name in ("after", "join", "instance", "slot", "of"):
+        records[name] = -1
     records["service"] = _service_of(requests, problem, options.seed)
     records["klass"] = requests.klass
     records["items"] = 1 if requests.items is None else np.maximum(requests.items, 0)
     return records
+
+
+def _add_chunks(request: a.Records, unit: a.Records) -> a.Records:
+    """The requests with records for chunks of prompts after them, as many as may be under way in pipelines.
+
+    All chunks of a prompt have KV cache where it starts, and none but the last is small.
+    """
+    starts = (unit["start"] == 0) & ~unit["solo"] & unit["chunked"]
+    if not starts.any():
+        return request
+    least = np.maximum(1, unit["budget"][starts] // SMALLEST_CHUNK)
+    longest = request["prompt"] + request["answer"]
+    held = int(np.sum(unit["room"][starts] / least))
+    asked = int(np.sum(longest[longest > unit["budget"][starts].min() // 2] // least.min()))
+    chunks = np.zeros(min(held, asked, _CHUNKS), a.REQUEST)
+    chunks["after"] = np.arange(1, len(chunks) + 1) + len(request)
+    chunks["after"][-1:] = -1
+    return np.concatenate([request, chunks])
+
+
+def _keep_blocks(
+    requests: Requests,
+    run: a.Records,
+    unit: a.Records,
+    request: a.Records,
+    instances: Sequence[Instance],
+    options: SimOptions,
+    engine: str,
+) -> tuple[a.Records, a.Longs]:
+    """What units keep of prompts, by unit and block, and the blocks of all prompts, numbered through."""
+    prefix = requests.prefix
+    if prefix is None or not len(prefix.ids) or not options.reuses_prefixes(engine):
+        return np.zeros((1, 1), a.BLOCK), np.zeros(1, np.int64)
+    prompts = np.array([instances[i].phase is not Phase.DECODE for i in unit["instance"]])
+    keeps = np.flatnonzero((unit["start"] == 0) & prompts)
+    unit["cache"][keeps] = np.arange(len(keeps))
+    run["block_tokens"] = prefix.block_tokens
+    known, ids = np.unique(prefix.ids, return_inverse=True)
+    count = len(requests)
+    request["block"][:count] = prefix.offsets[:-1]
+    # Engines keep whole blocks only.
+    request["blocks"][:count] = np.minimum(
+        np.diff(prefix.offsets), request["prompt"][:count] // prefix.block_tokens
+    )
+    return np.zeros((max(1, len(keeps)), len(known)), a.BLOCK), ids.astype(np.int64)
 
 
 def _service_of(requests: Requests, problem: Problem, seed: int) -> a.Longs:
@@ -369,7 +431,7 @@ def _first_events(sim: a.Sim, starts: Sequence[tuple[float, int]], options: SimO
     events = [(float(sim.run[0]["bin_s"]), a.SAMPLE, 0)]
     events += [(time_s, a.LIFE, at) for time_s, at in starts]
     if options.feed != "open":
-        begin = min(options.concurrency, len(sim.request))
+        begin = min(options.concurrency, int(sim.run[0]["requests"]))
         times = np.arange(begin) * options.feed_delay_s
         sim.request["arrival_s"][:begin] = times
         events += [(float(time_s), a.ARRIVE, r) for r, time_s in enumerate(times)]

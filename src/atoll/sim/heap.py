@@ -89,6 +89,91 @@ def take(z: Sim, at: int) -> int:
 
 
 @kernel
+def unlink(z: Sim, at: int, previous: int, r: int) -> None:
+    """Take request r off list `at`, where it comes after `previous` (-1: it is the first)."""
+    following = z.request[r].after
+    if previous < 0:
+        z.list[at].head = following
+    else:
+        z.request[previous].after = following
+    if following < 0:
+        z.list[at].tail = previous
+    z.request[r].after = -1
+
+
+@kernel
+def put_first(z: Sim, at: int, r: int) -> None:
+    """Put a prompt first in list `at`; one that has begun stays ahead of it."""
+    head = z.list[at].head
+    if head < 0:
+        append(z, at, r)
+    elif z.request[head].context > 0:
+        z.request[r].after = z.request[head].after
+        z.request[head].after = r
+        if z.list[at].tail == head:
+            z.list[at].tail = r
+    else:
+        z.request[r].after = head
+        z.list[at].head = r
+
+
+@kernel
+def owner(z: Sim, r: int) -> int:
+    """Return the request that a record stands for: itself, or whose chunk it is."""
+    of = z.request[r].of
+    return of if of >= 0 else r
+
+
+@kernel
+def stale(z: Sim, r: int) -> bool:
+    """Return whether a record is the chunk of a prompt that starts over, or soon will."""
+    c = z.request[r]
+    return c.of >= 0 and (z.request[c.of].marked or z.request[c.of].retries != c.retries)
+
+
+@kernel
+def spare(z: Sim, r: int) -> None:
+    """Give the record of a chunk back."""
+    z.request[r].after = z.run[0].spare
+    z.run[0].spare = r
+
+
+@kernel
+def hold(z: Sim, u: int, tokens: float) -> None:
+    """Put so many tokens of KV cache on a unit, or take them off."""
+    unit = z.unit[u]
+    unit.used += tokens
+    unit.used_moment += tokens * z.run[0].clock_s
+
+
+@kernel
+def queue_at(z: Sim, u: int, requests: float) -> None:
+    """Count requests that begin to wait at a unit, or no longer do."""
+    unit = z.unit[u]
+    z.vertex[unit.vertex].queue += requests
+    unit.queue_moment += requests * z.run[0].clock_s
+
+
+@kernel
+def wait_way(z: Sim, at: int, r: int) -> None:
+    """Put a request at the end of a list of those that wait for a way."""
+    service = z.service[z.request[r].service]
+    service.waiting += 1
+    service.waiting_moment += z.run[0].clock_s
+    append(z, at, r)
+
+
+@kernel
+def leave_way(z: Sim, at: int) -> int:
+    """Take the first request off a list of those that wait for a way."""
+    r = take(z, at)
+    service = z.service[z.request[r].service]
+    service.waiting -= 1
+    service.waiting_moment -= z.run[0].clock_s
+    return r
+
+
+@kernel
 def end_push(z: Sim, u: int, n: int, step: int, r: int) -> None:
     """Add a sequence that ends at decode step `step` to a unit that runs n."""
     i = n

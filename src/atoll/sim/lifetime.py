@@ -26,8 +26,9 @@ from atoll.sim.arrays import (
     WATERMARK,
     Sim,
 )
-from atoll.sim.heap import append, prompt_list, push, token_list
+from atoll.sim.heap import append, hold, prompt_list, push, token_list, wait_way
 from atoll.sim.kernel import kernel
+from atoll.sim.reuse import leave_blocks
 from atoll.sim.traffic import move_cache, post, share_at, unbook
 
 GAP_BINS = 400
@@ -109,7 +110,9 @@ def release(z: Sim, r: int, part: int) -> None:
     for k in range(hops):
         u = z.edge[z.way[r, begin + k]].reach
         unit = z.unit[u]
-        unit.used -= held_tokens(z, r, part, k, u) * share_at(z, u, reached)
+        if k == 0:
+            leave_blocks(z, u, r)
+        hold(z, u, -held_tokens(z, r, part, k, u) * share_at(z, u, reached))
         if unit.used < 1e-6:
             unit.used = 0.0
         reached = unit.end
@@ -145,7 +148,7 @@ def fullest_layer(z: Sim) -> float:
 def feed(z: Sim, now: float) -> None:
     """Let the next request of a closed loop in, if its rule allows."""
     run = z.run[0]
-    if run.fed >= len(z.request):
+    if run.fed >= run.requests:
         return
     if run.feed == WATERMARK and fullest_layer(z) > run.feed_mark:
         return
@@ -197,7 +200,7 @@ def complete(z: Sim, r: int, now: float) -> None:
 @kernel
 def wait_route(z: Sim, r: int) -> None:
     """Let a request wait for instance and pipeline; they are found after the event."""
-    append(z, z.run[0].waits + z.request[r].service, r)
+    wait_way(z, z.run[0].waits + z.request[r].service, r)
     z.run[0].dirty = max(z.run[0].dirty, FREED)
 
 
@@ -274,7 +277,7 @@ def prompt_done(z: Sim, r: int, now: float, seen: float) -> None:
 def decode_apart(z: Sim, r: int) -> None:
     """Have a request whose prompt is done decode elsewhere; its first token comes from there."""
     z.request[r].state = MOVING
-    append(z, z.run[0].moves + z.request[r].instance, r)
+    wait_way(z, z.run[0].moves + z.request[r].instance, r)
     z.run[0].moving += 1
     z.run[0].dirty = max(z.run[0].dirty, FREED)
 

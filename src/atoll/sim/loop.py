@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 
 from atoll.core.compiling import entry
+from atoll.routing.decisions import BY_ARRIVAL
 from atoll.sim.arrays import (
     ANSWERS,
     ARRIVE,
     ARRIVED,
     BUSY_S,
+    CACHED,
     CHANGED,
     CLEAN,
     DECODE,
@@ -22,6 +24,7 @@ from atoll.sim.arrays import (
     FLYING,
     KICKED,
     KV_HERE,
+    LENGTH,
     LIFE,
     MOVING,
     OPEN,
@@ -36,7 +39,22 @@ from atoll.sim.arrays import (
     Longs,
     Sim,
 )
-from atoll.sim.heap import KINDS, append, pop, prompt_list, push, take, token_list
+from atoll.sim.heap import (
+    KINDS,
+    append,
+    hold,
+    leave_way,
+    owner,
+    pop,
+    prompt_list,
+    push,
+    put_first,
+    queue_at,
+    spare,
+    stale,
+    take,
+    token_list,
+)
 from atoll.sim.kernel import kernel, sim_at
 from atoll.sim.lifetime import (
     begin_part,
@@ -55,8 +73,10 @@ from atoll.sim.lifetime import (
     start_over,
     wake_pool,
 )
+from atoll.sim.reuse import forget_blocks
 from atoll.sim.solo import solo_end, solo_fail, solo_start
 from atoll.sim.stage import stage_end, stage_start
+from atoll.sim.stepping import whole_seconds
 from atoll.sim.traffic import (
     flush,
     instance_open,
@@ -82,10 +102,38 @@ def wake(z: Sim, u: int, now: float) -> None:
 
 
 @kernel
+def alone_seconds(z: Sim, r: int, hop: int) -> float:
+    """Return how long the prompt of a request takes on its units from a hop on, were it alone there."""
+    c = z.request[r]
+    begin = c.part * z.run[0].path
+    z.step[LENGTH, 0] = c.target
+    z.step[CACHED, 0] = 0.0
+    total = 0.0
+    for k in range(hop, z.leg[r, c.part].hops):
+        u = z.edge[z.way[r, begin + k]].reach
+        total += whole_seconds(z, u, z.service[c.service].layers, 1, 0, 0.0)
+    return total
+
+
+@kernel
+def wait_prompt(z: Sim, u: int, r: int) -> None:
+    """Let a prompt wait at a unit; one that gave way and is computed again goes first in eager engines."""
+    own, hop = owner(z, r), z.request[r].hop
+    c = z.request[own]
+    if z.run[0].order != BY_ARRIVAL and c.charged <= hop:
+        c.service_s = alone_seconds(z, own, hop)
+    if hop == 0 and c.made > 0 and z.run[0].eager:
+        put_first(z, prompt_list(u), r)
+        queue_at(z, u, 1.0)
+    else:
+        wait_at(z, u, prompt_list(u), r)
+
+
+@kernel
 def wait_at(z: Sim, u: int, at: int, r: int) -> None:
     """Let a request wait at a unit."""
     append(z, at, r)
-    z.vertex[z.unit[u].vertex].queue += 1.0
+    queue_at(z, u, 1.0)
 
 
 @kernel
@@ -119,21 +167,25 @@ def token_out(z: Sim, r: int, now: float) -> None:
 @kernel
 def deliver(z: Sim, head: int, now: float) -> None:
     """Hand the requests of a message to where it went."""
-    first = z.request[head]
-    u = z.edge[z.way[head, first.part * z.run[0].path + first.hop]].reach
+    u = z.edge[z.request[head].over].reach
     r = head
     while r >= 0:
         c = z.request[r]
         following = c.after
         c.after = -1
-        if c.marked or (u >= 0 and not z.unit[u].alive):
+        if c.of >= 0 and (u < 0 or not z.unit[u].alive or stale(z, r)):
+            spare(z, r)
+        elif c.marked or (u >= 0 and not z.unit[u].alive):
             start_over(z, r)
         elif u < 0:
             token_out(z, r, now)
         else:
             if c.hop == 0:
                 land(z, r, u)
-            wait_at(z, u, prompt_list(u) if c.state == PREFILL else token_list(u), r)
+            if c.state == PREFILL:
+                wait_prompt(z, u, r)
+            else:
+                wait_at(z, u, token_list(u), r)
         r = following
     if u >= 0:
         wake(z, u, now)
@@ -155,7 +207,7 @@ def hold_everywhere(z: Sim, r: int, part: int) -> bool:
             share = share_at(z, u, reached)
             reached = unit.end
             if place:
-                unit.used += size * share
+                hold(z, u, size * share)
                 unit.peak = max(unit.peak, unit.used)
             elif unit.used + size * share > unit.room:
                 return False
@@ -199,6 +251,15 @@ def cache_here(z: Sim, r: int, now: float) -> None:
 
 
 @kernel
+def lose(z: Sim, r: int) -> None:
+    """Have a request start over whose unit died; the request of a chunk does when it is next seen."""
+    if z.request[r].of >= 0:
+        spare(z, r)
+    else:
+        start_over(z, r)
+
+
+@kernel
 def fail(z: Sim, u: int, now: float) -> None:
     """Kill a unit: requests with KV cache on it start over, those elsewhere when they are next seen."""
     unit = z.unit[u]
@@ -223,11 +284,12 @@ def fail(z: Sim, u: int, now: float) -> None:
     while unit.batch >= 0:
         r = unit.batch
         unit.batch = z.request[r].after
-        start_over(z, r)
+        lose(z, r)
     for at in (prompt_list(u), token_list(u)):
         while z.list[at].head >= 0:
-            start_over(z, take(z, at))
-    z.vertex[unit.vertex].queue = 0.0
+            lose(z, take(z, at))
+    forget_blocks(z, u)
+    queue_at(z, u, -z.vertex[unit.vertex].queue)
 
 
 @kernel
@@ -299,17 +361,17 @@ def retry(z: Sim, at: int, now: float) -> None:
     while z.list[at].head >= 0:
         r = z.list[at].head
         if z.request[r].marked:
-            start_over(z, take(z, at))
+            start_over(z, leave_way(z, at))
         elif route(z, r, 0):
-            take(z, at)
+            leave_way(z, at)
             begin_part(z, r, 0, now)
         elif z.run[0].feed == WATERMARK:
-            take(z, at)
+            leave_way(z, at)
             z.request[r].state = DROPPED
             z.request[r].end_s = now
             z.run[0].rejected += 1
         elif hopeless(z, r):
-            end(z, take(z, at), now, DROPPED)
+            end(z, leave_way(z, at), now, DROPPED)
         else:
             return
 
@@ -323,14 +385,14 @@ def retry_moves(z: Sim, at: int, now: float) -> None:
     while z.list[at].head >= 0:
         r = z.list[at].head
         if z.request[r].marked:
-            start_over(z, take(z, at))
+            start_over(z, leave_way(z, at))
         elif route(z, r, 1):
-            take(z, at)
+            leave_way(z, at)
             begin_part(z, r, 1, now)
         elif stranded(z, r):
-            start_over(z, take(z, at))
+            start_over(z, leave_way(z, at))
         elif hopeless_move(z, r):
-            end(z, take(z, at), now, DROPPED)
+            end(z, leave_way(z, at), now, DROPPED)
         else:
             return
         z.run[0].moving -= 1
@@ -364,22 +426,24 @@ def settle(z: Sim, now: float) -> None:
 
 @kernel
 def sample(z: Sim, at: int, now: float) -> None:
-    """Note how busy, how full and how crowded every unit is at the end of a bin."""
+    """Note how busy, how full and how crowded every unit was in a bin that ends now."""
+    bin_s = z.run[0].bin_s
     for u in range(len(z.unit)):
         unit = z.unit[u]
         ahead = max(0.0, unit.step_end - now) if unit.busy else 0.0
         z.unit_bin[BUSY_S, at, u] = unit.busy_s - ahead
-        z.unit_bin[QUEUED, at, u] = z.vertex[unit.vertex].queue
-        z.unit_bin[FILLED, at, u] = unit.used / unit.room
-    for i in range(z.run[0].waits, z.run[0].endings):
-        r = z.list[i].head
-        while r >= 0:
-            z.service_bin[WAITED, at, 0] += 1
-            r = z.request[r].after
+        queued = z.vertex[unit.vertex].queue * now - unit.queue_moment
+        filled = unit.used * now - unit.used_moment
+        z.unit_bin[QUEUED, at, u] = (queued - unit.queue_mark) / bin_s
+        z.unit_bin[FILLED, at, u] = (filled - unit.used_mark) / (bin_s * unit.room)
+        unit.queue_mark = queued
+        unit.used_mark = filled
+    for s in range(len(z.service)):
+        z.service_bin[WAITED, at, s] = z.service[s].waiting
     for i in range(len(z.instance)):
         z.service_bin[FLYING, at, 0] += z.instance[i].holds
     if at + 1 < z.run[0].bins:
-        push(z, (at + 2) * z.run[0].bin_s, SAMPLE, at + 1)
+        push(z, (at + 2) * bin_s, SAMPLE, at + 1)
 
 
 @kernel
@@ -440,7 +504,7 @@ def handle(z: Sim, kind: int, payload: int, now: float) -> None:
 def advance(z: Sim, most: int) -> bool:
     """Work through up to `most` events; say whether all is done."""
     run = z.run[0]
-    total = len(z.request)
+    total = run.requests
     for _ in range(most):
         arrival = math.inf
         if run.feed == OPEN and run.next < total:

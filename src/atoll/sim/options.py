@@ -7,12 +7,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from atoll.core.errors import InputError
+from atoll.perf.constants import ConstantTable
 from atoll.perf.engines import BOOKED_SHARE
 from atoll.plan.plan import Plan
 
 Batching = Literal["engine", "best-effort"]
 Feed = Literal["open", "closed", "watermark"]
 Pacing = Literal["paced", "free"]
+Admission = Literal["prompts", "booked"]
+Order = Literal["arrival", "slack", "shortest"]
+EAGER_ENGINES = ("vllm", "sglang")
+"""Engines that admit requests by their prompts and keep blocks of prompts for reuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +83,18 @@ class SimOptions:
     all running sequences and prompts up to `token_budget` tokens (None: 2,048, or the engine's own limit
     where only prompts run), cut to fit, and with `pacing` "paced" pipelines have as many batches of tokens
     under way as is best (`routing.pacing`), "free" as many as arise; "best-effort" takes whole prompts and
-    all that waits, as Helix does. `high_water` is the share of KV cache that may be booked, a request counting
-    with its prompt and `output_ratio` times the mean answer, or, with `known_outputs`, its own.
+    all that waits, as Helix does. `max_sequences` run at a time (None: the engine's own limit).
+
+    `admission` "prompts": instances take what comes and start requests while prompts fit; where the KV cache
+    is full the youngest gives way, is first in the queue and is computed again, as in vLLM. "booked":
+    requests wait for room for their answers too. `high_water` is the share of KV cache that may be booked,
+    a request counting with its prompt and `output_ratio` times the mean answer, or, with `known_outputs`, its
+    own.
+    None is "prompts" for vLLM and SGLang with `batching` "engine", and "booked" otherwise.
+
+    `order` is that in which prompts wait (`routing.decisions.urgency`); None is that of the engine.
+    `prefix_caching`: blocks of prompts that the workload says are equal are computed once, for as long as
+    they lie in the cache (None: as the engine does).
     `single_messages`: tokens of a step travel one by one, not together. `first_token`: the prompt pass yields
     a token. `handover_s` is the time a unit needs to take in a token's activations (curves only).
 
@@ -91,13 +106,18 @@ class SimOptions:
     `until_s` stops the clock, `from_s` is where measuring windows start. `startup_s` is the time from
     renting an instance to its first request. `coordinator_s` is the way from the coordinator to a node, and
     back, where no cluster says it (None: the link inside a region). `components` and `classes` describe
-    what requests need beside the llm: per class its steps in order.
+    what requests need beside the llm: per class its steps in order. `constants` are those of the performance
+    model (None: the ones that ship).
     """
 
     seed: int = 0
     policy: str = "iwrr"
     batching: Batching = "engine"
     token_budget: int | None = None
+    max_sequences: int | None = None
+    admission: Admission | None = None
+    order: Order | None = None
+    prefix_caching: bool | None = None
     pacing: Pacing = "paced"
     high_water: float = BOOKED_SHARE
     output_ratio: float = 1.0
@@ -118,13 +138,32 @@ class SimOptions:
     epochs: tuple[Epoch, ...] = ()
     components: tuple[SimComponent, ...] = ()
     classes: dict[str, tuple[Step, ...]] = field(default_factory=dict)
+    constants: ConstantTable | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 < self.high_water <= 1.0:
             raise InputError(f"{self.high_water!r} is no share of 0 to 1", field="high_water")
         if self.token_budget is not None and self.token_budget < 1:
             raise InputError("a step has at least one token", field="token_budget")
+        if self.max_sequences is not None and self.max_sequences < 1:
+            raise InputError("at least one sequence runs", field="max_sequences")
         if self.bins < 1 or self.concurrency < 1:
             raise InputError("bins and concurrency are at least 1", field="bins")
         if not self.until_s > 0.0:
             raise InputError("the simulation ends before it begins", field="until_s")
+
+    def admits_by_prompts(self, engine: str) -> bool:
+        """Return whether instances of an engine admit requests by their prompts alone."""
+        if self.admission is not None:
+            return self.admission == "prompts"
+        return engine in EAGER_ENGINES and self.batching == "engine" and self.feed != "watermark"
+
+    def order_of(self, engine: str) -> Order:
+        """Return the order in which prompts wait on instances of an engine."""
+        if self.order is not None:
+            return self.order
+        return "shortest" if engine == "atoll" else "arrival"
+
+    def reuses_prefixes(self, engine: str) -> bool:
+        """Return whether instances of an engine keep blocks of prompts."""
+        return engine != "none" if self.prefix_caching is None else self.prefix_caching

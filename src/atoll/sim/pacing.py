@@ -85,7 +85,7 @@ def _passed(
             hops_s += float(latency[edge])
     own = total[begin]
     nodes = []
-    for v in np.flatnonzero(share[:-1] > _SMALL):
+    for v in map(int, np.flatnonzero(share[:-1] > _SMALL)):
         on_way = v in way
         turns = max(1.0, total[v] / (own * share[v])) if own > 0.0 else 1.0
         part = np.interp(grid * share[v], grid, curves[base + v - 1])

@@ -53,7 +53,10 @@ class ServiceSummary:
 
     `attainment` is the share of requests that kept both promises, `attainment_ttft` and `attainment_tpot`
     each of them; goodput counts requests and generated tokens per second of those that kept both.
-    `token_gap_s` is the spread of gaps between tokens, to 5 %.
+    `token_gap_s` is the spread of gaps between tokens, to 5 %. `waiting_mean` is how many requests wait for
+    an instance or a pipeline, in the mean over the whole run: they are with the coordinator, or on a prefill
+    instance that nobody relieves of them, and in no unit's queue. `reused_share` is the share of prompt
+    tokens that were found in a cache.
     """
 
     name: str
@@ -74,6 +77,8 @@ class ServiceSummary:
     e2e_s: Spread
     largest_gap_s: Spread
     token_gap_s: Spread
+    waiting_mean: float = 0.0
+    reused_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +141,9 @@ class RequestColumns:
 class TimeSeries:
     """By bin of time: requests and tokens per service, and how busy, full and crowded each unit was.
 
-    `busy`, `kv` are shares of 0 to 1 and `queue` requests, (bins, units); `arrived`, `finished`, `tokens` are
-    (bins, services); `waiting` counts requests without a route and `flying` those on instances.
+    `busy`, `kv` are shares of 0 to 1 and `queue` requests, means over a bin, (bins, units); `arrived`,
+    `finished`, `tokens` are (bins, services); at the end of a bin `waiting` requests are without a route and
+    `flying` on instances.
     """
 
     bin_s: float
@@ -222,16 +228,15 @@ class SimReport:
         """Read the result off a finished run."""
         sim = built.sim
         run = sim.run[0]
+        asked = sim.request[: int(run["requests"])]
         clock = float(run["clock_s"])
-        going = np.isin(
-            sim.request["state"], (a.WAITING, a.PREFILL, a.MOVING, a.DECODE, a.COMPONENT)
-        )
+        going = np.isin(asked["state"], (a.WAITING, a.PREFILL, a.MOVING, a.DECODE, a.COMPONENT))
         if math.isfinite(options.until_s) and going.any():
             clock = float(options.until_s)
         window = max(clock - options.from_s, 1e-9)
-        columns = _columns(sim, problem, options, clock)
+        columns = _columns(asked, problem, options, clock)
         services = tuple(
-            _service(at, service, sim, columns, options, window)
+            _service(at, service, sim, columns, options, window, clock)
             for at, service in enumerate(problem.services)
         )
         instances = tuple(_instances(built, clock))
@@ -258,8 +263,7 @@ class SimReport:
         )
 
 
-def _columns(sim: a.Sim, problem: Problem, options: SimOptions, clock_s: float) -> RequestColumns:
-    q = sim.request
+def _columns(q: a.Records, problem: Problem, options: SimOptions, clock_s: float) -> RequestColumns:
     came = q["arrival_s"] <= clock_s
     q = q[came]
     service = q["service"]
@@ -299,6 +303,7 @@ def _service(
     columns: RequestColumns,
     options: SimOptions,
     window_s: float,
+    clock_s: float,
 ) -> ServiceSummary:
     counted = (columns.service == at) & (columns.arrival_s >= options.from_s)
     judged = counted & columns.judged
@@ -327,6 +332,8 @@ def _service(
         e2e_s=Spread.of(columns.e2e_s[counted]),
         largest_gap_s=Spread.of(columns.largest_gap_s[counted]),
         token_gap_s=_gap_spread(sim, at),
+        reused_share=int(sim.service[at]["reused"]) / max(1, int(sim.service[at]["asked"])),
+        waiting_mean=_mean(sim.service[at]["waiting"], sim.service[at]["waiting_moment"], clock_s),
     )
 
 
@@ -368,12 +375,17 @@ def _nodes(built: Built, clock_s: float) -> list[NodeSummary]:
                 prompt_tokens=int(row["prompt_tokens"]),
                 decode_tokens=int(row["decode_tokens"]),
                 kv_tokens=float(row["room"]),
-                kv_mean=float(sim.unit_bin[a.FILLED, :, at].mean()),
+                kv_mean=_mean(row["used"], row["used_moment"], clock_s) / float(row["room"]),
                 kv_peak=float(row["peak"] / row["room"]),
-                queue_mean=float(sim.unit_bin[a.QUEUED, :, at].mean()),
+                queue_mean=_mean(sim.vertex[row["vertex"]]["queue"], row["queue_moment"], clock_s),
             )
         )
     return summaries
+
+
+def _mean(last: float, moment: float, clock_s: float) -> float:
+    """The mean over a run of what is `last` at its end and changed with this moment (`arrays.UNIT`)."""
+    return max(0.0, float(last) - float(moment) / clock_s) if clock_s > 0.0 else 0.0
 
 
 def _instances(built: Built, clock_s: float) -> list[InstanceSummary]:
@@ -425,7 +437,7 @@ def _series(sim: a.Sim, clock_s: float) -> TimeSeries:
         arrived=sim.service_bin[a.ARRIVED, :bins].copy(),
         finished=sim.service_bin[a.ENDED, :bins].copy(),
         tokens=sim.service_bin[a.TOKENS, :bins].copy(),
-        waiting=sim.service_bin[a.WAITED, :bins, 0].copy(),
+        waiting=sim.service_bin[a.WAITED, :bins].sum(axis=1),
         flying=sim.service_bin[a.FLYING, :bins, 0].copy(),
     )
 

@@ -6,26 +6,37 @@ tell the batch, a heap of endings who leaves. Work is done per step and per requ
 
 from __future__ import annotations
 
-from atoll.sim.arrays import CACHED, DECODE, DONE, DROPPED, LENGTH, STEP, Sim
+from atoll.routing.compiled import urgency
+from atoll.routing.decisions import BY_ARRIVAL
+from atoll.sim.arrays import CACHED, DECODE, DONE, DROPPED, LENGTH, PREFILL, STEP, Sim
 from atoll.sim.heap import (
     end_push,
     end_remove,
     gap_push,
     gap_since,
+    hold,
+    owner,
     prompt_list,
     push,
+    put_first,
+    queue_at,
     take,
     token_list,
+    unlink,
 )
 from atoll.sim.kernel import kernel
 from atoll.sim.lifetime import decode_apart, end, moves_on, note_tokens, prompt_done, start_over
+from atoll.sim.reuse import blocks_found, leave_blocks, make_way, use_blocks
 from atoll.sim.stepping import whole_seconds
+
+WINDOW = 256
+"""Prompts among which the next is chosen."""
 
 
 @kernel
 def next_waiting(z: Sim, at: int, u: int) -> int:
     """Take the first request off a list of a unit."""
-    z.vertex[z.unit[u].vertex].queue -= 1.0
+    queue_at(z, u, -1.0)
     return take(z, at)
 
 
@@ -33,6 +44,7 @@ def next_waiting(z: Sim, at: int, u: int) -> int:
 def begin_step(z: Sim, u: int, now: float, took: float, sequences: int) -> None:
     """Start a step that takes so long."""
     unit = z.unit[u]
+    make_way(z, u)
     unit.peak = max(unit.peak, unit.used)
     unit.busy = True
     unit.step_end = now + took
@@ -89,6 +101,24 @@ def cut_short(z: Sim, u: int, r: int) -> None:
 
 
 @kernel
+def put_back(z: Sim, u: int, r: int) -> None:
+    """Put a sequence that gives way first in the queue of its unit: its KV cache is computed again there."""
+    unit, c = z.unit[u], z.request[r]
+    leave_blocks(z, u, r)
+    hold(z, u, -float(c.target + unit.steps - c.join))
+    unit.owned -= 1
+    c.join = -1
+    c.retries += 1
+    z.run[0].retries += 1
+    c.target = c.prompt + c.made
+    c.state = PREFILL
+    c.context = 0
+    c.computed = 0
+    put_first(z, prompt_list(u), r)
+    queue_at(z, u, 1.0)
+
+
+@kernel
 def make_room(z: Sim, u: int, now: float) -> None:
     """Send sequences back, the youngest first, until each of the others can grow by a token."""
     unit = z.unit[u]
@@ -98,20 +128,68 @@ def make_room(z: Sim, u: int, now: float) -> None:
             if z.ending[u, i].request > z.ending[u, youngest].request:
                 youngest = i
         r = leave(z, u, youngest)
-        own = z.request[r].target + unit.steps - z.request[r].join
+        first = z.list[prompt_list(u)].head
+        begun = first >= 0 and z.request[first].context > 0
         cut_short(z, u, r)
-        if unit.used - own < 1.0:
+        if unit.running == 0 and not begun:
             # Alone, and still too long.
             end(z, r, now, DROPPED)
+        elif z.run[0].eager:
+            put_back(z, u, r)
         else:
             start_over(z, r)
 
 
 @kernel
-def fits(z: Sim, u: int, r: int) -> bool:
+def fits(z: Sim, u: int, tokens: int) -> bool:
     """Return whether the KV cache of a prompt and its first token fits beside what runs."""
     unit = z.unit[u]
-    return unit.used + unit.running + z.request[r].target + 1 <= unit.room
+    return unit.used + unit.running + tokens + 1 <= unit.room
+
+
+@kernel
+def prefer(z: Sim, u: int, now: float) -> None:
+    """Put the prompt that goes next first in the queue of a unit, unless one has begun (`routing.decisions`).
+
+    Chunks of one prompt stay in their order. Only the `WINDOW` that have been there longest are looked at.
+    """
+    at = prompt_list(u)
+    r = z.list[at].head
+    if z.run[0].order == BY_ARRIVAL or r < 0 or z.request[r].after < 0:
+        return
+    if z.request[r].hop == 0 and z.request[r].context > 0:
+        return
+    best, before, previous = -1, -1, -1
+    least = 0.0
+    for _ in range(WINDOW):
+        c = z.request[owner(z, r)]
+        # One that has had its first token holds up the others of its answer.
+        promise_s = 0.0 if c.made > 0 else z.service[c.service].promise_s
+        key = urgency(z.run[0].order, now, c.arrival_s, promise_s, c.service_s)
+        if best < 0 or key < least:
+            best, before, least = r, previous, key
+        previous = r
+        r = z.request[r].after
+        if r < 0:
+            break
+    if before >= 0:
+        unlink(z, at, before, best)
+        z.request[best].after = z.list[at].head
+        z.list[at].head = best
+
+
+@kernel
+def admit(z: Sim, u: int, r: int, now: float) -> None:
+    """Give a prompt its KV cache on the unit where it starts; what that still holds need not be computed."""
+    c = z.request[r]
+    found, _ = blocks_found(z, u, r)
+    c.computed = found * z.run[0].block_tokens
+    c.context = c.target
+    z.service[c.service].asked += c.target
+    z.service[c.service].reused += c.computed
+    use_blocks(z, u, r)
+    if c.start_s != c.start_s:
+        c.start_s = now
 
 
 @kernel
@@ -124,9 +202,9 @@ def take_ready(z: Sim, u: int, now: float) -> None:
         c = z.request[r]
         if c.marked:
             start_over(z, next_waiting(z, at, u))
-        elif fits(z, u, r):
+        elif fits(z, u, c.target):
             next_waiting(z, at, u)
-            unit.used += c.target
+            hold(z, u, c.target)
             c.context = c.target
             join(z, u, r)
         elif unit.used > 0.0:
@@ -146,26 +224,29 @@ def take_prompts(z: Sim, u: int, now: float) -> int:
     budget = unit.budget - unit.running
     n = 0
     while z.list[at].head >= 0 and budget > 0 and n < unit.most_prompts:
+        prefer(z, u, now)
         r = z.list[at].head
         c = z.request[r]
         if c.marked:
             start_over(z, next_waiting(z, at, u))
             continue
+        if unit.running + n >= unit.most_sequences:
+            break
+        if c.context == 0:
+            if c.target + 1 > unit.room:
+                end(z, next_waiting(z, at, u), now, DROPPED)
+                continue
+            found, shared = blocks_found(z, u, r)
+            rest = c.target - found * z.run[0].block_tokens
+            if not unit.chunked and n > 0 and rest > budget:
+                break
+            if not fits(z, u, c.target - shared * z.run[0].block_tokens):
+                break
+            hold(z, u, c.target)
+            admit(z, u, r, now)
         piece = c.target - c.computed
         if unit.chunked:
             piece = min(piece, budget)
-        if unit.running + n >= unit.most_sequences or (n > 0 and piece > budget):
-            break
-        if c.computed == 0:
-            if not fits(z, u, r):
-                if unit.used > 0.0:
-                    break
-                end(z, next_waiting(z, at, u), now, DROPPED)
-                continue
-            unit.used += c.target
-            c.context = c.target
-            if c.start_s != c.start_s:
-                c.start_s = now
         z.step[LENGTH, n] = piece
         z.step[CACHED, n] = c.computed
         n += 1
@@ -191,7 +272,7 @@ def solo_start(z: Sim, u: int, now: float) -> None:
         unit.busy = False
         return
     took = whole_seconds(z, u, unit.end, n, running, float(unit.context))
-    unit.used += running
+    hold(z, u, running)
     begin_step(z, u, now, took, running)
 
 
@@ -270,7 +351,7 @@ def solo_fail(z: Sim, u: int) -> None:
     """Send back every sequence of a unit that died."""
     unit = z.unit[u]
     if unit.busy:
-        unit.used -= unit.running
+        hold(z, u, -unit.running)
     while unit.running > 0:
         r = leave(z, u, unit.running - 1)
         cut_short(z, u, r)

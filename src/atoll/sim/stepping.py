@@ -24,6 +24,7 @@ _PREFILL = 4 + 5 * DENSE_MOST
 _DECODE = _PREFILL + 6
 _EXPERTS = _DECODE + 6
 _REDUCE = _EXPERTS + 9
+_LAUNCH = _REDUCE + 4
 
 
 @kernel
@@ -172,6 +173,8 @@ def layers_seconds(
             one += prefill_seconds(c, n, z.step[LENGTH], z.step[CACHED])
         if sequences > 0.0:
             one += decode_seconds(c, sequences, context / sequences)
+        if n > 0:
+            one = max(one, c[_LAUNCH])
         total += one * count
     return total
 
@@ -183,7 +186,11 @@ def fixed_seconds(z: Sim, u: int, layers: int, tokens: float, outputs: float) ->
     if unit.kind == CURVES:
         return unit.step_s + unit.token_s * tokens
     c = z.coefficient[unit.row, 0]
-    return c[0] + outer_seconds(c, tokens, outputs, unit.start == 0, unit.end == layers)
+    return (
+        c[0]
+        + c[16] * outputs
+        + outer_seconds(c, tokens, outputs, unit.start == 0, unit.end == layers)
+    )
 
 
 @kernel

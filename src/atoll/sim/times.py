@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.core.errors import InternalError
+from atoll.perf.engines import HostTime
 from atoll.perf.layers import LayerOps, ModelOps, layer_kinds
 from atoll.perf.operators import AllReduce, Roofline
 from atoll.perf.step import AnalyticStepModel
@@ -47,7 +48,7 @@ class TimesBuilder:
 
     def operators(self, model: AnalyticStepModel) -> tuple[int, int]:
         """Return (kind, row) of units whose steps take what the performance model says."""
-        key = (id(model.spec), model.node.id, model.tp, model.engine.name)
+        key = (id(model.spec), model.node.id, model.tp, model.engine)
         if key not in self._rows:
             self._rows[key] = len(self._models)
             self._models.append(model)
@@ -71,10 +72,10 @@ class TimesBuilder:
         kinds_of, step_s, token_s = (np.zeros((2, count)) for _ in range(3))
         for i, model in enumerate(self._models):
             kinds_of[OPERATORS, i] = len(model.ops.kinds)
-            outer = outer_row(model.ops, model.engine.host_seconds(model.tp))
+            outer = outer_row(model.ops, model.engine.host)
             coefficient[i, 0, : len(outer)] = outer
             for k, ops in enumerate(model.ops.layers):
-                coefficient[i, k + 1] = layer_row(ops)
+                coefficient[i, k + 1] = layer_row(ops, model.engine.prefill_layer_s)
             layer_kind_names = layer_kinds(model.spec)
             for k, kind in enumerate(model.ops.kinds):
                 below = np.cumsum([0, *(each == kind for each in layer_kind_names)])
@@ -89,8 +90,8 @@ class TimesBuilder:
         return Times(coefficient, fixed, prefix, _pad(pairs, count))
 
 
-def layer_row(ops: LayerOps) -> Floats:
-    """Return the coefficients of a layer: window, passes, products, attention, experts, all-reduce."""
+def layer_row(ops: LayerOps, least_s: float) -> Floats:
+    """Return the coefficients of a layer: window, passes, products, attention, experts, sums, launches."""
     if len(ops.dense) > DENSE_MOST:
         raise InternalError(f"a layer with {len(ops.dense)} products")
     row = [-1.0 if ops.window is None else float(ops.window)]
@@ -106,13 +107,13 @@ def layer_row(ops: LayerOps) -> Floats:
         row += [0.0] * 9
     else:
         row += [1.0, e.experts, e.top_k, e.flop_s, e.expert_s, e.row_s, e.pad, e.t0_s, e.p]
-    return np.array(row + _reduce(ops.all_reduce))
+    return np.array([*row, *_reduce(ops.all_reduce), least_s])
 
 
-def outer_row(ops: ModelOps, host_s: float) -> Floats:
+def outer_row(ops: ModelOps, host: HostTime) -> Floats:
     """Return the coefficients of what a step takes beside its layers: host, embedding, output matrix."""
-    row = [host_s, ops.embedding.row_s, ops.embedding.t0_s, *_reduce(ops.embedding_all_reduce)]
-    return np.array([*row, *_roofline(ops.head), *_reduce(ops.gather)])
+    row = [host.step_s, ops.embedding.row_s, ops.embedding.t0_s, *_reduce(ops.embedding_all_reduce)]
+    return np.array([*row, *_roofline(ops.head), *_reduce(ops.gather), host.sequence_s])
 
 
 def _roofline(op: Roofline) -> list[float]:

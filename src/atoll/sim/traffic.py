@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from atoll.routing import compiled
 from atoll.sim.arrays import ALL, ANSWERS, CURVES, DELIVER, KV_HERE, PROMPTS, TOUCHED, Sim
 from atoll.sim.heap import push
@@ -10,10 +12,13 @@ from atoll.sim.kernel import kernel
 
 @kernel
 def carry_cache(z: Sim, link: int, now: float, size: float, bytes_per_s: float) -> float:
-    """Put KV cache on a link and return when the last byte has left; a link sends one after the other."""
+    """Put KV cache on a link and return when the last byte has left; a link sends one after the other.
+
+    Messages that are under way when it comes are sent first.
+    """
     one = z.link[link]
     took = size / bytes_per_s
-    left = max(now, one.free_s) + took
+    left = max(now, one.free_s, one.quick_s) + took
     one.free_s = left
     one.busy_s += took
     one.bytes += size
@@ -58,6 +63,7 @@ def post(z: Sim, now: float, e: int, r: int, tokens: int) -> None:
     """Send a request over an edge, together with others of this moment unless each goes alone."""
     z.request[r].after = -1
     z.request[r].sent_s = now
+    z.request[r].over = e
     if z.run[0].single:
         send(z, now, e, r, float(tokens))
         return
@@ -122,26 +128,39 @@ def hop(z: Sim, g: int, vertex: int) -> int:
 
 @kernel
 def instance_open(z: Sim, i: int, need: float) -> bool:
-    """Return whether some pipeline of instance i can take `need` more tokens; closes what cannot."""
+    """Return whether some pipeline of instance i can take `need` more tokens; closes what cannot.
+
+    Eager engines take all that come and queue them, unless they get KV cache that needs room at once.
+    """
     low, high = z.graph[i].vertex, z.graph[i + 1].vertex
+    mark = z.run[0].high_water
+    fetches = False
+    if z.run[0].eager:
+        fetches = z.instance[i].part == ANSWERS
+        mark = 1.0 if fetches else math.inf
     if high - low == 3:
         # One unit: the same, without looking at a graph.
         only = z.vertex[low + 1]
-        limit = only.room * z.run[0].high_water if only.booked > 0.0 else only.room
+        limit = only.room * mark if only.booked > 0.0 else only.room
         shut = only.dead or only.booked + need > limit
+        if fetches and z.unit[only.item].used + need > only.room:
+            shut = True
         only.closed = shut
         z.vertex[low].closed = shut
         return not shut
     compiled.mask_full(
         z.vertex["booked"][low:high],
         z.vertex["room"][low:high],
-        z.run[0].high_water,
+        mark,
         need,
         z.vertex["masked"][low:high],
     )
     for v in range(low, high):
-        if z.vertex[v].dead:
-            z.vertex[v].masked = True
+        vertex = z.vertex[v]
+        if vertex.dead or (
+            fetches and vertex.item >= 0 and z.unit[vertex.item].used + need > vertex.room
+        ):
+            vertex.masked = True
     return close(z, i)
 
 
@@ -203,7 +222,7 @@ def stranded(z: Sim, r: int) -> bool:
 def tokens_needed(z: Sim, r: int, part: int) -> float:
     """Return the KV tokens a request is counted with at an instance that does such a part of it."""
     c = z.request[r]
-    if part == PROMPTS:
+    if part == PROMPTS or z.run[0].eager:
         return float(c.target)
     estimate = float(c.answer) if z.run[0].actual else z.service[c.service].estimate
     return compiled.reservation(float(c.prompt), float(c.made), estimate)

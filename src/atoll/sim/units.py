@@ -10,8 +10,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError
 from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
-from atoll.perf.engines import MIXED_TOKENS
-from atoll.perf.engines import engine as engine_profile
+from atoll.perf.engines import EngineProfile
 from atoll.perf.step import analytic, step_seconds
 from atoll.plan.capacities import kv_context, memory_model
 from atoll.plan.cluster import NodeProfile
@@ -44,7 +43,6 @@ class UnitMaker:
 
     def __init__(self, problem: Problem, catalog: Catalog, options: SimOptions) -> None:
         self._problem, self._catalog, self._options = problem, catalog, options
-        self._engine = engine_profile(problem.settings.engine)
         self._profiles: dict[str, dict[str, NodeProfile]] = {}
         self._rows: dict[tuple[object, ...], UnitRow] = {}
         self._curves: dict[tuple[object, ...], Floats] = {}
@@ -89,8 +87,10 @@ class UnitMaker:
             if profile is None:
                 service = self._problem.service(instance.service)
                 spec = self._catalog.model(service.model).llm
-                kind = self._catalog.node(node.kind)
-                model = analytic(spec, kind, tp=node.tp, engine=self._problem.settings.engine)
+                kind, engine = self._catalog.node(node.kind), self._problem.engine_of(service)
+                model = analytic(
+                    spec, kind, tp=node.tp, engine=engine, constants=self._options.constants
+                )
                 zero = np.zeros_like(sequences)
                 context = zero + service.lengths.mix().decode_context
                 batch = Batch(zero, zero, zero, sequences, context)
@@ -104,9 +104,9 @@ class UnitMaker:
     def _build_modelled(self, instance: Instance, index: int) -> UnitRow:
         problem, node, phase = self._problem, instance.nodes[index], instance.phase
         service = problem.service(instance.service)
-        kind = self._catalog.node(node.kind)
+        kind, engine = self._catalog.node(node.kind), problem.engine_of(service)
         spec = self._catalog.model(service.model).llm
-        model = analytic(spec, kind, tp=node.tp, engine=problem.settings.engine)
+        model = analytic(spec, kind, tp=node.tp, engine=engine, constants=self._options.constants)
         memory = memory_model(problem, self._catalog, service, phase, kind, node.tp)
         room = float(memory.kv_tokens(node.start, node.end, kv_context(service, phase)))
         if room < 1.0:
@@ -115,7 +115,7 @@ class UnitMaker:
                 field="plan",
                 hint="plan again, or give the node fewer layers",
             )
-        return self._apply_limits(*self.times.operators(model), room, phase)
+        return self._apply_limits(*self.times.operators(model), room, phase, model.engine)
 
     def _build_measured(self, instance: Instance, index: int, profile: NodeProfile) -> UnitRow:
         node = instance.nodes[index]
@@ -133,6 +133,7 @@ class UnitMaker:
             row,
             profile.kv_tokens[held - 1],
             instance.phase,
+            self._problem.engine_of(self._problem.service(instance.service)).on(None),
             sequences=None if sequences is None else sequences[held - 1],
             prompts=None if prompts is None else prompts[held - 1],
         )
@@ -143,6 +144,7 @@ class UnitMaker:
         row: int,
         room: float,
         phase: Phase,
+        profile: EngineProfile,
         *,
         sequences: int | None = None,
         prompts: int | None = None,
@@ -152,14 +154,19 @@ class UnitMaker:
         if not engine:
             budget = NO_LIMIT
         elif budget is None:
-            most = self._engine.max_tokens
-            budget = most if phase is Phase.PREFILL else min(most, MIXED_TOKENS)
+            budget = profile.max_tokens if phase is Phase.PREFILL else profile.mixed_tokens
         return UnitRow(
             kind=kind,
             row=row,
             room=room,
-            most_sequences=self._engine.max_sequences if sequences is None else sequences,
+            most_sequences=self._most_sequences(sequences, profile),
             most_prompts=PROMPTS_IN_STEP if prompts is None else min(prompts, PROMPTS_IN_STEP),
             budget=budget,
             chunked=engine,
         )
+
+    def _most_sequences(self, measured: int | None, profile: EngineProfile) -> int:
+        """Sequences that run at a time: asked for, measured, or the engine's own limit."""
+        if self._options.max_sequences is not None:
+            return self._options.max_sequences
+        return profile.max_sequences if measured is None else measured

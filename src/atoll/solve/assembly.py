@@ -197,6 +197,7 @@ def assemble(
         solver=solver,
         cut_short=cut_short,
         reasons=tuple(reasons),
+        engines=problem.launches(),
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from atoll.core.errors import (
     UsageError,
 )
 from atoll.plan.validate.violation import InvalidPlanError
+from atoll.solve.derating import sized_like
 from atoll.solve.effort import DEADLINE_S, Countdown, Effort
 from atoll.solve.progress import Progress, SolveStats
 
@@ -187,6 +189,10 @@ def compare_solvers(
 
     facts = problem.catalog() if catalog is None else catalog
     left = Countdown(deadline_s)
+    # What a rule would rent for the same promises, its instances carrying what the plan's do.
+    problem, derating = sized_like(plan, problem, facts)
+    if derating is not None:
+        effort = replace(effort or Effort(), derating=derating)
     names = [name for name in _family(problem).baselines if name != plan.solver]
     for tried, name in enumerate(names):
         if left.passed:

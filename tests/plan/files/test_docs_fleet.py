@@ -13,6 +13,7 @@ from atoll.plan.files.fleet import parse_fleet
 from atoll.plan.files.fleet_schema import (
     CloudEntry,
     ClusterEntry,
+    EngineEntry,
     FleetFile,
     LimitsEntry,
     PoolEntry,
@@ -45,6 +46,7 @@ def test_every_key_is_explained() -> None:
     keys = set(ServiceEntry.model_fields)
     keys |= {f"cloud.{name}" for name in CloudEntry.model_fields}
     keys |= set(PoolEntry.model_fields) - {"cloud"}
+    keys |= {f"engine.{name}" for name in EngineEntry.model_fields}
     keys |= {f"limits.{name}" for name in LimitsEntry.model_fields}
     keys |= {f"settings.{name}" for name in SettingsEntry.model_fields}
     keys |= {f"cluster.{name}" for name in ClusterEntry.model_fields}

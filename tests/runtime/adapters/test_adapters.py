@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.cli.serving import sources
 from atoll.core.errors import InputError, UnknownNameError
+from atoll.perf.engines import EngineLaunch
 from atoll.plan.cluster import NodeProfile
 from atoll.plan.plan import Instance
 from atoll.runtime.adapters.base import MachineShare, RunDirectory, ServedModel
@@ -40,6 +41,54 @@ def test_vllm_on_one_node_has_no_pipeline(tmp_path: Path) -> None:
     command = vllm_command(instance([(0, 32)]), SERVED, 9000, RunDirectory(tmp_path))
     assert "--pipeline-parallel-size" not in command.arguments
     assert command.environment == {}
+
+
+def test_engines_are_started_with_the_limits_that_were_planned_with(tmp_path: Path) -> None:
+    launch = EngineLaunch(
+        max_num_seqs=64,
+        max_num_batched_tokens=4096,
+        gpu_memory_utilization=0.85,
+        kv_cache_dtype="fp8",
+        prefix_caching=False,
+        scheduling="sync",
+    )
+    served = ServedModel("hf://org/name", ("chat",), launch)
+    home, made = RunDirectory(tmp_path), instance([(0, 32)])
+    vllm = vllm_command(made, served, 9000, home).arguments
+    assert flag(vllm, "--max-num-seqs") == "64"
+    assert flag(vllm, "--max-num-batched-tokens") == "4096"
+    assert flag(vllm, "--gpu-memory-utilization") == "0.85"
+    assert flag(vllm, "--kv-cache-dtype") == "fp8"
+    assert {"--no-enable-prefix-caching", "--no-async-scheduling"} <= set(vllm)
+    server = sglang_endpoint(made, served, 9000, home, MachineShare()).server
+    assert server is not None
+    sglang = server.command.arguments
+    assert flag(sglang, "--max-running-requests") == "64"
+    assert flag(sglang, "--chunked-prefill-size") == "4096"
+    assert flag(sglang, "--mem-fraction-static") == "0.85"
+    assert flag(sglang, "--kv-cache-dtype") == "fp8_e4m3"
+    assert {"--disable-radix-cache", "--disable-overlap-schedule"} <= set(sglang)
+
+
+def test_a_plan_without_limits_sets_the_step_it_reckons_with_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    home, made = RunDirectory(tmp_path), instance([(0, 32)])
+    planned = ServedModel("hf://org/name", ("chat",), EngineLaunch())
+    more = set(vllm_command(made, planned, 9000, home).arguments) - set(
+        vllm_command(made, SERVED, 9000, home).arguments
+    )
+    assert more == {"--max-num-batched-tokens", "2048"}
+    # vLLM refuses steps with less than a token for every sequence.
+    wide = ServedModel("hf://org/name", ("chat",), EngineLaunch(max_num_seqs=4096))
+    command = vllm_command(made, wide, 9000, home)
+    assert flag(command.arguments, "--max-num-batched-tokens") == "4096"
+
+
+def test_a_format_that_an_engine_does_not_have_is_refused(tmp_path: Path) -> None:
+    served = ServedModel("hf://org/name", ("chat",), EngineLaunch(kv_cache_dtype="int4"))
+    with pytest.raises(InputError, match="vLLM has no KV cache in int4"):
+        vllm_command(instance([(0, 32)]), served, 9000, RunDirectory(tmp_path))
 
 
 def cut(

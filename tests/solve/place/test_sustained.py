@@ -51,7 +51,7 @@ def mean_trip(
     """`round_trips`, for Python to call; rows of `nodes`: layers run, flow through, and scratch."""
     return round_trips(
         Site(*site), Arcs(tail, head, flow), scale, nodes[0], nodes[1], np.zeros(len(tail)),
-        nodes[2], nodes[3], nodes[4], nodes[5], nodes[6],
+        nodes[2], nodes[3], nodes[4], nodes[5], nodes[6], nodes[7],
     )  # fmt: skip
 
 
@@ -113,7 +113,7 @@ def lane(hops: int, held: int = 4) -> tuple[Placement, Arcs]:
 def trip_of(site: Site, hops: int, held: int, requests_per_s: float) -> float:
     _, arcs = lane(hops, held)
     tokens = requests_per_s * (site.prompt + site.answer)
-    nodes = np.zeros((7, hops))
+    nodes = np.zeros((8, hops))
     nodes[0], nodes[1] = held, 1.0
     return mean_trip(tuple(site), *arcs, tokens, nodes)
 
@@ -126,26 +126,44 @@ def test_an_idle_lane_takes_its_steps_and_its_links() -> None:
 @few
 @given(st.integers(2, 30), st.floats(0.05, 1.5))
 def test_a_lane_of_equal_prompts_is_the_road_without_passing(hops: int, rate: float) -> None:
-    # Without links, a token takes max(Td, Tp - age of the newest prompt); prompts come at random. The
-    # model lets a token meet a prompt at the first node within p (there is no step before it) and adds
-    # waiting for plain steps, which are bounded here.
+    # Without links, a token takes max(Td, Tp - age of the newest prompt). Prompts come at random, and one
+    # older than the last trip is out: no token passes it. The model lets a token meet a prompt at the
+    # first node within p (there is no step before it) and adds waiting for plain steps, bounded here.
     site = equal_site(instance(hops, 4 * hops, latency=0.0, speed=1e9))
     d, p = 4 * DECODE_S, 4 * PROMPT_S
+    found = trip_of(site, hops, 4, rate)
     # Prompts that come while one waits make the step found longer, and share the step a token joins.
     long = p * (1.0 + rate * p)
-    behind = 1.0 - np.exp(-rate * (p + (p - d) * np.arange(hops)))
-    fresh = np.diff(np.concatenate([[0.0], behind]))
-    before = np.concatenate([[0.0], behind[:-1]])
-    exact = hops * d + (before * (long - d)).sum() + (fresh * long / 2).sum()
-    exact += rate * p * long * behind.sum()
-    found = trip_of(site, hops, 4, rate)
-    assert exact <= found + 1e-9 <= exact + hops * d * (0.5 + rate * p) + 1e-6
-    # And the continuous limit with few prompts: Td + D - (1 - exp(-r D)) / r.
+    gap = np.where(np.arange(hops) == 0, p, p - d)
+    age = np.minimum(np.cumsum(gap), found)
+    new = np.diff(age, prepend=0.0)
+    behind = 1.0 - np.exp(-rate * age)
+    fresh = np.diff(behind, prepend=0.0)
+    exact = hops * d + ((behind - fresh) * (long - d)).sum()
+    exact += (fresh * long * (1.0 - new / gap / 2.0)).sum() + rate * p * long * behind.sum()
+    assert exact <= found * (1 + 1e-3) <= exact + hops * d * (0.5 + rate * p) + 1e-3 * found
+    # And the continuous limit with few prompts: ages up to m = min(T, D) count, D = Tp - Td.
     few_prompts = rate / 10.0
     apart = hops * (p - d)
-    limit = hops * d + apart - (1 - np.exp(-few_prompts * apart)) / few_prompts
+    limit, before = hops * d + apart, 0.0
+    while abs(limit - before) > 1e-6:
+        x = few_prompts * min(limit, apart)
+        met = 1.0 - np.exp(-x)
+        before, limit = limit, hops * d + apart * met - (met - x * np.exp(-x)) / few_prompts
     found = trip_of(site, hops, 4, few_prompts)
     assert found == pytest.approx(limit, rel=0.1, abs=hops * d / 2 + p)
+
+
+def test_a_token_never_meets_what_came_out_before_it() -> None:
+    # Ten links on which a prompt takes a second: it is on its way for 10 s, a token for less. Were prompts
+    # met however old they are, a trip would take Td + D - (1 - exp(-r D)) / r.
+    site = equal_site(instance(11, 44, latency=0.0, speed=500.0))
+    rate, apart = 0.1, 10.0 * (1.0 - 1 / 500.0) + 11 * 4 * (PROMPT_S - DECODE_S)
+    found = trip_of(site, 11, 4, rate)
+    assert found < 0.75 * (apart - (1.0 - np.exp(-rate * apart)) / rate)
+    met = 1.0 - np.exp(-rate * found)
+    late = apart * met - (met - rate * found * np.exp(-rate * found)) / rate
+    assert late < found < late + 0.5
 
 
 def test_steps_grow_with_load_until_the_node_cannot_keep_up() -> None:

@@ -14,16 +14,26 @@ from atoll.catalog.catalog import Catalog
 from atoll.catalog.document import SchemaDocument
 from atoll.catalog.hf_config import model_from_config
 from atoll.catalog.load import OVERLAY_VARIABLE
+from atoll.catalog.models import ModelSpec
 from atoll.catalog.overlay import apply_overlay
 from atoll.core.errors import InputError
 from atoll.core.files import YamlFile, load_yaml_file, parse_yaml, read_text_limited
 from atoll.core.ids import slug
+from atoll.perf.engines import EngineLimits
 from atoll.perf.engines import engine as engine_profile
 from atoll.plan.files.cluster import cluster_of_file
-from atoll.plan.files.fleet_schema import FleetFile, LengthsEntry, ServiceEntry
+from atoll.plan.files.fleet_schema import EngineEntry, FleetFile, LengthsEntry, ServiceEntry
 from atoll.plan.files.offers import offers_of
 from atoll.plan.plan import Instance, Plan
-from atoll.plan.problem import Lengths, Limits, Phases, Problem, Service, Settings
+from atoll.plan.problem import (
+    Lengths,
+    Limits,
+    Phases,
+    Problem,
+    Service,
+    Settings,
+    with_kv_dtype,
+)
 from atoll.workload.lengths import LengthMix, length_mix
 
 FleetDocument = SchemaDocument[FleetFile]
@@ -88,8 +98,10 @@ def _problem(
                 spot_share=limits.spot_share,
                 max_nodes=limits.max_nodes,
                 spread=limits.spread,
+                survive=limits.survive,
+                spot_loss_per_h=limits.spot_loss * 3600.0,
             ),
-            "settings": Settings.parse(fleet.settings.model_dump()),
+            "settings": Settings.parse(fleet.settings.model_dump(exclude={"engine_limits"})),
             "running": _read_running(document),
             "overlays": facts,
             "cluster": cluster,
@@ -124,6 +136,7 @@ def _service(
                 f"{model.name} is made of {', '.join(parts)}; only plain language models are planned",
                 hint="serve a model with one component, an llm",
             )
+    model = _cache_in(document, catalog, here, model, entry.engine)
     only = tuple(_nodes(document, catalog, (*here, "only"), entry.only))
     avoid = tuple(_nodes(document, catalog, (*here, "avoid"), entry.avoid))
     lengths = _lengths(document, (*here, "lengths"), entry.lengths, model.llm.max_context)
@@ -141,6 +154,7 @@ def _service(
         priority=entry.priority,
         only=only,
         avoid=avoid,
+        engine_limits=_engine_limits(document, here, entry.engine),
     )
     if not any(service.allows(kind) for kind in node_types):
         field = "only" if only else "avoid"
@@ -151,6 +165,39 @@ def _service(
             hint=f"the pool has {', '.join(sorted(node_types)[:8])}",
         )
     return service
+
+
+def _merge_engine(document: FleetDocument, entry: EngineEntry) -> dict[str, object]:
+    """What is set for a service's engines, by name: of its own, else for all."""
+    for_all = document.content.settings.engine_limits.model_dump(exclude_none=True)
+    return {**for_all, **entry.model_dump(exclude_none=True)}
+
+
+def _cache_in(
+    document: FleetDocument,
+    catalog: Catalog,
+    here: tuple[str, ...],
+    model: ModelSpec,
+    entry: EngineEntry,
+) -> ModelSpec:
+    """Return a model with its KV cache in the format that is asked for; the format is part of its name."""
+    own = entry.kv_cache_dtype is not None
+    where = (*here, "engine") if own else ("settings", "engine_limits")
+    dtype = _merge_engine(document, entry).get("kv_cache_dtype")
+    with document.at(*where, "kv_cache_dtype"):
+        return catalog.model(with_kv_dtype(model.name, None if dtype is None else str(dtype)))
+
+
+def _engine_limits(
+    document: FleetDocument, here: tuple[str, ...], entry: EngineEntry
+) -> EngineLimits:
+    merged = _merge_engine(document, entry)
+    merged.pop("kv_cache_dtype", None)
+    host = merged.pop("host", None)
+    if isinstance(host, dict):
+        merged["host"] = {f"{name}_s": seconds for name, seconds in host.items()}
+    with document.at(*here, "engine"):
+        return EngineLimits.parse(merged)
 
 
 def _phases(document: FleetDocument, here: tuple[str, ...], entry: ServiceEntry) -> Phases:

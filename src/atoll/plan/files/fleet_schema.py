@@ -4,7 +4,7 @@ models:   {NAME: {model: qwen3-32b, ttft: 1600ms, tpot: 100ms, rate: 10/s, lengt
 pool:     {cloud: {regions: [aws/us-east-2], gpus: [L40S, L4]}, owned: {basement: {"RTX3090:2": 4}}}
 cluster:  {nodes: {zurich: {"L4:1": 4, "T4:1": [t4-a]}}, links: [{between: ["*", "*"], bandwidth: 10Gbit/s}]}
 limits:   {budget: $100/h, spot_share: 50%, spread: 2}
-settings: {max_nodes_per_instance: 6, engine: vllm}
+settings: {max_nodes_per_instance: 6, engine: vllm, engine_limits: {max_num_seqs: 256}}
 catalog:  facts.yaml
 running:  plan.json
 """
@@ -25,6 +25,7 @@ from pydantic_core import PydanticCustomError
 
 from atoll.core.frozen import Frozen
 from atoll.core.quantities import Bandwidth, Duration, Rate, UsdPerHour
+from atoll.perf.engines import Scheduling
 from atoll.plan.cluster import KV_FILL, NodeProfile
 from atoll.plan.plan import Market
 from atoll.plan.problem import ATTAINMENT, Phases, Shortage
@@ -101,6 +102,50 @@ LengthsField = Annotated[
 ]
 
 
+class HostTimeEntry(Frozen):
+    """Host time of a step, as `atoll profile` measures it on the machine."""
+
+    step: Annotated[Duration, Field(le=10)] = Field(
+        default=0.0, description="For every step, such as 0.4ms."
+    )
+    sequence: Annotated[Duration, Field(le=10)] = Field(
+        default=0.0, description="For every sequence in it, such as 2us."
+    )
+
+
+class EngineEntry(Frozen):
+    """How engines are started; what is left out is as the engine has it on the GPU in question."""
+
+    max_num_seqs: Annotated[int, Field(strict=True, ge=1, le=65536)] | None = Field(
+        default=None,
+        description="Most sequences in a step. vLLM's own: 1024 on GPUs of 70 GiB and up, 256 below and "
+        "on an A100.",
+    )
+    max_num_batched_tokens: Annotated[int, Field(strict=True, ge=16, le=1 << 20)] | None = Field(
+        default=None,
+        description="Most tokens in a step. Left out, 2048 where prompts and decoding share steps, which "
+        "engines are then started with.",
+    )
+    gpu_memory_utilization: Annotated[Share, Field(ge=0.05)] | None = Field(
+        default=None, description="Share of GPU memory that the engine takes; vLLM's own: 0.9."
+    )
+    kv_cache_dtype: StrictStr | None = Field(
+        default=None,
+        description="Number format of the KV cache, such as fp8; the model's own if left out or auto.",
+    )
+    prefix_caching: StrictBool | None = Field(
+        default=None, description="Whether prompts reuse KV cache of equal beginnings."
+    )
+    scheduling: Scheduling | None = Field(
+        default=None,
+        description="Whether the next step is prepared while the GPU works (async), or after it (sync).",
+    )
+    host: HostTimeEntry | None = Field(
+        default=None,
+        description="Host time of a step as measured; the engine's assumed if left out.",
+    )
+
+
 class ServiceEntry(Frozen):
     """A model to serve, what is promised and how much is asked of it."""
 
@@ -140,6 +185,10 @@ class ServiceEntry(Frozen):
     )
     avoid: list[StrictStr] = Field(
         default=[], description="Never stand on these GPU types or node types."
+    )
+    engine: EngineEntry = Field(
+        default=EngineEntry(),
+        description="How its engines are started; counts before `settings.engine_limits`.",
     )
 
 
@@ -296,6 +345,13 @@ class LimitsEntry(Frozen):
     )
     max_nodes: Count | None = Field(default=None, description="Most nodes to use.")
     spread: Above = Field(default=1, description="Regions every role must stand in, at least.")
+    survive: Annotated[int, Field(strict=True, ge=0, le=1)] = Field(
+        default=0, description="Nodes, any of them, that may be lost with promises kept: 0 or 1."
+    )
+    spot_loss: Rate = Field(
+        default=0.0,
+        description="How often a spot node is lost, such as 0.05/h; it comes back minutes later.",
+    )
 
 
 class SettingsEntry(Frozen):
@@ -318,6 +374,9 @@ class SettingsEntry(Frozen):
     )
     engine: StrictStr = Field(
         default="vllm", description="Whose host time per step counts: vllm, sglang, atoll, none."
+    )
+    engine_limits: EngineEntry = Field(
+        default=EngineEntry(), description="How the engines of all services are started."
     )
     seed: Count = Field(default=0, description="Seed of whatever is random in a solver.")
     on_shortage: Shortage = Field(

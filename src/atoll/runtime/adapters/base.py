@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.core.errors import InputError
 from atoll.core.files import atomic_write
 from atoll.core.frozen import Frozen
+from atoll.perf.engines import EngineLaunch
 from atoll.plan.plan import Instance
 from atoll.runtime.pool.member import Backend
 from atoll.runtime.supervise.agent import ProcessSpec
@@ -47,10 +49,14 @@ class RunDirectory:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What is served: the source of the weights and the names requests ask for."""
+    """What is served: the source of the weights and the names requests ask for.
+
+    `launch` are the limits that a plan reckons with; None leaves the engine as it comes.
+    """
 
     source: str
     names: tuple[str, ...]
+    launch: EngineLaunch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +99,14 @@ def single_node(instance: Instance, engine: str) -> None:
             field="engine",
             hint="use the engine 'atoll'",
         )
+
+
+def kv_flag(dtype: str, known: Mapping[str, str], engine: str) -> str:
+    """Return what an engine calls a number format of the KV cache; one it does not have is refused."""
+    if dtype not in known:
+        raise InputError(
+            f"{engine} has no KV cache in {dtype}",
+            field="kv_cache_dtype",
+            hint=f"use {' or '.join(known)}",
+        )
+    return known[dtype]

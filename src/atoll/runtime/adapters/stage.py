@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from atoll.engine.batcher import MaxInFlight
 from atoll.engine.node import NodeConfig
@@ -64,6 +65,7 @@ def stage_endpoint(
                 kv_bytes=share.kv_bytes,
                 max_in_flight=max_in_flight,
                 drain_s=_NODE_DRAIN_S,
+                **_limits(served),
             )
             nodes.append(
                 ProcessSpec(
@@ -108,6 +110,17 @@ def stage_endpoint(
         server,
         tuple(held),
     )
+
+
+def _limits(served: ServedModel) -> dict[str, Any]:
+    """The limits of a node that a plan sets; a row is a token of a prompt or a sequence."""
+    launch = served.launch
+    limits: dict[str, Any] = {}
+    if launch is not None and launch.prefix_caching is not None:
+        limits["prefix_caching"] = launch.prefix_caching
+    if launch is not None and launch.max_num_batched_tokens is not None:
+        limits["token_budget"] = launch.max_num_batched_tokens
+    return limits
 
 
 def _python(

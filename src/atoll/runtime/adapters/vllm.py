@@ -8,8 +8,15 @@ from __future__ import annotations
 from itertools import pairwise
 
 from atoll.core.errors import InputError
+from atoll.perf.engines import MIXED_TOKENS, EngineLaunch
 from atoll.plan.plan import Instance
-from atoll.runtime.adapters.base import Endpoint, MachineShare, RunDirectory, ServedModel
+from atoll.runtime.adapters.base import (
+    Endpoint,
+    MachineShare,
+    RunDirectory,
+    ServedModel,
+    kv_flag,
+)
 from atoll.runtime.adapters.devices import visible_gpus
 from atoll.runtime.adapters.probes import TokenProbe
 from atoll.runtime.pool.member import Backend
@@ -18,6 +25,7 @@ from atoll.runtime.supervise.process import Command
 from atoll.runtime.supervise.supervision import RestartLimits
 
 _LIMITS = RestartLimits(ready_s=1800.0, unwell=3, term_s=30.0)
+_KV_DTYPES = {"fp8": "fp8", "bf16": "bfloat16"}
 
 
 def vllm_layout(instance: Instance) -> tuple[int, int, tuple[int, ...]]:
@@ -42,6 +50,31 @@ def vllm_layout(instance: Instance) -> tuple[int, int, tuple[int, ...]]:
     return node.tp, node.gpus // node.tp, tuple(stage.end - stage.start for stage in stages)
 
 
+def vllm_flags(launch: EngineLaunch | None) -> tuple[str, ...]:
+    """Return the options that make vLLM keep the limits a plan reckons with."""
+    if launch is None:
+        return ("--enable-prefix-caching",)
+    # Plans reckon with short steps where prompts and decoding share them, which both do on one instance.
+    tokens = launch.max_num_batched_tokens or max(MIXED_TOKENS, launch.max_num_seqs or 0)
+    flags = ["--max-num-batched-tokens", str(tokens)]
+    if launch.max_num_seqs is not None:
+        flags += ["--max-num-seqs", str(launch.max_num_seqs)]
+    if launch.gpu_memory_utilization is not None:
+        flags += ["--gpu-memory-utilization", f"{launch.gpu_memory_utilization:g}"]
+    if launch.kv_cache_dtype is not None:
+        flags += ["--kv-cache-dtype", kv_flag(launch.kv_cache_dtype, _KV_DTYPES, "vLLM")]
+    flags.append(
+        "--no-enable-prefix-caching"
+        if launch.prefix_caching is False
+        else "--enable-prefix-caching"
+    )
+    if launch.scheduling is not None:
+        flags.append(
+            "--async-scheduling" if launch.scheduling == "async" else "--no-async-scheduling"
+        )
+    return tuple(flags)
+
+
 def vllm_command(instance: Instance, served: ServedModel, port: int, log: RunDirectory) -> Command:
     """Return the command that serves an instance."""
     tp, copies, layers = vllm_layout(instance)
@@ -50,7 +83,7 @@ def vllm_command(instance: Instance, served: ServedModel, port: int, log: RunDir
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--served-model-name", *served.names),
         *("--tensor-parallel-size", str(tp)),
-        "--enable-prefix-caching",
+        *vllm_flags(served.launch),
     ]
     environment = visible_gpus(instance.nodes)
     if copies > 1:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from atoll.core.errors import InputError
 from atoll.engine.batcher import MaxInFlight
+from atoll.perf.engines import EngineLaunch
 from atoll.plan.plan import Instance, Plan
 from atoll.runtime.adapters.base import Endpoint, MachineShare, RunDirectory, ServedModel
 from atoll.runtime.adapters.llamacpp import llamacpp_endpoint
@@ -77,7 +78,8 @@ def build(
     named = []
     for standing, port in zip(planned, ports, strict=True):
         model = models[standing.service]
-        endpoint = _endpoint(standing, model, port, home, share, liveness, chosen)
+        launch = plan.engines.get(standing.service, EngineLaunch())
+        endpoint = _endpoint(standing, model, launch, port, home, share, liveness, chosen)
         kinds = {
             engine_name(instance.id, node.id): node.node_type
             for instance in standing.instances
@@ -90,6 +92,7 @@ def build(
 def _endpoint(
     standing: PlannedEndpoint,
     model: LocalModel,
+    launch: EngineLaunch,
     port: int,
     home: RunDirectory,
     share: MachineShare,
@@ -97,7 +100,7 @@ def _endpoint(
     options: LocalOptions,
 ) -> Endpoint:
     if options.engine == "atoll":
-        served = ServedModel(str(model.folder), (standing.service,))
+        served = ServedModel(str(model.folder), (standing.service,), launch)
         return stage_endpoint(
             *(standing.name, standing.instances, served, port, home, share, liveness.silent_s),
             routes=standing.routes,
@@ -107,7 +110,7 @@ def _endpoint(
             silent_s=options.silent_s,
             max_in_flight=options.max_in_flight,
         )
-    served = ServedModel(model.source, (standing.service,))
+    served = ServedModel(model.source, (standing.service,), launch)
     make = {
         "llamacpp": llamacpp_endpoint,
         "vllm": vllm_endpoint,

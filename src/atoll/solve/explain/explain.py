@@ -13,6 +13,7 @@ from dataclasses import replace
 from atoll.catalog.catalog import Catalog
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
+from atoll.solve.derating import sized_like
 from atoll.solve.effort import Effort
 from atoll.solve.explain.changes import Change, loosen, soft
 from atoll.solve.explain.cluster import Bound, cluster_constraints, promise_constraint
@@ -127,6 +128,9 @@ def explain_problem(
     when such a plan was made.
     """
     facts = problem.catalog() if catalog is None else catalog
+    derating = None
+    if plan is not None:
+        problem, derating = sized_like(plan, problem, facts)
     rented = problem.cluster is None
     libraries = None
     solver: RentSolver | ClusterSolver = ClusterSolver(facts)
@@ -141,7 +145,7 @@ def explain_problem(
         if on_progress is not None:
             on_progress(Progress("planning again", question, min(1.0, plans / most)))
 
-    effort = Effort(cached=cached, work=_WORK if rented else _CLUSTER_WORK)
+    effort = Effort(cached=cached, work=_WORK if rented else _CLUSTER_WORK, derating=derating)
     if not rented:
         goal = None if plan is None or plan.goal == "cost" else plan.goal
         effort = replace(effort, objective=goal, promise=not best_effort)

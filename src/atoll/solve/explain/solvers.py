@@ -36,6 +36,7 @@ class RentSolver:
             deadline_s=seconds,
             gap=effort.gap,
             work=effort.work,
+            derating=effort.derating,
         )
         check(solved.plan, problem, self.catalog)
         most = float(solved.allocation.fraction_bound)

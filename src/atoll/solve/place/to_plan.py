@@ -142,12 +142,6 @@ def instances_of(problem: Problem, catalog: Catalog, placed: Placed) -> list[Ins
     ]
 
 
-def instance_of(problem: Problem, catalog: Catalog, placed: Placed) -> Instance:
-    """Return a placed service whose nodes are all joined as an instance."""
-    (instance,) = instances_of(problem, catalog, placed)
-    return instance
-
-
 def _connected(
     used: Sequence[int], joined: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 ) -> list[list[int]]:

@@ -85,6 +85,15 @@ class MixMaster(RentalProgramme):
         """How many mixes are in."""
         return len(self._columns)
 
+    @property
+    def mixes(self) -> tuple[tuple[int, Mix], ...]:
+        """All mixes with their services, in the order of their columns."""
+        return tuple(self._columns)
+
+    def mix_values(self, result: LpResult) -> Floats:
+        """Return how much of each mix a relaxed solution takes."""
+        return np.asarray(result.values[self._first :])
+
     def add(self, service: int, mix: Mix) -> bool:
         """Add a mix; return whether it is new."""
         if (service, mix) in self._known:
@@ -197,7 +206,7 @@ class Decomposition:
             legs = oracle.legs(row, lower=False)
             level = GRID
             if self.goal != "cost":
-                level = _best_level(legs, float(duals[service]))
+                level = best_level(legs, float(duals[service]))
             if level == 0:
                 continue
             items = oracle.pick(legs, level)
@@ -292,8 +301,8 @@ def links_hold(model: RentModel, chosen: tuple[dict[int, int], ...]) -> bool:
     return True
 
 
-def _best_level(legs: Legs, worth: float) -> int:
-    """The level at which serving gains most, all of the demand being worth so much."""
+def best_level(legs: Legs, worth: float) -> int:
+    """Return the level at which serving gains most, all of the demand being worth so much."""
     gain = worth * legs.total.level / GRID - legs.total.value
     return int(legs.total.level[int(np.argmax(gain))])
 

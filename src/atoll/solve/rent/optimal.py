@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -276,13 +277,14 @@ def _plan(
             cut_short=allocation.cut_short,
         )
     phases = {number: phase for phase, number in _PHASES.items()}
-    kept: list[Instance] = []
     started: list[NewInstance] = []
     stock = _TakenSlices(problem, allocation.slices)
+    kept = choose_kept(
+        [(running[c.running], c.number) for c in allocation.instances if c.running is not None]
+    )
     for chosen in allocation.instances:
         service = problem.services[chosen.service]
         if chosen.running is not None:
-            kept += running[chosen.running][: chosen.number]
             continue
         role = next(r for r in service.roles if r.phase is phases[chosen.phase])
         library = libraries.roles[str(role)]
@@ -305,6 +307,34 @@ def _plan(
         cut_short=allocation.cut_short,
         derating=derating,
     )
+
+
+def choose_kept(wanted: Sequence[tuple[Sequence[Instance], int]]) -> list[Instance]:
+    """Return so many of each group of equal running instances: those that stand beside others that stay.
+
+    Slices that stay are not moved, so what goes should leave whole machines free.
+    """
+    kept: list[Instance] = []
+    taken: Counter[tuple[str, str, Market, int]] = Counter()
+    # Groups that leave no choice come first.
+    for group, number in sorted(wanted, key=lambda pair: len(pair[0]) > pair[1]):
+        left = list(group)
+        for _ in range(number):
+            best = max(left, key=lambda one: sum(taken[at] for at, _ in _slices(one)))
+            left.remove(best)
+            kept.append(best)
+            for at, gpus in _slices(best):
+                taken[at] += gpus
+    return kept
+
+
+def _slices(instance: Instance) -> list[tuple[tuple[str, str, Market, int], int]]:
+    """The machines that an instance has a part of, and how many GPUs."""
+    return [
+        ((instance.region_of(node), node.node_type, node.market, node.slot), node.gpus)
+        for node in instance.nodes
+        if node.slot is not None and node.gpu_ids is not None
+    ]
 
 
 class _TakenSlices:

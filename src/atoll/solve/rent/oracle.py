@@ -184,10 +184,17 @@ class ServiceOracle:
         for zone, point in enumerate(points):
             function = legs.zones[zone]
             a, b = _parts(legs, zone, function, point)
-            for phase, amount in ((PREFILL, a), (DECODE, a), (BOTH, b)):
-                if amount > 0 and not self._pick_one(legs, (phase, zone), amount, chosen):
-                    return None
+            if a > 0 and not self._pick_apart(legs, zone, a, chosen):
+                return None
+            if b > 0 and not self._pick_one(legs, (BOTH, zone), b, chosen):
+                return None
         return chosen
+
+    def _pick_apart(self, legs: Legs, zone: int, level: int, chosen: dict[int, int]) -> bool:
+        """Add the items that cover a level of prefill and decode in one zone, if there are such."""
+        return all(
+            self._pick_one(legs, (phase, zone), level, chosen) for phase in (PREFILL, DECODE)
+        )
 
     def _pick_one(
         self, legs: Legs, key: tuple[int, int], level: int, chosen: dict[int, int]

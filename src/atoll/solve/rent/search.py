@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.solve.rent.capped.mixes import tighten
 from atoll.solve.rent.greedy import fill
 from atoll.solve.rent.instances import InstanceMaster
 from atoll.solve.rent.items import RentModel, Solution
@@ -40,6 +41,7 @@ _NEIGHBOURS = 400
 _PAIR_WORK = 3000
 _MOST_PAIRS = 40
 _DEAR = 3.0
+_NODES = 2000
 _HAIR = 1e-9
 
 
@@ -85,9 +87,12 @@ def minimise(model: RentModel, standing: Incumbent, seed: int) -> SearchOutcome:
         mixes.master.set_unserved(mixes.unserved)
         mixes.converge()
         mixes.choose(50)
+        if not standing.done:
+            mixes = tighten(mixes, seed)
+            mixes.choose(_NODES)
         # Where nothing is found, finding out how much can be served (`scarcity`) is the better search.
         if standing.solution is not None:
-            item_slacks = slacks(oracles, mixes.root)
+            item_slacks = slacks(mixes.oracles, mixes.root)
             improve(model, mixes.root, item_slacks, standing, seed)
             close(model, oracles, mixes.root, item_slacks, standing, seed)
     prices, duals = relaxed or mixes.relaxed or (first.prices, demand)

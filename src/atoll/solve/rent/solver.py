@@ -65,6 +65,8 @@ def solve(
             until=lambda: deadline.left < deadline_s * (1.0 - _TEMPLATES),
             single=True,
         )
+        if effort.derating is not None:
+            tables = effort.derating.scale(tables)
         plan = BASELINES[name](problem, catalog, tables)
         return plan if tables.complete else plan.model_copy(update={"cut_short": True})
     return _Search(problem, catalog, effort, deadline, on_progress).run()

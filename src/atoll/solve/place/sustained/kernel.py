@@ -60,7 +60,7 @@ class KernelScratch(NamedTuple):
 
 SCRATCH_TYPE = "Tuple((float64[:, ::1], float64[::1], int64[::1], float64[:, ::1], int64[:, ::1]))"
 # Rows of `KernelScratch.nodes` and `KernelScratch.arcs`.
-_THROUGH, _RUN, _BEHIND, _STEP, _ON, _CAPACITY = range(6)
+_THROUGH, _RUN, _BEHIND, _STEP, _ON, _LEAD, _CAPACITY = range(7)
 _ROOM, _COST, _ARC_S, _TRIAL, _SENT, _KEPT_FLOW = range(6)
 
 
@@ -288,7 +288,8 @@ def _sustain(  # noqa: C901 - one bisection over arrays it shares
     size = len(start)
     count = len(arcs.tail)
     through, run, behind = scratch.nodes[_THROUGH], scratch.nodes[_RUN], scratch.nodes[_BEHIND]
-    step, on, arc_s = scratch.nodes[_STEP], scratch.nodes[_ON], scratch.arcs[_ARC_S]
+    step, on, lead = scratch.nodes[_STEP], scratch.nodes[_ON], scratch.nodes[_LEAD]
+    arc_s = scratch.arcs[_ARC_S]
     fill(through, 0.0)
     fill(run, 0.0)
     for a in range(count):
@@ -315,7 +316,9 @@ def _sustain(  # noqa: C901 - one bisection over arrays it shares
         last = turn == 25 or high - low < 1e-4 * high
         middle = low if last else (low + high) / 2.0
         top = 0.0
-        mean_s = round_trips(site, arcs, middle, run, through, arc_s, hop_s, behind, trip, step, on)
+        mean_s = round_trips(
+            site, arcs, middle, run, through, arc_s, hop_s, behind, trip, step, on, lead
+        )
         lasts = mean_s < NEVER
         if lasts:
             # Requests in flight, of those that fit: where nodes fill unevenly, some are sent around them.

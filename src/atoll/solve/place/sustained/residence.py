@@ -21,6 +21,11 @@ prompt from its own edge that left within p - lag before it, or one from other e
     s' = a + (1 - a) nu
     h  = d + w + r p (s' f + (1 - s') min(1, r O d) d)
 
+No token meets a prompt older than its own last trip: that one was in front of it then, and came out before
+it. So (p - lag)+ counts only as long as it and those of all servers before it, together how much longer a
+prompt takes to here than a token, are within the token's trip. Behind several slow links they are not: a
+prompt takes 5 s where a token is round in 2.5. Trips and what counts are found in turn, from long trips down.
+
 The step that is found takes f = c p (1 + r p): a prompt, and those that came while it waited. The last term
 of h is what prompts add that came while the token waited: all that waits joins the next step, so a token
 runs beside prompts, in steps many times as long as its own, about as often as prompts keep the node busy.
@@ -47,6 +52,8 @@ BATCHES = 512
 """Decode times are tabulated for batches up to this many tokens and go on with their last slope."""
 NEVER = 1e9
 """Seconds that stand for: it never ends."""
+PASSES = 12
+"""How often trips and the prompts that are met on them are found in turn; differences shrink to a third."""
 
 
 class Site(NamedTuple):
@@ -135,13 +142,30 @@ def step_of(site: Site, node: int, layers: float, rate: float) -> tuple[float, f
 
 
 @lean_part
+def new_of(lead: float, gap: float, trip: float) -> float:
+    """Return the seconds in which prompts start that a token meets here and not before.
+
+    A prompt takes `lead` seconds longer than a token to come here and `gap` longer to leave; it started
+    within the last trip of the token.
+    """
+    return min(lead + gap, trip) - min(lead, trip)
+
+
+@lean_part
 def link_of(
-    one: float, latency: float, rate: float, site: Site, behind: float, lag: float
+    one: float,
+    latency: float,
+    rate: float,
+    site: Site,
+    behind: float,
+    lag: float,
+    lead: float,
+    trip: float,
 ) -> tuple[float, float, float]:
     """Return (seconds of a token over a link, chance to leave it behind a prompt, lag behind it).
 
     `one` is the seconds a token takes to be sent; it comes behind a prompt with chance `behind`, then `lag`
-    seconds after it.
+    seconds after it. Of the others, those meet one that started early enough (`new_of`).
     """
     p = one * site.prompt
     load = rate * (p + one * site.answer)
@@ -150,8 +174,10 @@ def link_of(
     gap = p - lag
     if gap <= 0.0:
         return latency + one, behind, one + lag - p
-    meets = (1.0 - behind) * (1.0 - np.exp(-rate * gap))
-    wait = behind * max(site.spread * p - lag, 0.0) + meets * site.spread * p / 2.0
+    new = new_of(lead, gap, trip)
+    meets = (1.0 - behind) * (1.0 - np.exp(-rate * new))
+    left = site.spread * p * (1.0 - new / gap / 2.0)
+    wait = behind * max(site.spread * p - lag, 0.0) + meets * left
     return latency + one + wait, behind + meets, one
 
 
@@ -168,13 +194,14 @@ def round_trips(
     trip: Floats,
     step: Floats,
     on: Floats,
+    lead: Floats,
 ) -> float:
     """Fill the round trips of tokens through each node at `scale` times the flow; return their mean.
 
     `run[i]` is the layers node i runs on average, `through[i]` its flow in tokens/s. Filled: `arc_s[a]`
     seconds over each arc, `hop_s[i]` at each node, `behind[i]` the chance to leave it behind a prompt,
     `trip[i]` the seconds once round for a token that passes it. NEVER where something is overloaded.
-    `step` and `on` are scratch, by node.
+    `step`, `on` and `lead` are scratch, by node.
     """
     size = len(through)
     per_request = site.prompt + site.answer
@@ -188,9 +215,22 @@ def round_trips(
     for a in range(len(arcs.tail)):
         if arcs.tail[a] < 0:
             total += arcs.flow[a]
-    if _forward(site, arcs, scale, run, through, step, arc_s, hop_s, behind) >= NEVER:
-        return NEVER
-    mean: float = _rounds(arcs, through, total, arc_s, hop_s, trip, on)
+    fill(trip, NEVER)
+    mean = NEVER
+    for _ in range(PASSES):
+        before = mean
+        worst, longest = _forward(
+            site, arcs, scale, run, through, step, arc_s, hop_s, behind, lead, trip
+        )
+        if worst >= NEVER:
+            return NEVER
+        mean = _rounds(arcs, through, total, arc_s, hop_s, trip, on)
+        shortest = NEVER
+        for i in range(size):
+            if through[i] > 0.0:
+                shortest = min(shortest, trip[i])
+        if longest <= shortest or before - mean <= 1e-4 * mean:
+            break
     return mean
 
 
@@ -205,20 +245,27 @@ def _forward(
     arc_s: Floats,
     hop_s: Floats,
     behind: Floats,
-) -> float:
-    """One pass from source to sink: fill seconds and chances; return the seconds of the slowest arc."""
+    lead: Floats,
+    trip: Floats,
+) -> tuple[float, float]:
+    """One pass from source to sink: fill seconds and chances, given the trips through each node.
+
+    Also fills `lead`, how much longer a prompt takes than a token until it leaves each node. Returns the
+    seconds of the slowest arc, and the largest lead.
+    """
     per_request = site.prompt + site.answer
     fill(hop_s, 0.0)
     fill(behind, 0.0)
-    worst = 0.0
+    fill(lead, 0.0)
+    worst = longest = 0.0
     for a in range(len(arcs.tail)):
         i, k = arcs.tail[a], arcs.head[a]
         own = scale * arcs.flow[a] / per_request
         if i < 0:
-            comes, lag = 0.0, 0.0
+            comes, lag, ahead = 0.0, 0.0, 0.0
             one, latency = 1.0 / site.enter[k], site.enter_s[k]
         else:
-            comes, lag = behind[i] * arcs.flow[a] / through[i], step[i]
+            comes, lag, ahead = behind[i] * arcs.flow[a] / through[i], step[i], lead[i]
             if k < 0:
                 one, latency = 1.0 / site.leave[i], site.leave_s[i]
             else:
@@ -227,25 +274,36 @@ def _forward(
             # Only the new token goes to the sink, also after a prompt.
             arc_s[a] = latency + one
             continue
-        seconds, comes, lag = link_of(one, latency, own, site, comes, lag)
+        sent = one * site.prompt - lag
+        seconds, comes, lag = link_of(one, latency, own, site, comes, lag, ahead, trip[k])
+        ahead = max(ahead + sent, 0.0)
         worst = max(worst, seconds)
         arc_s[a] = seconds
         p = run[k] * site.prompt_s[k]
         rate = scale * through[k] / per_request
-        meets = 1.0 - np.exp(-(own * max(p - lag, 0.0) + (rate - own) * p))
+        gap = max(p - lag, 0.0)
+        new = new_of(ahead, gap, trip[k])
+        some, all_new = own * new, own * new + (rate - own) * p
+        meets = 1.0 - np.exp(-all_new)
+        # Of a prompt that is met, half is left, or more if only young ones can be.
+        left = 1.0 - (some * new / gap + all_new - some) / all_new / 2.0 if some > 0.0 else 0.5
         works = min(1.0, rate * site.answer * step[k])
         meets *= 1.0 - comes
         # A step with a prompt takes in those that came while it waited, so what is found is longer than one.
         busy = rate * p
         found = site.spread * p * (1.0 + busy)
         free = (1.0 - comes - meets) * works * step[k]
-        wait = comes * max(found - lag, 0.0) + meets * found / 2.0 + free / 2.0
+        wait = comes * max(found - lag, 0.0) + meets * found * left + free / 2.0
         # Prompts that come during the step a token finds share the step it joins, and it ends with them.
         shared = busy * ((comes + meets) * found + free)
         share = arcs.flow[a] / through[k]
         hop_s[k] += share * (step[k] + wait + shared)
         behind[k] += share * (comes + meets)
-    return worst
+        # Those that come the same way, and those that come from elsewhere.
+        ahead = max(ahead + p - lag, 0.0)
+        lead[k] += share * (share * ahead + (1.0 - share) * p)
+        longest = max(longest, ahead)
+    return worst, longest
 
 
 @lean_part

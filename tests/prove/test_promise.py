@@ -1,0 +1,147 @@
+"""Plans sized by simulation: enough requests keep their promises, on arrivals that no plan was sized with."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.catalog import Catalog
+from atoll.plan.plan import Plan
+from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
+from atoll.plan.validate.check import validate
+from atoll.prove import promise
+from atoll.prove.deadline import SimulationCutShortError
+from atoll.prove.promise import KeptShares, keep_promises, look_at, mean_kept, see_promises
+from atoll.solve import registry
+from atoll.solve.effort import Countdown, Effort
+from atoll.workload.lengths import LengthMix
+from tests.sim.builders import cluster_plan, cluster_problem
+
+CATALOG = Catalog.default()
+CHAT = Service(
+    name="chat",
+    model="llama-3.1-8b",
+    ttft_s=1.0,
+    tpot_s=0.06,
+    rate_per_s=30.0,
+    lengths=Lengths.of(LengthMix.fixed(600.0, 120.0)),
+)
+PROBLEM = Problem(
+    name="small",
+    services=(CHAT,),
+    offers=(Offer(region="here", node_type="L40S:1", available=40, usd_per_hour=1.86),),
+    settings=Settings(max_nodes_per_instance=1, engine="none"),
+)
+FRESH = Effort(cached=False)
+
+
+def solve(problem: Problem, effort: Effort, seconds: float) -> Plan:
+    return registry.solve(problem, effort=effort, deadline_s=seconds, catalog=CATALOG)
+
+
+def kept(problem: Problem, seconds: float = 300.0) -> Plan:
+    return keep_promises(problem, CATALOG, solve, FRESH, deadline=Countdown(seconds))
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return kept(PROBLEM)
+
+
+def test_enough_requests_keep_their_promises(plan: Plan) -> None:
+    (found,) = plan.promises
+    assert found.target == 0.95
+    assert found.kept >= found.target
+    assert found.low <= found.kept <= min(found.kept_ttft, found.kept_tpot) <= 1.0
+    assert found.cause is None
+    assert validate(plan, PROBLEM) == []
+    assert plan.problem_hash == PROBLEM.content_hash()
+
+
+def test_what_the_plan_says_holds_on_yet_other_arrivals(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(promise, "_FRESH_SEEDS", (201, 202, 203, 204, 205))
+    (again,) = look_at(plan, PROBLEM, CATALOG)
+    assert again.kept >= 0.95 - 0.005
+    assert again.kept == pytest.approx(plan.promises[0].kept, abs=0.03)
+
+
+def test_a_plan_for_capacity_alone_costs_less_and_keeps_less(plan: Plan) -> None:
+    bare = registry.solve(PROBLEM, effort=FRESH, catalog=CATALOG)
+    assert plan.capacity_bound is not None
+    assert plan.capacity_bound <= bare.usd_per_hour <= plan.usd_per_hour
+    assert look_at(bare, PROBLEM, CATALOG)[0].kept <= plan.promises[0].kept + 1e-9
+    assert plan.bound is not None
+    assert plan.bound <= plan.usd_per_hour
+
+
+def test_more_asked_for_costs_no_less(plan: Plan) -> None:
+    strict = kept(PROBLEM.replace(services=(CHAT.model_copy(update={"attainment": 0.999}),)))
+    assert strict.usd_per_hour >= plan.usd_per_hour
+    assert strict.promises[0].kept >= 0.999
+
+
+def test_bursts_cost_no_less(plan: Plan) -> None:
+    bursty = kept(PROBLEM.replace(services=(CHAT.model_copy(update={"burstiness": 3.0}),)))
+    assert bursty.usd_per_hour >= plan.usd_per_hour
+
+
+def test_the_same_plan_every_time(plan: Plan) -> None:
+    assert kept(PROBLEM).to_json() == plan.to_json()
+
+
+def test_prompts_that_take_too_long_alone_are_named() -> None:
+    # Most prompts are short; the longest twentieth take longer than ttft, or nearly, alone.
+    spread = Lengths.of(LengthMix(600.0, 50.0, 600.0**2 * 11.0, 2500.0))
+    late = CHAT.model_copy(update={"lengths": spread, "ttft_s": 0.2, "rate_per_s": 1.0})
+
+    found = kept(PROBLEM.replace(services=(late,)))
+
+    (seen,) = found.promises
+    assert seen.kept < seen.target
+    assert seen.cause is not None
+    assert "longest prompts" in seen.cause
+    assert found.instances
+
+
+def test_a_deadline_returns_the_plan_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*_: object, **__: object) -> list[float]:
+        raise SimulationCutShortError("late")
+
+    monkeypatch.setattr(promise, "measure_loads", late)
+    found = kept(PROBLEM)
+    assert found.cut_short
+    assert found.instances
+    assert validate(found, PROBLEM) == []
+
+
+def test_an_empty_plan_stays_empty() -> None:
+    none = PROBLEM.replace(
+        offers=(PROBLEM.offers[0].model_copy(update={"node_type": "T4:1"}),),
+        services=(CHAT.model_copy(update={"tpot_s": 0.001}),),
+    )
+    found = kept(none)
+    assert found.status == "infeasible"
+    assert not found.promises
+
+
+def test_means_are_of_all_runs() -> None:
+    runs = [
+        {"a": KeptShares(0.8, 0.9, 1.0)},
+        {"a": KeptShares(1.0, 1.0, 1.0), "b": KeptShares(1, 1, 1)},
+    ]
+    assert mean_kept(runs) == {"a": KeptShares(0.9, 0.95, 1.0)}
+
+
+def test_a_cluster_says_what_it_keeps_and_at_which_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = cluster_problem([1000.0])
+    plan = cluster_plan(own, [(0, 80)], [("source", "n0", 1.0), ("n0", "sink", 1.0)])
+
+    def shares(_plan: Plan, asked: Problem, *_: object) -> dict[str, KeptShares]:
+        good = asked.services[0].rate_per_s <= 0.6
+        return {"m": KeptShares(0.99, 1.0, 0.99) if good else KeptShares(0.4, 0.9, 0.4)}
+
+    monkeypatch.setattr(promise, "simulate_kept", shares)
+    (found,) = see_promises(plan, own, CATALOG).promises
+    assert found.kept == pytest.approx(0.4)
+    assert found.cause == "tokens come too slowly; would keep it at 56% of the demand"

@@ -1,0 +1,74 @@
+"""What engines are started with counts in the simulator as it does in the performance model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from atoll.perf.batch import Batch
+from atoll.perf.constants import default_constants, sample_constants
+from atoll.perf.engines import EngineLimits, HostTime
+from atoll.perf.step import analytic, step_seconds
+from atoll.plan.problem import Problem
+from atoll.sim.api import simulate
+from atoll.sim.options import SimOptions
+from tests.sim.builders import CATALOG, problem, requests, whole
+
+NO_WAY = SimOptions(coordinator_s=0.0)
+LIMITS = [
+    EngineLimits(scheduling="sync"),
+    EngineLimits(host=HostTime(step_s=3e-3, sequence_s=1e-3)),
+    EngineLimits(gpu_memory_utilization=0.6),
+]
+
+
+def later_s(own: Problem, sequences: int, **more: object) -> float:
+    """Seconds of all decode steps of requests of 300 and 20 tokens that run side by side."""
+    node = CATALOG.node("A100-80:1")
+    model = analytic(
+        CATALOG.model("llama-3.1-8b").llm,
+        node,
+        engine=own.engine_of(own.services[0]).on(node.gpu),
+        **more,  # type: ignore[arg-type]
+    )
+    return sum(step_seconds(model, Batch.decode(sequences, 300 + k), 0, 32) for k in range(1, 20))
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=lambda limits: next(iter(limits.given)))
+def test_host_time_counts_for_every_sequence(limits: EngineLimits) -> None:
+    own = problem().with_engine_limits(limits)
+    arrivals = requests([0.0, 1e-9, 1e-9], [1, 300, 300], [1, 20, 20])
+    found = simulate(whole(own), own, CATALOG, arrivals, NO_WAY).requests
+    assert found.e2e_s[1] - found.ttft_s[1] == pytest.approx(later_s(own, 2), rel=1e-12)
+
+
+def test_launching_a_short_prompt_takes_its_time() -> None:
+    own = problem()
+    node = CATALOG.node("A100-80:1")
+    model = analytic(CATALOG.model("llama-3.1-8b").llm, node, engine="atoll")
+    eager = own.replace(settings={**dict(own.settings), "engine": "atoll"})
+    found = simulate(whole(eager), eager, CATALOG, requests([0.0], 8, 1), NO_WAY).requests
+    expected = step_seconds(model, Batch.prefill(8), 0, 32)
+    assert found.ttft_s[0] == pytest.approx(expected, abs=1e-5)
+    assert expected > 32 * 0.4e-3
+
+
+def test_no_more_sequences_run_than_the_engine_takes() -> None:
+    arrivals = requests([0.0] * 12, 100, 30)
+    one, all_ = (
+        simulate(whole(own), own, CATALOG, arrivals, NO_WAY)
+        for own in (problem().with_engine_limits(EngineLimits(max_num_seqs=1)), problem())
+    )
+    # One after the other: as many steps as there are tokens.
+    assert one.nodes[0].steps == 12 * 30
+    assert all_.nodes[0].steps < 12 * 30 / 4
+
+
+def test_constants_of_ones_own() -> None:
+    own = problem()
+    drawn = sample_constants(default_constants(), np.random.default_rng(4))
+    options = SimOptions(coordinator_s=0.0, constants=drawn)
+    found = simulate(whole(own), own, CATALOG, requests([0.0], 300, 20), options).requests
+    expected = later_s(own, 1, constants=drawn)
+    assert found.e2e_s[0] - found.ttft_s[0] == pytest.approx(expected, rel=1e-12)
+    assert expected != pytest.approx(later_s(own, 1), rel=1e-3)
