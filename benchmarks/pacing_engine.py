@@ -13,7 +13,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -36,6 +36,7 @@ CLIENTS = 8
 PROMPT = 16
 ANSWER = (24, 56)
 WARM_UP_S = 3.0
+_BLOCKS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +142,45 @@ def engine_rounds(
             for way, limit in WAYS.items()
         }
         return asyncio.run(take_turns(ready, rounds, seconds))
+
+
+class CpuTimedStage:
+    """A stage of real weights whose steps take as long as the CPU-seconds they use."""
+
+    def __init__(self, folder: Path, start: int, end: int) -> None:
+        from atoll.engine.stage import StageModel
+
+        self._model = StageModel(folder, start, end, blocks=_BLOCKS, block_size=16)
+        self.blocks, self.place, self.took_s = _BLOCKS, 0, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def forward(self, batch: Any) -> Any:
+        begun_s = time.process_time()
+        found = self._model.forward(batch)
+        self.took_s = time.process_time() - begun_s
+        return found
+
+
+def cpu_timed_ratio(folder: Path, cuts: Cuts, seconds: float) -> float:
+    """TPOT paced over free of real node cores and real steps, each stage on a core that nobody else uses.
+
+    One process runs all nodes in virtual time, where a step takes the CPU-seconds it used: how long other
+    processes hold it up does not count.
+    """
+    import torch
+
+    from tests.engine.virtual_pipeline import VirtualPipeline
+
+    torch.set_num_threads(1)
+    tpot_s = {}
+    stages = [CpuTimedStage(folder, start, end) for start, end in cuts]
+    for way in WAYS:
+        limit: Literal["auto", "free"] = "free" if way == "free" else "auto"
+        pipeline = VirtualPipeline(stages, limit, hop_s=0.0005)
+        for number in range(CLIENTS):
+            pipeline.open(number, 0.07 * number)
+        pipeline.run(seconds)
+        tpot_s[way] = pipeline.mean_tpot_s(seconds / 3.0)
+    return tpot_s["paced"] / tpot_s["free"]

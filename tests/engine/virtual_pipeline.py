@@ -43,6 +43,7 @@ class TimedStage:
         self.start, self.end, self.total = number, number + 1, total
         self.vocabulary, self.width = VOCABULARY, 1
         self._speed = speed
+        self.blocks = 2048
         self.took_s = 0.0
 
     def forward(self, batch: Sequence[SequenceRows]) -> StageOutput:
@@ -58,20 +59,19 @@ class TimedStage:
 class VirtualNode:
     """A core, what has come for it, and until when it is busy."""
 
-    def __init__(
-        self, world: VirtualPipeline, number: int, total: int, speed: VirtualStage
-    ) -> None:
+    def __init__(self, world: VirtualPipeline, number: int, total: int, speed: Any) -> None:
         self.endpoint = f"mem://{number}"
+        self.stage: Any = speed
+        if isinstance(speed, VirtualStage):
+            self.stage = TimedStage(number, total, speed)
         self.place = speed.place or -1 - number
-        self.stage = TimedStage(number, total, speed)
         self.inbox: deque[list[Any]] = deque()
         self._world = world
-        stage: Any = self.stage
         self.core = NodeCore(
             str(number),
             self.endpoint,
-            stage,
-            BlockPool(2048, 16, prefix_caching=False),
+            self.stage,
+            BlockPool(self.stage.blocks, 16, prefix_caching=False),
             self._send,
             lambda: world.now_s + self.stage.took_s,
             settings=CoreSettings(max_in_flight=world.max_in_flight, place=speed.place),
@@ -85,16 +85,21 @@ class VirtualNode:
         while self.inbox:
             self.core.handle(decode(self.inbox.popleft()))
         self.core.step()
-        took_s, self.stage.took_s = self.stage.took_s, 0.0
+        took_s = float(self.stage.took_s)
+        self.stage.took_s = 0.0
         return took_s
 
 
 class VirtualPipeline:
-    """Nodes in a row, and sequences that never end."""
+    """Nodes in a row, and sequences that never end.
+
+    A stage is a `VirtualStage`, or whatever can take the place of a `StageModel` and has `blocks`, a `place`,
+    and `took_s`, the seconds of its latest step.
+    """
 
     def __init__(
         self,
-        stages: Sequence[VirtualStage],
+        stages: Sequence[Any],
         max_in_flight: MaxInFlight = "auto",
         hop_s: float = 0.001,
     ) -> None:
@@ -124,7 +129,12 @@ class VirtualPipeline:
     def open(self, seq: int, at_s: float) -> None:
         """Start a sequence."""
         route = tuple(
-            Hop(node=str(i), endpoint=node.endpoint, start=i, end=i + 1)
+            Hop(
+                node=str(i),
+                endpoint=node.endpoint,
+                start=node.stage.start,
+                end=node.stage.end,
+            )
             for i, node in enumerate(self.nodes)
         )
         body = OpenBody(
