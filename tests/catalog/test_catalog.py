@@ -24,7 +24,7 @@ def test_default_is_one_object() -> None:
     assert Catalog.default() is Catalog.default()
     assert Catalog.default() == Catalog()
     assert Catalog.default() != "catalog"
-    assert repr(Catalog.default()) == "Catalog(14 gpus, 20 models, 257 prices)"
+    assert repr(Catalog.default()) == "Catalog(30 gpus, 43 models, 260 prices)"
 
 
 def test_a_catalog_of_ones_own() -> None:
@@ -96,7 +96,8 @@ class TestDescribe:
     @pytest.mark.parametrize("name", [*Catalog.default().gpus, *Catalog.default().models])
     def test_every_shape_has_a_source(self, name: str) -> None:
         found = describe(Catalog.default(), name)
-        bare = {"aliases", "hf_id", "note", "graph", "nvlink_bytes_per_s", "fp8_tflops"}
+        absent = {"nvlink_bytes_per_s", "pcie_bytes_per_s", "fp8_tflops"}
+        bare = {"aliases", "hf_id", "note", "graph", "like", *absent}
         for row in found.rows:
             assert row.source is not None or row.field in bare, row
 
@@ -105,6 +106,20 @@ class TestDescribe:
         assert rows["talker.head_dim"].value == UNKNOWN
         assert rows["total_params"].value == UNKNOWN
         assert rows["talker.heads"].confidence == "low"
+
+    def test_latents_states_and_windows_are_written_out(self) -> None:
+        catalog = Catalog.default()
+        deepseek = {row.field: row.value for row in describe(catalog, "deepseek-v3").rows}
+        assert (deepseek["llm.mla.kv_rank"], deepseek["llm.mla.rope_dim"]) == (512, 64)
+        assert deepseek["llm.windows"] == "full attention in every layer"
+        assert "llm.state_bytes_per_sequence" not in deepseek
+        following = {row.field: row.value for row in describe(catalog, "qwen3-next").rows}
+        assert following["llm.windows"] == "full attention in 12 of 48 layers, a state in 36"
+        assert following["llm.delta.value_heads"] == 32
+        assert following["llm.delta.state_dtype"] == "fp32 (32 bit)"
+        assert following["llm.state_bytes_per_sequence"] == 36 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
+        scout = {row.field: row.value for row in describe(catalog, "llama-4-scout").rows}
+        assert scout["llm.windows"] == "8192 tokens in 36 of 48 layers (0, 1, 2, 4, ...)"
 
     def test_kinds(self) -> None:
         catalog = Catalog.default()

@@ -9,7 +9,13 @@ import pytest
 from atoll.catalog.catalog import Catalog
 from atoll.catalog.gpus import GpuType, default_gpus
 from atoll.catalog.nodes import AllReduceCost, Interconnect, NodeType
+from atoll.catalog.overlay import apply_overlay
+from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import InputError, UnknownNameError
+from atoll.core.files import parse_yaml
+from atoll.perf.batch import Batch
+from atoll.perf.constants import OpClass, Tag, default_constants
+from atoll.perf.step import analytic, step_seconds
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared/data/reference/gpu_specs.csv"
 NAMES = [
@@ -27,11 +33,74 @@ NAMES = [
     "RTX3090",
     "RTX4090",
     "A6000",
+    "RTX4070Ti",
+    "RTX4080",
+    "RTX5090",
+    "RTXPRO6000",
+    "L20",
+    "H20",
+    "B300",
+    "GB200",
+    "MI300X",
+    "MI325X",
+    "GB10",
+    "M2-Max",
+    "M2-Ultra",
+    "M3-Max",
+    "M3-Ultra",
+    "M4-Max",
 ]
+APPLE = {name for name in NAMES if name.startswith("M") and not name.startswith("MI")}
 
 
-def test_the_fourteen() -> None:
+def test_the_thirty() -> None:
     assert list(default_gpus()) == NAMES
+
+
+def test_what_stands_in_for_a_gpu_is_measured_more_than_it() -> None:
+    fitted = set(default_constants().names())
+    for name, gpu in default_gpus().items():
+        assert (gpu.like is None) == (name in fitted)
+        if gpu.like is not None:
+            assert gpu.like in fitted
+            proxy = default_constants().for_gpu(gpu).op(OpClass.GEMM)
+            lent = default_constants().gpu(gpu.like).op(OpClass.GEMM)
+            assert (proxy.tag, proxy.e_b) == (Tag.PROXY, lent.e_b)
+            assert proxy.e_f == pytest.approx(lent.e_f * gpu.compute_share)
+
+
+def test_a_smaller_share_of_the_peak_is_said() -> None:
+    mi300x = default_constants().for_gpu(default_gpus()["MI300X"]).op(OpClass.GEMM)
+    assert mi300x.source == "H100, compute share x 0.65"
+
+
+def test_unified_memory_and_engines_are_noted() -> None:
+    for name in (*APPLE, "GB10"):
+        note = default_gpus()[name].note
+        assert note is not None
+        assert note.startswith("unified memory")
+    for name in APPLE:
+        assert "llama.cpp" in (default_gpus()[name].note or "")
+
+
+# Tokens per second of LLaMA 7B in 16 bits, prompts of 512 tokens and one sequence: the table of Apple silicon
+# that llama.cpp publishes (discussion 4167), for the largest GPU of each chip.
+LLAMA_CPP = {
+    "M2-Max": (755.67, 24.65),
+    "M2-Ultra": (1401.85, 41.02),
+    "M3-Max": (779.17, 25.09),
+    "M3-Ultra": (1538.34, 39.78),
+    "M4-Max": (922.83, 31.64),
+}
+
+
+@pytest.mark.parametrize("name", sorted(LLAMA_CPP))
+def test_the_time_model_of_macs_is_near_what_llama_cpp_publishes(name: str) -> None:
+    llama = TransformerSpec(32, 4096, 32, 32, 128, 11008, 32000, 4096)
+    step = analytic(llama, Catalog.default().node(f"{name}:1"), engine="none")
+    prompt, token = LLAMA_CPP[name]
+    assert 512 / step_seconds(step, Batch.prefill(512), 0, 32) == pytest.approx(prompt, rel=0.15)
+    assert 1 / step_seconds(step, Batch.decode(1, 64), 0, 32) == pytest.approx(token, rel=0.15)
 
 
 def test_the_numbers_of_the_coral_table() -> None:
@@ -64,6 +133,23 @@ def test_memory_is_what_the_driver_reports() -> None:
         "RTX3090": 24576,
         "RTX4090": 24564,
         "A6000": 49140,
+        "RTX4070Ti": 12282,
+        "RTX4080": 16376,
+        "RTX5090": 32607,
+        "RTXPRO6000": 97887,
+        "L20": 46068,
+        "H20": 97871,
+        "B300": 275040,
+        "GB200": 189471,
+        "MI300X": 192 * 1024 - 16,
+        "MI325X": 256 * 1024 - 16,
+        "GB10": 122570,
+        # Three quarters of the largest memory sold.
+        "M2-Max": 96 * 768,
+        "M2-Ultra": 192 * 768,
+        "M3-Max": 128 * 768,
+        "M3-Ultra": 512 * 768,
+        "M4-Max": 128 * 768,
     }
     for name, gpu in default_gpus().items():
         assert gpu.memory_bytes == reported_mib[name] * 2**20
@@ -71,7 +157,8 @@ def test_memory_is_what_the_driver_reports() -> None:
 
 def test_fp8_only_where_the_hardware_has_it() -> None:
     with_fp8 = {name for name, gpu in default_gpus().items() if gpu.fp8_tflops is not None}
-    assert with_fp8 == {"H100", "H200", "B200", "GH200", "L40S", "L4", "RTX4090"}
+    older = {"A100-80", "A100-40", "A10G", "T4", "V100-16", "RTX3090", "A6000"}
+    assert with_fp8 == set(NAMES) - older - APPLE
     assert default_gpus()["A100-80"].fp8_flops is None
     assert default_gpus()["H100"].fp8_flops == 1979e12
     assert {n for n, gpu in default_gpus().items() if not gpu.bf16} == {"T4", "V100-16"}
@@ -129,6 +216,12 @@ def test_against_the_reference_file() -> None:
         ("Tesla T4", "T4"),
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("GH200-96GB", "GH200"),
+        ("NVIDIA GeForce RTX 5090", "RTX5090"),
+        ("rtx pro 6000", "RTXPRO6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTXPRO6000"),
+        ("DGX Spark", "GB10"),
+        ("Apple M3 Ultra", "M3-Ultra"),
+        ("AMD Instinct MI300X", "MI300X"),
     ],
 )
 def test_names_people_use(spelling: str, name: str) -> None:
@@ -140,11 +233,37 @@ def test_unknown_gpu_suggests() -> None:
         Catalog.default().gpu("H10")
 
 
+@pytest.mark.parametrize(
+    ("name", "called"), [("Arc B580", "Arc-B580"), ("W7900", "W7900"), ("a/b", "MY-GPU")]
+)
+def test_an_unknown_gpu_shows_the_overlay_that_adds_it(name: str, called: str) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        Catalog.default().gpu(name)
+    line = str(caught.value)
+    assert "\n" not in line
+    overlay = line[line.index("'gpus:") + 1 : line.rindex("'")]
+    assert overlay == f"gpus: {{{called}: {{like: L40S, memory: 48GB, bandwidth: 864GB/s}}}}"
+    data = parse_yaml(overlay, path="overlay").data
+    assert isinstance(data, dict)
+    assert apply_overlay(Catalog.default(), data).gpu(called).like == "L40S"
+
+
+def test_the_overlay_is_shown_for_a_node_and_in_a_file() -> None:
+    with pytest.raises(UnknownNameError, match="bandwidth: 864GB/s"):
+        Catalog.default().node("W7900:2")
+    with pytest.raises(InputError, match=r"prices.0.node: unknown gpu.*like: L40S"):
+        apply_overlay(
+            Catalog.default(),
+            {"prices": [{"cloud": "a", "region": "b", "node": "W7900:2", "usd_per_hour": 1}]},
+        )
+
+
 class TestNodes:
     def test_default_node_types(self) -> None:
         nodes = Catalog.default().nodes
-        assert len(nodes) == 13 * 4 + 1
-        assert "GH200:2" not in nodes
+        # Four sizes but for one tray of GB200, two GeForce cards and what comes alone.
+        assert len(nodes) == 20 * 4 + 3 * 3 + 7
+        assert {"GH200:2", "M2-Ultra:2", "GB10:2"}.isdisjoint(nodes)
         for node in nodes.values():
             if node.count > 1:
                 assert node.interconnect.allreduce_for(node.count).bus_bandwidth_bytes_per_s > 1e9

@@ -94,6 +94,33 @@ QWEN25_VL_7B = config(
         "fullatt_block_indexes": [7, 15, 23, 31],
     },
 )
+MLA: Config = {
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1,
+    "topk_method": "noaux_tc",
+}
+LLAMA4: Config = {
+    "num_hidden_layers": 48,
+    "hidden_size": 5120,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "num_experts_per_tok": 1,
+    "attention_chunk_size": 8192,
+    "no_rope_layers": [],
+    "vocab_size": 202048,
+    "max_position_embeddings": 1048576,
+    "torch_dtype": "bfloat16",
+}
 # name: (config, published number of parameters)
 PUBLISHED: dict[str, tuple[Config, int]] = {
     "Llama-3.1-8B": (
@@ -243,7 +270,89 @@ PUBLISHED: dict[str, tuple[Config, int]] = {
         config("Starcoder2ForCausalLM", 32, 4608, 36, 4, 18432, 49152, 16384, sliding_window=4096),
         7173923840,
     ),
-}
+    "DeepSeek-V2-Lite": (
+        config(
+            "DeepseekV2ForCausalLM", 27, 2048, 16, 16, 10944, 102400, 163840,
+            q_lora_rank=None, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64,
+            v_head_dim=128, n_routed_experts=64, n_shared_experts=2, num_experts_per_tok=6,
+            moe_intermediate_size=1408, first_k_dense_replace=1, topk_method="greedy",
+        ),
+        15706484224,
+    ),
+    "DeepSeek-V3": (
+        config(
+            "DeepseekV3ForCausalLM", 61, 7168, 128, 128, 18432, 129280, 163840, **MLA,
+            n_routed_experts=256, first_k_dense_replace=3,
+            quantization_config={
+                "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+                "weight_block_size": [128, 128],
+            },
+        ),
+        671026419200,
+    ),
+    "GLM-4.5-Air": (
+        config(
+            "Glm4MoeForCausalLM", 46, 4096, 96, 8, 10944, 151552, 131072, head_dim=128,
+            attention_bias=True, use_qk_norm=False, moe_intermediate_size=1408,
+            n_routed_experts=128, n_shared_experts=1, num_experts_per_tok=8,
+            first_k_dense_replace=1,
+        ),
+        106852251264,
+    ),
+    # Of the checkpoint's 108,641,793,536 the vision tower and its projector are 871,932,416.
+    "Llama-4-Scout": (
+        {
+            "architectures": ["Llama4ForConditionalGeneration"],
+            "text_config": LLAMA4 | {"num_local_experts": 16, "interleave_moe_layer_step": 1},
+            "vision_config": {"hidden_size": 1408},
+        },
+        108641793536 - 871932416,
+    ),
+    # The same tower: 401,583,781,376 in all.
+    "Llama-4-Maverick": (
+        {"architectures": ["Llama4ForCausalLM"]}
+        | LLAMA4
+        | {"num_local_experts": 128, "interleave_moe_layer_step": 2},
+        401583781376 - 871932416,
+    ),
+    "Qwen3-Next-80B-A3B": (
+        config(
+            "Qwen3NextForCausalLM", 48, 2048, 16, 2, 5120, 151936, 262144, head_dim=256,
+            num_experts=512, num_experts_per_tok=10, moe_intermediate_size=512,
+            shared_expert_intermediate_size=512, full_attention_interval=4,
+            linear_conv_kernel_dim=4, linear_key_head_dim=128, linear_num_key_heads=16,
+            linear_num_value_heads=32, linear_value_head_dim=128, decoder_sparse_step=1,
+        ),
+        79674391296,
+    ),
+    # The published text section leaves out what the class has by default. Of the checkpoint's
+    # 4,300,079,472 the vision tower and its projector are 419,816,304.
+    "Gemma-3-4B": (
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "text_config": {
+                "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
+                "num_hidden_layers": 34, "sliding_window": 1024,
+            },
+            "torch_dtype": "bfloat16",
+            "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27},
+        },
+        4300079472 - 419816304,
+    ),
+    "Mistral-Small-3.1-24B": (
+        {
+            "architectures": ["Mistral3ForConditionalGeneration"],
+            "text_config": {
+                "num_hidden_layers": 40, "hidden_size": 5120, "num_attention_heads": 32,
+                "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 32768,
+                "vocab_size": 131072, "max_position_embeddings": 131072, "sliding_window": None,
+            },
+            "torch_dtype": "bfloat16",
+            "vision_config": {"hidden_size": 1024, "num_hidden_layers": 24},
+        },
+        23572403200,
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -269,6 +378,48 @@ def test_windows() -> None:
     assert windows("Gemma-2-9B") == [4096, None] * 21
     assert windows("Gemma-3-1B") == [None if (i + 1) % 6 == 0 else 512 for i in range(26)]
     assert windows("gpt-oss-20b") == [128, None] * 12
+    assert windows("Gemma-3-4B") == [None if (i + 1) % 6 == 0 else 1024 for i in range(34)]
+    assert windows("Llama-4-Scout") == [8192, 8192, 8192, None] * 12
+    assert windows("Qwen3-Next-80B-A3B") == [0, 0, 0, None] * 12
+    assert windows("DeepSeek-V3") == [None] * 61
+
+
+def test_the_kinds_of_layers_may_be_listed() -> None:
+    given_config = PUBLISHED["Llama-4-Maverick"][0]
+    kinds = ["chunked_attention"] * 3 + ["full_attention"]
+    listed = model_from_config(given_config | {"layer_types": kinds * 12})
+    assert listed.llm == model_from_config(given_config).llm
+    given_config = PUBLISHED["Qwen3-Next-80B-A3B"][0]
+    kinds = ["linear_attention"] * 3 + ["full_attention"]
+    listed = model_from_config(given_config | {"layer_types": kinds * 12})
+    assert listed.llm == model_from_config(given_config).llm
+    full = model_from_config(given_config | {"layer_types": ["full_attention"] * 48})
+    assert full.llm.delta is None
+
+
+def test_no_rope_layers_must_cover_the_layers() -> None:
+    with pytest.raises(InputError, match="2 entries for 48 layers"):
+        model_from_config(PUBLISHED["Llama-4-Maverick"][0] | {"no_rope_layers": [1, 0]})
+
+
+def test_only_the_language_model_of_a_multimodal_class_is_read() -> None:
+    model = model_from_config(PUBLISHED["Gemma-3-4B"][0])
+    assert [component.name for component in model.graph.components] == ["llm"]
+    assert model.note is not None
+    assert "vision tower beside it is not counted" in model.note
+    assert model_from_config(PUBLISHED["Llama-4-Maverick"][0]).note is None
+
+
+def test_shared_experts_and_dense_layers() -> None:
+    maverick = model_from_config(PUBLISHED["Llama-4-Maverick"][0]).llm.moe
+    assert maverick is not None
+    assert maverick.dense_layers == frozenset(range(0, 48, 2))
+    lite = model_from_config(PUBLISHED["DeepSeek-V2-Lite"][0]).llm
+    assert lite.moe is not None
+    assert (lite.moe.shared_intermediate, lite.moe.router_bias) == (2816, False)
+    assert lite.moe.dense_layers == frozenset({0})
+    dense = PUBLISHED["DeepSeek-V3"][0] | {"n_routed_experts": None}
+    assert model_from_config(dense).llm.moe is None
 
 
 def test_qwen_windows_start_at_max_window_layers() -> None:
@@ -387,7 +538,7 @@ def test_bad_fields(changes: Config, message: str) -> None:
     ("changes", "message"),
     [
         ({"architectures": ["LlamaForCausalML"]}, "did you mean LlamaForCausalLM"),
-        ({"architectures": ["DeepseekV3ForCausalLM"]}, "unknown architecture"),
+        ({"architectures": ["DeepseekV32ForCausalLM"]}, "unknown architecture"),
         ({"architectures": None, "model_type": "mamba"}, "unknown model type"),
         ({"torch_dtype": "float17"}, "unknown torch dtype"),
         ({"kv_cache_dtype": "int2"}, "unknown KV cache dtype"),

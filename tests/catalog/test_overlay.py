@@ -474,8 +474,8 @@ BAD = [
     ("gpus:\n  L4:\n    sms: 1.5", 3, "gpus.L4.sms", "valid integer", "plain number"),
     ("gpus:\n  L4:\n    sms: null", 3, "gpus.L4.sms", "cannot be null", "leave it out"),
     ("gpus:\n  L4:\n    confidence: sure", 3, "gpus.L4.confidence", "'high', 'medium'", None),
-    ("gpus:\n  L4: 24GB", 2, "gpus.L4", "valid dictionary", "write a mapping"),
-    ("gpus: [L4]", 1, "gpus", "valid dictionary", "write a mapping"),
+    ("gpus:\n  L4: 24GB", 2, "gpus.L4", "a mapping is needed", "write a mapping"),
+    ("gpus: [L4]", 1, "gpus", "a mapping is needed", "write a mapping"),
     ("gpus:\n  'a b:c':\n    like: L4", 2, "gpus.a b:c", "not a node type", None),
     ("gpus:\n  X1:\n    memory: 24GB", 2, "gpus.X1", "a new GPU type needs", "like: L40S"),
     ("gpus:\n  X1:\n    like: H10", 3, "gpus.X1.like", "did you mean H100", "known name"),
@@ -571,7 +571,7 @@ def test_errors_name_file_line_field_and_fix(
 def test_a_key_that_would_break_the_line() -> None:
     with pytest.raises(InputError) as caught:
         apply_overlay(DEFAULT, {"gpus": {"a\nb": None}})
-    assert str(caught.value).startswith(r"gpus.'a\nb': input should be")
+    assert str(caught.value).startswith(r"gpus.'a\nb': a mapping is needed")
 
 
 def test_a_file_too_large(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.catalog.prices import Price, PriceTable, SpotPrice, default_prices
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared/data/reference/gpu_prices.csv"
-OTHER_GPUS = {"B300", "H100-MEGA", "H100-PCIe", "V100-32GB"}
+OTHER_GPUS = {"H100-MEGA", "H100-PCIe", "V100-32GB"}
 
 
 def test_regions() -> None:
@@ -26,7 +26,7 @@ def test_regions() -> None:
 
 def test_rows_are_unique_and_of_known_nodes() -> None:
     rows = default_prices().rows
-    assert len({row.key for row in rows}) == len(rows) == 257
+    assert len({row.key for row in rows}) == len(rows) == 260
     catalog = Catalog.default()
     for row in rows:
         assert catalog.node(row.node_type).id == row.node_type

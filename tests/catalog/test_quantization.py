@@ -229,3 +229,35 @@ def test_kv_cache() -> None:
 def test_bad_values(quantization: dict[str, object]) -> None:
     with pytest.raises(InputError, match=r"quantization_config\."):
         read(quantization)
+
+
+def float4(group: int) -> dict[str, object]:
+    weights = {"num_bits": 4, "type": "float", "group_size": group}
+    return {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": weights}}}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "name"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quant_method": "modelopt_fp4"}, "nvfp4"),
+        (float4(16), "nvfp4"),
+        (float4(32), "mxfp4"),
+        (float4(64), "fp4"),
+    ],
+)
+def test_four_bit_floats_go_by_their_groups(quantization: dict[str, object], name: str) -> None:
+    found = read(quantization).expert
+    assert found is not None
+    assert found.name == name
+
+
+def test_attention_left_wide_layer_by_layer_with_a_star_at_the_end() -> None:
+    """As ModelOpt writes it for DeepSeek-R1: experts in NVFP4, attention as it was."""
+    left = ["lm_head", *(f"model.layers.{i}.self_attn*" for i in range(4))]
+    found = read({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": left})
+    assert found.attention is None
+    assert found.expert is not None
+    fewer = read({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": left[:-1]})
+    assert fewer.attention is not None
+    assert read({"quant_method": "modelopt_fp4", "ignore": ["model.layers.*.mlp*"]}).expert is None

@@ -30,7 +30,7 @@ def test_gpus(capsys: Capture) -> None:
     assert "L40S" in text
     assert "864GB/s" in text
     found = {row["name"]: row for row in records(capsys, "gpus")}
-    assert len(found) == 14
+    assert len(found) == 30
     assert found["L40S"]["memory_bytes"] == 46068 * 2**20
     assert found["A10G"]["fp8_tflops"] is None
     facts = found["L40S"]["facts"]
@@ -64,7 +64,7 @@ def test_models(capsys: Capture) -> None:
     assert "qwen3-235b-a22b" in text
     assert "235.1B" in text
     found = {row["name"]: row for row in records(capsys, "models")}
-    assert len(found) == 20
+    assert len(found) == 43
     assert found["gpt-oss-20b"]["weight_bytes"] == 13751518848
     components = found["qwen2.5-omni-7b"]["components"]
     assert isinstance(components, dict)

@@ -75,7 +75,7 @@ def test_the_overlay_of_the_catalog_page_does_what_it_says(
     assert changed.gpu("RTX3090").tdp_w == 280
     assert changed.node("RTX3090:2").interconnect.name == "nvlink-bridge"
     assert changed.node("X48:4").interconnect.allreduce_for(4).bus_bandwidth_bytes_per_s == 3.7e9
-    assert changed.model("llama-3.3-70b").llm.max_context == 131072
+    assert changed.model("llama-3.3-70b-32k").llm.max_context == 32768
     assert changed.model("my-model").llm.kv_dtype.name == "fp8"
     assert changed.links.in_region.bandwidth_bytes_per_s == 25e9 / 8
     assert changed.links.between("basement", "us-east-2").latency_s == 0.012
@@ -111,9 +111,12 @@ def tag(constants: OpConstants) -> str:
 def test_the_table_of_tags_is_that_of_the_constants() -> None:
     shipped = {
         gpu: [tag(default_constants().gpu(gpu).op(op)) for op in FITTED]
-        for gpu in Catalog.default().gpus
+        for gpu in default_constants().names()
     }
-    assert rows(text("reference/perf.md"), "GPU") == shipped
+    page = text("reference/perf.md")
+    assert rows(page, "GPU") == shipped
+    lent = {gpu.name: gpu.like for gpu in Catalog.default().gpus.values() if gpu.like is not None}
+    assert {gpu: cells[0] for gpu, cells in rows(page, "GPU without its own").items()} == lent
 
 
 def test_host_times_and_lengths_are_the_ones_used() -> None:

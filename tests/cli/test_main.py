@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -51,6 +52,28 @@ def test_atoll_errors_are_one_line_and_their_exit_code(
     captured = capsys.readouterr()
     assert captured.err == "error: fleet.yaml:3: bad value (fix: better)\n"
     assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.EADDRINUSE, "x"), "error: address already in use (fix: stop what listens"),
+        (PermissionError(errno.EACCES, "x", "/a/b"), "error: /a/b: permission denied (fix: have"),
+        (OSError(errno.ENOSPC, "x", "/a/b"), "error: /a/b: no space left on device (fix: free"),
+        (OSError(errno.EMFILE, "x"), "error: too many open files (fix: allow more"),
+    ],
+)
+def test_what_the_system_refuses_is_no_bug(
+    verb: Verb, capsys: pytest.CaptureFixture[str], error: OSError, said: str
+) -> None:
+    def action() -> None:
+        raise error
+
+    verb(action)
+    assert cli.run(["act"]) == InputError.exit_code
+    line = capsys.readouterr().err
+    assert line.startswith(said)
+    assert "bug" not in line
 
 
 def test_debug_adds_the_traceback(verb: Verb, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,11 +13,12 @@ from atoll.sim.api import simulate
 from atoll.sim.demand import demand_of
 from atoll.sim.files import write_requests
 from atoll.sim.options import SimOptions
+from atoll.solve.assembly import assemble
 from atoll.workload.requests import collect
 from tests.sim.builders import CATALOG, poisson, problem, service, whole
 
 OWN = problem(service(), service("other"))
-PLAN = whole(OWN)
+PLAN = assemble(OWN, whole(OWN).instances, status="feasible", solver="test")
 
 
 @pytest.fixture
@@ -95,6 +96,108 @@ def test_a_failure_and_a_new_plan_are_told_in_words(
     assert data["finished"] == 100
 
 
+def test_a_trace_without_models_goes_to_all_services_by_their_share(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy = service().model_copy(update={"rate_per_s": 3.0})
+    own = problem(busy, service("other"))
+    made = assemble(own, whole(own, copies=3).instances, status="feasible", solver="test")
+    plan, fleet = tmp_path / "plan.json", tmp_path / "problem.json"
+    plan.write_text(made.to_json())
+    fleet.write_text(own.to_json())
+    rows = "".join(f"{i / 10},50,5\n" for i in range(400))
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n" + rows)
+    asked = ("simulate", plan, "--fleet", fleet, "--trace", trace, "--json")
+    assert _run(*asked) == 0
+    shared = {s["name"]: s["requests"] for s in json.loads(capsys.readouterr().out)["services"]}
+    assert sum(shared.values()) == 400
+    # Three of four, give or take four standard deviations.
+    assert abs(shared["m"] - 300) < 4 * (400 * 0.75 * 0.25) ** 0.5
+    assert _run(*asked, "--service", "other") == 0
+    one = {s["name"]: s["requests"] for s in json.loads(capsys.readouterr().out)["services"]}
+    assert one == {"m": 0, "other": 400}
+
+
+def test_a_trace_of_other_models_goes_where_it_is_sent(
+    files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, fleet = files
+    trace = "poisson:5/s lengths=100x10 n=50 model=someone-elses"
+    asked = ("simulate", plan, "--fleet", fleet, "--trace", trace, "--json")
+    assert _run(*asked) == 4
+    capsys.readouterr()
+    assert _run(*asked, "--service", "other") == 0
+    found = {s["name"]: s["finished"] for s in json.loads(capsys.readouterr().out)["services"]}
+    assert found == {"m": 0, "other": 50}
+
+
+def test_an_invalid_plan_is_refused(
+    files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, fleet = files
+    plan.write_text(PLAN.model_copy(update={"usd_per_hour": 0.5}).to_json())
+    assert _run("simulate", plan, "--fleet", fleet, "--for", "5s") == 7
+    printed = capsys.readouterr()
+    assert "is not valid: cost" in printed.err
+    assert not printed.out
+
+
+def test_a_plan_for_another_fleet_is_simulated_with_a_warning(
+    files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, fleet = files
+    # Forty times the demand: the plan would be invalid there, and how it fares is worth knowing.
+    more = service().model_copy(update={"rate_per_s": 40.0})
+    fleet.write_text(problem(more, service("other")).to_json())
+    assert _run("simulate", plan, "--fleet", fleet, "--for", "5s") == 0
+    warned = capsys.readouterr().err
+    assert "was made for another fleet" in warned
+    assert "would not be valid" in warned
+    # Without a service of that name it cannot stand at all.
+    fleet.write_text(problem(service("someone")).to_json())
+    assert _run("simulate", plan, "--fleet", fleet, "--for", "5s") == 7
+
+
+def test_the_first_line_says_which_promises_are_kept(
+    files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, fleet = files
+    crowd = "poisson:500/s lengths=2000x200 n=500"
+    asked = ("simulate", plan, "--fleet", fleet, "--trace", crowd, "--service", "m")
+    assert _run(*asked) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("m keeps its promises for only ")
+    assert "(95% promised): TTFT " in first
+    assert second.startswith("500 requests in ")
+
+
+def test_flags_are_checked_before_a_fleet_is_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = tmp_path / "problem.json"
+    fleet.write_text(OWN.to_json())
+
+    def plan(*_: object, **__: object) -> None:
+        raise AssertionError("planning began")
+
+    monkeypatch.setattr("atoll.api.fleet.Fleet.plan", plan)
+    for flags in (
+        ["--for", "soon"],
+        ["--startup", "soon"],
+        ["--until", "0s"],
+        ["--fail", "soon m-both-0"],
+        ["--then", "5s missing.json"],
+        ["--trace", "nothing-known"],
+        ["--service", "m"],
+        ["--trace", "azure-conv@1/s", "--service", "nobody"],
+        ["--requests", "nowhere/out.csv"],
+        ["--report", str(fleet.with_suffix(".pdf"))],
+    ):
+        assert _run("simulate", fleet, *flags) in (2, 3, 4), flags
+        assert "planning began" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -105,6 +208,10 @@ def test_a_failure_and_a_new_plan_are_told_in_words(
         (["--then", "60s"], "PLAN.json"),
         (["--trace", "poisson:1/s lengths=10x10 n=5 model=x"], "unknown model of the workload"),
         (["--requests", "out.txt"], ".csv or .parquet"),
+        (["--scheduling", "sometimes"], "unknown scheduling"),
+        (["--kv-cache-dtype", "fp7"], "did you mean fp8"),
+        (["--gpu-memory-utilization", "150%"], "share"),
+        (["--max-num-seqs", "64", "--max-num-batched-tokens", "32"], "no room for 64 sequences"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
@@ -132,6 +239,30 @@ def test_a_share_that_is_asked_for_must_be_attained(
     args = ("simulate", plan, "--fleet", fleet, "--trace", crowd, "--attain", "99%")
     assert _run(*args) == 5
     assert "kept their promises" in capsys.readouterr().err
+
+
+def test_engines_with_other_limits_than_the_fleet_file_sets(
+    files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, fleet = files
+    asked = ("simulate", plan, "--fleet", fleet, "--for", "60s", "--json")
+
+    def simulated(*more: str) -> dict[str, float]:
+        assert _run(*asked, *more) == 0
+        own = json.loads(capsys.readouterr().out)
+        nodes = own["nodes"]
+        return {
+            "batch": max(node["mean_sequences"] for node in nodes),
+            "tpot": own["services"][0]["tpot_s"]["mean"],
+            "kv": nodes[0]["kv_tokens"],
+        }
+
+    plain = simulated()
+    assert simulated("--max-num-seqs", "1", "--max-num-batched-tokens", "256")["batch"] <= 1.0
+    assert simulated("--scheduling", "sync")["tpot"] > plain["tpot"]
+    assert simulated("--kv-cache-dtype", "fp8")["kv"] == pytest.approx(2 * plain["kv"], rel=1e-3)
+    assert simulated("--gpu-memory-utilization", "50%")["kv"] < 0.6 * plain["kv"]
+    assert simulated("--prefix-caching", "--kv-cache-dtype", "auto") == plain
 
 
 def test_csv_and_parquet_hold_the_same(tmp_path: Path) -> None:

@@ -100,7 +100,8 @@ def test_shortened_text_keeps_both_ends(text: str, most: int) -> None:
 
 
 def test_unknown_name_with_nothing_known() -> None:
-    assert str(UnknownNameError("region", "x", [])) == "unknown region 'x'; none are known"
+    said = "unknown region 'x'; none are known (fix: there is no region yet; make one first)"
+    assert str(UnknownNameError("region", "x", [])) == said
 
 
 def test_missing_dependency_names_the_extra() -> None:

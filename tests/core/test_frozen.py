@@ -80,7 +80,7 @@ def test_values_cannot_be_changed() -> None:
         ({}, "tree.yaml: title: this field is required"),
         ({"title": "t", "leaves": [{"weight": 1}]}, "tree.yaml: leaves.0.name: this field is"),
         ({"title": "t", "leaves": [{"name": "n", "weight": float("inf")}]}, "leaves.0.weight: "),
-        ([], "tree.yaml: Input should be a valid dictionary"),
+        ([], "tree.yaml: a mapping is needed"),
     ],
 )
 def test_parse_names_the_field(data: object, expected: str) -> None:
@@ -95,7 +95,7 @@ def test_parse_counts_further_problems() -> None:
 
 
 def test_malformed_json_is_an_input_error() -> None:
-    with pytest.raises(InputError, match=r"^plan\.json: Invalid JSON"):
+    with pytest.raises(InputError, match=r"^plan\.json: not valid JSON"):
         Tree.from_json('{"title": ', path="plan.json")
 
 

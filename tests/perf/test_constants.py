@@ -24,7 +24,7 @@ from atoll.perf.constants import (
 from atoll.perf.step import analytic, step_seconds
 from tests.perf.builders import constants, model, node, node_type
 
-SHIPPED = sorted(default_gpus())
+SHIPPED = sorted(name for name, gpu in default_gpus().items() if gpu.like is None)
 DENSE = (OpClass.GEMM, OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE)
 
 

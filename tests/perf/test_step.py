@@ -319,9 +319,8 @@ def test_steps_with_prompts_take_as_long_as_launching_them() -> None:
     decode, long = Batch.decode(4.0, 100.0), Batch.prefill(1e6)
     for batch in (decode, long):
         assert own.parts(batch) == free.parts(batch)
-    many: Batch[Array] = Batch(
-        *(np.array(x) for x in zip(*(_row(b) for b in (tiny, decode, long)), strict=True))
-    )
+    columns = [np.array(x) for x in zip(*map(_row, (tiny, decode, long)), strict=True)]
+    many: Batch[Array] = Batch(columns[0], columns[1], columns[2], columns[3], columns[4])
     found = own.parts(many).layers[0]
     assert found == pytest.approx([own.parts(b).layers[0] for b in (tiny, decode, long)])
 

@@ -54,8 +54,8 @@ def test_a_service_counts_before_all_of_them() -> None:
     problem = fleet("max_num_seqs: 8, prefix_caching: false", text)
     shared = {"gpu_memory_utilization": 0.8, "host": HostTime(step_s=2e-3), "scheduling": "sync"}
     chat, search = problem.service("chat"), problem.service("search")
-    assert chat.engine_limits == EngineLimits(max_num_seqs=8, prefix_caching=False, **shared)  # type: ignore[arg-type]
-    assert search.engine_limits == EngineLimits(max_num_seqs=64, **shared)  # type: ignore[arg-type]
+    assert chat.engine_limits == EngineLimits(max_num_seqs=8, prefix_caching=False, **shared)
+    assert search.engine_limits == EngineLimits(max_num_seqs=64, **shared)
 
 
 @pytest.mark.parametrize(

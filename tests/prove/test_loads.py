@@ -70,7 +70,7 @@ def test_all_promises_are_kept_at_little_load_and_fewer_at_more(phases: str, pha
 
 def test_one_prompt_after_the_other_waits_as_long_as_theory_says() -> None:
     # One instance, Poisson arrivals, equal prompts too long to share a step: an M/D/1 queue.
-    mine = own("apart", 8000.0, 100.0)
+    mine = own("apart", 1800.0, 100.0)
     instance = keep(mine, CATALOG, placed(mine, "x", Phase.PREFILL, (0, 32, ("A100-80:1",))))
     capacity = instance.throughput_per_s / units_per_request(mine.services[0], Phase.PREFILL)
     assert capacity > 0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import numpy as np
@@ -16,19 +17,21 @@ from rich.console import Console
 from atoll.core.errors import UsageError
 from atoll.plan.cluster import Cluster
 from atoll.plan.diff import diff
-from atoll.plan.plan import Plan
+from atoll.plan.plan import KeptPromise, Plan
 from atoll.plan.problem import Problem
 from atoll.report.diff import draw_diff, render_diff_fragment
 from atoll.report.explanation import draw_explanation, render_explanation_fragment
+from atoll.report.plan.layout_svg import PlacedText
 from atoll.report.plan.show import (
     draw_plan,
     render_plan_fragment,
     render_plan_page,
     render_plan_svg,
 )
+from atoll.report.promises import draw_verdicts, judge_plan, judge_run
 from atoll.report.render import render_fragment, render_page
 from atoll.report.simulation.page import render_simulation_fragment, render_simulation_page
-from atoll.report.simulation.plots_svg import plot_distributions, plot_over_time
+from atoll.report.simulation.plots_svg import map_heat, plot_distributions, plot_over_time
 from atoll.report.simulation.tables import draw_simulation
 from atoll.sim.result import (
     InstanceSummary,
@@ -488,7 +491,9 @@ def test_a_run_is_shown() -> None:
     assert "99.9%" in text  # not all of them kept their promises
     assert "1,234/s" in text
     assert "$0.042" in text
-    assert printed(draw_simulation(*run_of("lab"))).startswith("40 requests in 16s, ")
+    assert printed(draw_simulation(*run_of("lab"))).startswith(
+        "lab keeps its promises for 99.9% of requests (95% promised)\n40 requests in 16s, "
+    )
 
 
 def test_a_run_without_requests_is_shown() -> None:
@@ -498,19 +503,139 @@ def test_a_run_without_requests_is_shown() -> None:
     assert Elements(page).text.count("- / -") == 2
 
 
-def test_what_came_after_the_last_bin_does_not_look_like_a_burst() -> None:
-    """The last bin takes all that is left, eight seconds of it here, and its rate is that of those."""
+@pytest.mark.parametrize("clock_s", [8.02, 9.9, 10.0, 16.0])
+def test_the_last_bin_is_no_spike(clock_s: float) -> None:
+    """It may be a moment, or all that runs out after the last arrival: what is in it is no rate."""
     report, problem = run_of("lab")
-    tokens = np.array([[4000], [4000], [4000], [4000], [16_000]])
-    level = replace(report, series=replace(report.series, tokens=tokens))
+    last = 4000 if clock_s == 10.0 else 3000
+    tokens = np.array([[4000], [4000], [4000], [4000], [last]])
+    level = replace(report, clock_s=clock_s, series=replace(report.series, tokens=tokens))
     (plot,) = re.findall(
         r"<figure><figcaption[^>]*>tokens/s.*?</figure>",
         render_simulation_page(level, problem),
         re.DOTALL,
     )
     (points,) = re.findall(r'points="([^"]*)"', plot)
-    heights = {point.split(",")[1] for point in points.split()}
-    assert len(heights) == 1
+    heights = [point.split(",")[1] for point in points.split()]
+    assert len(heights) == (5 if clock_s == 10.0 else 4)
+    assert len(set(heights)) == 1
+
+
+def test_a_run_shorter_than_a_bin_is_drawn() -> None:
+    report, problem = run_of("lab")
+    one = {
+        name: getattr(report.series, name)[:1]
+        for name in ("busy", "queue", "kv", "arrived", "finished", "tokens", "waiting", "flying")
+    }
+    short = replace(report, clock_s=0.5, series=replace(report.series, **one))
+    assert "tokens/s" in render_simulation_page(short, problem)
+
+
+LETTER = 6.2
+"""Pixels that a digit of a label takes."""
+
+
+def assert_readable(ticks: Sequence[PlacedText], *, left: float, right: float) -> None:
+    """Labels along an axis neither touch nor are cut at the edges."""
+    spans = [
+        (tick.x - len(tick.text) * LETTER / 2, tick.x + len(tick.text) * LETTER / 2)
+        for tick in ticks
+    ]
+    assert spans[0][0] >= left
+    assert spans[-1][1] <= right
+    assert all(a[1] + 2 <= b[0] for a, b in pairwise(spans)), [tick.text for tick in ticks]
+
+
+@pytest.mark.parametrize("most", [0.003, 0.25, 99.0, 4_321.0, 87_654.0, 2.5e6, 7e8])
+@pytest.mark.parametrize("end_s", [0.2, 16.0, 95.0, 600.0, 5_000.0, 90_000.0, 3e6])
+def test_labels_of_axes_are_whole_and_apart(most: float, end_s: float) -> None:
+    plot = plot_over_time("t", np.array([0.0, end_s]), end_s, {"line": np.array([0.0, most])})
+    assert_readable(plot.ticks_x, left=0.0, right=plot.width)
+    assert all(len(tick.text) * LETTER <= plot.left - 6 for tick in plot.ticks_y)
+    assert len({tick.text for tick in plot.ticks_y}) == len(plot.ticks_y)
+
+
+@pytest.mark.parametrize("low", [0.000_4, 0.013, 0.8, 33.0])
+@pytest.mark.parametrize("span", [1.0, 1.3, 4.0, 30.0, 900.0, 1e5])
+def test_labels_of_logarithmic_axes_are_whole_and_apart(low: float, span: float) -> None:
+    plot = plot_distributions("t", [np.array([low, low * span])], [low])
+    assert plot is not None
+    assert_readable(plot.ticks_x, left=0.0, right=plot.width)
+
+
+def test_the_heat_map_says_when() -> None:
+    heat = map_heat("t", ["chat-decode-0 n0 RTX4090:8"], np.full((200, 1), 0.5), bin_s=3.0)
+    assert [tick.text for tick in heat.ticks][:2] == ["0s", "2min"]
+    assert_readable(heat.ticks, left=0.0, right=heat.width)
+    last = heat.left + heat.cell * len(heat.rows[0].cells)
+    assert heat.ticks[-1].x == pytest.approx(last)  # ten minutes
+    assert len(heat.rows[0].name) * LETTER <= heat.left - 6
+
+
+def promise(service: str, kept: float, cause: str | None = None) -> KeptPromise:
+    return KeptPromise(
+        service=service, target=0.95, kept=kept, low=kept - 0.01, high=kept + 0.01, kept_ttft=kept,
+        kept_tpot=0.99, cause=cause,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", sorted(PLANS))
+def test_a_plan_says_first_which_promises_it_keeps(kind: str) -> None:
+    asked, made = PLANS[kind]()
+    kept, broken = promise("chat", 0.971), promise("code", 0.5, "a prompt alone takes 3 s")
+    plan = made.model_copy(update={"promises": (kept, broken)})
+    good = "chat keeps its promises for 97.1% of requests (95% promised)"
+    bad = "code keeps its promises for only 50% of requests (95% promised)"
+    first, second, *_ = printed(draw_plan(plan, asked, width=200)).splitlines()
+    assert first.startswith(good)
+    assert second.startswith(bad)
+    assert "Why: a prompt alone takes 3 s" in second
+    page = render_plan_page(plan, asked)
+    assert f'<p class="good">{good}' in page
+    assert f'<p class="warn">{bad}' in page
+    assert page.index(good) < page.index('class="cards"')
+    # Where nothing was simulated, nothing is said.
+    assert "keeps its promises" not in render_plan_page(made, asked)
+
+
+def test_a_run_that_breaks_promises_says_so_in_red() -> None:
+    report, problem = run_of("lab")
+    service = replace(
+        report.services[0], attainment=0.441, attainment_ttft=0.53, attainment_tpot=0.8
+    )
+    broken = replace(report, services=(service,))
+    (verdict,) = judge_run(broken, problem)
+    assert verdict.is_kept is False
+    assert verdict.text.endswith("44.1% of requests (95% promised): TTFT 53%, TPOT 80%")
+    (line,) = draw_verdicts([verdict])
+    assert "red" in str(line.style)
+    assert '<p class="warn">lab keeps' in render_simulation_page(broken, problem)
+    unjudged = replace(report, services=(replace(service, attainment=None),))
+    assert judge_run(unjudged, problem)[0].is_kept is None
+    silent = replace(report, services=(replace(service, attainment=None, requests=0),))
+    assert judge_run(silent, problem) == []
+
+
+@pytest.mark.parametrize(
+    ("after", "said"), [(0.96, "; for 96% with"), (0.7, "; for only 70% with")]
+)
+def test_what_is_kept_with_a_node_lost_is_said(after: float, said: str) -> None:
+    asked, made = builders.small()
+    kept = promise("chat", 0.97).model_copy(update={"kept_after_loss": after})
+    (verdict,) = judge_plan(made.model_copy(update={"promises": (kept,)}))
+    assert "keeps its promises for 97% of" in verdict.text
+    assert said in verdict.text
+    assert verdict.is_kept == (after >= 0.95)
+    assert ('class="good">chat' if verdict.is_kept else 'class="warn">chat') in render_plan_page(
+        made.model_copy(update={"promises": (kept,)}), asked
+    )
+
+
+def test_just_enough_is_enough() -> None:
+    report, problem = run_of("lab")
+    enough = replace(report.services[0], attainment=problem.services[0].attainment)
+    (verdict,) = judge_run(replace(report, services=(enough,)), problem)
+    assert verdict.is_kept
 
 
 @pytest.mark.parametrize("most", [1e-6, 0.3, 7.0, 99.0, 1e4])

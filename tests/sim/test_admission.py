@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from atoll.perf.batch import Batch
+from atoll.perf.engines import EngineLimits
 from atoll.perf.step import analytic, step_seconds
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
@@ -159,6 +160,16 @@ def test_an_equal_prefix_is_computed_once() -> None:
     without = simulate(plan, own, CATALOG, same, SimOptions())
     assert without.services[0].reused_share == 0.0
     assert without.requests.ttft_s[1] == pytest.approx(2148 * TOKEN_S, rel=1e-6)
+
+
+def test_prefixes_are_kept_as_the_engine_is_started() -> None:
+    work = _prefixed([0.0, 100.0], 2148, [[1, 2, 3, 4]] * 2, 512)
+    shares = {}
+    for on in (None, False, True):
+        own = problem().with_engine_limits(EngineLimits(prefix_caching=on))
+        found = simulate(whole(own), own, CATALOG, work, SimOptions())
+        shares[on] = found.services[0].reused_share
+    assert shares == {None: 2048 / 4296, False: 0.0, True: 2048 / 4296}
 
 
 def test_the_last_token_of_a_prompt_is_always_computed() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from atoll.perf.step import analytic, step_seconds
 from atoll.plan.problem import Problem
 from atoll.sim.api import simulate
 from atoll.sim.options import SimOptions
+from atoll.workload.requests import PrefixBlocks
 from tests.sim.builders import CATALOG, problem, requests, whole
 
 NO_WAY = SimOptions(coordinator_s=0.0)
@@ -72,3 +75,19 @@ def test_constants_of_ones_own() -> None:
     expected = later_s(own, 1, constants=drawn)
     assert found.e2e_s[0] - found.ttft_s[0] == pytest.approx(expected, rel=1e-12)
     assert expected != pytest.approx(later_s(own, 1), rel=1e-3)
+
+
+def test_engines_started_without_prefix_caching_compute_every_prompt() -> None:
+    blocks = PrefixBlocks(np.array([0, 4, 8]), np.array([1, 2, 3, 4] * 2), 32)
+    twice = replace(requests([0.0, 60.0], 130, 4), prefix=blocks)
+    computed = {}
+    for caching in (None, True, False):
+        own = problem().with_engine_limits(EngineLimits(prefix_caching=caching))
+        found = simulate(whole(own), own, CATALOG, twice, NO_WAY)
+        computed[caching] = sum(node.prompt_tokens for node in found.nodes)
+    assert computed[None] == computed[True] < computed[False] == 260
+    # The run's own setting counts for all.
+    off = problem().with_engine_limits(EngineLimits(prefix_caching=False))
+    options = SimOptions(coordinator_s=0.0, prefix_caching=True)
+    found = simulate(whole(off), off, CATALOG, twice, options)
+    assert sum(node.prompt_tokens for node in found.nodes) == computed[True]

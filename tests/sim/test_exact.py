@@ -39,6 +39,9 @@ def _steps(
         ("llama-3.1-8b", "A100-80:1"),
         ("qwen3-32b", "L40S:4"),
         ("gpt-oss-20b", "H100:1"),
+        ("deepseek-v3", "H200:8"),
+        ("qwen3-next-80b-a3b", "H100:4"),
+        ("llama-4-scout", "H100:4"),
     ],
 )
 def test_one_request_on_one_node_takes_what_the_performance_model_says(

@@ -15,7 +15,7 @@ from atoll.perf.batch import Batch
 from atoll.perf.layers import layer_kinds
 from atoll.perf.step import analytic, step_seconds
 from atoll.plan.cluster import Cluster, ClusterLink, ClusterNode
-from atoll.plan.handover import transfer_s
+from atoll.plan.handover import kv_bytes, transfer_s
 from atoll.plan.plan import Instance, Node, Plan
 from atoll.plan.problem import Problem
 from atoll.sim.api import simulate
@@ -92,6 +92,21 @@ def test_layers_with_a_window_move_no_more_than_it() -> None:
 
     move = link.time_s(kept * spec.kv_bytes_per_token_layer)
     assert found.requests.ttft_s[0] == pytest.approx(prompt + move, abs=2e-5)
+
+
+@pytest.mark.parametrize("model", ["qwen3-next-80b-a3b", "deepseek-v3"])
+def test_states_and_latents_move_as_planned(model: str) -> None:
+    own = problem(service(model=model, apart=True), nodes=("B200:8",))
+    spec = CATALOG.model(model).llm
+    step = analytic(spec, CATALOG.node("B200:8"))
+    prompt = step_seconds(step, Batch.prefill(500), 0, spec.layers)
+    link = CATALOG.links.between("here", "here", "B200:8", "B200:8")
+
+    found = simulate(whole(own, node="B200:8"), own, CATALOG, requests([0.0], 500, 2), NO_WAY)
+
+    moved = kv_bytes(spec, 0, spec.layers, 500.0)
+    assert moved > 500 * spec.kv_bytes_per_token or spec.delta is None
+    assert found.requests.ttft_s[0] == pytest.approx(prompt + link.time_s(moved), abs=1e-5)
 
 
 def test_an_answer_of_one_token_needs_no_move() -> None:

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from atoll.plan.problem import Settings
-from atoll.solve.derating import Derating, node_set, sized_like
+from atoll.solve.derating import Derating, node_set
 from atoll.solve.effort import Effort
 from atoll.solve.registry import solve
+from atoll.solve.resizing import sized_like
 from atoll.solve.templates.library import template_libraries
 from tests.plan.builders import EAST, catalog, offer, problem, service
 

@@ -45,6 +45,17 @@ def test_log_lines_are_json(tmp_path: Path) -> None:
     )
 
 
+def test_lines_of_others_get_the_common_fields(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path / "log", os.O_CREAT | os.O_WRONLY)
+    log = JsonLog(descriptor, stand_in={"chat": "small instead of large"})
+    log.line(b'{"event":"request","id":"1"}\n')
+    log.flush()
+    os.close(descriptor)
+    (line,) = (tmp_path / "log").read_text().splitlines()
+    stand_in = {"chat": "small instead of large"}
+    assert json.loads(line) == {"event": "request", "id": "1", "stand_in": stand_in}
+
+
 def test_log_survives_a_reader_that_does_not_read() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)

@@ -63,6 +63,39 @@ def test_azure_with_time_zones(tmp_path: Path) -> None:
     assert collect(trace(tmp_path, shifted)).arrival_s == pytest.approx([0.0, 1.5], abs=1e-6)
 
 
+def test_several_time_zones_are_converted_and_said(tmp_path: Path) -> None:
+    assert not read_all(trace(tmp_path, AZURE_2024)).is_mixed
+    utc = AZURE_2024.replace("01.000000+00:00", "01Z")
+    assert not read_all(trace(tmp_path, utc)).is_mixed  # two ways to write one zone
+    shifted = AZURE_2024.replace("2024-05-11 00:00:01.000000+00:00", "2024-05-11 02:00:01+02:00")
+    report = read_all(trace(tmp_path, shifted))
+    assert report.is_mixed
+    assert report.zones == {"+00:00": 2, "+02:00": 3}
+
+
+@pytest.mark.parametrize("bare", [2, 3])
+def test_times_of_which_only_some_state_their_zone_are_refused(tmp_path: Path, bare: int) -> None:
+    """Nobody can know whether two hours lie between them."""
+    lines = AZURE_2024.splitlines()
+    lines[bare - 1] = lines[bare - 1].replace("+00:00", "")
+    with pytest.raises(InputError) as caught:
+        collect(trace(tmp_path, "\n".join(lines) + "\n"))
+    assert f"others do not (line {bare})" in str(caught.value)
+    assert f"+00:00 at line {5 - bare}" in str(caught.value)
+    assert caught.value.hint
+
+
+def test_what_is_no_date_has_no_zone(tmp_path: Path) -> None:
+    odd = AZURE_2023 + "yesterday,5,5\n"
+    report = read_all(trace(tmp_path, odd))
+    assert (report.bad, list(report.zones)) == (1, [""])
+
+
+def read_all(read: Trace) -> reading.RowReport:
+    collect(read)
+    return read.report
+
+
 def test_burstgpt_leaves_failures_out_and_says_so(tmp_path: Path) -> None:
     own = trace(tmp_path, BURSTGPT)
     found = collect(own)

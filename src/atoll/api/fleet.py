@@ -112,12 +112,14 @@ class Fleet:
         rank: bool = True,
         attainment: float | None = None,
         capacity_only: bool = False,
+        error_bars: bool = True,
     ) -> FleetPlan:
         """Find the cheapest plan that keeps its promises; on a cluster, the best placement.
 
         Capacities are found by simulation, so that the share of requests that each service asks for (or
         `attainment` for all of them) keeps both promises; the plan's `promises` say what requests keep on
-        other arrivals. With `capacity_only` capacity is what keeps them for half of all requests.
+        other arrivals. With `capacity_only` capacity is what keeps them for half of all requests. With
+        `error_bars` they also say how likely that is, the performance model being off as far as it may be.
 
         `solver` is one of `solvers`. The search ends as close to the optimum as `effort` asks (a tenth of
         a per cent) or when the work that it allows is done, so equal fleets get equal plans; `deadline_s`
@@ -138,6 +140,7 @@ class Fleet:
             catalog=self.catalog,
             rank=rank,
             capacity_only=capacity_only,
+            error_bars=error_bars,
             stats=stats,
         )
         if asked is not self.problem:

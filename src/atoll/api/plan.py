@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import PrivateAttr
 
 from atoll.api.shown import Shown
-from atoll.core.errors import UsageError
+from atoll.core.errors import UnknownNameError, UsageError
 from atoll.core.units import format_price
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
@@ -40,7 +40,11 @@ class FleetPlan(Shown, Plan):
     @classmethod
     def of(cls, plan: Plan, problem: Problem, stats: SolveStats | None = None) -> FleetPlan:
         """Return a plan as one for this problem, with what it took to make it."""
-        made = cls.model_construct(**dict(plan))
+        fields = dict(plan)
+        if not plan.models and plan.problem_hash == problem.content_hash():
+            # Who serves the plan later must know which weights it is for.
+            fields["models"] = {service.name: service.model for service in problem.services}
+        made = cls.model_construct(**fields)
         made._problem = problem
         if stats is not None:
             made._stats = stats
@@ -117,6 +121,7 @@ class FleetPlan(Shown, Plan):
         self,
         trace: str | os.PathLike[str] | Workload | Requests | None = None,
         *,
+        service: str | None = None,
         seed: int = 0,
         duration_s: float = 600.0,
         options: SimOptions | None = None,
@@ -125,8 +130,10 @@ class FleetPlan(Shown, Plan):
         """Run the plan under a workload, event by event, and return what happened.
 
         `trace` is a file or a workload in words ("azure-conv@10/s for=10min"), or one made in Python;
-        without it the fleet's own demand lasts `duration_s` seconds. The same arguments give the same
-        bits. `options` hold everything else (policy, failures, warm-up); their seed counts if given.
+        without it the fleet's own demand lasts `duration_s` seconds. Requests that name no model go to all
+        services, by what is asked of each; with `service` the whole trace goes to that one. The same
+        arguments give the same bits. `options` hold everything else (policy, failures, warm-up); their seed
+        counts if given.
         """
         from dataclasses import replace
 
@@ -138,6 +145,11 @@ class FleetPlan(Shown, Plan):
         if options is not None and seed:
             chosen = replace(options, seed=seed)
         requests = self._requests(trace, duration_s, chosen.seed)
+        if service is not None:
+            known = [each.name for each in self.problem.services]
+            if service not in known:
+                raise UnknownNameError("service", service, known, field="service")
+            requests = requests.rename_models(service)
         found = simulate(
             self, self.problem, self.problem.catalog(), requests, chosen, progress=on_progress
         )

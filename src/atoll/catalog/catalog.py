@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from atoll.catalog.frozenmap import FrozenMap
 from atoll.catalog.gpus import GpuType, default_gpus
-from atoll.catalog.names import index_names, look_up
+from atoll.catalog.names import find, index_names, look_up
 from atoll.catalog.nodes import (
     Interconnect,
     NodeRule,
@@ -15,7 +15,7 @@ from atoll.catalog.nodes import (
     default_interconnects,
     default_node_rules,
 )
-from atoll.core.errors import UnknownNameError
+from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.ids import format_node_type, parse_node_type
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # Sizes nobody lists are still allowed up to here: "L40S:3" is a machine someone may own.
 _MOST_GPUS = 16
+_LONGEST_SHOWN = 40
 
 
 class Catalog:
@@ -140,10 +141,16 @@ class Catalog:
     # Lookups
 
     def gpu(self, name: str) -> GpuType:
-        """The GPU type called `name` in any spelling: "L40S", "rtx 3090", "A100-80GB"."""
+        """The GPU type called `name` in any spelling: "L40S", "rtx 3090", "A100-80GB".
+
+        The error for one that is not known holds the three lines of overlay that would add it.
+        """
         if self._gpu_index is None:
             self._gpu_index = index_names((gpu.name, gpu.aliases) for gpu in self.gpus.values())
-        return look_up("gpu", name, self.gpus, self._gpu_index)
+        gpu = find(name, self.gpus, self._gpu_index)
+        if gpu is None:
+            raise UnknownNameError("gpu", name, self.gpus, hint=_overlay_hint(name, self.gpus))
+        return gpu
 
     def node(self, node_type: str) -> NodeType:
         """The node type "GPU:COUNT", "L40S:2"; "L40S" alone means one GPU."""
@@ -216,6 +223,26 @@ class Catalog:
         return (
             f"Catalog({len(self.gpus)} gpus, {len(self.models)} models, {len(self.prices)} prices)"
         )
+
+
+def _overlay_hint(name: str, gpus: Mapping[str, GpuType]) -> str | None:
+    """The overlay that adds a GPU: like what, its memory and its bandwidth, in one line of YAML."""
+    example = gpus.get("L40S") or next(iter(gpus.values()), None)
+    if example is None:
+        return None
+    called = name.strip().replace(" ", "-")
+    try:
+        parse_node_type(f"{called}:1")
+    except InputError:
+        called = "MY-GPU"
+    called = called if len(called) <= _LONGEST_SHOWN else "MY-GPU"
+    memory = f"{example.memory_bytes / 1e9:.0f}GB"
+    bandwidth = f"{example.bandwidth_bytes_per_s / 1e9:.0f}GB/s"
+    entry = f"{{like: {example.name}, memory: {memory}, bandwidth: {bandwidth}}}"
+    return (
+        "use a known name, or add it with its own figures in an overlay (--overlay FILE, or 'catalog:' of "
+        f"a fleet file): 'gpus: {{{called}: {entry}}}'"
+    )
 
 
 _DEFAULT = Catalog()

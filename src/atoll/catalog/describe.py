@@ -11,7 +11,7 @@ from atoll.catalog.gpus import GpuType
 from atoll.catalog.media import EncoderSpec
 from atoll.catalog.models import ComponentSpec, ModelSpec
 from atoll.catalog.nodes import Interconnect, NodeType
-from atoll.catalog.transformer import DType, MoeSpec, TransformerSpec
+from atoll.catalog.transformer import DeltaSpec, DType, MlaSpec, MoeSpec, TransformerSpec
 from atoll.core.errors import UnknownNameError
 
 COMPUTED = "computed from the shapes"
@@ -72,8 +72,12 @@ def _gpu_rows(gpu: GpuType) -> Iterator[FactRow]:
     yield FactRow("aliases", ", ".join(gpu.aliases) or None)
     if gpu.like is not None:
         yield FactRow("like", gpu.like)
+    if gpu.note is not None:
+        yield FactRow("note", gpu.note)
     for field in fields(gpu):
-        if field.name in ("name", "aliases", "facts", "like"):
+        if field.name in ("name", "aliases", "facts", "like", "note"):
+            continue
+        if field.name == "compute_share" and field.name not in gpu.facts:
             continue
         value: Scalar = getattr(gpu, field.name)
         yield _with_source(field.name, value, gpu.facts)
@@ -155,8 +159,9 @@ def shapes(spec: ComponentSpec) -> dict[str, Scalar]:
         value = getattr(spec, field.name)
         if value is None or field.name.startswith("_") or field.name == "extra_params":
             continue
-        if isinstance(value, MoeSpec):
-            out |= {f"moe.{f.name}": _plain(getattr(value, f.name)) for f in fields(value)}
+        if isinstance(value, MoeSpec | MlaSpec | DeltaSpec):
+            parts = (f.name for f in fields(value) if f.name != "copies")
+            out |= {f"{field.name}.{part}": _plain(getattr(value, part)) for part in parts}
         elif field.name == "windows":
             out["windows"] = _windows(value)
         else:
@@ -167,12 +172,14 @@ def shapes(spec: ComponentSpec) -> dict[str, Scalar]:
 def counts(spec: ComponentSpec) -> dict[str, Scalar]:
     """What follows from the shapes: parameters, bytes of weights, bytes of KV cache."""
     if isinstance(spec, TransformerSpec):
-        return {
+        found = {
             "total_params": spec.total_params,
             "active_params": spec.active_params,
             "weight_bytes": spec.weight_bytes,
             "kv_bytes_per_token": spec.kv_bytes_per_token,
         }
+        state = spec.state_bytes_per_sequence
+        return {**found, "state_bytes_per_sequence": state} if state else {**found}
     if isinstance(spec, EncoderSpec):
         totals = {"total_params": spec.total_params, "weight_bytes": spec.weight_bytes}
     else:
@@ -191,10 +198,12 @@ def _plain(value: object) -> Scalar:
 
 
 def _windows(windows: tuple[int | None, ...]) -> str:
-    sliding = [i for i, window in enumerate(windows) if window is not None]
+    sliding = [i for i, window in enumerate(windows) if window]
     if not sliding:
-        return "full attention in every layer"
-    sizes = sorted({window for window in windows if window is not None})
+        states = windows.count(0)
+        rest = f"{len(windows) - states} of {len(windows)} layers, a state in {states}"
+        return f"full attention in {rest}" if states else "full attention in every layer"
+    sizes = sorted({window for window in windows if window})
     layers = ", ".join(map(str, sliding[:4])) + (", ..." if len(sliding) > 4 else "")
     size = "/".join(map(str, sizes))
     return f"{size} tokens in {len(sliding)} of {len(windows)} layers ({layers})"

@@ -17,6 +17,7 @@ from atoll.catalog.names import printable
 from atoll.catalog.overlay_schema import Overlay
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.files import YamlFile, load_yaml_file
+from atoll.core.frozen import describe_fault, suggest_fix
 
 Location = tuple[str | int, ...]
 
@@ -83,7 +84,8 @@ class SchemaDocument(Generic[Content]):
         try:
             yield
         except UnknownNameError as error:
-            raise self.error(error.message, *location, hint="use a known name") from None
+            hint = error.hint or "use a known name"
+            raise self.error(error.message, *location, hint=hint) from None
         except InputError as error:
             if error.path is not None:  # about another file that this one names
                 raise
@@ -104,7 +106,7 @@ class SchemaDocument(Generic[Content]):
         if detail["type"] == "quantity":
             fix = detail.get("ctx", {}).get("hint")
             return self.error(detail["msg"], *location, hint=fix if isinstance(fix, str) else None)
-        return self.error(_plain(detail), *location, hint=_type_hint(detail))
+        return self.error(_plain(detail), *location, hint=suggest_fix(detail))
 
 
 class Document(SchemaDocument[Overlay]):
@@ -156,24 +158,9 @@ def _place_as_written(detail: ErrorDetails, data: object) -> Location:
 def _plain(detail: ErrorDetails) -> str:
     shown = repr(detail["input"])
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-    message = detail["msg"]
+    message = describe_fault(detail)
     message = message[0].lower() + message[1:] if message else "invalid"
     return f"{message}, got {shown}"
-
-
-def _type_hint(detail: ErrorDetails) -> str:
-    kind = detail["type"]
-    if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return "write a mapping, one 'field: value' a line"
-    if kind == "list_type":
-        return "write a list, one '- ' a line"
-    if kind == "string_type":
-        return "put the text in quotes"
-    if kind in ("greater_than", "greater_than_equal", "less_than_equal", "finite_number"):
-        return "check the number and its unit"
-    if kind.startswith(("float", "int")):
-        return "write a plain number in the unit of the field's name"
-    return "see the field's documentation in the overlay schema"
 
 
 def _join_dotted(location: Location) -> str:

@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from atoll.catalog.names import printable
 from atoll.core.errors import InputError
 
+# Above this no product of two fields can leave the range where floats count exactly.
 _MOST = 1 << 26
+
+
+def check_whole(name: str, value: object, *, least: int = 1, most: int = _MOST) -> None:
+    """Raise an InputError naming the field unless the value is a whole number in this range."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InputError(f"{value!r} is not a whole number from {least} to {most}", field=name)
 
 
 class ConfigFields:
@@ -29,6 +36,13 @@ class ConfigFields:
         """An error about one field of this mapping."""
         field = printable(f"{self._prefix}{name}")
         return InputError(message, path=self._path, field=field, hint=hint)
+
+    def with_defaults(self, defaults: Mapping[str, object]) -> ConfigFields:
+        """These fields, and the defaults for those that are absent or null."""
+        if not defaults:
+            return self
+        given = {key: value for key, value in self._data.items() if value is not None}
+        return ConfigFields({**defaults, **given}, path=self._path, prefix=self._prefix)
 
     def names(self) -> tuple[str, ...]:
         """The field names present."""

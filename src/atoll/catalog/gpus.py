@@ -28,8 +28,10 @@ class GpuType:
     """One kind of GPU. TFLOPS are dense with FP32 accumulation; links count one direction.
 
     `fp8_tflops` is None where the hardware has no FP8 tensor cores, `nvlink_bytes_per_s` where it
-    has no NVLink. `like` names the GPU type that an overlay derived this one from. `facts` holds,
-    for every field, where the number comes from.
+    has no NVLink. `like` names the GPU type whose performance constants stand in, or that an overlay
+    derived this one from; `compute_share` is how much smaller a share of its peak it reaches than that one.
+    `note` is for whoever plans with it: engines that run on it, memory that is shared. `facts` holds, for
+    every field, where the number comes from.
     """
 
     name: str
@@ -47,7 +49,9 @@ class GpuType:
     facts: Mapping[str, Fact] = field(default_factory=FrozenMap, compare=False, repr=False)
     nvlink_bytes_per_s: float | None = None
     pcie_bytes_per_s: float | None = None
+    compute_share: float = 1.0
     like: str | None = field(default=None, compare=False)
+    note: str | None = field(default=None, compare=False)
 
     @property
     def fp16_flops(self) -> float:
@@ -72,7 +76,7 @@ def default_gpus() -> FrozenMap[str, GpuType]:
 def _gpu(name: str, entry: Table, sources: Table) -> GpuType:
     facts: dict[str, Fact] = {}
     for key, value in entry.items():
-        if key == "aliases":
+        if key in ("aliases", "like", "note"):
             continue
         fact = fact_of(value, sources)
         attribute, scale = _SCALED.get(key, (key, 1))
@@ -107,4 +111,12 @@ def _gpu(name: str, entry: Table, sources: Table) -> GpuType:
         nvlink_bytes_per_s=optional("nvlink_bytes_per_s"),
         pcie_bytes_per_s=optional("pcie_bytes_per_s"),
         facts=FrozenMap(facts),
+        compute_share=number("compute_share") if "compute_share" in facts else 1.0,
+        like=_text(entry, "like"),
+        note=_text(entry, "note"),
     )
+
+
+def _text(entry: Table, key: str) -> str | None:
+    value = entry.get(key)
+    return None if value is None else str(value)

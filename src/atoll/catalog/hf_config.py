@@ -8,16 +8,40 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
 from atoll.catalog.fields import ConfigFields
+from atoll.catalog.hf_parts import (
+    read_chunks_but_every,
+    read_delta_qwen,
+    read_latent,
+    read_moe_deepseek,
+    read_moe_gpt_oss,
+    read_moe_llama4,
+    read_moe_mixtral,
+    read_moe_qwen,
+    read_vision_qwen25,
+    read_window_above,
+    read_window_alternating,
+    read_window_but_every,
+    read_window_everywhere,
+)
 from atoll.catalog.media import EncoderSpec
 from atoll.catalog.models import ComponentSpec, ModelSpec
 from atoll.catalog.names import printable
 from atoll.catalog.quantization import read_quantization
-from atoll.catalog.transformer import BF16, FP16, FP32, DType, MoeSpec, TransformerSpec
+from atoll.catalog.transformer import (
+    BF16,
+    FP16,
+    FP32,
+    DeltaSpec,
+    DType,
+    MlaSpec,
+    MoeSpec,
+    TransformerSpec,
+)
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.files import read_text_limited
 from atoll.core.graph import Component, ComponentGraph, ComponentKind, Edge
@@ -28,11 +52,18 @@ _DTYPES = {"bfloat16": BF16, "float16": FP16, "float32": FP32, "half": FP16, "fl
 
 @dataclass(frozen=True, slots=True)
 class _Traits:
-    """What an architecture fixes in code rather than in its config."""
+    """What an architecture fixes in code rather than in its config.
+
+    `text_part`: the class is of a multimodal model of which only the language model is read; the note says
+    what is left out. `defaults` are what its text section may leave out.
+    """
 
     model_type: str
     qkv_bias: bool | None = None  # None: the config's attention_bias says, for o as well
-    qk_norm: bool = False
+    o_bias: bool | None = None  # None: as attention_bias says where qkv_bias is None, else no
+    qk_norm: bool | str = False  # a text: the field that says
+    attention_gate: bool = False
+    dense_width: str = "intermediate_size"
     qk_norm_full: bool = False
     norms_per_layer: int = 2
     tied: bool = False
@@ -41,6 +72,10 @@ class _Traits:
     moe: Callable[[ConfigFields, int], MoeSpec | None] | None = None
     windows: Callable[[ConfigFields, int], tuple[int | None, ...]] | None = None
     vision: Callable[[ConfigFields], EncoderSpec] | None = None
+    mla: Callable[[ConfigFields], MlaSpec] | None = None
+    delta: Callable[[ConfigFields, int], DeltaSpec | None] | None = None
+    text_part: bool = False
+    defaults: Mapping[str, object] = field(default_factory=dict)
 
 
 def model_from_config(
@@ -77,7 +112,9 @@ def _build(
     fields: ConfigFields, architecture: str, traits: _Traits, name: str, path: Path | None
 ) -> ModelSpec:
     # Newer multimodal configs keep the language model's fields in a section of their own.
-    text = (fields.section("text_config") if traits.vision is not None else None) or fields
+    nested = traits.vision is not None or traits.text_part
+    text = (fields.section("text_config") if nested else None) or fields
+    text = text.with_defaults(traits.defaults)
     llm = _transformer(text, fields, traits)
     components: dict[str, ComponentSpec] = {}
     parts, edges = [Component("llm", ComponentKind.LLM)], []
@@ -89,6 +126,10 @@ def _build(
         parts.insert(0, Component("vision", ComponentKind.ENCODER))
         edges.append(Edge("vision", "llm"))
     components["llm"] = llm
+    note = None if path is None else f"read from {path}"
+    if traits.text_part and fields.section("vision_config") is not None:
+        beside = "the language model alone; the vision tower beside it is not counted"
+        note = beside if note is None else f"{beside}; {note}"
     return ModelSpec(
         name=name,
         aliases=(),
@@ -98,7 +139,7 @@ def _build(
         components=components,
         source="Hugging Face config.json given by the user",
         confidence="high",
-        note=None if path is None else f"read from {path}",
+        note=note,
     )
 
 
@@ -115,27 +156,32 @@ def _transformer(text: ConfigFields, root: ConfigFields, traits: _Traits) -> Tra
     )
     mlp_bias = bias if traits.layer_norm else text.flag("mlp_bias") or traits.sinks
     windows = traits.windows(text, layers) if traits.windows is not None else ()
+    mla = None if traits.mla is None else traits.mla(text)
+    o_bias = bias if traits.qkv_bias is None else False
     return TransformerSpec(
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=text.whole("num_key_value_heads", default=heads, least=1),
-        head_dim=_head_dim(text, hidden, heads),
-        intermediate=text.required("intermediate_size"),
+        kv_heads=1 if mla else text.whole("num_key_value_heads", default=heads, least=1),
+        head_dim=mla.query_dim if mla else _head_dim(text, hidden, heads),
+        intermediate=text.required(traits.dense_width),
         vocab=text.required("vocab_size"),
         max_context=text.required("max_position_embeddings"),
         tied_embeddings=_is_tied(text, root, traits),
         windows=_layer_types(text, layers) or windows,
         qkv_bias=bias if traits.qkv_bias is None else traits.qkv_bias,
-        o_bias=bias if traits.qkv_bias is None else False,
+        o_bias=o_bias if traits.o_bias is None else traits.o_bias,
         mlp_bias=mlp_bias,
-        qk_norm=traits.qk_norm,
+        qk_norm=text.flag(traits.qk_norm) if isinstance(traits.qk_norm, str) else traits.qk_norm,
         qk_norm_full=traits.qk_norm_full,
         norms_per_layer=traits.norms_per_layer,
         norm_bias=traits.layer_norm,
         gated_mlp=not traits.layer_norm,
         sinks=traits.sinks,
+        attention_gate=traits.attention_gate,
         moe=traits.moe(text, layers) if traits.moe is not None else None,
+        mla=mla,
+        delta=None if traits.delta is None else traits.delta(text, layers),
         attention_dtype=quantized.attention or dtype,
         mlp_dtype=quantized.mlp or dtype,
         expert_dtype=quantized.expert or dtype,
@@ -175,137 +221,106 @@ def _dtype(text: ConfigFields, root: ConfigFields) -> DType:
     return _DTYPES[name]
 
 
+# Kinds of `layer_types`, and the field that says how many tokens such a layer keeps at most.
+# Layers of linear attention keep none: `read_delta_qwen` reads them.
+_LAYER_KINDS: dict[str, str | None] = {
+    "full_attention": None,
+    "sliding_attention": "sliding_window",
+    "chunked_attention": "attention_chunk_size",
+    "linear_attention": None,
+}
+
+
 def _layer_types(text: ConfigFields, layers: int) -> tuple[int | None, ...]:
     types = text.texts("layer_types")
     if not types:
         return ()
     if len(types) != layers:
         raise text.error(f"{len(types)} entries for {layers} layers", "layer_types")
-    known = ("full_attention", "sliding_attention")
+    sizes: dict[str, int | None] = {}
     for kind in types:
-        if kind not in known:
+        if kind not in _LAYER_KINDS:
             raise text.error(
-                f"unknown kind {kind!r}", "layer_types", hint=f"use {' or '.join(known)}"
+                f"unknown kind {kind!r}", "layer_types", hint=f"use {' or '.join(_LAYER_KINDS)}"
             )
-    if "sliding_attention" not in types:
+        length = _LAYER_KINDS[kind]
+        if kind not in sizes:
+            sizes[kind] = None if length is None else text.required(length)
+    if all(size is None for size in sizes.values()):
         return ()
-    size = text.required("sliding_window")
-    return tuple(size if kind == "sliding_attention" else None for kind in types)
-
-
-def _window_everywhere(text: ConfigFields, layers: int) -> tuple[int | None, ...]:
-    return (text.optional("sliding_window"),) * layers
-
-
-def _window_above(text: ConfigFields, layers: int) -> tuple[int | None, ...]:
-    """Qwen: windows only if switched on, from `max_window_layers` up."""
-    if not text.flag("use_sliding_window"):
-        return ()
-    size, first = text.optional("sliding_window"), text.whole("max_window_layers", default=0)
-    return tuple(size if i >= first else None for i in range(layers))
-
-
-def _window_alternating(text: ConfigFields, layers: int) -> tuple[int | None, ...]:
-    """Even layers slide (Gemma 2, gpt-oss)."""
-    size = text.optional("sliding_window")
-    return tuple(size if i % 2 == 0 else None for i in range(layers))
-
-
-def _window_but_every(text: ConfigFields, layers: int) -> tuple[int | None, ...]:
-    """Gemma 3: every n-th layer attends to everything, the others slide."""
-    size, period = (
-        text.optional("sliding_window"),
-        text.whole("sliding_window_pattern", default=6, least=1),
-    )
-    return tuple(None if (i + 1) % period == 0 else size for i in range(layers))
-
-
-def _moe_mixtral(text: ConfigFields, _layers: int) -> MoeSpec:
-    return MoeSpec(
-        experts=text.required("num_local_experts"),
-        top_k=text.required("num_experts_per_tok"),
-        intermediate=text.required("intermediate_size"),
-    )
-
-
-def _moe_gpt_oss(text: ConfigFields, _layers: int) -> MoeSpec:
-    experts = text.optional("num_local_experts") or text.required("num_experts")
-    top_k = text.optional("num_experts_per_tok") or text.required("experts_per_token")
-    return MoeSpec(experts, top_k, text.required("intermediate_size"), router_bias=True)
-
-
-def _moe_qwen(text: ConfigFields, layers: int) -> MoeSpec | None:
-    step = text.whole("decoder_sparse_step", default=1, least=1)
-    plain = frozenset(text.wholes("mlp_only_layers", least=0))
-    dense = frozenset(i for i in range(layers) if i in plain or (i + 1) % step)
-    experts = text.required("num_experts")
-    shared = text.whole("shared_expert_intermediate_size", default=0)
-    if len(dense) == layers:
-        return None
-    return MoeSpec(
-        experts=experts,
-        top_k=text.required("num_experts_per_tok"),
-        intermediate=text.required("moe_intermediate_size"),
-        shared_intermediate=shared,
-        shared_gate=shared > 0,
-        dense_layers=dense,
-    )
-
-
-def _vision_qwen25(vision: ConfigFields) -> EncoderSpec:
-    hidden, merge = (
-        vision.required("hidden_size"),
-        vision.whole("spatial_merge_size", default=2, least=1),
-    )
-    output = vision.required("out_hidden_size")
-    wide = hidden * merge**2
-    return EncoderSpec(
-        kind="vision",
-        layers=vision.required("depth", most=4096),
-        hidden=hidden,
-        intermediate=vision.required("intermediate_size"),
-        heads=vision.required("num_heads"),
-        output_dim=output,
-        rule="grid",
-        gated_mlp=True,
-        patch_size=vision.whole("patch_size", default=14, least=1),
-        temporal_patch=vision.whole("temporal_patch_size", default=2, least=1),
-        merge=merge,
-        window_px=vision.optional("window_size"),
-        full_attention_layers=vision.wholes("fullatt_block_indexes", least=0) or None,
-        projector=(wide, wide, output),
-        projector_norm=hidden,
-    )
+    return tuple(sizes[kind] for kind in types)
 
 
 _TRAITS: dict[str, _Traits] = {
     "LlamaForCausalLM": _Traits("llama"),
-    "MistralForCausalLM": _Traits("mistral", windows=_window_everywhere),
-    "MixtralForCausalLM": _Traits("mixtral", windows=_window_everywhere, moe=_moe_mixtral),
-    "Qwen2ForCausalLM": _Traits("qwen2", qkv_bias=True, windows=_window_above),
+    "MistralForCausalLM": _Traits("mistral", windows=read_window_everywhere),
+    "MixtralForCausalLM": _Traits("mixtral", windows=read_window_everywhere, moe=read_moe_mixtral),
+    "Qwen2ForCausalLM": _Traits("qwen2", qkv_bias=True, windows=read_window_above),
     "Qwen2MoeForCausalLM": _Traits(
-        "qwen2_moe", qkv_bias=True, windows=_window_above, moe=_moe_qwen
+        "qwen2_moe", qkv_bias=True, windows=read_window_above, moe=read_moe_qwen
     ),
     "Qwen2_5_VLForConditionalGeneration": _Traits(
-        "qwen2_5_vl", qkv_bias=True, windows=_window_above, vision=_vision_qwen25
+        "qwen2_5_vl", qkv_bias=True, windows=read_window_above, vision=read_vision_qwen25
     ),
-    "Qwen3ForCausalLM": _Traits("qwen3", qk_norm=True, windows=_window_above),
-    "Qwen3MoeForCausalLM": _Traits("qwen3_moe", qk_norm=True, windows=_window_above, moe=_moe_qwen),
-    "Phi3ForCausalLM": _Traits("phi3", qkv_bias=False, windows=_window_everywhere),
+    "Qwen3ForCausalLM": _Traits("qwen3", qk_norm=True, windows=read_window_above),
+    "Qwen3MoeForCausalLM": _Traits(
+        "qwen3_moe", qk_norm=True, windows=read_window_above, moe=read_moe_qwen
+    ),
+    "Phi3ForCausalLM": _Traits("phi3", qkv_bias=False, windows=read_window_everywhere),
     "GemmaForCausalLM": _Traits("gemma", tied=True),
     "Gemma2ForCausalLM": _Traits(
-        "gemma2", tied=True, norms_per_layer=4, windows=_window_alternating
+        "gemma2", tied=True, norms_per_layer=4, windows=read_window_alternating
     ),
     "Gemma3ForCausalLM": _Traits(
-        "gemma3_text", tied=True, norms_per_layer=4, qk_norm=True, windows=_window_but_every
+        "gemma3_text", tied=True, norms_per_layer=4, qk_norm=True, windows=read_window_but_every
+    ),
+    # What its text section leaves out in the published configs of the smaller sizes.
+    "Gemma3ForConditionalGeneration": _Traits(
+        "gemma3",
+        tied=True,
+        norms_per_layer=4,
+        qk_norm=True,
+        windows=read_window_but_every,
+        text_part=True,
+        defaults={
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "vocab_size": 262208,
+            "max_position_embeddings": 131072,
+        },
+    ),
+    "Mistral3ForConditionalGeneration": _Traits(
+        "mistral3", windows=read_window_everywhere, text_part=True
+    ),
+    "Llama4ForCausalLM": _Traits(
+        "llama4_text",
+        dense_width="intermediate_size_mlp",
+        moe=read_moe_llama4,
+        windows=read_chunks_but_every,
+    ),
+    "Llama4ForConditionalGeneration": _Traits(
+        "llama4",
+        dense_width="intermediate_size_mlp",
+        moe=read_moe_llama4,
+        windows=read_chunks_but_every,
+        text_part=True,
+    ),
+    "DeepseekV2ForCausalLM": _Traits("deepseek_v2", mla=read_latent, moe=read_moe_deepseek),
+    "DeepseekV3ForCausalLM": _Traits("deepseek_v3", mla=read_latent, moe=read_moe_deepseek),
+    "Glm4MoeForCausalLM": _Traits(
+        "glm4_moe", o_bias=False, qk_norm="use_qk_norm", moe=read_moe_deepseek
+    ),
+    "Qwen3NextForCausalLM": _Traits(
+        "qwen3_next", qk_norm=True, attention_gate=True, moe=read_moe_qwen, delta=read_delta_qwen
     ),
     "GptOssForCausalLM": _Traits(
-        "gpt_oss", sinks=True, moe=_moe_gpt_oss, windows=_window_alternating
+        "gpt_oss", sinks=True, moe=read_moe_gpt_oss, windows=read_window_alternating
     ),
     "GraniteForCausalLM": _Traits("granite"),
     "Olmo2ForCausalLM": _Traits("olmo2", qk_norm_full=True),
     "Starcoder2ForCausalLM": _Traits(
-        "starcoder2", tied=True, layer_norm=True, windows=_window_everywhere
+        "starcoder2", tied=True, layer_norm=True, windows=read_window_everywhere
     ),
 }
 

@@ -11,15 +11,24 @@ from atoll.catalog.facts import Confidence, Fact, Scalar
 from atoll.catalog.frozenmap import FrozenMap
 from atoll.catalog.media import EncoderSpec, GeneratorSpec
 from atoll.catalog.resources import Table, data_yaml, section
-from atoll.catalog.transformer import DType, MoeSpec, TransformerSpec, dtype_of
+from atoll.catalog.transformer import (
+    DeltaSpec,
+    DType,
+    MlaSpec,
+    MoeSpec,
+    TransformerSpec,
+    dtype_of,
+)
 from atoll.core.errors import InputError, shorten
 from atoll.core.graph import Component, ComponentGraph, ComponentKind, Edge
 
 __all__ = [
     "ComponentSpec",
     "DType",
+    "DeltaSpec",
     "EncoderSpec",
     "GeneratorSpec",
+    "MlaSpec",
     "ModelSpec",
     "MoeSpec",
     "TransformerSpec",
@@ -231,16 +240,29 @@ def _component(kind: ComponentKind, entry: Table) -> ComponentSpec:
             values[item.name] = tuple(value)
         if item.name.endswith("dtype") and isinstance(value, str):
             values[item.name] = dtype_of(value)
-    moe = values.get("moe")
+    moe, mla = values.get("moe"), values.get("mla")
     if isinstance(moe, dict):
-        values["moe"] = MoeSpec(**moe)
+        dense = frozenset(moe.get("dense_layers", ()))
+        values["moe"] = MoeSpec(**{**moe, "dense_layers": dense})
+    if isinstance(mla, dict):
+        values["mla"] = MlaSpec(**mla)
     return cls(**values)  # type: ignore[arg-type]
 
 
 def _expand_windows(values: dict[str, object]) -> None:
-    """`windows: {size: 128, every: [2, 0]}` becomes one entry per layer."""
-    windows = values.get("windows")
+    """`windows: {size: 128, every: [2, 0]}` becomes one entry per layer, `delta` a set of layers."""
+    layers = cast(int, values.get("layers", 0))
+    windows, delta = values.get("windows"), values.get("delta")
     if isinstance(windows, dict):
-        layers, size = cast(int, values["layers"]), cast(int, windows["size"])
-        period, first = cast("list[int]", windows["every"])
-        values["windows"] = tuple(size if i % period == first else None for i in range(layers))
+        marked, size = _mark_layers(windows, layers), cast(int, windows["size"])
+        values["windows"] = tuple(size if i in marked else None for i in range(layers))
+    if isinstance(delta, dict):
+        shapes = {key: value for key, value in delta.items() if key not in ("every", "but")}
+        values["delta"] = DeltaSpec(layers=_mark_layers(delta, layers), **shapes)
+
+
+def _mark_layers(rule: Table, layers: int) -> frozenset[int]:
+    """The layers of `every: [period, first]`, or all but those of `but: [period, at]`."""
+    left_out = "but" in rule
+    period, at = cast("list[int]", rule["but" if left_out else "every"])
+    return frozenset(i for i in range(layers) if (i % period == at) != left_out)

@@ -37,9 +37,15 @@ def index_names(entries: Iterable[tuple[str, Iterable[str]]]) -> dict[str, str]:
     return index
 
 
+def find(name: str, table: Mapping[str, T], index: Mapping[str, str]) -> T | None:
+    """The entry called `name` in any spelling, None if there is none."""
+    canonical = name if name in table else index.get(fold(name))
+    return None if canonical is None else table[canonical]
+
+
 def look_up(kind: str, name: str, table: Mapping[str, T], index: Mapping[str, str]) -> T:
     """The entry called `name`, else UnknownNameError suggesting the nearest known names."""
-    canonical = name if name in table else index.get(fold(name))
-    if canonical is None:
+    found = find(name, table, index)
+    if found is None:
         raise UnknownNameError(kind, name, table)
-    return table[canonical]
+    return found

@@ -14,7 +14,7 @@ from atoll.catalog.resources import Table, data_yaml, section
 from atoll.core.errors import InputError
 from atoll.core.ids import format_node_type
 
-InterconnectKind = Literal["nvlink", "pcie", "none"]
+InterconnectKind = Literal["nvlink", "xgmi", "pcie", "none"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _SHAPES = tuple(
     f.name
     for f in fields(TransformerSpec)
-    if f.init and f.name not in ("windows", "moe") and not f.name.endswith("dtype")
+    if f.init and f.name not in ("windows", "moe", "mla", "delta") and not f.name.endswith("dtype")
 )
 _DTYPES = tuple(f.name for f in fields(TransformerSpec) if f.init and f.name.endswith("dtype"))
 _REQUIRED = ("layers", "hidden", "heads", "intermediate", "vocab", "max_context")

@@ -74,7 +74,7 @@ class InterconnectEntry(Sourced):
     """What joins the GPUs of a node."""
 
     like: StrictStr | None = None
-    kind: Literal["nvlink", "pcie", "none"] | None = None
+    kind: Literal["nvlink", "xgmi", "pcie", "none"] | None = None
     generation: Whole | None = None
     allreduce: dict[CountKey, AllReduceEntry] | None = None
     p2p_bandwidth: BusBandwidth | None = None
@@ -142,6 +142,7 @@ class ModelEntry(Sourced):
     gated_mlp: StrictBool | None = None
     sinks: StrictBool | None = None
     head_bias: StrictBool | None = None
+    attention_gate: StrictBool | None = None
     moe: MoeEntry | None = None
     attention_dtype: StrictStr | None = None
     mlp_dtype: StrictStr | None = None

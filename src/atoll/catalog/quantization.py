@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from atoll.catalog.fields import ConfigFields
-from atoll.catalog.transformer import FP8, INT8, MXFP4, DType
+from atoll.catalog.transformer import FP8, INT8, MXFP4, NVFP4, DType
 from atoll.core.errors import UnknownNameError
 
 # Where each group of weights lives in a checkpoint, for a layer i.
 _MODULES = {
-    "attention": ("model.layers.{i}.self_attn.q_proj", "model.layers.{i}.self_attn.qkv_proj"),
+    "attention": (
+        "model.layers.{i}.self_attn.q_proj",
+        "model.layers.{i}.self_attn.qkv_proj",
+        "model.layers.{i}.self_attn.q_a_proj",
+    ),
     "mlp": ("model.layers.{i}.mlp.gate_proj", "model.layers.{i}.mlp.gate_up_proj"),
     "expert": (
         "model.layers.{i}.mlp.experts.0.gate_proj",
@@ -70,6 +74,7 @@ def read_quantization(fields: ConfigFields, layers: int) -> Quantization:
         "compressed-tensors": _read_compressed,
         "bitsandbytes": _bitsandbytes,
         "modelopt": _modelopt,
+        "modelopt_fp4": lambda _: NVFP4,
     }
     if method not in known:
         raise UnknownNameError(
@@ -139,7 +144,10 @@ def _read_compressed(config: ConfigFields) -> DType | None:
         bits = weights.whole("num_bits", default=8, most=16)
         size = weights.group("group_size", default=None)
         if weights.text("type") == "float":
-            # 4-bit floats come with 8-bit scales (NVFP4, MXFP4).
+            # 4-bit floats come with 8-bit scales, for 16 weights (NVFP4) or for 32 (MXFP4).
+            known = {(4, 16): NVFP4, (4, 32): MXFP4}.get((bits, size or 0))
+            if known is not None:
+                return known
             return FP8 if bits == 8 else group_bits(f"fp{bits}", bits, size, scale_bits=8)
         zero = 0 if weights.flag("symmetric", default=True) else bits
         return group_bits(f"int{bits}", bits, size, zero_bits=zero)
@@ -161,7 +169,7 @@ def _modelopt(config: ConfigFields) -> DType:
     if algorithm in ("FP8", "FP8_PB_WO"):
         return FP8
     if algorithm == "NVFP4":
-        return group_bits("nvfp4", 4, 16, scale_bits=8)
+        return NVFP4
     raise UnknownNameError(
         "ModelOpt algorithm", algorithm, ("FP8", "NVFP4"), field="quantization_config.quant_algo"
     )
@@ -206,12 +214,15 @@ def _matches(pattern: str, module: str) -> bool:
         if len(pattern) > _RULE_CHARACTERS:
             return False
         return any(rule.matches(module) for rule in _rules(pattern[3:]))
-    # Parts of a dotted name, "*" standing for one part; a pattern matches any run of them.
+    # Parts of a dotted name, "*" standing for one part or its end; a pattern matches any run of them.
     parts, name = pattern.strip(".").split("."), module.split(".")
     if parts == [""]:
         return False
     return any(
-        all(p in ("*", n) for p, n in zip(parts, name[start:], strict=False))
+        all(
+            p == n or (p.endswith("*") and n.startswith(p[:-1]))
+            for p, n in zip(parts, name[start:], strict=False)
+        )
         for start in range(len(name) - len(parts) + 1)
     )
 

@@ -6,6 +6,8 @@ Notation, per layer: h hidden, q = heads x head_dim, k = kv_heads x head_dim, f 
     MLP         3 h f gated, 2 h f otherwise; an expert has the same form with its own width
     small       norms, attention biases, sinks, router: always kept in the activation dtype
 
+Latent attention (MLA) and layers of the gated delta rule count by `MlaSpec` and `DeltaSpec`.
+
 Only matrices are quantised. The biases of experts are stored with the experts, so they count at the
 experts' bits; every other bias counts as small.
 """
@@ -13,54 +15,46 @@ experts' bits; every other bias counts as small.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from atoll.catalog.dtypes import (
+    BF16,
+    DTYPES,
+    FP8,
+    FP16,
+    FP32,
+    INT4,
+    INT8,
+    KV_DTYPES,
+    MXFP4,
+    NVFP4,
+    DType,
+    dtype_of,
+)
+from atoll.catalog.fields import check_whole
+from atoll.catalog.mixers import DeltaSpec, MlaSpec
 from atoll.core.errors import InputError, UnknownNameError
 
-# Above this no product of two fields can leave the range where floats count exactly.
-_MAX_DIMENSION = 1 << 26
+__all__ = [
+    "BF16",
+    "DTYPES",
+    "FP8",
+    "FP16",
+    "FP32",
+    "INT4",
+    "INT8",
+    "KV_DTYPES",
+    "MXFP4",
+    "NVFP4",
+    "DType",
+    "DeltaSpec",
+    "MlaSpec",
+    "MoeSpec",
+    "TransformerSpec",
+    "dtype_of",
+]
+
 _MAX_LAYERS = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class DType:
-    """How a number is stored; `bits_per_weight` includes scales and zero points."""
-
-    name: str
-    bits_per_weight: float
-
-    @property
-    def bytes_per_weight(self) -> float:
-        """Bytes one weight takes on average."""
-        return self.bits_per_weight / 8
-
-
-BF16 = DType("bf16", 16.0)
-FP16 = DType("fp16", 16.0)
-FP32 = DType("fp32", 32.0)
-# Scales per tensor or per channel are below a thousandth of the weights and counted as nothing.
-FP8 = DType("fp8", 8.0)
-INT8 = DType("int8", 8.0)
-# Four bits, and a 16-bit scale for every 64 weights.
-INT4 = DType("int4", 4.25)
-# Four bits, and an 8-bit scale for every 32 weights (OCP microscaling).
-MXFP4 = DType("mxfp4", 4.25)
-
-DTYPES: Mapping[str, DType] = {
-    dtype.name: dtype for dtype in (BF16, FP16, FP32, FP8, INT8, INT4, MXFP4)
-}
-KV_DTYPES = ("bf16", "fp16", "fp8", "int8")
-
-
-def dtype_of(name: str | DType) -> DType:
-    """The dtype of that name; a DType is returned as it is."""
-    if isinstance(name, DType):
-        return name
-    try:
-        return DTYPES[name]
-    except KeyError:
-        raise UnknownNameError("dtype", name, DTYPES) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +74,12 @@ class MoeSpec:
     shared_gate: bool = False
 
     def __post_init__(self) -> None:
-        _whole("experts", self.experts)
-        _whole("top_k", self.top_k)
-        _whole("moe intermediate", self.intermediate)
-        _whole("shared_intermediate", self.shared_intermediate, least=0)
+        check_whole("experts", self.experts)
+        check_whole("top_k", self.top_k)
+        check_whole("moe intermediate", self.intermediate)
+        check_whole("shared_intermediate", self.shared_intermediate, least=0)
         if self.top_k > self.experts:
             raise InputError(f"top_k {self.top_k} exceeds {self.experts} experts", field="top_k")
-
-
-def _whole(name: str, value: object, *, least: int = 1, most: int = _MAX_DIMENSION) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InputError(f"{value!r} is not a whole number from {least} to {most}", field=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +88,9 @@ class TransformerSpec:
 
     `windows` has one entry per layer: the number of positions it attends to, None for all. An empty
     tuple means full attention everywhere. `norm_bias` tells LayerNorm from RMSNorm; `qk_norm` is
-    one scale per head dimension, `qk_norm_full` one per projected dimension.
+    one scale per head dimension, `qk_norm_full` one per projected dimension. `attention_gate` doubles
+    the query matrix by a gate on the output of attention. With `mla` there is one KV head and `head_dim`
+    is the width of a query; layers of `delta` have window 0: they keep a state and no tokens.
     """
 
     layers: int
@@ -122,7 +113,10 @@ class TransformerSpec:
     gated_mlp: bool = True
     sinks: bool = False
     head_bias: bool = False
+    attention_gate: bool = False
     moe: MoeSpec | None = None
+    mla: MlaSpec | None = None
+    delta: DeltaSpec | None = None
     attention_dtype: DType = BF16
     mlp_dtype: DType = BF16
     expert_dtype: DType = BF16
@@ -137,11 +131,14 @@ class TransformerSpec:
 
     def __post_init__(self) -> None:
         self._check()
-        if not self.windows:
-            object.__setattr__(self, "windows", (None,) * self.layers)
+        states = frozenset() if self.delta is None else self.delta.layers
+        windows = self.windows or (None,) * self.layers
+        windows = tuple(0 if i in states else window for i, window in enumerate(windows))
+        object.__setattr__(self, "windows", windows)
         dense = frozenset(range(self.layers)) if self.moe is None else self.moe.dense_layers
-        kinds = {is_dense: self._count(is_dense) for is_dense in (True, False)}
-        counts = [kinds[i in dense] for i in range(self.layers)]
+        of_layers = [(i in dense, i in states) for i in range(self.layers)]
+        kinds = {kind: self._count(*kind) for kind in set(of_layers)}
+        counts = [kinds[kind] for kind in of_layers]
         set_ = object.__setattr__
         set_(self, "_layer_params", tuple(params for params, _ in counts))
         set_(self, "_layer_bytes", tuple(size for _, size in counts))
@@ -169,9 +166,11 @@ class TransformerSpec:
 
     @property
     def attention_params(self) -> int:
-        """Parameters of the four attention matrices of one layer."""
+        """Parameters of the attention matrices of one layer (not one of the delta rule)."""
+        if self.mla is not None:
+            return self.mla.params(self.hidden, self.heads)
         q, k = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return self.hidden * (2 * q + 2 * k)
+        return self.hidden * ((3 if self.attention_gate else 2) * q + 2 * k)
 
     def mlp_params(self, i: int) -> int:
         """Parameters of the dense MLP and the shared expert of layer i, without biases."""
@@ -255,13 +254,30 @@ class TransformerSpec:
 
     @property
     def kv_bytes_per_token_layer(self) -> float:
-        """Bytes of keys and values one token leaves in one layer."""
-        return 2 * self.kv_heads * self.head_dim * self.kv_dtype.bytes_per_weight
+        """Bytes of keys and values (with `mla`, of the latent) one token leaves in one layer."""
+        return self.kv_width(self.kv_heads) * self.kv_dtype.bytes_per_weight
+
+    def kv_width(self, kv_heads: int) -> int:
+        """Numbers that one token leaves in one layer of a share with so many KV heads."""
+        return 2 * kv_heads * self.head_dim if self.mla is None else self.mla.latent_dim
 
     @property
     def kv_bytes_per_token(self) -> float:
         """Bytes of keys and values one token leaves in all layers, while inside every window."""
-        return self.layers * self.kv_bytes_per_token_layer
+        keeping = self.layers - (0 if self.delta is None else len(self.delta.layers))
+        return keeping * self.kv_bytes_per_token_layer
+
+    @property
+    def state_bytes_per_layer(self) -> float:
+        """Bytes a sequence keeps in a layer of the delta rule whatever its length; 0 without such layers."""
+        if self.delta is None:
+            return 0.0
+        return self.delta.state_bytes(self.activation_dtype.bytes_per_weight)
+
+    @property
+    def state_bytes_per_sequence(self) -> float:
+        """Bytes a sequence keeps in all layers beside its KV cache, whatever its length."""
+        return 0.0 if self.delta is None else len(self.delta.layers) * self.state_bytes_per_layer
 
     def kv_tokens(self, i: int, context: int) -> int:
         """How many of `context` tokens layer i keeps: all, or as many as its window holds."""
@@ -296,15 +312,23 @@ class TransformerSpec:
         bias = ups * width + self.hidden if self.mlp_bias else 0
         return (ups + 1) * self.hidden * width + bias
 
-    def _small_params(self, is_dense: bool) -> int:
-        """Everything of a layer that is not a matrix or an expert, and the router."""
-        q, k = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        small = self.norms_per_layer * self.hidden * (2 if self.norm_bias else 1)
-        small += (q + 2 * k) if self.qkv_bias else 0
-        small += self.hidden if self.o_bias else 0
-        small += 2 * self.head_dim if self.qk_norm else 0
-        small += q + k if self.qk_norm_full else 0
+    def _small_attention_params(self, is_delta: bool) -> int:
+        if is_delta:
+            assert self.delta is not None
+            return self.delta.small_params(self.hidden)
+        small = self.hidden if self.o_bias else 0
         small += self.heads if self.sinks else 0
+        if self.mla is not None:
+            return small + self.mla.copies * (self.mla.q_rank + self.mla.kv_rank)
+        q, k = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        small += (q + 2 * k) if self.qkv_bias else 0
+        small += 2 * self.head_dim if self.qk_norm else 0
+        return small + (q + k if self.qk_norm_full else 0)
+
+    def _small_params(self, is_dense: bool, is_delta: bool) -> int:
+        """Everything of a layer that is not a matrix or an expert, and the router."""
+        small = self.norms_per_layer * self.hidden * (2 if self.norm_bias else 1)
+        small += self._small_attention_params(is_delta)
         ups = 2 if self.gated_mlp else 1
         if is_dense:
             return small + (ups * self.intermediate + self.hidden if self.mlp_bias else 0)
@@ -315,27 +339,29 @@ class TransformerSpec:
             small += ups * self.moe.shared_intermediate + self.hidden
         return small
 
-    def _count(self, is_dense: bool) -> tuple[int, float]:
-        """Parameters and bytes of a dense or a mixture layer; zero if there is no mixture."""
-        if self.moe is None and not is_dense:
-            return 0, 0.0
+    def _count(self, is_dense: bool, is_delta: bool) -> tuple[int, float]:
+        """Parameters and bytes of a dense or a mixture layer, with attention or the delta rule."""
+        attention = self.attention_params
+        if is_delta:
+            assert self.delta is not None
+            attention = self.delta.params(self.hidden)
         matrices = 3 if self.gated_mlp else 2
         width, experts = self.intermediate, 0
         if not is_dense:
             assert self.moe is not None
             width, experts = self.moe.shared_intermediate, self.moe.experts * self.expert_params
         mlp = matrices * self.hidden * width
-        small = self._small_params(is_dense)
+        small = self._small_params(is_dense, is_delta)
         size = (
-            self.attention_params * self.attention_dtype.bytes_per_weight
+            attention * self.attention_dtype.bytes_per_weight
             + mlp * self.mlp_dtype.bytes_per_weight
             + experts * self.expert_dtype.bytes_per_weight
             + small * self.activation_dtype.bytes_per_weight
         )
-        return self.attention_params + mlp + experts + small, size
+        return attention + mlp + experts + small, size
 
     def _check(self) -> None:
-        _whole("layers", self.layers, most=_MAX_LAYERS)
+        check_whole("layers", self.layers, most=_MAX_LAYERS)
         for name in (
             "hidden",
             "heads",
@@ -346,7 +372,7 @@ class TransformerSpec:
             "max_context",
             "norms_per_layer",
         ):
-            _whole(name, getattr(self, name))
+            check_whole(name, getattr(self, name))
         if self.heads % self.kv_heads:
             raise InputError(
                 f"{self.heads} heads cannot share {self.kv_heads} KV heads evenly", field="kv_heads"
@@ -355,15 +381,29 @@ class TransformerSpec:
             raise InputError(
                 f"{len(self.windows)} windows for {self.layers} layers", field="windows"
             )
-        for window in self.windows:
-            if window is not None:
-                _whole("windows", window)
+        self._check_kinds()
         if self.moe is not None:
             for layer in self.moe.dense_layers:
                 if not 0 <= layer < self.layers:
                     raise InputError(
                         f"dense layer {layer} of a model with {self.layers}", field="dense_layers"
                     )
+
+    def _check_kinds(self) -> None:
+        states = frozenset() if self.delta is None else self.delta.layers
+        for i, window in enumerate(self.windows):
+            if window is not None:
+                check_whole("windows", window, least=0 if i in states else 1)
+        for layer in states:
+            if not 0 <= layer < self.layers:
+                raise InputError(
+                    f"layer {layer} of the delta rule in a model with {self.layers}", field="delta"
+                )
+        if self.mla is not None and (self.kv_heads, self.head_dim) != (1, self.mla.query_dim):
+            raise InputError(
+                f"latent attention has 1 KV head and head_dim {self.mla.query_dim}, the width of a query",
+                field="mla",
+            )
 
 
 def _rebuild(fields: dict[str, object]) -> TransformerSpec:

@@ -68,7 +68,9 @@ def assign(options: AssignSettings) -> None:
     from atoll.runtime.join.assignment import ENGINES, Assignment, check
 
     if options.stop == bool(options.model):
-        raise UsageError("give either --model or --stop", field="--model")
+        raise UsageError(
+            "either --model or --stop is needed", field="--model", hint="give one of them"
+        )
     if options.engine not in ENGINES:
         raise UnknownNameError("engine", options.engine, ENGINES, field="--engine")
     order = Assignment(

@@ -413,7 +413,10 @@ def _format_value(field: str, value: object) -> object:
         return f"{value / 2**20:g}MiB"
     if field.endswith("bytes_per_s") or field.startswith("nics."):
         return format_bandwidth(value)
-    if field.endswith(("_bytes", "bytes_per_token", "bytes_native")) or "weight_bytes" in field:
+    if (
+        field.endswith(("_bytes", "bytes_per_token", "bytes_per_sequence", "bytes_native"))
+        or "weight_bytes" in field
+    ):
         return f"{format_bytes(value)} ({value:.0f})"
     if field.endswith("_s"):
         return format_duration(value)

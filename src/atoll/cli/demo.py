@@ -52,11 +52,12 @@ def demo(
     need_engine()
     from atoll.engine.weights.sources import DEFAULT_MODEL, DEFAULT_NAME
     from atoll.runtime.http.loop import run
+    from atoll.runtime.local.weights import WeightSource
 
     begun_s = time.monotonic()
     folder = _examples(examples)
     _say(f"0. Weights: {DEFAULT_NAME}, fetched and converted once")
-    models = fetch_models({"smollm2": DEFAULT_MODEL})
+    models = fetch_models({"smollm2": WeightSource(DEFAULT_MODEL)})
     run(_show(folder, models, question, begun_s))
 
 
@@ -84,7 +85,9 @@ async def _show(folder: Path, models: dict[str, LocalModel], question: str, begu
     loading = asyncio.create_task(Nursery.start([str(m.folder) for m in models.values()]))
     try:
         await _plan_and_simulate(folder / "quickstart.yaml")
-        _say("\n3. A plan for one small model on four small machines (of the example demo-local)")
+        _say(
+            "\n3. A plan for just that small model on four small machines (of the example demo-local)"
+        )
         plan = read_plan(folder / "demo-plan.json")
         for instance in plan.instances:
             _say(f"   {instance.id}: {instance.describe()}")
@@ -110,7 +113,8 @@ async def _show(folder: Path, models: dict[str, LocalModel], question: str, begu
             await _ask_and_kill(fleet, question)
         finally:
             await fleet.stop(5.0)
-    _say(f"\nAll of it took {time.monotonic() - begun_s:.0f} s. Next: `atoll serve PLAN`.")
+    _say(f"\nAll of it took {time.monotonic() - begun_s:.0f} s.")
+    _say("Next: `atoll serve PLAN --stand-in` tries any plan of yours with these weights.")
 
 
 async def _plan_and_simulate(fleet: Path) -> None:
@@ -126,7 +130,8 @@ async def _plan_and_simulate(fleet: Path) -> None:
         _say(f"   {line}")
     _say("\n2. Plan again so that 95 % of requests keep their promises, in simulation")
     first = next(at for at, line in enumerate(verified) if line.startswith(f"{fleet.stem}:"))
-    for line in verified[first:]:
+    kept = [line for line in verified[:first] if " keeps its promises for " in line]
+    for line in (*kept, *verified[first:]):
         _say(f"   {line}")
 
 

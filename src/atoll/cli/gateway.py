@@ -17,6 +17,7 @@ from atoll.cli.keys import DB_HELP
 from atoll.cli.options import VerbSettings, verb
 from atoll.cli.serving import need_fabric, need_serving
 from atoll.core.errors import MissingDependencyError, UsageError
+from atoll.core.files import check_target
 from atoll.core.quantities import Duration
 from atoll.report.terminal import console, note
 
@@ -98,11 +99,16 @@ def gateway(options: GatewayCommandSettings) -> None:
     from atoll.routing.policies import gateway_policy_code
     from atoll.runtime.federation.service import ServiceOptions
     from atoll.runtime.gateway.standalone import read_config
+    from atoll.runtime.http.listening import check_listen
 
     file = read_config(options.config)
     changed = _overrules(options, file)
     settings = file.model_copy(update=changed)
     gateway_policy_code(settings.policy)
+    if settings.port:
+        check_listen(settings.host, settings.port)
+    if options.log is not None:
+        check_target(options.log)
     _check_open(settings.host, open_to_all=options.open_to_all, insecure=options.insecure)
     service_options = ServiceOptions(
         settings=settings,

@@ -82,7 +82,9 @@ def hub(options: HubSettings) -> None:
         try:
             descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
-            raise UsageError(f"cannot write {log}: {error.strerror}", field="--log") from error
+            raise UsageError(
+                f"cannot write {log}: {error.strerror}", field="--log", hint="name another file"
+            ) from error
     asyncio.run(serve(hub_settings, JsonLog(descriptor, service="hub"), _ready))
 
 

@@ -1,4 +1,4 @@
-"""`atoll init`: a commented fleet file to start from, or one of the examples that come with Atoll."""
+"""`atoll init`: a fleet file to start from: commented, of this machine, or one of the examples."""
 
 from __future__ import annotations
 
@@ -33,6 +33,10 @@ def init(
     example: Annotated[
         str | None, typer.Option("--example", help="Write this example instead; see --list.")
     ] = None,
+    here: Annotated[
+        bool,
+        typer.Option("--here", help="Write this machine's GPUs and memory, as its driver says."),
+    ] = False,
     list_: Annotated[bool, typer.Option("--list", help="Show the examples.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     schema: Annotated[
@@ -49,6 +53,12 @@ def init(
         rows = _rows()
         cells = [(row.name, row.file, row.about) for row in rows]
         emit(rows, as_json, lambda: table(("example", "file", "what it shows"), cells))
+    elif here:
+        if example is not None:
+            raise UsageError(
+                "an example is not this machine", hint="give --here or --example, not both"
+            )
+        _write_here(path or Path("fleet.yaml"), force=force)
     elif example is not None:
         from atoll.plan.files.examples import find_example
 
@@ -65,6 +75,20 @@ def init(
         _write(target, text.replace("atoll plan FILE", f"atoll plan {target}"), force=force)
 
 
+def _write_here(target: Path, *, force: bool) -> None:
+    from atoll.catalog.load import load_catalog
+    from atoll.cli.here import FILL_IN, missing_facts, read_machine, write_fleet
+
+    _check_target(target, force=force)
+    machine, catalog = read_machine(), load_catalog()
+    text = write_fleet(machine, catalog)
+    _write(target, text.replace("atoll plan FILE", f"atoll plan {target}"), force=force)
+    missing = missing_facts(machine, catalog)
+    if missing:
+        names = ", ".join(missing)
+        note(f"the catalog does not know {names}: write its bandwidth over {FILL_IN} in {target}")
+
+
 def _rows() -> list[ExampleRow]:
     from atoll.plan.files.examples import describe_example, list_examples
 
@@ -74,9 +98,7 @@ def _rows() -> list[ExampleRow]:
     ]
 
 
-def _write(path: Path, text: str, *, force: bool) -> None:
-    from atoll.core.files import atomic_write
-
+def _check_target(path: Path, *, force: bool) -> None:
     # Not the methods of Path, which raise where a name is too long to be one.
     if os.path.isdir(path):
         raise UsageError(f"{path} is a folder", hint=f"write {path / 'fleet.yaml'}")
@@ -85,6 +107,12 @@ def _write(path: Path, text: str, *, force: bool) -> None:
     if not os.path.isdir(path.parent):
         folder = shorten(str(path.parent))
         raise UsageError(f"the folder {folder} does not exist", hint="create it first")
+
+
+def _write(path: Path, text: str, *, force: bool) -> None:
+    from atoll.core.files import atomic_write
+
+    _check_target(path, force=force)
     atomic_write(path, text)
     verb = "serve" if path.suffix == ".json" else "plan"
     note(f"wrote {path}; next: atoll {verb} {path}")

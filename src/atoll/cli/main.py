@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from atoll.core.errors import AtollError, InternalError, UsageError
+from atoll.core.errors import AtollError, InputError, InternalError, UsageError
 from atoll.core.version import __version__
 from atoll.core.waiting import listening
 
@@ -29,6 +29,20 @@ EXIT_NO_OUTPUT = 74
 # What a full disk, a lost terminal or a stream opened for reading answer to a write. Files of
 # Atoll's own are written by `core.files`, whose errors arrive here as InputError.
 _OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
+
+
+_REFUSALS = {
+    errno.EACCES: "have its owner let you, or use another",
+    errno.EPERM: "have its owner let you, or use another",
+    errno.EROFS: "use a place that can be written to",
+    errno.ENOSPC: "free some space, or use another place",
+    errno.EDQUOT: "free some space, or use another place",
+    errno.EMFILE: "allow more open files: ulimit -n 65536",
+    errno.ENFILE: "close some programs: the system has too many open files",
+    errno.EADDRINUSE: "stop what listens there, or name another port",
+    errno.EADDRNOTAVAIL: "name an address of this machine, such as 127.0.0.1",
+}
+"""What the system may refuse though Atoll did nothing wrong, and what helps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +197,7 @@ def run(args: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001  the last line of defence
         if invocation.debug:
             _print_traceback()
-        if isinstance(error, OSError) and error.filename is None and error.errno in _OUTPUT_ERRORS:
-            return _no_output(os.strerror(error.errno).lower())
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        _say(f"error: {what} (a bug in Atoll; run with --debug: atoll --debug ...)")
-        return InternalError.exit_code
+        return _report_unforeseen(error)
     return code if isinstance(code, int) else 0
 
 
@@ -250,6 +260,20 @@ def _no_output(reason: str) -> int:
     _drop_unwritable()
     _say(f"error: cannot write to standard output: {reason} (fix: send it somewhere else)")
     return EXIT_NO_OUTPUT
+
+
+def _report_unforeseen(error: Exception) -> int:
+    """Say what nobody handled: what the system refused, or a bug."""
+    if isinstance(error, OSError) and error.filename is None and error.errno in _OUTPUT_ERRORS:
+        return _no_output(os.strerror(error.errno).lower())
+    if isinstance(error, OSError) and error.errno in _REFUSALS:
+        place = f"{error.filename}: " if isinstance(error.filename, str) else ""
+        reason = os.strerror(error.errno).lower()
+        _say(f"error: {place}{reason} (fix: {_REFUSALS[error.errno]})")
+        return InputError.exit_code
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    _say(f"error: {what} (a bug in Atoll; run with --debug: atoll --debug ...)")
+    return InternalError.exit_code
 
 
 def _drop_unwritable() -> None:

@@ -99,6 +99,13 @@ def plan(
             help="Plan for half of all requests to keep their promises, without simulating.",
         ),
     ] = False,
+    error_bars: Annotated[
+        bool,
+        typer.Option(
+            "--error-bars/--no-error-bars",
+            help="Say how likely promises are kept, over what the performance model may be off by.",
+        ),
+    ] = True,
     report: Annotated[
         Path | None,
         typer.Option("--report", help="Write a report as one .html file; of a cluster also .svg."),
@@ -133,17 +140,19 @@ def plan(
     deadline comes first: then it is the best plan so far, and says so. Ends with code 5 if there is no plan
     (or, with --strict, none that meets all demand), or if the plan, which is written, keeps too few promises.
     """
-    seconds = parse_duration(deadline, field="deadline")
-    share = parse_share(gap, field="gap")
-    kept = None if attainment is None else parse_share(attainment, field="attainment")
+    seconds = parse_duration(deadline, field="--deadline")
+    share = parse_share(gap, field="--gap")
+    kept = None if attainment is None else parse_share(attainment, field="--attainment")
     if kept is not None and capacity_only:
         raise UsageError("--attainment with --capacity-only", hint="leave one of them out")
     if seconds <= 0:
         raise UsageError("--deadline is 0", hint="give it some time, as in 30s")
+    read = [fleet, *(overlay or ())]
     for path, endings in ((out, ()), (report, (".html", ".svg")), (stats_out, (".json",))):
         if path is not None:
             check_target(path, endings)
-            _refuse_overwriting(path, [fleet, *(overlay or ())])
+            _refuse_overwriting(path, read)
+            read.append(path)
     from atoll.api.fleet import Fleet
     from atoll.solve.effort import Effort, parse_work
     from atoll.solve.registry import CUT_SHORT, LATE, require, require_packages
@@ -173,6 +182,7 @@ def plan(
             rank=rank,
             attainment=kept,
             capacity_only=capacity_only,
+            error_bars=error_bars,
         )
     compared: tuple[Compared, ...] = ()
     if compare:
@@ -240,9 +250,11 @@ def _tell_stats(plan: FleetPlan, shown: bool, path: Path | None) -> None:
 
 
 def _refuse_overwriting(path: Path, given: list[Path]) -> None:
-    """Raise UsageError if a file to be written is one that a person wrote for this plan."""
+    """Raise UsageError if a file to be written is read for this plan, or written twice."""
     if any(path.resolve() == other.resolve() for other in given):
-        raise UsageError(f"{path} is read for this plan", hint="name another file to write")
+        raise UsageError(
+            f"{path} is read or written for this plan already", hint="name another file to write"
+        )
 
 
 def _goal(objective: str | None) -> Goal | None:

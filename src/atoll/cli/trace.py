@@ -114,7 +114,7 @@ def describe(
         "pictures": pictures,
     }
     emit(data, as_json, lambda: draw_trace(workload.name, stats, match, pictures))
-    _say_rows(workload)
+    say_rows(workload)
     for path in out or ():
         note(f"wrote {path}")
 
@@ -141,7 +141,7 @@ def generate(
 
         for _, text in csv_lines(workload.chunks(seed)):
             sys.stdout.write(text)
-        _say_rows(workload)
+        say_rows(workload)
         return
     _write(workload, out, seed, as_json)
 
@@ -198,7 +198,7 @@ def _write(workload: Workload, out: Path, seed: int, as_json: bool) -> None:
     }
     facts = {} if stats is None else describe_stats(stats)
     emit(data, as_json, lambda: draw_facts(f"{workload.name} -> {out}", facts))
-    _say_rows(workload)
+    say_rows(workload)
     note(f"wrote {out}")
 
 
@@ -218,7 +218,8 @@ def _reports(workload: Workload) -> tuple[RowReport, ...]:
     return (workload.trace.report,) if isinstance(workload, TraceReplay) else ()
 
 
-def _say_rows(workload: Workload) -> None:
+def say_rows(workload: Workload) -> None:
+    """Say what became of the rows of every file that a workload has read, where there is something to say."""
     for report in _reports(workload):
         if report.bad:
             for reason, count in report.reasons.items():
@@ -229,6 +230,11 @@ def _say_rows(workload: Workload) -> None:
             note(f"{report.path}: bad rows: {shown}{'; ...' if report.bad > _LINES_SHOWN else ''}")
         for reason, count in report.left_out.items():
             note(f"{report.path}: left out {count:,} of {report.rows:,} rows: {reason}")
+        if report.is_mixed:
+            note(
+                f"{report.path}: times are of several time zones ({', '.join(report.zones)}) and were "
+                "converted to UTC"
+            )
         if report.reordered:
             note(f"{report.path}: {report.reordered:,} rows were out of order and are sorted")
         if report.ignored_columns:

@@ -121,14 +121,22 @@ class UnknownNameError(AtollError):
     exit_code = 4
 
     def __init__(
-        self, kind: str, name: str, known: Iterable[str], *, field: str | None = None
+        self,
+        kind: str,
+        name: str,
+        known: Iterable[str],
+        *,
+        field: str | None = None,
+        hint: str | None = None,
     ) -> None:
         names = tuple(sorted(set(known), key=lambda n: (n.lower(), n)))
         self.kind = kind
         self.name = name
         self.known = names
         self.suggestions = _nearest(name, names)
-        super().__init__(self._describe(), field=field)
+        if hint is None and not names:
+            hint = f"there is no {kind} yet; make one first"
+        super().__init__(self._describe(), field=field, hint=hint)
 
     def _describe(self) -> str:
         text = f"unknown {self.kind} {shorten(self.name)!r}"

@@ -85,16 +85,36 @@ def _mode_for(target: Path) -> int:
         return 0o666 & ~umask
 
 
+def unreadable(error: OSError, path: str | os.PathLike[str]) -> InputError:
+    """Return what to tell a person whose file cannot be read."""
+    reason = (error.strerror or type(error).__name__).lower()
+    hint = _READ_FIXES.get(error.errno or 0, "check that it can be read")
+    return InputError(f"cannot read the file: {reason}", path=path, hint=hint)
+
+
+_READ_FIXES = {
+    errno.ENOENT: "check the name and the folder",
+    errno.ENOTDIR: "check the name and the folder",
+    errno.EISDIR: "name a file in it",
+    errno.EACCES: "have its owner let you read it",
+    errno.EPERM: "have its owner let you read it",
+    errno.ENAMETOOLONG: "use a shorter name",
+}
+
+
 def read_text_limited(path: str | os.PathLike[str], max_bytes: int = MAX_TEXT_BYTES) -> str:
     """Read a UTF-8 text file of at most `max_bytes` bytes; anything else is an InputError."""
     try:
         with open(path, "rb") as stream:
             content = stream.read(max_bytes + 1)
     except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
-        raise InputError(f"cannot read the file: {reason}", path=path) from error
+        raise unreadable(error, path) from error
     if len(content) > max_bytes:
-        raise InputError(f"the file is larger than {max_bytes} bytes", path=path)
+        raise InputError(
+            f"the file is larger than {max_bytes} bytes",
+            path=path,
+            hint="check that it is the right one",
+        )
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -151,10 +171,22 @@ def parse_yaml(text: str, *, path: str | os.PathLike[str]) -> YamlFile:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else None
         raise InputError(
-            f"not valid YAML: {error.problem or error.context}", path=path, line=line
+            f"not valid YAML: {error.problem or error.context}",
+            path=path,
+            line=line,
+            hint=_yaml_fix(error.problem or ""),
         ) from error
     except yaml.YAMLError as error:
-        raise InputError(f"not valid YAML: {error}", path=path) from error
+        hint = "check the indentation, brackets and quotes"
+        raise InputError(f"not valid YAML: {error}", path=path, hint=hint) from error
+
+
+def _yaml_fix(problem: str) -> str:
+    if "given twice" in problem:
+        return "keep one of them"
+    if "cannot start any token" in problem:
+        return "indent with spaces, not tabs, and put text with special characters in quotes"
+    return "check the indentation, brackets and quotes there and in the line before"
 
 
 def _check_depth(text: str, path: str | os.PathLike[str]) -> None:
@@ -164,7 +196,7 @@ def _check_depth(text: str, path: str | os.PathLike[str]) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > _MAX_YAML_DEPTH:
-                raise InputError("the YAML is nested too deeply", path=path)
+                raise InputError("the YAML is nested too deeply", path=path, hint="flatten it")
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
@@ -231,12 +263,22 @@ def _check_size(root: Node, path: str | os.PathLike[str]) -> None:
             return sizes[key]
         line = node.start_mark.line + 1
         if key in open_nodes:
-            raise InputError("an alias refers to the value that holds it", path=path, line=line)
+            raise InputError(
+                "an alias refers to the value that holds it",
+                path=path,
+                line=line,
+                hint="write the value out",
+            )
         open_nodes.add(key)
         total = 1 + sum(size(child) for child in _children(node))
         open_nodes.discard(key)
         if total > _MAX_YAML_NODES:
-            raise InputError("the aliases expand to too many values", path=path, line=line)
+            raise InputError(
+                "the aliases expand to too many values",
+                path=path,
+                line=line,
+                hint="write fewer of them",
+            )
         sizes[key] = total
         return total
 
@@ -269,7 +311,9 @@ def read_json_object(path: str | os.PathLike[str]) -> dict[str, object]:
     try:
         data = json.loads(read_text_limited(path))
     except json.JSONDecodeError as error:
-        raise InputError(f"not JSON: {error.msg}", path=path, line=error.lineno) from error
+        raise InputError(
+            f"not JSON: {error.msg}", path=path, line=error.lineno, hint="write it anew as JSON"
+        ) from error
     if not isinstance(data, dict):
         raise InputError("not a JSON object", path=path, hint="it should begin with {")
     return data

@@ -72,36 +72,98 @@ def _mentions_set(annotation: object) -> bool:
     return any(_mentions_set(argument) for argument in get_args(annotation))
 
 
+def describe_fault(detail: ErrorDetails) -> str:
+    """Say what is wrong with a value in words of the file it stands in, without names of classes."""
+    kind = detail["type"]
+    if kind in _WORDS:
+        return _WORDS[kind]
+    if kind == "json_invalid":
+        reason = str(detail.get("ctx", {}).get("error", "")) or detail["msg"]
+        return f"not valid JSON: {reason}"
+    if kind == "too_short":
+        return f"at least {detail['ctx']['min_length']} needed"
+    if kind == "too_long":
+        return f"at most {detail['ctx']['max_length']} allowed"
+    # How pydantic marks what a validator of ours said.
+    return detail["msg"].removeprefix("Value error, ")
+
+
+def suggest_fix(detail: ErrorDetails) -> str:
+    """Return what to change where a value is wrong: what its validator says, or what its kind asks for."""
+    context: Mapping[str, object] = detail.get("ctx", {})
+    hint = context.get("hint")
+    if isinstance(hint, str):
+        return hint
+    kind = detail["type"]
+    name = str(detail["loc"][-1]) if detail["loc"] else ""
+    if kind == "missing":
+        return f"add '{name}'"
+    if kind == "extra_forbidden":
+        return f"leave '{name}' out"
+    if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
+        return "check the number and its unit"
+    if kind in _FIXES:
+        return _FIXES[kind]
+    if kind.startswith(("float", "int", "finite")):
+        return "write a plain number in the unit of the field's name"
+    return "change it to what is asked for"
+
+
+_WORDS = {
+    "missing": "this field is required",
+    "extra_forbidden": "there is no such field",
+    "model_type": "a mapping is needed",
+    "model_attributes_type": "a mapping is needed",
+    "dataclass_type": "a mapping is needed",
+    "dict_type": "a mapping is needed",
+    "mapping_type": "a mapping is needed",
+    "list_type": "a list is needed",
+    "tuple_type": "a list is needed",
+    "string_type": "text is needed",
+}
+"""Where pydantic would name a class or a type of Python."""
+_FIXES = {
+    "model_type": "write a mapping, one 'field: value' a line",
+    "model_attributes_type": "write a mapping, one 'field: value' a line",
+    "dataclass_type": "write a mapping, one 'field: value' a line",
+    "dict_type": "write a mapping, one 'field: value' a line",
+    "mapping_type": "write a mapping, one 'field: value' a line",
+    "list_type": "write a list, one '- ' a line",
+    "tuple_type": "write a list, one '- ' a line",
+    "string_type": "put the text in quotes",
+    "bool_type": "write true or false",
+    "bool_parsing": "write true or false",
+    "literal_error": "write what is named",
+    "enum": "write one that is named",
+    "too_short": "add what is missing",
+    "too_long": "leave some out",
+    "string_too_short": "write something there",
+    "string_too_long": "shorten it",
+    "json_invalid": "it is no JSON file or was cut short; write it anew",
+}
+
+
 def _input_error(error: ValidationError, path: str | os.PathLike[str] | None) -> InputError:
     details = error.errors(include_url=False)
     first = details[0]
     more = f" (and {len(details) - 1} more problems)" if len(details) > 1 else ""
     field = ".".join(str(part) for part in first["loc"]) or None
-    return InputError(f"{_message(first)}{more}", path=path, field=field, hint=_hint(first))
+    return InputError(f"{_message(first)}{more}", path=path, field=field, hint=suggest_fix(first))
 
 
 def _message(detail: ErrorDetails) -> str:
-    if detail["type"] == "missing":
-        return "this field is required"
-    if detail["type"] == "extra_forbidden":
-        return "there is no such field"
-    if detail["type"] == "quantity":
-        return detail["msg"]
+    said = describe_fault(detail)
+    if detail["type"] in ("missing", "extra_forbidden", "quantity", "json_invalid"):
+        return said
     if _is_secret(detail) or isinstance(detail["input"], Mapping | list | tuple):
         # What is inside may be nobody's business.
-        return detail["msg"]
-    return f"{detail['msg']}, got {_short(detail['input'])}"
+        return said
+    return f"{said}, got {_short(detail['input'])}"
 
 
 def _is_secret(detail: ErrorDetails) -> bool:
     name = str(detail["loc"][-1]).lower() if detail["loc"] else ""
     return any(word in name for word in _SECRETS)
-
-
-def _hint(detail: ErrorDetails) -> str | None:
-    context: Mapping[str, object] = detail.get("ctx", {})
-    hint = context.get("hint")
-    return hint if isinstance(hint, str) else None
 
 
 def _short(value: object) -> str:

@@ -162,7 +162,7 @@ class ConstantTable:
             gpu.name,
             {
                 **(constants.ops if constants else {}),
-                **{op: self._relative(gpu, op) for op in missing},
+                **{op: _share_compute(self._relative(gpu, op), gpu) for op in missing},
             },
         )
 
@@ -199,6 +199,16 @@ class ConstantTable:
             base = out[name].ops if name in out else {}
             out[name] = GpuConstants(name, {**base, **entry.ops})
         return ConstantTable(out.values())
+
+
+def _share_compute(taken: OpConstants, gpu: GpuType) -> OpConstants:
+    """Constants of a relative for a GPU that is known to reach a smaller share of its peak."""
+    share = gpu.compute_share
+    if share == 1.0:
+        return taken
+    return replace(
+        taken, e_f=taken.e_f * share, source=f"{taken.source}, compute share x {share:g}"
+    )
 
 
 def sample_constants(

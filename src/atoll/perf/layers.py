@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from atoll.catalog.gpus import GpuType
 from atoll.catalog.nodes import NodeType
-from atoll.catalog.transformer import DType, TransformerSpec
+from atoll.catalog.transformer import DeltaSpec, DType, MlaSpec, TransformerSpec
 from atoll.perf import operators
 from atoll.perf.batch import Batch
-from atoll.perf.constants import GpuConstants, OpClass
+from atoll.perf.constants import PROXY_ERROR, GpuConstants, OpClass, OpConstants, Tag
 from atoll.perf.operators import (
     AllReduce,
     DecodeAttention,
@@ -25,7 +25,11 @@ from atoll.perf.operators import (
 
 
 class LayerKind(NamedTuple):
-    """Layers of one kind take the same time: same attention window, same kind of MLP."""
+    """Layers of one kind take the same time: same attention window, same kind of MLP.
+
+    Window 0 is a layer of the gated delta rule, which keeps a state and no tokens. A layer that attends
+    within chunks has the chunk for its window: it keeps no more, and what it reads is bounded by it.
+    """
 
     window: int | None
     moe: bool
@@ -41,7 +45,7 @@ def layer_kinds(spec: TransformerSpec) -> tuple[LayerKind, ...]:
 class Shard:
     """Sizes of one GPU's share when a layer is split over `tp` GPUs, uneven shares rounded up.
 
-    KV heads are copied where there are fewer than GPUs.
+    KV heads are copied where there are fewer than GPUs; so is the latent of MLA, its one KV head.
     """
 
     tp: int
@@ -74,9 +78,11 @@ def as_held(spec: TransformerSpec, tp: int) -> TransformerSpec:
         return spec
     shard = Shard.of(spec, tp)
     moe = spec.moe
+    mla = spec.mla
     return replace(
         spec,
-        kv_heads=shard.kv_heads * tp,
+        kv_heads=shard.kv_heads * tp if mla is None else 1,
+        mla=mla and replace(mla, copies=tp),
         intermediate=shard.intermediate * tp,
         vocab=shard.vocab * tp,
         moe=moe
@@ -90,6 +96,8 @@ def as_held(spec: TransformerSpec, tp: int) -> TransformerSpec:
 
 def splits_evenly(spec: TransformerSpec, tp: int) -> bool:
     """Return whether engines can split the model over `tp` GPUs: whole heads each, KV heads copied evenly."""
+    if spec.delta is not None and spec.delta.key_heads % tp:
+        return False
     return spec.heads % tp == 0 and (spec.kv_heads % tp == 0 or tp % spec.kv_heads == 0)
 
 
@@ -111,7 +119,10 @@ def default_tp(spec: TransformerSpec, node: NodeType) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LayerOps:
-    """The operators of one layer of one kind on one GPU; `seconds` adds them up for a batch."""
+    """The operators of one layer of one kind on one GPU; `seconds` adds them up for a batch.
+
+    `state_tokens` is what a sequence keeps whatever its length, in tokens of KV cache of as many bytes.
+    """
 
     window: int | None
     dense: tuple[Roofline, ...]
@@ -120,6 +131,7 @@ class LayerOps:
     decode: DecodeAttention
     experts: GroupedExperts | None
     all_reduce: AllReduce | None
+    state_tokens: float = 0.0
 
     def seconds(self, batch: Batch[Num]) -> Num:
         """Return the time of one layer in seconds. The batch must hold at least one token."""
@@ -172,6 +184,29 @@ def op_classes_of(spec: TransformerSpec, gpu: GpuType) -> tuple[OpClass, ...]:
     if spec.moe is not None:
         used.add(_expert_class(spec.expert_dtype, fp8))
     return tuple(op for op in OpClass if op in used)
+
+
+def name_grounds(spec: TransformerSpec, gpu: GpuType, constants: GpuConstants) -> GpuConstants:
+    """Return the constants with the tags they deserve for this model; the values stay.
+
+    Kernels of latent attention and of the delta rule were not measured, nor products on 4-bit cores: they are
+    priced with constants of relatives, which is what a proxy is.
+    """
+    lent: dict[OpClass, str] = {}
+    if spec.mla is not None or spec.delta is not None:
+        what = "latent attention" if spec.mla is not None else "gated delta rule"
+        source = f"{gpu.name}'s grouped-query kernels for {what}"
+        lent = dict.fromkeys((OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE), source)
+    matrices = (spec.attention_dtype, spec.mlp_dtype, spec.expert_dtype)
+    if gpu.architecture.startswith("Blackwell") and any(d.name == "nvfp4" for d in matrices):
+        source = f"{gpu.name}'s 16-bit products on 4-bit weights, its 4-bit cores not counted"
+        lent |= dict.fromkeys((OpClass.GEMM, OpClass.EXPERTS_INT4), source)
+    changed: dict[OpClass, OpConstants] = {}
+    for op, source in lent.items():
+        own = constants.op(op)
+        error = max(own.error, PROXY_ERROR)
+        changed[op] = replace(own, tag=Tag.PROXY, source=source, error=error)
+    return replace(constants, ops={**constants.ops, **changed}) if lent else constants
 
 
 def _expert_class(dtype: DType, fp8: bool) -> OpClass:
@@ -272,6 +307,67 @@ class _Factory:
         )
         return prefill, decode
 
+    def latent_attention(
+        self, heads: int, mla: MlaSpec, kv: DType
+    ) -> tuple[PrefillAttention, DecodeAttention]:
+        """Return prefill and decode attention of one layer with a latent KV cache."""
+        c = self._constants.op(OpClass.ATTENTION_PREFILL)
+        d = self._constants.op(OpClass.ATTENTION_DECODE)
+        peak, bandwidth = self._gpu.fp16_flops, self._gpu.bandwidth_bytes_per_s
+        prefill = operators.latent_prefill(
+            heads,
+            kv_rank=mla.kv_rank,
+            nope_dim=mla.nope_dim,
+            rope_dim=mla.rope_dim,
+            v_dim=mla.v_dim,
+            peak=peak,
+            bandwidth=bandwidth,
+            e_f=c.e_f,
+            e_b=c.e_b,
+            serial_ns=c.serial_ns,
+            t0_s=c.t0_s,
+            p=c.p,
+        )
+        decode = operators.latent_decode(
+            heads,
+            kv_rank=mla.kv_rank,
+            rope_dim=mla.rope_dim,
+            kv_bytes=kv.bytes_per_weight * (d.kv8 if kv.bits_per_weight < 16 else 1.0),
+            peak=peak,
+            bandwidth=bandwidth,
+            e_f=c.e_f,
+            e_b=d.e_b,
+            pad=d.pad,
+            t0_s=d.t0_s,
+            p=d.p,
+        )
+        return prefill, decode
+
+    def delta_rule(
+        self, delta: DeltaSpec, tp: int, state_bytes: float
+    ) -> tuple[PrefillAttention, DecodeAttention]:
+        """Return prefill and decode of one layer of the gated delta rule, its heads split over `tp` GPUs."""
+        c = self._constants.op(OpClass.ATTENTION_PREFILL)
+        d = self._constants.op(OpClass.ATTENTION_DECODE)
+        bandwidth = self._gpu.bandwidth_bytes_per_s
+        channels = delta.channels / tp
+        prefill = operators.delta_prefill(
+            delta.value_heads / tp,
+            delta.key_dim,
+            delta.value_dim,
+            channels=channels,
+            peak=self._gpu.fp16_flops,
+            bandwidth=bandwidth,
+            e_f=c.e_f,
+            e_b=c.e_b,
+            t0_s=c.t0_s,
+            p=c.p,
+        )
+        decode = operators.delta_decode(
+            state_bytes / tp, channels, bandwidth=bandwidth, e_b=d.e_b, t0_s=d.t0_s, p=d.p
+        )
+        return prefill, decode
+
     def elementwise(self, elements: float) -> Stream:
         """Return a pass that touches this many activations per token."""
         c = self._constants.op(OpClass.ELEMENTWISE)
@@ -319,17 +415,13 @@ def model_ops(
     A layer is: norm, QKV product, attention, output product, sum over GPUs, norm, MLP up, activation,
     MLP down, sum over GPUs. Norms include the residual addition (two reads and two writes); rotary
     embedding and KV writes are part of the fused attention prologue and not counted apart. With `fused` sums
-    over GPUs and norms are one kernel, where there is one (`fuses`).
+    over GPUs and norms are one kernel, where there is one (`fuses`). What lies between the norms, attention
+    of one kind or another, is `_mixers`.
     """
     make = _Factory(node.gpu, constants)
     shard = Shard.of(spec, tp)
     reduce = _all_reduce(spec.hidden, node, tp)
-    prefill, decode = make.attention(shard.heads, shard.kv_heads, spec.head_dim, spec.kv_dtype)
-    q, kv = shard.heads * spec.head_dim, shard.kv_heads * spec.head_dim
-    attention: tuple[Roofline, ...] = (
-        make.gemm(q + 2 * kv, spec.hidden, spec.attention_dtype),
-        make.gemm(spec.hidden, q, spec.attention_dtype),
-    )
+    mixers = _mixers(spec, shard, make)
     norm = make.elementwise(4.0 * spec.hidden)
     summed = reduce
     if fused and reduce is not None and fuses(node, tp):
@@ -340,7 +432,8 @@ def model_ops(
     layers = []
     for kind in distinct:
         inner = shard.shared_intermediate if kind.moe else shard.intermediate
-        dense = attention
+        mixer = mixers[kind.window == 0]
+        dense = mixer.products
         passes = norm + norm
         experts = None
         if inner:
@@ -359,7 +452,18 @@ def model_ops(
                 spec.moe.top_k,
                 spec.expert_dtype,
             )
-        layers.append(LayerOps(kind.window, dense, passes, prefill, decode, experts, summed))
+        layers.append(
+            LayerOps(
+                window=kind.window,
+                dense=dense,
+                elementwise=passes,
+                prefill=mixer.prefill,
+                decode=mixer.decode,
+                experts=experts,
+                all_reduce=summed,
+                state_tokens=mixer.state_tokens,
+            )
+        )
     return ModelOps(
         kinds=distinct,
         layers=tuple(layers),
@@ -369,6 +473,53 @@ def model_ops(
         # Half an all-reduce: logits are collected on one GPU and not sent back.
         gather=_all_reduce(spec.vocab / 2.0, node, tp),
     )
+
+
+class _Mixer(NamedTuple):
+    """What mixes tokens in a layer: its products, and attention or what stands in for it."""
+
+    products: tuple[Roofline, ...]
+    prefill: PrefillAttention
+    decode: DecodeAttention
+    state_tokens: float = 0.0
+
+
+def _mixers(spec: TransformerSpec, shard: Shard, make: _Factory) -> dict[bool, _Mixer]:
+    """Return the mixer of layers with attention (False) and of those of the delta rule (True, if any)."""
+    dtype, hidden = spec.attention_dtype, spec.hidden
+    products: tuple[Roofline, ...]
+    if spec.mla is None:
+        q, kv = shard.heads * spec.head_dim, shard.kv_heads * spec.head_dim
+        wide = (2 if spec.attention_gate else 1) * q + 2 * kv
+        products = (make.gemm(wide, hidden, dtype), make.gemm(hidden, q, dtype))
+        attention = make.attention(shard.heads, shard.kv_heads, spec.head_dim, spec.kv_dtype)
+    else:
+        mla = spec.mla
+        # Both latents come from one product, which every GPU does whole.
+        down = mla.q_rank + mla.latent_dim
+        up = shard.heads * mla.query_dim
+        products = (
+            make.gemm(down, hidden, dtype),
+            make.gemm(up, mla.q_rank or hidden, dtype),
+            make.gemm(shard.heads * (mla.nope_dim + mla.v_dim), mla.kv_rank, dtype),
+            make.gemm(hidden, shard.heads * mla.v_dim, dtype),
+        )
+        attention = make.latent_attention(shard.heads, mla, spec.kv_dtype)
+    mixers = {False: _Mixer(products, *attention)}
+    if spec.delta is not None:
+        delta, tp = spec.delta, shard.tp
+        inner = math.ceil(delta.value_heads * delta.value_dim / tp)
+        wide = math.ceil(delta.channels / tp) + inner
+        mixers[True] = _Mixer(
+            (
+                make.gemm(wide, hidden, dtype),
+                make.gemm(math.ceil(2 * delta.value_heads / tp), hidden, spec.activation_dtype),
+                make.gemm(hidden, inner, dtype),
+            ),
+            *make.delta_rule(delta, tp, spec.state_bytes_per_layer),
+            state_tokens=spec.state_bytes_per_layer / spec.kv_bytes_per_token_layer,
+        )
+    return mixers
 
 
 def fuses(node: NodeType, tp: int) -> bool:

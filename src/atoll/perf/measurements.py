@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.core.errors import InputError, UsageError
+from atoll.core.files import unreadable
 from atoll.perf.operators import Array
 
 MAX_BYTES = 256 * 2**20
@@ -190,7 +191,7 @@ def _text(source: Path) -> str:
             stream = gzip.GzipFile(fileobj=raw) if source.suffix == ".gz" else raw
             data = stream.read(MAX_BYTES + 1)
     except OSError as error:
-        raise InputError(f"cannot read: {error.strerror or error}", path=source) from error
+        raise unreadable(error, source) from error
     except (EOFError, zlib.error) as error:
         raise InputError(
             f"cannot read: the archive is damaged ({error})", path=source, hint="copy it again"

@@ -77,8 +77,14 @@ class MemoryModel:
         if spec.moe is not None:
             routed = spec.moe.top_k * shard.expert_intermediate + shard.shared_intermediate
             inner = max(inner if spec.moe.dense_layers else 0, routed)
-        qkv = (shard.heads + 2 * shard.kv_heads) * spec.head_dim
-        widest = _LIVE_ROWS * spec.hidden + max(3.0 * inner, qkv + shard.heads * spec.head_dim)
+        mixed = (2 * shard.heads + 2 * shard.kv_heads) * spec.head_dim
+        if spec.mla is not None:
+            # Queries, keys and values of all heads, expanded for prefill, and the output.
+            mixed = shard.heads * (2 * spec.mla.query_dim + 2 * spec.mla.v_dim)
+        if spec.delta is not None:
+            gated = 2 * spec.delta.value_heads * spec.delta.value_dim
+            mixed = max(mixed, math.ceil((spec.delta.channels + gated) / self.tp))
+        widest = _LIVE_ROWS * spec.hidden + max(3.0 * inner, float(mixed))
         rows = self.step_tokens * widest * ACTIVATION_BYTES
         # Logits are kept in 32 bits for sampling.
         return rows + self.engine.max_sequences * shard.vocab * 4.0
@@ -110,14 +116,21 @@ class MemoryModel:
     def kv_bytes_per_token_layer(self) -> float:
         """Return bytes per GPU that one token leaves in one layer while its window holds it."""
         spec = self.spec
-        return 2.0 * self._shard.kv_heads * spec.head_dim * spec.kv_dtype.bytes_per_weight
+        return spec.kv_width(self._shard.kv_heads) * spec.kv_dtype.bytes_per_weight
+
+    @cached_property
+    def _kind_state_bytes(self) -> Array:
+        """Bytes per GPU that a sequence keeps in one layer of each kind whatever its length."""
+        state = self.spec.state_bytes_per_layer / self.tp
+        return np.array([state if kind.window == 0 else 0.0 for kind in self.kinds])
 
     def kv_bytes_per_sequence(self, start: int, end: int, context: float) -> float:
         """Return bytes per GPU that a sequence of `context` tokens keeps in layers [start, end)."""
-        kept = sum(
-            _limit_context(context, kind.window) for kind in layer_kinds(self.spec)[start:end]
-        )
-        return kept * self.kv_bytes_per_token_layer()
+        held = layer_kinds(self.spec)[start:end]
+        kept = sum(_limit_context(context, kind.window) for kind in held)
+        states = sum(kind.window == 0 for kind in held)
+        state = states * self.spec.state_bytes_per_layer / self.tp
+        return kept * self.kv_bytes_per_token_layer() + state
 
     def free_bytes(self, start: int, end: int) -> float:
         """Return bytes per GPU left for KV cache beside layers [start, end); negative if they do not fit."""
@@ -137,8 +150,8 @@ class MemoryModel:
     def kv_tokens(self, start: int, end: int, context: float = 4096.0) -> int:
         """Return how many tokens of sequences of `context` tokens each fit beside layers [start, end).
 
-        Layers with a window keep no more of a sequence than their window. Each of the node's groups
-        of `tp` GPUs holds this many.
+        Layers with a window keep no more of a sequence than their window, layers with a state their state.
+        Each of the node's groups of `tp` GPUs holds this many.
         """
         free = self.free_bytes(start, end)
         sequence_bytes = self.kv_bytes_per_sequence(start, end, context)
@@ -154,7 +167,8 @@ class MemoryModel:
         # Sums over kinds by hand: a BLAS call costs more here than the few products it does.
         weights = (counts * self._kind_weight_bytes).sum(axis=2)
         kept = np.array([_limit_context(context, kind.window) for kind in self.kinds])
-        kv = (counts * kept).sum(axis=2) * self.kv_bytes_per_token_layer()
+        kept_bytes = kept * self.kv_bytes_per_token_layer() + self._kind_state_bytes
+        kv = (counts * kept_bytes).sum(axis=2)
         free = self.usable_bytes - self.outer_bytes(position) - weights
         with np.errstate(divide="ignore", invalid="ignore"):
             room = np.where(free > 0.0, free / kv, 0.0)

@@ -222,6 +222,129 @@ def decode_attention(
     )
 
 
+def latent_prefill(
+    heads: float,
+    *,
+    kv_rank: float,
+    nope_dim: float,
+    rope_dim: float,
+    v_dim: float,
+    peak: float,
+    bandwidth: float,
+    e_f: float,
+    e_b: float,
+    serial_ns: float,
+    t0_s: float,
+    p: float,
+) -> PrefillAttention:
+    """Return the prefill of latent attention (MLA) with keys and values expanded to all heads.
+
+    A pair costs 2 h (d + v) operations, with d = nope + rope the width of a key and v that of a value. The
+    latents of new tokens are expanded by a product that counts among the layer's products; those of cached
+    tokens are expanded again, 2 r h (nope + v) operations each, and that counts here: in `key_s`, and off
+    `token_s` for the keys that are new.
+    """
+    width = (nope_dim + rope_dim) + v_dim
+    expand_s = 2.0 * kv_rank * heads * (nope_dim + v_dim) / (peak * e_f)
+    stream_s = ACTIVATION_BYTES * heads * width / (bandwidth * e_b)
+    return PrefillAttention(
+        pair_s=2.0 * heads * width / (peak * e_f),
+        token_s=stream_s - expand_s,
+        key_s=stream_s + expand_s,
+        serial_s=serial_ns * 1e-9 * (nope_dim + rope_dim) / 128.0,
+        t0_s=t0_s,
+        p=p,
+    )
+
+
+def latent_decode(
+    heads: float,
+    *,
+    kv_rank: float,
+    rope_dim: float,
+    kv_bytes: float,
+    peak: float,
+    bandwidth: float,
+    e_f: float,
+    e_b: float,
+    pad: float,
+    t0_s: float,
+    p: float,
+) -> DecodeAttention:
+    """Return the decode of latent attention in absorbed form: every head queries the latents themselves.
+
+    A cached token is r + rope numbers, read once for all heads, and costs 2 h (r + rope) operations for its
+    score and 2 h r for its value. With 128 heads that is 242 operations a byte in 16 bits, about what an H100
+    offers: either limit may rule, and as kernels for it come close to both, the larger counts. Queries and
+    outputs are h (r + rope) and h r wide; the products that absorb them count among the layer's products.
+    """
+    latent = kv_rank + rope_dim
+    memory_s = kv_bytes * latent / (bandwidth * e_b)
+    compute_s = 2.0 * heads * (latent + kv_rank) / (peak * e_f)
+    return DecodeAttention(
+        key_s=max(memory_s, compute_s),
+        query_s=ACTIVATION_BYTES * heads * (latent + kv_rank) / (bandwidth * e_b),
+        pad=pad,
+        serial_s=0.0,
+        t0_s=t0_s,
+        p=p,
+    )
+
+
+DELTA_CHUNK = 64.0
+"""Tokens that the kernels of the gated delta rule take together in prefill."""
+
+
+def delta_prefill(
+    value_heads: float,
+    key_dim: float,
+    value_dim: float,
+    *,
+    channels: float,
+    peak: float,
+    bandwidth: float,
+    e_f: float,
+    e_b: float,
+    t0_s: float,
+    p: float,
+) -> PrefillAttention:
+    """Return the prefill of a layer of the gated delta rule: linear in the tokens, whatever came before.
+
+    In chunks of C tokens, a token and head cost 6 k v operations against the state (read, correct, update)
+    and C (6 k + 4 v) inside its chunk (two products of keys, one with queries, three that apply them).
+    Moved are inputs and outputs, the corrected keys and values twice, and a state in 16 bits for every
+    chunk. The two add up: the kernels run one after the other.
+    """
+    flops = value_heads * (
+        6.0 * key_dim * value_dim + DELTA_CHUNK * (6.0 * key_dim + 4.0 * value_dim)
+    )
+    state = value_heads * key_dim * value_dim / DELTA_CHUNK
+    moved = channels + value_heads * (3.0 * value_dim + 2.0 * key_dim) + 2.0 * state
+    return PrefillAttention(
+        pair_s=0.0,
+        token_s=flops / (peak * e_f) + ACTIVATION_BYTES * moved / (bandwidth * e_b),
+        key_s=0.0,
+        serial_s=0.0,
+        t0_s=t0_s,
+        p=p,
+    )
+
+
+def delta_decode(
+    state_bytes: float, channels: float, *, bandwidth: float, e_b: float, t0_s: float, p: float
+) -> DecodeAttention:
+    """Return the decode of such a layer: a sequence's state is read and written, however long it is."""
+    moved = 2.0 * state_bytes + ACTIVATION_BYTES * channels
+    return DecodeAttention(
+        key_s=0.0,
+        query_s=moved / (bandwidth * e_b),
+        pad=0.0,
+        serial_s=0.0,
+        t0_s=t0_s,
+        p=p,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class GroupedExperts:
     """The experts of one mixture-of-experts layer on one GPU.

@@ -23,6 +23,7 @@ from atoll.perf.layers import (
     default_tp,
     layer_kinds,
     model_ops,
+    name_grounds,
     op_classes_of,
     splits_evenly,
 )
@@ -240,7 +241,8 @@ def analytic(
     profile = profile_on(engine, node)
     ops = model_ops(spec, node, size, fitted, fused=profile.fuses_all_reduce)
     used = op_classes_of(spec, node.gpu)
-    return AnalyticStepModel(spec, node, size, profile, ops, fitted.summary(used))
+    grounds = name_grounds(spec, node.gpu, fitted).summary(used)
+    return AnalyticStepModel(spec, node, size, profile, ops, grounds)
 
 
 def profile_on(engine: str | EngineChoice | EngineProfile, node: NodeType) -> EngineProfile:

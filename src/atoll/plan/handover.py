@@ -30,7 +30,7 @@ from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.ids import Phase, parse_node_type
 from atoll.perf.engines import EngineChoice
-from atoll.perf.layers import default_tp, layer_kinds
+from atoll.perf.layers import LayerKind, default_tp, layer_kinds
 from atoll.perf.memory import MemoryModel
 from atoll.perf.operators import Array
 from atoll.perf.step import Position, window_counts
@@ -141,15 +141,14 @@ def kv_bytes_by_layers(spec: TransformerSpec, tokens: float) -> Array:
     Where layers differ, those of the j neighbours that keep most. The array is shared: do not write to it.
     """
     kinds = tuple(dict.fromkeys(layer_kinds(spec)))
-    kept = np.array([_keep(tokens, kind.window) for kind in kinds])
+    kept = np.array([_kept_bytes(spec, tokens, kind) for kind in kinds])
     most = (window_counts(spec, kinds) * kept).sum(axis=2).max(axis=1)
-    return np.asarray(most * _token_layer_bytes(spec))
+    return np.asarray(most)
 
 
 def kv_bytes(spec: TransformerSpec, start: int, end: int, tokens: float) -> float:
     """Return the KV bytes of a prompt of so many tokens in layers [start, end)."""
-    kept = sum(_keep(tokens, kind.window) for kind in layer_kinds(spec)[start:end])
-    return kept * _token_layer_bytes(spec)
+    return sum(_kept_bytes(spec, tokens, kind) for kind in layer_kinds(spec)[start:end])
 
 
 def kv_bytes_per_unit(catalog: Catalog, service: Service, phase: Phase) -> Array:
@@ -165,13 +164,12 @@ def kv_bytes_per_unit(catalog: Catalog, service: Service, phase: Phase) -> Array
     return kv_bytes_by_layers(spec, lengths.input_mean) / per_request
 
 
-def _token_layer_bytes(spec: TransformerSpec) -> float:
-    """One token in one layer, keys and values of all heads once: copies for tensor parallelism are local."""
-    return 2.0 * spec.kv_heads * spec.head_dim * spec.kv_dtype.bytes_per_weight
-
-
-def _keep(tokens: float, window: int | None) -> float:
-    return tokens if window is None else min(tokens, float(window))
+def _kept_bytes(spec: TransformerSpec, tokens: float, kind: LayerKind) -> float:
+    """A prompt in one layer, keys and values of all heads once: copies for tensor parallelism are local."""
+    if kind.window == 0:
+        return spec.state_bytes_per_layer
+    kept = tokens if kind.window is None else min(tokens, float(kind.window))
+    return kept * spec.kv_bytes_per_token_layer
 
 
 # Time

@@ -246,7 +246,8 @@ class KeptPromise(Frozen):
     `target` is the share of requests that shall keep both, `kept` the share that did, on other arrivals than
     the plan was sized with, and `low` to `high` its 95 % confidence interval. `kept_ttft` and `kept_tpot`
     kept the one and the other, and `kept_after_loss` both with the node lost that hurts most, where a plan
-    must survive that. `cause` says what stands in the way where the target is missed.
+    must survive that. `chance` is how likely enough requests keep them, the performance model being wrong by
+    as much as its constants may be. `cause` says what stands in the way where the target is missed.
     """
 
     service: Name
@@ -257,6 +258,7 @@ class KeptPromise(Frozen):
     kept_ttft: Share
     kept_tpot: Share
     kept_after_loss: Share | None = None
+    chance: Share | None = None
     cause: str | None = None
 
     @property
@@ -280,7 +282,8 @@ class Plan(Frozen):
     say what binds, `notes` what a simulation found. `promises` are what requests keep in simulation, by
     service, empty where only capacity was planned; then `bound` holds for capacities found by simulation, and
     `capacity_bound` whatever a simulation finds. `engines` are, by service, the limits that the plan reckons
-    with and that engines are started with, where any are set.
+    with and that engines are started with, where any are set, and `models` the names of the models that are
+    served, empty where nobody wrote them down.
     """
 
     schema_version: Literal[1] = 1
@@ -303,6 +306,7 @@ class Plan(Frozen):
     promises: tuple[KeptPromise, ...] = ()
     capacity_bound: float | None = None
     engines: dict[str, EngineLaunch] = Field(default_factory=dict)
+    models: dict[str, str] = Field(default_factory=dict)
 
     @model_serializer(mode="wrap")
     def _without_promises(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -312,6 +316,8 @@ class Plan(Frozen):
             fields.pop("promises", None)
         if self.capacity_bound is None:
             fields.pop("capacity_bound", None)
+        if not self.models:
+            fields.pop("models", None)
         fields.pop("engines", None)
         if self.engines:
             fields["engines"] = {name: own.given for name, own in sorted(self.engines.items())}

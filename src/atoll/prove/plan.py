@@ -27,6 +27,7 @@ def plan(
     catalog: Catalog | None = None,
     rank: bool = True,
     capacity_only: bool = False,
+    error_bars: bool = True,
     stats: SolveStats | None = None,
 ) -> Plan:
     """Return a plan that keeps its promises for the share of requests that each service asks for.
@@ -34,8 +35,11 @@ def plan(
     Where nodes are rented it is sized by simulation (`promise`); on a cluster the best placements are
     simulated, with `rank`, the one that generates most under full load is taken and changed further, and what
     requests keep there is simulated. With `capacity_only`, and for solvers other than the default, it is
-    what `solve` finds. Simulations end with the deadline like everything else.
+    what `solve` finds. Simulations end with the deadline like everything else. With `error_bars` the plan
+    says how likely each promise is kept, over what the performance model may be wrong by.
     """
+    facts = problem.catalog() if catalog is None else catalog
+    deadline = Countdown(deadline_s)
     own = SolveStats()
     began_s, cpu_s = time.perf_counter(), time.process_time()
     made = _plan(
@@ -44,11 +48,13 @@ def plan(
         effort=effort or Effort(),
         deadline_s=deadline_s,
         on_progress=on_progress,
-        catalog=problem.catalog() if catalog is None else catalog,
+        catalog=facts,
         rank=rank,
         capacity_only=capacity_only,
         stats=own,
     )
+    if made.promises and error_bars:
+        made = _with_chances(made, problem, facts, deadline)
     if stats is not None:
         # All of it, simulations included, not only what solvers took.
         own.seconds, own.cpu_seconds = time.perf_counter() - began_s, time.process_time() - cpu_s
@@ -124,3 +130,23 @@ def _plan(
         deadline=deadline,
         say=lambda text: say("promises", text),
     )
+
+
+def _with_chances(plan: Plan, problem: Problem, catalog: Catalog, deadline: Countdown) -> Plan:
+    """The plan with how likely each promise is kept, over what the performance model may be wrong by."""
+    from atoll.prove.deadline import SimulationCutShortError
+    from atoll.prove.uncertainty import judge_certainty
+
+    try:
+        found = judge_certainty(plan, problem, catalog, deadline=deadline)
+    except SimulationCutShortError:
+        return plan
+    promises = tuple(
+        promise.model_copy(update={"chance": found.chance.get(promise.service)})
+        for promise in plan.promises
+    )
+    notes = plan.notes
+    if found.measure is not None and min(found.chance.values()) < 1.0:
+        gpu, op = found.measure
+        notes = (*notes, f"measuring {op} on {gpu} would make the promises surest")
+    return plan.model_copy(update={"promises": promises, "notes": notes})

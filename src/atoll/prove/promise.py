@@ -28,6 +28,7 @@ from atoll.solve.effort import Countdown, Effort
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
+    from atoll.perf.constants import ConstantTable
     from atoll.plan.plan import Instance, Plan
     from atoll.plan.problem import Problem, Service
     from atoll.sim.options import Failure
@@ -630,10 +631,14 @@ def simulate_kept(
     seed: int,
     deadline: Countdown | None = None,
     losses: tuple[Failure, ...] = (),
+    *,
+    constants: ConstantTable | None = None,
+    requests: int = _REQUESTS,
 ) -> dict[str, KeptShares]:
     """Return by service what requests keep when the plan meets its demand and loses nodes.
 
-    Spot nodes are lost as often as the problem says.
+    Spot nodes are lost as often as the problem says. There are so many `requests` of the service that is
+    asked least often, within limits; `constants` are those of the performance model unless given.
     """
     from atoll.sim.api import simulate
     from atoll.sim.demand import demand_of
@@ -645,14 +650,15 @@ def simulate_kept(
         return {}
     tokens_per_s = sum(s.rate_per_s * s.lengths.output_mean for s in problem.services)
     most_s = min(_MOST_REQUESTS / sum(rates), _MOST_TOKENS / max(tokens_per_s, 1e-9))
-    seconds = max(_LEAST_S, min(_REQUESTS / min(rates), most_s))
-    requests = collect(demand_of(problem, seconds), seed)
+    seconds = max(_LEAST_S, min(requests / min(rates), most_s))
+    arrivals = collect(demand_of(problem, seconds), seed)
     options = SimOptions(
         seed=seed,
         from_s=max(seconds / 10.0, *(loss.time_s for loss in losses), 0.0),
         failures=(*losses, *spot_losses(plan, problem, seconds, seed)),
+        constants=constants,
     )
-    found = simulate(plan, problem, catalog, requests, options, progress=keep_deadline(deadline))
+    found = simulate(plan, problem, catalog, arrivals, options, progress=keep_deadline(deadline))
     return {one.name: _shares(one) for one in found.services if one.attainment is not None}
 
 

@@ -5,6 +5,7 @@ what a terminal shows, `render_*_page` one HTML file, `render_*_fragment` one HT
 
     plan/show.py          any plan, on rented nodes or on a fixed cluster
     simulation/           a simulated run: page.py and tables.py
+    promises.py           which promises are kept, in a line for each service
     explanation.py        what binds a plan and what would help
     diff.py               what changes from plan to plan
     charts.py             curves, in the terminal, as PNG or HTML; trace.py and serving_templates.py use it

@@ -116,6 +116,10 @@ def plot_trace(summary: Summary) -> list[Picture]:
     least = max(summary.span_s / _POINTS, summary.width_s)
     step = next((s for s in _STEPS_S if s >= least), float(np.ceil(least / 86_400) * 86_400))
     counts = summary.counts(step)
+    whole = int(summary.span_s // step)
+    if whole > 1:
+        # The last one is cut by the end of the trace: it would look like a fall.
+        counts = counts[:whole]
     pictures = []
     if len(counts) > 1:
         unit, scale = next(

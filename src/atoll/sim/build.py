@@ -87,7 +87,7 @@ def build(
     engine = problem.settings.engine
     run["eager"] = options.admits_by_prompts(engine)
     run["order"] = _ORDERS[options.order_of(engine)]
-    block, block_id = _keep_blocks(ordered, run, unit, request, instances, options, engine)
+    block, block_id = _keep_blocks(ordered, run, unit, request, instances, problem, options)
     services, bins = len(problem.services), options.bins
     apart = any(instance.phase is Phase.PREFILL for instance in instances)
     width = int(run[0]["path"]) * (2 if apart else 1)
@@ -335,15 +335,25 @@ def _keep_blocks(
     unit: a.Records,
     request: a.Records,
     instances: Sequence[Instance],
+    problem: Problem,
     options: SimOptions,
-    engine: str,
 ) -> tuple[a.Records, a.Longs]:
     """What units keep of prompts, by unit and block, and the blocks of all prompts, numbered through."""
-    prefix = requests.prefix
-    if prefix is None or not len(prefix.ids) or not options.reuses_prefixes(engine):
-        return np.zeros((1, 1), a.BLOCK), np.zeros(1, np.int64)
-    prompts = np.array([instances[i].phase is not Phase.DECODE for i in unit["instance"]])
+    asked = options.prefix_caching
+    caching = {
+        service.name: problem.engine_of(service).on(None).prefix_caching if asked is None else asked
+        for service in problem.services
+    }
+    prompts = np.array(
+        [
+            instances[i].phase is not Phase.DECODE and caching[instances[i].service]
+            for i in unit["instance"]
+        ]
+    )
     keeps = np.flatnonzero((unit["start"] == 0) & prompts)
+    prefix = requests.prefix
+    if prefix is None or not len(prefix.ids) or not len(keeps):
+        return np.zeros((1, 1), a.BLOCK), np.zeros(1, np.int64)
     unit["cache"][keeps] = np.arange(len(keeps))
     run["block_tokens"] = prefix.block_tokens
     known, ids = np.unique(prefix.ids, return_inverse=True)
@@ -353,7 +363,7 @@ def _keep_blocks(
     request["blocks"][:count] = np.minimum(
         np.diff(prefix.offsets), request["prompt"][:count] // prefix.block_tokens
     )
-    return np.zeros((max(1, len(keeps)), len(known)), a.BLOCK), ids.astype(np.int64)
+    return np.zeros((len(keeps), len(known)), a.BLOCK), ids.astype(np.int64)
 
 
 def _service_of(requests: Requests, problem: Problem, seed: int) -> a.Longs:

@@ -39,7 +39,11 @@ class Failure:
         if not 0.0 <= self.time_s < math.inf:
             raise InputError(f"{self.time_s!r} is not a time in seconds", field="failures")
         if self.back_s is not None and self.back_s <= self.time_s:
-            raise InputError("a machine comes back after it failed", field="failures")
+            raise InputError(
+                "a machine comes back after it failed",
+                field="failures",
+                hint="give the later time second, as in 60s-300s",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,7 @@ class SimOptions:
 
     `order` is that in which prompts wait (`routing.decisions.urgency`); None is that of the engine.
     `prefix_caching`: blocks of prompts that the workload says are equal are computed once, for as long as
-    they lie in the cache (None: as the engine does).
+    they lie in the cache (None: as the engine is started).
     `single_messages`: tokens of a step travel one by one, not together. `first_token`: the prompt pass yields
     a token. `handover_s` is the time a unit needs to take in a token's activations (curves only).
 
@@ -150,7 +154,11 @@ class SimOptions:
         if self.bins < 1 or self.concurrency < 1:
             raise InputError("bins and concurrency are at least 1", field="bins")
         if not self.until_s > 0.0:
-            raise InputError("the simulation ends before it begins", field="until_s")
+            raise InputError(
+                "the simulation ends before it begins",
+                field="until",
+                hint="give it some time, as in 10min",
+            )
 
     def admits_by_prompts(self, engine: str) -> bool:
         """Return whether instances of an engine admit requests by their prompts alone."""
@@ -163,7 +171,3 @@ class SimOptions:
         if self.order is not None:
             return self.order
         return "shortest" if engine == "atoll" else "arrival"
-
-    def reuses_prefixes(self, engine: str) -> bool:
-        """Return whether instances of an engine keep blocks of prompts."""
-        return engine != "none" if self.prefix_caching is None else self.prefix_caching

@@ -80,6 +80,8 @@ class TimesBuilder:
             for k, kind in enumerate(model.ops.kinds):
                 below = np.cumsum([0, *(each == kind for each in layer_kind_names)])
                 prefix[i, : len(below), k] = below
+                # What a state is worth in tokens; the row of what lies beside the layers has room at its end.
+                coefficient[i, 0, LAYER_WIDTH - 1 - k] = model.ops.layers[k].state_tokens
         pairs = [
             (profile.prefill_s_per_layer, _one_is_some(profile.decode_s_per_layer))
             for profile, _ in self._curves

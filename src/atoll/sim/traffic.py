@@ -5,7 +5,17 @@ from __future__ import annotations
 import math
 
 from atoll.routing import compiled
-from atoll.sim.arrays import ALL, ANSWERS, CURVES, DELIVER, KV_HERE, PROMPTS, TOUCHED, Sim
+from atoll.sim.arrays import (
+    ALL,
+    ANSWERS,
+    CURVES,
+    DELIVER,
+    KV_HERE,
+    LAYER_WIDTH,
+    PROMPTS,
+    TOUCHED,
+    Sim,
+)
 from atoll.sim.heap import push
 from atoll.sim.kernel import kernel
 
@@ -307,7 +317,7 @@ def unbook(z: Sim, r: int, part: int) -> None:
 def cached_tokens(z: Sim, u: int, low: int, high: int, tokens: int) -> float:
     """Return the tokens, summed over layers [low, high) of a unit, that a prompt leaves in the KV cache.
 
-    Layers with a window keep no more than it.
+    Layers with a window keep no more than it, layers with a state as much as so many tokens would.
     """
     unit = z.unit[u]
     if unit.kind == CURVES:
@@ -316,6 +326,7 @@ def cached_tokens(z: Sim, u: int, low: int, high: int, tokens: int) -> float:
     for k in range(unit.kinds):
         window = z.coefficient[unit.row, k + 1, 0]
         kept = float(tokens) if window < 0.0 else min(float(tokens), window)
+        kept += z.coefficient[unit.row, 0, LAYER_WIDTH - 1 - k]
         total += kept * (z.prefix[unit.row, high, k] - z.prefix[unit.row, low, k])
     return total
 

@@ -22,9 +22,9 @@ from atoll.core.errors import (
     UsageError,
 )
 from atoll.plan.validate.violation import InvalidPlanError
-from atoll.solve.derating import sized_like
 from atoll.solve.effort import DEADLINE_S, Countdown, Effort
 from atoll.solve.progress import Progress, SolveStats
+from atoll.solve.resizing import sized_like
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog

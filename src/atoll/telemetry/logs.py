@@ -38,6 +38,11 @@ class JsonLog:
     def __init__(self, descriptor: int = 2, **common: object) -> None:
         self._descriptor = descriptor
         self._common = common
+        self._tail = b""
+        """What ends a line that others wrote: the common fields."""
+        if common:
+            written = json.dumps(common, separators=(",", ":"), default=str).encode()
+            self._tail = b"," + written[1:] + b"\n"
         self._lines: list[bytes] = []
         self._size = 0
         self._lost = 0
@@ -46,10 +51,13 @@ class JsonLog:
         """Note that something happened; values that JSON does not know are written as text."""
         record = {"time": round(time.time(), 3), "event": name, **self._common, **fields}
         line = json.dumps(record, separators=(",", ":"), default=str).encode() + b"\n"
-        self.line(line)
+        self._add(line)
 
     def line(self, line: bytes) -> None:
-        """Add a line that is JSON already."""
+        """Add a line that is a JSON object with fields already; the common ones are added to it."""
+        self._add(line[:-2] + self._tail if self._tail else line)
+
+    def _add(self, line: bytes) -> None:
         if self._size > _LOST_AT_BYTES:
             self._lost += 1
             return

@@ -22,6 +22,7 @@ import numpy as np
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.workload.requests import Floats, Longs
 
+_FRACTION = ".0123456789"
 TimeKind = Literal["seconds", "date", "none"]
 _PREFIX = re.compile(r"prefix_block_ids_([1-9][0-9]{0,6})")
 _UTC = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{1,9})?", re.ASCII)
@@ -179,6 +180,16 @@ def dates(texts: Sequence[str]) -> Floats:
             whole: Longs = np.array(plain, dtype="datetime64[ns]").astype(np.int64)
             return np.multiply(whole, 1e-9, dtype=np.float64)
     return np.array([_date(text) for text in texts])
+
+
+def zones(texts: Sequence[str]) -> dict[str, int]:
+    """Return the time zones that dates end with ("Z", "+02:00", "" for none), each with its first place."""
+    found: dict[str, int] = {}
+    for at, text in enumerate(texts):
+        zone = text[19:].lstrip(_FRACTION)  # what follows the seconds
+        if zone not in found and _DATE.fullmatch(text) is not None:
+            found[zone] = at
+    return found
 
 
 def _date(text: str) -> float:

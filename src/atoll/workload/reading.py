@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO, cast
 
 from atoll.core.errors import InputError, shorten
+from atoll.core.files import unreadable
 
 BLOCK_BYTES = 4 * 2**20
 MAX_LINE_BYTES = 2**20
@@ -19,6 +20,7 @@ MAX_ROWS = 1_000_000_000
 BAD_LIMIT = 1_000
 """Bad rows after which reading stops: the file is probably not what it seems."""
 _EXAMPLES = 20
+_UTC_ZONES = frozenset(("Z", "+00:00", "-00:00", "+0000", "-0000"))
 
 
 @dataclass(slots=True)
@@ -26,7 +28,8 @@ class RowReport:
     """What became of the rows of a trace: read, bad (with examples), left out on purpose, reordered.
 
     `rows` counts data rows; `reasons` counts bad rows by what is wrong; `examples` holds the first bad
-    rows as (line, what is wrong). `left_out` counts rows that are no requests, such as failed ones.
+    rows as (line, what is wrong). `left_out` counts rows that are no requests, such as failed ones. `zones`
+    has the time zones of dates with the line of the first, "" for those that state none.
     """
 
     path: str
@@ -38,6 +41,7 @@ class RowReport:
     examples: list[tuple[int, str]] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
     reordered: int = 0
+    zones: dict[str, int] = field(default_factory=dict)
     ignored_columns: tuple[str, ...] = ()
 
     def bad_row(self, line: int, column: str, what: str, text: str = "") -> None:
@@ -65,6 +69,24 @@ class RowReport:
         if count:
             self.left_out[reason] = self.left_out.get(reason, 0) + count
 
+    def note_zones(self, zones: dict[str, int]) -> None:
+        """Take the time zones of some dates, by line; an error if only some of the dates state theirs."""
+        for zone, line in zones.items():
+            self.zones.setdefault(zone, line)
+        if "" in self.zones and len(self.zones) > 1:
+            zone = next(name for name in self.zones if name)
+            raise InputError(
+                f"some times state their time zone ({zone} at line {self.zones[zone]}) and others do not "
+                f"(line {self.zones['']})",
+                path=self.path,
+                hint="state it in all rows, such as 2026-11-30T12:00:00+02:00, or in none",
+            )
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether dates were of several time zones; they were all converted to UTC."""
+        return len({"Z" if zone in _UTC_ZONES else zone for zone in self.zones}) > 1
+
     @property
     def accepted(self) -> int:
         """Rows that became requests."""
@@ -87,8 +109,7 @@ def line_blocks(path: str | os.PathLike[str]) -> Iterator[tuple[int, list[str]]]
             "the compressed file is damaged or cut short", path=path, hint="fetch it again"
         ) from error
     except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
-        raise InputError(f"cannot read the file: {reason}", path=path) from error
+        raise unreadable(error, path) from error
 
 
 def _blocks(stream: BinaryIO, path: str | os.PathLike[str]) -> Iterator[tuple[int, list[str]]]:
@@ -96,7 +117,9 @@ def _blocks(stream: BinaryIO, path: str | os.PathLike[str]) -> Iterator[tuple[in
     while block := stream.read(BLOCK_BYTES):
         total += len(block)
         if total > MAX_BYTES:
-            raise InputError(f"the trace holds more than {MAX_BYTES} bytes", path=path)
+            raise InputError(
+                f"the trace holds more than {MAX_BYTES} bytes", path=path, hint="split it"
+            )
         whole, newline, tail = block.rpartition(b"\n")
         if newline:
             lines = _decode(rest + whole, path, number)
@@ -105,9 +128,16 @@ def _blocks(stream: BinaryIO, path: str | os.PathLike[str]) -> Iterator[tuple[in
         else:
             rest += tail
         if len(rest) > MAX_LINE_BYTES:
-            raise InputError(f"a line of more than {MAX_LINE_BYTES} bytes", path=path, line=number)
+            raise _too_long(path, number)
     if rest:
         yield number, _decode(rest, path, number)
+
+
+def _too_long(path: str | os.PathLike[str], number: int) -> InputError:
+    hint = "check that it is a trace, one request a line"
+    return InputError(
+        f"a line of more than {MAX_LINE_BYTES} bytes", path=path, line=number, hint=hint
+    )
 
 
 def _decode(data: bytes, path: str | os.PathLike[str], number: int) -> list[str]:
@@ -124,5 +154,5 @@ def _decode(data: bytes, path: str | os.PathLike[str], number: int) -> list[str]
     if number == 1:
         lines[0] = lines[0].removeprefix("\ufeff")
     if max(map(len, lines)) > MAX_LINE_BYTES:
-        raise InputError(f"a line of more than {MAX_LINE_BYTES} bytes", path=path, line=number)
+        raise _too_long(path, number)
     return lines

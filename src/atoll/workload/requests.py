@@ -7,7 +7,7 @@ traffic needs no more memory than one chunk. `collect` joins them where all is w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -88,6 +88,10 @@ class Requests:
             raise UsageError("the columns of requests differ in length")
         if self.prefix is not None and len(self.prefix.offsets) != count + 1:
             raise UsageError("the prefix blocks belong to another number of requests")
+
+    def rename_models(self, model: str) -> Requests:
+        """Return the same requests, all of them for one model."""
+        return replace(self, model=np.zeros_like(self.model), models=(model,))
 
     @classmethod
     def of(

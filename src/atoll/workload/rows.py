@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.core.errors import InputError, shorten
-from atoll.workload.formats import Columns, dates, detect, numbers
+from atoll.workload.formats import Columns, dates, detect, numbers, zones
 from atoll.workload.reading import MAX_ROWS, RowReport, line_blocks
 from atoll.workload.requests import (
     MAX_NAMES,
@@ -55,7 +55,10 @@ class Names:
         places = self._places
         indices = np.array([places.setdefault(name, len(places)) for name in names], np.int64)
         if len(places) > MAX_NAMES:
-            raise InputError(f"the trace names more than {MAX_NAMES:,} models or classes")
+            raise InputError(
+                f"the trace names more than {MAX_NAMES:,} models or classes",
+                hint="check its columns, or merge some",
+            )
         return indices.astype(np.int16)
 
     @property
@@ -88,12 +91,14 @@ def _parse(path: str, kind: str | None, report: RowReport) -> Iterator[RowBlock]
                 lines, numbered = lines[1:], numbered[1:]
         report.rows += len(lines)
         if report.rows > MAX_ROWS:
-            raise InputError(f"the trace holds more than {MAX_ROWS:,} rows", path=path)
+            raise InputError(
+                f"the trace holds more than {MAX_ROWS:,} rows", path=path, hint="split it"
+            )
         block = parse(lines, numbered) if lines else None
         if block is not None and len(block.requests):
             yield block
     if parse is None:
-        raise InputError("the trace is empty", path=path)
+        raise InputError("the trace is empty", path=path, hint="name one with requests")
 
 
 class _Csv:
@@ -183,6 +188,9 @@ class _Csv:
         dated = at.format.time_kind == "date"
         texts = cells[at.time]
         times = dates(texts) if dated else numbers(texts)
+        if dated:
+            found = zones(texts)
+            self._report.note_zones({zone: int(numbered[row]) for zone, row in found.items()})
         good = np.isfinite(times) & (times >= 0.0)
         what = f"is not {'a date and time' if dated else 'a time of 0 s or more'}"
         for row in np.flatnonzero(~good).tolist():

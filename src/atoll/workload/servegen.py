@@ -72,7 +72,11 @@ class ClientPool:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.duration_s < math.inf:
-            raise InputError(f"{self.duration_s!r} s is not a duration above 0", field="for")
+            raise InputError(
+                f"{self.duration_s!r} s is not a duration above 0",
+                field="for",
+                hint="give it some time, as in 10min",
+            )
         if not 0.0 <= self.start_s < math.inf:
             raise InputError(f"{self.start_s!r} s is not a time of 0 s or more", field="start")
 

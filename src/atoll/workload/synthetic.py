@@ -89,9 +89,17 @@ class Synthetic:
                 "the workload has no end", field=self.name, hint="say for=10min or n=10000"
             )
         if self.duration_s is not None and not 0.0 < self.duration_s < math.inf:
-            raise InputError(f"{self.duration_s!r} s is not a duration above 0", field="for")
+            raise InputError(
+                f"{self.duration_s!r} s is not a duration above 0",
+                field="for",
+                hint="give it some time, as in 10min",
+            )
         if self.count is not None and self.count < 1:
-            raise InputError(f"{self.count} is not a number of requests above 0", field="n")
+            raise InputError(
+                f"{self.count} is not a number of requests above 0",
+                field="n",
+                hint="ask for some, as in n=1000",
+            )
         if not 1 <= len(self.models) <= MAX_NAMES or len(self.models) != len(self.shares):
             raise InputError("every model needs one share", field="models")
         if len(set(self.models)) != len(self.models):

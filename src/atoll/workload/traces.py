@@ -65,7 +65,11 @@ class Trace:
             if self.report.examples:
                 line, what = self.report.examples[0]
                 detail += f", the first at line {line}: {what}"
-            raise InputError(f"the trace holds no requests{detail}", path=self.path)
+            raise InputError(
+                f"the trace holds no requests{detail}",
+                path=self.path,
+                hint="check its rows and columns",
+            )
 
     @cached_property
     def span(self) -> tuple[int, float, float]:
@@ -133,9 +137,17 @@ class TraceReplay:
         if not 1.0 / MAX_SPEED <= self.speed <= MAX_SPEED:
             raise InputError(f"{self.speed!r} is not a factor from 1e-6 to 1e6", field="rate")
         if self.duration_s is not None and not self.duration_s > 0.0:
-            raise InputError(f"{self.duration_s!r} s is not a duration above 0", field="for")
+            raise InputError(
+                f"{self.duration_s!r} s is not a duration above 0",
+                field="for",
+                hint="give it some time, as in 10min",
+            )
         if self.count is not None and self.count < 1:
-            raise InputError(f"{self.count} is not a number of requests above 0", field="n")
+            raise InputError(
+                f"{self.count} is not a number of requests above 0",
+                field="n",
+                hint="ask for some, as in n=1000",
+            )
 
     @property
     def name(self) -> str:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.cli.serving import sources
-from atoll.core.errors import InputError, UnknownNameError
+from atoll.core.errors import InputError
 from atoll.perf.engines import EngineLaunch
 from atoll.plan.cluster import NodeProfile
 from atoll.plan.plan import Instance
@@ -232,13 +231,6 @@ def test_a_remote_key_is_kept_from_view() -> None:
 def test_sockets_must_be_short(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="too long for a socket"):
         RunDirectory(tmp_path / ("x" * 100)).inbox("a/n0")
-
-
-def test_sources_for_all_and_for_one() -> None:
-    assert sources([], ["a", "b"], "d") == {"a": "d", "b": "d"}
-    assert sources(["hf://o/n", "b=/m"], ["a", "b"], "d") == {"a": "hf://o/n", "b": "/m"}
-    with pytest.raises(UnknownNameError):
-        sources(["c=/m"], ["a", "b"], "d")
 
 
 def test_silence_counts_only_while_the_instance_answers(monkeypatch: pytest.MonkeyPatch) -> None:

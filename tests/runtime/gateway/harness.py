@@ -145,6 +145,7 @@ async def running(
     limits: GatewayLimits | None = None,
     health: HealthSettings | None = None,
     max_inflight: int | None = None,
+    metadata: dict[str, str] | None = None,
     **more: Any,
 ) -> AsyncIterator[Bench]:
     pool = BackendPool()
@@ -157,6 +158,7 @@ async def running(
                 models=(engine.model,),
                 kind=engine.kind,
                 max_inflight=max_inflight,
+                metadata=metadata or {},
             )
         )
     folder = Path(tempfile.mkdtemp(prefix="atoll-"))

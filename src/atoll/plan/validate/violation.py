@@ -65,7 +65,10 @@ class InvalidPlanError(AtollError):
     def __init__(self, plan: str, violations: Sequence[Violation]) -> None:
         self.violations = tuple(violations)
         more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
-        super().__init__(f"the plan {plan!r} is not valid: {violations[0]}{more}")
+        super().__init__(
+            f"the plan {plan!r} is not valid: {violations[0]}{more}",
+            hint="plan again; `atoll validate PLAN --fleet FLEET` lists all that is wrong",
+        )
 
 
 def violation(rule: Rule, where: str, message: str, amount: float | None = None) -> Violation:

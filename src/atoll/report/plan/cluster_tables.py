@@ -13,6 +13,7 @@ from atoll.plan.cluster_profiles import cluster_of, request_tokens
 from atoll.plan.plan import SINK, SOURCE, Instance, Node, Plan, format_gpus
 from atoll.plan.problem import Problem
 from atoll.report.plan.rented_tables import CUT_SHORT, format_gap
+from atoll.report.promises import draw_verdicts, judge_plan
 from atoll.report.render import Grid
 from atoll.report.terminal import table
 from atoll.solve.comparison import Compared
@@ -154,7 +155,7 @@ def draw_cluster_plan(
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = [*draw_verdicts(judge_plan(plan))]
     shortage = describe_shortage(plan)
     if shortage is not None:
         parts.append(Text(shortage, style="bold red"))

@@ -32,6 +32,7 @@ from atoll.report.plan.rented_tables import (
 )
 from atoll.report.plan.routes import MOST_PAIRS, list_pairs, list_ways
 from atoll.report.plan.slices import list_slices
+from atoll.report.promises import judge_plan
 from atoll.report.render import Bar, Grid, scale_bars
 from atoll.solve.comparison import Compared
 
@@ -60,6 +61,7 @@ def gather_rented_plan(
     return {
         "title": f"Plan of {plan.problem_name}",
         "headline": describe_plan(plan),
+        "verdicts": judge_plan(plan),
         "shortage": describe_shortage(plan, problem),
         "cards": _list_figures(plan),
         "compared": versus,

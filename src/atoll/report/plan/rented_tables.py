@@ -13,6 +13,7 @@ from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem
 from atoll.report.plan.routes import list_ways
 from atoll.report.plan.slices import list_slices
+from atoll.report.promises import draw_verdicts, judge_plan
 from atoll.report.render import Grid
 from atoll.report.terminal import table, tighten
 from atoll.solve.comparison import Compared
@@ -131,7 +132,7 @@ def draw_rented_plan(
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = [*draw_verdicts(judge_plan(plan))]
     shortage = describe_shortage(plan, problem)
     if shortage is not None:
         parts.append(Text(shortage, style="bold red"))

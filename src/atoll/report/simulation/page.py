@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from atoll.core.units import format_duration, format_price, format_usd
 from atoll.plan.problem import Problem
 from atoll.report.plan.rented_page import list_services
+from atoll.report.promises import judge_run
 from atoll.report.render import Grid, render_fragment, render_page
 from atoll.report.simulation.plots_svg import (
     LinePlot,
@@ -44,11 +45,13 @@ def _gather(report: SimReport, problem: Problem) -> dict[str, object]:
     return {
         "title": f"Simulation of {report.plan_name}",
         "headline": describe_run(report),
+        "verdicts": judge_run(report, problem),
         "cards": _list_figures(report),
         "promises": list_promises(report, problem),
         "colours": {s.name: choose_colour(i) for i, s in enumerate(report.services)},
         "latencies": _plot_latencies(report, problem),
         "timelines": _plot_timelines(report),
+        "bin": format_duration(report.series.bin_s),
         "heat": map_heat(
             "how busy nodes are",
             [
@@ -57,6 +60,7 @@ def _gather(report: SimReport, problem: Problem) -> dict[str, object]:
                 for node in report.nodes
             ],
             report.series.busy.astype(np.float64),
+            report.series.bin_s,
         ),
         "nodes": list_nodes(report.nodes),
         "instances": _list_instances(report),
@@ -110,28 +114,41 @@ def _split(values: Values, service: NDArray[np.int16]) -> list[Values]:
 
 def _plot_timelines(report: SimReport) -> list[LinePlot]:
     series = report.series
-    starts_s = np.arange(len(series.waiting), dtype=np.float64) * series.bin_s
-    # What happens after the last bin is counted in it: it ends where the run does.
-    widths_s = np.diff(starts_s, append=max(report.clock_s, float(starts_s[-1]) + 1e-9))
+    bins, width_s = _count_whole_bins(report), series.bin_s
+    if bins == 0:  # a run shorter than a bin is one
+        bins, width_s = 1, max(report.clock_s, 1e-9)
     lines: tuple[tuple[str, dict[str, Values]], ...] = (
         (
             "requests/s",
             {
-                "arrived": series.arrived.sum(axis=1) / widths_s,
-                "finished": series.finished.sum(axis=1) / widths_s,
+                "arrived": series.arrived.sum(axis=1)[:bins] / width_s,
+                "finished": series.finished.sum(axis=1)[:bins] / width_s,
             },
         ),
-        ("tokens/s", {"generated": series.tokens.sum(axis=1) / widths_s}),
+        ("tokens/s", {"generated": series.tokens.sum(axis=1)[:bins] / width_s}),
         (
             "requests",
             {
-                "in flight": series.flying.astype(np.float64),
-                "waiting for a place": series.waiting.astype(np.float64),
+                "in flight": series.flying[:bins].astype(np.float64),
+                "waiting for a place": series.waiting[:bins].astype(np.float64),
             },
         ),
     )
-    times_s, end_s = starts_s + widths_s / 2, float(widths_s.sum())
-    return [plot_over_time(title, times_s, end_s, named) for title, named in lines]
+    times_s = (np.arange(bins, dtype=np.float64) + 0.5) * width_s
+    return [plot_over_time(title, times_s, bins * width_s, named) for title, named in lines]
+
+
+def _count_whole_bins(report: SimReport) -> int:
+    """The bins that are as long as they should be.
+
+    The last one ends where the run does, and holds all that happens until then: what runs out after the last
+    arrival, or a moment that looks like a spike when it is divided by its length.
+    """
+    series = report.series
+    bins = len(series.waiting)
+    last_s = report.clock_s - (bins - 1) * series.bin_s
+    is_whole = abs(last_s - series.bin_s) <= 1e-6 * series.bin_s
+    return bins if is_whole else bins - 1
 
 
 def _list_instances(report: SimReport) -> Grid:

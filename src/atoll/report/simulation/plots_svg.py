@@ -28,7 +28,7 @@ _TIMES_S = (
 _POINTS = 160
 _CELLS = 100
 _MAP_WIDTH, _ROW = 1000, 14
-_LETTER = 6.2
+_LETTER = 6.8
 """Pixels a letter of a small label takes, about."""
 
 
@@ -77,6 +77,7 @@ class HeatMap:
     cell: float
     tall: int
     fill: str
+    ticks: Sequence[PlacedText] = ()
 
 
 def choose_colour(index: int) -> str:
@@ -147,12 +148,17 @@ def plot_over_time(
     )
 
 
-def map_heat(title: str, names: Sequence[str], shares: Values) -> HeatMap:
-    """Draw shares of 0 to 1, (times, rows), as rows of cells from left to right; long ones are averaged."""
+def map_heat(title: str, names: Sequence[str], shares: Values, bin_s: float) -> HeatMap:
+    """Draw shares of 0 to 1, (times, rows), as rows of cells from left to right; long ones are averaged.
+
+    A time is `bin_s` seconds long; below the rows stands how much of it has gone by.
+    """
     times, rows = shares.shape
     step = max(1, math.ceil(times / _CELLS))
     edges = range(0, times, step)
     left = 12 + round(_LETTER * max(map(len, names), default=0))
+    cell = (_MAP_WIDTH - left - _RIGHT) / max(1, len(edges))
+    second = cell / (step * bin_s) if bin_s > 0 else 0.0
     return HeatMap(
         title=title,
         rows=[
@@ -165,10 +171,14 @@ def map_heat(title: str, names: Sequence[str], shares: Values) -> HeatMap:
         ],
         left=left,
         width=_MAP_WIDTH,
-        height=rows * _ROW + 4,
-        cell=(_MAP_WIDTH - left) / max(1, len(edges)),
+        height=rows * _ROW + 20,
+        cell=cell,
         tall=_ROW - 1,
         fill=COLOURS[0],
+        ticks=[
+            PlacedText(left + second * time, rows * _ROW + 14, format_duration(time))
+            for time in _time_steps(times * bin_s)
+        ],
     )
 
 
@@ -225,4 +235,10 @@ def _round_step(value: float) -> float:
 
 
 def _round_number(value: float) -> str:
+    """A number on an axis, short enough for the room beside it."""
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if value >= 10 * size:
+            return (
+                f"{value / size:,.0f}{unit}" if value >= 100 * size else f"{value / size:.3g}{unit}"
+            )
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -12,6 +12,7 @@ from atoll.core.units import (
     format_throughput,
     format_usd,
 )
+from atoll.report.promises import draw_verdicts, judge_run
 from atoll.report.render import Grid
 from atoll.report.terminal import jsonable, table
 from atoll.sim.result import NodeSummary, SimReport
@@ -173,6 +174,7 @@ def draw_simulation(report: SimReport, problem: Problem) -> RenderableType:
         caption = f"the {len(shown)} busiest of {len(report.nodes)}"
     promises, nodes = list_promises(report, problem), list_nodes(shown)
     parts: list[RenderableType] = [
+        *draw_verdicts(judge_run(report, problem)),
         Text(describe_run(report)),
         table(promises.columns, promises.rows, right=promises.right),
         table(nodes.columns, nodes.rows, caption=caption, right=nodes.right),

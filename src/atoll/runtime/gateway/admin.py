@@ -15,6 +15,7 @@ from pathlib import Path
 
 from atoll.core.errors import InputError
 from atoll.core.paths import runtime_dir
+from atoll.runtime.http.listening import cannot_listen
 from atoll.runtime.http.server import Connection, ConnectionDeadlines, ConnectionLimits, Request
 from atoll.runtime.openai import ApiError
 
@@ -70,7 +71,10 @@ class AdminListener:
 
     async def listen_on_port(self, host: str, port: int) -> tuple[str, int]:
         """Listen on a port of this machine; return the address."""
-        server = await self.loop.create_server(lambda: Connection(self), host, port)
+        try:
+            server = await self.loop.create_server(lambda: Connection(self), host, port)
+        except OSError as error:
+            raise cannot_listen(error, host, port, field="metrics") from error
         self._server = server
         address: tuple[str, int] = server.sockets[0].getsockname()[:2]
         return address

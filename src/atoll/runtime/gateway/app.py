@@ -47,6 +47,7 @@ from atoll.runtime.gateway.series import Series
 from atoll.runtime.gateway.service_proxy import ServiceProxy
 from atoll.runtime.gateway.settings import GatewaySettings, split_address
 from atoll.runtime.gateway.usage import ENDPOINTS, UsageWriter
+from atoll.runtime.http.listening import cannot_listen
 from atoll.runtime.http.server import REQUEST_ID, Connection, Request
 from atoll.runtime.http.upstream import HttpUpstreamPool, UpstreamPool
 from atoll.runtime.openai import AnyRequest, ApiError, Usage, read_request
@@ -152,9 +153,13 @@ class Gateway:
         self.loop = asyncio.get_running_loop()
         self.pool.listeners.append(self._follow_pool)
         self._tick()
-        self._server = await self.loop.create_server(
-            lambda: Connection(self), self.settings.host, self.settings.port, backlog=_BACKLOG
-        )
+        host, port = self.settings.host, self.settings.port
+        try:
+            self._server = await self.loop.create_server(
+                lambda: Connection(self), host, port, backlog=_BACKLOG
+            )
+        except OSError as error:
+            raise cannot_listen(error, host, port) from error
         host, port = self._server.sockets[0].getsockname()[:2]
         try:
             await self._listen_beside(port)

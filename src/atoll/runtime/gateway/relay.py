@@ -355,11 +355,9 @@ class Relay:
             answer.usage = usage = answer_usage(body)
             self._note_success()
             self.first_s = self._context.loop.time()
-            headers = b""
-            if self.requirements is not None:
-                headers = self._headers()
-                if self.slot is not None and usage is not None:
-                    self._context.record_delivery(self.slot, usage.completion_tokens)
+            headers = self._headers()
+            if self.slot is not None and usage is not None:
+                self._context.record_delivery(self.slot, usage.completion_tokens)
             self.client.respond(200, body, answer.note or b"application/json", headers)
             self._finish(200, "ok")
         elif status in _RETRIED:
@@ -408,9 +406,11 @@ class Relay:
     def _headers(self) -> bytes:
         """Return headers that say who answers."""
         member = self.attempts.member
-        if self.requirements is None or member is None:
+        if member is None:
             return b""
-        return self._context.chooser.headers(self.requirements, member, self.model)
+        if self.requirements is None:
+            return member.headers
+        return member.headers + self._context.chooser.headers(self.requirements, member, self.model)
 
     def _count(self, events: bytes) -> None:
         """Write down what the client is about to have."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +22,7 @@ from atoll.runtime.instance.config import engine_name
 from atoll.runtime.local.cores import assign_cores, usable_cores
 from atoll.runtime.local.fleet import LivenessTracker, ServiceEndpoint
 from atoll.runtime.local.placing import PlannedEndpoint, standings
+from atoll.runtime.pool.member import STAND_IN
 
 Engine = Literal["atoll", "llamacpp", "vllm", "sglang"]
 ENGINES: tuple[Engine, ...] = ("atoll", "llamacpp", "vllm", "sglang")
@@ -35,6 +36,8 @@ class LocalModel:
 
     source: str
     folder: Path
+    stand_in: str | None = None
+    """Which weights serve instead of which, where they are not those of the plan."""
 
     @property
     def layers(self) -> int:
@@ -80,6 +83,8 @@ def build(
         model = models[standing.service]
         launch = plan.engines.get(standing.service, EngineLaunch())
         endpoint = _endpoint(standing, model, launch, port, home, share, liveness, chosen)
+        if model.stand_in is not None:
+            endpoint = _mark(endpoint, model.stand_in)
         kinds = {
             engine_name(instance.id, node.id): node.node_type
             for instance in standing.instances
@@ -117,6 +122,12 @@ def _endpoint(
         "sglang": sglang_endpoint,
     }[options.engine]
     return make(_only_one(standing), served, port, home, share, weight=standing.weight)
+
+
+def _mark(endpoint: Endpoint, stand_in: str) -> Endpoint:
+    """The endpoint whose answers say that they are those of other weights."""
+    known = endpoint.backend.metadata | {STAND_IN: stand_in}
+    return replace(endpoint, backend=endpoint.backend.model_copy(update={"metadata": known}))
 
 
 def _only_one(standing: PlannedEndpoint) -> Instance:

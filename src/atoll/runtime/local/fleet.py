@@ -14,6 +14,7 @@ from atoll.runtime.adapters.base import Endpoint, RunDirectory
 from atoll.runtime.gateway import Gateway, GatewaySettings
 from atoll.runtime.http.client import FetchError, fetch
 from atoll.runtime.local.state import EndpointState, FleetState, NodeState, write_state
+from atoll.runtime.pool.member import STAND_IN
 from atoll.runtime.pool.pool import BackendPool
 from atoll.runtime.supervise.agent import Agent, SupervisedProcess
 from atoll.runtime.supervise.process import Nursery
@@ -150,6 +151,7 @@ class LocalFleet:
             url=endpoint.backend.url,
             kind=endpoint.backend.kind,
             weight=endpoint.backend.weight,
+            stand_in=endpoint.backend.metadata.get(STAND_IN, ""),
             nodes=tuple(
                 NodeState(
                     process=process,

@@ -1,6 +1,6 @@
 """A plan as it can stand here: layer ranges of the model that is served, endpoints, weights.
 
-A plan for a large model can be tried with a small one: every range keeps its share of the layers.
+A small model can stand in for a large one that was planned: every range keeps its share of the layers.
 """
 
 from __future__ import annotations

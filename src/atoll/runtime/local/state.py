@@ -40,6 +40,8 @@ class EndpointState(Frozen):
     kind: str
     weight: float
     nodes: tuple[NodeState, ...] = ()
+    stand_in: str = ""
+    """Which weights serve instead of which, where they are not those of the plan."""
 
 
 class FleetState(Frozen):

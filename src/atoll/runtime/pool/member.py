@@ -16,6 +16,8 @@ from atoll.runtime.pool.policy import ModelOffer
 Kind = Literal["atoll", "vllm", "llamacpp", "sglang", "openai"]
 SECRETS = frozenset({"api_key"})
 """Metadata that is never shown."""
+STAND_IN = "stand_in"
+"""Metadata that says which weights answer instead of which: every answer has it in a header."""
 FABRIC = "fabric"
 """Scheme of the URLs of nodes that are reached through the fabric: fabric://SESSION."""
 
@@ -102,6 +104,7 @@ class Member:
         "ends_s",
         "facts",
         "failures",
+        "headers",
         "inflight",
         "masked",
         "mean_s",
@@ -140,6 +143,8 @@ class Member:
         self.most = backend.max_inflight
         self.node = backend.url.startswith(f"{FABRIC}:")
         """Whether it is a node of a fabric, which says by itself whether it is well."""
+        self.headers = _say_stand_in(backend.metadata.get(STAND_IN, ""))
+        """What its answers say of it, as lines of a response's head."""
 
     def know(self, facts: Facts | None) -> None:
         """Take what is known of it beyond how to ask it."""
@@ -174,6 +179,12 @@ class Member:
     def full(self) -> bool:
         """Whether it runs as many requests as it may."""
         return self.most is not None and self.inflight >= self.most
+
+
+def _say_stand_in(text: str) -> bytes:
+    """Return the header that says that other weights answer than were asked for; nothing else gets in."""
+    shown = "".join(letter for letter in text[:200] if " " <= letter <= "~")
+    return f"x-atoll-stand-in: {shown}\r\n".encode() if shown else b""
 
 
 def _offer(backend: Backend) -> ModelOffer:

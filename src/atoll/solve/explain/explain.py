@@ -13,7 +13,6 @@ from dataclasses import replace
 from atoll.catalog.catalog import Catalog
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
-from atoll.solve.derating import sized_like
 from atoll.solve.effort import Effort
 from atoll.solve.explain.changes import Change, loosen, soft
 from atoll.solve.explain.cluster import Bound, cluster_constraints, promise_constraint
@@ -33,6 +32,7 @@ from atoll.solve.explain.repairs import find_repairs
 from atoll.solve.explain.solvers import ClusterSolver, RentSolver
 from atoll.solve.explain.whatif import MOST_PLANS, MOST_SECONDS, OutOfTimeError, Planner, worth
 from atoll.solve.progress import OnProgress, Progress
+from atoll.solve.resizing import sized_like
 from atoll.solve.templates.library import Libraries, template_libraries
 
 _SHARE = 0.5

@@ -45,7 +45,7 @@ from atoll.solve.rent.types import (
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-WORK = 600_000
+WORK = 450_000
 """Effort of an allocation, in simplex iterations (see `standing.Work`)."""
 OPTIMAL = 1e-3
 """An answer is called optimal if it is proven to this share."""

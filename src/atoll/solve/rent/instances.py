@@ -10,8 +10,8 @@ whether it stands at all. Rows, all of the form >= 0 unless said otherwise:
     presence r, g  sum_{i in r, g} n_i - y_{r,g},  sum_g y_{r,g} - spread s_r,  many s_r - sum_i n_i
     cut            sum_i F(w_i) n_i >= F(1)    over the items that cover a phase, F subadditive (`cover`)
 
-The goal is the cost, or the share left unserved: the largest over the services, a weighted mean, or how many
-are not served at all.
+The goal is the cost (where `unserved` has prices, with those of what is left unserved), or the share left
+unserved: the largest over the services, a weighted mean, or how many are not served at all.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class InstanceMaster(RentalProgramme):
     def _add_unserved(self, unserved: Floats) -> None:
         number = len(self.model.services)
         self._unserved = np.zeros(0, np.int64)
-        if self.goal == "cost":
+        if self.goal == "cost" and not len(unserved):
             return
         each = np.arange(number)
         if self.goal == "common":
@@ -144,7 +144,7 @@ class InstanceMaster(RentalProgramme):
         for m in range(len(model.services)):
             phases = self._phases(m)
             # Phases together may serve all by themselves, or not be needed.
-            optional = self.goal != "cost" or (BOTH in phases and len(phases) > 1)
+            optional = len(self._unserved) > 0 or (BOTH in phases and len(phases) > 1)
             for phase in sorted(phases):
                 items, some = model.items[m], self._let_in[m]
                 regions = np.unique(items.region[some[items.phase[some] == phase]])
@@ -295,7 +295,7 @@ class InstanceMaster(RentalProgramme):
                     flow = min(level[PREFILL, g], level[DECODE, h], 1.0)
                     values[self._flow_first + at] = flow
                     served[m] += flow
-        if self.goal != "cost":
+        if len(self._unserved):
             np.maximum.at(
                 values,
                 self._unserved
@@ -318,7 +318,7 @@ class InstanceMaster(RentalProgramme):
 
     def _unserved_of(self, values: Floats) -> Floats:
         """Return the share of each service left unserved."""
-        if self.goal == "cost":
+        if not len(self._unserved):
             return np.zeros(len(self.model.services))
         shares = values[self._unserved]
         return np.broadcast_to(shares, (len(self.model.services),)).copy()

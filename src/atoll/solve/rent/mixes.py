@@ -35,14 +35,27 @@ from atoll.solve.rent.steps import GRID
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_ROUNDS = 60
-_SMOOTH = 0.5
-_NEAR = 0.1
 _LIKED = 1e-6
-_TABLE_WORK = 20.0
+_GAIN = 1e-6
+_TABLE_WORK = 3.0
 """What a service's functions take, in simplex iterations, for each phase and zone."""
 _ITEM_WORK = 1e-4
 """What pricing an item takes."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How prices are sought: `stay` is how near new prices stay to the best.
+
+    It ends when the bound is within `near` of the gap that is asked for, after so many `rounds`, after
+    `patience` rounds in which the bound did not rise, and when `spend` of the work is spent.
+    """
+
+    rounds: int
+    stay: float
+    near: float
+    patience: int
+    spend: float
 
 
 @dataclass(frozen=True)
@@ -130,11 +143,10 @@ class MixMaster(RentalProgramme):
         return np.maximum(0.0, result.duals[self._demand_row : self._demand_row + number])
 
     def choose(
-        self, standing: Incumbent, node_limit: int, iteration_limit: int
+        self, standing: Incumbent, node_limit: int, iteration_limit: int, *, serve_all: bool
     ) -> tuple[dict[int, int], ...] | None:
-        """Choose a whole mix for each service; None if none was found."""
+        """Choose a whole mix for each service, or else (not `serve_all`) for some; None if none was found."""
         number = len(self.model.services)
-        serve_all = self.goal == "cost"
         if serve_all:
             self.lp.set_bounds(self._unserved, np.zeros(number), np.zeros(number))
         result = self.solve_integer(
@@ -160,6 +172,8 @@ class MixMaster(RentalProgramme):
 
 class Decomposition:
     """Finds the best prices by column generation over mixes, and with them a bound and good mixes."""
+
+    pace = Pace(rounds=60, stay=0.65, near=0.2, patience=20, spend=0.75)
 
     def __init__(
         self,
@@ -216,37 +230,43 @@ class Decomposition:
         return added
 
     def converge(self, prices: Prices | None = None) -> None:
-        """Improve the bound until it meets the relaxation over mixes."""
+        """Improve the bound until it meets the relaxation over mixes, or hardly improves any more.
+
+        Mixes are sought near the prices of the best bound: the relaxation's own jump about while few mixes
+        are known.
+        """
         start = prices or market_prices(self.model, self.master.rent)
         if self._root is None:
             self.rate(start)
         self.gather(start, np.ones(len(self.oracles)))
-        smooth = _SMOOTH
-        while self.rounds < _ROUNDS and not self.standing.done:
+        pace, stalled = self.pace, 0
+        enough = (1.0 - pace.spend) * self.standing.work.left
+        while self.rounds < pace.rounds and not self.standing.done and stalled < pace.patience:
+            if self.standing.work.left < enough:
+                return
             self.rounds += 1
             self.standing.work.rounds += 1
             result = self.master.relax(self.standing.deadline.left)
             if result.status != "optimal":
                 return
-            duals = self.master.demand_duals(result)
-            there = self.master.prices(result)
-            if result.objective - self.root.value <= _NEAR * self.standing.target.spare(
-                result.objective
-            ):
-                self.relaxed = there, duals
+            there, duals = self.master.prices(result), self.master.demand_duals(result)
+            self.relaxed = there, duals
+            near = pace.near * self.standing.target.spare(result.objective)
+            if result.objective - self.root.value <= near:
                 if not self._raise_unserved(result):
                     return
                 continue
             before = self.root.value
-            self.rate(blend(self.root.prices, there, smooth))
-            added = self.gather(there, duals)
-            self.relaxed = there, duals
-            if added or self.root.value > before:
-                smooth = _SMOOTH
-            elif smooth == 0.0:
+            between = blend(self.root.prices, there, pace.stay)
+            self.rate(between)
+            added = self.gather(between, duals)
+            if not added:
+                self.rate(there)
+                added = self.gather(there, duals)
+            better = self.root.value > before + _GAIN * abs(before)
+            stalled = 0 if better else stalled + 1
+            if not added and not better:
                 return
-            else:
-                smooth = 0.0
 
     def _raise_unserved(self, result: LpResult) -> bool:
         """Raise the price of leaving unserved what must be served; return whether that was needed."""
@@ -270,10 +290,29 @@ class Decomposition:
         if self.standing.done:
             return
         limit = self.standing.work.part(0.1)
-        chosen = self.master.choose(self.standing, node_limit, limit)
+        chosen = self.master.choose(self.standing, node_limit, limit, serve_all=self.goal == "cost")
         if chosen is None or self.goal != "cost" or self.model.limits.spread > 1:
             return
         offer_items(self.model, chosen, self.standing, self._seed)
+
+    def choose_some(self, unserved: Floats, node_limit: int) -> tuple[dict[int, int], ...] | None:
+        """Return the best whole mixes where leaving a service out costs so much; None if none was found."""
+        self.master.set_unserved(unserved)
+        limit = self.standing.work.part(0.1)
+        chosen = self.master.choose(self.standing, node_limit, limit, serve_all=False)
+        self.master.set_unserved(self.unserved)
+        return chosen
+
+    def used_items(self) -> list[Ints]:
+        """Return per service the items of mixes that the relaxation takes a part of."""
+        found: list[set[int]] = [set() for _ in self.oracles]
+        result = self.master.relax(self.standing.deadline.left)
+        if result.status == "optimal":
+            taken = self.master.mix_values(result)
+            for (service, mix), share in zip(self.master.mixes, taken, strict=True):
+                if share > _LIKED:
+                    found[service].update(item for item, _ in mix.items)
+        return [np.array(sorted(items), np.int64) for items in found]
 
 
 def offer_items(

@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.solve.rent.capped.mixes import tighten
-from atoll.solve.rent.greedy import fill
-from atoll.solve.rent.instances import InstanceMaster
+from atoll.solve.rent.greedy import fill, served_share
+from atoll.solve.rent.instances import InstanceAnswer, InstanceMaster
 from atoll.solve.rent.items import RentModel, Solution
 from atoll.solve.rent.mixes import Decomposition, offer_items
 from atoll.solve.rent.oracle import ServiceOracle
+from atoll.solve.rent.programme import cheapest_supply, costs
 from atoll.solve.rent.relaxation import (
     Evaluation,
     Prices,
@@ -36,10 +37,16 @@ Ints = NDArray[np.int64]
 SMALL = 1500
 """Items up to which a problem is solved whole at once."""
 _STAGES = (400, 1500, 5000, 20000)
+_REPAIR = 0.35
+_RAISES = 2
 _IMPROVE = 0.5
 _NEIGHBOURS = 400
 _PAIR_WORK = 3000
-_MOST_PAIRS = 40
+_PAIR_GAP = 0.02
+_PAIR_START = 100.0
+"""What building a programme for two services takes, in simplex iterations."""
+_WORTH = 1e-6
+_MOST_PAIRS = 60
 _DEAR = 3.0
 _NODES = 2000
 _HAIR = 1e-9
@@ -90,11 +97,19 @@ def minimise(model: RentModel, standing: Incumbent, seed: int) -> SearchOutcome:
         if not standing.done:
             mixes = tighten(mixes, seed)
             mixes.choose(_NODES)
-        # Where nothing is found, finding out how much can be served (`scarcity`) is the better search.
-        if standing.solution is not None:
+        if not standing.done:
             item_slacks = slacks(mixes.oracles, mixes.root)
-            improve(model, mixes.root, item_slacks, standing, seed)
-            close(model, oracles, mixes.root, item_slacks, standing, seed)
+            near = [
+                np.union1d(some, used)
+                for some, used in zip(
+                    lowest_each(item_slacks, _NEIGHBOURS), mixes.used_items(), strict=True
+                )
+            ]
+            repair(model, mixes, near, standing, seed)
+            # Where nothing is found, finding out how much can be served (`scarcity`) is the better search.
+            if standing.solution is not None:
+                improve(model, mixes.root, near, standing, seed)
+                close(model, oracles, mixes.root, item_slacks, standing, seed)
     prices, duals = relaxed or mixes.relaxed or (first.prices, demand)
     survivors = 0 if standing.closed else total
     return SearchOutcome(prices, duals, mixes.master.number, survivors)
@@ -183,8 +198,64 @@ def close(
             return
 
 
+def repair(
+    model: RentModel, mixes: Decomposition, near: list[Ints], standing: Incumbent, seed: int
+) -> None:
+    """Find an allocation that serves everything, if there is none yet.
+
+    Whole mixes seldom fit together for all services, but they do for most of them. From there, two services
+    choose anew at a time, while the others stay as they are and what is left unserved has a price.
+    """
+    if standing.solution is not None or len(model.services) < 2 or model.limits.spread > 1:
+        return
+    root = mixes.root
+    price = _DEAR * np.maximum(1.0, [legs.least for legs in root.legs])
+    if not np.isfinite(price).all():
+        return
+    least = standing.work.left - standing.work.part(_REPAIR)
+    chosen = mixes.choose_some(price, _NODES)
+    solution = None if chosen is None else cheapest_supply(model, chosen, seed)
+    if solution is None:
+        return
+    unserved = _unserved(model, solution)
+    if not unserved.any():
+        standing.offer(solution, sum(costs(model, solution)))
+        return
+    for _ in range(_RAISES):
+        before = np.inf
+        value = sum(costs(model, solution)) + float(price @ unserved)
+        while value < before:
+            before = value
+            for pair in _pairs(_regrets(root, solution) + price * unserved):
+                if standing.work.left <= least or standing.done:
+                    return
+                found = _choose_anew(model, solution, pair, near, price, standing, seed)
+                if found.solution is None or found.objective >= value * (1.0 - _WORTH):
+                    continue
+                solution, value = found.solution, found.objective
+                unserved = np.where(found.served >= 1.0 - _HAIR, 0.0, 1.0 - found.served)
+                if not unserved.any():
+                    # Once more where nothing may be left, so that not even a hair of it is.
+                    whole = _choose_anew(model, solution, pair, near, np.zeros(0), standing, seed)
+                    if whole.solution is not None:
+                        standing.offer(whole.solution, whole.objective)
+                        return
+        price = 4.0 * price
+
+
+def _unserved(model: RentModel, solution: Solution) -> Floats:
+    """The share of each service that a solution leaves unserved, phases paired inside regions only."""
+    share = np.array(
+        [
+            served_share(items, number, model.regions)
+            for items, number in zip(model.items, solution.items, strict=True)
+        ]
+    )
+    return np.where(share >= 1.0 - _HAIR, 0.0, 1.0 - share)
+
+
 def improve(
-    model: RentModel, root: Evaluation, item_slacks: list[Floats], standing: Incumbent, seed: int
+    model: RentModel, root: Evaluation, near: list[Ints], standing: Incumbent, seed: int
 ) -> None:
     """Better the best solution: two services choose anew at a time, while the others stay as they are.
 
@@ -192,47 +263,59 @@ def improve(
     """
     if standing.solution is None or len(model.services) < 3:
         return
-    budget = standing.work.part(_IMPROVE)
-    near = lowest_each(item_slacks, _NEIGHBOURS)
+    budget = standing.work.left - standing.work.part(_IMPROVE)
     before = np.inf
     while standing.objective < before:
         before = standing.objective
-        for a, b in _pairs(root, standing.solution):
-            if budget <= 0 or standing.done:
+        for pair in _pairs(_regrets(root, standing.solution)):
+            if standing.work.left <= budget or standing.done:
                 return
-            solution = standing.solution
-            let_in = [
-                np.union1d(near[m], used) if m in (a, b) else used
-                for m, number in enumerate(solution.items)
-                for used in [np.array(sorted(number), np.int64)]
-            ]
-            master = InstanceMaster(model, "cost", np.zeros(0), let_in, standing.work, seed)
-            for m, number in enumerate(solution.items):
-                if m not in (a, b):
-                    master.fix(m, number)
-            spent = standing.work.spent
-            answer = master.solve(
-                time_limit_s=standing.deadline.left,
-                gap=0.5 * standing.target.gap,
-                absolute_gap=0.5 * standing.target.absolute,
-                start=solution,
-                node_limit=None,
-                iteration_limit=_PAIR_WORK,
-            )
-            budget -= int(standing.work.spent - spent)
-            if answer.solution is not None:
-                standing.offer(answer.solution, answer.objective)
+            found = _choose_anew(model, standing.solution, pair, near, np.zeros(0), standing, seed)
+            if found.solution is not None:
+                standing.offer(found.solution, found.objective)
 
 
-def _pairs(root: Evaluation, solution: Solution) -> list[tuple[int, int]]:
-    """Pairs of services, those that lose most first."""
-    regret = np.array(
+def _choose_anew(
+    model: RentModel,
+    solution: Solution,
+    free: tuple[int, int],
+    near: list[Ints],
+    unserved: Floats,
+    standing: Incumbent,
+    seed: int,
+) -> InstanceAnswer:
+    """Let two services have any items that are `near`; the others keep theirs."""
+    used = [np.array(sorted(number), np.int64) for number in solution.items]
+    let_in = [np.union1d(near[m], some) if m in free else some for m, some in enumerate(used)]
+    standing.work.charge(_PAIR_START)
+    master = InstanceMaster(model, "cost", unserved, let_in, standing.work, seed)
+    for m, number in enumerate(solution.items):
+        if m not in free:
+            master.fix(m, number)
+    return master.solve(
+        time_limit_s=standing.deadline.left,
+        # What two services gain is little beside what all cost, and gains of many pairs add up.
+        gap=_PAIR_GAP * standing.target.gap,
+        absolute_gap=_PAIR_GAP * standing.target.absolute,
+        start=solution,
+        node_limit=None,
+        iteration_limit=_PAIR_WORK,
+    )
+
+
+def _regrets(root: Evaluation, solution: Solution) -> Floats:
+    """What each service costs above its least at the root's prices."""
+    return np.array(
         [
             sum(legs.cost[item] * count for item, count in number.items()) - legs.least
             for legs, number in zip(root.legs, solution.items, strict=True)
         ]
     )
-    order = [int(m) for m in np.argsort(-regret, kind="stable")]
+
+
+def _pairs(loss: Floats) -> list[tuple[int, int]]:
+    """Pairs of services, those that lose most first."""
+    order = [int(m) for m in np.argsort(-loss, kind="stable")]
     pairs = [(order[i], order[j]) for j in range(1, len(order)) for i in range(j)]
     return pairs[:_MOST_PAIRS]
 

@@ -69,10 +69,10 @@ def solve(
             tables = effort.derating.scale(tables)
         plan = BASELINES[name](problem, catalog, tables)
         return plan if tables.complete else plan.model_copy(update={"cut_short": True})
-    return _Search(problem, catalog, effort, deadline, on_progress).run()
+    return _TimedSearch(problem, catalog, effort, deadline, on_progress).run()
 
 
-class _Search:
+class _TimedSearch:
     """The cheapest allocation of all templates; where time is short, one that needs few of them before.
 
     The first is over single nodes, kept in case nothing better is found in time. A search that ends by

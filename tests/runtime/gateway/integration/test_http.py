@@ -18,6 +18,7 @@ from atoll.runtime.gateway.settings import GatewayLimits
 from tests.runtime.gateway.engine import Fault, ScriptedEngine
 from tests.runtime.gateway.harness import CHAT, COMPLETIONS, Bench, Reply, chat, read_reply, running
 
+STAND_IN = "small instead of large"
 EMBEDDINGS = "/v1/embeddings"
 
 
@@ -383,3 +384,15 @@ def test_a_request_that_ended_leaves_nothing_for_the_garbage_collector(stream: b
             assert left == []
 
     asyncio.run(go())
+
+
+@pytest.mark.parametrize("affinity", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_of_weights_that_stand_in_say_so(affinity: bool, stream: bool) -> None:
+    async def ask(bench: Bench) -> Reply:
+        return await bench.post(CHAT, chat(stream=stream))
+
+    reply = with_bench(ask, metadata={"stand_in": STAND_IN}, affinity=affinity)
+    assert reply.status == 200
+    assert reply.headers["x-atoll-stand-in"] == STAND_IN
+    assert "x-atoll-stand-in" not in with_bench(ask, affinity=affinity).headers

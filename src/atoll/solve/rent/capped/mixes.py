@@ -1,7 +1,6 @@
 """Column generation over mixes that keep within what there is.
 
-As `rent.mixes`, with oracles that count scarce cells whole. New mixes are sought at prices between those of
-the best bound and those of the relaxation, which jump about while few mixes are known.
+As `rent.mixes`, with oracles that count scarce cells whole.
 """
 
 from __future__ import annotations
@@ -11,29 +10,23 @@ from numpy.typing import NDArray
 
 from atoll.solve.rent.capped.oracle import CappedOracle, capped_oracles, fits
 from atoll.solve.rent.items import RentModel
-from atoll.solve.rent.mixes import Decomposition, Mix, best_level, blend
+from atoll.solve.rent.mixes import Decomposition, Mix, Pace, best_level
 from atoll.solve.rent.relaxation import Goal, Prices, row_prices
 from atoll.solve.rent.standing import Incumbent
 from atoll.solve.rent.steps import GRID
 
 Floats = NDArray[np.float64]
 
-_ROUNDS = 40
-_STAY = 0.8
-"""How near new prices stay to the best."""
-_NEAR = 0.05
 _COUNTED = 4
 """How often in a round cells may be added to those that a service's oracle counts."""
 _DEAR = 1.05
 _IN_USE = 1e-6
-_GAIN = 1e-6
-_STALLED = 8
-_SPEND = 0.6
-"""Share of the work left that may go into better prices."""
 
 
 class CappedDecomposition(Decomposition):
     """Finds the best prices where each service keeps within what there is."""
+
+    pace = Pace(rounds=40, stay=0.8, near=0.05, patience=8, spend=0.6)
 
     def __init__(
         self,
@@ -52,9 +45,9 @@ class CappedDecomposition(Decomposition):
         row = row_prices(self.model, prices)
         added = False
         for service, oracle in enumerate(self.capped):
-            self.standing.work.charge(self._round_work / len(self.capped))
             items, level = None, GRID
             for _ in range(_COUNTED):
+                self.standing.work.charge(self._round_work / len(self.capped))
                 legs = oracle.legs(row, lower=False)
                 if self.goal != "cost":
                     level = best_level(legs, float(duals[service]))
@@ -74,34 +67,7 @@ class CappedDecomposition(Decomposition):
             # Dear enough to be served, and so little dearer that prices stay where they were.
             self.unserved = _DEAR * np.maximum(1.0, [legs.least for legs in self.root.legs])
             self.master.set_unserved(self.unserved)
-        self.gather(start, np.ones(len(self.capped)))
-        stalled, enough = 0, (1.0 - _SPEND) * self.standing.work.left
-        while self.rounds < _ROUNDS and not self.standing.done and stalled < _STALLED:
-            if self.standing.work.left < enough:
-                return
-            self.rounds += 1
-            self.standing.work.rounds += 1
-            result = self.master.relax(self.standing.deadline.left)
-            if result.status != "optimal":
-                return
-            there, duals = self.master.prices(result), self.master.demand_duals(result)
-            self.relaxed = there, duals
-            near = _NEAR * self.standing.target.spare(result.objective)
-            if result.objective - self.root.value <= near:
-                if not self._raise_unserved(result):
-                    return
-                continue
-            before = self.root.value
-            between = blend(self.root.prices, there, _STAY)
-            self.rate(between)
-            added = self.gather(between, duals)
-            if not added:
-                self.rate(there)
-                added = self.gather(there, duals)
-            better = self.root.value > before + _GAIN * abs(before)
-            stalled = 0 if better else stalled + 1
-            if not added and not better:
-                return
+        super().converge(start)
 
 
 def tighten(mixes: Decomposition, seed: int) -> Decomposition:

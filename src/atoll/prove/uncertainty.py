@@ -1,0 +1,105 @@
+"""How sure a plan is: promises kept over what the performance model may be wrong by.
+
+Constants of the performance model carry an error: small where they were measured, larger where they were
+fitted, wide where they were taken over from another GPU. They are drawn at random, all at once, and the plan
+is simulated with each draw. The share of draws in which a service keeps enough promises is the chance that it
+does in truth, as far as the model's shape is right. The constant whose draws go most with what is kept is the
+one to measure first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from atoll.core.ids import parse_node_type
+from atoll.core.rng import stream
+from atoll.perf.constants import OpClass, default_constants, sample_constants
+from atoll.prove.promise import simulate_kept
+
+if TYPE_CHECKING:
+    from atoll.catalog.catalog import Catalog
+    from atoll.perf.constants import ConstantTable
+    from atoll.plan.plan import Plan
+    from atoll.plan.problem import Problem
+    from atoll.solve.effort import Countdown
+
+DRAWS = 24
+_SEED = 401
+_FEW = 1_500
+"""Requests of the service that is asked least often, per draw."""
+
+
+@dataclass(frozen=True)
+class Certainty:
+    """The chance that each service keeps enough promises, and what to measure to be surer.
+
+    `measure` is a GPU and a class of operators, None where nothing matters or nothing is uncertain.
+    """
+
+    chance: dict[str, float]
+    measure: tuple[str, str] | None = None
+
+
+def judge_certainty(
+    plan: Plan,
+    problem: Problem,
+    catalog: Catalog,
+    *,
+    draws: int = DRAWS,
+    deadline: Countdown | None = None,
+) -> Certainty:
+    """Return how sure a plan is of its promises, from so many draws of the constants."""
+    names = sorted({parse_node_type(n.node_type).gpu for i in plan.instances for n in i.nodes})
+    gpus = [catalog.gpu(name) for name in names]
+    table = default_constants()
+    luck = stream(problem.settings.seed, "constants")
+    kept: list[dict[str, float]] = []
+    factors: list[dict[tuple[str, str], float]] = []
+    for _ in range(draws):
+        drawn = sample_constants(table, luck, gpus)
+        found = simulate_kept(
+            plan, problem, catalog, _SEED, deadline, constants=drawn, requests=_FEW
+        )
+        kept.append({name: one.both for name, one in found.items()})
+        factors.append(_factors(table, drawn, names))
+    chance = {
+        name: float(np.mean([run[name] >= problem.service(name).attainment for run in kept]))
+        for name in kept[0]
+    }
+    return Certainty(chance, _matters_most(kept, factors))
+
+
+def _factors(
+    table: ConstantTable, drawn: ConstantTable, gpus: list[str]
+) -> dict[tuple[str, str], float]:
+    """How much slower each class of operators of each GPU was drawn, as a logarithm."""
+    found: dict[tuple[str, str], float] = {}
+    known = set(table.names())
+    for gpu in gpus:
+        entry = drawn.gpu(gpu)
+        for op in OpClass:
+            if op in entry.ops and gpu in known and op in table.gpu(gpu).ops:
+                before, after = table.gpu(gpu).ops[op], entry.ops[op]
+                found[gpu, op.value] = float(np.log(before.e_b / after.e_b))
+    return found
+
+
+def _matters_most(
+    kept: list[dict[str, float]], factors: list[dict[tuple[str, str], float]]
+) -> tuple[str, str] | None:
+    """The constant whose draws go most with the least share kept."""
+    least = np.array([min(run.values()) for run in kept])
+    if len(kept) < 3 or float(least.std()) < 1e-6:
+        return None
+    best: tuple[float, tuple[str, str]] | None = None
+    for key in sorted(factors[0]):
+        drawn = np.array([one[key] for one in factors])
+        if float(drawn.std()) < 1e-9:
+            continue
+        strength = abs(float(np.corrcoef(drawn, least)[0, 1]))
+        if best is None or strength > best[0]:
+            best = strength, key
+    return None if best is None else best[1]

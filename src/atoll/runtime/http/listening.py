@@ -1,0 +1,49 @@
+"""Whether an address can be listened on, and what to say where it cannot."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from atoll.core.errors import InputError
+
+
+def cannot_listen(error: OSError, host: str, port: int, field: str = "--port") -> InputError:
+    """Return what to tell a person whose address cannot be listened on."""
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return InputError(
+            f"{host!r} is no address of this machine",
+            field="--host",
+            hint="use 127.0.0.1 for this machine only, 0.0.0.0 for all its addresses",
+        )
+    if error.errno == errno.EADDRINUSE:
+        return InputError(
+            f"port {port} of {host} is in use",
+            field=field,
+            hint="stop what listens there, or name another port; 0 takes any that is free",
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return InputError(
+            f"port {port} of {host} may not be listened on", field=field, hint="use one above 1023"
+        )
+    reason = (error.strerror or type(error).__name__).lower()
+    return InputError(
+        f"cannot listen on {host}:{port}: {reason}", field=field, hint="name another address"
+    )
+
+
+def check_listen(host: str, port: int, field: str = "--port") -> None:
+    """Raise InputError where nobody could listen now, before anything is started for those who would ask."""
+    try:
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, kind, protocol, _, address in found:
+            with socket.socket(family, kind, protocol) as tried:
+                # As servers do: a port whose last owner has just gone is free.
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    tried.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                tried.bind(address)
+    except OSError as error:
+        raise cannot_listen(error, host, port, field) from error

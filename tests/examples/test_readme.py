@@ -1,0 +1,94 @@
+"""README's first steps, run as they are written there, in order, in an empty folder."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SKIPPED = {
+    "serve": "runs until Ctrl-C; that its weights are known is tested below",
+    "demo": "brings up node processes; `make demo` runs it",
+    "join": "needs a machine that joins",
+}
+"""Verbs that are not run here, and why."""
+
+
+def first_steps() -> list[list[str]]:
+    """The commands of the block that begins with `atoll init`, without their comments."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    # Text and code take turns; the first line of code names its language, if any.
+    blocks = re.split(r"^```", readme, flags=re.MULTILINE)[1::2]
+    (steps,) = [code for code in blocks if re.match(r"\w*\n(\$ )?atoll init\b", code)]
+    lines = steps.splitlines()[1:]
+    commands = [shlex.split(line.removeprefix("$ "), comments=True) for line in lines]
+    return [command for command in commands if command]
+
+
+def test_the_steps_are_those_of_the_first_ten_minutes() -> None:
+    verbs = [verb for _, verb, *_ in first_steps()]
+    assert verbs[:2] == ["init", "plan"]
+    assert {"explain", "simulate", "serve"} <= set(verbs)
+
+
+def test_a_fleet_is_planned_and_simulated_as_written(tmp_path: Path) -> None:
+    steps = first_steps()
+    first = next(at for at, (_, verb, *_) in enumerate(steps) if verb == "simulate")
+    run_in(tmp_path, steps[: first + 1])
+
+
+@pytest.mark.slow
+def test_all_of_it_runs_as_written(tmp_path: Path) -> None:
+    run_in(tmp_path, first_steps())
+
+
+def run_in(folder: Path, steps: list[list[str]]) -> None:
+    """Run commands in order: each must succeed, write what it names, and say first what is kept."""
+    # Paths in it are those of a checkout.
+    (folder / "examples").symlink_to(ROOT / "examples")
+    for program, verb, *arguments in steps:
+        assert program == "atoll"
+        if verb in SKIPPED:
+            continue
+        ran = subprocess.run(
+            [sys.executable, "-m", "atoll", verb, *arguments],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        line = shlex.join([program, verb, *arguments])
+        assert ran.returncode == 0, f"{line}: {ran.stderr}"
+        for path in _written(arguments):
+            assert (folder / path).stat().st_size > 0, line
+        if verb in ("plan", "simulate") and "--capacity-only" not in arguments:
+            first = ran.stdout.splitlines()[0]
+            assert re.match(r"\S+ keeps its promises for .*% of requests \(\d", first), first
+
+
+def _written(arguments: list[str]) -> list[str]:
+    """What `-o` and `--report` name."""
+    return [value for flag, value in pairwise(arguments) if flag in ("-o", "--out", "--report")]
+
+
+def test_what_it_serves_needs_no_other_weights() -> None:
+    pytest.importorskip("torch", reason="needs the extra 'engine'")
+    from atoll.catalog import Catalog
+    from atoll.engine.weights.sources import DEFAULT_MODEL
+    from atoll.plan.files.read import read_plan
+    from atoll.runtime.local.weights import choose_sources, list_needed
+
+    for _, verb, *arguments in first_steps():
+        if verb != "serve" or not arguments[0].startswith("examples/"):
+            continue
+        plan = read_plan(ROOT / arguments[0])
+        services = {instance.service for instance in plan.instances}
+        needed = list_needed(plan.models, sorted(services), Catalog.default(), plan)
+        stand_in = "--stand-in" in arguments
+        assert set(choose_sources(needed, (), DEFAULT_MODEL, stand_in=stand_in)) == services

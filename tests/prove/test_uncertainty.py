@@ -1,0 +1,39 @@
+"""How sure a plan is of its promises."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.plan.plan import Plan
+from atoll.prove.uncertainty import _matters_most, judge_certainty
+from tests.prove.test_promise import CATALOG, CHAT, FRESH, PROBLEM, solve
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return solve(PROBLEM, FRESH, 60.0)
+
+
+def test_a_plan_with_plenty_is_sure_and_one_with_too_little_is_not(plan: Plan) -> None:
+    easy = PROBLEM.replace(services=(CHAT.model_copy(update={"rate_per_s": 3.0}),))
+    hard = PROBLEM.replace(services=(CHAT.model_copy(update={"rate_per_s": 60.0}),))
+
+    assert judge_certainty(plan, easy, CATALOG, draws=4).chance == {"chat": 1.0}
+    assert judge_certainty(plan, hard, CATALOG, draws=4).chance == {"chat": 0.0}
+
+
+def test_the_same_draws_every_time(plan: Plan) -> None:
+    tight = PROBLEM.replace(services=(CHAT.model_copy(update={"attainment": 0.99}),))
+    first = judge_certainty(plan, tight, CATALOG, draws=5)
+    assert first == judge_certainty(plan, tight, CATALOG, draws=5)
+    assert 0.0 <= first.chance["chat"] <= 1.0
+
+
+def test_what_goes_with_what_is_kept_is_to_be_measured() -> None:
+    kept = [{"a": 0.9, "b": share} for share in (0.8, 0.7, 0.6, 0.5)]
+    factors = [
+        {("L4", "gemm"): slower, ("L4", "experts"): luck}
+        for slower, luck in zip((0.0, 0.1, 0.2, 0.3), (0.1, -0.1, 0.1, -0.1), strict=True)
+    ]
+    assert _matters_most(kept, factors) == ("L4", "gemm")
+    assert _matters_most([{"a": 1.0}] * 4, factors) is None
