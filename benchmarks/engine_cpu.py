@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,13 +48,19 @@ def cpu_seconds(pid: int) -> float:
 
 
 @contextmanager
-def nodes(folder: Path, cuts: tuple[tuple[int, int], ...]) -> Iterator[list[dict[str, Any]]]:
-    """Node processes for the layer ranges; yields what each said when ready."""
+def nodes(
+    folder: Path, cuts: tuple[tuple[int, int], ...], more: Sequence[dict[str, Any]] = ()
+) -> Iterator[list[dict[str, Any]]]:
+    """Node processes for the layer ranges; yields what each said when ready.
+
+    `more` is added to the configuration of each.
+    """
     with tempfile.TemporaryDirectory() as work:
         started = []
         for number, (start, end) in enumerate(cuts):
             config = {"name": f"n{number}", "model": str(folder), "start": start, "end": end}
             config |= {"ready_file": f"{work}/{number}.ready", "log_level": "WARNING"}
+            config |= more[number] if more else {}
             path = Path(work, f"{number}.json")
             path.write_text(json.dumps(config))
             command = [sys.executable, "-m", "atoll.engine.node", "--config", str(path)]

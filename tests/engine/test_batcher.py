@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from atoll.engine.batcher import (
     BatchUnit,
     Chunk,
     DecodeGroups,
+    Picked,
     PromptOrder,
     ResidentSequence,
     pick,
@@ -31,8 +37,8 @@ def resident(seq: int, known: int, ran: int, prompt: int, *, hop: int = 0) -> Re
     return ResidentSequence(body, list(range(known)), BlockTable(b"", length=ran))
 
 
-def shape(units: list[BatchUnit]) -> list[tuple[int, int, int, bool]]:
-    return [(u.resident.body.seq, u.position, u.count, u.sample) for u in units]
+def shape(picked: Picked) -> list[tuple[int, int, int, bool]]:
+    return [(u.resident.body.seq, u.position, u.count, u.sample) for u in picked.units]
 
 
 def test_decodes_go_first_then_chunks_oldest_first_within_the_budget() -> None:
@@ -49,7 +55,7 @@ def test_the_last_chunk_asks_for_a_token() -> None:
 def test_who_waits_is_left_out() -> None:
     waiting, missing = resident(1, 4, 0, 4), resident(2, 4, 0, 4)
     waiting.waiting, missing.kv_missing = True, 3
-    assert pick([waiting, missing], 8, 8, DecodeGroups(1), 0.0) == []
+    assert pick([waiting, missing], 8, 8, DecodeGroups(1), 0.0) == ([], False)
 
 
 def test_chunks_from_another_hop_are_never_cut() -> None:
@@ -65,10 +71,13 @@ def test_decodes_wait_for_the_group_under_way_and_then_go_together() -> None:
     flying, ready = resident(1, 9, 8, 8), resident(2, 9, 8, 8)
     in_flight.start([flying], 0.0)
     flying.table.length = 9
-    assert pick([flying, ready], 8, 8, in_flight, 0.1) == []
+    assert pick([flying, ready], 8, 8, in_flight, 0.1) == ([], True)
     flying.know(9, 5)
     in_flight.land(flying, 0.2)
-    assert shape(pick([flying, ready], 8, 8, in_flight, 0.2)) == [(1, 9, 1, True), (2, 8, 1, True)]
+    picked = pick([flying, ready], 8, 8, in_flight, 0.2)
+    # Who has waited longer goes first.
+    assert shape(picked) == [(2, 8, 1, True), (1, 9, 1, True)]
+    assert not picked.held_back
 
 
 def test_prefill_does_not_wait_for_a_group() -> None:
@@ -80,9 +89,95 @@ def test_prefill_does_not_wait_for_a_group() -> None:
 def test_a_group_that_is_much_too_late_is_not_waited_for() -> None:
     in_flight = DecodeGroups(1, patience_s=1.0)
     in_flight.start([resident(1, 9, 8, 8)], 0.0)
-    assert not in_flight.may_start(0.9)
-    assert in_flight.may_start(1.1)
+    assert in_flight.room(2, 0.9) == 0
+    assert in_flight.room(2, 1.1) == 2
     assert in_flight.count == 0
+
+
+def test_a_late_member_does_not_count_against_the_group_that_took_its_place() -> None:
+    in_flight = DecodeGroups(1, patience_s=1.0)
+    late, next_one = resident(1, 9, 8, 8), resident(2, 9, 8, 8)
+    in_flight.start([late], 0.0)
+    assert in_flight.room(2, 2.0) == 2
+    in_flight.start([next_one], 2.0)
+    assert in_flight.land(late, 2.1) is None
+    assert in_flight.room(2, 2.2) == 0
+    assert in_flight.land(next_one, 2.5) == (1, 0.5)
+    assert in_flight.room(2, 2.5) == 2
+
+
+def test_a_group_takes_its_share_of_the_sequences_and_who_came_back_first_goes_first() -> None:
+    """Five sequences, three groups: without turns the fifth would never leave."""
+    held = [resident(seq, 9, 8, 8) for seq in range(5)]
+    in_flight = DecodeGroups(3)
+    left: list[int] = []
+    for step in range(20):
+        units = pick(held, 64, 64, in_flight, float(step)).units
+        assert len(units) <= 2
+        members = [unit.resident for unit in units]
+        in_flight.start(members, float(step))
+        for member in members:
+            left.append(member.body.seq)
+            member.table.length += 1
+        if in_flight.count == 3 or not units:
+            oldest = min((r for r in held if r.flight is not None), key=lambda r: r.flight or 0)
+            for member in [r for r in held if r.flight == oldest.flight]:
+                member.know(member.table.length, 5)
+                in_flight.land(member, float(step))
+    counts = [left.count(seq) for seq in range(5)]
+    assert min(counts) >= 3
+    assert max(counts) - min(counts) <= 1
+
+
+@given(
+    limit=st.one_of(st.none(), st.integers(1, 5)),
+    count=st.integers(1, 40),
+    seed=st.integers(0, 99),
+)
+def test_there_are_never_more_groups_than_the_limit(
+    limit: int | None, count: int, seed: int
+) -> None:
+    random = Random(seed)
+    in_flight = DecodeGroups(limit, patience_s=1e9)
+    ready = [resident(seq, 9, 8, 8) for seq in range(count)]
+    out: list[ResidentSequence] = []
+    for step in range(60):
+        room = in_flight.room(count, float(step))
+        assert room == 0 or room * (limit or 1) >= count
+        members, ready = ready[:room], ready[room:]
+        if limit is None:
+            # Free groups leave as they come, here one by one.
+            members, ready = members[:1], members[1:] + ready
+        in_flight.start(members, float(step))
+        out += members
+        flights = {member.flight for member in out}
+        assert in_flight.count == len(flights) <= (limit or count)
+        random.shuffle(out)
+        for member in [out.pop() for _ in range(random.randrange(len(out) + 1))]:
+            in_flight.land(member, float(step))
+            ready.append(member)
+        assert in_flight.count == len({member.flight for member in out})
+
+
+def test_only_a_group_that_was_out_alone_tells_how_long_the_way_is() -> None:
+    in_flight = DecodeGroups(2)
+    one, two = resident(1, 9, 8, 8), resident(2, 9, 8, 8)
+    in_flight.start([one], 0.0)
+    in_flight.start([two], 0.5)
+    assert in_flight.land(one, 1.0) is None
+    in_flight.start([one], 1.1)
+    assert in_flight.land(two, 1.5) is None
+    assert in_flight.land(one, 1.6) is None
+    in_flight.start([one, two], 2.0)
+    assert in_flight.land(one, 2.5) is None
+    assert in_flight.land(two, 3.0) == (2, 1.0)
+
+
+def test_a_limit_may_depend_on_how_many_sequences_there_are() -> None:
+    in_flight = DecodeGroups(lambda sequences: 2 if sequences > 4 else 1)
+    in_flight.start([resident(1, 9, 8, 8)], 0.0)
+    assert in_flight.room(4, 0.1) == 0
+    assert in_flight.room(5, 0.1) == 3
 
 
 def test_prompts_that_can_still_be_in_time_go_first_the_shortest_ahead() -> None:
@@ -95,7 +190,7 @@ def test_prompts_that_can_still_be_in_time_go_first_the_shortest_ahead() -> None
 
     def turns(now_s: float) -> list[int]:
         held = [late, long, short, begun, again]
-        units = pick(held, 1000, 1000, DecodeGroups(1), now_s, order)
+        units = pick(held, 1000, 1000, DecodeGroups(1), now_s, order).units
         return [unit.resident.body.seq for unit in units]
 
     assert turns(1.0) == [3, 4, 2, 1, 0]
@@ -105,5 +200,5 @@ def test_prompts_that_can_still_be_in_time_go_first_the_shortest_ahead() -> None
 
 def test_without_a_promise_the_oldest_prompt_goes_first() -> None:
     held = [resident(2, 5, 0, 5), resident(0, 50, 0, 50), resident(1, 20, 0, 20)]
-    units = pick(held, 100, 100, DecodeGroups(1), 100.0)
+    units = pick(held, 100, 100, DecodeGroups(1), 100.0).units
     assert [unit.resident.body.seq for unit in units] == [0, 1, 2]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="needs the extra 'engine'")
 
+from atoll.engine.batcher import MaxInFlight
 from atoll.engine.messages import Hop, PipelineRoute, SamplingParams
 from atoll.engine.node_core import CoreSettings
 from atoll.engine.routes import RouteQuery, SplitRouter
@@ -100,7 +101,7 @@ REQUESTS = st.lists(
     seed=st.integers(0, 10_000),
     chunk=st.integers(1, 16),
     budget=st.integers(1, 32),
-    in_flight=st.integers(1, 3),
+    in_flight=st.sampled_from(("auto", "free", 1, 2, 3)),
     blocks=st.sampled_from((12, 64)),
     caching=st.booleans(),
     wander=st.booleans(),
@@ -112,7 +113,7 @@ def test_any_layout_is_exact(
     seed: int,
     chunk: int,
     budget: int,
-    in_flight: int,
+    in_flight: MaxInFlight,
     blocks: int,
     caching: bool,
     wander: bool,

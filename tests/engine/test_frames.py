@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from atoll.engine.errors import FrameError
 from atoll.engine.frames import MAX_BODY_BYTES, VERSION, decode, encode
 from atoll.engine.messages import (
+    MAX_REPORTS,
+    REPORT_COLUMNS,
     Activations,
     Evicted,
     Failed,
@@ -30,6 +32,7 @@ from atoll.engine.messages import (
     SampledBody,
     SamplingParams,
     SchedulerHello,
+    StepReport,
     Stop,
     Tokens,
     table_of,
@@ -103,6 +106,22 @@ def test_tables_come_back_equal() -> None:
     empty = over_the_wire(Tokens(table_of([], 4)))
     assert isinstance(empty, Tokens)
     assert empty.table.shape == (0, 4)
+    assert empty.reports.shape == (0, REPORT_COLUMNS)
+    report = StepReport(node=2**63 - 1, place=3, rows=9, sequences=2, nanoseconds=7)
+    told = over_the_wire(Tokens(table_of([], 4), table_of([report], REPORT_COLUMNS)))
+    assert isinstance(told, Tokens)
+    assert [StepReport(*row) for row in told.reports.tolist()] == [report]
+
+
+def test_reports_of_steps_are_few_and_sane() -> None:
+    good = (1, 2, 3, 4, 5)
+    for rows, columns in (
+        ([good] * (MAX_REPORTS + 1), REPORT_COLUMNS),
+        ([(1, 2, 3, -4, 5)], REPORT_COLUMNS),
+        ([good[:4]], 4),
+    ):
+        with pytest.raises(FrameError):
+            over_the_wire(Tokens(table_of([], 4), table_of(rows, columns)))
 
 
 @pytest.mark.engine
@@ -111,8 +130,10 @@ def test_tensors_come_back_bit_for_bit(dtype: str) -> None:
     torch = pytest.importorskip("torch", reason="needs the extra 'engine'")
     hidden = torch.randn(5, 3).to(getattr(torch, dtype))
     table = table_of([(1, 0, 1, 0, 4, 0, -1), (2, 0, 1, 9, 1, 1, 17)], 7)
-    back = over_the_wire(Activations(table, hidden))
+    reports = table_of([(1, 2, 3, 4, 5)], REPORT_COLUMNS)
+    back = over_the_wire(Activations(table, hidden, reports))
     assert isinstance(back, Activations)
+    assert back.reports.tolist() == reports.tolist()
     assert back.hidden.dtype == hidden.dtype
     assert torch.equal(back.hidden, hidden)
     data = torch.randn(2, 2, 3, 4, 5).to(getattr(torch, dtype))

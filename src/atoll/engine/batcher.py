@@ -10,13 +10,21 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field
 
 from atoll.engine.kv import BlockTable
 from atoll.engine.messages import Hop, OpenBody
-from atoll.routing.decisions import BY_LENGTH, urgency
+from atoll.routing.decisions import BY_LENGTH, free_slot, urgency
+
+MaxInFlight = Annotated[int, Field(ge=0)] | Literal["auto", "free"]
+"""Decode groups under way from a first hop: so many, as `routing.pacing` says, or any number (free, 0)."""
+_SLOTS = 32
+"""Groups for which there is room from the start."""
 
 
 @dataclass(slots=True)
@@ -35,7 +43,8 @@ class ResidentSequence:
 
     `tokens` are those this node knows, from the start. `waiting` holds a first hop back until the
     others have said how much of the prefix they hold; `kv_missing` counts (layer, position) pairs
-    of KV that a decode hop still waits for.
+    of KV that a decode hop still waits for; `flight` is the decode group it is out with, `landed` grows with
+    the time its latest token came back. `way` names the nodes of the route to the pacer of a first hop.
     """
 
     body: OpenBody
@@ -48,6 +57,8 @@ class ResidentSequence:
     queue: deque[Chunk] = field(default_factory=deque)
     chooser: Any = None
     flight: int | None = None
+    landed: int = -1
+    way: tuple[int, ...] = ()
     active_s: float = 0.0
     came_s: float = 0.0
     fresh: bool = True
@@ -83,9 +94,14 @@ class ResidentSequence:
         return len(self.tokens) - self.table.length
 
     @property
+    def answers(self) -> bool:
+        """Whether its prompt is done and tokens of its answer are known."""
+        return len(self.tokens) > self.body.prompt_length
+
+    @property
     def decodes(self) -> bool:
         """Whether a first hop's next run is the step of a single sampled token."""
-        return self.left == 1 and len(self.tokens) > self.body.prompt_length
+        return self.left == 1 and self.answers
 
     def know(self, position: int, token: int) -> None:
         """Learn the token at `position` if it is the next unknown one."""
@@ -109,56 +125,103 @@ class BatchUnit:
         return self.position + self.count
 
 
+@dataclass(slots=True)
+class DecodeGroup:
+    """Decodes that left together: where they are counted, how many, since when, and those still out.
+
+    `is_alone` while no other group has been out at the same time: nothing can have held it up.
+    """
+
+    slot: int
+    size: int
+    started_s: float
+    out: set[tuple[int, int]]
+    is_alone: bool
+
+
 class DecodeGroups:
     """Decode groups that are under way through the later hops.
 
-    A first hop that starts a new group whenever a few tokens are back soon has many small groups,
-    and every one of them reads all weights. With a limit the ready ones wait and go together. A
-    group much later than usual is not waited for: its route may be dead.
+    A first hop that starts a new group whenever a few tokens are back soon has many small groups, and every
+    one of them reads all weights and waits for the others. With a limit the ready ones wait and go together,
+    up to their share of all sequences. `limit` is a number, None for none, or a function of the sequences
+    that decode. A group much later than usual is not waited for: its route may be dead.
     """
 
-    def __init__(self, limit: int, patience_s: float = 0.25) -> None:
-        self.limit = limit
+    def __init__(self, limit: int | Callable[[int], int] | None, patience_s: float = 0.25) -> None:
+        self._limit = limit
         self._patience_s = patience_s
-        self._groups: dict[int, tuple[float, set[tuple[int, int]]]] = {}
+        self._groups: dict[int, DecodeGroup] = {}
+        self._flying = np.zeros(_SLOTS, np.int64)
         self._next = 0
+        self._landed = 0
         self._usual_s: float | None = None
 
     def start(self, members: Iterable[ResidentSequence], now_s: float) -> None:
         """Note that these residents left together."""
-        group = set()
+        out = set()
         for member in members:
             member.flight = self._next
-            group.add(member.key)
-        if group:
-            self._groups[self._next] = (now_s, group)
-            self._next += 1
-
-    def land(self, member: ResidentSequence, now_s: float) -> None:
-        """Note that a resident's token is back, or that it is gone."""
-        flight, member.flight = member.flight, None
-        if flight is None or flight not in self._groups:
+            out.add(member.key)
+        if not out:
             return
-        started_s, group = self._groups[flight]
-        group.discard(member.key)
-        if not group:
-            del self._groups[flight]
-            took_s = now_s - started_s
-            usual = self._usual_s
-            self._usual_s = took_s if usual is None else 0.8 * usual + 0.2 * took_s
+        if len(self._groups) == len(self._flying):
+            self._flying = np.concatenate([self._flying, np.zeros_like(self._flying)])
+        slot = free_slot(self._flying, len(self._flying))
+        self._flying[slot] = len(out)
+        for group in self._groups.values():
+            group.is_alone = False
+        self._groups[self._next] = DecodeGroup(slot, len(out), now_s, out, not self._groups)
+        self._next += 1
 
-    def may_start(self, now_s: float) -> bool:
-        """Whether another decode group may leave now."""
+    def land(self, member: ResidentSequence, now_s: float) -> tuple[int, float] | None:
+        """Note that a resident's token is back, or that it is gone.
+
+        If it was the last of a group that was out alone, returns how many those were and their seconds.
+        """
+        flight, member.flight = member.flight, None
+        member.landed, self._landed = self._landed, self._landed + 1
+        group = None if flight is None else self._groups.get(flight)
+        if flight is None or group is None:
+            return None
+        group.out.discard(member.key)
+        self._flying[group.slot] = len(group.out)
+        if group.out:
+            return None
+        del self._groups[flight]
+        took_s = now_s - group.started_s
+        usual = self._usual_s
+        self._usual_s = took_s if usual is None else 0.8 * usual + 0.2 * took_s
+        return (group.size, took_s) if group.is_alone else None
+
+    def room(self, sequences: int, now_s: float) -> int:
+        """Return how many decodes may leave together now, 0 if none, of so many sequences that decode."""
+        self._give_up_late(now_s)
+        limit = self._limit(sequences) if callable(self._limit) else self._limit
+        if limit is None:
+            return sequences
+        if limit <= len(self._flying) and free_slot(self._flying, limit) < 0:
+            return 0
+        return -(-sequences // limit)
+
+    def _give_up_late(self, now_s: float) -> None:
         patience_s = self._patience_s + 4.0 * (self._usual_s or 0.0)
-        late = [f for f, (started_s, _) in self._groups.items() if now_s - started_s > patience_s]
-        for flight in late:
-            del self._groups[flight]
-        return len(self._groups) < self.limit
+        for flight, group in list(self._groups.items()):
+            if now_s - group.started_s > patience_s:
+                del self._groups[flight]
+                self._flying[group.slot] = 0
 
     @property
     def count(self) -> int:
         """How many groups are under way."""
         return len(self._groups)
+
+
+class Picked(NamedTuple):
+    """The next batch, and whether decodes wait for a group that is under way."""
+
+    units: list[BatchUnit]
+    held_back: bool
 
 
 class PromptOrder:
@@ -187,8 +250,7 @@ class PromptOrder:
         resident = unit.resident
         if self._promise_s is None:
             return 0.0, resident.age
-        answers = len(resident.tokens) > resident.body.prompt_length
-        if not resident.fresh or answers:
+        if not resident.fresh or resident.answers:
             return -math.inf, resident.age
         service_s = self._token_s * (resident.body.prompt_length - unit.position)
         found = urgency(self._order, now_s, resident.came_s, self._promise_s, service_s)
@@ -202,7 +264,7 @@ def pick(
     in_flight: DecodeGroups,
     now_s: float,
     order: PromptOrder | None = None,
-) -> list[BatchUnit]:
+) -> Picked:
     """Choose the next batch: decodes first, then chunks, oldest first, at most `budget` rows.
 
     With an `order` the chunks come in that. `chunk` bounds the rows of one sequence's prefill in a
@@ -210,18 +272,22 @@ def pick(
     hop cannot be cut.
     """
     decodes: list[BatchUnit] = []
+    paced: list[BatchUnit] = []
     others: list[BatchUnit] = []
-    may_decode = in_flight.may_start(now_s)
+    decoding = 0
     for resident in residents:
+        # A sequence on one node alone is back as soon as it is run; there is no flight.
+        is_paced = resident.is_first and not resident.is_last and resident.answers
+        decoding += is_paced
         if resident.waiting or resident.kv_missing:
             continue
         if resident.is_first:
             if resident.left <= 0:
                 continue
-            # A sequence on one node alone is back as soon as it is run; there is no flight.
-            if resident.decodes and (may_decode or resident.is_last):
-                decodes.append(BatchUnit(resident, resident.table.length, 1, True))
-            elif not resident.decodes:
+            if resident.decodes:
+                unit = BatchUnit(resident, resident.table.length, 1, True)
+                (paced if is_paced else decodes).append(unit)
+            else:
                 count = min(resident.left, chunk)
                 done = count == resident.left
                 others.append(BatchUnit(resident, resident.table.length, count, done))
@@ -229,9 +295,16 @@ def pick(
             head = resident.queue[0]
             unit = BatchUnit(resident, head.position, head.count, head.sample, head.data)
             (decodes if head.count == 1 else others).append(unit)
+    held_back = False
+    if paced:
+        # Who came back first goes first, or those at the end would never fit.
+        paced.sort(key=lambda unit: unit.resident.landed)
+        room = in_flight.room(decoding, now_s)
+        held_back = room == 0
+        decodes = paced[:room] + decodes
     prompts = order or PromptOrder()
     others.sort(key=lambda unit: prompts.key(unit, now_s))
-    return _within(decodes + others, budget)
+    return Picked(_within(decodes + others, budget), held_back)
 
 
 def _within(units: list[BatchUnit], budget: int) -> list[BatchUnit]:

@@ -22,6 +22,8 @@ from atoll.core.errors import InputError
 from atoll.core.frozen import Frozen
 from atoll.engine.errors import FrameError
 from atoll.engine.messages import (
+    MAX_REPORTS,
+    REPORT_COLUMNS,
     Activations,
     Evicted,
     Failed,
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAGIC = b"ATOL"
-VERSION = 1
+VERSION = 2
 MAX_BODY_BYTES = 4 * 2**20
 MAX_ARRAY_BYTES = 2**31
 _HEADER = struct.Struct("<4sHHHH")
@@ -185,11 +187,13 @@ def _take_apart(message: Message) -> tuple[bytes, list[Array]]:
     match message:
         case Open(body, tokens):
             return body.to_json().encode(), [from_numpy(tokens)]
-        case Activations(table, hidden):
-            return b"", [from_numpy(table), from_torch(hidden)]
+        case Activations(table, hidden, reports):
+            return b"", [from_numpy(table), from_torch(hidden), from_numpy(reports)]
         case KvTransfer(table, data):
             return b"", [from_numpy(table), from_torch(data)]
-        case Tokens(table) | Release(table):
+        case Tokens(table, reports):
+            return b"", [from_numpy(table), from_numpy(reports)]
+        case Release(table):
             return b"", [from_numpy(table)]
         case Sampled(table, logprobs, body):
             text = body.to_json().encode() if body.top else b""
@@ -216,14 +220,23 @@ def _build_open(body: bytes, arrays: list[Array]) -> Open:
     return Open(OpenBody.from_json(body), to_numpy(tokens, "int64", 1))
 
 
+def _reports(array: Array) -> Table:
+    reports = _table(array, REPORT_COLUMNS)
+    if len(reports) > MAX_REPORTS:
+        raise FrameError(f"{len(reports)} reports of steps, at most {MAX_REPORTS} are taken")
+    if bool((reports < 0).any()):
+        raise FrameError("a report of steps has a negative number")
+    return reports
+
+
 def _build_activations(_: bytes, arrays: list[Array]) -> Activations:
-    table_part, hidden = _arrays(arrays, 2)
+    table_part, hidden, reports = _arrays(arrays, 3)
     table = _table(table_part, Activations.columns)
     if len(hidden.shape) != 2 or hidden.dtype == "int64":
         raise FrameError(f"hidden states of shape {hidden.shape} and type {hidden.dtype}")
     if bool((table[:, 4] < 1).any()) or int(table[:, 4].sum()) != hidden.shape[0]:
         raise FrameError(f"the table's counts do not add up to {hidden.shape[0]} rows")
-    return Activations(table, to_torch(hidden))
+    return Activations(table, to_torch(hidden), _reports(reports))
 
 
 def _build_kv(_: bytes, arrays: list[Array]) -> KvTransfer:
@@ -237,7 +250,8 @@ def _build_kv(_: bytes, arrays: list[Array]) -> KvTransfer:
 
 
 def _build_tokens(_: bytes, arrays: list[Array]) -> Tokens:
-    return Tokens(_table(_arrays(arrays, 1)[0], Tokens.columns))
+    table, reports = _arrays(arrays, 2)
+    return Tokens(_table(table, Tokens.columns), _reports(reports))
 
 
 def _build_release(_: bytes, arrays: list[Array]) -> Release:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,26 +118,55 @@ class Opened(Frozen):
     hit: int
 
 
+class StepReport(NamedTuple):
+    """What a node says of its decode steps to those before it on a route; a row of a `reports` table.
+
+    node: who (`pacing.node_key`). place: the cores or GPU it runs on (`pacing.place_key`). rows: decodes
+    it has run so far. sequences and nanoseconds: of its latest step with decodes (0: there were others too).
+    """
+
+    node: int
+    place: int
+    rows: int
+    sequences: int
+    nanoseconds: int
+
+
+REPORT_COLUMNS = len(StepReport._fields)
+MAX_REPORTS = 64
+"""Reports that a message may carry: one for each hop passed, and for those of other routes on the way."""
+
+
+def _no_reports() -> Table:
+    return np.empty((0, REPORT_COLUMNS), np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class Activations:
     """Hidden states for the next hop; rows lie in the order of the table.
 
     Columns: seq, epoch, hop, position, count, sample (0 or 1), token (of a single row, else -1).
+    `reports` holds a `StepReport` of each node passed.
     """
 
     kind: ClassVar[int] = 3
     columns: ClassVar[int] = 7
     table: Table
     hidden: Any
+    reports: Table = field(default_factory=_no_reports)
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Sampled tokens for the first hop. Columns: seq, epoch, position, token."""
+    """Sampled tokens for the first hop. Columns: seq, epoch, position, token.
+
+    `reports` holds a `StepReport` of each node passed.
+    """
 
     kind: ClassVar[int] = 4
     columns: ClassVar[int] = 4
     table: Table
+    reports: Table = field(default_factory=_no_reports)
 
 
 class SampledBody(Frozen):

@@ -25,6 +25,7 @@ from pydantic import Field
 from atoll.core.errors import AtollError, MissingDependencyError
 from atoll.core.files import atomic_write, read_text_limited
 from atoll.core.frozen import Frozen
+from atoll.engine.batcher import MaxInFlight
 from atoll.engine.frames import encode
 from atoll.engine.mailbox import ZmqMailbox, dealer, import_zmq
 from atoll.engine.messages import Heartbeat, Message, NodeStats, SchedulerHello, Stop
@@ -44,9 +45,8 @@ class NodeConfig(Frozen):
     ready_file: written once the node can serve (a `NodeReady`). threads and cpus: how many threads
     a step may use and which cores (none: any). kv_blocks or kv_bytes: room for KV (neither: 512 MiB
     on a CPU, most of what is left on a GPU). token_budget: rows in a batch; chunk: rows of one
-    prompt in a batch; max_in_flight: decode groups under way at a time, where 1 is the most
-    tokens per CPU-second and the number of stages keeps every GPU of a pipeline busy. drain_s: how
-    long a stopping node waits for what still runs.
+    prompt in a batch; max_in_flight: decode groups under way at a time, as measured step times say (auto),
+    any number (free or 0), or so many. drain_s: how long a stopping node waits for what still runs.
     """
 
     name: str
@@ -64,7 +64,7 @@ class NodeConfig(Frozen):
     block_size: int = Field(default=16, ge=1)
     token_budget: int = Field(default=512, ge=1)
     chunk: int = Field(default=256, ge=1)
-    max_in_flight: int = Field(default=1, ge=1)
+    max_in_flight: MaxInFlight = "auto"
     prefix_caching: bool = True
     heartbeat_s: float = Field(default=0.25, gt=0.0)
     orphan_s: float = Field(default=300.0, gt=0.0)
@@ -146,6 +146,7 @@ class NodeProcess:
         from atoll.engine.guidance import MatcherFactory
         from atoll.engine.kv import BlockPool
         from atoll.engine.node_core import CoreSettings, NodeCore
+        from atoll.engine.pacing import place_key
         from atoll.engine.stage import StageModel
         from atoll.engine.text import TextCodec
         from atoll.engine.weights.sources import resolve
@@ -180,6 +181,7 @@ class NodeProcess:
                 chunk=config.chunk,
                 max_in_flight=config.max_in_flight,
                 orphan_s=config.orphan_s,
+                place=place_key(config.device),
             ),
             matchers=matchers,
             incarnation=secrets.randbits(62),

@@ -20,6 +20,7 @@ from atoll.engine.batcher import (
     BatchUnit,
     Chunk,
     DecodeGroups,
+    MaxInFlight,
     PromptOrder,
     ResidentSequence,
     pick,
@@ -39,10 +40,12 @@ from atoll.engine.messages import (
     Release,
     Sampled,
     SampledBody,
+    StepReport,
     Table,
     Tokens,
     table_of,
 )
+from atoll.engine.pacing import RoutePacer, StepReporter, node_key
 from atoll.engine.sampling import SampledToken, Sampler, choose_batch
 from atoll.engine.stage import SequenceRows, StageModel
 
@@ -55,13 +58,15 @@ Send = Callable[[str, Message], None]
 class CoreSettings:
     """Limits of a node: rows in a batch, rows of one prefill chunk, decode groups under way.
 
+    `place` is the cores or the GPU it runs on (`pacing.place_key`); 0 is one of its own.
     `promised_ttft_s` is the time to the first token by which prompts are ordered (`batcher.PromptOrder`).
     """
 
     token_budget: int = 512
     chunk: int = 256
-    max_in_flight: int = 1
+    max_in_flight: MaxInFlight = "auto"
     orphan_s: float = 300.0
+    place: int = 0
     promised_ttft_s: float | None = None
 
 
@@ -90,7 +95,16 @@ class NodeCore:
         self._residents: dict[tuple[int, int], ResidentSequence] = {}
         # Sequences released before their Open arrived over a slower path: seq -> epoch.
         self._released: dict[int, int] = {}
-        self._in_flight = DecodeGroups(self.settings.max_in_flight)
+        self._pacer: RoutePacer | None = None
+        limit: int | Callable[[int], int] | None = None
+        if self.settings.max_in_flight == "auto":
+            self._pacer = RoutePacer(self.settings.token_budget)
+            limit = self._pacer.batches
+        elif self.settings.max_in_flight != "free":
+            limit = self.settings.max_in_flight or None
+        self._in_flight = DecodeGroups(limit)
+        self._reporter = StepReporter(endpoint, self.settings.place)
+        self.held_back = False
         self.steps = self.tokens = self.preemptions = 0
         self.busy_s = 0.0
 
@@ -98,13 +112,6 @@ class NodeCore:
     def idle(self) -> bool:
         """Whether no sequence is here."""
         return not self._residents
-
-    @property
-    def held_back(self) -> bool:
-        """Whether a decode is ready and waits for a group that is under way."""
-        return self._in_flight.count >= self._in_flight.limit and any(
-            r.is_first and r.left > 0 for r in self._residents.values()
-        )
 
     def stats(self) -> NodeStats:
         """Return figures about now."""
@@ -183,6 +190,9 @@ class NodeCore:
         now_s = self._clock()
         resident = ResidentSequence(body, tokens, table, active_s=now_s, came_s=now_s)
         self._residents[resident.key] = resident
+        if self._pacer is not None and resident.is_first and not resident.is_last:
+            resident.way = tuple(node_key(hop.endpoint) for hop in body.route)
+            self._pacer.note_way(resident.way)
         if resident.is_last:
             try:
                 self._make_chooser(resident)
@@ -310,13 +320,22 @@ class NodeCore:
             if token >= 0:
                 resident.know(position, token)
             resident.queue.append(Chunk(position, count, bool(sample), data))
+        self._reporter.pass_on(message.reports)
 
     def _tokens(self, message: Tokens) -> None:
+        if self._pacer is not None:
+            for row in message.reports.tolist():
+                self._pacer.hear(StepReport(*row))
         for seq, epoch, position, token in message.table.tolist():
             resident = self._find(seq, epoch, 0)
             if resident is not None:
                 resident.know(position, token)
-                self._in_flight.land(resident, self._clock())
+                self._land(resident)
+
+    def _land(self, resident: ResidentSequence) -> None:
+        group = self._in_flight.land(resident, self._clock())
+        if group is not None and self._pacer is not None:
+            self._pacer.note_return(*group)
 
     def _kv(self, message: KvTransfer) -> None:
         seq, epoch, hop, first, last, position = message.table[0].tolist()
@@ -347,7 +366,8 @@ class NodeCore:
     def step(self) -> bool:
         """Run one batch and pass on what it gives; False if there was nothing to run."""
         began_s = self._clock()
-        units = pick(
+        self._renew_pace()
+        picked = pick(
             self._residents.values(),
             self.settings.token_budget,
             self.settings.chunk,
@@ -355,7 +375,8 @@ class NodeCore:
             began_s,
             self._order,
         )
-        units = self._with_room(units)
+        self.held_back = picked.held_back
+        units = self._with_room(picked.units)
         if not units:
             return False
         # Rows for the same receiver lie together, so they leave as one piece.
@@ -376,7 +397,16 @@ class NodeCore:
         took_s = self._clock() - began_s
         self._order.learn(units, took_s)
         self.busy_s += took_s
+        report = self._reporter.measure([(u.count, u.sample) for u in units], took_s)
+        if self._pacer is not None and report is not None:
+            self._pacer.hear(report)
         return True
+
+    def _renew_pace(self) -> None:
+        if self._pacer is not None and self._pacer.stale:
+            ways = [resident.way for resident in self._residents.values() if resident.way]
+            if ways:
+                self._pacer.rebuild(ways)
 
     def _next_endpoint(self, unit: BatchUnit) -> str:
         body = unit.resident.body
@@ -438,6 +468,7 @@ class NodeCore:
     def _pass_on(self, results: list[tuple[BatchUnit, Any]]) -> None:
         rows: dict[str, list[tuple[int, ...]]] = defaultdict(list)
         hidden: dict[str, list[Any]] = defaultdict(list)
+        passing = set()
         leaving = []
         for unit, state in results:
             if state is None:
@@ -448,13 +479,18 @@ class NodeCore:
             row = (body.seq, body.epoch, body.hop + 1, unit.position, unit.count)
             rows[to].append((*row, int(unit.sample), token))
             hidden[to].append(state)
-            if resident.is_first and unit.sample:
+            if not resident.is_first:
+                passing.add(to)
+            elif unit.sample and resident.answers:
                 leaving.append(resident)
         self._in_flight.start(leaving, self._clock())
+        if self._pacer is not None:
+            self._pacer.note_group(resident.way for resident in leaving)
         for to, table in rows.items():
             states = hidden[to]
             joined = states[0] if len(states) == 1 else torch.cat(states)
-            self._post(to, Activations(table_of(table, Activations.columns), joined))
+            reports = self._reporter.table(is_start=to not in passing)
+            self._post(to, Activations(table_of(table, Activations.columns), joined, reports))
 
     def _push_kv(self, units: list[BatchUnit]) -> None:
         """Send what is newly written to the decode nodes that will want it."""
@@ -500,7 +536,7 @@ class NodeCore:
             if body.kv_to or not unit.resident.is_first:
                 back[first].append((body.seq, body.epoch, unit.end, choice.token))
         for to, rows in back.items():
-            self._post(to, Tokens(table_of(rows, Tokens.columns)))
+            self._post(to, Tokens(table_of(rows, Tokens.columns), self._reporter.table()))
         for to, report in reports.items():
             self._send(to, _sample_rows(report))
 

@@ -7,11 +7,12 @@ holds what comes back while k of them are out. Let n sequences start there, and 
 step of node i for its part of a batch of b. Node i takes m_i batches for each one from here: those of other
 nodes where pipelines start. With k batches of b = n / k a round takes
 
-    R(k) = max( sum of t_i(b) on the way + hops,  max_i k m_i t_i(b) )
+    R(k) = max( sum of t_i(b) on the way + hops,  max_d sum of k m_i t_i(b) over the nodes i of device d )
 
-seconds: no less than the way of one batch, and no less than what the busiest node has to do for all of them.
-Which k is best depends on n: with stages that are alike it is as many as stages (over all nodes that share
-the first), with very uneven ones and few sequences it is one.
+seconds: no less than the way of one batch, and no less than what the busiest device has to do for all of
+them. Most nodes have a device of their own; those that share a core or a GPU take turns on it. Which k is
+best depends on n: with stages that are alike it is as many as stages (over all nodes that share the first),
+with very uneven ones and few sequences it is one, and where all stages share one device it is always one.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ class PacedNode:
     """A node that batches pass: seconds of its step by the sequences in the whole batch.
 
     `turns` is m, how many batches it takes for each one that is paced. Nodes that are not `on_way` have a
-    part of the batch beside another node. Between its points the curve is linear, after them it goes on.
+    part of the batch beside another node. Nodes with the same `device` run one at a time (None: it has one of
+    its own). Between its points the curve is linear, after them it goes on.
     """
 
     sequences: Floats
     seconds: Floats
     turns: float = 1.0
     on_way: bool = True
+    device: int | None = None
 
     def step_s(self, sequences: Floats) -> Floats:
         """Return the seconds of its step for batches of so many sequences."""
@@ -54,14 +57,18 @@ def round_seconds(
 ) -> Floats:
     """Return R(k), how long a token takes to come round: `batches` with so many sequences in all."""
     batch = np.maximum(sequences / batches, 1.0)
-    way = np.full_like(batch, hops_s)
-    busiest = np.zeros_like(batch)
-    for node in nodes:
+    longest = np.full_like(batch, hops_s)
+    work: dict[int, Floats] = {}
+    for number, node in enumerate(nodes):
         step = node.step_s(batch)
-        busiest = np.maximum(busiest, batches * node.turns * step)
+        # Numbers below 0 stand for devices that nobody else uses.
+        device = -1 - number if node.device is None else node.device
+        work[device] = work.get(device, 0.0) + batches * node.turns * step
         if node.on_way:
-            way = way + step
-    return np.maximum(way, busiest)
+            longest = longest + step
+    for seconds in work.values():
+        longest = np.maximum(longest, seconds)
+    return longest
 
 
 def batches_in_flight(nodes: Sequence[PacedNode], sequences: Floats, hops_s: float = 0.0) -> Ints:

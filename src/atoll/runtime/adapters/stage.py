@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from atoll.engine.batcher import MaxInFlight
 from atoll.engine.node import NodeConfig
 from atoll.plan.plan import Instance, Route
 from atoll.runtime.adapters.base import Endpoint, MachineShare, RunDirectory, ServedModel
@@ -34,13 +35,14 @@ def stage_endpoint(
     policy: str = "iwrr",
     dead_after_s: float = 2.0,
     silent_s: float = 8.0,
+    max_in_flight: MaxInFlight = "auto",
 ) -> Endpoint:
     """Return the processes of an endpoint over instances of the plan.
 
     One instance for both phases, or those of prefill and those of decode with the `routes` over them. Layer
     ranges must be those of the model that is served. A node is one process, however many copies of its
     layers it has, and sees the GPUs that the plan gives it. A node silent for `dead_after_s` is given up
-    by the instance; a process silent for `silent_s` is started anew.
+    by the instance; a process silent for `silent_s` is started anew. `max_in_flight` paces its pipelines.
     """
     nodes: list[ProcessSpec] = []
     held: list[tuple[str, str, int, int]] = []
@@ -61,6 +63,7 @@ def stage_endpoint(
                 threads=share.threads(process),
                 cpus=share.cpus.get(process, ()),
                 kv_bytes=share.kv_bytes,
+                max_in_flight=max_in_flight,
                 drain_s=_NODE_DRAIN_S,
                 **_limits(served),
             )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from atoll.core.errors import InputError
+from atoll.engine.batcher import MaxInFlight
 from atoll.perf.engines import EngineLaunch
 from atoll.plan.plan import Instance, Plan
 from atoll.runtime.adapters.base import Endpoint, MachineShare, RunDirectory, ServedModel
@@ -49,6 +50,7 @@ class LocalModel:
 class LocalOptions:
     """How to stand here: the engine, KV memory per node, number format, routing policy.
 
+    `max_in_flight` is how many batches of tokens a pipeline of the stage engine has under way.
     `dead_after_s` is the silence after which an instance gives a node up, `silent_s` that after which a
     process is started anew.
     """
@@ -57,6 +59,7 @@ class LocalOptions:
     kv_bytes: int = 128 * 2**20
     dtype: str = "float32"
     policy: str = "iwrr"
+    max_in_flight: MaxInFlight = "auto"
     dead_after_s: float = 2.0
     silent_s: float = 8.0
     cores: tuple[int, ...] = field(default_factory=usable_cores)
@@ -110,6 +113,7 @@ def _endpoint(
             policy=options.policy,
             dead_after_s=options.dead_after_s,
             silent_s=options.silent_s,
+            max_in_flight=options.max_in_flight,
         )
     served = ServedModel(model.source, (standing.service,), launch)
     make = {
