@@ -136,7 +136,7 @@ def test_unknown_columns(tmp_path: Path, text: str, says: str) -> None:
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot read: No such file"):
+    with pytest.raises(InputError, match="cannot read the file: no such file"):
         read_points(tmp_path / "none.csv")
     with pytest.raises(InputError, match="cannot read"):
         read_points(tmp_path)

@@ -208,7 +208,7 @@ def test_views() -> None:
             ({"region": "a", "node_type": "L4", "available": 1, "usd_per_hour": 1},),
             "L4:1",
         ),
-        ("services", (), "at least 1 item"),
+        ("services", (), "at least 1 needed"),
         ("name", "not a name", "is not a valid name"),
         ("colour", "red", "there is no such field"),
         ("limits", {"spot_share": 1.5}, "less than or equal to 1"),
