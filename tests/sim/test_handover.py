@@ -424,3 +424,18 @@ def test_a_pair_that_no_link_of_the_cluster_joins_is_refused() -> None:
     plan = planned(own, instances, {("p", "d"): 1.0})
     with pytest.raises(InputError, match="from one to two, which no link joins"):
         simulate(plan, own, CATALOG, requests([0.0], 10, 2))
+
+
+def test_an_instance_that_only_decodes_takes_requests_as_it_has_room() -> None:
+    # Far more requests at once than their KV cache has room for, in a pipeline.
+    own = problem(service(apart=True), nodes=("A10G:1",))
+    layers = SPEC.layers
+    pair = placed(
+        own, "d", Phase.DECODE, (0, layers // 2, ("A10G:1",)), (layers // 2, layers, ("A10G:1",))
+    )
+    plan = planned(own, [pair], {("d",): 1.0})
+
+    found = simulate(plan, own, CATALOG, requests([0.0] * 200, 2000, 40), SimOptions(until_s=1e5))
+
+    assert found.finished == 200
+    assert found.dropped == 0

@@ -88,6 +88,8 @@ from atoll.sim.traffic import (
 )
 
 COMPILED_AS = "the simulator"
+ASK_AGAIN_S = 0.25
+"""When an instance that only decodes looks again whether there is room for a request that came."""
 
 
 @kernel
@@ -240,7 +242,11 @@ def cache_here(z: Sim, r: int, now: float) -> None:
         wake(z, u, now)
         return
     if not hold_everywhere(z, r, part):
-        start_over(z, r)
+        if part == 0:
+            # Nobody has to compute its prompt again: it waits for room.
+            push(z, now + ASK_AGAIN_S, KV_HERE, r)
+        else:
+            start_over(z, r)
         return
     prompt_done(z, r, now, now + last.back_s)
     c.state = DECODE
