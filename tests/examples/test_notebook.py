@@ -45,6 +45,6 @@ def test_it_runs() -> None:
         for cell in notebook["cells"]
         if cell["cell_type"] == "code"
     }
-    assert "$17.89/h" in shown["plan"][0]["text/html"]
+    assert "$14.98/h" in shown["plan"][0]["text/html"]
     assert "text/html" in shown["simulate"][0]
     assert shown["save"][0]["text/plain"] == "True"

@@ -10,7 +10,11 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SAID = {
-    "plan_fleet.py": ("quickstart: $17.89/h on 6 nodes", "A10G:8      not used"),
+    "plan_fleet.py": (
+        "chat keeps its promises for",
+        "quickstart: $16.08/h",
+        "A10G:8      not used",
+    ),
     "what_if.py": ("homogeneous", "If every L40S cost half as much again", "return "),
     "place_cluster.py": ("layers  0 to", "no placement carries more than", "kept their promises"),
 }

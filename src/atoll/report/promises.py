@@ -37,6 +37,10 @@ def _judge_promise(promise: KeptPromise) -> PromiseVerdict:
     if after is not None:
         only = "" if after >= promise.target else "only "
         text += f"; for {only}{format_share(after)} with the node lost that hurts most"
+    if promise.chance is not None:
+        text += (
+            f"; {format_share(promise.chance)} likely, the performance model being off as it may"
+        )
     if not promise.is_kept:
         text += f"; TTFT {format_share(promise.kept_ttft)}, TPOT {format_share(promise.kept_tpot)}"
         if promise.cause:
