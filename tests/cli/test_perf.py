@@ -898,8 +898,8 @@ def test_calibrate_refuses_an_endless_field(atoll: Atoll, tmp_path: Path) -> Non
 def test_calibrate_refuses_what_it_cannot_read_or_write(
     atoll: Atoll, measured: Path, tmp_path: Path
 ) -> None:
-    refused(atoll("perf", "calibrate", "absent.csv"), 3, "absent.csv", "No such file")
-    refused(atoll("perf", "calibrate", tmp_path), 3, "Is a directory")
+    refused(atoll("perf", "calibrate", "absent.csv"), 3, "absent.csv", "no such file")
+    refused(atoll("perf", "calibrate", tmp_path), 3, "is a directory")
     refused(atoll("perf", "calibrate", measured, "--gpu", "H10"), 4, "unknown gpu 'H10'")
     refused(atoll("perf", "calibrate"), 2, "Missing argument")
     fake = tmp_path / "fake.csv.gz"

@@ -161,4 +161,6 @@ def test_a_node_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> None:
         timeout=START_S,
     )
     assert done.returncode == 3
-    assert done.stderr.splitlines()[-1] == "error: /no/such: model: there is no such model"
+    assert done.stderr.splitlines()[-1].startswith(
+        "error: /no/such: model: there is no such model (fix: "
+    )

@@ -146,7 +146,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         read_points(binary)
     fake = tmp_path / "fake.csv.gz"
     fake.write_bytes(b"m,n,k,latency_ms\n")
-    with pytest.raises(InputError, match="Not a gzipped file"):
+    with pytest.raises(InputError, match="not a gzipped file"):
         read_points(fake)
 
 

@@ -87,7 +87,7 @@ def _mode_for(target: Path) -> int:
 
 def unreadable(error: OSError, path: str | os.PathLike[str]) -> InputError:
     """Return what to tell a person whose file cannot be read."""
-    reason = (error.strerror or type(error).__name__).lower()
+    reason = (error.strerror or str(error) or type(error).__name__).split("(")[0].strip().lower()
     hint = _READ_FIXES.get(error.errno or 0, "check that it can be read")
     return InputError(f"cannot read the file: {reason}", path=path, hint=hint)
 
