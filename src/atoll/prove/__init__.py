@@ -1,6 +1,6 @@
 """Planning and simulation in one loop.
 
-plan         what `solve` finds, sized so that promises are kept, and on a cluster the best of it by simulation
+plan         what `solve` finds, sized to keep promises; on a cluster the best of it by simulation
 promise      the cheapest plan whose promises a share of requests keeps
 loads        what an instance keeps by how much is asked of it
 prospects    templates that a cheaper plan would use next
