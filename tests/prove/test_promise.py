@@ -108,7 +108,7 @@ def test_a_deadline_returns_the_plan_so_far(monkeypatch: pytest.MonkeyPatch) -> 
     def late(*_: object, **__: object) -> list[float]:
         raise SimulationCutShortError("late")
 
-    monkeypatch.setattr(promise, "measure_loads", late)
+    monkeypatch.setattr(promise, "simulate_kept", late)
     found = kept(PROBLEM)
     assert found.cut_short
     assert found.instances

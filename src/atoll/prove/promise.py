@@ -341,6 +341,9 @@ class _Prover:
         closest: tuple[float, Plan] | None = None
         late = False
         try:
+            # Nothing is cheaper than capacity for half of all requests; it may do.
+            if not self._fall_short(self._try(first, 0)):
+                return self._take([first], first, late=False)
             for trial in range(1, _TRIALS + 1):
                 plan = self._size(trial)
                 if self._lower_unkept(plan, first):
@@ -412,7 +415,7 @@ class _Prover:
                     changed = True
             elif not short and one.both > _more(own.target, _PLENTY):
                 own.good = max(own.good, own.prompts)
-                more = min(6.0, own.prompts * 1.6)
+                more = min(6.0, own.prompts * 2.5)
                 if more < 0.95 * own.bad and more > own.prompts:
                     own.prompts = more
                     changed = True
@@ -588,7 +591,8 @@ class _Prover:
         from atoll.plan.validate.check import check
 
         promises = look_at(plan, self.problem, self.catalog, self.deadline, self.causes)
-        objective, bound = plan.objective or 0.0, self._bound()
+        objective = plan.objective or 0.0
+        bound = first.bound if plan is first else self._bound()
         bound = None if bound is None else min(bound, objective)
         gap = None if bound is None else (1.0 - bound / objective if objective > 0.0 else 0.0)
         status = plan.status
