@@ -50,7 +50,7 @@ _CLOSE = 5e-3
 _ENOUGH = 3
 """After so many templates of a role with so many nodes others of them are taken to be like them."""
 _TRIALS = 6
-_MARGIN = 0.15
+_MARGIN = 0.3
 """A plan is taken where so much of what may be lost is to spare, in simulation."""
 _PLENTY = 0.5
 """With more than this to spare, more may be lost."""
