@@ -1,6 +1,6 @@
 """The front door: what a notebook or a service uses; `import atoll` offers all of it.
 
-    fleet        Fleet: read a fleet file, plan it, verify it, explain it
+    fleet        Fleet: read a fleet file, plan it, explain it
     plan         FleetPlan: a plan that knows its fleet; validate, explain, diff, simulate, save
     report       FleetReport: what a simulation of a plan found
     explanation  FleetExplanation: why a plan is what it is

@@ -108,7 +108,12 @@ def describe_plan(plan: Plan) -> str:
         what = "nothing within its settings serves that share for less than"
     else:
         what = "nothing within its settings costs less than"
-    return f"{cost}. Proven: {what} {format_price(plan.bound)} (gap {format_gap(plan.gap)})."
+    proven = f"{format_price(plan.bound)} (gap {format_gap(plan.gap)})"
+    if plan.promises and plan.capacity_bound is not None and plan.capacity_bound < plan.bound:
+        # Instances that share the load may keep more than each of them does alone.
+        least = format_price(plan.capacity_bound)
+        return f"{cost}. Proven: {what} {least}; with what instances carry alone, {proven}."
+    return f"{cost}. Proven: {what} {proven}."
 
 
 def describe_shortage(plan: Plan, problem: Problem) -> str | None:
