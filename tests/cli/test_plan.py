@@ -201,7 +201,7 @@ def test_a_deadline_that_came_first_is_told(capsys: Captured) -> None:
 def test_a_plan_that_breaks_promises_is_written_all_the_same(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def kept(*_: object) -> dict[str, KeptShares]:
+    def kept(*_: object, **__: object) -> dict[str, KeptShares]:
         names = (service.name for service in load_fleet("fleet.yaml").services)
         return {name: KeptShares(both=0.5, ttft=0.5, tpot=1.0) for name in names}
 
