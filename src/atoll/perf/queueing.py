@@ -46,7 +46,8 @@ def load_within(wait: Array, stages: Array, share: float = 0.5) -> Array:
     if share != 0.5:
         loads = 1.0 - np.geomspace(share, 1.0 - BUSIEST, 128)
         waits = np.log(np.maximum(loads / (1.0 - share), 1.0)) / (1.0 - loads)
-        return np.asarray(np.interp(wait * stages, waits, loads))
+        strict = np.interp(wait * stages, waits, loads)
+        return np.asarray(np.minimum(strict, load_within(wait, stages)) if share > 0.5 else strict)
     one = np.interp(wait, _WAITS, _LOADS)
     # Without the fraction of two infinities: 1 - 1 / (1 + wait).
     many = np.minimum(1.0 - 1.0 / (1.0 + np.maximum(wait, 0.0)), BUSIEST)

@@ -34,7 +34,12 @@ from atoll.perf.mixed import MixedCapacityModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
 from atoll.perf.queueing import load_within
 from atoll.perf.step import AnalyticStepModel, Position, analytic, check_tp
-from atoll.plan.handover import handover, hop_link, kv_bytes_by_layers, kv_bytes_per_unit
+from atoll.plan.handover import (
+    handover,
+    hop_link,
+    kv_bytes_by_layers,
+    kv_bytes_per_unit,
+)
 from atoll.plan.problem import Problem, Service
 from atoll.workload.builtin import lengths_like
 from atoll.workload.lengths import LengthMix
@@ -239,8 +244,7 @@ def _kv_limits(
     mix = service.lengths.mix()
     once = 0.5 * mix.input_mean_square / mix.input_mean**2
     with np.errstate(divide="ignore", invalid="ignore"):
-        share = _asked(problem, service)[1]
-        load = load_within(transfer.moving_s / takes_s / once, np.ones(1), share)
+        load = load_within(transfer.moving_s / takes_s / once, np.ones(1))
     per_unit = kv_bytes_per_unit(catalog, service, phase)
     with np.errstate(divide="ignore"):
         alone = link.bandwidth_bytes_per_s / per_unit

@@ -121,7 +121,7 @@ def _plan(
         chosen = replace(chosen, rank=value)
     if not simulates:
         return find(problem, chosen, deadline_s)
-    from atoll.prove.promise import keep_on_cluster
+    from atoll.prove.cluster import keep_on_cluster
 
     return keep_on_cluster(
         problem,

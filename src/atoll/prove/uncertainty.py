@@ -17,7 +17,7 @@ import numpy as np
 from atoll.core.ids import parse_node_type
 from atoll.core.rng import stream
 from atoll.perf.constants import OpClass, default_constants, sample_constants
-from atoll.prove.promise import simulate_kept
+from atoll.prove.kept import simulate_kept
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog

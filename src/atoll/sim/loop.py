@@ -227,11 +227,15 @@ def cache_here(z: Sim, r: int, now: float) -> None:
         start_over(z, r)
         return
     part = 1 if z.leg[r, 1].hops > 0 else 0
-    if part == 1:
-        release(z, r, 0)
     begin = part * z.run[0].path
     u = z.edge[z.way[r, begin]].reach
     last = z.unit[z.edge[z.way[r, begin + z.leg[r, part].hops - 1]].reach]
+    if not z.unit[u].solo and not hold_everywhere(z, r, part):
+        # Nobody has to compute its prompt again: its KV cache stays where it is until there is room.
+        push(z, now + ASK_AGAIN_S, KV_HERE, r)
+        return
+    if part == 1:
+        release(z, r, 0)
     c.part = part
     c.hop = 0
     c.charged = 0
@@ -240,13 +244,6 @@ def cache_here(z: Sim, r: int, now: float) -> None:
         c.context = 0
         wait_at(z, u, token_list(u), r)
         wake(z, u, now)
-        return
-    if not hold_everywhere(z, r, part):
-        if part == 0:
-            # Nobody has to compute its prompt again: it waits for room.
-            push(z, now + ASK_AGAIN_S, KV_HERE, r)
-        else:
-            start_over(z, r)
         return
     prompt_done(z, r, now, now + last.back_s)
     c.state = DECODE

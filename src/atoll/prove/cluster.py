@@ -1,0 +1,141 @@
+"""Placements whose promises are kept: on a cluster machines are given, so it is layers that move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from atoll.prove.deadline import SimulationCutShortError
+from atoll.prove.kept import look_at, sample_kept
+
+if TYPE_CHECKING:
+    from atoll.catalog.catalog import Catalog
+    from atoll.plan.plan import KeptPromise, Plan
+    from atoll.plan.problem import Problem
+    from atoll.solve.effort import Countdown
+
+Say = Callable[[str], None]
+
+_PLACEMENTS, _TIGHTER = 4, 0.85
+"""How often layers are placed anew on a cluster, and how much tighter promises are each time."""
+_PARTS = 16
+"""Shares of the demand that are looked at where too few requests keep their promises."""
+
+
+def keep_on_cluster(
+    problem: Problem,
+    catalog: Catalog,
+    place: Callable[[Problem], Plan],
+    *,
+    deadline: Countdown,
+    say: Say = lambda _text: None,
+) -> Plan:
+    """Return a placement that keeps its promises for enough requests, or the one that comes closest.
+
+    Machines are given, so there is no more to rent: where too few requests keep a promise, `place` is asked
+    for pipelines that would keep a tighter one, shorter or less loaded.
+    """
+    from atoll.plan.validate.check import check
+
+    say("placing")
+    first = plan = place(problem)
+    tighter = problem
+    best: tuple[float, Plan] | None = None
+    for number in range(1, _PLACEMENTS + 1):
+        if not plan.instances or (number > 1 and plan.status == "partial"):
+            break
+        plan = plan.model_copy(update={"problem_hash": problem.content_hash()})
+        check(plan, problem, catalog)
+        say("simulating arrivals")
+        try:
+            promises = look_at(plan, problem, catalog, deadline)
+        except SimulationCutShortError:
+            break
+        plan = plan.model_copy(update={"promises": promises})
+        worst = min((p.kept - p.target for p in promises), default=0.0)
+        if best is None or worst > best[0]:
+            best = worst, plan
+        if worst >= 0.0 or number == _PLACEMENTS or deadline.left < 0.3 * deadline.seconds:
+            break
+        tighter = _tighten(tighter, promises)
+        say(f"placing with tighter promises, try {number + 1}")
+        plan = place(tighter)
+    if best is None:
+        return first.model_copy(update={"cut_short": True}) if first.instances else first
+    if best[0] >= 0.0:
+        return best[1]
+    return see_promises(best[1], problem, catalog, deadline=deadline, say=say)
+
+
+def see_promises(
+    plan: Plan,
+    problem: Problem,
+    catalog: Catalog,
+    *,
+    deadline: Countdown | None = None,
+    say: Say = lambda _text: None,
+) -> Plan:
+    """Return a plan with what requests keep of its promises, in simulation, when it meets its demand.
+
+    Where too few do, it also says at which share of the demand enough of them would.
+    """
+    if not plan.instances:
+        return plan
+    say("simulating arrivals")
+    try:
+        promises = look_at(plan, problem, catalog, deadline)
+        if all(promise.is_kept for promise in promises):
+            return plan.model_copy(update={"promises": promises})
+        share = _largest_share(plan, problem, catalog, deadline, say)
+    except SimulationCutShortError:
+        return plan.model_copy(update={"cut_short": True})
+    helps = (
+        f"would keep it at {share:.0%} of the demand" if share > 0 else "at no share of the demand"
+    )
+    return plan.model_copy(
+        update={
+            "promises": tuple(
+                p if p.is_kept else p.model_copy(update={"cause": f"{p.cause}; {helps}"})
+                for p in promises
+            )
+        }
+    )
+
+
+def _tighten(problem: Problem, promises: tuple[KeptPromise, ...]) -> Problem:
+    """The problem with tighter promises where too few requests keep them."""
+    seen = {promise.service: promise for promise in promises}
+    services = []
+    for service in problem.services:
+        found = seen.get(service.name)
+        if found is not None and not found.is_kept:
+            update = {
+                "ttft_s": service.ttft_s * (_TIGHTER if found.kept_ttft < found.target else 1.0),
+                "tpot_s": service.tpot_s * (_TIGHTER if found.kept_tpot < found.target else 1.0),
+            }
+            service = service.model_copy(update=update)
+        services.append(service)
+    return problem.replace(services=tuple(services))
+
+
+def _largest_share(
+    plan: Plan, problem: Problem, catalog: Catalog, deadline: Countdown | None, say: Say
+) -> float:
+    """The largest share of the demand, in sixteenths, at which every service keeps enough promises."""
+    targets = {service.name: service.attainment for service in problem.services}
+    low, high = 0, _PARTS
+    while high - low > 1:
+        middle = (low + high) // 2
+        say(f"simulating {middle / _PARTS:.0%} of the demand")
+        less = problem.replace(
+            services=tuple(
+                s.model_copy(update={"rate_per_s": s.rate_per_s * middle / _PARTS})
+                for s in problem.services
+            )
+        )
+        kept = sample_kept(
+            plan, less, catalog, targets, first_seed=1, least=3, most=3, deadline=deadline
+        )
+        good = all(one.mean.both >= targets[name] for name, one in kept.items())
+        low, high = (middle, high) if good else (low, middle)
+    return low / _PARTS

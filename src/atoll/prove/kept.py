@@ -1,0 +1,242 @@
+"""What requests keep of a plan's promises: simulated on several arrivals, until it is sure enough."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from atoll.plan.plan import KeptPromise
+from atoll.prove.deadline import keep_deadline
+from atoll.prove.losses import single_losses, spot_losses
+
+if TYPE_CHECKING:
+    from atoll.catalog.catalog import Catalog
+    from atoll.perf.constants import ConstantTable
+    from atoll.plan.plan import Plan
+    from atoll.plan.problem import Problem, Service
+    from atoll.sim.options import Failure
+    from atoll.sim.result import ServiceSummary
+    from atoll.solve.effort import Countdown
+
+FRESH_SEED = 101
+"""The first seed of arrivals that no plan was sized with."""
+_FRESH_RUNS, _MOST_FRESH = 5, 30
+"""Simulations of a plan with fresh arrivals: at least, and at most while it is not sure what is kept."""
+_LOST_S, _LOSS_SEED = 60.0, 91
+"""When a node is lost in a simulation, and the arrivals it is lost among."""
+_REQUESTS = 6_000
+"""Requests simulated per seed of the service that is asked least often, within limits."""
+_LEAST_S, _MOST_REQUESTS, _MOST_TOKENS = 300.0, 120_000, 6e6
+
+
+@dataclass(frozen=True)
+class KeptShares:
+    """The shares of a service's requests that kept both promises, and each of them."""
+
+    both: float
+    ttft: float
+    tpot: float
+
+
+@dataclass(frozen=True)
+class KeptSample:
+    """What requests of a service kept in several simulations, each with arrivals of its own."""
+
+    runs: tuple[KeptShares, ...]
+
+    @cached_property
+    def mean(self) -> KeptShares:
+        """The mean shares."""
+        return KeptShares(
+            *(float(np.mean([getattr(r, name) for r in self.runs])) for name in _SHARES)
+        )
+
+    @cached_property
+    def error(self) -> float:
+        """The standard error of the mean share that kept both promises."""
+        if len(self.runs) < 2:
+            return math.inf
+        spread = float(np.std([run.both for run in self.runs], ddof=1))
+        return spread / math.sqrt(len(self.runs))
+
+    @cached_property
+    def half(self) -> float:
+        """Half the width of the 95 % confidence interval of that mean, by Student's t."""
+        from scipy.special import stdtrit
+
+        if len(self.runs) < 2:
+            return math.inf
+        return float(stdtrit(len(self.runs) - 1, 0.975)) * self.error
+
+    def is_sure(self, target: float) -> bool:
+        """Whether the confidence interval lies on one side of the target."""
+        return abs(self.mean.both - target) >= self.half
+
+
+_SHARES = ("both", "ttft", "tpot")
+
+
+def sample_kept(
+    plan: Plan,
+    problem: Problem,
+    catalog: Catalog,
+    targets: Mapping[str, float],
+    *,
+    first_seed: int,
+    least: int,
+    most: int,
+    until_short: bool = False,
+    deadline: Countdown | None = None,
+) -> dict[str, KeptSample]:
+    """Return by service what requests keep, from `least` to `most` simulations with seeds in a row.
+
+    Services of which it is not sure whether they are above or below their target are simulated more often;
+    with `until_short` only as long as none is sure to be below.
+    """
+    runs: dict[str, list[KeptShares]] = {}
+    unsure: list[str] | None = None
+    for number in range(most):
+        # On a cluster services share machines and links, so that none can be left out.
+        only = None if problem.hosts else unsure
+        found = simulate_kept(plan, problem, catalog, first_seed + number, deadline, services=only)
+        for name, one in found.items():
+            runs.setdefault(name, []).append(one)
+        if number + 1 < least:
+            continue
+        samples = {name: KeptSample(tuple(some)) for name, some in runs.items()}
+        unsure = [name for name, one in samples.items() if not one.is_sure(targets[name])]
+        short = any(
+            one.mean.both < targets[name] for name, one in samples.items() if name not in unsure
+        )
+        if not unsure or (until_short and short):
+            break
+    return {name: KeptSample(tuple(some)) for name, some in runs.items()}
+
+
+def look_at(
+    plan: Plan,
+    problem: Problem,
+    catalog: Catalog,
+    deadline: Countdown | None = None,
+    causes: Mapping[str, str] | None = None,
+    *,
+    first_seed: int = FRESH_SEED,
+) -> tuple[KeptPromise, ...]:
+    """Return what requests of each service keep on arrivals that no plan was sized with."""
+    targets = {service.name: service.attainment for service in problem.services}
+    found = sample_kept(
+        plan,
+        problem,
+        catalog,
+        targets,
+        first_seed=first_seed,
+        least=_FRESH_RUNS,
+        most=_MOST_FRESH,
+        deadline=deadline,
+    )
+    after = kept_after_loss(plan, problem, catalog, deadline)
+    return tuple(
+        _promise(
+            service,
+            found[service.name],
+            (causes or {}).get(service.name),
+            after.get(service.name),
+        )
+        for service in problem.services
+        if service.name in found
+    )
+
+
+def _promise(
+    service: Service, sample: KeptSample, cause: str | None, after: KeptShares | None
+) -> KeptPromise:
+    mean, half = sample.mean, sample.half
+    least = mean.both if after is None else min(mean.both, after.both)
+    if cause is None and mean.both >= service.attainment:
+        cause = "too little is left with a node lost"
+    elif cause is None:
+        cause = "prompts wait too long" if mean.ttft < mean.tpot else "tokens come too slowly"
+    return KeptPromise(
+        service=service.name,
+        target=service.attainment,
+        kept=mean.both,
+        low=max(0.0, mean.both - half),
+        high=min(1.0, mean.both + half),
+        kept_ttft=mean.ttft,
+        kept_tpot=mean.tpot,
+        kept_after_loss=None if after is None else after.both,
+        cause=cause if least < service.attainment else None,
+    )
+
+
+def kept_after_loss(
+    plan: Plan, problem: Problem, catalog: Catalog, deadline: Countdown | None = None
+) -> dict[str, KeptShares]:
+    """Return by service what requests keep with the node lost that hurts it most; nothing if not asked."""
+    if not problem.limits.survive:
+        return {}
+    worst: dict[str, KeptShares] = {}
+    for loss in single_losses(plan, _LOST_S):
+        kept = simulate_kept(plan, problem, catalog, _LOSS_SEED, deadline, (loss,))
+        for name, one in kept.items():
+            worst[name] = min(worst.get(name, one), one, key=lambda shares: shares.both)
+    return worst
+
+
+def simulate_kept(
+    plan: Plan,
+    problem: Problem,
+    catalog: Catalog,
+    seed: int,
+    deadline: Countdown | None = None,
+    losses: tuple[Failure, ...] = (),
+    *,
+    constants: ConstantTable | None = None,
+    requests: int = _REQUESTS,
+    services: Collection[str] | None = None,
+) -> dict[str, KeptShares]:
+    """Return by service what requests keep when the plan meets its demand and loses nodes.
+
+    Spot nodes are lost as often as the problem says. There are so many `requests` of the service that is
+    asked least often, within limits; `constants` are those of the performance model unless given. Only
+    `services` are asked for anything, where given: in a plan of their own nodes they are on their own.
+    """
+    from atoll.sim.api import simulate
+    from atoll.sim.demand import demand_of
+    from atoll.sim.options import SimOptions
+    from atoll.workload.requests import collect
+
+    asked = [
+        service
+        for service in problem.services
+        if service.rate_per_s > 0 and (services is None or service.name in services)
+    ]
+    if not asked:
+        return {}
+    rates = [service.rate_per_s for service in asked]
+    tokens_per_s = sum(s.rate_per_s * s.lengths.output_mean for s in asked)
+    most_s = min(_MOST_REQUESTS / sum(rates), _MOST_TOKENS / max(tokens_per_s, 1e-9))
+    seconds = max(_LEAST_S, min(requests / min(rates), most_s))
+    arrivals = collect(demand_of(problem.replace(services=tuple(asked)), seconds), seed)
+    options = SimOptions(
+        seed=seed,
+        from_s=max(seconds / 10.0, *(loss.time_s for loss in losses), 0.0),
+        failures=(*losses, *spot_losses(plan, problem, seconds, seed)),
+        constants=constants,
+    )
+    found = simulate(plan, problem, catalog, arrivals, options, progress=keep_deadline(deadline))
+    names = {service.name for service in asked}
+    return {
+        one.name: _shares(one)
+        for one in found.services
+        if one.attainment is not None and one.name in names
+    }
+
+
+def _shares(one: ServiceSummary) -> KeptShares:
+    return KeptShares(one.attainment or 0.0, one.attainment_ttft or 0.0, one.attainment_tpot or 0.0)
