@@ -14,7 +14,7 @@ from importlib.resources import files
 
 from atoll.api.fleet import Fleet
 from atoll.plan.plan import Plan
-from atoll.prove.promise import KeptShares, mean_kept, simulate_kept
+from atoll.prove.kept import KeptSample, sample_kept
 from atoll.solve.registry import solve
 from benchmarks.report import ROOT, Figure, finish, options
 

@@ -19,7 +19,7 @@ from atoll.plan.files.fleet import load_fleet
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
-from atoll.prove.promise import KeptShares
+from atoll.prove.kept import KeptShares
 from atoll.report.plan.layout_svg import choose_colours, divide_width
 from atoll.report.plan.rented_tables import format_gap, group_instances, wrap_layout
 from atoll.report.plan.show import draw_plan, render_plan_page
@@ -205,8 +205,8 @@ def test_a_plan_that_breaks_promises_is_written_all_the_same(
         names = (service.name for service in load_fleet("fleet.yaml").services)
         return {name: KeptShares(both=0.5, ttft=0.5, tpot=1.0) for name in names}
 
-    monkeypatch.setattr("atoll.prove.promise.simulate_kept", kept)
-    monkeypatch.setattr("atoll.prove.promise._TRIALS", 1)
+    monkeypatch.setattr("atoll.prove.kept.simulate_kept", kept)
+    monkeypatch.setattr("atoll.prove.promise._TIGHTER", 1)
     assert cli.run(["plan", "fleet.yaml", "-o", "plan.json"]) == 5
     err = capsys.readouterr().err
     assert "keeps its promises for 50.0% of requests, 95% asked for: prompts wait too long" in err

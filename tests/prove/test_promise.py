@@ -8,9 +8,11 @@ from atoll.catalog import Catalog
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 from atoll.plan.validate.check import validate
-from atoll.prove import promise
+from atoll.prove import kept as keeping
+from atoll.prove.cluster import see_promises
 from atoll.prove.deadline import SimulationCutShortError
-from atoll.prove.promise import KeptShares, keep_promises, look_at, mean_kept, see_promises
+from atoll.prove.kept import KeptSample, KeptShares, look_at, sample_kept
+from atoll.prove.promise import keep_promises
 from atoll.solve import registry
 from atoll.solve.effort import Countdown, Effort
 from atoll.workload.lengths import LengthMix
@@ -57,11 +59,8 @@ def test_enough_requests_keep_their_promises(plan: Plan) -> None:
     assert plan.problem_hash == PROBLEM.content_hash()
 
 
-def test_what_the_plan_says_holds_on_yet_other_arrivals(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(promise, "_FRESH_SEEDS", (201, 202, 203, 204, 205))
-    (again,) = look_at(plan, PROBLEM, CATALOG)
+def test_what_the_plan_says_holds_on_yet_other_arrivals(plan: Plan) -> None:
+    (again,) = look_at(plan, PROBLEM, CATALOG, first_seed=5001)
     assert again.kept >= 0.95 - 0.005
     assert again.kept == pytest.approx(plan.promises[0].kept, abs=0.03)
 
@@ -93,7 +92,7 @@ def test_the_same_plan_every_time(plan: Plan) -> None:
 def test_prompts_that_take_too_long_alone_are_named() -> None:
     # Most prompts are short; the longest twentieth take longer than ttft, or nearly, alone.
     spread = Lengths.of(LengthMix(600.0, 50.0, 600.0**2 * 11.0, 2500.0))
-    late = CHAT.model_copy(update={"lengths": spread, "ttft_s": 0.2, "rate_per_s": 1.0})
+    late = CHAT.model_copy(update={"lengths": spread, "ttft_s": 0.15, "rate_per_s": 1.0})
 
     found = kept(PROBLEM.replace(services=(late,)))
 
@@ -108,7 +107,7 @@ def test_a_deadline_returns_the_plan_so_far(monkeypatch: pytest.MonkeyPatch) -> 
     def late(*_: object, **__: object) -> list[float]:
         raise SimulationCutShortError("late")
 
-    monkeypatch.setattr(promise, "simulate_kept", late)
+    monkeypatch.setattr(keeping, "simulate_kept", late)
     found = kept(PROBLEM)
     assert found.cut_short
     assert found.instances
@@ -125,23 +124,59 @@ def test_an_empty_plan_stays_empty() -> None:
     assert not found.promises
 
 
-def test_means_are_of_all_runs() -> None:
-    runs = [
-        {"a": KeptShares(0.8, 0.9, 1.0)},
-        {"a": KeptShares(1.0, 1.0, 1.0), "b": KeptShares(1, 1, 1)},
-    ]
-    assert mean_kept(runs) == {"a": KeptShares(0.9, 0.95, 1.0)}
+def test_a_sample_has_the_mean_of_its_runs_and_is_surer_with_more() -> None:
+    runs = (KeptShares(0.8, 0.9, 1.0), KeptShares(1.0, 1.0, 1.0))
+    few, many = KeptSample(runs), KeptSample(runs * 8)
+
+    assert few.mean == many.mean == KeptShares(0.9, 0.95, 1.0)
+    assert few.half == pytest.approx(12.706 * few.error, rel=1e-3)
+    assert many.half < few.half
+    assert not few.is_sure(0.95)
+    assert many.is_sure(0.5)
+
+
+def test_services_that_are_sure_are_simulated_no_more(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, list[str] | None]] = []
+
+    def shares(*given: object, services: list[str] | None) -> dict[str, KeptShares]:
+        seed = given[3]
+        assert isinstance(seed, int)
+        asked.append((seed, services))
+        near = 0.95 + (0.02 if seed % 2 else -0.02)
+        both = {"far": KeptShares(0.5, 0.5, 1.0), "near": KeptShares(near, near, 1.0)}
+        return both if services is None else {name: both[name] for name in services}
+
+    monkeypatch.setattr(keeping, "simulate_kept", shares)
+    targets = {"far": 0.95, "near": 0.95}
+    found = sample_kept(plan, PROBLEM, CATALOG, targets, first_seed=7, least=3, most=6)
+    assert asked == [(7, None), (8, None), (9, None), *((n, ["near"]) for n in (10, 11, 12))]
+    assert (len(found["far"].runs), len(found["near"].runs)) == (3, 6)
+
+    asked.clear()
+    sample_kept(
+        plan,
+        PROBLEM,
+        CATALOG,
+        targets,
+        first_seed=7,
+        least=3,
+        most=6,
+        until_short=True,
+    )
+    assert len(asked) == 3
 
 
 def test_a_cluster_says_what_it_keeps_and_at_which_load(monkeypatch: pytest.MonkeyPatch) -> None:
     own = cluster_problem([1000.0])
     plan = cluster_plan(own, [(0, 80)], [("source", "n0", 1.0), ("n0", "sink", 1.0)])
 
-    def shares(_plan: Plan, asked: Problem, *_: object) -> dict[str, KeptShares]:
+    def shares(_plan: Plan, asked: Problem, *_: object, **__: object) -> dict[str, KeptShares]:
         good = asked.services[0].rate_per_s <= 0.6
         return {"m": KeptShares(0.99, 1.0, 0.99) if good else KeptShares(0.4, 0.9, 0.4)}
 
-    monkeypatch.setattr(promise, "simulate_kept", shares)
+    monkeypatch.setattr(keeping, "simulate_kept", shares)
     (found,) = see_promises(plan, own, CATALOG).promises
     assert found.kept == pytest.approx(0.4)
     assert found.cause == "tokens come too slowly; would keep it at 56% of the demand"

@@ -12,7 +12,7 @@ what was enough and what was not (`sizing`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -51,7 +51,9 @@ _CLOSE = 5e-3
 """A plan of simulated templates so close to the bound is taken; plans so close cost the same. A share."""
 _TIGHTER, _PROBES = 8, 2
 """How often too much may be lost before a plan is found, and how often more is tried after that."""
-_TRIAL_SEED, _TRIAL_RUNS, _MOST_RUNS = 1, 3, 12
+_MUCH = 400
+"""After so many simulations of templates a plan that keeps its promises is good enough."""
+_TRIAL_SEED, _TRIAL_RUNS, _MOST_RUNS = 1, 3, 9
 """Simulations of a plan in a trial: at least, and at most while it is not sure what is kept."""
 _LEAST_TARGETS = (0.9, 0.75, 0.5, 0.25, 0.1)
 
@@ -145,23 +147,19 @@ class _Prover:
         """Let services lose more than was enough, as long as that makes the plan cheaper."""
         own = self.sizing.allowances
         for number in range(_PROBES):
-            assert self.best is not None
+            if self.simulations > _MUCH:
+                return
             phases = [allowance.multiples[(number + 1) % 2] for allowance in own.values()]
             if not [multiple for multiple in phases if multiple.probe()]:
                 continue
             plan = self._size_served()
-            if self._saves(plan):
-                short = self._try(plan)
-                for name in short:
-                    for multiple in own[name].multiples:
-                        if multiple.now > multiple.good:
-                            multiple.bad = min(multiple.bad, multiple.now)
-            else:
+            if not self._saves(plan):
                 # As dear as the best: whatever would be cheaper lies beyond.
-                short = set()
-                for allowance in own.values():
-                    for multiple in allowance.multiples:
-                        multiple.note_enough()
+                self._note_enough(own)
+                continue
+            for name in self._try(plan):
+                for multiple in own[name].multiples:
+                    multiple.note_too_much()
         # What was enough of each service by itself, all at once.
         for allowance in own.values():
             for multiple in allowance.multiples:
@@ -169,6 +167,11 @@ class _Prover:
         plan = self._size_served()
         if self._saves(plan):
             self._try(plan)
+
+    def _note_enough(self, services: Iterable[str]) -> None:
+        for name in services:
+            for multiple in self.sizing.allowances[name].multiples:
+                multiple.note_enough()
 
     def _saves(self, plan: Plan) -> bool:
         """Whether a plan costs less than the best."""
@@ -190,10 +193,7 @@ class _Prover:
         if key not in self._tried:
             self._tried[key], self._short[key] = self._judge(plan)
         short = self._short[key]
-        for name, allowance in self.sizing.allowances.items():
-            if name not in short:
-                for multiple in allowance.multiples:
-                    multiple.note_enough()
+        self._note_enough(name for name in self.sizing.allowances if name not in short)
         return short
 
     def _judge(self, plan: Plan) -> tuple[dict[str, KeptShares], set[str]]:

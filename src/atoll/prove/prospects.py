@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from atoll.core.ids import parse_node_type
 from atoll.solve.assembly import NewInstance, build_instance
-from atoll.solve.derating import Derating, NodeSet
+from atoll.solve.derating import Derating, NodeSet, find_templates
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
@@ -44,9 +44,9 @@ def find_prospects(
             cost = np.where(rates > 0.0, (library.counts @ prices) / rates, np.inf)
         known = np.zeros(len(rates), np.bool_)
         kinds = library.tables.node_types
-        for of_role, nodes in derating.shares:
-            if of_role == role:
-                known[_index(library.counts, kinds, nodes)] = True
+        sets = [nodes for of_role, nodes in derating.shares if of_role == role]
+        for rows in find_templates(library.counts, kinds, sets).values():
+            known[rows] = True
         limit = np.min(cost[known], initial=np.inf) * (1.0 + slack)
         order = np.argsort(cost, kind="stable")
         taken = 0
@@ -64,15 +64,6 @@ def find_prospects(
                 found[role, tuple(sorted(nodes))] = instance
                 taken += 1
     return found
-
-
-def _index(counts: NDArray[np.int8], kinds: tuple[str, ...], nodes: NodeSet) -> NDArray[np.int64]:
-    """Which templates have just these nodes."""
-    asked = np.zeros(len(kinds), counts.dtype)
-    for kind, number in nodes:
-        if kind in kinds:
-            asked[kinds.index(kind)] = number
-    return np.flatnonzero((counts == asked).all(axis=1))
 
 
 def _kind_prices(problem: Problem, kinds: tuple[str, ...]) -> NDArray[np.float64]:

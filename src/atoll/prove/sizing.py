@@ -74,6 +74,11 @@ class Multiple:
         """Remember that this was enough."""
         self.good = max(self.good, self.now)
 
+    def note_too_much(self) -> None:
+        """Remember that this was too much, where it is more than was enough."""
+        if self.now > self.good:
+            self.bad = min(self.bad, self.now)
+
     def probe(self) -> bool:
         """Try more than was enough, where that can be; say whether."""
         if self.good <= 0.0 or self.good * _NARROW >= min(self.bad, _FREE):
@@ -169,17 +174,22 @@ class Sizing:
     """By role, the share of what instances carry that may be used, the rest being held ready for losses."""
     curves: dict[Key, LoadCurve] = field(default_factory=dict)
     instances: dict[Key, Instance] = field(default_factory=dict)
+    _problems: dict[tuple[float, ...], Problem] = field(default_factory=dict)
 
     @property
     def problem(self) -> Problem:
         """The problem with capacity for about the shares of prompts that are asked for: half where free."""
-        return self.base.replace(
-            services=tuple(
-                service.model_copy(update={"attainment": self._sized(service.name)})
-                for service in self.base.services
-            ),
-            settings=self.base.settings.model_copy(update={"sized_for": "share"}),
-        )
+        shares = tuple(self._sized(service.name) for service in self.base.services)
+        # The very same problem as long as nothing changes: much is remembered by it.
+        if shares not in self._problems:
+            self._problems[shares] = self.base.replace(
+                services=tuple(
+                    service.model_copy(update={"attainment": share})
+                    for service, share in zip(self.base.services, shares, strict=True)
+                ),
+                settings=self.base.settings.model_copy(update={"sized_for": "share"}),
+            )
+        return self._problems[shares]
 
     def _sized(self, service: str) -> float:
         own = self.allowances[service]

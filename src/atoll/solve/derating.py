@@ -63,15 +63,9 @@ class Derating:
         for (of_role, size), prior in self.priors.items():
             if of_role == role:
                 rates[sizes == size] = library.throughput[sizes == size] * prior
-        for (of_role, nodes), share in self.shares.items():
-            if of_role != role:
-                continue
-            counts = np.zeros(len(kinds), np.int8)
-            for kind, number in nodes:
-                if kind in kinds:
-                    counts[kinds.index(kind)] = number
-            at = np.flatnonzero((library.counts == counts).all(axis=1))
-            rates[at] = library.throughput[at] * share
+        known = {nodes: share for (of_role, nodes), share in self.shares.items() if of_role == role}
+        for nodes, at in find_templates(library.counts, kinds, known).items():
+            rates[at] = library.throughput[at] * known[nodes]
         return rates
 
     def scale(self, libraries: Libraries) -> Libraries:
@@ -82,6 +76,24 @@ class Derating:
             tables = replace(library.tables, rates=library.tables.rates * share)
             roles[role] = replace(library, tables=tables, throughput=library.throughput * share)
         return replace(libraries, roles=roles)
+
+
+def find_templates(
+    counts: NDArray[np.int8], kinds: tuple[str, ...], sets: Iterable[NodeSet]
+) -> dict[NodeSet, NDArray[np.int64]]:
+    """Return which rows of a library's counts are each of some sets of nodes."""
+    # Rows are compared by one number each first: there are many of them.
+    weights = np.random.default_rng(0).integers(1, 2**40, len(kinds))
+    numbers = counts @ weights
+    found = {}
+    for nodes in sets:
+        asked = np.zeros(len(kinds), counts.dtype)
+        for kind, number in nodes:
+            if kind in kinds:
+                asked[kinds.index(kind)] = number
+        rows = np.flatnonzero(numbers == asked @ weights)
+        found[nodes] = rows[(counts[rows] == asked).all(axis=1)]
+    return found
 
 
 def apply_all(derating: Derating | None, instances: Iterable[Instance]) -> list[Instance]:
