@@ -95,6 +95,10 @@ class RotatingLog:
         first, self._inside = (b"" if self._inside else self._mark), not ends
         return first + marked
 
+    def close(self) -> None:
+        """Write no more."""
+        self._file.close()
+
     def _rotate(self) -> None:
         self._file.close()
         with contextlib.suppress(OSError):
@@ -156,6 +160,7 @@ class Guard:
                 self._kill_all()
                 self._kill_at_s = time.monotonic() + self._term_s
         self._finish(output)
+        self._log.close()
         self._say(f"exit {self._code}")
         return self._code
 
