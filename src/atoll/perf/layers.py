@@ -221,23 +221,31 @@ class _Factory:
     def __init__(self, gpu: GpuType, constants: GpuConstants) -> None:
         self._gpu = gpu
         self._constants = constants
+        self._speeds: dict[OpClass, OpSpeed] = {}
 
-    def _speed(self, constants: OpConstants) -> OpSpeed:
-        """What operators of 16 bits reach."""
-        return constants.speed(self._gpu.fp16_flops, self._gpu.bandwidth_bytes_per_s)
+    def _speed(self, op: OpClass) -> OpSpeed:
+        """What operators of a class reach: those for FP8 on FP8 cores where the GPU has them."""
+        found = self._speeds.get(op)
+        if found is None:
+            gpu, c = self._gpu, self._constants.op(op)
+            narrow = op in (OpClass.GEMM_FP8, OpClass.EXPERTS_FP8) and gpu.fp8_flops is not None
+            peak = gpu.fp8_flops if narrow else None
+            found = c.speed(peak or gpu.fp16_flops, gpu.bandwidth_bytes_per_s)
+            self._speeds[op] = found
+        return found
 
     def gemm(self, n: float, k: float, dtype: DType) -> Roofline:
         """Return a product with (k, n) weights; FP8 runs on FP8 cores where the GPU has them.
 
         Other quantised weights are read small and multiplied in 16 bits.
         """
-        c, peak = self._constants.op(OpClass.GEMM), self._gpu.fp16_flops
-        if dtype.name == "fp8" and self._gpu.fp8_flops is not None:
-            c, peak = self._constants.op(OpClass.GEMM_FP8), self._gpu.fp8_flops
+        fp8 = dtype.name == "fp8" and self._gpu.fp8_flops is not None
+        kind = OpClass.GEMM_FP8 if fp8 else OpClass.GEMM
+        c = self._constants.op(kind)
         return operators.gemm(
             n,
             k,
-            c.speed(peak, self._gpu.bandwidth_bytes_per_s),
+            self._speed(kind),
             weight_bytes=dtype.bytes_per_weight,
             pad_k=c.pad_k,
             pad_n=c.pad_n,
@@ -249,15 +257,12 @@ class _Factory:
         """Return the routed experts of a layer."""
         kind = _expert_class(dtype, self._gpu.fp8_flops is not None)
         c = self._constants.op(kind)
-        peak = self._gpu.fp16_flops
-        if kind is OpClass.EXPERTS_FP8 and self._gpu.fp8_flops is not None:
-            peak = self._gpu.fp8_flops
         return operators.grouped_experts(
             hidden,
             inner,
             experts,
             top_k,
-            c.speed(peak, self._gpu.bandwidth_bytes_per_s),
+            self._speed(kind),
             weight_bytes=dtype.bytes_per_weight,
             pad=c.pad,
             pad_k=c.pad_k,
@@ -274,7 +279,8 @@ class _Factory:
         narrow = kv.bits_per_weight < 16
         c = self._constants.op(OpClass.ATTENTION_PREFILL)
         d = self._constants.op(OpClass.ATTENTION_DECODE)
-        prompts, answers = self._speed(c), self._speed(d)
+        prompts = self._speed(OpClass.ATTENTION_PREFILL)
+        answers = self._speed(OpClass.ATTENTION_DECODE)
         if narrow:
             prompts = replace(prompts, e_f=c.e_f / c.kv8, t0_s=c.t0_s * c.kv8_t0)
             answers = replace(answers, t0_s=d.t0_s * d.kv8_t0)
@@ -305,7 +311,7 @@ class _Factory:
         d = self._constants.op(OpClass.ATTENTION_DECODE)
         prefill = operators.latent_prefill(
             heads,
-            self._speed(c),
+            self._speed(OpClass.ATTENTION_PREFILL),
             kv_rank=mla.kv_rank,
             nope_dim=mla.nope_dim,
             rope_dim=mla.rope_dim,
@@ -314,7 +320,7 @@ class _Factory:
         )
         decode = operators.latent_decode(
             heads,
-            replace(self._speed(d), e_f=c.e_f),
+            replace(self._speed(OpClass.ATTENTION_DECODE), e_f=c.e_f),
             kv_rank=mla.kv_rank,
             rope_dim=mla.rope_dim,
             kv_bytes=kv.bytes_per_weight * (d.kv8 if kv.bits_per_weight < 16 else 1.0),
@@ -326,27 +332,24 @@ class _Factory:
         self, delta: DeltaSpec, tp: int, state_bytes: float
     ) -> tuple[PrefillAttention, DecodeAttention]:
         """Return prefill and decode of one layer of the gated delta rule, its heads split over `tp` GPUs."""
-        c = self._constants.op(OpClass.ATTENTION_PREFILL)
-        d = self._constants.op(OpClass.ATTENTION_DECODE)
         channels = delta.channels / tp
         prefill = operators.delta_prefill(
             delta.value_heads / tp,
             delta.key_dim,
             delta.value_dim,
-            self._speed(c),
+            self._speed(OpClass.ATTENTION_PREFILL),
             channels=channels,
         )
         decode = operators.delta_decode(
             state_bytes / tp,
             channels,
-            self._speed(d),
+            self._speed(OpClass.ATTENTION_DECODE),
         )
         return prefill, decode
 
     def elementwise(self, elements: float) -> Stream:
         """Return a pass that touches this many activations per token."""
-        c = self._constants.op(OpClass.ELEMENTWISE)
-        return operators.elementwise(elements, self._speed(c))
+        return operators.elementwise(elements, self._speed(OpClass.ELEMENTWISE))
 
 
 @dataclass(frozen=True, slots=True)
