@@ -20,6 +20,7 @@ from atoll.perf.constants import (
     GpuConstants,
     OpClass,
     OpConstants,
+    OpSpeed,
     default_constants,
 )
 from atoll.perf.step import analytic, step_seconds
@@ -97,13 +98,15 @@ def products(
         op = operators.gemm(
             n,
             k,
+            OpSpeed(
+                peak=kind.fp16_flops,
+                bandwidth=kind.bandwidth_bytes_per_s,
+                e_f=TRUE["e_f"],
+                e_b=TRUE["e_b"],
+                t0_s=TRUE["t0_us"] * 1e-6,
+                p=TRUE["p"],
+            ),
             weight_bytes=2.0,
-            peak=kind.fp16_flops,
-            bandwidth=kind.bandwidth_bytes_per_s,
-            e_f=TRUE["e_f"],
-            e_b=TRUE["e_b"],
-            t0_s=TRUE["t0_us"] * 1e-6,
-            p=TRUE["p"],
         )
         for m in (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192):
             row = f"{m},{n},{k},{op.seconds(float(m)) * 1e6:.8g}"
@@ -677,13 +680,31 @@ def attention_rows() -> Iterator[str]:
     gpu = Catalog.default().gpu("L40S")
     for kv_heads in (4, 8):
         prefill = operators.prefill_attention(
-            32, kv_heads, 128, kv_bytes=2.0, peak=gpu.fp16_flops,
-            bandwidth=gpu.bandwidth_bytes_per_s, e_f=0.3, e_b=0.6, serial_ns=4.0, t0_s=9e-6, p=1.2,
-        )  # fmt: skip
+            32,
+            kv_heads,
+            128,
+            OpSpeed(
+                peak=gpu.fp16_flops,
+                bandwidth=gpu.bandwidth_bytes_per_s,
+                e_f=0.3,
+                e_b=0.6,
+                t0_s=9e-6,
+                p=1.2,
+            ),
+            kv_bytes=2.0,
+            serial_ns=4.0,
+        )
         decode = operators.decode_attention(
-            32, kv_heads, 128, kv_bytes=2.0, bandwidth=gpu.bandwidth_bytes_per_s, e_b=0.6, pad=9.0,
-            serial_ns=0.0, t0_s=9e-6, p=1.2,
-        )  # fmt: skip
+            32,
+            kv_heads,
+            128,
+            OpSpeed(
+                peak=gpu.fp16_flops, bandwidth=gpu.bandwidth_bytes_per_s, e_b=0.6, t0_s=9e-6, p=1.2
+            ),
+            kv_bytes=2.0,
+            pad=9.0,
+            serial_ns=0.0,
+        )
         for batch in (1.0, 4.0, 32.0):
             for length in (128.0, 512.0, 1024.0, 4096.0, 8192.0):
                 tokens = batch * length

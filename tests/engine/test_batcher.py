@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,17 +19,22 @@ from atoll.engine.batcher import (
 )
 from atoll.engine.kv import BlockTable
 from atoll.engine.messages import Hop, OpenBody
+from atoll.routing.decisions import urgency
+from atoll.sim.options import ORDERS, SimOptions
 
 FIRST = Hop(node="a", endpoint="mem://a", start=0, end=2)
 SECOND = Hop(node="b", endpoint="mem://b", start=2, end=4)
+BOTH = (FIRST, SECOND)
 
 
-def resident(seq: int, known: int, ran: int, prompt: int, *, hop: int = 0) -> ResidentSequence:
+def resident(
+    seq: int, known: int, ran: int, prompt: int, *, hop: int = 0, route: tuple[Hop, ...] = BOTH
+) -> ResidentSequence:
     body = OpenBody(
         seq=seq,
         epoch=0,
         hop=hop,
-        route=(FIRST, SECOND),
+        route=route,
         prompt_length=prompt,
         max_length=99,
         arrival=seq,
@@ -181,9 +187,10 @@ def test_a_limit_may_depend_on_how_many_sequences_there_are() -> None:
 
 
 def test_prompts_that_can_still_be_in_time_go_first_the_shortest_ahead() -> None:
-    # 10 ms a token: of 2 s promised, 1 s is left for those that came at 0, too little for 150 tokens.
+    # 5 ms a token on each of two nodes: of 2 s promised, 1 s is left for those that came at 0, too little for
+    # 150 tokens.
     order = PromptOrder(promise_s=2.0)
-    order.learn([BatchUnit(resident(9, 100, 0, 100), 0, 100, True)], 1.0)
+    order.learn([BatchUnit(resident(9, 100, 0, 100), 0, 100, True)], 0.5)
     late, long, short = (resident(i, n, 0, n) for i, n in enumerate((150, 90, 20)))
     begun, again = resident(3, 80, 40, 80), resident(4, 60, 0, 50)
     begun.fresh = False
@@ -202,3 +209,70 @@ def test_without_a_promise_the_oldest_prompt_goes_first() -> None:
     held = [resident(2, 5, 0, 5), resident(0, 50, 0, 50), resident(1, 20, 0, 20)]
     units = pick(held, 100, 100, DecodeGroups(1), 100.0).units
     assert [unit.resident.body.seq for unit in units] == [0, 1, 2]
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 60.0), st.integers(1, 4000)), min_size=2, max_size=8),
+    st.floats(0.1, 5.0),
+    st.floats(60.0, 80.0),
+)
+def test_prompts_go_in_the_order_that_is_simulated(
+    came: list[tuple[float, int]], promise_s: float, now_s: float
+) -> None:
+    order = PromptOrder(promise_s)
+    order.learn([BatchUnit(resident(99, 100, 0, 100), 0, 100, True)], 0.05)
+    held = []
+    for seq, (came_s, prompt) in enumerate(came):
+        held.append(resident(seq, prompt, 0, prompt))
+        held[-1].came_s = came_s
+
+    units = pick(held, 10**6, 10**6, DecodeGroups(1), now_s, order).units
+
+    # Two layers of four take 0.5 ms a token here, so all of them twice that.
+    code = ORDERS[SimOptions().order_of("atoll")]
+    keys = [urgency(code, now_s, at_s, promise_s, 0.05 / 100 * n * 2.0) for at_s, n in came]
+    found = [keys[unit.resident.body.seq] for unit in units]
+    assert found == pytest.approx(sorted(keys))
+
+
+def test_no_more_sequences_begin_on_a_node_alone_than_may_run() -> None:
+    alone = (Hop(node="a", endpoint="mem://a", start=0, end=4),)
+    held = [resident(seq, 9, 8, 8, route=alone) for seq in range(2)]
+    held += [resident(seq, 20, 0, 20, route=alone) for seq in range(2, 5)]
+    held[0].fresh = held[1].fresh = False
+
+    def seqs(most: int | None) -> list[int]:
+        picked = pick(held, 512, 256, DecodeGroups(1), 0.0, max_sequences=most)
+        return [unit.resident.body.seq for unit in picked.units]
+
+    assert seqs(None) == [0, 1, 2, 3, 4]
+    assert seqs(3) == [0, 1, 2]
+    assert seqs(2) == [0, 1]
+    # Those that have begun all go on, if in turns.
+    assert seqs(1) == [0]
+    held[2].fresh = False
+    assert seqs(3) == [0, 1, 2]
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(1, 40)), max_size=12),
+    st.integers(1, 64),
+    st.integers(1, 6),
+)
+def test_a_batch_has_no_more_rows_and_sequences_than_it_may(
+    kinds: list[tuple[bool, bool, int]], budget: int, most: int
+) -> None:
+    held = []
+    for seq, (later, decodes, size) in enumerate(kinds):
+        one = resident(seq, size, 0, size, hop=int(later))
+        if later:
+            one.queue.append(Chunk(0, 1 if decodes else size, True, None))
+        elif decodes:
+            one = resident(seq, size + 1, size, size)
+        held.append(one)
+
+    units = pick(held, budget, 8, DecodeGroups(None), 0.0, max_sequences=most).units
+
+    assert len(units) <= most
+    assert bool(units) == bool(held)
+    assert len(units) <= 1 or sum(unit.count for unit in units) <= budget

@@ -251,9 +251,13 @@ def test_products_are_predicted_as_the_step_model_does(
 ) -> None:
     sizes, c = CASES[op]
     exact = operators.gemm(
-        4096, 8192, weight_bytes=weight_bytes, peak=peak, bandwidth=GPU.bandwidth_bytes_per_s,
-        e_f=c.e_f, e_b=c.e_b, t0_s=c.t0_s, p=c.p, pad_k=c.pad_k, pad_n=c.pad_n,
-    )  # fmt: skip
+        4096,
+        8192,
+        c.speed(peak, GPU.bandwidth_bytes_per_s),
+        weight_bytes=weight_bytes,
+        pad_k=c.pad_k,
+        pad_n=c.pad_n,
+    )
     own = sizes.where((sizes.sizes["n"] == 4096) & (sizes.sizes["k"] == 8192))
     assert len(own) == 8
     assert predict(op, c, own, GPU) == pytest.approx(exact.seconds(own.sizes["m"]))
@@ -273,10 +277,16 @@ def test_experts_are_predicted_as_the_step_model_does(
 ) -> None:
     sizes, c = CASES[op]
     exact = operators.grouped_experts(
-        2048, 1536 / tp, 128, 8, weight_bytes=weight_bytes, peak=peak,
-        bandwidth=GPU.bandwidth_bytes_per_s, e_f=c.e_f, e_b=c.e_b, pad=c.pad, t0_s=c.t0_s, p=c.p,
-        pad_k=c.pad_k, pad_n=c.pad_n,
-    )  # fmt: skip
+        2048,
+        1536 / tp,
+        128,
+        8,
+        c.speed(peak, GPU.bandwidth_bytes_per_s),
+        weight_bytes=weight_bytes,
+        pad=c.pad,
+        pad_k=c.pad_k,
+        pad_n=c.pad_n,
+    )
     shape = {
         "hidden_size": 2048, "inter_size": 1536, "topk": 8, "num_experts": 128, "moe_tp_size": tp,
     }  # fmt: skip
@@ -291,24 +301,23 @@ def test_experts_are_predicted_as_the_step_model_does(
 def test_attention_is_predicted_as_the_step_model_does(
     heads: float, kv_heads: float, dim: float
 ) -> None:
-    shared = {"kv_bytes": 2.0, "bandwidth": GPU.bandwidth_bytes_per_s}
     sizes, c = CASES[OpClass.ATTENTION_PREFILL]
     own = sizes.where((sizes.sizes["num_heads"] == heads) & (sizes.sizes["head_dim"] == dim))
     b, s = own.sizes["batch_size"], own.sizes["seq_len"]
+    speed = c.speed(GPU.fp16_flops, GPU.bandwidth_bytes_per_s)
     prefill = operators.prefill_attention(
-        heads, kv_heads, dim, peak=GPU.fp16_flops, e_f=c.e_f, e_b=c.e_b, serial_ns=c.serial_ns,
-        t0_s=c.t0_s, p=c.p, **shared,
-    )  # fmt: skip
+        heads, kv_heads, dim, speed, kv_bytes=2.0, serial_ns=c.serial_ns
+    )
     batch = Batch(b * s, b, 0.0 * b, 0.0 * b, 0.0 * b)
     assert predict(OpClass.ATTENTION_PREFILL, c, own, GPU) == pytest.approx(
         prefill.seconds(batch.pairs(None), batch.tokens, batch.prefill_keys(None), s)
     )
     sizes, c = CASES[OpClass.ATTENTION_DECODE]
     own = sizes.where((sizes.sizes["num_heads"] == heads) & (sizes.sizes["head_dim"] == dim))
+    speed = c.speed(GPU.fp16_flops, GPU.bandwidth_bytes_per_s)
     decode = operators.decode_attention(
-        heads, kv_heads, dim, e_b=c.e_b, pad=c.pad, serial_ns=c.serial_ns, t0_s=c.t0_s, p=c.p,
-        **shared,
-    )  # fmt: skip
+        heads, kv_heads, dim, speed, kv_bytes=2.0, pad=c.pad, serial_ns=c.serial_ns
+    )
     assert predict(OpClass.ATTENTION_DECODE, c, own, GPU) == pytest.approx(decode.seconds(b, s))
 
 

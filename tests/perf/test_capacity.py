@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atoll.catalog.links import Link
 from atoll.core.errors import InputError, UsageError
@@ -15,11 +17,13 @@ from atoll.perf.capacity import (
     CapacityModel,
     CapacityTable,
     RoleLoad,
+    best_table,
     capacity,
     capacity_table,
     table_of,
 )
-from atoll.perf.engines import EngineProfile, HostTime
+from atoll.perf.constants import ConstantTable, default_constants, sample_constants
+from atoll.perf.engines import EngineChoice, EngineLimits, EngineProfile, HostTime
 from atoll.perf.layers import tp_sizes
 from atoll.perf.memory import MemoryModel
 from atoll.perf.step import Position, analytic, step_seconds
@@ -159,12 +163,16 @@ def test_memory_cuts_the_batch() -> None:
 
 
 def test_memory_cuts_a_batch_of_one_long_prompt() -> None:
-    # A prompt longer than the engine's step: the only batch is one prompt, and 64 stages wait.
+    # A prompt longer than the engine's step: 0.23 of one in every step. With 64 stages 15 are under way.
     own = analytic(LLAMA, node_type("L4:1"))
     long = role(Phase.PREFILL, slo_s=100.0, lengths=LengthMix.fixed(9000, 10))
     roomy = capacity(long, own, 32, stages=2, budget_s=100.0)
     crowded = capacity(long, own, 32, stages=64, budget_s=100.0)
-    assert crowded.throughput < roomy.throughput / 10
+    room = MemoryModel.of(LLAMA, own.node, engine=own.engine, phase=Phase.PREFILL)
+    places = float(room.sequences_by_layers(9000, Position.MIDDLE)[32])
+    under_way = 1.0 + 63.0 * 2048 / 9000
+    assert 1.0 < places < under_way
+    assert crowded.throughput == pytest.approx(roomy.throughput * places / under_way)
     assert crowded.limit == "KV memory"
     assert roomy.limit == "the engine's largest batch"
 
@@ -185,12 +193,53 @@ def test_the_link_cuts_the_rate() -> None:
 # Long prompts that must keep the promise on their own.
 
 
+PIECES = [Batch.prefill(2048), Batch.prefill(2048, 1, 2048), Batch.prefill(1904, 1, 4096)]
+
+
+def test_prompts_longer_than_a_step_run_in_pieces() -> None:
+    own = analytic(LLAMA, node_type("L40S:1"))
+    long = role(Phase.PREFILL, slo_s=100.0, lengths=LengthMix.fixed(6144, 10))
+    found = capacity(long, own, 32)
+    pieces = [
+        step_seconds(own, Batch.prefill(2048, 1, before), 0, 32) for before in (0, 2048, 4096)
+    ]
+    assert found.throughput == pytest.approx(6144 / sum(pieces), rel=0.01)
+    assert found.batch == pytest.approx(1 / 3)
+    # Alone it takes all of its pieces; through four stages one of them thrice more.
+    alone = RoleLoad("role", LLAMA, Phase.PREFILL, 1.0, long.lengths)
+    mean = sum(pieces) / 3
+    assert capacity(alone, own, 32, budget_s=mean * 2.9).throughput == 0.0
+    assert capacity(alone, own, 32, budget_s=mean * 3.1).throughput > 0.0
+    part = [step_seconds(own, Batch.prefill(2048, 1, before), 8, 16) for before in (0, 2048, 4096)]
+    passed = (sum(part) + 3 * sum(part) / 3) / 4
+    assert capacity(alone, own, 8, stages=4, budget_s=passed * 0.95).throughput == 0.0
+    assert capacity(alone, own, 8, stages=4, budget_s=passed * 1.05).throughput > 0.0
+
+
+@given(st.floats(100.0, 30_000.0), st.integers(256, 8192), st.integers(1, 8))
+def test_smaller_steps_never_carry_more_prompts(mean: float, tokens: int, stages: int) -> None:
+    """Nor does a prompt that is just short enough for one step jump when it becomes a little longer."""
+
+    def carried(lengths: float, most: int) -> float:
+        choice = EngineChoice("vllm", EngineLimits(max_num_batched_tokens=most, max_num_seqs=64))
+        load = role(Phase.PREFILL, slo_s=30.0, lengths=LengthMix.fixed(lengths, 10))
+        own = analytic(LLAMA, node_type("H100:1"), engine=choice)
+        return capacity(load, own, 32 // stages, stages=stages).throughput
+
+    assert carried(mean, tokens) <= carried(mean, 2 * tokens) * 1.02
+    assert carried(tokens * 1.001, tokens) == pytest.approx(
+        carried(tokens * 0.999, tokens), rel=0.02
+    )
+
+
 def test_the_tail_prompt_decides_yes_or_no() -> None:
     own = analytic(LLAMA, node_type("L40S:1"))
     mean = LengthMix.fixed(1000, 100)
     tail = replace(mean, input_tail=6000.0)
-    alone = step_seconds(own, Batch.prefill(6000), 0, 32)
-    assert step_seconds(own, Batch.prefill(1000), 0, 32) < alone
+    # A step takes 2,048 tokens there.
+    alone = sum(step_seconds(own, piece, 0, 32) for piece in PIECES)
+    whole = step_seconds(own, Batch.prefill(6000), 0, 32)
+    assert whole < alone < whole * 1.2
 
     def at(slo_s: float, lengths: LengthMix) -> float:
         return capacity(role(Phase.PREFILL, slo_s=slo_s, lengths=lengths), own, 32).throughput
@@ -205,8 +254,10 @@ def test_the_tail_prompt_decides_yes_or_no() -> None:
 def test_the_tail_prompt_pays_the_hand_over_too() -> None:
     own = analytic(LLAMA, node_type("L40S:1"))
     tail = replace(LengthMix.fixed(1000, 100), input_tail=6000.0)
-    step_s = step_seconds(own, Batch.prefill(6000), 8, 16)
-    total = step_s + LINK.time_s(6000 * 4096 * 2)
+    pieces = [step_seconds(own, piece, 8, 16) for piece in PIECES]
+    # The last piece leaves the first of four stages after all three, and then passes three more.
+    step_s = (sum(pieces) + 3.0 * max(pieces)) / 4.0
+    total = step_s + LINK.time_s(2048 * 4096 * 2)
 
     def at(budget_s: float, link: Link | None) -> float:
         load = role(Phase.PREFILL, lengths=tail)
@@ -474,3 +525,38 @@ def test_requests_longer_than_the_model_reads() -> None:
         role(lengths=LengthMix.fixed(131_000, 100))
     assert caught.value.field == "lengths"
     role(lengths=LengthMix.fixed(131_000, 72))
+
+
+@given(st.integers(0, 2**31), st.integers(0, 2**31))
+def test_constants_of_another_call_change_nothing(one: int, other: int) -> None:
+    nodes = [node_type("L4:1"), node_type("L40S:2")]
+    load = role(Phase.DECODE, slo_s=0.1)
+    gpus = [each.gpu for each in nodes]
+
+    def carried(table: ConstantTable | None) -> list[list[float]]:
+        tables = capacity_table([load], nodes, 2, constants=table)
+        return [tables[load.name, each.id].throughput.tolist() for each in nodes]
+
+    def directly(table: ConstantTable) -> list[list[float]]:
+        found = []
+        for each in nodes:
+            sizes = [
+                table_of(load, analytic(LLAMA, each, tp=tp, constants=table), 2)
+                for tp in tp_sizes(LLAMA, each.count)
+            ]
+            found.append(best_table(sizes).throughput.tolist())
+        return found
+
+    drawn = [
+        sample_constants(default_constants(), np.random.default_rng(seed), gpus)
+        for seed in (one, other)
+    ]
+    shipped = carried(None)
+    answers = [carried(table) for table in drawn]
+    assert answers != [shipped, shipped]
+    assert (answers[0] == answers[1]) == (one == other)
+    for table, answer in zip(drawn, answers, strict=True):
+        for found, expected in zip(answer, directly(table), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-12)
+        assert carried(table) == answer
+    assert carried(None) == shipped

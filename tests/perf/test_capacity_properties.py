@@ -120,8 +120,9 @@ def test_a_longer_budget_never_carries_less(case: Case, factor: float) -> None:
 
 
 @given(cases(), st.integers(1, 8))
-def test_more_stages_at_the_same_budget_each_never_carry_more(case: Case, more: int) -> None:
-    deeper = case.rates(stages=case.stages + more)
+def test_more_stages_of_the_same_promise_never_carry_more(case: Case, more: int) -> None:
+    stages = case.stages + more
+    deeper = case.rates(stages=stages, budget_s=case.budget_s * case.stages / stages)
     assert np.all(deeper <= case.rates() * (1 + 1e-9))
 
 
@@ -213,15 +214,17 @@ def test_a_node_carries_what_its_copies_carry(case: Case) -> None:
 
 
 def brute_force(case: Case, layers: int, points: int = 3000) -> float:
-    """The best of min(B / t, N / (S (t + u))) over many B with t + u <= b, in tokens/s.
+    """The best of min(B / t, N / (S (m t + u))) over many B with m t + u <= b, in tokens/s.
 
-    In a pipeline also no more than the link carries.
+    m is 1, or for a prompt in n pieces (n + S - 1) / S. In a pipeline also no more than the link carries.
     """
     role, own = case.role, case.model
     prefill = role.phase is Phase.PREFILL
     mean = role.lengths.input_mean
-    largest = max(1.0, own.engine.max_tokens / mean) if prefill else own.engine.max_sequences
-    b = np.unique(np.geomspace(1.0, largest, points))
+    most = own.engine.max_tokens
+    largest = most / mean if prefill else own.engine.max_sequences
+    b = np.unique(np.geomspace(min(1.0, largest), largest, points))
+    steps = (np.maximum(1.0, 1.0 / b) + case.stages - 1.0) / case.stages
     zero = 0.0 * b
     spread = role.lengths.input_mean_square / mean**2
     step = _step(
@@ -233,16 +236,22 @@ def brute_force(case: Case, layers: int, points: int = 3000) -> float:
     )
     handed = _handed(case, b * (mean if prefill else 1.0))
     if prefill and role.lengths.input_tail > mean:
-        one, none = np.ones(1), np.zeros(1)
-        tail = Batch(role.lengths.input_tail * one, one, none, none, none)
-        alone = _step(case, layers, tail) + _handed(case, tail.prefill_tokens)
-        if alone[0] > case.budget_s or _room(case, layers, role.lengths.input_tail) < 1.0:
+        left, tail_s, before = role.lengths.input_tail, [], 0.0
+        while left > 0.0:
+            size = np.array([min(left, float(most))])
+            piece = Batch(size, size**0, size * 0.0 + before, size * 0.0, size * 0.0)
+            tail_s.append(float(_step(case, layers, piece)[0]))
+            before, left = before + float(size[0]), left - float(size[0])
+        first = np.array([min(role.lengths.input_tail, float(most))])
+        alone = (sum(tail_s) + (case.stages - 1) * max(tail_s)) / case.stages
+        alone += float(_handed(case, first)[0])
+        if alone > case.budget_s or _room(case, layers, role.lengths.input_tail) < 1.0:
             return 0.0
     room = _room(case, layers, mean if prefill else role.lengths.decode_context)
     if room < 1.0:
         return 0.0
-    rate = np.minimum(b / step, room / (case.stages * (step + handed)))
-    allowed = step + handed <= case.budget_s
+    rate = np.minimum(b / step, room / (case.stages * (steps * step + handed)))
+    allowed = steps * step + handed <= case.budget_s
     best = float(rate[allowed].max(initial=0.0))
     replicas = own.node.count // own.tp
     tokens = best * (mean if prefill else 1.0) * replicas

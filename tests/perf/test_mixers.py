@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from atoll.catalog.transformer import DeltaSpec, MlaSpec, TransformerSpec
 from atoll.perf import operators
 from atoll.perf.batch import Batch
-from atoll.perf.constants import OpClass, Tag, default_constants
+from atoll.perf.constants import OpClass, OpSpeed, Tag, default_constants
 from atoll.perf.layers import (
     LayerKind,
     as_held,
@@ -42,14 +42,13 @@ def stateful() -> TransformerSpec:
 class TestOperatorsByHand:
     def test_absorbed_decode_of_deepseek_on_an_h100_is_at_the_ridge(self) -> None:
         """128 heads over a latent of 512 + 64: 278,528 operations and 1152 bytes a cached token."""
-        ideal = {"bandwidth": 3350e9, "e_b": 1.0, "pad": 0.0, "t0_s": 0.0, "p": 1.0}
         op = operators.latent_decode(
-            128, kv_rank=512, rope_dim=64, kv_bytes=2, peak=989e12, e_f=1.0, **ideal
+            128, OpSpeed(989e12, 3350e9), kv_rank=512, rope_dim=64, kv_bytes=2, pad=0.0
         )
         assert op.key_s == pytest.approx(max(1152 / 3350e9, 278528 / 989e12))
         assert op.key_s == pytest.approx(1152 / 3350e9)
         slower = operators.latent_decode(
-            128, kv_rank=512, rope_dim=64, kv_bytes=2, peak=989e12, e_f=0.66, **ideal
+            128, OpSpeed(989e12, 3350e9, e_f=0.66), kv_rank=512, rope_dim=64, kv_bytes=2, pad=0.0
         )
         assert slower.key_s == pytest.approx(278528 / (989e12 * 0.66))
         # 64 sequences over 4096 tokens: 262,144 latents, and queries and outputs of 1088 x 128.
@@ -58,10 +57,14 @@ class TestOperatorsByHand:
 
     def test_eight_gpus_do_not_read_fewer_latents(self) -> None:
         """Heads are split, the latent is not: below the ridge decode gains nothing from more GPUs."""
-        ideal = {"bandwidth": 3350e9, "e_b": 1.0, "pad": 0.0, "t0_s": 0.0, "p": 1.0}
         shares = [
             operators.latent_decode(
-                heads, kv_rank=512, rope_dim=64, kv_bytes=2, peak=989e12, e_f=0.9, **ideal
+                heads,
+                OpSpeed(989e12, 3350e9, e_f=0.9),
+                kv_rank=512,
+                rope_dim=64,
+                kv_bytes=2,
+                pad=0.0,
             ).key_s
             for heads in (128, 64, 16)
         ]
@@ -69,9 +72,14 @@ class TestOperatorsByHand:
 
     def test_prefill_expands_cached_latents_again_and_new_ones_elsewhere(self) -> None:
         op = operators.latent_prefill(
-            4, kv_rank=64, nope_dim=32, rope_dim=16, v_dim=32, peak=PEAK, bandwidth=BANDWIDTH,
-            e_f=1.0, e_b=1.0, serial_ns=0.0, t0_s=0.0, p=1.0,
-        )  # fmt: skip
+            4,
+            OpSpeed(peak=PEAK, bandwidth=BANDWIDTH, e_f=1.0, e_b=1.0, t0_s=0.0, p=1.0),
+            kv_rank=64,
+            nope_dim=32,
+            rope_dim=16,
+            v_dim=32,
+            serial_ns=0.0,
+        )
         row = 2 * 4 * (48 + 32) / BANDWIDTH
         expand = 2 * 64 * 4 * (32 + 32) / PEAK
         pair = 2 * 4 * (48 + 32) / PEAK
@@ -83,7 +91,7 @@ class TestOperatorsByHand:
     def test_the_delta_rule_takes_what_its_state_takes(self) -> None:
         state = DELTA.state_bytes(2.0)
         op = operators.delta_decode(
-            state, DELTA.channels, bandwidth=BANDWIDTH, e_b=0.5, t0_s=0.0, p=1.0
+            state, DELTA.channels, OpSpeed(peak=PEAK, bandwidth=BANDWIDTH, e_b=0.5, t0_s=0.0, p=1.0)
         )
         seconds = 10 * (2 * state + 2 * DELTA.channels) / (0.5 * BANDWIDTH)
         assert op.seconds(10.0, 0.0) == pytest.approx(seconds)
@@ -92,16 +100,22 @@ class TestOperatorsByHand:
     def test_prefill_of_the_delta_rule_of_qwen3_next(self) -> None:
         """Per head and token 6 x 128 x 128 against the state and 64 x 10 x 128 in the chunk."""
         op = operators.delta_prefill(
-            32, 128, 128, channels=8192, peak=PEAK, bandwidth=1e30, e_f=1.0, e_b=1.0,
-            t0_s=0.0, p=1.0,
-        )  # fmt: skip
+            32,
+            128,
+            128,
+            OpSpeed(peak=PEAK, bandwidth=1e30, e_f=1.0, e_b=1.0, t0_s=0.0, p=1.0),
+            channels=8192,
+        )
         assert op.seconds(0.0, 1000.0, 1000.0, 0.0) == pytest.approx(
             1000 * 32 * (6 * 128 * 128 + 64 * 10 * 128) / PEAK
         )
         streamed = operators.delta_prefill(
-            32, 128, 128, channels=8192, peak=1e40, bandwidth=BANDWIDTH, e_f=1.0, e_b=1.0,
-            t0_s=0.0, p=1.0,
-        )  # fmt: skip
+            32,
+            128,
+            128,
+            OpSpeed(peak=1e40, bandwidth=BANDWIDTH, e_f=1.0, e_b=1.0, t0_s=0.0, p=1.0),
+            channels=8192,
+        )
         rows = 8192 + 32 * 5 * 128 + 2 * 32 * 128 * 128 / 64
         assert streamed.seconds(0.0, 10.0, 10.0, 0.0) == pytest.approx(10 * 2 * rows / BANDWIDTH)
 
@@ -120,20 +134,13 @@ class TestOperatorsByHand:
         cached: int, new: int,
     ) -> None:  # fmt: skip
         e_f, e_b = shares
-        common = {
-            "peak": PEAK,
-            "bandwidth": BANDWIDTH,
-            "e_f": e_f,
-            "e_b": e_b,
-            "t0_s": 1e-6,
-            "p": p,
-        }
+        speed = OpSpeed(PEAK, BANDWIDTH, e_f, e_b, 1e-6, p)
         prefill = operators.latent_prefill(
-            heads, kv_rank=rank, nope_dim=2 * rope, rope_dim=rope, v_dim=2 * rope, serial_ns=1.0,
-            **common,
+            heads, speed, kv_rank=rank, nope_dim=2 * rope, rope_dim=rope, v_dim=2 * rope,
+            serial_ns=1.0,
         )  # fmt: skip
         decode = operators.latent_decode(
-            heads, kv_rank=rank, rope_dim=rope, kv_bytes=2.0, pad=4.0, **common
+            heads, speed, kv_rank=rank, rope_dim=rope, kv_bytes=2.0, pad=4.0
         )
 
         def prompt(tokens: int, before: int) -> float:

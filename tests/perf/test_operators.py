@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from atoll.catalog import nodes
 from atoll.perf import operators
+from atoll.perf.constants import OpSpeed
 from atoll.perf.operators import (
     AllReduce,
     Array,
@@ -29,20 +30,26 @@ Operator = Roofline | Stream | PrefillAttention | DecodeAttention | GroupedExper
 sharpness = st.floats(0.3, 8.0)
 launch = st.floats(0.0, 1e-4)
 share = st.floats(0.05, 1.3)
-rate = st.fixed_dictionaries(
-    {"bandwidth": st.floats(1e11, 8e12), "e_b": share, "t0_s": launch, "p": sharpness}
-)
-compute = st.fixed_dictionaries({"peak": st.floats(1e13, 5e15), "e_f": share})
 width = st.integers(16, 32768).map(float)
+
+
+@st.composite
+def speeds(draw: st.DrawFn) -> OpSpeed:
+    return OpSpeed(
+        peak=draw(st.floats(1e13, 5e15)),
+        bandwidth=draw(st.floats(1e11, 8e12)),
+        e_f=draw(share),
+        e_b=draw(share),
+        t0_s=draw(launch),
+        p=draw(sharpness),
+    )
 
 
 @st.composite
 def gemms(draw: st.DrawFn) -> Roofline:
     pads = {"pad_k": draw(st.floats(0, 2000)), "pad_n": draw(st.floats(0, 2000))}
     bytes_ = draw(st.sampled_from([0.53125, 1.0, 2.0, 4.0]))
-    return operators.gemm(
-        draw(width), draw(width), weight_bytes=bytes_, **draw(rate), **draw(compute), **pads
-    )
+    return operators.gemm(draw(width), draw(width), draw(speeds()), weight_bytes=bytes_, **pads)
 
 
 @st.composite
@@ -51,10 +58,9 @@ def prefills(draw: st.DrawFn) -> PrefillAttention:
         draw(st.integers(1, 64)),
         draw(st.integers(1, 8)),
         draw(st.sampled_from([64.0, 128.0])),
+        draw(speeds()),
         kv_bytes=draw(st.sampled_from([1.0, 2.0])),
         serial_ns=draw(st.floats(0, 100)),
-        **draw(rate),
-        **draw(compute),
     )
 
 
@@ -65,10 +71,10 @@ def decodes(draw: st.DrawFn) -> DecodeAttention:
         kv_heads * draw(st.integers(1, 8)),
         kv_heads,
         draw(st.sampled_from([64.0, 128.0])),
+        draw(speeds()),
         kv_bytes=draw(st.sampled_from([1.0, 2.0])),
         pad=draw(st.floats(0, 100)),
         serial_ns=draw(st.floats(0, 100)),
-        **draw(rate),
     )
 
 
@@ -80,10 +86,9 @@ def expert_layers(draw: st.DrawFn) -> GroupedExperts:
         draw(width),
         experts,
         draw(st.integers(1, experts)),
+        draw(speeds()),
         weight_bytes=draw(st.sampled_from([0.53125, 1.0, 2.0])),
         pad=draw(st.floats(0, 64)),
-        **draw(rate),
-        **draw(compute),
     )
 
 
@@ -102,9 +107,7 @@ def sums(draw: st.DrawFn) -> AllReduce:
 
 @st.composite
 def passes(draw: st.DrawFn) -> Stream:
-    own = draw(rate)
-    del own["p"]
-    return operators.elementwise(draw(width), **own)
+    return operators.elementwise(draw(width), draw(speeds()))
 
 
 ARGUMENTS: dict[type[Operator], int] = {
@@ -212,9 +215,13 @@ def test_a_sharper_roofline_is_never_slower(compute_s: float, memory_s: float, p
 
 def test_a_product_by_hand() -> None:
     op = operators.gemm(
-        4000, 1000, weight_bytes=2, peak=1e12, bandwidth=1e9, e_f=0.5, e_b=0.8, t0_s=1e-6, p=2,
-        pad_k=100, pad_n=50,
-    )  # fmt: skip
+        4000,
+        1000,
+        OpSpeed(peak=1e12, bandwidth=1e9, e_f=0.5, e_b=0.8, t0_s=1e-6, p=2),
+        weight_bytes=2,
+        pad_k=100,
+        pad_n=50,
+    )
     flop = 2 * 10 * 4000 * (1000 + 100)
     moved = 2 * (4000 + 50) * 1000 + 2 * 10 * (4000 + 1000)
     assert op.seconds(10.0) == pytest.approx(math.hypot(flop / 0.5e12, moved / 0.8e9) + 1e-6)
@@ -223,7 +230,10 @@ def test_a_product_by_hand() -> None:
 def test_a_well_known_product_on_an_h100() -> None:
     # 8192^3 is deep in the compute-bound regime: 1.0995e12 FLOP at 989 TFLOP/s take 1.112 ms.
     op = operators.gemm(
-        8192, 8192, weight_bytes=2, peak=989e12, bandwidth=3.35e12, e_f=1, e_b=1, t0_s=0, p=4
+        8192,
+        8192,
+        OpSpeed(peak=989e12, bandwidth=3.35e12, e_f=1, e_b=1, t0_s=0, p=4),
+        weight_bytes=2,
     )
     assert op.seconds(8192.0) == pytest.approx(1.112e-3, rel=1e-3)
     # One row is the weights at full bandwidth: 134 MB at 3.35 TB/s take 40.06 us.
@@ -231,17 +241,21 @@ def test_a_well_known_product_on_an_h100() -> None:
 
 
 def test_a_pass_by_hand() -> None:
-    op = operators.elementwise(1000, bandwidth=1e9, e_b=0.5, t0_s=3e-6)
+    op = operators.elementwise(1000, OpSpeed(peak=1.0, bandwidth=1e9, e_b=0.5, t0_s=3e-6))
     assert op.seconds(7.0) == pytest.approx(7 * 1000 * 2 / 0.5e9 + 3e-6)
-    both = op + operators.elementwise(500, bandwidth=1e9, e_b=0.5, t0_s=3e-6)
+    both = op + operators.elementwise(500, OpSpeed(peak=1.0, bandwidth=1e9, e_b=0.5, t0_s=3e-6))
     assert both.seconds(7.0) == pytest.approx(7 * 1500 * 2 / 0.5e9 + 6e-6)
 
 
 def test_prefill_attention_by_hand() -> None:
     op = operators.prefill_attention(
-        32, 8, 64, kv_bytes=1, peak=1e12, bandwidth=1e9, e_f=0.5, e_b=0.25, serial_ns=10,
-        t0_s=1e-5, p=1,
-    )  # fmt: skip
+        32,
+        8,
+        64,
+        OpSpeed(peak=1e12, bandwidth=1e9, e_f=0.5, e_b=0.25, t0_s=1e-5, p=1),
+        kv_bytes=1,
+        serial_ns=10,
+    )
     pairs, tokens, keys, longest = 5000.0, 100.0, 300.0, 150.0
     flop_s = 4 * 64 * 32 * pairs / 0.5e12
     queries_and_outputs = 2 * 2 * 32 * 64 * tokens
@@ -257,9 +271,14 @@ def test_prefill_attention_by_hand() -> None:
 def test_decode_attention_by_hand() -> None:
     def build(kv_heads: float) -> DecodeAttention:
         return operators.decode_attention(
-            32, kv_heads, 128, kv_bytes=2, bandwidth=1e9, e_b=0.5, pad=16, serial_ns=10,
-            t0_s=1e-5, p=1,
-        )  # fmt: skip
+            32,
+            kv_heads,
+            128,
+            OpSpeed(peak=1.0, bandwidth=1e9, e_b=0.5, t0_s=1e-5, p=1),
+            kv_bytes=2,
+            pad=16,
+            serial_ns=10,
+        )
 
     keys_and_values = 2 * 2 * 8 * 128 * (1000 + 16)
     query_and_output = 2 * 2 * 32 * 128
@@ -274,7 +293,13 @@ def test_decode_attention_by_hand() -> None:
 
 def test_launch_time_of_decode_meets_the_stream_smoothly() -> None:
     op = operators.decode_attention(
-        8, 2, 128, kv_bytes=2, bandwidth=1e9, e_b=1, pad=0, serial_ns=0, t0_s=3e-4, p=2
+        8,
+        2,
+        128,
+        OpSpeed(peak=1.0, bandwidth=1e9, e_b=1, t0_s=3e-4, p=2),
+        kv_bytes=2,
+        pad=0,
+        serial_ns=0,
     )
     stream_s = 100 * (1000 * op.key_s + op.query_s)
     assert op.seconds(100.0, 1000.0) == pytest.approx(math.hypot(stream_s, 3e-4))
@@ -282,9 +307,14 @@ def test_launch_time_of_decode_meets_the_stream_smoothly() -> None:
 
 def test_experts_by_hand() -> None:
     op = operators.grouped_experts(
-        100, 50, 8, 2, weight_bytes=2, peak=1e12, bandwidth=1e9, e_f=0.5, e_b=0.25, pad=3,
-        t0_s=1e-5, p=1,
-    )  # fmt: skip
+        100,
+        50,
+        8,
+        2,
+        OpSpeed(peak=1e12, bandwidth=1e9, e_f=0.5, e_b=0.25, t0_s=1e-5, p=1),
+        weight_bytes=2,
+        pad=3,
+    )
     m = 6.0
     active = 8 * (1 - 0.75**6)
     matrices = 3 * 100 * 50
@@ -296,9 +326,14 @@ def test_experts_by_hand() -> None:
 
 def experts(count: int, top_k: int) -> GroupedExperts:
     return operators.grouped_experts(
-        64, 64, count, top_k, weight_bytes=2, peak=1e12, bandwidth=1e9, e_f=1, e_b=1, pad=0,
-        t0_s=0, p=1,
-    )  # fmt: skip
+        64,
+        64,
+        count,
+        top_k,
+        OpSpeed(peak=1e12, bandwidth=1e9, e_f=1, e_b=1, t0_s=0, p=1),
+        weight_bytes=2,
+        pad=0,
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,8 +112,12 @@ def test_more_sequences_never_carry_less_of_a_phase(a: int, b: int) -> None:
 
 def test_plans_carry_them_to_the_engines() -> None:
     problem = fleet("max_num_seqs: 8, kv_cache_dtype: fp8")
-    assert problem.launches() == {"chat": EngineLaunch(max_num_seqs=8, kv_cache_dtype="fp8")}
-    assert fleet().launches() == {}
+    ttft_s = problem.service("chat").ttft_s
+    assert problem.launches()["chat"] == EngineLaunch(
+        max_num_seqs=8, kv_cache_dtype="fp8", promised_ttft_s=ttft_s
+    )
+    assert fleet().launches()["chat"] == EngineLaunch(promised_ttft_s=ttft_s)
+    assert set(problem.launches()) == {service.name for service in problem.services}
     plan = Plan(
         problem_hash="x",
         problem_name="x",
@@ -121,7 +127,12 @@ def test_plans_carry_them_to_the_engines() -> None:
         engines=problem.launches(),
     )
     assert Plan.from_json(plan.to_json()) == plan
-    assert '"engines":{"chat":{"max_num_seqs":8,"kv_cache_dtype":"fp8"}}' in plan.to_json()
+    written = json.loads(plan.to_json())["engines"]
+    assert written["chat"] == {
+        "max_num_seqs": 8,
+        "kv_cache_dtype": "fp8",
+        "promised_ttft_s": ttft_s,
+    }
     bare = plan.model_copy(update={"engines": {}})
     assert "engines" not in bare.to_json()
 

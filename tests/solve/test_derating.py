@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atoll.plan.problem import Settings
 from atoll.solve.derating import Derating, node_set
 from atoll.solve.effort import Effort
 from atoll.solve.registry import solve
-from atoll.solve.resizing import sized_like
+from atoll.solve.resizing import lower_priors, sized_like
 from atoll.solve.templates.library import template_libraries
 from tests.plan.builders import EAST, catalog, offer, problem, service
 
@@ -83,3 +85,21 @@ def test_a_plan_with_less_capacity_costs_more_and_is_valid() -> None:
 def test_a_plan_for_capacity_alone_is_sized_as_it_is() -> None:
     plan = solve(PROBLEM, effort=FRESH)
     assert sized_like(plan, PROBLEM, catalog()) == (PROBLEM, None)
+
+
+@given(st.floats(0.0, 1.2), st.floats(0.1, 1.0))
+def test_others_carry_as_much_as_leaves_the_plan_the_best(
+    beaten_above: float, prior: float
+) -> None:
+    known = Derating({("r", (("L4:1", 1),)): 0.7}, {("r", 1): prior})
+    lowered = lower_priors(known, lambda shares: shares.default > beaten_above)
+
+    assert lowered.shares == known.shares
+    assert lowered.default <= beaten_above
+    assert lowered.default >= min(1.0, beaten_above) - 1.0 / 16.0
+    assert lowered.priors["r", 1] == pytest.approx(prior * lowered.default)
+
+
+def test_a_plan_that_is_beaten_by_its_own_templates_has_no_others_to_blame() -> None:
+    lowered = lower_priors(Derating(priors={("r", 1): 0.5}), lambda _shares: True)
+    assert lowered == Derating(priors={("r", 1): 0.0}, default=0.0)

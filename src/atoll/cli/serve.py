@@ -107,7 +107,7 @@ def serve(options: ServeSettings) -> None:
     from atoll.routing.policies import policy_code
     from atoll.runtime.http.listening import check_listen
     from atoll.runtime.http.loop import run
-    from atoll.runtime.local.build import ENGINES, LocalOptions
+    from atoll.runtime.local.build import ENGINES, LocalOptions, list_warnings
 
     if options.engine not in ENGINES:
         raise UnknownNameError("engine", options.engine, ENGINES, field="--engine")
@@ -126,6 +126,8 @@ def serve(options: ServeSettings) -> None:
     _check_offer(options)
     plan, models = _plan_and_weights(options)
     tell = _teller(models)
+    for line in list_warnings(plan, models, local):
+        tell(f"warning: {line}")
     with live_line("loading the engine") as say:
         started = StartProgress(say, tell=tell)
         with local_fleet(

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from atoll.engine.kv import BlockTable
 from atoll.engine.messages import Hop, OpenBody
-from atoll.routing.decisions import BY_LENGTH, free_slot, urgency
+from atoll.routing.decisions import PROMPT_ORDER, free_slot, urgency
 
 MaxInFlight = Annotated[int, Field(ge=0)] | Literal["auto", "free"]
 """Decode groups under way from a first hop: so many, as `routing.pacing` says, or any number (free, 0)."""
@@ -62,6 +62,7 @@ class ResidentSequence:
     active_s: float = 0.0
     came_s: float = 0.0
     fresh: bool = True
+    """Whether none of it has run here."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -82,6 +83,11 @@ class ResidentSequence:
     def is_last(self) -> bool:
         """Whether this is where hidden states become tokens."""
         return self.body.hop == len(self.body.route) - 1
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it runs on this node alone."""
+        return len(self.body.route) == 1
 
     @property
     def age(self) -> tuple[int, int]:
@@ -228,11 +234,12 @@ class PromptOrder:
     """In which order prompts run: that of `routing.decisions.urgency`, the same as in the simulator.
 
     `promise_s` is the time to the first token that is promised; without one the oldest goes first. What a
-    prompt takes is foretold by the seconds per token of the steps before. A prompt that has begun goes on
-    before others begin, and so does one whose answer had begun when it was sent back.
+    prompt takes from here to the end of its route is foretold by the seconds per token of the steps before,
+    later layers taking as long as those here. A prompt that has begun goes on before others begin, and so
+    does one whose answer had begun when it was sent back.
     """
 
-    def __init__(self, promise_s: float | None = None, order: int = BY_LENGTH) -> None:
+    def __init__(self, promise_s: float | None = None, order: int = PROMPT_ORDER) -> None:
         self._promise_s = promise_s
         self._order = order
         self._token_s = 0.0
@@ -252,7 +259,9 @@ class PromptOrder:
             return 0.0, resident.age
         if not resident.fresh or resident.answers:
             return -math.inf, resident.age
-        service_s = self._token_s * (resident.body.prompt_length - unit.position)
+        hop = resident.hop
+        passes = (resident.body.route[-1].end - hop.start) / (hop.end - hop.start)
+        service_s = self._token_s * (resident.body.prompt_length - unit.position) * passes
         found = urgency(self._order, now_s, resident.came_s, self._promise_s, service_s)
         return found, resident.age
 
@@ -264,13 +273,16 @@ def pick(
     in_flight: DecodeGroups,
     now_s: float,
     order: PromptOrder | None = None,
+    max_sequences: int | None = None,
 ) -> Picked:
     """Choose the next batch: decodes first, then chunks, oldest first, at most `budget` rows.
 
     With an `order` the chunks come in that. `chunk` bounds the rows of one sequence's prefill in a
     batch. The first unit is taken even if it alone is over the budget, for what comes from another
-    hop cannot be cut.
+    hop cannot be cut. No more than `max_sequences` are in a batch, and of those whose only hop this is no
+    more have begun at a time, as in the simulator: in a pipeline the limit is that of each of its batches.
     """
+    begun = 0
     decodes: list[BatchUnit] = []
     paced: list[BatchUnit] = []
     others: list[BatchUnit] = []
@@ -279,6 +291,7 @@ def pick(
         # A sequence on one node alone is back as soon as it is run; there is no flight.
         is_paced = resident.is_first and not resident.is_last and resident.answers
         decoding += is_paced
+        begun += resident.is_alone and not resident.fresh
         if resident.waiting or resident.kv_missing:
             continue
         if resident.is_first:
@@ -304,13 +317,31 @@ def pick(
         decodes = paced[:room] + decodes
     prompts = order or PromptOrder()
     others.sort(key=lambda unit: prompts.key(unit, now_s))
-    return Picked(_within(decodes + others, budget), held_back)
+    units = decodes + others
+    if max_sequences is not None:
+        units = _with_places(units, max_sequences - begun)
+    return Picked(_within(units, budget, max_sequences or budget), held_back)
 
 
-def _within(units: list[BatchUnit], budget: int) -> list[BatchUnit]:
+def _with_places(units: list[BatchUnit], places: int) -> list[BatchUnit]:
+    """Return the units without those of sequences that would begin where no more may."""
+    chosen: list[BatchUnit] = []
+    for unit in units:
+        if unit.resident.is_alone and unit.resident.fresh:
+            if places <= 0:
+                continue
+            places -= 1
+        chosen.append(unit)
+    return chosen
+
+
+def _within(units: list[BatchUnit], budget: int, most: int) -> list[BatchUnit]:
+    """Return the first units that have at most `budget` rows together, and are `most` at most."""
     chosen: list[BatchUnit] = []
     left = budget
     for unit in units:
+        if len(chosen) >= most:
+            break
         if unit.count > left and chosen:
             if unit.resident.is_first and left > 0 and unit.count > 1:
                 chosen.append(BatchUnit(unit.resident, unit.position, left, False))

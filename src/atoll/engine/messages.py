@@ -81,7 +81,8 @@ class OpenBody(Frozen):
 
     `hit` is how many leading positions every node so far holds already; with `agree` the first hop
     waits to hear from the last how many that are in the end. `kv_to` names decode hops
-    that want this sequence's KV; `expects_kv` tells a decode hop to wait for it.
+    that want this sequence's KV; `expects_kv` tells a decode hop to wait for it. `waited_s` is for how long
+    the request had been with the scheduler: clocks of machines differ.
     """
 
     seq: int
@@ -91,6 +92,7 @@ class OpenBody(Frozen):
     prompt_length: int = Field(ge=1)
     max_length: int = Field(ge=1)
     arrival: int = 0
+    waited_s: float = 0.0
     reply_to: str
     sampling: SamplingParams = SamplingParams()
     eos: tuple[int, ...] = ()

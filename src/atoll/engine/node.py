@@ -45,8 +45,11 @@ class NodeConfig(Frozen):
     ready_file: written once the node can serve (a `NodeReady`). threads and cpus: how many threads
     a step may use and which cores (none: any). kv_blocks or kv_bytes: room for KV (neither: 512 MiB
     on a CPU, most of what is left on a GPU). token_budget: rows in a batch; chunk: rows of one
-    prompt in a batch; max_in_flight: decode groups under way at a time, as measured step times say (auto),
-    any number (free or 0), or so many. drain_s: how long a stopping node waits for what still runs.
+    prompt in a batch; max_sequences: sequences in a batch, and on one node alone also those that run
+    (none: as many as the budget has rows); promised_ttft_s: the time to the first token by which prompts
+    are ordered (none: by arrival); max_in_flight: decode groups under way at a time, as measured step
+    times say (auto), any number (free or 0), or so many. drain_s: how long a stopping node waits for what
+    still runs.
     """
 
     name: str
@@ -64,7 +67,9 @@ class NodeConfig(Frozen):
     block_size: int = Field(default=16, ge=1)
     token_budget: int = Field(default=512, ge=1)
     chunk: int = Field(default=256, ge=1)
+    max_sequences: int | None = Field(default=None, ge=1)
     max_in_flight: MaxInFlight = "auto"
+    promised_ttft_s: float | None = Field(default=None, gt=0.0)
     prefix_caching: bool = True
     heartbeat_s: float = Field(default=0.25, gt=0.0)
     orphan_s: float = Field(default=300.0, gt=0.0)
@@ -179,6 +184,8 @@ class NodeProcess:
             settings=CoreSettings(
                 token_budget=config.token_budget,
                 chunk=config.chunk,
+                max_sequences=config.max_sequences,
+                promised_ttft_s=config.promised_ttft_s,
                 max_in_flight=config.max_in_flight,
                 orphan_s=config.orphan_s,
                 place=place_key(config.device),

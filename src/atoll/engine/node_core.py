@@ -58,12 +58,14 @@ Send = Callable[[str, Message], None]
 class CoreSettings:
     """Limits of a node: rows in a batch, rows of one prefill chunk, decode groups under way.
 
+    `max_sequences` are in a batch at most, and of those that this node runs alone no more run at a time.
     `place` is the cores or the GPU it runs on (`pacing.place_key`); 0 is one of its own.
     `promised_ttft_s` is the time to the first token by which prompts are ordered (`batcher.PromptOrder`).
     """
 
     token_budget: int = 512
     chunk: int = 256
+    max_sequences: int | None = None
     max_in_flight: MaxInFlight = "auto"
     orphan_s: float = 300.0
     place: int = 0
@@ -188,7 +190,9 @@ class NodeCore:
         known = [] if body.expects_kv else tokens
         table = self.pool.open(known, seed, body.max_length)
         now_s = self._clock()
-        resident = ResidentSequence(body, tokens, table, active_s=now_s, came_s=now_s)
+        resident = ResidentSequence(
+            body, tokens, table, active_s=now_s, came_s=now_s - body.waited_s
+        )
         self._residents[resident.key] = resident
         if self._pacer is not None and resident.is_first and not resident.is_last:
             resident.way = tuple(node_key(hop.endpoint) for hop in body.route)
@@ -374,6 +378,7 @@ class NodeCore:
             self._in_flight,
             began_s,
             self._order,
+            self.settings.max_sequences,
         )
         self.held_back = picked.held_back
         units = self._with_room(picked.units)

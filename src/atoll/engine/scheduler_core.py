@@ -260,7 +260,7 @@ class SchedulerCore:
                 live = self._current(message.seq, message.epoch)
                 if live is not None and live.opening:
                     live.opening = False
-                    self._open_prefill(live)
+                    self._open_prefill(live, now_s)
             case Evicted():
                 live = self._current(message.seq, message.epoch)
                 if live is not None:
@@ -402,20 +402,21 @@ class SchedulerCore:
     def _start(self, live: _Live, route: PipelineRoute, now_s: float) -> None:
         live.route, live.progress_s, live.prefill_base = route, now_s, len(live.tokens)
         if route.decode is None:
-            self._open(live, route.prefill)
+            self._open(live, route.prefill, now_s)
             return
         # The decode side is made ready first, so that KV never arrives before it is expected.
         live.opening = True
-        self._open(live, route.decode, expects_kv=True)
+        self._open(live, route.decode, now_s, expects_kv=True)
 
-    def _open_prefill(self, live: _Live) -> None:
+    def _open_prefill(self, live: _Live, now_s: float) -> None:
         if live.route is not None:
-            self._open(live, live.route.prefill, kv_to=live.route.decode or ())
+            self._open(live, live.route.prefill, now_s, kv_to=live.route.decode or ())
 
     def _open(
         self,
         live: _Live,
         hops: tuple[Hop, ...],
+        now_s: float,
         *,
         kv_to: tuple[Hop, ...] = (),
         expects_kv: bool = False,
@@ -427,6 +428,7 @@ class SchedulerCore:
             prompt_length=len(live.request.prompt),
             max_length=len(live.request.prompt) + live.sampling.max_tokens,
             arrival=live.arrival,
+            waited_s=now_s - live.started_s,
             reply_to=self.endpoint,
             sampling=live.sampling,
             eos=self._eos,

@@ -95,14 +95,14 @@ def predict_gemm(c: OpConstants, points: Points, gpu: GpuType) -> Array:
 def predict_prefill(c: OpConstants, points: Points, gpu: GpuType, *, narrow: bool = False) -> Array:
     """Return predicted seconds of causal prefill attention without a prefix; `narrow` as below."""
     out = np.empty(len(points))
-    e_f, t0_s = (c.e_f / c.kv8, c.t0_s * c.kv8_t0) if narrow else (c.e_f, c.t0_s)
+    speed = c.speed(gpu.fp16_flops, gpu.bandwidth_bytes_per_s)
+    if narrow:
+        speed = replace(speed, e_f=c.e_f / c.kv8, t0_s=c.t0_s * c.kv8_t0)
     kv_bytes = 1.0 if narrow else 2.0
     for mask, (heads, kv_heads, dim) in _heads(points):
         op = operators.prefill_attention(
-            heads, kv_heads, dim, kv_bytes=kv_bytes, peak=gpu.fp16_flops,
-            bandwidth=gpu.bandwidth_bytes_per_s, e_f=e_f, e_b=c.e_b, serial_ns=c.serial_ns,
-            t0_s=t0_s, p=c.p,
-        )  # fmt: skip
+            heads, kv_heads, dim, speed, kv_bytes=kv_bytes, serial_ns=c.serial_ns
+        )
         b, s = points.sizes["batch_size"][mask], points.sizes["seq_len"][mask]
         out[mask] = op.seconds(0.5 * b * s * s, b * s, b * s, s)
     return out
@@ -112,12 +112,12 @@ def predict_decode(c: OpConstants, points: Points, gpu: GpuType, *, narrow: bool
     """Return predicted seconds of decode attention; `narrow`: with a KV cache of 8 bits."""
     out = np.empty(len(points))
     kv_bytes, t0_s = (c.kv8, c.t0_s * c.kv8_t0) if narrow else (2.0, c.t0_s)
+    speed = replace(c.speed(gpu.fp16_flops, gpu.bandwidth_bytes_per_s), t0_s=t0_s)
     for mask, (heads, kv_heads, dim) in _heads(points):
         b, s = points.sizes["batch_size"][mask], points.sizes["seq_len"][mask]
         op = operators.decode_attention(
-            heads, kv_heads, dim, kv_bytes=kv_bytes, bandwidth=gpu.bandwidth_bytes_per_s, e_b=c.e_b,
-            pad=c.pad, serial_ns=c.serial_ns, t0_s=t0_s, p=c.p,
-        )  # fmt: skip
+            heads, kv_heads, dim, speed, kv_bytes=kv_bytes, pad=c.pad, serial_ns=c.serial_ns
+        )
         moved = (2.0 if narrow else 4.0) * b * s * kv_heads * dim
         # The cache speeds up the stream of keys, not the launch: scale the batch, keep the rest.
         out[mask] = op.seconds(b / _hot(c, moved), s)
@@ -136,10 +136,16 @@ def predict_experts(c: OpConstants, points: Points, gpu: GpuType) -> Array:
             mask = (dtypes == dtype) & (shapes == shape).all(axis=1)
             hidden, inner, top_k, experts, tp = (float(value) for value in shape)
             op = operators.grouped_experts(
-                hidden, inner / tp, experts, top_k, weight_bytes=weight, peak=peak,
-                bandwidth=gpu.bandwidth_bytes_per_s, e_f=c.e_f, e_b=c.e_b, pad=c.pad,
-                t0_s=c.t0_s, p=c.p, pad_k=c.pad_k, pad_n=c.pad_n,
-            )  # fmt: skip
+                hidden,
+                inner / tp,
+                experts,
+                top_k,
+                c.speed(peak, gpu.bandwidth_bytes_per_s),
+                weight_bytes=weight,
+                pad=c.pad,
+                pad_k=c.pad_k,
+                pad_n=c.pad_n,
+            )
             out[mask] = op.seconds(points.sizes["num_tokens"][mask])
     return out
 

@@ -15,6 +15,11 @@ activation bytes of a request. Throughput never rises with j and never falls wit
 falls with j, and the budget only cuts the choice of B. t is tabulated on a grid of B and linear
 between its points, which keeps all of this exact.
 
+Prompts longer than the T tokens that a step takes run in pieces, in pipelines one behind the other. Where
+that goes for mean ones B = T / length < 1 of them is in a step, and 1 / B pieces pass S stages in
+1 / B + S - 1 steps: t(B) counts (1 / B + S - 1) / S times. The longest prompt that must be in time is cut in
+the same way (`PieceTimes`).
+
 Queueing is not part of it unless a role `waits`: a node at its capacity is always busy, and arrivals that
 come in bursts wait. With `waits`, capacity is what a node carries with half of all requests within the
 promise, when they arrive at random (`perf.queueing`):
@@ -39,6 +44,7 @@ TPs never rises with j nor falls with b either.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -187,6 +193,7 @@ class CapacityModel:
         )
         self._replicas = model.node.count // model.tp
         self._grid = self._batch_grid()
+        self._pieces = max(1.0, 1.0 / float(self._grid[0]))
         parts = _regular(model.parts(self._batches(self._grid)), self._grid)
         self._fixed = _PerPosition(lambda position: _fixed_seconds(parts, position))
         self._counts = window_counts(model.spec, model.kinds)
@@ -197,6 +204,9 @@ class CapacityModel:
         self._places = _PerPosition(self._requests)
         self._room = _PerPosition(lambda position: self._taken(self._places[position]))
         self._tail_room = _PerPosition(self._tail_fits)
+        self._tail_pieces = _PerPosition(
+            lambda position: piece_times(model, self._counts, self._tail, self._most, position)
+        )
 
     # What a batch of B requests is.
 
@@ -204,10 +214,18 @@ class CapacityModel:
     def _tokens_per_request(self) -> float:
         return self._role.lengths.input_mean if self._role.phase is Phase.PREFILL else 1.0
 
+    @property
+    def _most(self) -> float:
+        """Tokens, or sequences, that the engine puts into one step."""
+        return self._model.largest_batch(self._role.phase)
+
     def _batch_grid(self) -> Array:
-        """Batch sizes from one request to the engine's limit, denser where times bend."""
-        largest = max(1.0, self._model.largest_batch(self._role.phase) / self._tokens_per_request)
-        return np.geomspace(1.0, largest, _GRID_POINTS) if largest > 1.0 else np.array([1.0])
+        """Batch sizes from one request to the engine's limit, denser where times bend.
+
+        Only the limit where a request is more than that: steps then hold pieces of it.
+        """
+        largest = self._most / self._tokens_per_request
+        return np.geomspace(1.0, largest, _GRID_POINTS) if largest > 1.0 else np.array([largest])
 
     def _batches(self, requests: Array) -> Batch[Array]:
         zero = np.zeros_like(requests)
@@ -253,13 +271,17 @@ class CapacityModel:
             return np.zeros_like(stages)
         return 0.5 / stages if self._role.phase is Phase.PREFILL else np.zeros_like(stages)
 
+    def _own_steps(self, stages: Array) -> Array:
+        """Steps that a request takes at a stage: one, or more where it runs in pieces."""
+        return np.asarray((self._pieces - 1.0 + stages) / stages)
+
     def _clumped(self, stages: Array, positions: Sequence[Position]) -> Array:
         """Requests/s of a pipeline whose prompts are all in one step where there is KV cache for no more."""
         if not self._role.waits or self._role.phase is not Phase.PREFILL:
             return np.full(1, np.inf)
         size = len(self._grid)
         room = np.stack([self._room[position] for position in positions])
-        batch = np.clip(room, 1.0, self._grid[-1])
+        batch = np.clip(room, self._grid[0], self._grid[-1])
         index = np.clip(np.searchsorted(self._grid, batch, side="right") - 1, 0, max(0, size - 2))
         after = np.minimum(index + 1, size - 1)
         gap = self._grid[after] - self._grid[index]
@@ -273,7 +295,8 @@ class CapacityModel:
         )
         took = low * (1.0 - share) + high * share
         with np.errstate(divide="ignore", invalid="ignore"):
-            limit = room[:, None, :] / (took[:, None, :] * stages[None, :, None])
+            spell = took[:, None, :] * (stages * self._own_steps(stages))[None, :, None]
+            limit = room[:, None, :] / spell
         return np.where(stages[None, :, None] > 1.0, limit, np.inf)
 
     def _load(self, rate: Array, best: _Best, stages: Array, budgets_s: Array) -> Array:
@@ -363,7 +386,8 @@ class CapacityModel:
         room = np.stack([self._room[position] for position in positions])[:, None, :]
         places = np.stack([self._places[position] for position in positions])[:, None, :]
         # A step with what is waited for before it.
-        passes = 1.0 + self._more_steps(stages)[None, :, None]
+        own = self._own_steps(stages)[None, :, None]
+        passes = own + self._more_steps(stages)[None, :, None]
         budgets, depth = budgets_s[None, :, None], stages[None, :, None]
         shape = (len(positions), len(stages), width)
 
@@ -390,11 +414,12 @@ class CapacityModel:
         start = np.zeros(shape, dtype=np.int64)
         alone = step(start)
         # Prompts find half of the steps idle at the lowest load that `_load` knows.
-        waited = 1.0 if self._role.phase is Phase.PREFILL else passes
+        waited = own if self._role.phase is Phase.PREFILL else passes
         first = alone * waited + transfer(start)
         # With room for fewer requests than the pipeline has stages, some stages wait.
         with np.errstate(divide="ignore", invalid="ignore"):
-            waiting = np.minimum(1.0, room * alone / (depth * (alone * passes + transfer(start))))
+            spell = self._grid[0] * depth * (alone * passes + transfer(start))
+            waiting = np.minimum(1.0, room * alone / spell)
         in_time = (first <= budgets) & self._tail_in_time(stages, budgets_s, positions)
         fits = np.stack([np.broadcast_to(self._tail_room[p], (width,)) for p in positions])
         return _Best(
@@ -414,14 +439,42 @@ class CapacityModel:
         """Whether the longest prompt that must keep the promise does so alone, per number of layers."""
         if not self._tail:
             return np.ones(1, dtype=np.bool_)
-        ones = np.ones(1)
-        batch = Batch(ones * self._tail, ones, 0.0 * ones, 0.0 * ones, 0.0 * ones)
-        parts = self._model.parts(batch)
-        stack = slowest_run(self._counts, parts.layers)[:, 0]
-        step = np.stack([stack + _fixed_seconds(parts, position) for position in positions])
-        transfer = np.where(stages > 1.0, self._transfer(batch.tokens), 0.0)
-        total = step[:, None, :] + transfer[None, :, None]
-        return np.asarray(total <= budgets_s[None, :, None])
+        longest = np.minimum(self._tail, self._most) * np.ones(1)
+        transfer = np.where(stages > 1.0, self._transfer(longest), 0.0)
+        depth = stages[:, None]
+        steps = np.stack([self._tail_pieces[p].stage_seconds(depth) for p in positions])
+        return np.asarray(steps + transfer[None, :, None] <= budgets_s[None, :, None])
+
+
+@dataclass(frozen=True, slots=True)
+class PieceTimes:
+    """Seconds of one prompt at a stage, alone, by layers: all its pieces, and the longest of them."""
+
+    all_s: Array
+    longest_s: Array
+
+    def stage_seconds(self, stages: Array) -> Array:
+        """Return a stage's part, one of `stages`, of what the prompt takes through all of them.
+
+        Pieces follow each other: the last leaves the last stage when all have passed one, and the longest
+        all others.
+        """
+        return (self.all_s + (stages - 1.0) * self.longest_s) / stages
+
+
+def piece_times(
+    model: StepModel, counts: Array, tokens: float, most: float, position: Position
+) -> PieceTimes:
+    """Return the times of a prompt of `tokens`, cut into pieces of `most` and a rest.
+
+    `counts` are the model's `window_counts`.
+    """
+    before = np.arange(max(1, math.ceil(tokens / most))) * most
+    ones = np.ones_like(before)
+    sizes = np.minimum(most, tokens - before)
+    parts = model.parts(Batch(sizes, ones, before, 0.0 * ones, 0.0 * ones))
+    steps = slowest_run(counts, parts.layers) + _fixed_seconds(parts, position)
+    return PieceTimes(steps.sum(axis=1), steps.max(axis=1))
 
 
 @dataclass(frozen=True, slots=True)

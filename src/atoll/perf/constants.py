@@ -64,6 +64,28 @@ class OpClass(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class OpSpeed:
+    """What the operators of a class reach on a GPU, in the notation of `operators`."""
+
+    peak: float
+    bandwidth: float
+    e_f: float = 1.0
+    e_b: float = 1.0
+    t0_s: float = 0.0
+    p: float = 1.0
+
+    @property
+    def flop_per_s(self) -> float:
+        """The rate of arithmetic that is reached."""
+        return self.peak * self.e_f
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The rate of memory that is reached."""
+        return self.bandwidth * self.e_b
+
+
+@dataclass(frozen=True, slots=True)
 class OpConstants:
     """Constants of one operator class on one GPU; see `operators` for what each one does.
 
@@ -96,6 +118,10 @@ class OpConstants:
     def t0_s(self) -> float:
         """Launch and ramp-up time in seconds."""
         return self.t0_us * 1e-6
+
+    def speed(self, peak: float, bandwidth: float) -> OpSpeed:
+        """Return what operators of the class reach where the GPU has so many FLOP/s and bytes/s."""
+        return OpSpeed(peak, bandwidth, self.e_f, self.e_b, self.t0_s, self.p)
 
     def scale_time(self, factor: float) -> OpConstants:
         """Return the constants with which the operator takes `factor` times as long, whatever its size."""

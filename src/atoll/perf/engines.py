@@ -81,9 +81,14 @@ _AS_IT_COMES = EngineLimits()
 
 
 class EngineLaunch(EngineLimits):
-    """Limits as a plan carries them to the engines it starts, with the number format of the KV cache."""
+    """Limits as a plan carries them to the engines it starts, with the number format of the KV cache.
+
+    `promised_ttft_s` is the time to the first token that the service promises: prompts wait in an order that
+    keeps most of such promises where an engine can do that.
+    """
 
     kv_cache_dtype: str | None = Field(default=None, max_length=32)
+    promised_ttft_s: float | None = Field(default=None, gt=0)
 
 
 @dataclass(frozen=True, slots=True)

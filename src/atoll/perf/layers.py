@@ -12,7 +12,7 @@ from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import DeltaSpec, DType, MlaSpec, TransformerSpec
 from atoll.perf import operators
 from atoll.perf.batch import Batch
-from atoll.perf.constants import PROXY_ERROR, GpuConstants, OpClass, OpConstants, Tag
+from atoll.perf.constants import PROXY_ERROR, GpuConstants, OpClass, OpConstants, OpSpeed, Tag
 from atoll.perf.operators import (
     AllReduce,
     DecodeAttention,
@@ -221,25 +221,32 @@ class _Factory:
     def __init__(self, gpu: GpuType, constants: GpuConstants) -> None:
         self._gpu = gpu
         self._constants = constants
+        self._speeds: dict[OpClass, OpSpeed] = {}
+
+    def _speed(self, op: OpClass) -> OpSpeed:
+        """What operators of a class reach: those for FP8 on FP8 cores where the GPU has them."""
+        found = self._speeds.get(op)
+        if found is None:
+            gpu, c = self._gpu, self._constants.op(op)
+            narrow = op in (OpClass.GEMM_FP8, OpClass.EXPERTS_FP8) and gpu.fp8_flops is not None
+            peak = gpu.fp8_flops if narrow else None
+            found = c.speed(peak or gpu.fp16_flops, gpu.bandwidth_bytes_per_s)
+            self._speeds[op] = found
+        return found
 
     def gemm(self, n: float, k: float, dtype: DType) -> Roofline:
         """Return a product with (k, n) weights; FP8 runs on FP8 cores where the GPU has them.
 
         Other quantised weights are read small and multiplied in 16 bits.
         """
-        c, peak = self._constants.op(OpClass.GEMM), self._gpu.fp16_flops
-        if dtype.name == "fp8" and self._gpu.fp8_flops is not None:
-            c, peak = self._constants.op(OpClass.GEMM_FP8), self._gpu.fp8_flops
+        fp8 = dtype.name == "fp8" and self._gpu.fp8_flops is not None
+        kind = OpClass.GEMM_FP8 if fp8 else OpClass.GEMM
+        c = self._constants.op(kind)
         return operators.gemm(
             n,
             k,
+            self._speed(kind),
             weight_bytes=dtype.bytes_per_weight,
-            peak=peak,
-            bandwidth=self._gpu.bandwidth_bytes_per_s,
-            e_f=c.e_f,
-            e_b=c.e_b,
-            t0_s=c.t0_s,
-            p=c.p,
             pad_k=c.pad_k,
             pad_n=c.pad_n,
         )
@@ -250,22 +257,14 @@ class _Factory:
         """Return the routed experts of a layer."""
         kind = _expert_class(dtype, self._gpu.fp8_flops is not None)
         c = self._constants.op(kind)
-        peak = self._gpu.fp16_flops
-        if kind is OpClass.EXPERTS_FP8 and self._gpu.fp8_flops is not None:
-            peak = self._gpu.fp8_flops
         return operators.grouped_experts(
             hidden,
             inner,
             experts,
             top_k,
+            self._speed(kind),
             weight_bytes=dtype.bytes_per_weight,
-            peak=peak,
-            bandwidth=self._gpu.bandwidth_bytes_per_s,
-            e_f=c.e_f,
-            e_b=c.e_b,
             pad=c.pad,
-            t0_s=c.t0_s,
-            p=c.p,
             pad_k=c.pad_k,
             pad_n=c.pad_n,
         )
@@ -279,31 +278,28 @@ class _Factory:
         """
         narrow = kv.bits_per_weight < 16
         c = self._constants.op(OpClass.ATTENTION_PREFILL)
+        d = self._constants.op(OpClass.ATTENTION_DECODE)
+        prompts = self._speed(OpClass.ATTENTION_PREFILL)
+        answers = self._speed(OpClass.ATTENTION_DECODE)
+        if narrow:
+            prompts = replace(prompts, e_f=c.e_f / c.kv8, t0_s=c.t0_s * c.kv8_t0)
+            answers = replace(answers, t0_s=d.t0_s * d.kv8_t0)
         prefill = operators.prefill_attention(
             heads,
             kv_heads,
             head_dim,
+            prompts,
             kv_bytes=kv.bytes_per_weight,
-            peak=self._gpu.fp16_flops,
-            bandwidth=self._gpu.bandwidth_bytes_per_s,
-            e_f=c.e_f / c.kv8 if narrow else c.e_f,
-            e_b=c.e_b,
             serial_ns=c.serial_ns,
-            t0_s=c.t0_s * c.kv8_t0 if narrow else c.t0_s,
-            p=c.p,
         )
-        d = self._constants.op(OpClass.ATTENTION_DECODE)
         decode = operators.decode_attention(
             heads,
             kv_heads,
             head_dim,
+            answers,
             kv_bytes=kv.bytes_per_weight * (d.kv8 if narrow else 1.0),
-            bandwidth=self._gpu.bandwidth_bytes_per_s,
-            e_b=d.e_b,
             pad=d.pad,
             serial_ns=d.serial_ns,
-            t0_s=d.t0_s * d.kv8_t0 if narrow else d.t0_s,
-            p=d.p,
         )
         return prefill, decode
 
@@ -313,33 +309,22 @@ class _Factory:
         """Return prefill and decode attention of one layer with a latent KV cache."""
         c = self._constants.op(OpClass.ATTENTION_PREFILL)
         d = self._constants.op(OpClass.ATTENTION_DECODE)
-        peak, bandwidth = self._gpu.fp16_flops, self._gpu.bandwidth_bytes_per_s
         prefill = operators.latent_prefill(
             heads,
+            self._speed(OpClass.ATTENTION_PREFILL),
             kv_rank=mla.kv_rank,
             nope_dim=mla.nope_dim,
             rope_dim=mla.rope_dim,
             v_dim=mla.v_dim,
-            peak=peak,
-            bandwidth=bandwidth,
-            e_f=c.e_f,
-            e_b=c.e_b,
             serial_ns=c.serial_ns,
-            t0_s=c.t0_s,
-            p=c.p,
         )
         decode = operators.latent_decode(
             heads,
+            replace(self._speed(OpClass.ATTENTION_DECODE), e_f=c.e_f),
             kv_rank=mla.kv_rank,
             rope_dim=mla.rope_dim,
             kv_bytes=kv.bytes_per_weight * (d.kv8 if kv.bits_per_weight < 16 else 1.0),
-            peak=peak,
-            bandwidth=bandwidth,
-            e_f=c.e_f,
-            e_b=d.e_b,
             pad=d.pad,
-            t0_s=d.t0_s,
-            p=d.p,
         )
         return prefill, decode
 
@@ -347,33 +332,24 @@ class _Factory:
         self, delta: DeltaSpec, tp: int, state_bytes: float
     ) -> tuple[PrefillAttention, DecodeAttention]:
         """Return prefill and decode of one layer of the gated delta rule, its heads split over `tp` GPUs."""
-        c = self._constants.op(OpClass.ATTENTION_PREFILL)
-        d = self._constants.op(OpClass.ATTENTION_DECODE)
-        bandwidth = self._gpu.bandwidth_bytes_per_s
         channels = delta.channels / tp
         prefill = operators.delta_prefill(
             delta.value_heads / tp,
             delta.key_dim,
             delta.value_dim,
+            self._speed(OpClass.ATTENTION_PREFILL),
             channels=channels,
-            peak=self._gpu.fp16_flops,
-            bandwidth=bandwidth,
-            e_f=c.e_f,
-            e_b=c.e_b,
-            t0_s=c.t0_s,
-            p=c.p,
         )
         decode = operators.delta_decode(
-            state_bytes / tp, channels, bandwidth=bandwidth, e_b=d.e_b, t0_s=d.t0_s, p=d.p
+            state_bytes / tp,
+            channels,
+            self._speed(OpClass.ATTENTION_DECODE),
         )
         return prefill, decode
 
     def elementwise(self, elements: float) -> Stream:
         """Return a pass that touches this many activations per token."""
-        c = self._constants.op(OpClass.ELEMENTWISE)
-        return operators.elementwise(
-            elements, bandwidth=self._gpu.bandwidth_bytes_per_s, e_b=c.e_b, t0_s=c.t0_s
-        )
+        return operators.elementwise(elements, self._speed(OpClass.ELEMENTWISE))
 
 
 @dataclass(frozen=True, slots=True)

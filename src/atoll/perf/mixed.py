@@ -33,7 +33,7 @@ import numpy as np
 from atoll.catalog.links import Link
 from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
-from atoll.perf.capacity import RoleLoad, booked_spread, booked_tokens
+from atoll.perf.capacity import RoleLoad, booked_spread, booked_tokens, piece_times
 from atoll.perf.engines import BOOKED_SHARE
 from atoll.perf.grid import Indices
 from atoll.perf.memory import MemoryModel
@@ -85,7 +85,12 @@ class MixedCapacityModel:
         self._prompts_in_step = np.maximum(per_step, 1.0)
         self._mixed = self._times(running, self._prompts_in_step)
         self._packed = self._times(running, self._full)
-        self._tail_s = self._longest()
+        # The longest prompt that must keep the promise, alone.
+        self._tail_pieces = {
+            position: piece_times(model, self._counts, self._tail, most_tokens, position)
+            for position in Position
+        }
+        self._tail_hop_s = self._hop_s(min(self._tail, most_tokens))
 
     def _times(self, running: Array, prompts: Array) -> dict[Position, Array]:
         """Seconds of steps by position: (layers + 1, batches)."""
@@ -102,13 +107,6 @@ class MixedCapacityModel:
             total = np.maximum.accumulate(total, axis=1)
             found[position] = np.maximum.accumulate(total, axis=0)
         return found
-
-    def _longest(self) -> dict[Position, Array]:
-        """Seconds of the longest prompt that must keep the promise, alone: (layers + 1, 1)."""
-        one = np.ones(1)
-        parts = self._model.parts(Batch(one * self._tail, one, 0.0 * one, 0.0 * one, 0.0 * one))
-        layers = slowest_run(self._counts, parts.layers)
-        return {position: layers + _fixed(parts, position) for position in Position}
 
     def throughputs(self, stages: Sequence[int], positions: Sequence[Position]) -> Array:
         """Return requests/s, (positions, stage counts, layers + 1), promises split evenly over stages."""
@@ -160,9 +158,11 @@ class MixedCapacityModel:
         passed[:, 0] = -1.0
         fits = self._places[position] >= 1.0
         if self._tail:
-            hop_tail = np.where(depth > 1.0, self._hop_s(self._tail), 0.0)
-            in_time = (self._tail_s[position] + hop_tail) * depth <= self._prompts.slo_s
-            fits = fits & self._tail_fits[position] & in_time[..., 0]
+            count = depth[..., 0]
+            hop_tail = np.where(count > 1.0, self._tail_hop_s, 0.0)
+            step_s = self._tail_pieces[position].stage_seconds(count)
+            in_time = (step_s + hop_tail) * count <= self._prompts.slo_s
+            fits = fits & self._tail_fits[position] & in_time
         return np.where(fits, _largest(passed, rate), 0.0)
 
     def _hop_s(self, tokens: float) -> float:

@@ -23,6 +23,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.perf.constants import OpSpeed
+
 Array = NDArray[np.float64]
 Num = TypeVar("Num", float, Array)
 
@@ -70,14 +72,9 @@ class Roofline:
 def gemm(
     n: float,
     k: float,
+    speed: OpSpeed,
     *,
     weight_bytes: float,
-    peak: float,
-    bandwidth: float,
-    e_f: float,
-    e_b: float,
-    t0_s: float,
-    p: float,
     pad_k: float = 0.0,
     pad_n: float = 0.0,
 ) -> Roofline:
@@ -88,11 +85,11 @@ def gemm(
     fill the memory pipe, as if they were pad_n columns wider.
     """
     return Roofline(
-        flop_s=2.0 * n * (k + pad_k) / (peak * e_f),
-        fixed_s=weight_bytes * (n + pad_n) * k / (bandwidth * e_b),
-        row_s=ACTIVATION_BYTES * (n + k) / (bandwidth * e_b),
-        t0_s=t0_s,
-        p=p,
+        flop_s=2.0 * n * (k + pad_k) / speed.flop_per_s,
+        fixed_s=weight_bytes * (n + pad_n) * k / speed.bytes_per_s,
+        row_s=ACTIVATION_BYTES * (n + k) / speed.bytes_per_s,
+        t0_s=speed.t0_s,
+        p=speed.p,
     )
 
 
@@ -111,9 +108,9 @@ class Stream:
         return self.row_s * m + self.t0_s
 
 
-def elementwise(elements: float, *, bandwidth: float, e_b: float, t0_s: float) -> Stream:
+def elementwise(elements: float, speed: OpSpeed) -> Stream:
     """Return a memory-bound pass that touches `elements` activations per row."""
-    return Stream(ACTIVATION_BYTES * elements / (bandwidth * e_b), t0_s)
+    return Stream(ACTIVATION_BYTES * elements / speed.bytes_per_s, speed.t0_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,24 +146,19 @@ def prefill_attention(
     heads: float,
     kv_heads: float,
     head_dim: float,
+    speed: OpSpeed,
     *,
     kv_bytes: float,
-    peak: float,
-    bandwidth: float,
-    e_f: float,
-    e_b: float,
     serial_ns: float,
-    t0_s: float,
-    p: float,
 ) -> PrefillAttention:
     """Return the prefill attention of one layer on one GPU; `serial_ns` is per key."""
     return PrefillAttention(
-        pair_s=4.0 * heads * head_dim / (peak * e_f),
-        token_s=2.0 * ACTIVATION_BYTES * heads * head_dim / (bandwidth * e_b),
-        key_s=2.0 * kv_bytes * kv_heads * head_dim / (bandwidth * e_b),
+        pair_s=4.0 * heads * head_dim / speed.flop_per_s,
+        token_s=2.0 * ACTIVATION_BYTES * heads * head_dim / speed.bytes_per_s,
+        key_s=2.0 * kv_bytes * kv_heads * head_dim / speed.bytes_per_s,
         serial_s=serial_ns * 1e-9 * head_dim / 128.0,
-        t0_s=t0_s,
-        p=p,
+        t0_s=speed.t0_s,
+        p=speed.p,
     )
 
 
@@ -201,41 +193,33 @@ def decode_attention(
     heads: float,
     kv_heads: float,
     head_dim: float,
+    speed: OpSpeed,
     *,
     kv_bytes: float,
-    bandwidth: float,
-    e_b: float,
     pad: float,
     serial_ns: float,
-    t0_s: float,
-    p: float,
 ) -> DecodeAttention:
     """Return the decode attention of one layer on one GPU; `serial_ns` is per context token."""
     grouped = heads > kv_heads
     return DecodeAttention(
-        key_s=2.0 * kv_bytes * kv_heads * head_dim / (bandwidth * e_b),
-        query_s=2.0 * ACTIVATION_BYTES * heads * head_dim / (bandwidth * e_b),
+        key_s=2.0 * kv_bytes * kv_heads * head_dim / speed.bytes_per_s,
+        query_s=2.0 * ACTIVATION_BYTES * heads * head_dim / speed.bytes_per_s,
         pad=pad,
         serial_s=0.0 if grouped else serial_ns * 1e-9 * head_dim / 128.0,
-        t0_s=t0_s,
-        p=p,
+        t0_s=speed.t0_s,
+        p=speed.p,
     )
 
 
 def latent_prefill(
     heads: float,
+    speed: OpSpeed,
     *,
     kv_rank: float,
     nope_dim: float,
     rope_dim: float,
     v_dim: float,
-    peak: float,
-    bandwidth: float,
-    e_f: float,
-    e_b: float,
     serial_ns: float,
-    t0_s: float,
-    p: float,
 ) -> PrefillAttention:
     """Return the prefill of latent attention (MLA) with keys and values expanded to all heads.
 
@@ -245,31 +229,26 @@ def latent_prefill(
     `token_s` for the keys that are new.
     """
     width = (nope_dim + rope_dim) + v_dim
-    expand_s = 2.0 * kv_rank * heads * (nope_dim + v_dim) / (peak * e_f)
-    stream_s = ACTIVATION_BYTES * heads * width / (bandwidth * e_b)
+    expand_s = 2.0 * kv_rank * heads * (nope_dim + v_dim) / speed.flop_per_s
+    stream_s = ACTIVATION_BYTES * heads * width / speed.bytes_per_s
     return PrefillAttention(
-        pair_s=2.0 * heads * width / (peak * e_f),
+        pair_s=2.0 * heads * width / speed.flop_per_s,
         token_s=stream_s - expand_s,
         key_s=stream_s + expand_s,
         serial_s=serial_ns * 1e-9 * (nope_dim + rope_dim) / 128.0,
-        t0_s=t0_s,
-        p=p,
+        t0_s=speed.t0_s,
+        p=speed.p,
     )
 
 
 def latent_decode(
     heads: float,
+    speed: OpSpeed,
     *,
     kv_rank: float,
     rope_dim: float,
     kv_bytes: float,
-    peak: float,
-    bandwidth: float,
-    e_f: float,
-    e_b: float,
     pad: float,
-    t0_s: float,
-    p: float,
 ) -> DecodeAttention:
     """Return the decode of latent attention in absorbed form: every head queries the latents themselves.
 
@@ -279,15 +258,15 @@ def latent_decode(
     outputs are h (r + rope) and h r wide; the products that absorb them count among the layer's products.
     """
     latent = kv_rank + rope_dim
-    memory_s = kv_bytes * latent / (bandwidth * e_b)
-    compute_s = 2.0 * heads * (latent + kv_rank) / (peak * e_f)
+    memory_s = kv_bytes * latent / speed.bytes_per_s
+    compute_s = 2.0 * heads * (latent + kv_rank) / speed.flop_per_s
     return DecodeAttention(
         key_s=max(memory_s, compute_s),
-        query_s=ACTIVATION_BYTES * heads * (latent + kv_rank) / (bandwidth * e_b),
+        query_s=ACTIVATION_BYTES * heads * (latent + kv_rank) / speed.bytes_per_s,
         pad=pad,
         serial_s=0.0,
-        t0_s=t0_s,
-        p=p,
+        t0_s=speed.t0_s,
+        p=speed.p,
     )
 
 
@@ -299,14 +278,9 @@ def delta_prefill(
     value_heads: float,
     key_dim: float,
     value_dim: float,
+    speed: OpSpeed,
     *,
     channels: float,
-    peak: float,
-    bandwidth: float,
-    e_f: float,
-    e_b: float,
-    t0_s: float,
-    p: float,
 ) -> PrefillAttention:
     """Return the prefill of a layer of the gated delta rule: linear in the tokens, whatever came before.
 
@@ -322,26 +296,24 @@ def delta_prefill(
     moved = channels + value_heads * (3.0 * value_dim + 2.0 * key_dim) + 2.0 * state
     return PrefillAttention(
         pair_s=0.0,
-        token_s=flops / (peak * e_f) + ACTIVATION_BYTES * moved / (bandwidth * e_b),
+        token_s=flops / speed.flop_per_s + ACTIVATION_BYTES * moved / speed.bytes_per_s,
         key_s=0.0,
         serial_s=0.0,
-        t0_s=t0_s,
-        p=p,
+        t0_s=speed.t0_s,
+        p=speed.p,
     )
 
 
-def delta_decode(
-    state_bytes: float, channels: float, *, bandwidth: float, e_b: float, t0_s: float, p: float
-) -> DecodeAttention:
+def delta_decode(state_bytes: float, channels: float, speed: OpSpeed) -> DecodeAttention:
     """Return the decode of such a layer: a sequence's state is read and written, however long it is."""
     moved = 2.0 * state_bytes + ACTIVATION_BYTES * channels
     return DecodeAttention(
         key_s=0.0,
-        query_s=moved / (bandwidth * e_b),
+        query_s=moved / speed.bytes_per_s,
         pad=0.0,
         serial_s=0.0,
-        t0_s=t0_s,
-        p=p,
+        t0_s=speed.t0_s,
+        p=speed.p,
     )
 
 
@@ -382,15 +354,10 @@ def grouped_experts(
     inner: float,
     experts: float,
     top_k: float,
+    speed: OpSpeed,
     *,
     weight_bytes: float,
-    peak: float,
-    bandwidth: float,
-    e_f: float,
-    e_b: float,
     pad: float,
-    t0_s: float,
-    p: float,
     pad_k: float = 0.0,
     pad_n: float = 0.0,
 ) -> GroupedExperts:
@@ -403,12 +370,12 @@ def grouped_experts(
     return GroupedExperts(
         experts=experts,
         top_k=top_k,
-        flop_s=6.0 * hidden * (inner + pad_k) / (peak * e_f),
-        expert_s=3.0 * weight_bytes * hidden * (inner + pad_n) / (bandwidth * e_b),
-        row_s=rows / (bandwidth * e_b),
+        flop_s=6.0 * hidden * (inner + pad_k) / speed.flop_per_s,
+        expert_s=3.0 * weight_bytes * hidden * (inner + pad_n) / speed.bytes_per_s,
+        row_s=rows / speed.bytes_per_s,
         pad=pad,
-        t0_s=t0_s,
-        p=p,
+        t0_s=speed.t0_s,
+        p=speed.p,
     )
 
 

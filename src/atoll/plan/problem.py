@@ -379,15 +379,15 @@ class Problem(Frozen):
         return EngineChoice(self.settings.engine, service.engine_limits)
 
     def launches(self) -> dict[str, EngineLaunch]:
-        """Return by service what its engines are started with, where anything is set."""
-        launches = {}
-        for service in self.services:
-            kv = kv_dtype_of(service.model)
-            if service.engine_limits.given or kv is not None:
-                launches[service.name] = EngineLaunch(
-                    **dict(service.engine_limits), kv_cache_dtype=kv
-                )
-        return launches
+        """Return by service what its engines are started with: limits that are set, and its promise."""
+        return {
+            service.name: EngineLaunch(
+                **dict(service.engine_limits),
+                kv_cache_dtype=kv_dtype_of(service.model),
+                promised_ttft_s=service.ttft_s,
+            )
+            for service in self.services
+        }
 
     def with_engine_limits(
         self, limits: EngineLimits, kv_cache_dtype: str | None = None

@@ -40,6 +40,8 @@ EVEN = 1e-9
 
 BY_ARRIVAL, BY_SLACK, BY_LENGTH = range(3)
 """Orders in which prompts wait: see `urgency`."""
+PROMPT_ORDER = BY_LENGTH
+"""That of the stage engine, and of its simulation."""
 PATIENCE = 10.0
 """How many times its promise a prompt waits before it goes ahead of all others."""
 AGES = 1e9

@@ -15,7 +15,6 @@ from atoll.core.ids import Phase
 from atoll.core.rng import stream
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem
-from atoll.routing.decisions import BY_ARRIVAL, BY_LENGTH, BY_SLACK
 from atoll.routing.pipelines import SMOOTHING
 from atoll.routing.policies import policy_code
 from atoll.sim import arrays as a
@@ -25,7 +24,7 @@ from atoll.sim.heap import KINDS
 from atoll.sim.life import life_records
 from atoll.sim.lifetime import GAP_BINS
 from atoll.sim.links import Sites, interfaces, link_records, site_name, site_records, sites_of
-from atoll.sim.options import LLM, SimOptions
+from atoll.sim.options import LLM, ORDERS, SimOptions
 from atoll.sim.pacing import BATCHES, GRID, pace_table
 from atoll.sim.stage import SMALLEST_CHUNK
 from atoll.sim.units import PROMPTS_IN_STEP, UnitMaker, UnitRow
@@ -37,7 +36,6 @@ _CHUNKS = 1 << 16
 _SPREAD = -1
 """The place of requests that name no service, before they are spread over all of them."""
 _PARTS = {Phase.PREFILL: a.PROMPTS, Phase.DECODE: a.ANSWERS, Phase.BOTH: a.ALL}
-_ORDERS = {"arrival": BY_ARRIVAL, "slack": BY_SLACK, "shortest": BY_LENGTH}
 _FEEDS = {"open": a.OPEN, "closed": a.CLOSED, "watermark": a.WATERMARK}
 
 
@@ -86,7 +84,7 @@ def build(
     run["spare"] = count if len(request) > count else -1
     engine = problem.settings.engine
     run["eager"] = options.admits_by_prompts(engine)
-    run["order"] = _ORDERS[options.order_of(engine)]
+    run["order"] = ORDERS[options.order_of(engine)]
     block, block_id = _keep_blocks(ordered, run, unit, request, instances, problem, options)
     services, bins = len(problem.services), options.bins
     apart = any(instance.phase is Phase.PREFILL for instance in instances)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,12 +11,14 @@ from atoll.core.errors import InputError
 from atoll.perf.constants import ConstantTable
 from atoll.perf.engines import BOOKED_SHARE
 from atoll.plan.plan import Plan
+from atoll.routing.decisions import BY_ARRIVAL, BY_LENGTH, BY_SLACK, PROMPT_ORDER
 
 Batching = Literal["engine", "best-effort"]
 Feed = Literal["open", "closed", "watermark"]
 Pacing = Literal["paced", "free"]
 Admission = Literal["prompts", "booked"]
 Order = Literal["arrival", "slack", "shortest"]
+ORDERS: Mapping[Order, int] = {"arrival": BY_ARRIVAL, "slack": BY_SLACK, "shortest": BY_LENGTH}
 EAGER_ENGINES = ("vllm", "sglang")
 """Engines that admit requests by their prompts and keep blocks of prompts for reuse."""
 
@@ -170,4 +173,6 @@ class SimOptions:
         """Return the order in which prompts wait on instances of an engine."""
         if self.order is not None:
             return self.order
-        return "shortest" if engine == "atoll" else "arrival"
+        if engine == "atoll":
+            return next(name for name, code in ORDERS.items() if code == PROMPT_ORDER)
+        return "arrival"

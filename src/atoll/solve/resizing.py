@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from atoll.solve.assembly import keep
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
 MOST_NODES = 8
 """Nodes that a template may have."""
+_HALVINGS = 4
 
 
 def sized_like(plan: Plan, problem: Problem, catalog: Catalog) -> tuple[Problem, Derating | None]:
@@ -38,3 +41,28 @@ def sized_like(plan: Plan, problem: Problem, catalog: Catalog) -> tuple[Problem,
         for size in range(1, MOST_NODES + 1)
     }
     return sized, Derating(shares, priors)
+
+
+def lower_priors(derating: Derating, is_beaten: Callable[[Derating], bool]) -> Derating:
+    """Return what templates carry with the others than the plan's lowered until they beat it no more.
+
+    The plan's search simulated the templates that came near it, and found none that makes it cheaper; what it
+    found is not part of a plan. So the others carry at most what leaves the plan the cheapest: the largest
+    common factor for which planning again does not find a cheaper one, within a sixteenth. Where it finds one
+    of the plan's own templates alone, that is so at what they are known to carry.
+    """
+    if not is_beaten(derating):
+        return derating
+    least, most = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (least + most)
+        if is_beaten(_scale_unknown(derating, middle)):
+            most = middle
+        else:
+            least = middle
+    return _scale_unknown(derating, least)
+
+
+def _scale_unknown(derating: Derating, factor: float) -> Derating:
+    priors = {key: factor * share for key, share in derating.priors.items()}
+    return replace(derating, priors=priors, default=factor * derating.default)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
+from atoll.engine.node import NodeConfig
 from atoll.perf.engines import EngineLaunch
 from atoll.plan.cluster import NodeProfile
 from atoll.plan.plan import Instance
@@ -20,10 +21,11 @@ from atoll.runtime.adapters.remote import remote_endpoint
 from atoll.runtime.adapters.sglang import sglang_endpoint
 from atoll.runtime.adapters.stage import stage_endpoint
 from atoll.runtime.adapters.vllm import vllm_command
+from atoll.runtime.local.build import LocalOptions, list_warnings
 from atoll.runtime.local.fleet import LivenessTracker
 from atoll.runtime.local.profile import RangeTable, profile_of
 from atoll.runtime.local.state import FleetState, list_running_fleets, new_home, write_state
-from tests.runtime.local.test_placing import instance
+from tests.runtime.local.test_placing import instance, plan
 
 SERVED = ServedModel("hf://org/name", ("chat",))
 
@@ -67,6 +69,53 @@ def test_engines_are_started_with_the_limits_that_were_planned_with(tmp_path: Pa
     assert flag(sglang, "--mem-fraction-static") == "0.85"
     assert flag(sglang, "--kv-cache-dtype") == "fp8_e4m3"
     assert {"--disable-radix-cache", "--disable-overlap-schedule"} <= set(sglang)
+
+
+def stage_nodes(launch: EngineLaunch | None, home: RunDirectory) -> list[NodeConfig]:
+    """What the nodes of a pipeline of two are told."""
+    made, served = instance([(0, 2), (2, 4)]), ServedModel("/model", ("chat",), launch)
+    endpoint = stage_endpoint("x", [made], served, 9000, home, MachineShare(), lambda _node: 0.0)
+    paths = [Path(str(flag(node.command.arguments, "--config"))) for node in endpoint.nodes]
+    return [NodeConfig.from_json(path.read_text(encoding="utf-8")) for path in paths]
+
+
+def test_nodes_of_the_stage_engine_get_the_promise_and_the_limits(tmp_path: Path) -> None:
+    home = RunDirectory(tmp_path)
+    launch = EngineLaunch(
+        max_num_seqs=64, max_num_batched_tokens=2048, prefix_caching=False, promised_ttft_s=1.5
+    )
+    for node in stage_nodes(launch, home):
+        assert (node.max_sequences, node.token_budget, node.chunk) == (64, 2048, 2048)
+        assert (node.prefix_caching, node.promised_ttft_s) == (False, 1.5)
+    for node in stage_nodes(None, home):
+        assert (node.max_sequences, node.token_budget, node.chunk) == (None, 512, 256)
+        assert (node.prefix_caching, node.promised_ttft_s) == (True, None)
+    # A step has room for a token of every sequence.
+    (first, _) = stage_nodes(EngineLaunch(max_num_seqs=1000), home)
+    assert (first.max_sequences, first.token_budget) == (1000, 1000)
+
+
+def test_limits_that_an_engine_does_not_keep_are_named() -> None:
+    launch = EngineLaunch(
+        max_num_seqs=64,
+        gpu_memory_utilization=0.85,
+        kv_cache_dtype="fp8",
+        scheduling="async",
+        promised_ttft_s=1.5,
+    )
+    made = plan(instance([(0, 4)])).model_copy(update={"engines": {"chat": launch}})
+    said = list_warnings(made, ["chat"], LocalOptions())
+    assert [line.partition("the plan's ")[2].partition(":")[0] for line in said] == [
+        "kv_cache_dtype fp8",
+        "gpu_memory_utilization 85%",
+        "scheduling async",
+    ]
+    assert all(line.startswith("chat: the engine 'atoll' does not keep ") for line in said)
+    assert len(list_warnings(made, ["chat"], LocalOptions(engine="llamacpp"))) == 4
+    assert list_warnings(made, ["chat"], LocalOptions(engine="vllm")) == ()
+    same = EngineLaunch(kv_cache_dtype="fp32", scheduling="sync", promised_ttft_s=1.5)
+    kept = made.model_copy(update={"engines": {"chat": same}})
+    assert list_warnings(kept, ["chat"], LocalOptions()) == ()
 
 
 def test_a_plan_without_limits_sets_the_step_it_reckons_with_and_nothing_else(

@@ -43,7 +43,9 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def serving(plan: Plan, services: Sequence[str], folder: Path) -> Iterator[Running]:
+def serving(
+    plan: Plan, services: Sequence[str], folder: Path, stand_in: str | None = None
+) -> Iterator[Running]:
     """Serve services of a plan, all with the model in `folder`, behind a gateway."""
     from atoll.runtime.adapters.base import RunDirectory
     from atoll.runtime.gateway import GatewaySettings
@@ -57,7 +59,7 @@ def serving(plan: Plan, services: Sequence[str], folder: Path) -> Iterator[Runni
     thread.start()
 
     async def start() -> LocalFleet:
-        models = {service: LocalModel(str(folder), folder) for service in services}
+        models = {service: LocalModel(str(folder), folder, stand_in) for service in services}
         named = build(plan, models, home, liveness, LocalOptions(kv_bytes=8 * 2**20))
         settings = GatewaySettings(port=0)
         fleet = LocalFleet("test", named, home, settings, liveness, warm=(str(folder),))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from atoll.perf.engines import EngineLaunch
 from tests.runtime.local.test_placing import instance, plan
 from tests.runtime.serving.conftest import Running, serving
 from tests.runtime.serving.test_instance import get, post
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.engine
 Json = dict[str, Any]
 APART, WHOLE = "apart", "whole"
 GENERATED = 24
+STAND_IN = "tiny instead of large"
 PROMPTS = [f"{number}: {'The quick brown fox. ' * (3 * number)}" for number in range(1, 5)]
 
 
@@ -31,7 +33,9 @@ def both(tiny_folder: Path) -> Iterator[Running]:
         instance([(0, 2), (2, 4)], "decode-1", "decode", APART),
         instance([(0, 4)], "whole-0", "both", WHOLE),
     )
-    with serving(made, [APART, WHOLE], tiny_folder) as found:
+    launch = EngineLaunch(max_num_seqs=2, max_num_batched_tokens=64, promised_ttft_s=0.5)
+    told = made.model_copy(update={"engines": {APART: launch, WHOLE: launch}})
+    with serving(told, [APART, WHOLE], tiny_folder, STAND_IN) as found:
         yield found
 
 
@@ -78,3 +82,21 @@ def test_kv_moves_instead_of_being_computed_again(both: Running) -> None:
         # Health checks may add a token or two; computing one prompt again would add 200.
         assert 0 < done[f"{part}/n0"] <= len(prompts) * GENERATED
         assert 0 < done[f"{part}/n1"] <= len(prompts) * GENERATED
+
+
+def test_every_line_of_every_log_says_that_weights_stand_in(both: Running) -> None:
+    logs = sorted(both.fleet.home.folder.glob("*.log"))
+    named = {log.name.removesuffix(".log") for log in logs}
+    assert {"prefill-0.n0", "decode-1.n1", "whole-0.n0", APART, "whole-0"} <= named
+    for log in logs:
+        lines = log.read_text(encoding="utf-8").splitlines()
+        assert lines, log
+        assert all(line.startswith(f"[stand-in, {STAND_IN}] ") for line in lines), lines
+
+
+def test_nodes_are_told_the_promise_and_the_limits_of_the_plan(both: Running) -> None:
+    for process in ("prefill-0.n0", "decode-0.n1", "whole-0.n0"):
+        path = both.fleet.home.folder / f"{process}.json"
+        told = json.loads(path.read_text(encoding="utf-8"))
+        assert (told["promised_ttft_s"], told["max_sequences"]) == (0.5, 2)
+        assert (told["token_budget"], told["chunk"]) == (64, 64)

@@ -7,14 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atoll.runtime.supervise.agent import Agent, ProcessError, ProcessSpec
+from atoll.runtime.supervise.guard import RotatingLog
 from atoll.runtime.supervise.process import Command, last_lines
 from atoll.runtime.supervise.supervision import ProcessState, RestartLimits
 
@@ -226,6 +230,28 @@ time.sleep(600)
     asyncio.run(run())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p.log", "p.log.1", "p.log.2"]
     assert all(path.stat().st_size <= 10_000 for path in tmp_path.iterdir())
+
+
+@given(st.lists(st.binary(max_size=30), max_size=8), st.integers(20, 200))
+def test_every_line_of_a_log_has_the_mark(pieces: list[bytes], most: int) -> None:
+    said = b"".join(pieces).replace(b"\r", b"")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "log"
+        log = RotatingLog(str(path), 1 << 20, 1, mark="[x] ")
+        for piece in pieces:
+            log.write(piece.replace(b"\r", b""))
+        log.close()
+        found = path.read_bytes().split(b"\n")
+        assert all(line.startswith(b"[x] ") for line in found[:-1])
+        assert not found[-1] or found[-1].startswith(b"[x] ")
+        assert b"\n".join(line.removeprefix(b"[x] ") for line in found) == said
+        # Where the file is full, too: lines move to the next one whole.
+        small = RotatingLog(str(Path(folder) / "small"), most, 1000, mark="[x] ")
+        for piece in pieces:
+            small.write(piece.replace(b"\r", b"")[:10])
+        small.close()
+        files = [each for each in Path(folder).iterdir() if each.name.startswith("small")]
+        assert all(each.stat().st_size <= most for each in files)
 
 
 AGENT = """

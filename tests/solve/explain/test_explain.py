@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from atoll.catalog.catalog import Catalog
 from atoll.core.units import format_price
 from atoll.plan.files.fleet import parse_fleet
-from atoll.plan.plan import Plan
-from atoll.plan.problem import Limits, Problem
+from atoll.plan.plan import KeptPromise, Plan
+from atoll.plan.problem import Limits, Problem, Settings
 from atoll.plan.validate.check import validate
+from atoll.solve.derating import Derating, node_set
+from atoll.solve.effort import Effort
 from atoll.solve.explain import repairs
 from atoll.solve.explain.changes import with_more
-from atoll.solve.explain.explain import explain
+from atoll.solve.explain.explain import explain, explain_problem
 from atoll.solve.explain.explanation import (
     Constraint,
     Explanation,
@@ -32,9 +34,14 @@ from atoll.solve.explain.merit import merit, relaxes
 from atoll.solve.explain.prices import break_even
 from atoll.solve.explain.solvers import RentSolver
 from atoll.solve.explain.whatif import Planner
+from atoll.solve.registry import solve
 from atoll.solve.rent import optimal
 from atoll.solve.templates.library import Libraries, libraries
 from tests.cli.fleets import FAILS, FLEET, SHORT, TIGHT
+from tests.plan.builders import EAST
+from tests.plan.builders import offer as plain_offer
+from tests.plan.builders import problem as plain_problem
+from tests.plan.builders import service as plain_service
 
 LAB = """\
 models:
@@ -382,3 +389,34 @@ def test_random_fleets_are_explained_without_contradiction(
                 best = asked.best(other.problem)
                 assert best is not None
                 assert merit(best, problem) >= one.merit
+
+
+def test_a_plan_sized_by_simulation_is_not_beaten_by_what_nobody_simulated() -> None:
+    problem = plain_problem(
+        services=(plain_service("chat", rate_per_s=20.0, phases="together"),),
+        offers=(
+            plain_offer(EAST, "L40S:1", 1.86, available=40),
+            plain_offer(EAST, "A10G:1", 1.01, available=40),
+        ),
+        settings=Settings(max_nodes_per_instance=2),
+    )
+    sized = problem.replace(settings=problem.settings.model_copy(update={"sized_for": "share"}))
+    whole = solve(sized, effort=Effort(cached=False))
+    # Simulation found that what looks best carries a fifth of it.
+    found = Derating({(i.role, node_set(i)): 0.2 for i in whole.instances})
+    plan = solve(sized, effort=Effort(cached=False, derating=found))
+    assert {node_set(i) for i in plan.instances}.isdisjoint(map(node_set, whole.instances))
+    assert plan.usd_per_hour > whole.usd_per_hour + 0.1
+    kept = KeptPromise(
+        service="chat", target=0.95, kept=0.97, low=0.96, high=0.98, kept_ttft=0.98, kept_tpot=0.98
+    )
+    promised = plan.model_copy(update={"promises": (kept,)})
+
+    explanation = explain_problem(problem, promised, repairs=False, cached=False)
+
+    assert explanation.again is not None
+    assert explanation.again.nothing
+    # As a plan for capacity alone the same one is beaten by what carries more on paper.
+    alone = explain_problem(sized, plan, repairs=False, cached=False)
+    assert alone.again is not None
+    assert not alone.again.nothing

@@ -7,6 +7,7 @@ from typing import Any
 
 from atoll.engine.batcher import MaxInFlight
 from atoll.engine.node import NodeConfig
+from atoll.perf.engines import EngineLaunch
 from atoll.plan.plan import Instance, Route
 from atoll.runtime.adapters.base import Endpoint, MachineShare, RunDirectory, ServedModel
 from atoll.runtime.adapters.devices import visible_gpus
@@ -19,6 +20,8 @@ from atoll.runtime.supervise.supervision import RestartLimits
 
 _LIMITS = RestartLimits(ready_s=300.0, unwell=1, term_s=12.0)
 _NODE_DRAIN_S = 8.0
+_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+"""Number formats as fleet files name them."""
 
 
 def stage_endpoint(
@@ -113,14 +116,36 @@ def stage_endpoint(
 
 
 def _limits(served: ServedModel) -> dict[str, Any]:
-    """The limits of a node that a plan sets; a row is a token of a prompt or a sequence."""
-    launch = served.launch
-    limits: dict[str, Any] = {}
-    if launch is not None and launch.prefix_caching is not None:
-        limits["prefix_caching"] = launch.prefix_caching
-    if launch is not None and launch.max_num_batched_tokens is not None:
-        limits["token_budget"] = launch.max_num_batched_tokens
-    return limits
+    """The limits of a node that a plan sets, and its promise; a row is a token of a prompt or a sequence."""
+    launch = served.launch or EngineLaunch()
+    tokens, sequences = launch.max_num_batched_tokens, launch.max_num_seqs
+    limits = {
+        "prefix_caching": launch.prefix_caching,
+        "max_sequences": sequences,
+        "promised_ttft_s": launch.promised_ttft_s,
+    }
+    if tokens is not None:
+        # Plans reckon with prompts that are cut by the budget alone.
+        limits |= {"token_budget": tokens, "chunk": tokens}
+    elif sequences is not None:
+        # A step has room for a token of every sequence, as in `perf.engines.engine`.
+        own = NodeConfig.model_fields["token_budget"].default
+        limits["token_budget"] = max(own, sequences)
+    return {name: value for name, value in limits.items() if value is not None}
+
+
+def list_unkept(launch: EngineLaunch, dtype: str) -> tuple[str, ...]:
+    """Return what the stage engine does otherwise than a plan reckons with, KV cache being in `dtype`."""
+    unkept = []
+    kv, own = launch.kv_cache_dtype, _NAMES.get(dtype, dtype)
+    if kv is not None and kv != own:
+        unkept.append(f"kv_cache_dtype {kv}: its KV cache is in {own}")
+    if launch.gpu_memory_utilization is not None:
+        share = f"{100.0 * launch.gpu_memory_utilization:g}%"
+        unkept.append(f"gpu_memory_utilization {share}: --kv says how much it takes")
+    if launch.scheduling == "async":
+        unkept.append("scheduling async: it prepares a step when the one before has ended")
+    return tuple(unkept)
 
 
 def _python(

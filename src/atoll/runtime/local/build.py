@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -16,16 +16,19 @@ from atoll.plan.plan import Instance, Plan
 from atoll.runtime.adapters.base import Endpoint, MachineShare, RunDirectory, ServedModel
 from atoll.runtime.adapters.llamacpp import llamacpp_endpoint
 from atoll.runtime.adapters.sglang import sglang_endpoint
-from atoll.runtime.adapters.stage import stage_endpoint
+from atoll.runtime.adapters.stage import list_unkept, stage_endpoint
 from atoll.runtime.adapters.vllm import vllm_endpoint
 from atoll.runtime.instance.config import engine_name
 from atoll.runtime.local.cores import assign_cores, usable_cores
 from atoll.runtime.local.fleet import LivenessTracker, ServiceEndpoint
 from atoll.runtime.local.placing import PlannedEndpoint, standings
 from atoll.runtime.pool.member import STAND_IN
+from atoll.runtime.supervise.agent import ProcessSpec
 
 Engine = Literal["atoll", "llamacpp", "vllm", "sglang"]
 ENGINES: tuple[Engine, ...] = ("atoll", "llamacpp", "vllm", "sglang")
+_NO_OPTIONS = ("host", "promised_ttft_s")
+"""What a plan tells engines that is no option of theirs: what was measured, and what is promised."""
 _NODE_BYTES = 450 * 2**20
 """What a node process of a small model takes at least."""
 
@@ -94,6 +97,27 @@ def build(
     return tuple(named)
 
 
+def list_warnings(plan: Plan, services: Iterable[str], options: LocalOptions) -> tuple[str, ...]:
+    """Return a line for each limit of a plan that the engine of these services does not keep."""
+    lines = []
+    for service in services:
+        launch = plan.engines.get(service, EngineLaunch())
+        if options.engine == "atoll":
+            unkept = list_unkept(launch, options.dtype)
+        elif options.engine == "llamacpp":
+            unkept = tuple(
+                f"{name} {value}" for name, value in launch.given.items() if name not in _NO_OPTIONS
+            )
+        else:
+            # Their adapters pass everything on, or refuse it.
+            unkept = ()
+        lines += [
+            f"{service}: the engine '{options.engine}' does not keep the plan's {each}"
+            for each in unkept
+        ]
+    return tuple(lines)
+
+
 def _endpoint(
     standing: PlannedEndpoint,
     model: LocalModel,
@@ -125,9 +149,18 @@ def _endpoint(
 
 
 def _mark(endpoint: Endpoint, stand_in: str) -> Endpoint:
-    """The endpoint whose answers say that they are those of other weights."""
+    """The endpoint whose answers, and every line of its logs, say that they are those of other weights."""
+
+    def mark(spec: ProcessSpec) -> ProcessSpec:
+        return replace(spec, command=replace(spec.command, mark=f"[stand-in, {stand_in}] "))
+
     known = endpoint.backend.metadata | {STAND_IN: stand_in}
-    return replace(endpoint, backend=endpoint.backend.model_copy(update={"metadata": known}))
+    return replace(
+        endpoint,
+        backend=endpoint.backend.model_copy(update={"metadata": known}),
+        nodes=tuple(map(mark, endpoint.nodes)),
+        server=endpoint.server and mark(endpoint.server),
+    )
 
 
 def _only_one(standing: PlannedEndpoint) -> Instance:

@@ -54,15 +54,20 @@ def descendants(root: int) -> list[int]:
 
 
 class RotatingLog:
-    """A file that never grows past `most` bytes; `keep` older ones are kept beside it."""
+    """A file that never grows past `most` bytes; `keep` older ones are kept beside it.
 
-    def __init__(self, path: str, most: int, keep: int) -> None:
+    Every line begins with `mark`.
+    """
+
+    def __init__(self, path: str, most: int, keep: int, mark: str = "") -> None:
         self._path, self._most, self._keep = path, most, keep
+        self._mark, self._inside = mark.encode(), False
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115  held for as long as we live
         self._size = self._file.tell()
 
     def write(self, data: bytes) -> None:
         """Add to the file; a full disk loses lines and nothing else."""
+        data = self._with_marks(data)
         while data:
             room = self._most - self._size
             if len(data) <= room:
@@ -79,6 +84,20 @@ class RotatingLog:
                 self._file.write(piece)
             self._size += len(piece)
             data = data[len(piece) :]
+
+    def _with_marks(self, data: bytes) -> bytes:
+        """Put the mark at the beginning of each line; what comes may begin and end inside one."""
+        if not self._mark or not data:
+            return data
+        ends = data.endswith(b"\n")
+        lines = data[:-1] if ends else data
+        marked = lines.replace(b"\n", b"\n" + self._mark) + (b"\n" if ends else b"")
+        first, self._inside = (b"" if self._inside else self._mark), not ends
+        return first + marked
+
+    def close(self) -> None:
+        """Write no more."""
+        self._file.close()
 
     def _rotate(self) -> None:
         self._file.close()
@@ -104,6 +123,7 @@ class Guard:
             str(order["log"]),
             int(order["log_bytes"]),  # type: ignore[call-overload]
             int(order["log_keep"]),  # type: ignore[call-overload]
+            str(order["mark"]),
         )
         self._kill_at_s: float | None = None
         self._code: int | None = None
@@ -140,6 +160,7 @@ class Guard:
                 self._kill_all()
                 self._kill_at_s = time.monotonic() + self._term_s
         self._finish(output)
+        self._log.close()
         self._say(f"exit {self._code}")
         return self._code
 

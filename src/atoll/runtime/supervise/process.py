@@ -27,7 +27,7 @@ class Command:
 
     Without cores of its own a process may use all of them; `threads` keeps libraries from starting as
     many threads as the machine has cores; None leaves that to the command. Where `module` is given, the
-    command is that Python module, and a nursery may fork it.
+    command is that Python module, and a nursery may fork it. `mark` begins every line of the log.
     """
 
     arguments: tuple[str, ...]
@@ -38,6 +38,7 @@ class Command:
     log_bytes: int = 8 * 2**20
     log_keep: int = 3
     module: str | None = None
+    mark: str = ""
 
     @classmethod
     def of_module(
@@ -65,6 +66,7 @@ class Command:
             "log": str(self.log),
             "log_bytes": self.log_bytes,
             "log_keep": self.log_keep,
+            "mark": self.mark,
             "term_s": _GUARD_TERM_S,
         }
 

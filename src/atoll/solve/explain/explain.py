@@ -13,6 +13,7 @@ from dataclasses import replace
 from atoll.catalog.catalog import Catalog
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
+from atoll.solve.derating import Derating
 from atoll.solve.effort import Effort
 from atoll.solve.explain.changes import Change, loosen, soft
 from atoll.solve.explain.cluster import Bound, cluster_constraints, promise_constraint
@@ -30,9 +31,16 @@ from atoll.solve.explain.node_types import node_use
 from atoll.solve.explain.prices import break_even, estimate_worth, nearest_first
 from atoll.solve.explain.repairs import find_repairs
 from atoll.solve.explain.solvers import ClusterSolver, RentSolver
-from atoll.solve.explain.whatif import MOST_PLANS, MOST_SECONDS, OutOfTimeError, Planner, worth
+from atoll.solve.explain.whatif import (
+    MOST_PLANS,
+    MOST_SECONDS,
+    OutOfTimeError,
+    Planner,
+    gains,
+    worth,
+)
 from atoll.solve.progress import OnProgress, Progress
-from atoll.solve.resizing import sized_like
+from atoll.solve.resizing import lower_priors, sized_like
 from atoll.solve.templates.library import Libraries, template_libraries
 
 _SHARE = 0.5
@@ -149,6 +157,15 @@ def explain_problem(
     if not rented:
         goal = None if plan is None or plan.goal == "cost" else plan.goal
         effort = replace(effort, objective=goal, promise=not best_effort)
+    elif plan is not None and derating is not None and plan.status != "infeasible":
+        given, asked, plain = plan, soft(problem), effort
+
+        def is_beaten(shares: Derating) -> bool:
+            again = solver(asked, replace(plain, derating=shares), deadline_s).plan
+            return gains(given, again, asked)
+
+        tell(0, "planning again")
+        effort = replace(effort, derating=lower_priors(derating, is_beaten))
     planner = Planner(
         problem,
         facts,
