@@ -6,7 +6,7 @@ are opened with their context declared done, so that shapes are reached without 
 parts, each in a file of its own, rows written as they come:
 
     h200_power.csv   matrix products from memory-bound to compute-bound, a copy, idling: rates and watts
-    h200_host.csv    a model so small that its steps are host time: seconds by sequences in the step
+    h200_host.csv    models so small that their steps are host time: by sequences, and by layers launched
     h200_steps.csv   steps of whole models: milliseconds, of which kernels, joules
     h200_steps_kernels.csv   where the kernels' time of each such step goes
 
@@ -132,17 +132,22 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 64,
         "vocab_size": 151936,
     },
-    "host": {
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-        "vocab_size": 1024,
-    },
 }
-HOST_SHAPES = tuple(decode(n, 128) for n in (1, 8, 32, 64, 128, 192, 256))
+SMALL = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 1024,
+}
+SIZES |= {f"small-{layers}": SMALL | {"num_hidden_layers": layers} for layers in (2, 18)}
+LAUNCH_SHAPES = (prefill(1, 16), prefill(4, 16), StepShape(1, 16, 0, 32, 128))
+"""Steps with prompts, whose kernels are launched one by one: of two depths, the difference is launching."""
+HOST_SHAPES = {
+    "small-2": (*(decode(n, 128) for n in (1, 4, 8, 16, 32, 64, 128, 192, 256)), *LAUNCH_SHAPES),
+    "small-18": LAUNCH_SHAPES,
+}
 TINY_SHAPES = (decode(3, 40), prefill(2, 24), prefill(1, 8, 16), StepShape(1, 8, 0, 2, 20))
 
 
@@ -376,6 +381,7 @@ def measure_model(
                 row = bench.measure(shape, kernels)
                 table.row(name, *row)
                 print(f"  {name} {row}", flush=True)
+        del bench
     release_memory(rig)
 
 
@@ -508,10 +514,10 @@ def main() -> None:
         release_memory(rig)
     if "host" in parts:
         with guarded("host time"):
-            shapes = TINY_SHAPES if options.tiny else HOST_SHAPES
             hosts = Table(rig.out / "h200_host.csv", STEP_COLUMNS)
             short = replace(rig, window_s=min(rig.window_s, HOST_WINDOW_S))
-            measure_model(short, "host", shapes, hosts, None)
+            for name, shapes in HOST_SHAPES.items():
+                measure_model(short, name, TINY_SHAPES if options.tiny else shapes, hosts, None)
     table = Table(rig.out / "h200_steps.csv", STEP_COLUMNS)
     kernels = Table(rig.out / "h200_steps_kernels.csv", KERNEL_COLUMNS)
     for name, shapes in SHAPES.items():

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.engine.kv import BlockTable
@@ -85,16 +87,9 @@ class PagedBatch:
         self.spans = tuple(spans)
         self.cache = cache
         self.rows = sum(span.count for span in spans)
-        size = cache.block_size
-        slots: list[int] = []
-        positions: list[int] = []
-        for span in spans:
-            blocks = span.table.blocks
-            for at in range(span.position, span.position + span.count):
-                positions.append(at)
-                slots.append(blocks[at // size] * size + at % size)
-        self.positions = torch.tensor([positions], dtype=torch.int64, device=device)
-        self.slots = torch.tensor(slots, dtype=torch.int64, device=device)
+        positions, slots = _places(self.spans, cache.block_size)
+        self.positions = torch.from_numpy(positions).unsqueeze(0).to(device)
+        self.slots = torch.from_numpy(slots).to(device)
         self._gather: dict[int, Tensor] = {}
         self._masks: dict[tuple[int, int | None], Tensor] = {}
         self._tables: tuple[Tensor, Tensor, Tensor, int] | None = None
@@ -218,6 +213,30 @@ class PagedBatch:
         else:
             output[rows] = out
         return [i for i, span in enumerate(self.spans) if span.count > 1]
+
+
+def _places(
+    spans: Sequence[RowSpan], block_size: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the position of every row and the slot of the cache that is its own."""
+    rows = sum(span.count for span in spans)
+    positions, slots = np.empty(rows, np.int64), np.empty(rows, np.int64)
+    row = 0
+    for span in spans:
+        at, end = span.position, span.position + span.count
+        if span.count == 1:
+            positions[row] = at
+            slots[row] = span.table.blocks[at // block_size] * block_size + at % block_size
+        else:
+            where = np.arange(at, end)
+            first = at // block_size
+            blocks = np.array(span.table.blocks[first : (end - 1) // block_size + 1], np.int64)
+            positions[row : row + span.count] = where
+            slots[row : row + span.count] = (
+                blocks[where // block_size - first] * block_size + where % block_size
+            )
+        row += span.count
+    return positions, slots
 
 
 def first_seen(position: int, window: int | None) -> int:
