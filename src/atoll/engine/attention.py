@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,7 @@ class PagedBatch:
         self.slots = torch.from_numpy(slots).to(device)
         self._gather: dict[int, Tensor] = {}
         self._masks: dict[tuple[int, int | None], Tensor] = {}
-        self._tables: tuple[Tensor, Tensor, Tensor, int] | None = None
+        self._tables: tuple[slice | Tensor, Tensor, Tensor, int] | None = None
 
     def context(self, number: int, stored: Tensor, window: int | None) -> Tensor:
         """Return [1, kv heads, positions, head size] of the span's keys or values.
@@ -193,12 +194,15 @@ class PagedBatch:
         if not single:
             return list(range(len(self.spans)))
         if self._tables is None:
-            self._tables = _block_tables([self.spans[i] for i in single], query.device)
-        rows, tables, lengths, longest = self._tables
-        everything = len(single) == len(self.spans)
-        processors = torch.cuda.get_device_properties(query.device).multi_processor_count
-        out = triton_ops.paged_decode(
-            query.contiguous() if everything else query[rows],
+            rows, tables, lengths, longest = _block_tables(
+                [self.spans[i] for i in single], query.device
+            )
+            processors = torch.cuda.get_device_properties(query.device).multi_processor_count
+            splits = triton_ops.splits_for(len(single), keys.shape[1], longest, processors)
+            self._tables = rows, tables, lengths, splits
+        rows, tables, lengths, splits = self._tables
+        output[rows] = triton_ops.paged_decode(
+            query[rows].contiguous(),
             keys,
             values,
             tables,
@@ -206,12 +210,8 @@ class PagedBatch:
             scaling,
             self.cache.block_size,
             window,
-            triton_ops.splits_for(len(single), keys.shape[1], longest, processors),
+            splits,
         )
-        if everything:
-            output.copy_(out)
-        else:
-            output[rows] = out
         return [i for i, span in enumerate(self.spans) if span.count > 1]
 
 
@@ -301,13 +301,21 @@ def _eager(
 
 def _block_tables(
     spans: Sequence[RowSpan], device: torch.device
-) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return rows, block tables, context lengths and the longest of them, for single-row spans."""
+) -> tuple[slice | Tensor, Tensor, Tensor, int]:
+    """Return rows, block tables, context lengths and the longest of them, for single-row spans.
+
+    Rows that lie together, as they do where decodes come first, are a slice: every layer reads and writes them.
+    """
     longest = max(span.position for span in spans) + 1
     width = max(len(span.table.blocks) for span in spans)
     tables = [span.table.blocks + [0] * (width - len(span.table.blocks)) for span in spans]
+    first, last = spans[0].row, spans[-1].row
+    together = all(after.row == before.row + 1 for before, after in pairwise(spans))
+    rows = (
+        slice(first, last + 1) if together else torch.tensor([s.row for s in spans], device=device)
+    )
     return (
-        torch.tensor([span.row for span in spans], device=device),
+        rows,
         torch.tensor(tables, dtype=torch.int32, device=device),
         torch.tensor([s.position + 1 for s in spans], dtype=torch.int32, device=device),
         longest,

@@ -2,10 +2,11 @@
 
     watts = min(limit, idle + byte_j x bytes/s + flop_j x FLOP/s)
 
-The two energies were measured on an H200 by its energy counter, over a copy and matrix products from
-memory-bound to compute-bound (`h200_power.csv` of the benchmarks' results), not on steps of models;
-`benchmarks.h200_fidelity` holds them against such steps. Other GPUs draw, idle and at full memory or arithmetic rate, the same shares of
-their own limit, which is a proxy. Only GPUs are counted: no CPUs, fans, power supplies or cooling.
+The three were measured on an H200 by its energy counter: idle with an engine loaded and clocks up (123 W;
+79 W with nothing loaded), a byte by copies and products with one row (118 pJ), an operation by large products
+(0.82 pJ in 16 bits); not on steps of models, against which `benchmarks.h200_fidelity` holds them. Other GPUs
+draw, idle and at full memory or arithmetic rate, the same shares of their own limit, which is a proxy. Only
+GPUs are counted: no CPUs, fans, power supplies or cooling.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ from atoll.perf.layers import layer_kinds
 from atoll.perf.step import StepModel, step_seconds
 
 _MEASURED_GPU = "H200"
-_IDLE_SHARE = 0.116
-_MEMORY_SHARE = 0.7
-_COMPUTE_SHARE = 1.0
+_IDLE_SHARE = 0.176
+"""Of the limit: 123 of 700 W."""
+_MEMORY_SHARE = 0.98
+"""Of what is left of the limit, at the datasheet's bandwidth: 4.8 TB/s of 118 pJ each."""
+_COMPUTE_SHARE = 1.41
+"""The same at the peak of 989 TFLOPS, 0.82 pJ each: more than there is, so clocks go down."""
 
 
 @dataclass(frozen=True, slots=True)
 class PowerModel:
-    """Watts of one GPU that idles, of one that does all it can, and joules of a byte and an operation."""
+    """Watts of one GPU that waits and the most it may draw; joules of a byte moved and of an operation."""
 
     idle_w: float
     limit_w: float
