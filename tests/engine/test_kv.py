@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from random import Random
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import UsageError
-from atoll.engine.attention import RowSpan, _places
 from atoll.engine.kv import BlockPool, BlockTable, OutOfBlocks, _best_run
 
 SEED = b"0-4"
@@ -144,30 +141,3 @@ def test_the_shortest_run_that_fits_is_taken_else_the_longest(free: list[bool], 
     longest = max(size for size, _ in found)
     best = min(fitting) if fitting else min(run for run in found if run[0] == longest)
     assert _best_run(np.array(free), want) == best[1]
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30)), min_size=1, max_size=5),
-    st.integers(1, 7),
-    st.randoms(use_true_random=False),
-)
-def test_every_row_has_its_position_and_its_own_slot(
-    spans: list[tuple[int, int]], size: int, random: Random
-) -> None:
-    blocks = list(range(200))
-    random.shuffle(blocks)
-    made, row = [], 0
-    for position, count in spans:
-        need = -(-(position + count) // size)
-        table = BlockTable(SEED, blocks=[blocks.pop() for _ in range(need)] if need < 40 else [])
-        if not table.blocks:
-            continue
-        made.append(RowSpan(row, count, position, table))
-        row += count
-    positions, slots = _places(made, size)
-    expected = [
-        (at, span.table.blocks[at // size] * size + at % size)
-        for span in made
-        for at in range(span.position, span.position + span.count)
-    ]
-    assert list(zip(positions.tolist(), slots.tolist(), strict=True)) == expected

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.engine.kv import BlockTable
@@ -88,12 +85,19 @@ class PagedBatch:
         self.spans = tuple(spans)
         self.cache = cache
         self.rows = sum(span.count for span in spans)
-        positions, slots = _places(self.spans, cache.block_size)
-        self.positions = torch.from_numpy(positions).unsqueeze(0).to(device)
-        self.slots = torch.from_numpy(slots).to(device)
+        size = cache.block_size
+        slots: list[int] = []
+        positions: list[int] = []
+        for span in spans:
+            blocks = span.table.blocks
+            for at in range(span.position, span.position + span.count):
+                positions.append(at)
+                slots.append(blocks[at // size] * size + at % size)
+        self.positions = torch.tensor([positions], dtype=torch.int64, device=device)
+        self.slots = torch.tensor(slots, dtype=torch.int64, device=device)
         self._gather: dict[int, Tensor] = {}
         self._masks: dict[tuple[int, int | None], Tensor] = {}
-        self._tables: tuple[slice | Tensor, Tensor, Tensor, int] | None = None
+        self._tables: tuple[Tensor, Tensor, Tensor, int] | None = None
 
     def context(self, number: int, stored: Tensor, window: int | None) -> Tensor:
         """Return [1, kv heads, positions, head size] of the span's keys or values.
@@ -194,15 +198,12 @@ class PagedBatch:
         if not single:
             return list(range(len(self.spans)))
         if self._tables is None:
-            rows, tables, lengths, longest = _block_tables(
-                [self.spans[i] for i in single], query.device
-            )
-            processors = torch.cuda.get_device_properties(query.device).multi_processor_count
-            splits = triton_ops.splits_for(len(single), keys.shape[1], longest, processors)
-            self._tables = rows, tables, lengths, splits
-        rows, tables, lengths, splits = self._tables
-        output[rows] = triton_ops.paged_decode(
-            query[rows].contiguous(),
+            self._tables = _block_tables([self.spans[i] for i in single], query.device)
+        rows, tables, lengths, longest = self._tables
+        everything = len(single) == len(self.spans)
+        processors = torch.cuda.get_device_properties(query.device).multi_processor_count
+        out = triton_ops.paged_decode(
+            query.contiguous() if everything else query[rows],
             keys,
             values,
             tables,
@@ -210,33 +211,13 @@ class PagedBatch:
             scaling,
             self.cache.block_size,
             window,
-            splits,
+            triton_ops.splits_for(len(single), keys.shape[1], longest, processors),
         )
-        return [i for i, span in enumerate(self.spans) if span.count > 1]
-
-
-def _places(
-    spans: Sequence[RowSpan], block_size: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the position of every row and the slot of the cache that is its own."""
-    rows = sum(span.count for span in spans)
-    positions, slots = np.empty(rows, np.int64), np.empty(rows, np.int64)
-    row = 0
-    for span in spans:
-        at, end = span.position, span.position + span.count
-        if span.count == 1:
-            positions[row] = at
-            slots[row] = span.table.blocks[at // block_size] * block_size + at % block_size
+        if everything:
+            output.copy_(out)
         else:
-            where = np.arange(at, end)
-            first = at // block_size
-            blocks = np.array(span.table.blocks[first : (end - 1) // block_size + 1], np.int64)
-            positions[row : row + span.count] = where
-            slots[row : row + span.count] = (
-                blocks[where // block_size - first] * block_size + where % block_size
-            )
-        row += span.count
-    return positions, slots
+            output[rows] = out
+        return [i for i, span in enumerate(self.spans) if span.count > 1]
 
 
 def first_seen(position: int, window: int | None) -> int:
@@ -301,21 +282,13 @@ def _eager(
 
 def _block_tables(
     spans: Sequence[RowSpan], device: torch.device
-) -> tuple[slice | Tensor, Tensor, Tensor, int]:
-    """Return rows, block tables, context lengths and the longest of them, for single-row spans.
-
-    Rows that lie together, as they do where decodes come first, are a slice: every layer reads and writes them.
-    """
+) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Return rows, block tables, context lengths and the longest of them, for single-row spans."""
     longest = max(span.position for span in spans) + 1
     width = max(len(span.table.blocks) for span in spans)
     tables = [span.table.blocks + [0] * (width - len(span.table.blocks)) for span in spans]
-    first, last = spans[0].row, spans[-1].row
-    together = all(after.row == before.row + 1 for before, after in pairwise(spans))
-    rows = (
-        slice(first, last + 1) if together else torch.tensor([s.row for s in spans], device=device)
-    )
     return (
-        rows,
+        torch.tensor([span.row for span in spans], device=device),
         torch.tensor(tables, dtype=torch.int32, device=device),
         torch.tensor([s.position + 1 for s in spans], dtype=torch.int32, device=device),
         longest,

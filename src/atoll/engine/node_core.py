@@ -415,10 +415,7 @@ class NodeCore:
     def _rows(self, unit: BatchUnit) -> SequenceRows:
         resident = unit.resident
         data = unit.data
-        if resident.is_first and unit.count == 1:
-            # A tensor for each of some hundred decodes would take a tenth of the step.
-            data = resident.tokens[unit.position]
-        elif resident.is_first:
+        if resident.is_first:
             data = torch.tensor(resident.tokens[unit.position : unit.end], dtype=torch.int64)
         hop = resident.hop
         return SequenceRows(

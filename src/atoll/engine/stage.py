@@ -33,9 +33,8 @@ _CPU_KV_BYTES = 512 * 2**20
 class SequenceRows:
     """New positions of one sequence: `count` rows from `position` on through layers [start, end).
 
-    `data` is int64 token ids when start is 0 (a plain int where there is one) and hidden states
-    [count, width] otherwise. `sample` asks for the logits of the last row; it has a meaning only where
-    the head is.
+    `data` is int64 token ids when start is 0 and hidden states [count, width] otherwise. `sample`
+    asks for the logits of the last row; it has a meaning only where the head is.
     """
 
     start: int
@@ -289,9 +288,7 @@ class StageModel:
         first = [i for i, rows in enumerate(batch) if rows.start == 0]
         if not first or self.embed is None:
             return
-        parts = [batch[i].data for i in first]
-        parts = [torch.tensor([part]) if isinstance(part, int) else part for part in parts]
-        tokens = torch.cat(parts).to(self.device)
+        tokens = torch.cat([batch[i].data for i in first]).to(self.device)
         embedded = self.embed(tokens)
         row = 0
         for i in first:

@@ -2,11 +2,11 @@
 
     watts = min(limit, idle + byte_j x bytes/s + flop_j x FLOP/s)
 
-The three were measured on an H200 by its energy counter: idle with an engine loaded and clocks up (123 W;
-79 W with nothing loaded), a byte by copies and products with one row (118 pJ), an operation by large products
-(0.82 pJ in 16 bits); not on steps of models, against which `benchmarks.h200_fidelity` holds them. Other GPUs
-draw, idle and at full memory or arithmetic rate, the same shares of their own limit, which is a proxy. Only
-GPUs are counted: no CPUs, fans, power supplies or cooling.
+The three were measured on an H200 by its energy counter: idle with an engine loaded and clocks up (127 W;
+79 W with nothing loaded), a byte by copies and products with one row (104 pJ; 118 on another H200), an
+operation by large products (0.81 pJ in 16 bits); not on steps of models, against which
+`benchmarks.h200_fidelity` holds them. Other GPUs draw, idle and at full memory or arithmetic rate, the same
+shares of their own limit, which is a proxy. Only GPUs are counted: no CPUs, fans, power supplies or cooling.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from atoll.perf.layers import layer_kinds
 from atoll.perf.step import StepModel, step_seconds
 
 _MEASURED_GPU = "H200"
-_IDLE_SHARE = 0.176
-"""Of the limit: 123 of 700 W."""
-_MEMORY_SHARE = 0.98
-"""Of what is left of the limit, at the datasheet's bandwidth: 4.8 TB/s of 118 pJ each."""
-_COMPUTE_SHARE = 1.41
-"""The same at the peak of 989 TFLOPS, 0.82 pJ each: more than there is, so clocks go down."""
+_IDLE_SHARE = 0.181
+"""Of the limit: 127 of 700 W."""
+_MEMORY_SHARE = 0.87
+"""Of what is left of the limit, at the datasheet's bandwidth: 4.8 TB/s of 104 pJ each."""
+_COMPUTE_SHARE = 1.40
+"""The same at the peak of 989 TFLOPS, 0.81 pJ each: more than there is, so clocks go down."""
 
 
 @dataclass(frozen=True, slots=True)
