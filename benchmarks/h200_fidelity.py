@@ -1,7 +1,8 @@
-"""Predicted against measured on an H200: whole decoder layers, matrix products, attention.
+"""Predicted against measured on an H200: steps of whole models, layers, matrix products, attention, energy.
 
-The measurements in `benchmarks/results` were taken with `benchmarks/h200_measure.py`; no constant is
-fitted on them. `--plot FILE.png` draws predicted against measured layers.
+The measurements in `benchmarks/results` were taken with `benchmarks/h200_measure.py` (layers and operators)
+and `benchmarks/h200_steps.py` (steps of the stage engine and their energy); no constant is fitted on layers
+or steps. `--plot FILE.png` draws predicted against measured layers.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import argparse
 import csv
 from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +19,11 @@ import numpy as np
 from atoll.catalog import Catalog
 from atoll.perf.batch import Batch
 from atoll.perf.calibrate import Accuracy, accuracy, op_classes, predict
-from atoll.perf.constants import OpConstants, default_constants
+from atoll.perf.constants import ConstantTable, OpConstants, default_constants
+from atoll.perf.energy import step_joules
 from atoll.perf.layers import model_ops
 from atoll.perf.measurements import Points, read_points
+from atoll.perf.step import analytic, step_seconds
 from benchmarks.report import ROOT, Figure, finish
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -46,9 +51,89 @@ def layers(catalog: Catalog) -> dict[tuple[str, str], list[tuple[float, float]]]
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class ComparedStep:
+    """One step of a whole model: seconds and joules, measured and predicted; `tokens` are its rows."""
+
+    model: str
+    batch: Batch[float]
+    seconds: float
+    predicted_s: float
+    host_s: float
+    kernel_s: float
+    joules: float
+    predicted_j: float
+
+    @property
+    def phase(self) -> str:
+        """Decode, prefill, or both mixed."""
+        if self.batch.prefill_tokens == 0:
+            return "decode"
+        return "prefill" if self.batch.decode_sequences == 0 else "mixed"
+
+
+def read_steps(catalog: Catalog, constants: ConstantTable | None = None) -> list[ComparedStep]:
+    """Return every measured step beside what the model says of it for the stage engine."""
+    found = []
+    node = catalog.node("H200:1")
+    with (RESULTS / "h200_steps.csv").open() as stream:
+        for row in csv.DictReader(stream):
+            spec = catalog.model(row["model"]).llm
+            model = analytic(spec, node, engine="atoll", constants=constants)
+            batch = Batch(
+                float(row["prompt_tokens"]),
+                float(row["prompts"]),
+                float(row["prompt_context"]),
+                float(row["decodes"]),
+                float(row["decode_context"]),
+            )
+            found.append(
+                ComparedStep(
+                    model=row["model"],
+                    batch=batch,
+                    seconds=float(row["step_ms"]) / 1e3,
+                    predicted_s=step_seconds(model, batch, 0, spec.layers),
+                    host_s=model.engine.host_seconds(batch.outputs),
+                    kernel_s=float(row["kernel_ms"] or "nan") / 1e3,
+                    joules=float(row["joules_per_step"]),
+                    predicted_j=step_joules(model, batch, 0, spec.layers),
+                )
+            )
+    return found
+
+
+def show_steps(steps: list[ComparedStep]) -> None:
+    """Print every step, its error in time and in energy."""
+    head = "model, prompt tokens + past, decodes x context"
+    print(f"  {head:50s} {'ms':>8s} {'kernels':>8s} {'model':>8s} {'%':>6s} {'J':>8s} {'%':>6s}")
+    for step in steps:
+        b = step.batch
+        name = (
+            f"{step.model:14s} {b.prefill_sequences:.0f} x {b.prompt_length:.0f} + "
+            f"{b.prefill_context:.0f}, {b.decode_sequences:.0f} x {b.decode_context:.0f}"
+        )
+        off = 100 * (step.predicted_s / step.seconds - 1)
+        off_j = 100 * (step.predicted_j / step.joules - 1)
+        print(
+            f"  {name:50s} {1e3 * step.seconds:8.2f} {1e3 * step.kernel_s:8.2f} "
+            f"{1e3 * step.predicted_s:8.2f} {off:+6.1f} {step.joules:8.3f} {off_j:+6.1f}"
+        )
+
+
 def of(pairs: list[tuple[float, float]]) -> Accuracy:
     table = np.array(pairs)
     return accuracy(table[:, 1], table[:, 0])
+
+
+def accuracy_by_phase(
+    steps: list[ComparedStep], pair: Callable[[ComparedStep], tuple[float, float]]
+) -> dict[str, Accuracy]:
+    """Return errors of (measured, predicted) pairs of all steps and by phase."""
+    phases = {"all": steps} | {
+        phase: [step for step in steps if step.phase == phase]
+        for phase in ("decode", "prefill", "mixed")
+    }
+    return {phase: of([pair(step) for step in part]) for phase, part in phases.items() if part}
 
 
 def cold(constants: OpConstants) -> OpConstants:
@@ -137,6 +222,14 @@ def main() -> None:
     single = operators(catalog)
     for name, result in single.items():
         _show(name, result)
+    steps = read_steps(catalog)
+    show_steps(steps)
+    times = accuracy_by_phase(steps, lambda s: (s.seconds, s.predicted_s))
+    joules = accuracy_by_phase(steps, lambda s: (s.joules, s.predicted_j))
+    for phase, result in times.items():
+        _show(f"step, {phase}", result)
+    for phase, result in joules.items():
+        _show(f"joules per token, {phase}", result)
     if arguments.plot:
         plot(arguments.plot, found)
         print(f"wrote {arguments.plot}")
@@ -147,6 +240,11 @@ def main() -> None:
             Figure("layer_prefill_median", of(by_phase["prefill"]).median),
             Figure("layer_decode_median", of(by_phase["decode"]).median),
             *(Figure(f"{name}_median", result.median) for name, result in single.items()),
+            Figure("step_median_err", times["all"].median, 6),
+            Figure("step_p95_err", times["all"].p95),
+            *(Figure(f"step_{p}_median_err", r.median) for p, r in times.items() if p != "all"),
+            Figure("joules_per_token_median_err", joules["all"].median),
+            Figure("joules_per_token_p95_err", joules["all"].p95),
         ]
     )
 

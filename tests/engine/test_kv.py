@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import UsageError
-from atoll.engine.kv import BlockPool, BlockTable, OutOfBlocks
+from atoll.engine.kv import BlockPool, BlockTable, OutOfBlocks, _best_run
 
 SEED = b"0-4"
 
@@ -119,3 +120,24 @@ def test_the_books_balance_whatever_happens(data: st.DataObject) -> None:
                     if mine == theirs and table is not other:
                         end = (index + 1) * pool.block_size
                         assert tokens[:end] == others[:end]
+
+
+def runs_of(free: list[bool]) -> list[tuple[int, int]]:
+    """(size, start) of every run of free blocks, by walking them."""
+    found: list[tuple[int, int]] = []
+    for block, is_free in enumerate(free):
+        if is_free and block and free[block - 1]:
+            size, start = found[-1]
+            found[-1] = (size + 1, start)
+        elif is_free:
+            found.append((1, block))
+    return found
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40).filter(any), st.integers(1, 12))
+def test_the_shortest_run_that_fits_is_taken_else_the_longest(free: list[bool], want: int) -> None:
+    found = runs_of(free)
+    fitting = [run for run in found if run[0] >= want]
+    longest = max(size for size, _ in found)
+    best = min(fitting) if fitting else min(run for run in found if run[0] == longest)
+    assert _best_run(np.array(free), want) == best[1]

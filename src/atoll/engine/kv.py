@@ -15,6 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
+from numpy.typing import NDArray
+
 from atoll.core.errors import InternalError, UsageError
 
 
@@ -58,6 +61,8 @@ class BlockPool:
         self._known: dict[bytes, int] = {}
         # Free blocks that hold nothing worth keeping, and those that do, oldest first.
         self._blank: set[int] = set(range(count))
+        # The blank ones again, a mark for each block: runs are found in it without a loop over all.
+        self._is_blank = np.ones(count, np.bool_)
         self._kept: OrderedDict[int, None] = OrderedDict()
         # Where each open table is going to grow, by its identity.
         self._claims: dict[int, range] = {}
@@ -158,10 +163,13 @@ class BlockPool:
                 raise InternalError(f"block {block} has a hash that leads elsewhere")
             if block in self._blank and digest is not None:
                 raise InternalError(f"block {block} is blank and known")
+            if (block in self._blank) != bool(self._is_blank[block]):
+                raise InternalError(f"block {block} is blank in one book and not in the other")
 
     def _take(self, block: int) -> None:
         if self._users[block] == 0:
             self._blank.discard(block)
+            self._is_blank[block] = False
             self._kept.pop(block, None)
         self._users[block] += 1
 
@@ -170,6 +178,7 @@ class BlockPool:
         if self._users[block] == 0:
             if self._hash[block] is None:
                 self._blank.add(block)
+                self._is_blank[block] = True
             else:
                 self._kept[block] = None
 
@@ -190,9 +199,11 @@ class BlockPool:
         if not self._blank:
             return next(iter(self._kept))
         room = max(1, table.room - len(table.blocks))
-        others = [span for owner, span in self._claims.items() if owner != id(table)]
-        clear = self._blank.difference(*others) if others else self._blank
-        start = _best_run(clear or self._blank, room)
+        clear = self._is_blank.copy()
+        for owner, span in self._claims.items():
+            if owner != id(table):
+                clear[span.start : span.stop] = False
+        start = _best_run(clear if clear.any() else self._is_blank, room)
         self._claims[id(table)] = range(start, start + room)
         return start
 
@@ -206,20 +217,15 @@ def _is_run(blocks: Sequence[int]) -> bool:
     return all(after == before + 1 for before, after in pairwise(blocks))
 
 
-def _best_run(free: set[int], want: int) -> int:
-    """Return the start of the shortest run of at least `want`, else of the longest run."""
-    best: tuple[bool, int, int] | None = None
-    ordered = sorted(free)
-    start = 0
-    for at in range(1, len(ordered) + 1):
-        if at < len(ordered) and ordered[at] == ordered[at - 1] + 1:
-            continue
-        size = at - start
-        fits = size >= want
-        key = (not fits, size if fits else -size, ordered[start])
-        if best is None or key < best:
-            best = key
-        start = at
-    if best is None:
-        raise InternalError("no run in an empty set of blocks")
-    return best[2]
+def _best_run(free: NDArray[np.bool_], want: int) -> int:
+    """Return the start of the shortest run of at least `want`, else of the longest; of equals the first."""
+    marks = np.zeros(len(free) + 2, np.int8)
+    marks[1:-1] = free
+    edges = np.flatnonzero(np.diff(marks))
+    starts, sizes = edges[::2], edges[1::2] - edges[::2]
+    if not len(starts):
+        raise InternalError("no run where no block is free")
+    fits = sizes >= want
+    if fits.any():
+        return int(starts[np.argmin(np.where(fits, sizes, len(free) + 1))])
+    return int(starts[np.argmax(sizes)])

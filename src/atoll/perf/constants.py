@@ -94,6 +94,9 @@ class OpConstants:
     times faster. Serving walks through many layers, so predictions never use them; comparisons
     with the rig's own figures do.
 
+    `sustained` is the share of `e_f` that is left under load that lasts, where the constants were measured in
+    bursts and the GPU lowers its clocks to stay within its power limit. Steps of an engine are such load.
+
     `error` is how far predicted times may be off, as a relative standard deviation: the spread of what was
     measured about the fit, and much more where the constants are another GPU's (`PROXY_ERROR`).
     """
@@ -110,6 +113,7 @@ class OpConstants:
     hot_gain: float = 1.0
     kv8: float = 1.0
     kv8_t0: float = 1.0
+    sustained: float = 1.0
     error: float = PROXY_ERROR
     tag: Tag = Tag.PROXY
     source: str = ""
@@ -144,6 +148,15 @@ class GpuConstants:
     def op(self, op: OpClass) -> OpConstants:
         """Return the constants of one operator class."""
         return self.ops[op]
+
+    def under_load(self) -> GpuConstants:
+        """Return the constants as they are in service, with every operator at its sustained share."""
+        changed = {
+            op: replace(c, e_f=c.e_f * c.sustained, sustained=1.0)
+            for op, c in self.ops.items()
+            if c.sustained != 1.0
+        }
+        return replace(self, ops={**self.ops, **changed}) if changed else self
 
     def tag(self, used: Iterable[OpClass]) -> Tag:
         """Return the weakest tag among the operator classes used."""
@@ -317,6 +330,7 @@ _RANGES = {
     "hot_gain": (1.0, 100.0),
     "kv8": (0.1, 10.0),
     "kv8_t0": (0.1, 10.0),
+    "sustained": (0.1, 1.0),
     "error": (0.0, 2.0),
 }
 

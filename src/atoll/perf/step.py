@@ -237,8 +237,10 @@ def analytic(
     """
     size = check_tp(node, tp, spec)
     table = constants if constants is not None else default_constants()
-    fitted = table.for_gpu(node.gpu)
     profile = profile_on(engine, node)
+    fitted = table.for_gpu(node.gpu)
+    if profile.keeps_busy:
+        fitted = fitted.under_load()
     ops = model_ops(spec, node, size, fitted, fused=profile.fuses_all_reduce)
     used = op_classes_of(spec, node.gpu)
     grounds = name_grounds(spec, node.gpu, fitted).summary(used)
