@@ -279,6 +279,8 @@ def _no_garbage() -> Iterator[None]:
     try:
         yield
     finally:
+        # Nor look at them ever after: the last collection, when Python ends, took half a second.
+        gc.freeze()
         if collects:
             gc.enable()
 
