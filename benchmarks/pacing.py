@@ -4,6 +4,8 @@ Simulated: an instance that only decodes, prompts short, Poisson arrivals at 90 
 says it carries within 100 ms per token; as many requests in flight all the time as it has at that capacity;
 and paced at its capacity with even arrivals, which must show the promise: near-equal stages within 2 %, and
 uneven ones must not be above it. Stages are near equal if none carries over a tenth more than the slowest.
+"Best" is the closed form of as many equal batches as are best (`tests.sim.pipelines.best_tpot`): where that
+is hardly below free batches no pacing gains much.
 Real: `benchmarks.pacing_engine`.
 """
 
@@ -13,15 +15,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from atoll.core.ids import Phase
-from atoll.perf.step import Position
-from atoll.plan.capacities import node_capacity
 from atoll.plan.plan import Plan
-from atoll.plan.problem import Lengths, Problem, Service
+from atoll.plan.problem import Problem
 from atoll.sim.api import simulate
 from atoll.sim.options import Pacing, SimOptions
-from atoll.workload.lengths import LengthMix
-from atoll.workload.requests import Requests
 from benchmarks.pacing_engine import (
     CLIENTS,
     ENGINE_LAYOUTS,
@@ -30,17 +27,24 @@ from benchmarks.pacing_engine import (
     engine_rounds,
 )
 from benchmarks.report import Figure, finish, options
-from tests.sim.builders import CATALOG, placed, planned, problem
+from tests.sim.builders import CATALOG
+from tests.sim.pipelines import (
+    ANSWER,
+    FROM_S,
+    LAYERS,
+    MODEL,
+    PROMISE_S,
+    Stages,
+    best_tpot,
+    build_plan,
+    build_problem,
+    capacities,
+    draw,
+    mean_tpot,
+)
 
-MODEL = "qwen3-32b"
-LAYERS = 64
-PROMISE_S = 0.1
-PROMPT, ANSWER = 16, 600
 LOAD = 0.9
 NEAR = 1.1
-WARM_UP_S = 120.0
-PREFILL = "H100:8"
-TP = {"A10G:4": 4, "L4:4": 4, "L40S:1": 1, "H100:8": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class SimLayout:
         return " | ".join(f"{kind} {end - at}" for kind, at, end in self._stages(ends))
 
     @property
-    def stages(self) -> tuple[tuple[int, int, tuple[str, ...]], ...]:
+    def stages(self) -> Stages:
         """As builders of plans want them."""
         ends = (0, *self.cuts, LAYERS)
         return tuple((at, end, (kind,)) for kind, at, end in self._stages(ends))
@@ -86,83 +90,13 @@ LAYOUTS = (
 )
 
 
-def build_problem() -> Problem:
-    """A service that decodes on instances of its own."""
-    service = Service(
-        name="m",
-        model=MODEL,
-        ttft_s=5.0,
-        tpot_s=PROMISE_S,
-        rate_per_s=1.0,
-        lengths=Lengths.of(LengthMix.fixed(float(PROMPT), float(ANSWER))),
-        phases="apart",
-    )
-    return problem(service, nodes=tuple(TP))
-
-
-def build_plan(own: Problem, layout: SimLayout) -> Plan:
-    """One instance of a layout, behind more prefill than it needs."""
-    decode = placed(own, "decode", Phase.DECODE, *layout.stages)
-    prefill = placed(own, "prefill", Phase.PREFILL, (0, LAYERS, (PREFILL,)))
-    return planned(own, [prefill, decode], {("prefill", "decode"): 1.0})
-
-
-def capacities(own: Problem, layout: SimLayout) -> list[float]:
-    """Tokens/s that each stage carries within the promise."""
-    last = len(layout.kinds) - 1
-    rates = []
-    for number, (start, end, (kind,)) in enumerate(layout.stages):
-        position = Position.MIDDLE
-        if number in (0, last):
-            position = Position.FIRST if number == 0 else Position.LAST
-        rates.append(
-            node_capacity(
-                own,
-                CATALOG,
-                own.services[0],
-                "m/llm/decode",
-                kind,
-                end - start,
-                last + 1,
-                position if last else Position.WHOLE,
-                tp=TP[kind],
-            )
-        )
-    return rates
-
-
-def draw(rate_per_s: float, seconds: float, seed: int | None) -> Requests:
-    """Poisson arrivals and geometric answers, or without a seed even arrivals and equal answers."""
-    count = int(rate_per_s * seconds)
-    prompts = np.full(count, PROMPT, np.int32)
-    if seed is None:
-        return Requests.of(np.arange(count) / rate_per_s, prompts, np.full(count, ANSWER, np.int32))
-    random = np.random.default_rng(seed)
-    arrival_s = np.cumsum(random.exponential(1.0 / rate_per_s, count))
-    return Requests.of(arrival_s, prompts, random.geometric(1.0 / ANSWER, count).astype(np.int32))
-
-
-def mean_tpot(
-    own: Problem, plan: Plan, work: Requests, seconds: float, pacing: Pacing
-) -> tuple[float, float]:
-    """Mean TPOT of the requests that ran in the steady middle, and tokens/s there."""
-    found = simulate(
-        plan, own, CATALOG, work, SimOptions(from_s=WARM_UP_S, until_s=seconds, pacing=pacing)
-    )
-    times = found.requests
-    # Those that come late see an emptier pipeline towards the end.
-    steady = (times.arrival_s > WARM_UP_S) & (times.arrival_s < seconds - 2 * ANSWER * PROMISE_S)
-    tpot_s = times.tpot_s[steady]
-    return float(np.nanmean(tpot_s)), found.tokens_per_s
-
-
 def saturated(own: Problem, plan: Plan, sequences: int, seconds: float, pacing: Pacing) -> float:
     """Tokens/s with so many requests in flight all the time."""
     work = draw(100.0, seconds, 0)
     chosen = SimOptions(
         feed="closed",
         concurrency=sequences,
-        from_s=WARM_UP_S,
+        from_s=FROM_S,
         until_s=seconds,
         pacing=pacing,
     )
@@ -178,6 +112,7 @@ class SimResult:
     capacity: float
     free_s: float
     paced_s: float
+    best_s: float
     loaded_ratio: float
     saturated_ratio: float
     over_promise: float
@@ -191,11 +126,16 @@ class SimResult:
     def tpot_ratio(self) -> float:
         return self.paced_s / self.free_s
 
+    @property
+    def best_ratio(self) -> float:
+        """What the ratio would be in closed form."""
+        return self.best_s / self.free_s
+
 
 def compare(own: Problem, layout: SimLayout, seconds: float, seeds: int) -> SimResult:
     """Simulate a layout in every way."""
-    plan = build_plan(own, layout)
-    rates = capacities(own, layout)
+    plan = build_plan(own, layout.stages)
+    rates = capacities(own, layout.stages)
     most = min(rates)
     near_equal = max(rates) <= NEAR * most
     if most <= 0.0:
@@ -218,6 +158,7 @@ def compare(own: Problem, layout: SimLayout, seconds: float, seeds: int) -> SimR
         most,
         float(np.mean(tpot_s["free"])),
         float(np.mean(tpot_s["paced"])),
+        best_tpot(own, plan, float(np.mean(tokens["paced"]))),
         sum(tokens["paced"]) / sum(tokens["free"]),
         full["paced"] / full["free"],
         over,
@@ -227,15 +168,16 @@ def compare(own: Problem, layout: SimLayout, seconds: float, seeds: int) -> SimR
 def print_simulated(results: list[SimResult]) -> None:
     print(f"  simulated, {MODEL}, promise {PROMISE_S * 1e3:.0f} ms per token, {LOAD:.0%} load")
     print(
-        f"  {'layers on':42s} {'tokens/s':>9s} {'free':>8s} {'paced':>8s} {'ratio':>6s}"
+        f"  {'layers on':42s} {'tokens/s':>9s} {'free':>8s} {'paced':>8s} {'best':>8s}"
+        f" {'ratio':>6s} {'of best':>7s}"
         f" {'tokens/s':>9s} {'when full':>9s} {'promise':>8s}"
     )
     for r in results:
         name = r.layout.name + ("" if r.near_equal else " (uneven)")
         print(
             f"  {name:42s} {r.capacity:9.0f} {r.free_s * 1e3:6.1f}ms {r.paced_s * 1e3:6.1f}ms"
-            f" {r.tpot_ratio:6.3f} {r.loaded_ratio:9.3f} {r.saturated_ratio:9.3f}"
-            f" {r.over_promise:+7.2f}%"
+            f" {r.best_s * 1e3:6.1f}ms {r.tpot_ratio:6.3f} {r.best_ratio:7.3f}"
+            f" {r.loaded_ratio:9.3f} {r.saturated_ratio:9.3f} {r.over_promise:+7.2f}%"
         )
 
 
@@ -296,11 +238,16 @@ def report(
     worst = max((r for r in several if r.near_equal), key=lambda r: r.tpot_ratio)
     simulated = min(min(r.loaded_ratio, r.saturated_ratio) for r in several)
     least = min(simulated, *engine["tokens_per_s"].values())
+    slowest = max(several, key=lambda r: r.paced_s / r.best_s)
     furthest = max(results, key=lambda r: r.promise_error)
     real = engine["tpot_s"]["2stage"]
     finish(
         [
             Figure("sim_tpot_ratio_max", worst.tpot_ratio, 0.85, worst.layout.name),
+            Figure("sim_tpot_ratio_best", worst.best_ratio, None, "of the same, in closed form"),
+            Figure(
+                "sim_over_best_max", slowest.paced_s / slowest.best_s, None, slowest.layout.name
+            ),
             Figure("real_tpot_ratio_2stage", real, None, f"bar < 1: {_say(real < 1.0)}"),
             Figure("cpu_timed_tpot_ratio_2stage", cpu_timed, None, "in full runs"),
             Figure("throughput_ratio_min", least, None, f"bar >= 0.99: {_say(least >= 0.99)}"),
@@ -308,6 +255,7 @@ def report(
         ],
         sim_throughput_ratio_min=simulated,
         sim_tpot_ratio={r.layout.name: r.tpot_ratio for r in several},
+        sim_best_ratio={r.layout.name: r.best_ratio for r in several},
         over_promise={r.layout.name: r.over_promise for r in results},
         real_tpot_ratio=engine["tpot_s"],
         real_throughput_ratio=engine["tokens_per_s"],

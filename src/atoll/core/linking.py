@@ -9,18 +9,27 @@ from __future__ import annotations
 import gc
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 from numba import njit, types
+from numba.core import event
 from numba.core.caching import FunctionCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, CompilerBase
-from numba.core.compiler_machinery import PassManager, register_pass
+from numba.core.compiler_machinery import PassManager, _pass_registry, register_pass
 from numba.core.environment import lookup_environment
-from numba.core.errors import termcolor
+from numba.core.errors import TypingError, termcolor
+from numba.core.interpreter import (
+    Interpreter,
+    peep_hole_delete_with_exit,
+    peep_hole_fuse_dict_add_updates,
+)
+from numba.core.ir_utils import build_definitions
+from numba.core.ssa import reconstruct_ssa
+from numba.core.transforms import canonicalize_cfg
 from numba.core.typed_passes import (
     AnnotateTypes,
     IRLegalization,
@@ -31,7 +40,6 @@ from numba.core.typed_passes import (
 )
 from numba.core.untyped_passes import (
     FixupArgs,
-    IRProcessing,
     ReconstructSSA,
     TranslateByteCode,
 )
@@ -108,6 +116,58 @@ def _module_of(library: Any) -> Any:
     return library._get_module_for_linking()
 
 
+class PartInterpreter(Interpreter):  # type: ignore[misc]
+    """Makes numba's IR of bytecode, without looking for `with` and for unpacked dictionaries."""
+
+    def post_process(self, peepholes: Any, func_ir: Any) -> Any:
+        """Return the IR after those steps that matter to parts."""
+        for one in peepholes:
+            if one not in (peep_hole_delete_with_exit, peep_hole_fuse_dict_add_updates):
+                func_ir = one(func_ir)
+        return func_ir
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class PartTranslation(TranslateByteCode):  # type: ignore[misc]
+    """Makes numba's IR of bytecode."""
+
+    _name = "part_translation"
+
+    def run_pass(self, state: Any) -> bool:
+        """Make the IR, its blocks in order."""
+        func_ir = PartInterpreter(state.func_id).interpret(state.bc)
+        func_ir.blocks = canonicalize_cfg(func_ir.blocks)
+        state.func_ir = func_ir
+        return True
+
+
+@register_pass(mutates_CFG=False, analysis_only=False)
+class PartSSA(ReconstructSSA):  # type: ignore[misc]
+    """Gives every assignment a variable of its own, without asking how long each lives."""
+
+    _name = "part_ssa"
+
+    def run_pass(self, state: Any) -> bool:
+        """Change the IR."""
+        state.func_ir = reconstruct_ssa(state.func_ir)
+        self._patch_locals(state)
+        state.func_ir._definitions = build_definitions(state.func_ir.blocks)
+        return True
+
+
+@register_pass(mutates_CFG=False, analysis_only=False)
+class PartStripPhis(PreLowerStripPhis):  # type: ignore[misc]
+    """Takes the phi nodes out again, without asking how long variables live."""
+
+    _name = "part_strip_phis"
+
+    def run_pass(self, state: Any) -> bool:
+        """Change the IR."""
+        state.func_ir = self._strip_phi_nodes(state.func_ir)
+        state.func_ir._definitions = build_definitions(state.func_ir.blocks)
+        return True
+
+
 @register_pass(mutates_CFG=False, analysis_only=True)
 class PartLegalization(IRLegalization):  # type: ignore[misc]
     """Says where variables end, which matters only where arrays that numba counts are among them."""
@@ -122,6 +182,15 @@ class PartLegalization(IRLegalization):  # type: ignore[misc]
         return False
 
 
+class PartPasses(PassManager):  # type: ignore[misc]
+    """Runs the passes of a part, untimed and unchecked."""
+
+    def run(self, state: Any) -> None:
+        """Run all of them."""
+        for one, _ in self.passes:
+            _pass_registry.get(one).pass_inst.run_pass(state)
+
+
 class PartCompiler(CompilerBase):  # type: ignore[misc]
     """Compiles a part: without numba's passes for closures, array expressions and parallel loops."""
 
@@ -132,14 +201,13 @@ class PartCompiler(CompilerBase):  # type: ignore[misc]
 
     def define_pipelines(self) -> list[Any]:
         """Return what is done, in order."""
-        passes = PassManager("part")
+        passes = PartPasses("part")
         for one in (
-            TranslateByteCode,
+            PartTranslation,
             FixupArgs,
-            IRProcessing,
-            ReconstructSSA,
+            PartSSA,
             NopythonTypeInference,
-            PreLowerStripPhis,
+            PartStripPhis,
             PartLegalization,
             AnnotateTypes,
             NativeLowering,
@@ -163,10 +231,15 @@ class EntryCompiler(Compiler):  # type: ignore[misc]
         say(f"compiling {known_as(func)}, once on this machine")
         typing = self.state.typingctx
         with (
+            _quietly(),
+            _operators_remembered(),
+            # What numba brings along was loaded when this compiler was made.
+            _replaced(self.state.targetctx, "load_additional_registries", _nothing),
             _replaced(codegen, "_library_class", PartLibrary),
             # A part has no place in memory that could point to its environment.
             _replaced(codegen, "set_env", _nothing),
             _replaced(typing, "resolve_function_type", _remember(typing.resolve_function_type)),
+            _replaced(typing, "resolve_getattr", _remember_attributes(typing.resolve_getattr)),
             # Numba colours a message at every instruction, for errors that hardly ever come.
             _replaced(termcolor(), "_markup", _plainly),
             _no_garbage(),
@@ -184,7 +257,7 @@ def _plainly(message: str, *_args: Any, **_kws: Any) -> str:
     return message
 
 
-def _nothing(*_args: Any) -> None:
+def _nothing(*_args: Any, **_kws: Any) -> None:
     """Do nothing."""
 
 
@@ -206,11 +279,75 @@ def _no_garbage() -> Iterator[None]:
     try:
         yield
     finally:
+        # Nor look at them ever after: the last collection, when Python ends, took half a second.
+        gc.freeze()
         if collects:
             gc.enable()
 
 
+@contextmanager
+def _changed(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give a module or a class another attribute meanwhile; see `_replaced`."""
+    kept = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, kept)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Tell nobody of locks and passes meanwhile: with parts inside parts, all of them are told of each."""
+    with (
+        _changed(event, "start_event", _nothing),
+        _changed(event, "end_event", _nothing),
+        _changed(event, "install_timer", lambda *_args: nullcontext()),
+    ):
+        yield
+
+
 _TYPES: dict[Any, Any] = {}
+_CALLS: dict[Any, Any] = {}
+
+
+@contextmanager
+def _operators_remembered() -> Iterator[None]:
+    """Find types of operators once; numba asks again, with constants, when it makes code of them."""
+    plain = types.Function.get_call_type
+
+    def once(self: Any, context: Any, args: Any, kws: Any) -> Any:
+        if kws:
+            return plain(self, context, args, kws)
+        key = self, args
+        known = _CALLS.get(key)
+        if known is None:
+            try:
+                known = plain(self, context, args, kws)
+            except TypingError as error:
+                known = error
+            _CALLS[key] = known
+        if isinstance(known, TypingError):
+            raise known
+        return known
+
+    with _changed(types.Function, "get_call_type", once):
+        yield
+
+
+def _remember_attributes(resolve: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """Find the types of the fields of records and of what modules have only once."""
+
+    def resolve_once(kind: Any, name: str) -> Any:
+        key = kind, name
+        known = _TYPES.get(key)
+        if known is None:
+            known = resolve(kind, name)
+            if known is not None:
+                _TYPES[key] = known
+        return known
+
+    return resolve_once
 
 
 def _remember(resolve: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
