@@ -1,8 +1,8 @@
 """The stage engine on this machine: SmolLM2 cut unevenly over two nodes, behind the gateway.
 
-Each node has a core of its own, as in a fleet every node is a machine of its own; instance, gateway and clients
-run beside them. Profiles are taken by processes that hold the same layers on the same cores, both at once, since
-cores share caches and memory.
+Each node has a core of its own, as in a fleet every node is a machine of its own; instance, gateway and
+clients run beside them. Profiles are taken by processes that hold the same layers on the same cores, both at
+once, since cores share caches and memory.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from benchmarks.report import ROOT
 from benchmarks.streaming import Latency, answer, replay
 
 if TYPE_CHECKING:
+    from atoll.plan.cluster import NodeProfile
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
     from atoll.runtime.local.profile import ProfileOptions, RangeTable
@@ -92,27 +94,33 @@ def measure(pipes: Sequence[Connection]) -> Tables:
     return tuple(pipe.recv() for pipe in pipes)
 
 
-def build_problem() -> tuple[Problem, Plan]:
-    """The demo's fleet with two nodes, and the plan that gives them their layers."""
+def build_problem(
+    ranges: Sequence[tuple[str, int, int]] = RANGES,
+    profiles: Mapping[str, NodeProfile] | None = None,
+    hop_s: float = 0.0,
+) -> tuple[Problem, Plan]:
+    """Return the demo's fleet with a node for each range, measured or not yet, and the plan of those."""
     from atoll.plan.cluster import ClusterLink, ClusterNode
     from atoll.plan.files.fleet import load_fleet
     from atoll.plan.plan import Flow, Instance, Node, Plan, Route
 
     demo = load_fleet(ROOT / "examples" / "demo-local.yaml")
     assert demo.cluster is not None
-    names = ("large", "small")
+    names = [f"machine-{number}" for number in range(len(ranges))]
+    known = demo.cluster.profiles if profiles is None else {SERVICE: dict(profiles)}
     cluster = demo.cluster.model_copy(
         update={
+            "profiles": known,
             "nodes": tuple(
                 ClusterNode(name=name, node_type=kind, region="here")
-                for name, (kind, _, _) in zip(names, RANGES, strict=True)
+                for name, (kind, _, _) in zip(names, ranges, strict=True)
             ),
-            "links": (ClusterLink(src="*", dst="*", bytes_per_s=1.25e9),),
+            "links": (ClusterLink(src="*", dst="*", bytes_per_s=1.25e9, latency_s=hop_s),),
         }
     )
     nodes = tuple(
         Node(id=f"n{i}", node_type=kind, market="owned", start=a, end=b, tp=1, host=names[i])
-        for i, (kind, a, b) in enumerate(RANGES)
+        for i, (kind, a, b) in enumerate(ranges)
     )
     ways = ("source", *(node.id for node in nodes), "sink")
     instance = Instance(
@@ -122,14 +130,14 @@ def build_problem() -> tuple[Problem, Plan]:
         region="here",
         stages=len(nodes),
         nodes=nodes,
-        flows=tuple(Flow(src=a, dst=b, per_s=1.0) for a, b in zip(ways, ways[1:], strict=False)),
+        flows=tuple(Flow(src=a, dst=b, per_s=1.0) for a, b in pairwise(ways)),
         throughput_per_s=1.0,
         usd_per_hour=0.0,
     )
     offers = tuple(
         offer.model_copy(update={"available": 1})
         for offer in demo.offers
-        if offer.node_type in {kind for kind, _, _ in RANGES}
+        if offer.node_type in {kind for kind, _, _ in ranges}
     )
     problem = demo.replace(cluster=cluster, offers=offers)
     plan = Plan(
@@ -195,7 +203,7 @@ async def run_rounds(plan: Plan, folder: Path, traces: Sequence[Requests]) -> li
             for number, requests in enumerate(traces):
                 served = await replay(url, SERVICE, requests, number)
                 after = await _look(url, pipes, number + 1)
-                tables, alone = zip(before, after, strict=True)
+                tables, alone = (before[0], after[0]), (before[1], after[1])
                 rounds.append(StageRound(requests, tuple(served), tables, alone))
                 before = after
     return rounds
@@ -243,31 +251,23 @@ def beside_steps(rounds: Sequence[StageRound]) -> Beside:
     return Beside(hop, max(0.0, float(np.median(request_s)) - hops * hop))
 
 
-def simulate_round(
-    plan: Plan, problem: Problem, one: StageRound, beside: Beside
-) -> tuple[list[float], list[float]]:
+def simulate_round(one: StageRound, beside: Beside) -> tuple[list[float], list[float]]:
     """Simulate a stretch with what was measured around it; returns TTFT and TPOT of its requests."""
-    from atoll.plan.cluster import ClusterLink
     from atoll.runtime.local.profile import profile_of
     from atoll.sim.api import simulate
     from atoll.sim.options import SimComponent, SimOptions
 
-    assert problem.cluster is not None
     profiles = {}
     for i, (kind, start, end) in enumerate(RANGES):
         table = mean_table([tables[i] for tables in one.tables])
         profiles[kind] = profile_of(table, None, (1e5,) * (end - start))
-    link = ClusterLink(src="*", dst="*", bytes_per_s=1.25e9, latency_s=beside.hop_s)
-    cluster = problem.cluster.model_copy(
-        update={"profiles": {SERVICE: profiles}, "links": (link,)}
-    )
-    asked = problem.replace(cluster=cluster)
+    problem, plan = build_problem(profiles=profiles, hop_s=beside.hop_s)
     front = SimComponent("front", servers=64, item_s=max(beside.request_s, 1e-9))
     options = SimOptions(
         token_budget=512,
         order="arrival",
         components=(front,),
-        classes={name: (("front",), ("llm",)) for name in one.requests.classes},
+        classes=dict.fromkeys(one.requests.classes, (("front",), ("llm",))),
     )
-    found = simulate(plan, asked, asked.catalog(), one.requests, options).requests
+    found = simulate(plan, problem, problem.catalog(), one.requests, options).requests
     return found.ttft_s.tolist(), found.tpot_s.tolist()

@@ -1,23 +1,31 @@
 """The simulator against real engines on this machine, under traces with several requests at a time.
 
-The machine is measured before, between and after stretches of the trace, each stretch is served and then
-simulated with what was measured around it: a virtual machine's cores are not equally fast from one minute to the
-next. No constant is fitted on what is compared. Stage engine: `benchmarks.real_stage`. vLLM, where a Python
-with vllm is given (`--vllm PYTHON`) or this one has it: `benchmarks.real_vllm`.
+The machine is measured before, between and after stretches of the trace; each stretch is served, and then
+simulated with what was measured around it: cores of a virtual machine are not equally fast from one minute to
+the next. Nothing is fitted on what is compared. Stage engine: `benchmarks.real_stage`. vLLM, where a Python
+that has it is given (`--vllm PYTHON`) or this one has: `benchmarks.real_vllm`.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks import real_stage
-from benchmarks.report import Figure, finish, options
+from benchmarks import real_stage, real_vllm
+from benchmarks.report import Figure, finish
 from benchmarks.streaming import Latency
 
+if TYPE_CHECKING:
+    from atoll.workload.requests import Requests
+
+Times = tuple[list[float], list[float]]
+"""TTFT and TPOT of requests."""
 BARS = {"ttft_mean": 8.0, "ttft_p95": 12.0, "tpot_mean": 8.0, "tpot_p95": 12.0}
 
 
@@ -45,9 +53,12 @@ def summarise(ttft_s: Sequence[float], tpot_s: Sequence[float]) -> dict[str, flo
 
 
 def compare(
-    engine: str, served: Sequence[Latency], ttft_s: Sequence[float], tpot_s: Sequence[float]
+    engine: str, rounds: Sequence[Sequence[Latency]], simulated: Sequence[Times]
 ) -> Compared:
-    """Hold what was simulated against what was served, and print both."""
+    """Hold what was simulated against what was served, over all stretches, and print both."""
+    served = [one for some in rounds for one in some]
+    ttft_s = [each_s for first_s, _ in simulated for each_s in first_s]
+    tpot_s = [each_s for _, next_s in simulated for each_s in next_s]
     real = summarise([one.ttft_s for one in served], [one.tpot_s for one in served])
     found = Compared(engine, len(served), real, summarise(ttft_s, tpot_s))
     print(f"\n  {engine:12s} {'served':>10s} {'simulated':>10s} {'error':>8s} {'bar':>5s}")
@@ -59,45 +70,75 @@ def compare(
     return found
 
 
-def compare_stage(seconds: float, rounds: int) -> Compared:
-    """Serve and simulate on the stage engine."""
-    from atoll.engine.weights.sources import DEFAULT_MODEL, resolve
+def draw_traces(rate_per_s: float, lengths: str, seconds: float, count: int) -> list[Requests]:
+    """Return as many stretches of a trace, each with a seed of its own."""
     from atoll.workload.requests import collect
     from atoll.workload.spec import workload_of
 
-    problem, plan = real_stage.build_problem()
-    spec = f"poisson:{real_stage.RATE_PER_S}/s lengths={real_stage.LENGTHS} for={seconds:g}s"
-    traces = [
-        collect(workload_of(spec), seed).with_model(real_stage.SERVICE) for seed in range(rounds)
-    ]
-    found = asyncio.run(real_stage.run_rounds(plan, resolve(DEFAULT_MODEL), traces))
-    beside = real_stage.beside_steps(found)
+    spec = workload_of(f"poisson:{rate_per_s}/s lengths={lengths} for={seconds:g}s")
+    return [collect(spec, seed).with_model(real_stage.SERVICE) for seed in range(count)]
+
+
+def compare_stage(folder: Path, seconds: float, count: int) -> Compared:
+    """Serve and simulate on the stage engine."""
+    _, plan = real_stage.build_problem()
+    traces = draw_traces(real_stage.RATE_PER_S, real_stage.LENGTHS, seconds, count)
+    rounds = asyncio.run(real_stage.run_rounds(plan, folder, traces))
+    beside = real_stage.beside_steps(rounds)
     print(
-        f"  {rounds} stretches of {seconds:g} s; beside steps a hop takes {beside.hop_s * 1e3:.2f} ms"
+        f"  {count} stretches of {seconds:g} s; beside steps a hop takes {beside.hop_s * 1e3:.2f} ms"
         f" and a request {beside.request_s * 1e3:.1f} ms"
     )
-    served: list[Latency] = []
-    ttft_s: list[float] = []
-    tpot_s: list[float] = []
-    for one in found:
-        first_s, each_s = real_stage.simulate_round(plan, problem, one, beside)
-        served += one.served
-        ttft_s += first_s
-        tpot_s += each_s
-    return compare("stage engine", served, ttft_s, tpot_s)
+    found = [real_stage.simulate_round(one, beside) for one in rounds]
+    return compare("stage engine", [one.served for one in rounds], found)
+
+
+def compare_vllm(python: str, folder: Path, seconds: float, count: int) -> Compared:
+    """Serve and simulate on vLLM."""
+    traces = draw_traces(real_vllm.RATE_PER_S, real_vllm.LENGTHS, seconds, count)
+    rounds = real_vllm.measure_rounds(python, folder, traces)
+    beside_s = real_vllm.beside_steps(rounds)
+    print(
+        f"\n  {count} stretches of {seconds:g} s; a request takes {beside_s * 1e3:.1f} ms beside its steps"
+    )
+    found = [real_vllm.simulate_round(one, beside_s) for one in rounds]
+    return compare("vLLM", [one.served for one in rounds], found)
 
 
 def main() -> None:
-    chosen = options(__doc__ or "")
-    rounds, seconds = (3, 16.0) if chosen.quick else (9, 20.0)
-    compared = {"stage": compare_stage(seconds, rounds)}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer stretches, under three minutes")
+    parser.add_argument("--vllm", type=Path, help="a Python that has vllm")
+    parser.add_argument("--only", choices=("stage", "vllm"), help="leave the other engine out")
+    chosen = parser.parse_args()
+    from atoll.engine.weights.sources import DEFAULT_MODEL, resolve
+
+    folder = resolve(DEFAULT_MODEL)
+    count, seconds = (3, 10.0) if chosen.quick else (8, 14.0)
+    compared = {}
+    if chosen.only != "vllm":
+        compared["stage"] = compare_stage(folder, seconds, count)
+    python, why = real_vllm.find_python(chosen.vllm)
+    if python is not None and chosen.only != "stage":
+        compared["vllm"] = compare_vllm(python, folder, seconds, count)
+    elif chosen.only != "stage":
+        print(f"\n  vLLM was skipped: {why}")
+    report(compared)
+
+
+def report(compared: dict[str, Compared]) -> None:
+    """Print the worst engine's errors against their bars, and all of them."""
     figures = []
-    more: dict[str, float] = {}
+    more: dict[str, object] = {"engines": sorted(compared)}
     for name, bar in BARS.items():
         errors = {short: abs(each.error(name)) for short, each in compared.items()}
-        worst = max(errors, key=lambda short: errors[short])
-        figures.append(Figure(f"{name}_err", errors[worst], bar, compared[worst].engine))
-        more |= {f"{short}_{name}_err": error for short, error in errors.items()}
+        worst = max(errors, key=lambda short: errors[short], default=None)
+        value = None if worst is None else errors[worst]
+        note = "" if worst is None else compared[worst].engine
+        figures.append(Figure(f"{name}_err", value, bar, note))
+        more |= {f"{short}_{name}_err": errors.get(short) for short in ("stage", "vllm")}
+    for short, each in compared.items():
+        more[f"{short}_requests"] = each.requests
     finish(figures, **more)
 
 

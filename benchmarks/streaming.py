@@ -25,7 +25,7 @@ class Latency(NamedTuple):
 
 def draw_prompt(seed: int, tokens: int) -> list[int]:
     """Return a prompt that no other seed begins with."""
-    return stream(seed, "prompt").integers(*_TOKENS, size=tokens).tolist()
+    return [int(token) for token in stream(seed, "prompt").integers(*_TOKENS, size=tokens)]
 
 
 def _pieces(line: bytes) -> Iterator[dict[str, Any]]:

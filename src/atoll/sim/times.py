@@ -29,8 +29,8 @@ _SMALL_BATCH = 8.0
 class Times(NamedTuple):
     """Step times of all units, by row: coefficients (first those beside the layers, then one set for each
     kind of layer), how many layers of each kind lie below a layer, and curves. `fixed` holds, by (kind,
-    row), how many kinds of layer there are, seconds per step and seconds per token, and seconds per layer that
-    prompts and sequences in one step have in common.
+    row), how many kinds of layer there are, seconds per step and per token, and those per layer that
+    prompts and sequences of a step share.
     """
 
     coefficient: Floats

@@ -83,40 +83,39 @@ class RangeTimer:
         self._pool = BlockPool(count, _BLOCK, prefix_caching=False)
 
     def measure(self, progress: Progress | None = None) -> RangeTable:
-        """Time every kind of step once over."""
+        """Time every kind of step; they take turns, so that none finds the caches as it left them."""
         tell = progress or (lambda _text: None)
         chosen, held = self._options, f"layers [{self._stage.start}, {self._stage.end})"
-        prefill, decode, mixed = [], [], []
-        for size in chosen.prompts:
-            tell(f"{held}: prompts of {size} tokens")
-            prefill.append((size, self.time_step(size, 0)))
-        for number in chosen.sequences:
-            tell(f"{held}: {number} sequences")
-            decode.append((number, self.time_step(0, number)))
-        for size, number in chosen.mixed:
-            tell(f"{held}: a prompt of {size} tokens beside {number} sequences")
-            mixed.append((size, number, self.time_step(size, number)))
+        prompts = [(size, 0) for size in chosen.prompts]
+        decodes = [(0, number) for number in chosen.sequences]
+        kinds = [*prompts, *decodes, *chosen.mixed]
+        times_s: dict[tuple[int, int], list[float]] = {kind: [] for kind in kinds}
+        for turn in range(chosen.repeats + 1):
+            tell(f"{held}: turn {turn} of {chosen.repeats}")
+            for kind in kinds:
+                took_s = self._time_step(*kind)
+                # The first of each kind also warms up.
+                if turn:
+                    times_s[kind].append(took_s)
+        mean_s = {kind: statistics.fmean(some) for kind, some in times_s.items()}
         return RangeTable(
             start=self._stage.start,
             end=self._stage.end,
-            prefill_s=tuple(prefill),
-            decode_s=tuple(decode),
-            mixed_s=tuple(mixed),
+            prefill_s=tuple((size, mean_s[size, 0]) for size in chosen.prompts),
+            decode_s=tuple((number, mean_s[0, number]) for number in chosen.sequences),
+            mixed_s=tuple((*kind, mean_s[kind]) for kind in chosen.mixed),
         )
 
-    def time_step(self, prompt: int, sequences: int) -> float:
-        """Return the median seconds of a step with a prompt of so many tokens and so many sequences."""
+    def _time_step(self, prompt: int, sequences: int) -> float:
+        """Return the seconds of a step with a prompt of so many tokens and so many sequences."""
         rows = [self._rows(0, prompt)] if prompt else []
         rows += [self._rows(self._options.context, 1) for _ in range(sequences)]
+        began_s = time.process_time()
         self._stage.forward(rows)
-        times_s = []
-        for _ in range(self._options.repeats):
-            began_s = time.process_time()
-            self._stage.forward(rows)
-            times_s.append((time.process_time() - began_s) / self._options.threads)
+        took_s = (time.process_time() - began_s) / self._options.threads
         for row in rows:
             self._pool.close(row.table)
-        return statistics.median(times_s)
+        return took_s
 
     def _rows(self, position: int, size: int) -> Any:
         import torch
