@@ -36,9 +36,11 @@ LENGTHS = "normal:96/0.4x40/0.3"
 RATE_PER_S = 0.9
 CONTEXT = 120
 KV_BYTES = 128 * 2**20
-_PROBE = (96, 24)
-"""Prompt and answer of the single streams."""
+_SHORT, _LONG = 32, 192
+_ANSWER = 24
+"""Prompts and answer of single streams."""
 Tables = tuple["RangeTable", ...]
+Alone = tuple[Latency, Latency]
 
 
 def profile_options() -> ProfileOptions:
@@ -47,7 +49,7 @@ def profile_options() -> ProfileOptions:
 
     return ProfileOptions(
         repeats=3,
-        prompts=(16, 64, 96, 128, 192),
+        prompts=(16, 32, 64, 96, 128, 192),
         sequences=(1, 2, 4, 8),
         mixed=((96, 2), (96, 4)),
         context=CONTEXT,
@@ -156,13 +158,13 @@ def build_problem(
 class StageRound:
     """A stretch of the trace as it was served, with what was measured before and after it.
 
-    `alone` are answers to a single client, one before and one after.
+    `alone` are answers to a single client, to a short and to a long prompt, before and after.
     """
 
     requests: Requests
     served: tuple[Latency, ...]
     tables: tuple[Tables, Tables]
-    alone: tuple[Latency, Latency]
+    alone: tuple[Alone, Alone]
 
 
 @asynccontextmanager
@@ -209,10 +211,11 @@ async def run_rounds(plan: Plan, folder: Path, traces: Sequence[Requests]) -> li
     return rounds
 
 
-async def _look(url: str, pipes: Sequence[Connection], number: int) -> tuple[Tables, Latency]:
-    """Measure the ranges and a single stream."""
-    alone = await answer(url, SERVICE, 10**6 + 1 + number, *_PROBE)
-    return await asyncio.to_thread(measure, pipes), alone
+async def _look(url: str, pipes: Sequence[Connection], number: int) -> tuple[Tables, Alone]:
+    """Measure the ranges, and single streams before and after that."""
+    short = await answer(url, SERVICE, 10**6 + 2 * number + 1, _SHORT, _ANSWER)
+    tables = await asyncio.to_thread(measure, pipes)
+    return tables, (short, await answer(url, SERVICE, 10**6 + 2 * number + 2, _LONG, _ANSWER))
 
 
 def mean_table(some: Sequence[RangeTable]) -> RangeTable:
@@ -228,30 +231,55 @@ def mean_table(some: Sequence[RangeTable]) -> RangeTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """Seconds beside the steps: of a hop, and of a request until its first step."""
+class InPlace:
+    """How the nodes of the engine differ from ranges that run by themselves.
 
+    Their steps take `factor` as long: between steps they wait, and others use their caches and cores. A hop
+    takes `hop_s` beside the steps, and a request `request_s` until its first one.
+    """
+
+    factor: float
     hop_s: float
     request_s: float
 
 
-def beside_steps(rounds: Sequence[StageRound]) -> Beside:
-    """What single streams take beside their steps: the median over all of them."""
+def look_in_place(rounds: Sequence[StageRound]) -> InPlace:
+    """Find it from single streams, apart from what is compared.
+
+    What a long prompt takes more than a short one is steps alone, and gives the factor; what is left of a
+    token's time is hops, and what is left of the first one's is the request's.
+    """
     from atoll.plan.cluster_profiles import at
 
-    hops = len(RANGES) + 1
-    hop_s, request_s = [], []
     looks = [(rounds[0].tables[0], rounds[0].alone[0])]
-    looks += [(r.tables[1], r.alone[1]) for r in rounds]
-    for tables, alone in looks:
-        steps_s = sum(at(table.decode_s, 1.0) for table in tables)
-        hop_s.append((alone.tpot_s - steps_s) / hops)
-        request_s.append(alone.ttft_s - sum(at(t.prefill_s, float(_PROBE[0])) for t in tables))
-    hop = max(0.0, float(np.median(hop_s)))
-    return Beside(hop, max(0.0, float(np.median(request_s)) - hops * hop))
+    looks += [(each.tables[1], each.alone[1]) for each in rounds]
+    prompts = {
+        size: float(np.mean([sum(at(t.prefill_s, float(size)) for t in some) for some, _ in looks]))
+        for size in (_SHORT, _LONG)
+    }
+    token_s = float(np.mean([sum(at(t.decode_s, 1.0) for t in some) for some, _ in looks]))
+    short_s = float(np.mean([short.ttft_s for _, (short, _) in looks]))
+    long_s = float(np.mean([long.ttft_s for _, (_, long) in looks]))
+    each_s = float(np.mean([one.tpot_s for _, some in looks for one in some]))
+    factor = max(1.0, (long_s - short_s) / (prompts[_LONG] - prompts[_SHORT]))
+    # Nor do tokens of a single stream take longer than they did.
+    factor = min(factor, each_s / token_s) if each_s > token_s else 1.0
+    hops = len(RANGES) + 1
+    hop_s = max(0.0, each_s - factor * token_s) / hops
+    return InPlace(factor, hop_s, max(0.0, short_s - factor * prompts[_SHORT] - hops * hop_s))
 
 
-def simulate_round(one: StageRound, beside: Beside) -> tuple[list[float], list[float]]:
+def slow_down(table: RangeTable, factor: float) -> RangeTable:
+    """Return a table whose steps take so many times as long."""
+    return table.model_copy(
+        update={
+            name: tuple((*row[:-1], factor * row[-1]) for row in getattr(table, name))
+            for name in ("prefill_s", "decode_s", "mixed_s")
+        }
+    )
+
+
+def simulate_round(one: StageRound, there: InPlace) -> tuple[list[float], list[float]]:
     """Simulate a stretch with what was measured around it; returns TTFT and TPOT of its requests."""
     from atoll.runtime.local.profile import profile_of
     from atoll.sim.api import simulate
@@ -259,10 +287,10 @@ def simulate_round(one: StageRound, beside: Beside) -> tuple[list[float], list[f
 
     profiles = {}
     for i, (kind, start, end) in enumerate(RANGES):
-        table = mean_table([tables[i] for tables in one.tables])
+        table = slow_down(mean_table([tables[i] for tables in one.tables]), there.factor)
         profiles[kind] = profile_of(table, None, (1e5,) * (end - start))
-    problem, plan = build_problem(profiles=profiles, hop_s=beside.hop_s)
-    front = SimComponent("front", servers=64, item_s=max(beside.request_s, 1e-9))
+    problem, plan = build_problem(profiles=profiles, hop_s=there.hop_s)
+    front = SimComponent("front", servers=64, item_s=max(there.request_s, 1e-9))
     options = SimOptions(
         token_budget=512,
         order="arrival",

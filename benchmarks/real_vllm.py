@@ -130,7 +130,7 @@ async def run_rounds(url: str, traces: Sequence[Requests]) -> list[ServerRound]:
     before = await measure_server(ask, LAYERS, probes)
     for number, requests in enumerate(traces):
         served = await replay(url, SERVICE, requests, number)
-        after = await measure_server(ask, LAYERS, probes)
+        after = await measure_server(ask, LAYERS, probes, warm_up=False)
         rounds.append(ServerRound(requests, tuple(served), (before, after)))
         before = after
     return rounds

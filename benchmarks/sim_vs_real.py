@@ -84,12 +84,12 @@ def compare_stage(folder: Path, seconds: float, count: int) -> Compared:
     _, plan = real_stage.build_problem()
     traces = draw_traces(real_stage.RATE_PER_S, real_stage.LENGTHS, seconds, count)
     rounds = asyncio.run(real_stage.run_rounds(plan, folder, traces))
-    beside = real_stage.beside_steps(rounds)
+    there = real_stage.look_in_place(rounds)
     print(
-        f"  {count} stretches of {seconds:g} s; beside steps a hop takes {beside.hop_s * 1e3:.2f} ms"
-        f" and a request {beside.request_s * 1e3:.1f} ms"
+        f"  {count} stretches of {seconds:g} s; in place steps take {there.factor:.2f} times as long,"
+        f" a hop {there.hop_s * 1e3:.2f} ms and a request {there.request_s * 1e3:.1f} ms beside them"
     )
-    found = [real_stage.simulate_round(one, beside) for one in rounds]
+    found = [real_stage.simulate_round(one, there) for one in rounds]
     return compare("stage engine", [one.served for one in rounds], found)
 
 

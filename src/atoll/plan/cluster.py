@@ -69,8 +69,9 @@ class NodeProfile(Frozen):
     layer), linear in between, constant before the first point and on with the last slope. A step takes
     `step_s` more, whatever it does. Prompts and sequences in one step take the sum of their curves less
     `shared_s_per_layer`, since weights are read once for both. `prefill_requests` and `decode_sequences`
-    bound a step's batch where given. `tokens_per_s` is what the node carries with so many layers, worked out where
-    not given; `typical_layers` (with room, and with none to spare) and `start_rate` are where that begins.
+    bound a step's batch where given. `tokens_per_s` is what the node carries with so many layers, worked out
+    where not given; `typical_layers` (with room, and with none to spare) and `start_rate` are where that
+    begins.
     """
 
     max_layers: int = Field(ge=1, description="Most layers the machine holds.")

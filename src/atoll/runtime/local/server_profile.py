@@ -69,20 +69,23 @@ def _held(layers: int) -> range:
     return range(1, layers + 1)
 
 
-async def measure_server(ask: AskTokens, layers: int, probes: ServerProbes) -> ServerTable:
-    """Probe a server of a model with so many layers."""
+async def measure_server(
+    ask: AskTokens, layers: int, probes: ServerProbes, *, warm_up: bool = True
+) -> ServerTable:
+    """Probe a server of a model with so many layers; with `warm_up` a turn before all does not count."""
     first_s: dict[int, list[float]] = {size: [] for size in (1, *probes.prompts)}
     decode_s: dict[int, list[float]] = {number: [] for number in {1, *probes.sequences}}
     mixed_s: dict[tuple[int, int], list[float]] = {kind: [] for kind in probes.mixed}
-    for turn in range(probes.repeats + 1):
-        # The first turn warms up.
+    for turn in range(0 if warm_up else 1, probes.repeats + 1):
         for size, found in first_s.items():
             sent_s, came_s = await ask(size, 1)
             found += [came_s - sent_s] if turn else []
         for number, found in decode_s.items():
-            found += [await _decode_step(ask, number, probes)] if turn else []
+            took_s = await _decode_step(ask, number, probes)
+            found += [took_s] if turn else []
         for (size, number), found in mixed_s.items():
-            found += [await _mixed_step(ask, size, number, probes)] if turn else []
+            took_s = await _mixed_step(ask, size, number, probes)
+            found += [took_s] if turn else []
     one_s = statistics.fmean(decode_s[1])
     beside_s = max(0.0, statistics.fmean(first_s[1]) - one_s)
     steps = RangeTable(
