@@ -1,185 +1,145 @@
-"""The simulator against reality: the demo plan under one trace, simulated and served.
+"""The simulator against real engines on this machine, under traces with several requests at a time.
 
-The stage engine is profiled on this machine (`atoll profile`), each layer range of the plan on its own core.
-What a hop costs beside its step is measured on a single stream, before anything is compared. Then a trace is
-simulated, and replayed against the real processes behind the gateway.
+The machine is measured before, between and after stretches of the trace; each stretch is served, and then
+simulated with what was measured around it: cores of a virtual machine are not equally fast from one minute to
+the next. Nothing is fitted on what is compared. Stage engine: `benchmarks.real_stage`. vLLM, where a Python
+that has it is given (`--vllm PYTHON`) or this one has: `benchmarks.real_vllm`.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import json
-import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.core.rng import stream
-from benchmarks.report import ROOT, Figure, finish, options
+from benchmarks import real_stage, real_vllm
+from benchmarks.report import Figure, finish
+from benchmarks.streaming import Latency
 
 if TYPE_CHECKING:
-    from atoll.plan.cluster import NodeProfile
-    from atoll.plan.plan import Plan
-    from atoll.plan.problem import Problem
-    from atoll.runtime.local.build import LocalModel
     from atoll.workload.requests import Requests
 
-SERVICE = "smollm2"
-LENGTHS = "96x48"
-RATE_PER_S = 0.2
-KV_BYTES = 128 * 2**20
-BAR = 10.0
-_TOKENS = 49_000
 Times = tuple[list[float], list[float]]
-"""Seconds to the first token, and per further token, of each request."""
+"""TTFT and TPOT of requests."""
+BARS = {"ttft_mean": 8.0, "ttft_p95": 12.0, "tpot_mean": 8.0, "tpot_p95": 12.0}
 
 
-def profiles(plan: Plan, model: LocalModel) -> dict[str, NodeProfile]:
-    """Measure the range of every node type of the plan."""
-    from atoll.runtime.local.profile import profile_range
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """An engine as it served all requests, and as it was simulated: seconds by figure."""
 
-    found: dict[str, NodeProfile] = {}
-    for node in plan.instances[0].nodes:
-        if node.node_type not in found:
-            found[node.node_type] = profile_range(model.folder, node.start, node.end, KV_BYTES)
+    engine: str
+    requests: int
+    served: dict[str, float]
+    simulated: dict[str, float]
+
+    def error(self, figure: str) -> float:
+        """Per cent that the simulator is off, below 0 if it is too fast."""
+        return 100.0 * (self.simulated[figure] / self.served[figure] - 1.0)
+
+
+def summarise(ttft_s: Sequence[float], tpot_s: Sequence[float]) -> dict[str, float]:
+    """Return means and 95th percentiles."""
+    found = {}
+    for name, values in (("ttft", ttft_s), ("tpot", tpot_s)):
+        found[f"{name}_mean"] = float(np.mean(values))
+        found[f"{name}_p95"] = float(np.percentile(values, 95))
     return found
 
 
-async def answer(url: str, number: int, prompt: int, output: int) -> tuple[float, float]:
-    """Stream one answer; returns seconds to the first token and per further token."""
-    host, _, port = url.removeprefix("http://").rpartition(":")
-    tokens = stream(number, "prompt").integers(20, _TOKENS, size=prompt).tolist()
-    asked = {
-        "model": SERVICE,
-        "prompt": tokens,
-        "max_tokens": output,
-        "ignore_eos": True,
-        "temperature": 0,
-        "stream": True,
-    }
-    body = json.dumps(asked).encode()
-    begun_s = time.monotonic()
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(
-        f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
-        + body
-    )
-    first_s = last_s = 0.0
-    count = 0
-    while line := await reader.readline():
-        if line.startswith(b"data: [DONE]"):
-            break
-        if line.startswith(b"data: "):
-            event: dict[str, Any] = json.loads(line[6:])
-            new = sum(len(choice["token_ids"]) for choice in event["choices"])
-            if new:
-                last_s = time.monotonic()
-                first_s = first_s or last_s
-                count += new
-    writer.close()
-    if count != output:
-        raise RuntimeError(f"{count} of {output} tokens came")
-    return first_s - begun_s, (last_s - first_s) / max(1, count - 1)
+def compare(
+    engine: str, rounds: Sequence[Sequence[Latency]], simulated: Sequence[Times]
+) -> Compared:
+    """Hold what was simulated against what was served, over all stretches, and print both."""
+    served = [one for some in rounds for one in some]
+    ttft_s = [each_s for first_s, _ in simulated for each_s in first_s]
+    tpot_s = [each_s for _, next_s in simulated for each_s in next_s]
+    real = summarise([one.ttft_s for one in served], [one.tpot_s for one in served])
+    found = Compared(engine, len(served), real, summarise(ttft_s, tpot_s))
+    print(f"\n  {engine:12s} {'served':>10s} {'simulated':>10s} {'error':>8s} {'bar':>5s}")
+    for name, bar in BARS.items():
+        print(
+            f"  {name:12s} {real[name]:9.4f}s {found.simulated[name]:9.4f}s"
+            f" {found.error(name):+7.1f}% {bar:4.0f}%"
+        )
+    return found
 
 
-async def served(plan: Plan, model: LocalModel, requests: Requests) -> tuple[float, Times]:
-    """Serve the plan; returns seconds per token of a single stream, and the times under the trace."""
-    from atoll.cli.serving import local_fleet
-    from atoll.runtime.local.build import LocalOptions
-
-    with local_fleet(
-        plan,
-        {SERVICE: model},
-        LocalOptions(kv_bytes=KV_BYTES),
-        host="127.0.0.1",
-        port=0,
-        log=None,
-        on_progress=lambda _name, _state, _reason: None,
-    ) as fleet:
-        await fleet.start()
-        try:
-            alone = [await answer(fleet.url, 10**6 + i, 64, 32) for i in range(4)]
-            begun_s = time.monotonic()
-
-            async def later(i: int) -> tuple[float, float]:
-                await asyncio.sleep(
-                    max(0.0, begun_s + float(requests.arrival_s[i]) - time.monotonic())
-                )
-                return await answer(fleet.url, i, int(requests.input[i]), int(requests.output[i]))
-
-            times = await asyncio.gather(*(later(i) for i in range(len(requests))))
-        finally:
-            await fleet.stop(5.0)
-    # The first stream also warms up.
-    idle_s = float(np.median([tpot_s for _, tpot_s in alone[1:]]))
-    return idle_s, ([t for t, _ in times], [p for _, p in times])
-
-
-def hop_seconds(plan: Plan, measured: dict[str, NodeProfile], idle_s: float) -> float:
-    """Return what a hop costs beside its step, from the seconds per token of a single stream."""
-    stages = plan.instances[0].layout()
-    steps_s = 0.0
-    for stage in stages:
-        profile = measured[stage.nodes[0].node_type]
-        steps_s += profile.step_s + (stage.end - stage.start) * profile.decode_s_per_layer[0][1]
-    return max(0.0, idle_s - steps_s) / (len(stages) + 1)
-
-
-def simulated(
-    plan: Plan, problem: Problem, measured: dict[str, NodeProfile], hop_s: float, requests: Requests
-) -> Times:
-    """Simulate the plan with what was measured."""
-    from atoll.plan.cluster import ClusterLink
-    from atoll.sim.api import simulate
-    from atoll.sim.options import SimOptions
-
-    assert problem.cluster is not None
-    link = ClusterLink(src="*", dst="*", bytes_per_s=1.25e9, latency_s=hop_s)
-    cluster = problem.cluster.model_copy(update={"profiles": {SERVICE: measured}, "links": (link,)})
-    asked = problem.replace(cluster=cluster)
-    result = simulate(
-        plan, asked, asked.catalog(), requests, SimOptions(token_budget=512, high_water=0.9)
-    )
-    return result.requests.ttft_s.tolist(), result.requests.tpot_s.tolist()
-
-
-def main() -> None:
-    chosen = options(__doc__ or "")
-    from atoll.engine.weights.sources import DEFAULT_MODEL, resolve
-    from atoll.plan.files.fleet import load_fleet
-    from atoll.plan.plan import Plan
-    from atoll.runtime.local.build import LocalModel
+def draw_traces(rate_per_s: float, lengths: str, seconds: float, count: int) -> list[Requests]:
+    """Return as many stretches of a trace, each with a seed of its own."""
     from atoll.workload.requests import collect
     from atoll.workload.spec import workload_of
 
-    examples = ROOT / "examples"
-    plan = Plan.from_json((examples / "demo-plan.json").read_text())
-    problem = load_fleet(Path(examples / "demo-local.yaml"))
-    model = LocalModel(DEFAULT_MODEL, resolve(DEFAULT_MODEL))
-    seconds = 60 if chosen.quick else 300
-    requests = collect(
-        workload_of(f"poisson:{RATE_PER_S}/s lengths={LENGTHS} for={seconds}s"), 0
-    ).with_model(SERVICE)
-    measured = profiles(plan, model)
-    idle_s, real = asyncio.run(served(plan, model, requests))
-    hop_s = hop_seconds(plan, measured, idle_s)
-    guess = simulated(plan, problem, measured, hop_s, requests)
+    spec = workload_of(f"poisson:{rate_per_s}/s lengths={lengths} for={seconds:g}s")
+    return [collect(spec, seed).with_model(real_stage.SERVICE) for seed in range(count)]
+
+
+def compare_stage(folder: Path, seconds: float, count: int) -> Compared:
+    """Serve and simulate on the stage engine."""
+    _, plan = real_stage.build_problem()
+    traces = draw_traces(real_stage.RATE_PER_S, real_stage.LENGTHS, seconds, count)
+    rounds = asyncio.run(real_stage.run_rounds(plan, folder, traces))
+    there = real_stage.look_in_place(rounds)
     print(
-        f"{len(requests)} requests in {seconds} s; a hop costs {hop_s * 1e3:.2f} ms beside its step"
+        f"  {count} stretches of {seconds:g} s; in place steps take {there.factor:.2f} times as long,"
+        f" a hop {there.hop_s * 1e3:.2f} ms and a request {there.request_s * 1e3:.1f} ms beside them"
     )
-    print(f"\n  {'':12s} {'served':>10s} {'simulated':>10s} {'error':>8s}")
+    found = [real_stage.simulate_round(one, there) for one in rounds]
+    return compare("stage engine", [one.served for one in rounds], found)
+
+
+def compare_vllm(python: str, folder: Path, seconds: float, count: int) -> Compared:
+    """Serve and simulate on vLLM."""
+    traces = draw_traces(real_vllm.RATE_PER_S, real_vllm.LENGTHS, seconds, count)
+    rounds = real_vllm.measure_rounds(python, folder, traces)
+    beside_s = real_vllm.beside_steps(rounds)
+    print(
+        f"\n  {count} stretches of {seconds:g} s; a request takes {beside_s * 1e3:.1f} ms beside its steps"
+    )
+    found = [real_vllm.simulate_round(one, beside_s) for one in rounds]
+    return compare("vLLM", [one.served for one in rounds], found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer stretches, under three minutes")
+    parser.add_argument("--vllm", type=Path, help="a Python that has vllm")
+    parser.add_argument("--only", choices=("stage", "vllm"), help="leave the other engine out")
+    chosen = parser.parse_args()
+    from atoll.engine.weights.sources import DEFAULT_MODEL, resolve
+
+    folder = resolve(DEFAULT_MODEL)
+    count, seconds = (3, 10.0) if chosen.quick else (8, 14.0)
+    compared = {}
+    if chosen.only != "vllm":
+        compared["stage"] = compare_stage(folder, seconds, count)
+    python, why = real_vllm.find_python(chosen.vllm)
+    if python is not None and chosen.only != "stage":
+        compared["vllm"] = compare_vllm(python, folder, seconds, count)
+    elif chosen.only != "stage":
+        print(f"\n  vLLM was skipped: {why}")
+    report(compared)
+
+
+def report(compared: dict[str, Compared]) -> None:
+    """Print the worst engine's errors against their bars, and all of them."""
     figures = []
-    values: dict[str, float] = {}
-    for name, ours, theirs in zip(("ttft", "tpot"), real, guess, strict=True):
-        for what, pick in (("mean", np.mean), ("p95", lambda x: np.percentile(x, 95))):
-            served_s, simulated_s = float(pick(ours)), float(pick(theirs))
-            error = 100 * (simulated_s / served_s - 1)
-            label = f"{name}_{what}"
-            print(f"  {label:12s} {served_s:9.4f}s {simulated_s:9.4f}s {error:+7.1f}%")
-            values |= {f"{label}_served_s": served_s, f"{label}_simulated_s": simulated_s}
-            figures.append(Figure(f"{label}_error", abs(error), BAR))
-    finish(figures, requests=len(requests), idle_tpot_s=idle_s, hop_s=hop_s, **values)
+    more: dict[str, object] = {"engines": sorted(compared)}
+    for name, bar in BARS.items():
+        errors = {short: abs(each.error(name)) for short, each in compared.items()}
+        worst = max(errors, key=lambda short: errors[short], default=None)
+        value = None if worst is None else errors[worst]
+        note = "" if worst is None else compared[worst].engine
+        figures.append(Figure(f"{name}_err", value, bar, note))
+        more |= {f"{short}_{name}_err": errors.get(short) for short in ("stage", "vllm")}
+    for short, each in compared.items():
+        more[f"{short}_requests"] = each.requests
+    finish(figures, **more)
 
 
 if __name__ == "__main__":

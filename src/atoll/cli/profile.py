@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +16,11 @@ from atoll.core.files import check_target
 from atoll.core.ids import parse_node_type
 from atoll.core.units import format_duration, parse_bytes
 from atoll.report.terminal import console, emit, table
+
+if TYPE_CHECKING:
+    from rich.console import ConsoleRenderable
+
+    from atoll.plan.cluster import NodeProfile
 
 app = typer.Typer(add_completion=False)
 
@@ -57,10 +63,14 @@ def profile(
 
     The file written is what `cluster.profiles` of a fleet file names: the planner and the simulator then
     use what was measured instead of the performance model. With --server, measure what a server adds to its
-    kernels in every step: lines for the `engine` of a fleet file.
+    kernels in every step: lines for the `engine` of a fleet file; with --out too, its whole steps instead, as
+    the profile of a machine that serves the whole model. Nothing else may use it meanwhile.
     """
-    if server is not None:
-        _profile_server(server, model, name, node_type, tp, out, as_json)
+    if server is not None and out is None:
+        _profile_host(server, model, name, node_type, tp, as_json)
+        return
+    if server is not None and out is not None:
+        _profile_server(server, model, name, node_type, kv, out, as_json)
         return
     need_engine()
     from atoll.engine.weights.sources import DEFAULT_MODEL
@@ -84,55 +94,77 @@ def profile(
         )
     data = {name: {kind: measured.model_dump(mode="json", exclude_none=True)}}
     if out is not None:
-        from atoll.core.files import atomic_write, read_json_object
-
-        known: dict[str, object] = read_json_object(out) if out.exists() else {}
-        known_types = known.get(name)
-        merged = known | {name: (known_types if isinstance(known_types, dict) else {}) | data[name]}
-        atomic_write(out, json.dumps(merged, indent=2) + "\n")
-    held = end - start
-
-    def draw() -> object:
-        rows = [
-            *(("prompt tokens", int(n), s) for n, s in measured.prefill_s_per_layer),
-            *(("sequences", int(n), s) for n, s in measured.decode_s_per_layer),
-        ]
-        return table(
-            ("batch", "size", "step", "per layer"),
-            [
-                (w, n, format_duration(measured.step_s + s * held), format_duration(s))
-                for w, n, s in rows
-            ],
-            title=f"{name}, layers [{start}, {end}) as {kind}",
-            caption=f"A step takes {format_duration(measured.step_s)} beside its layers.",
-            right=("size", "step", "per layer"),
-        )
-
-    emit(data, as_json, draw)  # type: ignore[arg-type]
+        _add_to(out, name, data)
+    title = f"{name}, layers [{start}, {end}) as {kind}"
+    caption = f"A step takes {format_duration(measured.step_s)} beside its layers."
+    emit(data, as_json, lambda: _draw(measured, end - start, title, caption))
     if out is not None:
         console(stderr=True).print(f"wrote {out}", markup=False)
 
 
 def _profile_server(
-    url: str,
-    model: str | None,
-    name: str,
-    node_type: str,
-    tp: int | None,
-    out: Path | None,
-    as_json: bool,
+    url: str, model: str | None, name: str, node_type: str, kv: str, out: Path, as_json: bool
 ) -> None:
+    """Measure the steps of a server from outside, and write them as a profile."""
+    import asyncio
+
     from atoll.catalog.catalog import Catalog
-    from atoll.core.errors import UsageError
+    from atoll.runtime.local.server_profile import ServerProbes, completions_client, measure_server
+
+    check_target(out, (".json",))
+    kind = str(parse_node_type(node_type, field="--as"))
+    spec = Catalog.default().model(name).llm
+    held = spec.kv_bytes_per_token_layer * spec.layers
+    ask = completions_client(url, model or name)
+    with live_line("asking the server"):
+        found = asyncio.run(measure_server(ask, spec.layers, ServerProbes()))
+    measured = found.profile(parse_bytes(kv, field="--kv") / held)
+    data = {name: {kind: measured.model_dump(mode="json", exclude_none=True)}}
+    _add_to(out, name, data)
+    beside = format_duration(found.beside_s)
+    title = f"{name} at {url} as {kind}"
+    caption = f"A request takes {beside} beside its steps."
+    emit(data, as_json, lambda: _draw(measured, spec.layers, title, caption))
+    console(stderr=True).print(f"wrote {out}", markup=False)
+
+
+def _add_to(out: Path, name: str, data: Mapping[str, Mapping[str, object]]) -> None:
+    """Write a profile to a file, beside those it has."""
+    from atoll.core.files import atomic_write, read_json_object
+
+    known: dict[str, object] = read_json_object(out) if out.exists() else {}
+    known_types = known.get(name)
+    merged = known | {
+        name: (known_types if isinstance(known_types, dict) else {}) | dict(data[name])
+    }
+    atomic_write(out, json.dumps(merged, indent=2) + "\n")
+
+
+def _draw(measured: NodeProfile, layers: int, title: str, caption: str) -> ConsoleRenderable:
+    rows = [
+        *(("prompt tokens", int(n), s) for n, s in measured.prefill_s_per_layer),
+        *(("sequences", int(n), s) for n, s in measured.decode_s_per_layer),
+    ]
+    return table(
+        ("batch", "size", "step", "per layer"),
+        [
+            (w, n, format_duration(measured.step_s + s * layers), format_duration(s))
+            for w, n, s in rows
+        ],
+        title=title,
+        caption=caption,
+        right=("size", "step", "per layer"),
+    )
+
+
+def _profile_host(
+    url: str, model: str | None, name: str, node_type: str, tp: int | None, as_json: bool
+) -> None:
+    """Measure what a server adds to its kernels."""
+    from atoll.catalog.catalog import Catalog
     from atoll.perf.step import analytic
     from atoll.runtime.local.host_time import completions, fit_host, measure_steps
 
-    if out is not None:
-        raise UsageError(
-            "a server's host time is no profile of a machine",
-            field="--out",
-            hint="leave it out, and write what is shown into the fleet file",
-        )
     catalog = Catalog.default()
     steps = analytic(catalog.model(name).llm, catalog.node(node_type), tp=tp)
     with live_line("asking the server") as say:

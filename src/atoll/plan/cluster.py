@@ -13,7 +13,13 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.frozen import Frozen
@@ -61,9 +67,11 @@ class NodeProfile(Frozen):
     Tuples by number of layers begin at one layer. `kv_tokens` are the tokens whose KV cache of all the held
     layers fits beside them. The curves are (prompt tokens or decoding sequences in a step, seconds per
     layer), linear in between, constant before the first point and on with the last slope. A step takes
-    `step_s` more, whatever it does. `prefill_requests` and `decode_sequences` bound a step's batch where
-    given. `tokens_per_s` is what the node carries with so many layers, worked out where not given;
-    `typical_layers` (with room, and with none to spare) and `start_rate` are where that begins.
+    `step_s` more, whatever it does. Prompts and sequences in one step take the sum of their curves less
+    `shared_s_per_layer`, since weights are read once for both. `prefill_requests` and `decode_sequences`
+    bound a step's batch where given. `tokens_per_s` is what the node carries with so many layers, worked out
+    where not given; `typical_layers` (with room, and with none to spare) and `start_rate` are where that
+    begins.
     """
 
     max_layers: int = Field(ge=1, description="Most layers the machine holds.")
@@ -73,6 +81,9 @@ class NodeProfile(Frozen):
     prefill_s_per_layer: Points = Field(description="Points (prompt tokens, seconds per layer).")
     decode_s_per_layer: Points = Field(description="Points (sequences, seconds per layer).")
     step_s: NotNegative = Field(default=0.0, description="Seconds a step takes beside its layers.")
+    shared_s_per_layer: NotNegative = Field(
+        default=0.0, description="Seconds per layer that prompts and sequences of a step share."
+    )
     prefill_requests: tuple[Whole, ...] | None = Field(
         default=None, description="Most prompts in a step with 1, 2, ... layers."
     )
@@ -88,6 +99,14 @@ class NodeProfile(Frozen):
     start_rate: Positive | None = Field(
         default=None, description="Layers times tokens/s to begin with where they are worked out."
     )
+
+    @model_serializer(mode="wrap")
+    def _only_what_is_shared(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out what is not there, so that older problems keep their hash."""
+        found: dict[str, object] = dump(self)
+        if not self.shared_s_per_layer:
+            found.pop("shared_s_per_layer", None)
+        return found
 
     @field_validator("prefill_s_per_layer", "decode_s_per_layer")
     @classmethod
@@ -105,6 +124,11 @@ class NodeProfile(Frozen):
             if values is not None and len(values) != most:
                 message = f"{name} has {len(values)} values for 1 to {most} layers"
                 raise refuse(InputError(message, hint="give one for each number of layers"))
+        curves = (self.prefill_s_per_layer, self.decode_s_per_layer)
+        least = min(seconds for curve in curves for _, seconds in curve)
+        if self.shared_s_per_layer > least:
+            message = f"shared_s_per_layer {self.shared_s_per_layer:g} is more than a step takes"
+            raise refuse(InputError(message, hint=f"give at most {least:g}"))
         for layers in self.typical_layers or ():
             if layers > most:
                 message = f"typically {layers} layers, and {most} at most"

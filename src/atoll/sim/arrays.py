@@ -87,7 +87,7 @@ UNIT = _dtype(
     " step_count prompt_tokens decode_tokens",
     # Of what is used and of what waits, `*_moment` is the sum of each change times when it came: x(t) t less
     # that is the integral of x up to t; `*_mark` is what it was at the last sample.
-    f8="step_s token_s back_s room step_end last_end used peak cached_s busy_s batch_sum"
+    f8="step_s token_s shared_s back_s room step_end last_end used peak cached_s busy_s batch_sum"
     " used_moment used_mark queue_moment queue_mark",
     flag="solo chunked alive busy",
 )

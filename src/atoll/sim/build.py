@@ -71,7 +71,7 @@ def build(
     life, change, starts = life_records(history, lower, upper)
     ordered = _in_order(requests)
     unit = _units(lower, instances, rows, sites, problem, options)
-    for name in ("kinds", "step_s", "token_s"):
+    for name in ("kinds", "step_s", "token_s", "shared_s"):
         unit[name] = times.fixed[name][unit["kind"], unit["row"]]
     pace, unit["paced"] = _pace(lower, unit, instances, maker, options)
     nics = interfaces(catalog, instances)

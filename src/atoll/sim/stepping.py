@@ -162,6 +162,8 @@ def layers_seconds(
             total += at(z.curve[row, PROMPT_X], z.curve[row, PROMPT_S], tokens)
         if sequences > 0.0:
             total += at(z.curve[row, DECODE_X], z.curve[row, DECODE_S], sequences)
+        if n > 0 and sequences > 0.0:
+            total -= unit.shared_s
         return total * (high - low)
     for k in range(unit.kinds):
         count = z.prefix[row, high, k] - z.prefix[row, low, k]

@@ -29,7 +29,8 @@ _SMALL_BATCH = 8.0
 class Times(NamedTuple):
     """Step times of all units, by row: coefficients (first those beside the layers, then one set for each
     kind of layer), how many layers of each kind lie below a layer, and curves. `fixed` holds, by (kind,
-    row), how many kinds of layer there are, seconds per step and seconds per token.
+    row), how many kinds of layer there are, seconds per step and per token, and those per layer that
+    prompts and sequences of a step share.
     """
 
     coefficient: Floats
@@ -69,7 +70,7 @@ class TimesBuilder:
         count = max(1, len(self._models), len(self._curves))
         coefficient = np.zeros((count, kinds + 1, LAYER_WIDTH))
         prefix = np.zeros((count, deepest + 1, kinds), np.int64)
-        kinds_of, step_s, token_s = (np.zeros((2, count)) for _ in range(3))
+        kinds_of, step_s, token_s, shared_s = (np.zeros((2, count)) for _ in range(4))
         for i, model in enumerate(self._models):
             kinds_of[OPERATORS, i] = len(model.ops.kinds)
             outer = outer_row(model.ops, model.engine.host)
@@ -88,7 +89,8 @@ class TimesBuilder:
         ]
         for i, (profile, per_token_s) in enumerate(self._curves):
             step_s[CURVES, i], token_s[CURVES, i] = profile.step_s, per_token_s
-        fixed = {"kinds": kinds_of, "step_s": step_s, "token_s": token_s}
+            shared_s[CURVES, i] = profile.shared_s_per_layer
+        fixed = {"kinds": kinds_of, "step_s": step_s, "token_s": token_s, "shared_s": shared_s}
         return Times(coefficient, fixed, prefix, _pad(pairs, count))
 
 

@@ -1,9 +1,9 @@
 """How fast this machine runs a layer range of a model: tables for planner and simulator.
 
-A range is run as a node would run it, alone, on one batch at a time: prompts of several lengths, and several
-numbers of sequences that each get one more token. Time is CPU time over threads, so that what else the
-machine does counts little. A range half as long, ending at the same layer, tells what a step costs beside
-its layers (the head, where there is one).
+A range is run as a node would run it, alone, on one batch at a time: prompts of several lengths, several
+numbers of sequences that each get one more token, and both in one step, where weights are read once for
+both. Time is CPU time over threads, so that what else the machine does counts little. A range half as long,
+ending at the same layer, tells what a step costs beside its layers (the head, where there is one).
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from atoll.core.errors import InputError
 from atoll.core.frozen import Frozen
 from atoll.plan.cluster import NodeProfile
+from atoll.plan.cluster_profiles import at
 
 PROMPTS = (1, 16, 64, 128, 256)
 SEQUENCES = (1, 2, 4, 8, 16)
+MIXED = ((64, 4), (128, 4))
 CONTEXT = 192
 """Tokens each sequence has before the one that is measured."""
 _BLOCK = 16
@@ -27,12 +30,15 @@ Progress = Callable[[str], None]
 
 
 class RangeTable(Frozen):
-    """Seconds of a step of layers [start, end): by prompt tokens, and by decoding sequences."""
+    """Seconds of a step of layers [start, end): by prompt tokens, by decoding sequences, and of steps with
+    both, as (prompt tokens, sequences, seconds).
+    """
 
     start: int
     end: int
     prefill_s: tuple[tuple[int, float], ...]
     decode_s: tuple[tuple[int, float], ...]
+    mixed_s: tuple[tuple[int, int, float], ...] = ()
 
     @property
     def layers(self) -> int:
@@ -42,63 +48,89 @@ class RangeTable(Frozen):
 
 @dataclass(frozen=True, slots=True)
 class ProfileOptions:
-    """How to measure: number format, threads, how often, and up to which sizes."""
+    """How to measure: number format, threads, how often, and up to which sizes.
+
+    `mixed` are the steps with a prompt of so many tokens beside so many sequences.
+    """
 
     dtype: str = "float32"
     threads: int = 1
     repeats: int = 5
     prompts: Sequence[int] = PROMPTS
     sequences: Sequence[int] = SEQUENCES
+    mixed: Sequence[tuple[int, int]] = MIXED
     context: int = CONTEXT
 
 
-def measure_range(
-    folder: Path, start: int, end: int, options: ProfileOptions, progress: Progress | None = None
-) -> RangeTable:
-    """Load a layer range and time its steps."""
-    import torch
+class RangeTimer:
+    """A layer range that is loaded, and times its steps as often as asked."""
 
-    from atoll.engine.kv import BlockPool, BlockTable
-    from atoll.engine.stage import SequenceRows, StageModel
+    def __init__(self, folder: Path, start: int, end: int, options: ProfileOptions) -> None:
+        import torch
 
-    torch.set_num_threads(options.threads)
-    longest = max(options.context + 1, *options.prompts)
-    count = max(options.sequences) * (-(-longest // _BLOCK) + 1)
-    stage = StageModel(folder, start, end, blocks=count, block_size=_BLOCK, dtype=options.dtype)
-    pool = BlockPool(count, _BLOCK, prefix_caching=False)
-    width = stage.config.hidden_size
-    last = end == stage.total
+        from atoll.engine.kv import BlockPool
+        from atoll.engine.stage import StageModel
 
-    def rows(tables: Sequence[BlockTable], position: int, size: int) -> list[SequenceRows]:
-        data = torch.zeros(size, dtype=torch.int64) if start == 0 else torch.zeros(size, width)
-        if start and options.dtype != "float32":
-            data = data.to(getattr(torch, options.dtype))
-        return [SequenceRows(start, end, position, size, table, data, last) for table in tables]
+        torch.set_num_threads(options.threads)
+        self._options = options
+        each = -(-(options.context + 1) // _BLOCK) + 1
+        prompts = (*options.prompts, *(tokens for tokens, _ in options.mixed))
+        most = max(*options.sequences, *(count for _, count in options.mixed), 1)
+        count = most * each + -(-max(prompts) // _BLOCK) + 1
+        self._stage = StageModel(
+            folder, start, end, blocks=count, block_size=_BLOCK, dtype=options.dtype
+        )
+        self._pool = BlockPool(count, _BLOCK, prefix_caching=False)
 
-    def time_step(sequences: int, position: int, size: int) -> float:
-        tables = [pool.open([], b"", position + size) for _ in range(sequences)]
-        for table in tables:
-            pool.grow(table, position + size)
-        batch = rows(tables, position, size)
-        stage.forward(batch)
-        times_s = []
-        for _ in range(options.repeats):
-            began_s = time.process_time()
-            stage.forward(batch)
-            times_s.append((time.process_time() - began_s) / options.threads)
-        for table in tables:
-            pool.close(table)
-        return statistics.median(times_s)
+    def measure(self, progress: Progress | None = None) -> RangeTable:
+        """Time every kind of step; they take turns, so that none finds the caches as it left them."""
+        tell = progress or (lambda _text: None)
+        chosen, held = self._options, f"layers [{self._stage.start}, {self._stage.end})"
+        prompts = [(size, 0) for size in chosen.prompts]
+        decodes = [(0, number) for number in chosen.sequences]
+        kinds = [*prompts, *decodes, *chosen.mixed]
+        times_s: dict[tuple[int, int], list[float]] = {kind: [] for kind in kinds}
+        for turn in range(chosen.repeats + 1):
+            tell(f"{held}: turn {turn} of {chosen.repeats}")
+            for kind in kinds:
+                took_s = self._time_step(*kind)
+                # The first of each kind also warms up.
+                if turn:
+                    times_s[kind].append(took_s)
+        mean_s = {kind: statistics.fmean(some) for kind, some in times_s.items()}
+        return RangeTable(
+            start=self._stage.start,
+            end=self._stage.end,
+            prefill_s=tuple((size, mean_s[size, 0]) for size in chosen.prompts),
+            decode_s=tuple((number, mean_s[0, number]) for number in chosen.sequences),
+            mixed_s=tuple((*kind, mean_s[kind]) for kind in chosen.mixed),
+        )
 
-    tell = progress or (lambda _text: None)
-    prefill, decode = [], []
-    for size in options.prompts:
-        tell(f"layers [{start}, {end}): prompts of {size} tokens")
-        prefill.append((size, time_step(1, 0, size)))
-    for number in options.sequences:
-        tell(f"layers [{start}, {end}): {number} sequences")
-        decode.append((number, time_step(number, options.context, 1)))
-    return RangeTable(start=start, end=end, prefill_s=tuple(prefill), decode_s=tuple(decode))
+    def _time_step(self, prompt: int, sequences: int) -> float:
+        """Return the seconds of a step with a prompt of so many tokens and so many sequences."""
+        rows = [self._rows(0, prompt)] if prompt else []
+        rows += [self._rows(self._options.context, 1) for _ in range(sequences)]
+        began_s = time.process_time()
+        self._stage.forward(rows)
+        took_s = (time.process_time() - began_s) / self._options.threads
+        for row in rows:
+            self._pool.close(row.table)
+        return took_s
+
+    def _rows(self, position: int, size: int) -> Any:
+        import torch
+
+        from atoll.engine.stage import SequenceRows
+
+        stage = self._stage
+        table = self._pool.open([], b"", position + size)
+        self._pool.grow(table, position + size)
+        data = torch.zeros(size, dtype=torch.int64)
+        if stage.start:
+            dtype = getattr(torch, self._options.dtype)
+            data = torch.zeros(size, stage.config.hidden_size, dtype=dtype)
+        last = stage.end == stage.total
+        return SequenceRows(stage.start, stage.end, position, size, table, data, last)
 
 
 def profile_range(
@@ -116,32 +148,44 @@ def profile_range(
     chosen = options or ProfileOptions()
     if end - start < 2:
         raise InputError("at least two layers are needed", field="layers", hint="measure more")
-    full = measure_range(folder, start, end, chosen, progress)
-    half = measure_range(folder, end - (end - start) // 2, end, chosen, progress)
+    full = RangeTimer(folder, start, end, chosen).measure(progress)
+    half = RangeTimer(folder, end - (end - start) // 2, end, chosen).measure(progress)
     return profile_of(full, half, _kv_tokens(folder, end - start, kv_bytes, chosen.dtype))
 
 
-def profile_of(full: RangeTable, half: RangeTable, kv_tokens: tuple[float, ...]) -> NodeProfile:
-    """Turn the tables of a range and of a shorter one into a profile.
+def profile_of(
+    full: RangeTable, half: RangeTable | None, kv_tokens: tuple[float, ...]
+) -> NodeProfile:
+    """Turn the tables of a range and, if there is one, of a shorter one into a profile.
 
     A step of n takes step_s + layers c(n). step_s is what is left at n = 1 with no layers, on the line
-    through both tables, and c(n) is such that the longer range takes exactly what was measured.
+    through both tables, and c(n) is such that the longer range takes exactly what was measured. Steps with
+    prompts and sequences tell what both share: the median of what they take less than their curves' sum.
     """
-    per_layer = (full.decode_s[0][1] - half.decode_s[0][1]) / (full.layers - half.layers)
-    step_s = min(
-        max(0.0, full.decode_s[0][1] - per_layer * full.layers),
-        0.9 * min(seconds for _, seconds in (*full.decode_s, *full.prefill_s)),
-    )
+    step_s = 0.0
+    if half is not None:
+        per_layer = (full.decode_s[0][1] - half.decode_s[0][1]) / (full.layers - half.layers)
+        step_s = min(
+            max(0.0, full.decode_s[0][1] - per_layer * full.layers),
+            0.9 * min(seconds for _, seconds in (*full.decode_s, *full.prefill_s)),
+        )
 
     def curve(points: Sequence[tuple[int, float]]) -> tuple[tuple[float, float], ...]:
         return tuple((float(n), (seconds - step_s) / full.layers) for n, seconds in points)
 
+    prefill, decode = curve(full.prefill_s), curve(full.decode_s)
+    saved = [
+        at(prefill, tokens) + at(decode, sequences) - (seconds - step_s) / full.layers
+        for tokens, sequences, seconds in full.mixed_s
+    ]
+    least = min(seconds for _, seconds in (*prefill, *decode))
     return NodeProfile(
         max_layers=full.layers,
         kv_tokens=kv_tokens,
-        prefill_s_per_layer=curve(full.prefill_s),
-        decode_s_per_layer=curve(full.decode_s),
+        prefill_s_per_layer=prefill,
+        decode_s_per_layer=decode,
         step_s=step_s,
+        shared_s_per_layer=min(max(0.0, statistics.median(saved or [0.0])), least),
     )
 
 

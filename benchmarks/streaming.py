@@ -1,0 +1,81 @@
+"""A light client of OpenAI-compatible servers: streams answers and notes when tokens come."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from atoll.core.rng import stream
+
+if TYPE_CHECKING:
+    from atoll.workload.requests import Requests
+
+_TOKENS = (1000, 40_000)
+
+
+class Latency(NamedTuple):
+    """Seconds to the first token, and per further token."""
+
+    ttft_s: float
+    tpot_s: float
+
+
+def draw_prompt(seed: int, tokens: int) -> list[int]:
+    """Return a prompt that no other seed begins with."""
+    return [int(token) for token in stream(seed, "prompt").integers(*_TOKENS, size=tokens)]
+
+
+def _pieces(line: bytes) -> Iterator[dict[str, Any]]:
+    if line.startswith(b"data: {"):
+        yield from json.loads(line[6:]).get("choices", ())
+
+
+async def answer(url: str, model: str, seed: int, prompt: int, output: int) -> Latency:
+    """Stream one answer of exactly so many tokens."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    asked = {
+        "model": model,
+        "prompt": draw_prompt(seed, prompt),
+        "max_tokens": output,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    body = json.dumps(asked).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+    begun_s = time.monotonic()
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    first_s = last_s = 0.0
+    made = 0
+    while line := await reader.readline():
+        if line.startswith(b"data: [DONE]"):
+            break
+        if any(piece.get("text") is not None for piece in _pieces(line)):
+            last_s = time.monotonic()
+            first_s = first_s or last_s
+        if b'"completion_tokens"' in line:
+            usage = json.loads(line[6:]).get("usage") or {}
+            made = usage.get("completion_tokens", made)
+    writer.close()
+    if made != output:
+        raise SystemExit(f"{url} gave {made} of {output} tokens")
+    return Latency(first_s - begun_s, (last_s - first_s) / max(1, output - 1))
+
+
+async def replay(url: str, model: str, requests: Requests, seed: int) -> list[Latency]:
+    """Send every request when it is due; returns their latencies in order."""
+    begun_s = time.monotonic()
+
+    async def later(i: int) -> Latency:
+        due_s = begun_s + float(requests.arrival_s[i])
+        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+        return await answer(
+            url, model, seed * 1000 + i, int(requests.input[i]), int(requests.output[i])
+        )
+
+    return list(await asyncio.gather(*(later(i) for i in range(len(requests)))))

@@ -1,0 +1,181 @@
+"""How fast a server that runs takes its steps, seen from outside: a profile for planner and simulator.
+
+A server that speaks OpenAI's API streams answers to probes, and nothing else may use it meanwhile:
+
+- n clients with equal prompts, all of them decoding: a step of n sequences is the mean gap between tokens.
+- One client with a prompt of T tokens: the first token comes after what a request takes beside its steps,
+  and the step of the prompt. Beside is what a prompt of one token takes more than a step of one sequence,
+  since both run one row through the same layers.
+- A prompt while sequences decode: their longest gap is the step of both, less than the sum of the two since
+  weights are read once.
+
+Probes take turns, so that what else the machine does meets all of them alike, and means are taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from atoll.core.errors import InputError
+from atoll.core.rng import stream
+from atoll.plan.cluster import NodeProfile
+from atoll.runtime.local.profile import RangeTable, profile_of
+
+_VOCABULARY = (1000, 30_000)
+Arrivals = list[float]
+"""When each token came, by the clock of the probe; the first entry is when the request was sent."""
+AskTokens = Callable[[int, int], Coroutine[None, None, Arrivals]]
+"""Ask for so many tokens to a fresh prompt of so many tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProbes:
+    """Which probes to make, and how often: prompt tokens, sequences, and prompts beside sequences.
+
+    `context` is the prompt of those that decode; they get `answer` tokens.
+    """
+
+    prompts: Sequence[int] = (64, 128, 256, 512)
+    sequences: Sequence[int] = (1, 2, 4, 8)
+    mixed: Sequence[tuple[int, int]] = ((128, 4),)
+    context: int = 96
+    answer: int = 24
+    repeats: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTable:
+    """Steps of a server with all layers, and seconds that a request takes beside them."""
+
+    steps: RangeTable
+    beside_s: float
+
+    def profile(self, kv_tokens: float) -> NodeProfile:
+        """Return the profile of a machine that holds the whole model, with room for so many tokens.
+
+        What a step takes beside its layers cannot be told apart from outside.
+        """
+        room = tuple(kv_tokens * self.steps.layers / held for held in _held(self.steps.layers))
+        return profile_of(self.steps, None, room)
+
+
+def _held(layers: int) -> range:
+    return range(1, layers + 1)
+
+
+async def measure_server(
+    ask: AskTokens, layers: int, probes: ServerProbes, *, warm_up: bool = True
+) -> ServerTable:
+    """Probe a server of a model with so many layers; with `warm_up` a turn before all does not count."""
+    first_s: dict[int, list[float]] = {size: [] for size in (1, *probes.prompts)}
+    decode_s: dict[int, list[float]] = {number: [] for number in {1, *probes.sequences}}
+    mixed_s: dict[tuple[int, int], list[float]] = {kind: [] for kind in probes.mixed}
+    for turn in range(0 if warm_up else 1, probes.repeats + 1):
+        for size, found in first_s.items():
+            sent_s, came_s = await ask(size, 1)
+            found += [came_s - sent_s] if turn else []
+        for number, found in decode_s.items():
+            took_s = await _decode_step(ask, number, probes)
+            found += [took_s] if turn else []
+        for (size, number), found in mixed_s.items():
+            took_s = await _mixed_step(ask, size, number, probes)
+            found += [took_s] if turn else []
+    one_s = statistics.fmean(decode_s[1])
+    beside_s = max(0.0, statistics.fmean(first_s[1]) - one_s)
+    steps = RangeTable(
+        start=0,
+        end=layers,
+        prefill_s=tuple(
+            (size, max(one_s, statistics.fmean(first_s[size]) - beside_s))
+            for size in sorted(probes.prompts)
+        ),
+        decode_s=tuple((n, statistics.fmean(decode_s[n])) for n in sorted(decode_s)),
+        mixed_s=tuple((*kind, statistics.fmean(some)) for kind, some in mixed_s.items()),
+    )
+    return ServerTable(steps, beside_s)
+
+
+async def _decode_step(ask: AskTokens, number: int, probes: ServerProbes) -> float:
+    """Mean seconds between tokens while so many sequences decode."""
+    answers = await asyncio.gather(*(ask(probes.context, probes.answer) for _ in range(number)))
+    return mean_gap(answers)
+
+
+def mean_gap(answers: Sequence[Arrivals]) -> float:
+    """Return the mean gap between tokens in the time in which all of several answers come."""
+    from_s = max(times[1] for times in answers)
+    until_s = min(times[-1] for times in answers)
+    counts = [sum(from_s <= at_s <= until_s for at_s in times[1:]) for times in answers]
+    if until_s <= from_s or min(counts) < 2:
+        raise InputError(
+            f"{len(answers)} answers never ran at the same time",
+            field="--server",
+            hint="stop what else uses the server, or let it run more sequences at a time",
+        )
+    return (until_s - from_s) / (statistics.fmean(counts) - 1.0)
+
+
+async def _mixed_step(ask: AskTokens, size: int, number: int, probes: ServerProbes) -> float:
+    """Seconds of a step of a prompt beside so many sequences: the longest gap of theirs in the middle."""
+    running = [asyncio.create_task(ask(probes.context, 2 * probes.answer)) for _ in range(number)]
+    # By then all of them decode, and none is done.
+    await ask(1, 1 + probes.answer // 2)
+    asked = await ask(size, 1)
+    answers = await asyncio.gather(*running)
+    gaps = [max(b - a for a, b in pairwise(times[1:]) if b > asked[0]) for times in answers]
+    return statistics.median(gaps)
+
+
+def completions_client(url: str, model: str, seed: int = 0) -> AskTokens:
+    """Return how to ask the server at `url`; what is wrong with it is an InputError."""
+    host, _, port = url.removeprefix("http://").rstrip("/").rpartition(":")
+    if not url.startswith("http://") or not host or not port.isdecimal():
+        raise InputError(f"{url!r} is no address", field="--server", hint="write http://HOST:PORT")
+    numbers = iter(range(seed, 1 << 62))
+
+    async def ask(prompt: int, tokens: int) -> Arrivals:
+        drawn = stream(next(numbers), "probe").integers(*_VOCABULARY, size=prompt).tolist()
+        body = json.dumps(
+            {
+                "model": model,
+                "prompt": drawn,
+                "max_tokens": tokens,
+                "min_tokens": tokens,
+                "ignore_eos": True,
+                "temperature": 0,
+                "stream": True,
+            }
+        ).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        times = [time.monotonic()]
+        try:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(head.encode() + body)
+            status = await reader.readline()
+            said = b""
+            while line := await reader.readline():
+                said = line
+                if line.startswith(b"data: {") and json.loads(line[6:]).get("choices"):
+                    times.append(time.monotonic())
+            writer.close()
+        except (OSError, ValueError) as error:
+            raise InputError(f"{url} gives no answer: {error}", field="--server") from error
+        if b" 200 " not in status:
+            text = said.decode(errors="replace").strip()[:200]
+            raise InputError(f"{url} answers {status.decode().strip()}: {text}", field="--server")
+        if len(times) - 1 < tokens:
+            raise InputError(
+                f"{len(times) - 1} tokens came one by one where {tokens} were asked for",
+                field="--server",
+                hint="use a server that knows ignore_eos and streams every token",
+            )
+        return times[: tokens + 1]
+
+    return ask
