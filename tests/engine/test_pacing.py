@@ -213,3 +213,13 @@ class TestPipelines:
 
         line = [VirtualStage(*speed) for speed in self.EQUAL[:2]]
         assert measure_tpot(line, 6, 0) == measure_tpot(line, 6, "free")
+
+
+def test_ways_of_different_lengths_are_not_paced() -> None:
+    pacer = RoutePacer()
+    for node in (A, B, C):
+        tell(pacer, node, (0.02, 0.001), place=node)
+    pacer.rebuild([(A, B)] * 8)
+    assert pacer.batches(8) == 2
+    pacer.rebuild([*[(A, B)] * 8, (A, B, C)])
+    assert pacer.batches(8) == 8

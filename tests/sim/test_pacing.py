@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from atoll.plan.plan import Plan
+from atoll.plan.problem import Problem
+from atoll.sim.build import build
+from atoll.sim.options import SimOptions
+from tests.sim.builders import cluster_plan, cluster_problem
 from tests.sim.pipelines import (
     ANSWER,
     PROMISE_S,
@@ -58,3 +63,41 @@ def test_a_paced_pipeline_is_as_fast_as_processor_sharing(stages: Stages) -> Non
     work = draw(0.9 * min(capacities(own, stages)) / ANSWER, seconds, 1)
     tpot_s, tokens_per_s = mean_tpot(own, plan, work, seconds, "paced")
     assert tpot_s == pytest.approx(best_tpot(own, plan, tokens_per_s), rel=0.04)
+
+
+def paced_units(own: Problem, plan: Plan) -> int:
+    work = draw(1.0, 10.0, 0)
+    built = build(plan, own, own.catalog(), work, SimOptions())
+    return int((built.sim.unit["paced"] > 0).sum())
+
+
+def test_ways_of_different_lengths_are_not_paced() -> None:
+    own = cluster_problem([1000.0, 1000.0, 1000.0, 1000.0])
+    even = cluster_plan(
+        own,
+        [(0, 40), (0, 40), (40, 80), (40, 80)],
+        [
+            ("source", "n0", 1.0),
+            ("source", "n1", 1.0),
+            ("n0", "n2", 0.5),
+            ("n0", "n3", 0.5),
+            ("n1", "n2", 0.5),
+            ("n1", "n3", 0.5),
+            ("n2", "sink", 1.0),
+            ("n3", "sink", 1.0),
+        ],
+    )
+    assert paced_units(own, even) == 2
+    uneven = cluster_plan(
+        own,
+        [(0, 40), (40, 80), (40, 60), (60, 80)],
+        [
+            ("source", "n0", 1.0),
+            ("n0", "n1", 0.5),
+            ("n0", "n2", 0.5),
+            ("n1", "sink", 0.5),
+            ("n2", "n3", 0.5),
+            ("n3", "sink", 0.5),
+        ],
+    )
+    assert paced_units(own, uneven) == 0

@@ -167,7 +167,8 @@ class RoutePacer:
     """Decides how many decode groups a first hop may have under way, from what nodes report.
 
     Until every node of the way that most sequences take has reported `ENOUGH` steps it is as many as the way
-    has places. `most` is how many sequences fit a group.
+    has places. Where ways have different lengths there is no limit: a group would count as under way until
+    the last of it is back. `most` is how many sequences fit a group.
     """
 
     def __init__(self, most: int = SEQUENCES) -> None:
@@ -178,6 +179,7 @@ class RoutePacer:
         self._fresh = 0
         self._usual: Way = ()
         self._places = 1
+        self._even = True
         self._lines: dict[int, tuple[float, float]] = {}
         self._hops_s: float | None = None
         self._table: list[int] = []
@@ -215,6 +217,7 @@ class RoutePacer:
         counts = Counter(ways)
         self.stale, self._fresh = False, 0
         self._ways = frozenset(counts)
+        self._even = len({len(way) for way in counts}) <= 1
         self._lines, self._table = {}, []
         total = sum(counts.values())
         if not total:
@@ -242,6 +245,8 @@ class RoutePacer:
 
     def batches(self, sequences: int) -> int:
         """Return how many groups may be under way while so many sequences decode."""
+        if not self._even:
+            return max(1, sequences)
         found = min(self._places, sequences)
         if self._table:
             found = self._table[min(sequences, SEQUENCES) - 1]

@@ -267,6 +267,11 @@ class KeptPromise(Frozen):
         least = self.kept if self.kept_after_loss is None else min(self.kept, self.kept_after_loss)
         return least >= self.target
 
+    @property
+    def is_surely_kept(self) -> bool:
+        """Whether they do, by about the error of the mean: at the target itself half of all samples fail."""
+        return self.is_kept and 0.5 * (self.kept + self.low) >= self.target
+
 
 class Plan(Frozen):
     """A whole answer: instances, routes, what they cost, and how good the answer is proven to be.

@@ -222,10 +222,11 @@ class _Prover:
         if not short:
             self.say("simulating fresh arrivals")
             stamped = self._stamp(plan)
-            # About one standard error above it: a plan at the target itself would miss it half of the time.
-            short = {
-                p.service for p in stamped.promises if 0.5 * (p.kept + p.low) < targets[p.service]
+            own = {
+                p.service: p.model_copy(update={"target": targets[p.service]})
+                for p in stamped.promises
             }
+            short = {name for name, promise in own.items() if not promise.is_surely_kept}
             if not short and (self.best is None or self._saves(plan)):
                 self.best = stamped
         worst = min((k.both - targets[n] for n, k in kept.items()), default=0.0)

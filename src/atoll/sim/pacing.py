@@ -25,6 +25,7 @@ def pace_table(
 ) -> tuple[Longs, Longs]:
     """Return batches by row and sequences, and the row of each unit (0: it is not paced).
 
+    Units where ways of different lengths start are not: a batch would be out until its last part is back.
     `curves[u]` has the seconds of the decode steps of unit u by the sequences of `grid`.
     """
     rows: dict[tuple[int, ...], int] = {}
@@ -33,10 +34,11 @@ def pace_table(
     asked = np.arange(SEQUENCES + 1, dtype=np.float64)
     base, edge_base = 0, 0
     for table in lower.tables:
+        fewest, most = _hops(table)
         latency = lower.edges["latency_s"][edge_base : edge_base + table.edges]
         for v in range(1, table.vertices - 1):
             u = base + v - 1
-            if unit["start"][u] > 0 or unit["solo"][u]:
+            if unit["start"][u] > 0 or unit["solo"][u] or fewest[v] != most[v]:
                 continue
             nodes, hops_s = _passed(table, v, base, curves, grid, latency)
             if len(nodes) < 2:
@@ -50,6 +52,19 @@ def pace_table(
         base += table.vertices - 2
         edge_base += table.edges
     return np.stack(tables), paced
+
+
+def _hops(table: RouteTables) -> tuple[Longs, Longs]:
+    """How many hops the shortest and the longest way from each vertex to the sink has."""
+    fewest = np.zeros(table.vertices, np.int64)
+    most = np.zeros(table.vertices, np.int64)
+    for v in table.sweep:
+        edges = slice(int(table.first[v]), int(table.first[v + 1]))
+        next_ones = table.target[edges][table.weight[edges] > 0.0]
+        if len(next_ones):
+            fewest[v] = 1 + fewest[next_ones].min()
+            most[v] = 1 + most[next_ones].max()
+    return fewest, most
 
 
 def _passed(
