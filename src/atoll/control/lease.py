@@ -1,0 +1,91 @@
+"""One controller acts at a time: a lease in a file, with a term that grows with every new holder.
+
+Whoever holds the lease renews it before it ends. Another controller takes it over when it has, with a larger
+term; targets refuse orders of an older one, so a controller that slept through its own end does no harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import Field
+
+from atoll.core.errors import AtollError, InputError
+from atoll.core.files import atomic_write, read_text_limited
+from atoll.core.frozen import Frozen
+
+_MOST_BYTES = 4096
+
+
+class LeaseHeldError(AtollError):
+    """Another controller acts."""
+
+
+class Lease(Frozen):
+    """Who acts, until when (seconds of Unix time), and in which term."""
+
+    holder: str = Field(min_length=1, max_length=200)
+    term: int = Field(ge=1)
+    ends_s: float
+
+
+class FileLease:
+    """A lease that controllers on machines with a common folder agree on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def take(self, holder: str, now_s: float, valid_s: float) -> Lease:
+        """Take or renew the lease; raises `LeaseHeldError` while another has it.
+
+        Renewed in time the term stays. After its end it is a new one, also for the same holder: another may
+        have acted in between.
+        """
+        with self._locked():
+            known = self.read()
+            if known is not None and known.holder != holder and now_s < known.ends_s:
+                left_s = known.ends_s - now_s
+                raise LeaseHeldError(
+                    f"{known.holder} operates this fleet (term {known.term})",
+                    hint=f"stop it first, or wait {left_s:.0f} s after it has died",
+                )
+            renewed = known is not None and known.holder == holder and now_s < known.ends_s
+            last = 0 if known is None else known.term
+            lease = Lease(holder=holder, term=last if renewed else last + 1, ends_s=now_s + valid_s)
+            atomic_write(self.path, lease.to_json() + "\n")
+            return lease
+
+    def release(self, lease: Lease, now_s: float) -> None:
+        """Give the lease back, so that nobody has to wait for its end; nothing if another has it by now."""
+        with self._locked():
+            known = self.read()
+            if known is not None and (known.holder, known.term) == (lease.holder, lease.term):
+                # The term is remembered: the next one must be larger.
+                ended = known.model_copy(update={"ends_s": now_s})
+                atomic_write(self.path, ended.to_json() + "\n")
+
+    def read(self) -> Lease | None:
+        """Return the lease that was written last, ended or not."""
+        if not self.path.exists():
+            return None
+        text = read_text_limited(self.path, _MOST_BYTES)
+        try:
+            return Lease.model_validate_json(text)
+        except ValueError as error:
+            raise InputError(
+                "not a lease", path=self.path, hint="move it away if no controller runs"
+            ) from error
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        lock = self.path.with_name(self.path.name + ".lock")
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
