@@ -1,8 +1,8 @@
 """When starting fails: wait longer each time, somewhere else meanwhile; hosts that keep dying are set aside.
 
-Failures are counted per offer (region, node type, market), or for a service where its image or settings are at
-fault: those fail on every machine. The n-th failure in a row holds a key back for `backoff_s` * 2^(n - 1), up to
-`backoff_most_s`; after that one more is tried. Something that becomes ready there ends it.
+Failures are counted per offer (region, node type, market), or for a service where its image or settings are
+at fault: those fail on every machine. The n-th failure in a row holds a key back for `backoff_s` * 2^(n - 1),
+up to `backoff_most_s`; after that one more is tried. Something that becomes ready there ends it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def count_failures(
 
 def _forgive(backoffs: dict[OfferKey | str, Backoff], instance: Instance, now_s: float) -> None:
     """Forget failures of what an instance became ready on; one that is under way still runs its time."""
-    for key in (*offer_keys(instance), instance.service):
+    keys: tuple[OfferKey | str, ...] = (*offer_keys(instance), instance.service)
+    for key in keys:
         held = backoffs.get(key)
         if held is not None and held.until_s <= now_s:
             del backoffs[key]

@@ -1,13 +1,13 @@
 """How much will be asked: the highest rate over the time that matters, as a quantile.
 
-Let x be the level of the last minutes, p the profile of the day or week, h the horizon. The highest rate until
-t + h is predicted as
+Let x be the level of the last minutes, p the profile of the day or week, h the horizon. The highest rate
+until t + h is predicted as
 
     y = x * max over u in [0, h] of p(t + u) / p(t)
 
-and planned for as y * exp(e), where e is the wanted quantile of the errors log(highest rate that came / y) of past
-forecasts. Without a profile p is constant, which is the naive forecast. `backtest` scores this against others on
-a series of rates; `predict_naive` and `predict_holt_winters` are the others.
+and planned for as y * exp(e), where e is the wanted quantile of the errors log(highest rate that came / y) of
+past forecasts. Without a profile p is constant, which is the naive forecast. `backtest` scores this against
+others on a series of rates; `predict_naive` and `predict_holt_winters` are the others.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class PendingForecast:
-    """A forecast whose time is not over: the highest rate from `made_s` to `due_s`, and the highest so far."""
+    """A forecast whose time is not over: of the highest rate until `due_s`, and the highest so far."""
 
     made_s: float
     due_s: float
@@ -111,7 +111,8 @@ class ForecastState:
 
     `errors` are logarithms of what came over what was predicted, the latest last. `recent` are the latest
     demands (time, requests/s) that were planned for or could have been: capacity goes down only to the
-    highest of them. `boost` is by how much more is planned because promises were broken.
+    highest of them. `boost` is by how much more is planned because promises were broken, raised last at
+    `boosted_s`.
     """
 
     service: str
@@ -119,6 +120,7 @@ class ForecastState:
     pending: tuple[PendingForecast, ...] = ()
     recent: tuple[tuple[float, float], ...] = ()
     boost: float = 1.0
+    boosted_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +146,13 @@ class Memory:
     """What one decision leaves for the next; `recall` makes one from what runs alone.
 
     `plan` is in force: its instances have the names they carry, or will carry, in the fleet. `planned_s` is
-    when it was made or last found still good, `bands` the requests/s of every service and `offers` the market
-    that it was for. `tried_s` and `tried_for` say when and why planning was last begun. `deaths` counts
-    the deaths in a row of a host, `states` is how instances stood last time and since when, `routes` what gateways were told.
+    when it was made or last found still good, `asked` the problem, `bands` the requests/s of every service
+    and `offers` the market that it was for. `tried_s` and `tried_for` say when and why planning was last
+    begun. `deaths` counts the deaths in a row of a host, `states` is how instances stood last time and since
+    when, `routes` what gateways were told.
     """
 
+    asked: Problem | None = None
     plan: Plan | None = None
     plan_hash: str = ""
     planned_s: float | None = None
@@ -181,6 +185,10 @@ class ControlPolicy(Frozen):
     drain_s: NotNegative = Field(
         default=300.0, description="A drained instance that still runs then is stopped."
     )
+    move_s: NotNegative = Field(
+        default=60.0,
+        description="Before its machine is taken away, an instance is drained this much earlier.",
+    )
     quantile: float = Field(
         default=0.9, gt=0, lt=1, description="The quantile of the forecast that is planned for."
     )
@@ -203,10 +211,14 @@ class ControlPolicy(Frozen):
         default=0.5, description="Plan at once where an offer's count moved by this share."
     )
     retry_s: NotNegative = Field(
-        default=60.0, description="Time between two plans made for the same reason."
+        default=120.0, description="Time between two plans made for the same reason."
+    )
+    payback_s: Positive = Field(
+        default=3600.0,
+        description="A change that is not needed must pay for itself within this time.",
     )
     margin: NotNegative = Field(
-        default=0.25, description="A change must save this share more than it costs."
+        default=0.25, description="It must save this share more than it costs in that time."
     )
     surge_share: Share = Field(
         default=0.25,
@@ -237,8 +249,8 @@ class ControlPolicy(Frozen):
 
     @property
     def lead_s(self) -> float:
-        """How long before its end an instance is replaced: twice the start-up, and time to drain."""
-        return 2.0 * self.startup_s + self.drain_s
+        """How long before its end an instance is replaced: twice the start-up, and time to move streams."""
+        return 2.0 * self.startup_s + self.move_s
 
 
 def recall(view: View) -> Memory:
@@ -250,20 +262,24 @@ def recall(view: View) -> Memory:
     return Memory(plan=adopt_running(view.problem, view.instances))
 
 
-def adopt_running(problem: Problem, observed: Iterable[ObservedInstance]) -> Plan | None:
-    """Return what starts or serves as a plan, None where nothing does."""
+def adopt_running(
+    problem: Problem, observed: Iterable[ObservedInstance], plan: Plan | None = None
+) -> Plan | None:
+    """Return a plan of what starts or serves beside what `plan` has already, None where there is nothing."""
+    known = {} if plan is None else {instance.id: instance for instance in plan.instances}
     found = {
         seen.id: seen.instance.model_copy(update={"id": seen.id, "kept": True})
         for seen in observed
-        if seen.standing.state in ("starting", "ready")
+        if seen.standing.state in ("starting", "ready") and seen.id not in known
     }
     if not found:
-        return None
+        return plan
+    instances = (*known.values(), *found.values())
     return Plan(
         problem_hash="",
         problem_name=problem.name,
-        instances=tuple(found.values()),
-        usd_per_hour=sum(instance.usd_per_hour for instance in found.values()),
+        instances=instances,
+        usd_per_hour=sum(instance.usd_per_hour for instance in instances),
         status="feasible",
         solver="what runs",
     )
