@@ -1,0 +1,151 @@
+"""When starting fails: wait longer each time, somewhere else meanwhile; hosts that keep dying are set aside.
+
+Failures are counted per offer (region, node type, market), or for a service where its image or settings are
+at fault: those fail on every machine. The n-th failure in a row holds a key back for `backoff_s` * 2^(n - 1),
+up to `backoff_most_s`; after that one more is tried. Something that becomes ready there ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from atoll.control.view import Backoff, ControlPolicy, Memory, ObservedInstance, View
+from atoll.plan.plan import Instance, OfferKey
+
+_OF_THE_SERVICE = ("image", "settings")
+"""Failures that another machine would not help."""
+_NOT_OF_THE_HOST = ("capacity", "quota", "image", "settings")
+"""Failures that say nothing about the machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """An instance that served or was starting and does not any more; `starting` is when it never served."""
+
+    id: str
+    reason: str
+    starting: bool
+
+
+def offer_keys(instance: Instance) -> tuple[OfferKey, ...]:
+    """Return the offers that the machines of an instance are of, each once, in order."""
+    return tuple(sorted({(instance.region_of(n), n.node_type, n.market) for n in instance.nodes}))
+
+
+def count_failures(
+    view: View, memory: Memory, policy: ControlPolicy
+) -> tuple[Memory, tuple[Lost, ...]]:
+    """Return the memory with what failed, died or became ready since, and what was lost.
+
+    Every failure counts once: an instance is looked at when its state differs from the one remembered.
+    """
+    before = {id: (state, since_s) for id, state, since_s in memory.states}  # noqa: A001
+    forgotten_s = view.time_s - policy.backoff_most_s
+    backoffs = {held.key: held for held in memory.backoffs if held.until_s > forgotten_s}
+    deaths = dict(memory.deaths)
+    lost: list[Lost] = []
+    asked = {instance.id for instance in memory.wanted}
+    states = [
+        (seen.id, _state(seen, view, policy), seen.standing.since_s) for seen in view.instances
+    ]
+    for seen, (_, state, since_s) in zip(view.instances, states, strict=True):
+        was, was_since_s = before.get(seen.id, ("", 0.0))
+        if state == "ready":
+            if was != "ready" and backoffs:
+                _forgive(backoffs, seen.instance, view.time_s)
+            if deaths and view.time_s - since_s >= policy.settled_s:
+                for host in seen.standing.hosts:
+                    deaths.pop(host, None)
+        if state == was or state not in ("failed", "gone"):
+            continue
+        if was in ("failed", "gone", "draining") or (state == "gone" and seen.id not in asked):
+            continue  # known already, or ended because it was told to
+        reason = seen.standing.reason or "it ended by itself"
+        lost.append(Lost(seen.id, reason, was != "ready"))
+        if seen.standing.kind not in _NOT_OF_THE_HOST:
+            for host in seen.standing.hosts:
+                deaths[host] = deaths.get(host, 0) + 1
+        if was != "ready" or view.time_s - was_since_s < policy.settled_s:
+            _hold_back(backoffs, seen, reason, view.time_s, policy)
+    listed = {seen.id for seen in view.instances}
+    lost += [
+        Lost(id, "no target lists it any more", state == "starting")
+        for id, state, _ in memory.states  # noqa: A001
+        if id not in listed and id in asked and state in ("starting", "ready")
+    ]
+    learned = replace(
+        memory,
+        backoffs=tuple(backoffs[key] for key in sorted(backoffs, key=str)),
+        deaths=tuple(sorted(deaths.items())),
+        states=tuple(sorted(states)),
+    )
+    return learned, tuple(sorted(lost, key=lambda one: one.id))
+
+
+def _forgive(backoffs: dict[OfferKey | str, Backoff], instance: Instance, now_s: float) -> None:
+    """Forget failures of what an instance became ready on; one that is under way still runs its time."""
+    keys: tuple[OfferKey | str, ...] = (*offer_keys(instance), instance.service)
+    for key in keys:
+        held = backoffs.get(key)
+        if held is not None and held.until_s <= now_s:
+            del backoffs[key]
+
+
+def is_late(seen: ObservedInstance, view: View, policy: ControlPolicy) -> bool:
+    """Return whether an instance should have been ready long ago."""
+    standing = seen.standing
+    return standing.state == "starting" and view.time_s - standing.since_s > policy.ready_within_s
+
+
+def _state(seen: ObservedInstance, view: View, policy: ControlPolicy) -> str:
+    """Return the state of an instance, one that never becomes ready being failed."""
+    return "failed" if is_late(seen, view, policy) else seen.standing.state
+
+
+def _hold_back(
+    backoffs: dict[OfferKey | str, Backoff],
+    seen: ObservedInstance,
+    reason: str,
+    now_s: float,
+    policy: ControlPolicy,
+) -> None:
+    """Hold back what an instance failed on: its offers, or its service."""
+    at_fault: Iterable[OfferKey | str] = offer_keys(seen.instance)
+    if seen.standing.kind in _OF_THE_SERVICE:
+        at_fault = (seen.instance.service,)
+    for key in at_fault:
+        earlier = backoffs.get(key)
+        failures = 1 if earlier is None else earlier.failures
+        if earlier is not None and earlier.until_s <= now_s:
+            failures += 1  # several that fail together are one failure
+        wait_s = min(policy.backoff_most_s, policy.backoff_s * 2.0 ** (failures - 1))
+        backoffs[key] = Backoff(key, failures, now_s + wait_s, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """What may not be started now."""
+
+    keys: frozenset[OfferKey | str]
+    hosts: frozenset[str]
+
+    def blocks(self, instance: Instance) -> bool:
+        """Return whether an instance would stand on something that is held back."""
+        if not self.keys and not self.hosts:
+            return False
+        if instance.service in self.keys:
+            return True
+        return any(
+            (instance.region_of(node), node.node_type, node.market) in self.keys
+            or (node.host is not None and node.host in self.hosts)
+            for node in instance.nodes
+        )
+
+
+def hold_back(memory: Memory, now_s: float, policy: ControlPolicy) -> HeldBack:
+    """Return what may not be started at this time."""
+    return HeldBack(
+        frozenset(held.key for held in memory.backoffs if held.until_s > now_s),
+        frozenset(host for host, count in memory.deaths if count >= policy.deaths),
+    )
