@@ -1,0 +1,333 @@
+"""The loop around `decide`: observe, decide, write down, carry out.
+
+A turn is one pass. It takes or renews the lease, asks every target what stands there, has `decide` say what
+to do, writes that to the history, and does it in order. What a target refuses is written down, and stands in
+the next view as a failed start, so that `decide` backs off. Nothing else is remembered that a controller
+elsewhere would need: instances carry labels, and what they consist of is in the store before they start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from atoll.control.decide import (
+    ControlAction,
+    Decision,
+    DrainInstance,
+    MakePlan,
+    ReweightRoutes,
+    StartInstance,
+    StopInstance,
+    decide,
+)
+from atoll.control.history import History, HistoryEvent
+from atoll.control.lease import Lease
+from atoll.control.view import (
+    ControlPolicy,
+    EndNotice,
+    Memory,
+    ObservedInstance,
+    PromiseSeen,
+    TrafficSeen,
+    View,
+)
+from atoll.core.errors import InputError
+from atoll.core.files import atomic_write, read_text_limited
+from atoll.deploy.door import Deployer, DeployError, Standing, StartOrder
+from atoll.plan.plan import Instance, Plan, Route
+from atoll.plan.problem import Offer, Problem
+
+KEPT_S = 3600.0
+"""For how long a start that a target refused stays in views."""
+
+Clock = Callable[[], float]
+Order = Callable[[StartInstance, Plan], StartOrder]
+"""What an instance's nodes run, for its target."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficReport:
+    """What gateways say of every service: what is asked, what is kept, and which machines will end."""
+
+    traffic: tuple[TrafficSeen, ...] = ()
+    promises: tuple[PromiseSeen, ...] = ()
+    notices: tuple[EndNotice, ...] = ()
+
+
+class Gateways(Protocol):
+    """Who serves the fleet's requests."""
+
+    def look(self, now_s: float) -> TrafficReport:
+        """Return what was asked and kept lately; an empty report where nobody answers."""
+        ...
+
+    def route(self, routes: Sequence[Route]) -> None:
+        """Tell who serves which share from now on."""
+        ...
+
+
+class LeaseTaker(Protocol):
+    """Something that lets one controller act at a time."""
+
+    def take(self, holder: str, now_s: float, valid_s: float) -> Lease:
+        """Take or renew the lease, or raise."""
+        ...
+
+
+class InstanceStore:
+    """What instances consist of, by their names in the fleet: written before they are started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._known: dict[str, Instance] = {}
+
+    def keep(self, instance: Instance) -> None:
+        """Write an instance down."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        atomic_write(self._file(instance.id), instance.to_json() + "\n")
+        self._known[instance.id] = instance
+
+    def find(self, name: str) -> Instance | None:
+        """Return what an instance consists of, None where nobody wrote it down."""
+        if name not in self._known:
+            path = self._file(name)
+            if not path.exists():
+                return None
+            try:
+                self._known[name] = Instance.model_validate_json(read_text_limited(path))
+            except ValueError as error:
+                raise InputError("not an instance", path=path, hint="move it away") from error
+        return self._known[name]
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Remove what is not needed any more."""
+        for name in names:
+            self._known.pop(name, None)
+            self._file(name).unlink(missing_ok=True)
+
+    def _file(self, name: str) -> Path:
+        if "/" in name or name.startswith("."):
+            raise InputError(f"{name!r} cannot name an instance", field="instance")
+        return self.folder / f"{name}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlace:
+    """Where a fleet is operated from: its name, its problem, its targets by name, and who serves it.
+
+    `target_of` says on which target an instance stands, by its nodes' regions for instance.
+    """
+
+    fleet: str
+    problem: Problem
+    targets: Mapping[str, Deployer]
+    gateways: Gateways
+    target_of: Callable[[Instance], str]
+    order: Order
+
+
+@dataclass(slots=True)
+class Turn:
+    """What one turn saw, decided and did."""
+
+    view: View
+    decision: Decision
+    done: list[ControlAction] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    unreachable: list[str] = field(default_factory=list)
+
+
+class FleetController:
+    """Keeps a fleet true, turn by turn."""
+
+    def __init__(
+        self,
+        place: FleetPlace,
+        store: InstanceStore,
+        history: History,
+        lease: LeaseTaker,
+        plan: MakePlan,
+        *,
+        holder: str,
+        clock: Clock,
+        policy: ControlPolicy | None = None,
+        valid_s: float = 90.0,
+    ) -> None:
+        self.place, self.store, self.history = place, store, history
+        self.policy = policy or ControlPolicy()
+        self._lease, self._plan, self._clock = lease, plan, clock
+        self._holder, self._valid_s = holder, valid_s
+        self.memory = Memory()
+        self._refused: dict[str, ObservedInstance] = {}
+        self._last: dict[str, tuple[Standing, ...]] = {}
+        self._offers: dict[str, tuple[Offer, ...]] = {}
+
+    def turn(self, *, act: bool = True) -> Turn:
+        """Observe, decide and, with `act`, carry out; without it nothing changes anywhere."""
+        now_s = self._clock()
+        term = self._lease.take(self._holder, now_s, self._valid_s).term if act else 0
+        view, unreachable = self._observe(now_s, term)
+        decision, memory = decide(view, self.memory, self.policy, self._plan)
+        turn = Turn(view, decision, unreachable=unreachable)
+        if not act:
+            return turn
+        self.memory = memory
+        self._write_down(turn, term)
+        blocked = set(unreachable)
+        for action in decision.actions:
+            # The lease may have ended while targets were slow: who acts then must not be this one.
+            self._lease.take(self._holder, self._clock(), self._valid_s)
+            try:
+                self._carry_out(action, view, term, blocked)
+                turn.done.append(action)
+            except DeployError as error:
+                self._note_refusal(turn, action, error, term)
+        self._tidy(view)
+        return turn
+
+    def _observe(self, now_s: float, term: int) -> tuple[View, list[str]]:
+        """Ask all targets; of one that does not answer, what it said last."""
+        unreachable: list[str] = []
+        for name, target in sorted(self.place.targets.items()):
+            try:
+                self._last[name] = tuple(target.list(self.place.fleet))
+                self._offers[name] = tuple(target.offers())
+            except DeployError as error:
+                unreachable.append(name)
+                self._say("failure", f"{name}: {error}", term)
+        seen = {
+            standing.labels.instance: ObservedInstance(standing, instance)
+            for standings in self._last.values()
+            for standing in standings
+            if (instance := self.store.find(standing.labels.instance)) is not None
+        }
+        self._refused = {
+            name: one
+            for name, one in self._refused.items()
+            if name not in seen and now_s - one.standing.since_s < KEPT_S
+        }
+        report = self.place.gateways.look(now_s)
+        offers = tuple(offer for name in sorted(self._offers) for offer in self._offers[name])
+        view = View(
+            time_s=now_s,
+            problem=self.place.problem,
+            offers=offers or self.place.problem.offers,
+            traffic=report.traffic,
+            promises=report.promises,
+            instances=tuple(one for _, one in sorted((seen | self._refused).items())),
+            notices=report.notices,
+            term=term,
+        )
+        return view, unreachable
+
+    def _carry_out(self, action: ControlAction, view: View, term: int, blocked: set[str]) -> None:
+        if isinstance(action, ReweightRoutes):
+            self.place.gateways.route(action.routes)
+            return
+        if isinstance(action, StartInstance):
+            name = self.place.target_of(action.instance)
+            self._refuse_blocked(name, blocked)
+            assert self.memory.plan is not None
+            # Before it stands: whoever finds it must be able to say what it is.
+            self.store.keep(action.instance)
+            self.place.targets[name].start(self.place.order(action, self.memory.plan))
+            return
+        if action.id in self._refused:
+            # It never stood anywhere.
+            one = self._refused[action.id]
+            gone = replace(one.standing, state="gone")
+            self._refused[action.id] = replace(one, standing=gone)
+            return
+        (instance,) = [one.instance for one in view.instances if one.id == action.id]
+        name = self.place.target_of(instance)
+        self._refuse_blocked(name, blocked)
+        target = self.place.targets[name]
+        if isinstance(action, DrainInstance):
+            target.drain(action.handle, term)
+        else:
+            target.stop(action.handle, term)
+
+    def _refuse_blocked(self, name: str, blocked: set[str]) -> None:
+        if name in blocked:
+            raise DeployError(f"{name} does not answer", kind="unreachable")
+
+    def _note_refusal(
+        self, turn: Turn, action: ControlAction, error: DeployError, term: int
+    ) -> None:
+        turn.failures.append(str(error))
+        named = action.instance.id if isinstance(action, StartInstance) else None
+        if isinstance(action, DrainInstance | StopInstance):
+            named = action.id
+        self._say("failure", str(error), term, instance=named)
+        if isinstance(action, StartInstance) and error.kind != "unreachable":
+            standing = Standing(
+                handle="",
+                labels=action.labels,
+                state="failed",
+                since_s=turn.view.time_s,
+                reason=error.message,
+                kind=error.kind,
+            )
+            self._refused[action.instance.id] = ObservedInstance(standing, action.instance)
+
+    def _write_down(self, turn: Turn, term: int) -> None:
+        """The history knows of everything before it is done."""
+        decision, events = turn.decision, []
+        plan_hash = self.memory.plan_hash or None
+        if decision.planned:
+            usd = decision.plan.usd_per_hour if decision.plan is not None else None
+            text = "; ".join(decision.reasons) or "planned"
+            events.append(
+                HistoryEvent(
+                    at_s=turn.view.time_s,
+                    kind="plan",
+                    text=text[:4000],
+                    term=term,
+                    plan=plan_hash,
+                    usd_per_hour=usd,
+                )
+            )
+        kinds = {StartInstance: "start", DrainInstance: "drain", StopInstance: "stop"}
+        for action in decision.actions:
+            if isinstance(action, ReweightRoutes):
+                events.append(_event(turn, "reweight", action.reason, term, None, plan_hash))
+                continue
+            name = action.instance.id if isinstance(action, StartInstance) else action.id
+            events.append(_event(turn, kinds[type(action)], action.reason, term, name, plan_hash))
+        self.history.add(*events)
+
+    def _say(self, kind: str, text: str, term: int, *, instance: str | None = None) -> None:
+        event = HistoryEvent.parse(
+            {
+                "at_s": self._clock(),
+                "kind": kind,
+                "text": text[:4000],
+                "term": term,
+                "instance": instance,
+            }
+        )
+        self.history.add(event)
+
+    def _tidy(self, view: View) -> None:
+        """Forget what instances consisted of that are gone and not wanted."""
+        wanted = {one.id for one in self.memory.wanted}
+        gone = [one.id for one in view.instances if one.standing.state == "gone"]
+        self.store.forget([name for name in gone if name not in wanted])
+
+
+def _event(
+    turn: Turn, kind: str, text: str, term: int, instance: str | None, plan: str | None
+) -> HistoryEvent:
+    return HistoryEvent.parse(
+        {
+            "at_s": turn.view.time_s,
+            "kind": kind,
+            "text": text[:4000],
+            "term": term,
+            "instance": instance,
+            "plan": plan,
+        }
+    )

@@ -1,0 +1,242 @@
+"""The loop around `decide`, over a target that lives in memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from atoll.catalog import Catalog
+from atoll.control.decide import StartInstance
+from atoll.control.history import History
+from atoll.control.lease import FileLease, LeaseHeldError
+from atoll.control.loop import FleetController, FleetPlace, InstanceStore, TrafficReport
+from atoll.control.view import TrafficSeen, TrafficWindow
+from atoll.deploy.door import DeployError, FailureKind, Standing, StartOrder
+from atoll.plan.plan import Plan, Route
+from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
+from atoll.solve import registry
+from atoll.solve.effort import Effort
+from atoll.workload.lengths import LengthMix
+
+CATALOG = Catalog.default()
+CHAT = Service(
+    name="chat",
+    model="llama-3.1-8b",
+    ttft_s=1.0,
+    tpot_s=0.06,
+    rate_per_s=20.0,
+    lengths=Lengths.of(LengthMix.fixed(600.0, 120.0)),
+    phases="together",
+)
+PROBLEM = Problem(
+    name="small",
+    services=(CHAT,),
+    offers=(Offer(region="here", node_type="L40S:1", available=40, usd_per_hour=1.86),),
+    settings=Settings(max_nodes_per_instance=1, engine="none"),
+)
+
+
+class Killed(BaseException):
+    """The controller dies here."""
+
+
+@dataclass
+class World:
+    """A target, gateways and a clock; what is started is ready after a while."""
+
+    now_s: float = 1_000_000.0
+    rate_per_s: float = 20.0
+    standing: dict[str, Standing] = field(default_factory=dict)
+    started: list[str] = field(default_factory=list)
+    refuses: FailureKind | None = None
+    answers: bool = True
+    dies_after: int | None = None
+    routes: Sequence[Route] = ()
+    calls: int = 0
+    term: int = 0
+    name: str = "memory"
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_s += seconds
+        for name, one in self.standing.items():
+            if one.state == "starting" and self.now_s - one.since_s > 100.0:
+                self.standing[name] = replace(one, state="ready", since_s=self.now_s)
+            elif one.state == "draining" and self.now_s - one.since_s > 30.0:
+                self.standing[name] = replace(one, state="gone", since_s=self.now_s)
+
+    def _called(self, term: int) -> None:
+        if not self.answers:
+            raise DeployError("no route to the cluster", kind="unreachable")
+        assert term >= self.term
+        self.term = term
+        self.calls += 1
+        if self.dies_after is not None and self.calls > self.dies_after:
+            raise Killed
+
+    def offers(self) -> Sequence[Offer]:
+        return PROBLEM.offers
+
+    def list(self, fleet: str) -> Sequence[Standing]:
+        assert fleet == "small"
+        if not self.answers:
+            raise DeployError("no route to the cluster", kind="unreachable")
+        return tuple(self.standing.values())
+
+    def start(self, order: StartOrder) -> Standing:
+        name = order.labels.instance
+        self._called(order.labels.term)
+        if self.refuses is not None:
+            raise DeployError("there are none left", kind=self.refuses)
+        if name not in self.standing:
+            self.started.append(name)
+            self.standing[name] = Standing(name, order.labels, "starting", self.now_s)
+        return self.standing[name]
+
+    def drain(self, handle: str, term: int) -> None:
+        self._called(term)
+        self.standing[handle] = replace(self.standing[handle], state="draining", since_s=self.now_s)
+
+    def stop(self, handle: str, term: int) -> None:
+        self._called(term)
+        self.standing[handle] = replace(self.standing[handle], state="gone", since_s=self.now_s)
+
+    def logs(self, handle: str, lines: int = 100) -> str:
+        return f"{handle}: {lines}"
+
+    def look(self, now_s: float) -> TrafficReport:
+        assert now_s == self.now_s
+        window = TrafficWindow(self.rate_per_s, CHAT.lengths)
+        return TrafficReport((TrafficSeen("chat", window, window, window),))
+
+    def route(self, routes: Sequence[Route]) -> None:
+        self.routes = tuple(routes)
+
+    def serving(self) -> int:
+        return sum(one.state == "ready" for one in self.standing.values())
+
+
+def plan(problem: Problem) -> Plan:
+    return registry.solve(problem, effort=Effort(cached=False), catalog=CATALOG)
+
+
+def order(action: StartInstance, _plan: Plan) -> StartOrder:
+    return StartOrder(action.instance, action.labels, ())
+
+
+def controller(world: World, folder: Path, holder: str = "one") -> FleetController:
+    place = FleetPlace(
+        "small", PROBLEM, {"memory": world}, world, lambda _instance: "memory", order
+    )
+    return FleetController(
+        place,
+        InstanceStore(folder / "instances"),
+        History(folder / "history.jsonl"),
+        FileLease(folder / "lease.json"),
+        plan,
+        holder=holder,
+        clock=world.clock,
+    )
+
+
+def settle(world: World, control: FleetController, turns: int = 12) -> None:
+    for _ in range(turns):
+        control.turn()
+        world.pass_time(60.0)
+
+
+def test_a_fleet_comes_up_and_then_stands_still(tmp_path: Path) -> None:
+    world = World()
+    control = controller(world, tmp_path)
+    settle(world, control)
+    assert world.serving() == len(world.started) > 0
+    served = {name for route in world.routes for name in route.instances}
+    assert served == set(world.started)
+    before = list(world.started)
+    settle(world, control)
+    assert world.started == before
+    kinds = [event.kind for event in control.history.read()]
+    assert kinds.count("start") == len(before)
+    assert kinds[0] == "plan"
+
+
+def test_twice_the_demand_brings_replicas_and_none_is_lost(tmp_path: Path) -> None:
+    world = World()
+    control = controller(world, tmp_path)
+    settle(world, control)
+    least = world.serving()
+    world.rate_per_s *= 3.0
+    for _ in range(20):
+        control.turn()
+        world.pass_time(60.0)
+        assert world.serving() >= least
+    assert world.serving() > least
+
+
+def test_looking_changes_nothing(tmp_path: Path) -> None:
+    world = World()
+    control = controller(world, tmp_path)
+    turn = control.turn(act=False)
+    assert turn.decision.actions
+    assert not world.started
+    assert not control.history.read()
+    assert not (tmp_path / "lease.json").exists()
+
+
+def test_a_target_that_refuses_is_left_alone_for_a_while(tmp_path: Path) -> None:
+    world = World(refuses="capacity")
+    control = controller(world, tmp_path)
+    settle(world, control, 20)
+    asked = world.calls
+    assert not world.started
+    failures = [event.text for event in control.history.read() if event.kind == "failure"]
+    assert failures
+    assert set(failures) == {"there are none left"}
+    # Once a minute would be as many calls as turns times replicas.
+    assert asked < 20
+    world.refuses = None
+    settle(world, control, 90)
+    assert world.serving() > 0
+
+
+def test_a_target_that_does_not_answer_loses_nothing(tmp_path: Path) -> None:
+    world = World()
+    control = controller(world, tmp_path)
+    settle(world, control)
+    before = dict(world.standing)
+    world.answers = False
+    settle(world, control, 5)
+    world.answers = True
+    settle(world, control, 5)
+    assert {name for name, one in world.standing.items() if one.state == "ready"} == set(before)
+    assert any("no route" in event.text for event in control.history.read())
+
+
+@pytest.mark.parametrize("after", range(6))
+def test_a_controller_that_is_killed_at_any_action_is_followed_by_another(
+    tmp_path: Path, after: int
+) -> None:
+    world = World(rate_per_s=60.0, dies_after=after)
+    first = controller(world, tmp_path, "one")
+    with contextlib.suppress(Killed):
+        settle(world, first)
+    world.dies_after = None
+    second = controller(world, tmp_path, "two")
+    with pytest.raises(LeaseHeldError):
+        second.turn()
+    world.pass_time(120.0)
+    settle(world, second, 30)
+    alone = World(rate_per_s=60.0)
+    (tmp_path / "alone").mkdir()
+    settle(alone, controller(alone, tmp_path / "alone"), 30)
+    assert world.serving() == alone.serving()
+    assert len(world.started) == len(set(world.started))
+    # Nothing stands that nobody knows of.
+    known = {name for name in world.standing if second.store.find(name) is not None}
+    assert {n for n, one in world.standing.items() if one.state != "gone"} <= known
