@@ -173,7 +173,7 @@ def test_an_image_that_does_not_pull_is_not_tried_on_every_machine() -> None:
         loop.tick()
     assert loop.memory.backoffs[0].key == "chat"
     assert "image" in loop.memory.backoffs[0].describe()
-    assert len(loop.world.started) <= 8  # an hour: 60 s, 120 s, ... not once a tick
+    assert len(loop.world.started) <= 14  # an hour of 120 ticks: 60 s, 120 s, 240 s, then 480 s
 
 
 def test_a_spot_notice_has_the_replacement_serve_before_the_end() -> None:
@@ -281,3 +281,14 @@ def test_what_nobody_planned_is_drained() -> None:
     loop.world.put(instance("stray"))
     done = loop.settle()
     assert [a.id for a in done if isinstance(a, DrainInstance)] == ["stray"]
+
+
+def test_a_restarted_controller_without_a_plan_keeps_what_runs_and_replaces_what_dies() -> None:
+    loop = settled(service("chat", 20.0), service("code", 3.0))
+    before = loop.world.shape()
+    again = Loop(loop.world, recall(loop.world.view()), plan=refuse)
+    for _ in range(10):
+        assert all(isinstance(action, ReweightRoutes) for action in again.tick().actions)
+    loop.world.lose(sorted(loop.world.alive())[0])
+    again.settle()
+    assert loop.world.shape() == before

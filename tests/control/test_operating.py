@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from dataclasses import replace
 
 from hypothesis import given
@@ -106,7 +105,7 @@ def carry_out(loop: Loop, decision: Decision, *, strict: bool) -> None:
 def test_no_step_goes_below_demand_or_what_was_there_where_there_is_room(seed: int) -> None:
     chance = random.Random(seed)
     loop = Loop(make_world(chance, 200))
-    for _ in range(40):
+    for _ in range(30):
         disturb(chance, loop.world, harm=False, most=200)
         carry_out(loop, loop.decide(), strict=True)
         loop.world.advance()
@@ -126,8 +125,7 @@ def test_where_there_is_little_room_every_dip_is_stated(seed: int) -> None:
 def test_nothing_is_started_where_it_is_held_back(seed: int) -> None:
     chance = random.Random(seed)
     loop = Loop(make_world(chance, 8))
-    failed = Counter[object]()
-    for _ in range(60):
+    for _ in range(40):
         disturb(chance, loop.world, harm=True, most=8)
         now_s = loop.world.time_s
         decision = loop.decide()
@@ -136,8 +134,6 @@ def test_nothing_is_started_where_it_is_held_back(seed: int) -> None:
             if isinstance(action, StartInstance):
                 assert action.instance.service not in held
                 assert not held & set(keys_of(action.instance))
-                if loop.world.broken.keys() & set(keys_of(action.instance)):
-                    failed[action.instance.service] += 1
             loop.world.apply(action)
         loop.world.advance()
 
@@ -173,7 +169,7 @@ def test_when_the_world_holds_still_it_comes_to_the_plan_and_rests(seed: int) ->
         disturb(chance, loop.world, harm=True, most=most)
         loop.tick()
     loop.world.broken, loop.world.notices = {}, ()
-    loop.settle(400, quiet=150)
+    loop.settle(200, quiet=40)
     wanted = {one.id for one in loop.memory.wanted}
     ready = {name for name, s in loop.world.standing.items() if s.standing.state == "ready"}
     assert wanted <= ready

@@ -46,7 +46,14 @@ TEMPLATES: tuple[tuple[str, int, float], ...] = (
 LENGTHS = Lengths(
     input_mean=100.0, output_mean=50.0, input_mean_square=20_000.0, output_mean_square=5_000.0
 )
-POLICY = ControlPolicy(epoch_s=300.0, startup_s=60.0, drain_s=60.0, move_s=20.0, settled_s=30.0)
+POLICY = ControlPolicy(
+    epoch_s=300.0,
+    startup_s=60.0,
+    drain_s=60.0,
+    move_s=20.0,
+    settled_s=30.0,
+    backoff_most_s=480.0,
+)
 TICK_S = 30.0
 START_S = 1_000_000.0
 
@@ -138,33 +145,25 @@ def plan_greedily(asked: Problem) -> Plan:
         for role in map(str, each.roles):
             need = each.demand(role)
             got = 0.0
-            choices: list[tuple[float, str, Instance]] = []
+            choices: list[tuple[float, str, Instance | OfferKey]] = []
             for one in asked.running:
                 if one.role == role:
                     usd = sum(left[key].usd_per_hour for key in keys_of(one))
                     choices.append((usd / one.throughput_per_s, one.id, one))
+            units = {Phase.PREFILL: 100.0, Phase.DECODE: 50.0}.get(parse_role(role).phase, 1.0)
             number = 0
             for key, priced in sorted(left.items()):
-                found = next((n for kind, n, _ in TEMPLATES if kind == key[1]), None)
-                if found is None:
-                    continue
-                for _ in range(min(40, free[key] // found)):
+                count, per_s = next((n, rate) for kind, n, rate in TEMPLATES if kind == key[1])
+                for _ in range(min(40, free[key] // count)):
+                    rate = penalty * priced.usd_per_hour * count / (per_s * units)
                     name = f"{each.name}-{parse_role(role).phase}-{number}"
+                    choices.append((rate, name, key))
                     number += 1
-                    new = instance(
-                        name,
-                        role,
-                        key[1],
-                        region=key[0],
-                        market=key[2],
-                        usd=priced.usd_per_hour,
-                    )
-                    rate = penalty * new.usd_per_hour / new.throughput_per_s
-                    choices.append((rate, name, new))
             picked: list[Instance] = []
-            for _, _, one in sorted(choices, key=lambda choice: choice[:2]):
+            for _, name, choice in sorted(choices, key=lambda choice: choice[:2]):
                 if got >= need:
                     break
+                one = choice if isinstance(choice, Instance) else make_new(name, role, left[choice])
                 needs = Counter(keys_of(one))
                 if all(free[key] >= n for key, n in needs.items()):
                     free.subtract(needs)
@@ -187,6 +186,17 @@ def plan_greedily(asked: Problem) -> Plan:
         usd_per_hour=rent_of(asked.offers, chosen),
         status=status,
         solver="toy",
+    )
+
+
+def make_new(name: str, role: str, where: Offer) -> Instance:
+    return instance(
+        name,
+        role,
+        where.node_type,
+        region=where.region,
+        market=where.market,
+        usd=where.usd_per_hour,
     )
 
 
