@@ -218,14 +218,17 @@ def _look(
     leaving, ending = _find_leaving(view, policy)
     in_force, renewed = _renew(view, before, memory.plan, leaving, policy)
     planned = {one.id: one for one in (in_force.instances if in_force else ())}
-    boosts = {state.service: state.boost for state in memory.forecasts}
+    boosted = dict(rates)
+    written = {service.name: service.rate_per_s for service in view.problem.services}
+    for state in memory.forecasts:
+        if state.boost > 1.0 and state.service in written:
+            rate = rates.get(state.service, written[state.service])
+            boosted[state.service] = rate * state.boost
     return _Situation(
         view=view,
         memory=memory,
         policy=policy,
-        problem=restate_demand(
-            view, {name: rate * boosts.get(name, 1.0) for name, rate in rates.items()}, policy
-        ),
+        problem=restate_demand(view, boosted, policy),
         observed=tuple(
             seen if seen.id not in planned else replace(seen, instance=planned[seen.id])
             for seen in view.instances

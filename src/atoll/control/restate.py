@@ -33,7 +33,7 @@ def restate_demand(view: View, rates: Mapping[str, float], policy: ControlPolicy
             )
         services.append(service.model_copy(update=update) if update else service)
     # Not checked again: order and names are those of the problem and of the view.
-    offers = tuple(sorted(view.offers, key=lambda offer: offer.key))
+    offers = tuple(sorted(view.offers or view.problem.offers, key=lambda offer: offer.key))
     return view.problem.model_copy(update={"services": tuple(services), "offers": offers})
 
 
@@ -124,6 +124,6 @@ def _restate_cluster(
     )
     ends = {ANY, SOURCE, SINK} | {n.name for n in nodes} | {n.region for n in nodes}
     links = tuple(link for link in cluster.links if {link.src, link.dst} <= ends)
-    if len(nodes) == len(cluster.nodes) or not links:
-        return cluster, problem.offers
+    if len(nodes) == len(cluster.nodes):
+        return cluster, offers
     return Cluster.model_validate({**dict(cluster), "nodes": nodes, "links": links}), offers

@@ -2,7 +2,7 @@
 
 Where just the planned instances serve, the plan's routes hold. Otherwise every instance gets a share by what
 it carries: requests that run both phases in one place, and pairs of prefill and decode, filled up in order
-inside each region first and across regions with what is left, so that there are few more pairs than instances.
+inside each region first, then across regions with what is left: few more pairs than instances.
 """
 
 from __future__ import annotations

@@ -1,0 +1,120 @@
+"""Waiting after failures, and hosts that keep dying."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.control.backoff import count_failures, hold_back
+from atoll.control.view import Memory
+from atoll.deploy.door import FailureKind
+from tests.control.world import POLICY, World, instance, problem
+
+KEY = ("us-east", "L40S:1", "on-demand")
+
+
+def fail(world: World, name: str, kind: FailureKind = "capacity", host: str | None = None) -> None:
+    world.put(instance(name), "failed")
+    seen = world.standing[name]
+    hosts = () if host is None else (host,)
+    standing = replace(seen.standing, kind=kind, reason="there is none", hosts=hosts)
+    world.standing[name] = replace(seen, standing=standing)
+
+
+def test_each_failure_waits_twice_as_long_and_counts_once() -> None:
+    world, memory = World(problem()), Memory()
+    waits = []
+    for k in range(6):
+        fail(world, f"a{k}")
+        memory, lost = count_failures(world.view(), memory, POLICY)
+        assert [one.id for one in lost] == [f"a{k}"]
+        (held,) = memory.backoffs
+        waits.append(held.until_s - world.time_s)
+        assert hold_back(memory, world.time_s, POLICY).blocks(instance("b"))
+        assert not hold_back(memory, world.time_s, POLICY).blocks(instance("b", node_type="H100:1"))
+        again, lost = count_failures(world.view(), memory, POLICY)
+        assert (again, lost) == (memory, ())
+        world.time_s = held.until_s
+        assert not hold_back(memory, world.time_s, POLICY).blocks(instance("b"))
+    assert waits == [60.0, 120.0, 240.0, 480.0, 480.0, 480.0]
+
+
+def test_several_that_fail_together_are_one_failure() -> None:
+    world = World(problem())
+    for k in range(5):
+        fail(world, f"a{k}")
+    memory, lost = count_failures(world.view(), Memory(), POLICY)
+    assert len(lost) == 5
+    assert [held.failures for held in memory.backoffs] == [1]
+
+
+def test_something_ready_ends_it_and_so_does_time() -> None:
+    world = World(problem())
+    fail(world, "a")
+    memory, _ = count_failures(world.view(), Memory(), POLICY)
+    world.time_s += 61.0
+    world.put(instance("b"))
+    mended, _ = count_failures(world.view(), memory, POLICY)
+    assert mended.backoffs == ()
+    del world.standing["b"]
+    world.time_s += 481.0
+    assert count_failures(world.view(), memory, POLICY)[0].backoffs == ()
+
+
+def test_a_bad_image_holds_the_service_back_everywhere() -> None:
+    world = World(problem())
+    fail(world, "a", "image")
+    memory, _ = count_failures(world.view(), Memory(), POLICY)
+    held = hold_back(memory, world.time_s, POLICY)
+    assert held.blocks(instance("b", node_type="H100:1"))
+    assert not held.blocks(instance("b", role="code/llm/both"))
+
+
+def test_what_was_told_to_end_is_no_failure_and_what_vanishes_is() -> None:
+    world = World(problem())
+    world.put(instance("a"))
+    world.put(instance("b"), "draining")
+    memory, _ = count_failures(world.view(), Memory(), POLICY)
+    world.lose("a")
+    world.lose("b")
+    after, lost = count_failures(world.view(), memory, POLICY)
+    assert lost == ()
+    assert after.backoffs == ()
+
+
+def test_a_host_that_dies_thrice_in_a_row_is_set_aside_until_it_lives() -> None:
+    world, memory = World(problem()), Memory()
+    for k in range(3):
+        assert not hold_back(memory, world.time_s, POLICY).hosts
+        fail(world, f"a{k}", "memory", host="h1")
+        memory, _ = count_failures(world.view(), memory, POLICY)
+    held = hold_back(memory, world.time_s, POLICY)
+    assert held.hosts == {"h1"}
+    assert held.blocks(instance("b", host="h1", node_type="H100:1"))
+    world.put(instance("c"))
+    seen = world.standing["c"]
+    world.standing["c"] = replace(seen, standing=replace(seen.standing, hosts=("h1",)))
+    world.time_s += POLICY.settled_s
+    memory, _ = count_failures(world.view(), memory, POLICY)
+    assert not hold_back(memory, world.time_s, POLICY).hosts
+
+
+def test_a_host_is_not_blamed_for_a_missing_image() -> None:
+    world, memory = World(problem()), Memory()
+    for k in range(5):
+        fail(world, f"a{k}", "image", host="h1")
+        memory, _ = count_failures(world.view(), memory, POLICY)
+    assert memory.deaths == ()
+
+
+@given(st.lists(st.sampled_from(("capacity", "image", "memory")), min_size=1, max_size=20))
+def test_waits_never_exceed_the_longest(kinds: list[FailureKind]) -> None:
+    world, memory = World(problem()), Memory()
+    for k, kind in enumerate(kinds):
+        fail(world, f"a{k}", kind)
+        memory, _ = count_failures(world.view(), memory, POLICY)
+        longest = world.time_s + POLICY.backoff_most_s
+        assert all(held.until_s <= longest for held in memory.backoffs)
+        world.time_s += 100.0
