@@ -109,7 +109,8 @@ class KubeClient:
     ) -> None:
         """Ask that an object end after what it owns; nothing where there is none, or another of its name."""
         options: Json = {"apiVersion": "v1", "kind": "DeleteOptions"}
-        options["propagationPolicy"] = "Foreground"
+        # A pod owns nothing; for it this would only mean one more to wait for.
+        options["propagationPolicy"] = "Background" if kind == "Pod" else "Foreground"
         options |= {"preconditions": {"uid": uid}} if uid is not None else {}
         options |= {"gracePeriodSeconds": grace_s} if grace_s is not None else {}
         path = self._path(kind, name)
