@@ -304,12 +304,14 @@ def test_a_cordon_is_a_notice() -> None:
         ("spot", "cluster", None, "s"),
         ("owned", "east", None, "e"),
         ("spot", "east", None, None),
+        ("owned", "aws/us-west", None, "w"),
     ],
 )
 def test_pods_stand_where_they_are_planned(
     market: Market, region: str, host: str | None, stands: str | None
 ) -> None:
-    cluster = Cluster()
+    cluster = Cluster(regions={"us-west": "aws/us-west"})
+    cluster.api.add_node("w", {**L4, "topology.kubernetes.io/region": "us-west"}, 1)
     spot = {**L4, "cloud.google.com/gke-spot": "true"}
     taint = {"key": "cloud.google.com/gke-spot", "effect": "NoSchedule"}
     cluster.api.add_node("s", spot, 1, taints=[taint])
@@ -317,6 +319,7 @@ def test_pods_stand_where_they_are_planned(
     cluster.deployer.start(build_order(market=market, region=region, host=host))
     cluster.api.step()
     assert cluster.only().hosts == ((stands,) if stands else ())
+    assert "aws/us-west" in {offer.region for offer in cluster.deployer.offers()}
 
 
 def test_offers_are_machines_that_can_be_had_less_what_others_hold() -> None:

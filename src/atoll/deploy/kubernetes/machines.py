@@ -63,7 +63,8 @@ def read_offers(
             continue
         largest = max(size for size in slices_of(gpus) if size <= free)
         market: Market = "spot" if is_spot(labels) else settings.market
-        region = labels.get(REGION, settings.region)
+        label = labels.get(REGION)
+        region = settings.region if label is None else settings.regions.get(label, label)
         counts[region, format_node_type(name, largest), market] += 1
     return tuple(
         Offer(
@@ -75,6 +76,12 @@ def read_offers(
         )
         for (region, node_type, market), n in sorted(counts.items())
     )
+
+
+def region_labels(region: str, settings: KubernetesSettings) -> tuple[str, ...]:
+    """Return the values of the region label that mean a region of plans; the inverse of what offers say."""
+    named = sorted(label for label, name in settings.regions.items() if name == region)
+    return tuple(named) or (label_value(region),)
 
 
 def is_spot(labels: Mapping[str, str]) -> bool:

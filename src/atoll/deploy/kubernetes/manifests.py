@@ -294,7 +294,7 @@ def _scheduling(
     if node is not None and node.host is not None:
         base.append(_rule(machines.HOST, "In", node.host))
     region = order.instance.region if node is None else order.instance.region_of(node)
-    places = [[_rule(machines.REGION, "In", region)]]
+    places = [[_rule(machines.REGION, "In", *machines.region_labels(region, settings))]]
     if region == settings.region:
         places.append([_rule(machines.REGION, "DoesNotExist")])
     spot = node is not None and node.market == "spot"

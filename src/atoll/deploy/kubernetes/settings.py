@@ -15,7 +15,8 @@ class KubernetesSettings(Frozen):
     """A cluster as a target.
 
     `image` runs every node unless `images` names another for its service. `region` is where nodes without a
-    region label stand, and `market` how nodes without a label of spot machines are paid for; `usd_per_hour`
+    region label stand, `regions` what plans call the regions of labels ("us-east-2": "aws/us-east-2") where
+    that differs, and `market` how nodes without a label of spot machines are paid for; `usd_per_hour`
     is by node type, "L4:1" or "L4:1/spot". `secrets` maps an environment variable to "SECRET/KEY" of a
     Secret that exists; other secrets are made from their files. `weights_claim` (a claim that many pods may
     mount) or `weights_path` (a folder of the node) keeps weights between instances.
@@ -31,6 +32,7 @@ class KubernetesSettings(Frozen):
     kubeconfig: str | None = None
     context: str | None = None
     region: Name = "cluster"
+    regions: dict[str, Name] = Field(default_factory=dict)
     market: Market = "owned"
     usd_per_hour: dict[str, float] = Field(default_factory=dict)
     secrets: dict[str, str] = Field(default_factory=dict)
