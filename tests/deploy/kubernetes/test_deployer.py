@@ -10,6 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.core.errors import InputError
 from atoll.deploy.door import DeployError, FailureKind, Standing
 from atoll.deploy.kubernetes.client import HttpAnswer, KubeClient
 from atoll.deploy.kubernetes.deployer import KubernetesDeployer
@@ -131,7 +132,7 @@ def test_a_controller_that_dies_between_any_two_writes_is_finished_or_cleaned_up
     assert len(list(cluster.api.of("pods"))) == 2
 
 
-@given(st.integers(0, 4))
+@given(st.integers(0, 7))
 def test_a_controller_that_dies_while_it_drains_leaves_no_orphan(writes: int) -> None:
     cluster = Cluster()
     handle = cluster.deployer.start(build_order(types=("L4:1", "T4:4"))).handle
@@ -140,7 +141,7 @@ def test_a_controller_that_dies_while_it_drains_leaves_no_orphan(writes: int) ->
     try:
         cluster.deployer.drain(handle, 0)
     except ControllerDiedError:
-        assert writes < 3
+        assert writes < 6
     cluster.api.fail_after = None
     cluster.api.step()
     cluster.api.end_pods()
@@ -394,6 +395,27 @@ def test_logs_are_the_last_lines_of_every_node() -> None:
     assert text == f"== {handle}-0-0\ntwo\nthree\n== {handle}-1-0\n"
     with pytest.raises(DeployError, match="no instance stands as"):
         cluster.deployer.logs("other")
+
+
+def test_a_dry_run_writes_a_file_an_instance_and_asks_nothing(tmp_path: Path) -> None:
+    cluster = Cluster()
+    orders = [build_order("a"), build_order("b", types=("L4:1", "T4:4"))]
+    files = cluster.deployer.write_folder(orders, tmp_path / "out")
+    assert [file.read_text() for file in files] == [cluster.deployer.dry_run(o) for o in orders]
+    assert cluster.api.asked == []
+    # What is written is what would be applied.
+    for file in files:
+        for manifest in yaml.safe_load_all(file.read_text()):
+            cluster.client.apply(manifest)
+    cluster.settle()
+    assert {s.state for s in cluster.deployer.list("lab")} == {"ready"}
+    for standing in cluster.deployer.list("lab"):
+        cluster.deployer.drain(standing.handle, 0)
+    cluster.api.step()
+    cluster.api.end_pods()
+    assert cluster.left() == []
+    with pytest.raises(InputError, match="cannot write there"):
+        cluster.deployer.write_folder(orders, files[0])
 
 
 def test_long_lists_come_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import builtins
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from atoll.catalog.catalog import Catalog
+from atoll.core.errors import InputError
 from atoll.deploy.door import DeployError, Standing, StartOrder
 from atoll.deploy.kubernetes.client import KubeClient
 from atoll.deploy.kubernetes.labels import (
@@ -28,6 +30,7 @@ from atoll.plan.problem import Offer
 Json = dict[str, Any]
 
 _STOP_S = 1
+_BESIDES = ("Service", "PodDisruptionBudget", "Secret")
 
 
 class KubernetesDeployer:
@@ -112,6 +115,22 @@ class KubernetesDeployer:
         """Return what `start` would apply, as YAML; nothing is asked of the cluster."""
         return write_manifests(order, self._settings, self._catalog)
 
+    def write_folder(self, orders: Iterable[StartOrder], folder: Path) -> tuple[Path, ...]:
+        """Write what `start` would apply into a folder, a file an instance; returns the files."""
+        texts = {
+            f"{workload_name(order.labels.fleet, order.labels.instance)}.yaml": self.dry_run(order)
+            for order in orders
+        }
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, text in sorted(texts.items()):
+                (folder / name).write_text(text, "utf-8")
+        except OSError as error:
+            raise InputError(
+                f"cannot write there: {error.strerror}", path=folder, hint="name another folder"
+            ) from error
+        return tuple(folder / name for name in sorted(texts))
+
     def lease(self, fleet: str, holder: str, duration_s: int = 30) -> LeaseHolder:
         """Return the lease by which one controller of a fleet acts at a time."""
         return LeaseHolder(self._client, fleet, holder, duration_s)
@@ -146,6 +165,9 @@ class KubernetesDeployer:
             meta = found["metadata"]
             if meta.get("deletionTimestamp") is None:
                 self._client.delete("StatefulSet", meta["name"], uid=meta["uid"])
+        # They have no owner where a person applied what a dry run wrote.
+        for kind in _BESIDES:
+            self._client.delete(kind, handle)
 
     def _find(self, name: str) -> Standing | None:
         return next(iter(self._look(select_instance(name))), None)
