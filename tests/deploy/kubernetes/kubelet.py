@@ -90,6 +90,8 @@ class ProcessKubelet:
     def _value(self, each: Json) -> str:
         if "value" in each:
             return str(each["value"])
+        if "fieldRef" in each["valueFrom"]:
+            return "127.0.0.1"
         reference = each["valueFrom"]["configMapKeyRef"]
         found = self._client.get("ConfigMap", reference["name"])
         assert found is not None

@@ -85,12 +85,11 @@ def test_same_order_same_bytes() -> None:
     ]
 
 
-def test_nodes_of_a_pipeline_stand_on_their_own_machines_and_find_each_other() -> None:
-    argv = ("atoll", "join", "--", "engine", "--next", "{host:n1}:9", "--port", "{port}")
-    made = render(types=("L4:1", "A100-80:8"), argv=argv)
+def test_nodes_of_a_pipeline_stand_on_their_own_machines_and_say_where() -> None:
+    made = render(types=("L4:1", "A100-80:8"))
     first, second = (made[f"StatefulSet-{i}"]["spec"]["template"]["spec"] for i in (0, 1))
-    name = made["Service"]["metadata"]["name"]
-    assert f"{name}-1-0.{name}.default.svc:9" in first["containers"][0]["command"]
+    env = {each["name"]: each for each in first["containers"][0]["env"]}
+    assert env["ATOLL_ADDRESS"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
     for pod, product, gpus in ((first, "NVIDIA-L4", 1), (second, "NVIDIA-A100-SXM4-80GB", 8)):
         terms = json.dumps(pod["affinity"])
         assert f'"{product}"' in terms
@@ -133,7 +132,7 @@ def test_secrets_are_files_and_never_in_what_everybody_sees(tmp_path: Path) -> N
     assert set(secret["data"]) == {"ATOLL_FABRIC"}
     pod = pod_of(secrets=secrets, env=(("MODE", "x"),), settings=settings)
     env = {each["name"]: each for each in pod["containers"][0]["env"]}
-    assert env["ATOLL_FABRIC"]["value"] == "@/run/secrets/atoll/ATOLL_FABRIC"
+    assert env["ATOLL_FABRIC"]["value"] == "/run/secrets/atoll/ATOLL_FABRIC"
     assert env["HUB"]["value"] == "/run/secrets/atoll/HUB"
     assert "configMapKeyRef" in env["MODE"]["valueFrom"]
     volume = next(v for v in pod["volumes"] if v["name"] == "secrets")["projected"]

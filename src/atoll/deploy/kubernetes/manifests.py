@@ -34,8 +34,6 @@ _PERIOD_S = 5
 _GRACE_MORE_S = 30
 _SECRET_BYTES = 1 << 16
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-# Such a variable holds the secret itself unless an @ says that it names a file.
-_AT_FILES = frozenset({"ATOLL_FABRIC"})
 # The kubelet sends its own SIGTERM when this has ended: a second one while streams run would cut them.
 _DRAIN = (
     'kill -TERM "${ATOLL_PID:-1}"; while kill -0 "${ATOLL_PID:-1}" 2>/dev/null; do sleep 1; done'
@@ -128,7 +126,7 @@ def _head(
 
 def _config_map(order: StartOrder, name: str, settings: KubernetesSettings) -> Manifest:
     data = {
-        f"{index}.{variable}": _expand_hosts(value, order, settings)
+        f"{index}.{variable}": value
         for index, command in enumerate(order.commands)
         for variable, value in sorted(command.env)
     }
@@ -140,7 +138,7 @@ def _config_map(order: StartOrder, name: str, settings: KubernetesSettings) -> M
 
 
 def _service(order: StartOrder, name: str, settings: KubernetesSettings) -> Manifest:
-    """Names for the pods of a pipeline; they must find each other before any of them is ready."""
+    """Names for the pods of a pipeline, also before they are ready: that takes all of them."""
     return {
         **_head("v1", "Service", name, order, settings),
         "spec": {
@@ -191,7 +189,7 @@ def _pod(
     container: Manifest = {
         "name": "engine",
         "image": settings.images.get(order.labels.service, settings.image),
-        "command": [_expand_word(word, order, settings) for word in command.argv],
+        "command": [_expand(word) for word in command.argv],
         "env": _env(order, index, name, settings),
         "resources": {"limits": gpus, "requests": gpus} if gpus else {},
         "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", _DRAIN]}}},
@@ -248,9 +246,10 @@ def _env(order: StartOrder, index: int, name: str, settings: KubernetesSettings)
         for variable, _ in command.env
     }
     for variable, _ in command.secrets:
-        at = "@" if variable in _AT_FILES else ""
-        given[variable] = {"value": f"{at}{SECRETS}/{variable}"}
+        given[variable] = {"value": f"{SECRETS}/{variable}"}
     given.setdefault("ATOLL_PORT", {"value": str(PORT)})
+    # Where the other nodes of the instance reach this one.
+    given.setdefault("ATOLL_ADDRESS", {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
     if settings.weights_claim or settings.weights_path:
         given.setdefault("HF_HOME", {"value": _WEIGHTS})
     return [{"name": variable, **given[variable]} for variable in sorted(given)]
@@ -373,22 +372,12 @@ def _read_secret(variable: str, path: str) -> bytes:
     return content
 
 
-def _expand_word(word: str, order: StartOrder, settings: KubernetesSettings) -> str:
-    """Fill in a word of a command, where Kubernetes puts variables for $(NAME): what looks like one stays.
+def _expand(word: str) -> str:
+    """Return a word of a command as Kubernetes wants it, who puts variables for $(NAME): others stay as they are.
 
     The port is left to a variable, so that whoever runs the pod may choose another.
     """
-    escaped = word.replace("$(", "$$(").replace("{port}", "$(ATOLL_PORT)")
-    return _expand_hosts(escaped, order, settings)
-
-
-def _expand_hosts(text: str, order: StartOrder, settings: KubernetesSettings) -> str:
-    """Fill in `{host:NODE}`, the name of another node's pod."""
-    name = workload_name(order.labels.fleet, order.labels.instance)
-    for index, command in enumerate(order.commands):
-        host = f"{name}-{index}-0.{name}.{settings.namespace}.svc"
-        text = text.replace(f"{{host:{command.node}}}", host)
-    return text
+    return word.replace("$(", "$$(").replace("{port}", "$(ATOLL_PORT)")
 
 
 def _check(order: StartOrder) -> None:
