@@ -373,7 +373,7 @@ def _read_secret(variable: str, path: str) -> bytes:
 
 
 def _expand(word: str) -> str:
-    """Return a word of a command as Kubernetes wants it, who puts variables for $(NAME): others stay as they are.
+    """Return a word of a command; Kubernetes puts variables for $(NAME), so what looks like one is escaped.
 
     The port is left to a variable, so that whoever runs the pod may choose another.
     """
