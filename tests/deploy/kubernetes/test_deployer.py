@@ -173,6 +173,22 @@ def test_half_an_instance_says_so_and_fails_in_time() -> None:
     assert cluster.only().reason.startswith("not ready after 60 s")
 
 
+def test_what_cannot_be_finished_does_not_stay() -> None:
+    cluster = Cluster()
+    allowed = ("configmaps", "services", "poddisruptionbudgets", "secrets", "statefulsets")
+    groups = ["", "apps", "policy", "coordination.k8s.io"]
+    verbs = ["get", "list", "create", "patch", "delete"]
+    rule = {"apiGroups": groups, "resources": [*allowed, "leases", "pods", "events"]}
+    cluster.api.rules = [
+        {**rule, "verbs": ["get", "list", "delete"]},
+        {**rule, "resources": ["configmaps"], "verbs": verbs},
+    ]
+    with pytest.raises(DeployError, match="refuses to apply PodDisruptionBudget"):
+        cluster.deployer.start(build_order())
+    cluster.api.step()
+    assert cluster.left() == []
+
+
 def test_fleets_in_one_namespace_do_not_see_each_other() -> None:
     cluster = Cluster()
     cluster.deployer.start(build_order())

@@ -159,6 +159,8 @@ def test_bad_orders_are_refused() -> None:
         render(env=(("A B", "1"),))
     with pytest.raises(InputError, match="given twice"):
         render(env=(("A", "1"), ("A", "2")))
+    with pytest.raises(DeployError, match="MI300X is not NVIDIA's"):
+        render(types=("MI300X:8",))
     with pytest.raises(DeployError, match="nothing to run"):
         render(argv=())
     with pytest.raises(ValueError, match="write SECRET/KEY"):
@@ -168,7 +170,8 @@ def test_bad_orders_are_refused() -> None:
 @pytest.mark.parametrize("gpu", sorted(CATALOG.gpus))
 def test_every_gpu_of_the_catalog_has_its_own_labels(gpu: str) -> None:
     products = products_of(gpu, CATALOG)
-    assert {CATALOG.gpu(product).name for product in products} == {gpu}
+    theirs = CATALOG.gpu(gpu).architecture in ("CDNA3", "Apple")
+    assert {CATALOG.gpu(product).name for product in products} == (set() if theirs else {gpu})
     assert all(LEGAL.fullmatch(product) for product in products)
 
 

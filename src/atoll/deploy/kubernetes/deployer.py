@@ -83,7 +83,13 @@ class KubernetesDeployer:
         name = workload_name(labels.fleet, labels.instance)
         standing = self._find(name)
         if standing is None or not self._is_whole(name, len(order.commands), standing):
-            self._apply(order)
+            try:
+                self._apply(order)
+            except DeployError as error:
+                # What cannot be finished does not stay; where nobody answers, the next look decides.
+                if error.kind != "unreachable":
+                    self._end(name, labels.term)
+                raise
             standing = self._find(name)
         if standing is None:
             raise DeployError(f"{labels.instance} was taken away while it started", kind="ended")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -32,11 +33,13 @@ Json = Mapping[str, Any]
 
 
 def products_of(gpu: str, catalog: Catalog) -> tuple[str, ...]:
-    """Return the values of the product label that mean a GPU type, sorted.
+    """Return the values of the product label that mean a GPU type, sorted; none unless it is NVIDIA's.
 
     The label is the name the driver gives, with hyphens for spaces; the catalog knows those names.
     """
     kind = catalog.gpu(gpu)
+    if re.fullmatch(r"\d+\.\d+", kind.compute_capability) is None:
+        return ()
     written = (alias.replace(" ", "-") for alias in (kind.name, *kind.aliases))
     return tuple(sorted({value for value in written if label_value(value) == value}))
 

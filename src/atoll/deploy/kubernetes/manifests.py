@@ -211,6 +211,8 @@ def _pod(
         "securityContext": {
             **own_user,
             "fsGroup": settings.user or 1000,
+            # Not every file of a volume full of weights, every time.
+            "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         **(
@@ -324,7 +326,11 @@ def _scheduling(
 def _products(gpu: str, catalog: Catalog) -> tuple[str, ...]:
     products = machines.products_of(gpu, catalog)
     if not products:
-        raise DeployError(f"no node label can name the GPU {gpu!r}", kind="settings")
+        raise DeployError(
+            f"pods ask for {machines.GPU}, and {gpu} is not NVIDIA's",
+            kind="settings",
+            hint="let a machine with it join the fabric by itself: atoll join",
+        )
     return products
 
 
