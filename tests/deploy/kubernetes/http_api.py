@@ -24,7 +24,7 @@ def serve_api(api: TinyApi) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        def log_request(self, *_words: object, **_more: object) -> None:
             pass
 
         def _serve(self) -> None:

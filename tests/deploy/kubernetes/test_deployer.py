@@ -458,7 +458,7 @@ def test_refusals_are_one_line_with_a_fix(
     status: int, message: str, kind: FailureKind, words: str
 ) -> None:
     class Refusing(TinyApi):
-        def ask(self, *args: Any, **more: Any) -> HttpAnswer:
+        def ask(self, *_words: Any, **_more: Any) -> HttpAnswer:
             return HttpAnswer(status, b'{"message": "%s"}' % message.replace('"', "'").encode())
 
     client = KubeClient(Refusing(), "default")
