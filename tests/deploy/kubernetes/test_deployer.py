@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
-from atoll.deploy.door import DeployError, FailureKind, Standing
+from atoll.deploy.door import Deployer, DeployError, FailureKind, Standing
 from atoll.deploy.kubernetes.client import HttpAnswer, KubeClient
 from atoll.deploy.kubernetes.deployer import KubernetesDeployer
 from atoll.deploy.kubernetes.labels import workload_name
@@ -39,6 +39,8 @@ class Cluster:
         self.client = KubeClient(self.api, "default")
         self.deployer = KubernetesDeployer(self.client, self.settings, clock=lambda: self.api.now_s)
 
+        self.target: Deployer = self.deployer
+
     def settle(self) -> None:
         self.api.step()
         self.api.make_ready()
@@ -55,7 +57,7 @@ def test_an_instance_comes_becomes_ready_drains_and_leaves_nothing(tmp_path: Pat
     (tmp_path / "token").write_text("t")
     cluster = Cluster()
     order = build_order(types=("L4:1", "T4:4"), secrets=(("HUB", str(tmp_path / "token")),))
-    started = cluster.deployer.start(order)
+    started = cluster.target.start(order)
     assert (started.state, started.labels) == ("starting", order.labels)
     cluster.settle()
     standing = cluster.only()
