@@ -1,0 +1,1 @@
+"""Instances as workloads of a Kubernetes cluster, by server-side apply."""

@@ -1,0 +1,193 @@
+"""What an instance becomes, as data."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.catalog.catalog import Catalog
+from atoll.core.errors import InputError
+from atoll.deploy.door import DeployError, Labels
+from atoll.deploy.kubernetes.labels import (
+    label_value,
+    object_labels,
+    read_labels,
+    workload_name,
+)
+from atoll.deploy.kubernetes.machines import products_of
+from atoll.deploy.kubernetes.manifests import render_instance, render_secret, write_manifests
+from atoll.deploy.kubernetes.settings import KubernetesSettings
+from tests.deploy.kubernetes.builders import build_order
+
+LEGAL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+SETTINGS = KubernetesSettings()
+CATALOG = Catalog.default()
+names = st.text(min_size=1, max_size=120)
+
+
+def render(**order: Any) -> dict[str, dict[str, Any]]:
+    """Return an order's objects by kind; sets by name's end."""
+    settings = order.pop("settings", SETTINGS)
+    objects = render_instance(build_order(**order), settings, CATALOG)
+    return {
+        made["kind"]
+        + (made["metadata"]["name"][-2:] if made["kind"] == "StatefulSet" else ""): made
+        for made in objects
+    }
+
+
+def pod_of(**order: Any) -> dict[str, Any]:
+    pod: dict[str, Any] = render(**order)["StatefulSet-0"]["spec"]["template"]["spec"]
+    return pod
+
+
+@given(names, names)
+def test_labels_and_names_are_legal_for_any_instance(fleet: str, instance: str) -> None:
+    labels = Labels(
+        fleet=fleet, instance=instance, plan="0" * 64, placement="b", service="s", role=instance
+    )
+    assert all(LEGAL.fullmatch(value) for value in object_labels(labels).values())
+    name = workload_name(fleet, instance)
+    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
+    # The label of a pod that names its revision: NAME-INDEX and another 11 characters.
+    assert len(f"{name}-99999999-0123456789") <= 63
+
+
+@given(st.lists(names, min_size=2, max_size=6, unique=True))
+def test_different_instances_have_different_names(instances: list[str]) -> None:
+    assert len({label_value(name) for name in instances}) == len(instances)
+    assert len({workload_name("lab", name) for name in instances}) == len(instances)
+    assert workload_name("a", instances[0]) != workload_name("b", instances[0])
+
+
+@given(names, names, st.integers(0, 10**6))
+def test_labels_are_read_back_as_they_were(fleet: str, instance: str, term: int) -> None:
+    order = build_order(instance, fleet=fleet, term=term)
+    for made in render_instance(order, SETTINGS, CATALOG):
+        assert read_labels(made["metadata"]["annotations"]) == order.labels
+
+
+def test_same_order_same_bytes() -> None:
+    env = (("B", "2"), ("A", "1"))
+    text = write_manifests(build_order(env=env, types=("L4:1", "T4:4")), SETTINGS, CATALOG)
+    swapped = build_order(env=env[::-1], types=("L4:1", "T4:4"))
+    assert write_manifests(swapped, SETTINGS, CATALOG) == text
+    assert [made["kind"] for made in yaml.safe_load_all(text)] == [
+        *("ConfigMap", "Service", "PodDisruptionBudget", "StatefulSet", "StatefulSet")
+    ]
+
+
+def test_nodes_of_a_pipeline_stand_on_their_own_machines_and_say_where() -> None:
+    made = render(types=("L4:1", "A100-80:8"))
+    first, second = (made[f"StatefulSet-{i}"]["spec"]["template"]["spec"] for i in (0, 1))
+    env = {each["name"]: each for each in first["containers"][0]["env"]}
+    assert env["ATOLL_ADDRESS"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
+    for pod, product, gpus in ((first, "NVIDIA-L4", 1), (second, "NVIDIA-A100-SXM4-80GB", 8)):
+        terms = json.dumps(pod["affinity"])
+        assert f'"{product}"' in terms
+        assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": gpus}
+    assert made["Service"]["spec"]["publishNotReadyAddresses"] is True
+    assert "Service" not in render()
+
+
+def test_a_word_that_looks_like_a_variable_reaches_the_command_as_it_is() -> None:
+    command = pod_of(argv=("sh", "-c", "echo $(HOME) {port}"))["containers"][0]["command"]
+    assert command == ["sh", "-c", "echo $$(HOME) $(ATOLL_PORT)"]
+
+
+def test_pods_end_by_draining_within_their_grace() -> None:
+    pod = pod_of(settings=KubernetesSettings(drain_s=90))
+    assert pod["terminationGracePeriodSeconds"] > 90
+    hook = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert "kill -TERM" in hook[-1]
+    tries = pod["containers"][0]["startupProbe"]
+    assert tries["failureThreshold"] * tries["periodSeconds"] == 600
+
+
+def test_a_node_that_listens_nowhere_is_not_asked() -> None:
+    assert "readinessProbe" in pod_of()["containers"][0]
+    assert "readinessProbe" not in pod_of(argv=("worker",))["containers"][0]
+
+
+def test_secrets_are_files_and_never_in_what_everybody_sees(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("very secret")
+    secrets = (("ATOLL_FABRIC", str(tmp_path / "token")), ("HUB", str(tmp_path / "other")))
+    order = build_order(secrets=secrets, env=(("MODE", "x"),))
+    settings = KubernetesSettings(secrets={"HUB": "team/hub-token"})
+    text = write_manifests(order, settings, CATALOG)
+    assert "very secret" not in text
+    assert base64.b64encode(b"very secret").decode() not in text
+    assert str(tmp_path) not in text
+    secret = render_secret(order, settings)
+    assert secret is not None
+    assert base64.b64decode(secret["data"]["ATOLL_FABRIC"]) == b"very secret"
+    assert set(secret["data"]) == {"ATOLL_FABRIC"}
+    pod = pod_of(secrets=secrets, env=(("MODE", "x"),), settings=settings)
+    env = {each["name"]: each for each in pod["containers"][0]["env"]}
+    assert env["ATOLL_FABRIC"]["value"] == "/run/secrets/atoll/ATOLL_FABRIC"
+    assert env["HUB"]["value"] == "/run/secrets/atoll/HUB"
+    assert "configMapKeyRef" in env["MODE"]["valueFrom"]
+    volume = next(v for v in pod["volumes"] if v["name"] == "secrets")["projected"]
+    assert volume["defaultMode"] == 0o440
+    assert {source["secret"]["name"] for source in volume["sources"]} == {
+        "team",
+        secret["metadata"]["name"],
+    }
+    assert f"Needs the Secret {secret['metadata']['name']} with ATOLL_FABRIC" in text
+
+
+def test_a_secret_that_cannot_be_read_says_which(tmp_path: Path) -> None:
+    order = build_order(secrets=(("HUB", str(tmp_path / "none")),))
+    with pytest.raises(DeployError, match="the file of HUB cannot be read") as error:
+        render_secret(order, SETTINGS)
+    assert error.value.kind == "settings"
+    (tmp_path / "large").write_bytes(b"x" * 70_000)
+    with pytest.raises(DeployError, match="over 64 KiB"):
+        render_secret(build_order(secrets=(("HUB", str(tmp_path / "large")),)), SETTINGS)
+
+
+def test_bad_orders_are_refused() -> None:
+    with pytest.raises(InputError, match="no name of an environment variable"):
+        render(env=(("A B", "1"),))
+    with pytest.raises(InputError, match="given twice"):
+        render(env=(("A", "1"), ("A", "2")))
+    with pytest.raises(DeployError, match="MI300X is not NVIDIA's"):
+        render(types=("MI300X:8",))
+    with pytest.raises(DeployError, match="nothing to run"):
+        render(argv=())
+    with pytest.raises(ValueError, match="write SECRET/KEY"):
+        KubernetesSettings(secrets={"A": "no-key"})
+
+
+@pytest.mark.parametrize("gpu", sorted(CATALOG.gpus))
+def test_every_gpu_of_the_catalog_has_its_own_labels(gpu: str) -> None:
+    products = products_of(gpu, CATALOG)
+    theirs = CATALOG.gpu(gpu).architecture in ("CDNA3", "Apple")
+    assert {CATALOG.gpu(product).name for product in products} == (set() if theirs else {gpu})
+    assert all(LEGAL.fullmatch(product) for product in products)
+
+
+def test_manifests_keep_the_published_schemas(tmp_path: Path) -> None:
+    validate = pytest.importorskip(
+        "kubernetes_validate",
+        reason="kubernetes-validate is not installed; the in-process API checked names and labels only",
+    )
+    (tmp_path / "token").write_text("x")
+    order = build_order(
+        types=("L4:1", "T4:4"), market="spot", secrets=(("HUB", str(tmp_path / "token")),)
+    )
+    settings = KubernetesSettings(
+        user=1000, weights_path="/weights", image_pull_secrets=("pull",), probe="http"
+    )
+    secret = render_secret(order, settings)
+    assert secret is not None
+    for made in (*render_instance(order, settings, CATALOG), secret):
+        validate.validate(made, "1.30", strict=True)
