@@ -150,7 +150,9 @@ def test_members_meet_in_a_fabric_and_others_do_not_count(tmp_path: Path) -> Non
             assert await gather_members(first, ("n0", "n1"), 60.0) == {"n0": HERE, "n1": THERE}
             assert await gather_members(second, ("n0", "n1"), 60.0) == {"n0": HERE, "n1": THERE}
             # Nodes that only meet get no requests.
-            assert not any(peer.routable for peer in made.observer.peers())
+            met = [p for p in made.observer.peers() if meeting.MEETING in p.metadata.labels]
+            assert len(met) == 3
+            assert not any(peer.routable for peer in met)
             await first.leave()
 
             async def gone() -> bool:
