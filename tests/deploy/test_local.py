@@ -22,7 +22,7 @@ from atoll.deploy.local_keeper import (
     classify_exit,
     process_start,
 )
-from atoll.deploy.local_slots import LocalMachine
+from atoll.deploy.local_slots import PoolMachine
 from tests.runtime.local.test_placing import instance
 
 SERVER = """
@@ -42,8 +42,8 @@ LAST = "import sys; print('the model is not there', file=sys.stderr); sys.exit(3
 HUNGRY = "raise MemoryError('CUDA out of memory. Tried to allocate 20 GiB')"
 SLEEP = "import time; time.sleep(600)"
 MACHINES = (
-    LocalMachine(name="a", node_type="L40S:2", gpu_ids=(4, 5)),
-    LocalMachine(name="b", node_type="L4:1"),
+    PoolMachine(name="a", node_type="L40S:2", gpu_ids=(4, 5)),
+    PoolMachine(name="b", node_type="L4:1"),
 )
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from atoll.deploy.local_slots import (
     HeldSlots,
-    LocalMachine,
+    PoolMachine,
     SlotRequest,
     allocate_slots,
     list_offers,
@@ -16,7 +16,7 @@ from atoll.deploy.local_slots import (
 )
 from atoll.plan.problem import Offer
 
-BOX = LocalMachine(name="box", node_type="L40S:8", gpu_ids=(8, 9, 10, 11, 12, 13, 14, 15))
+BOX = PoolMachine(name="box", node_type="L40S:8", gpu_ids=(8, 9, 10, 11, 12, 13, 14, 15))
 machines = st.lists(
     st.builds(
         lambda gpu, count, number: (gpu, count, number),
@@ -29,7 +29,7 @@ machines = st.lists(
     unique_by=lambda each: each[2],
 ).map(
     lambda rows: [
-        LocalMachine(name=f"m{number}", node_type=f"{gpu}:{count}") for gpu, count, number in rows
+        PoolMachine(name=f"m{number}", node_type=f"{gpu}:{count}") for gpu, count, number in rows
     ]
 )
 requests = st.lists(
@@ -47,7 +47,7 @@ requests = st.lists(
 
 @given(machines, st.lists(st.tuples(requests, st.booleans()), max_size=12))
 def test_no_gpu_is_given_twice(
-    pool: list[LocalMachine], orders: list[tuple[list[SlotRequest], bool]]
+    pool: list[PoolMachine], orders: list[tuple[list[SlotRequest], bool]]
 ) -> None:
     by_name = {machine.name: machine for machine in pool}
     standing: list[tuple[HeldSlots, ...]] = []
@@ -91,7 +91,7 @@ def test_no_gpu_is_given_twice(
 
 @given(machines, requests, st.randoms(use_true_random=False))
 def test_the_order_of_machines_changes_nothing(
-    pool: list[LocalMachine], wanted: list[SlotRequest], random: object
+    pool: list[PoolMachine], wanted: list[SlotRequest], random: object
 ) -> None:
     mixed = list(reversed(pool))
     assert allocate_slots(pool, [], wanted) == allocate_slots(mixed, [], wanted)

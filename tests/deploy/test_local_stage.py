@@ -19,7 +19,7 @@ from atoll.deploy.commands.engines import (
 )
 from atoll.deploy.door import Labels, StartOrder
 from atoll.deploy.local import LocalDeployer
-from atoll.deploy.local_slots import LocalMachine
+from atoll.deploy.local_slots import PoolMachine
 from atoll.fabric.transport.peers import Peer
 from atoll.fabric.tunnel.frames import TunnelRequest
 from tests.runtime.join.live import Answer, World, until, world
@@ -30,8 +30,8 @@ LABELS = Labels(
     fleet="lab", instance="chat-0", plan="p", placement="l", service="chat", role="chat/llm/both"
 )
 MACHINES = (
-    LocalMachine(name="large", node_type="CORE-L:1"),
-    LocalMachine(name="small", node_type="CORE-S:1"),
+    PoolMachine(name="large", node_type="CORE-L:1"),
+    PoolMachine(name="small", node_type="CORE-S:1"),
 )
 
 

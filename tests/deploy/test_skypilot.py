@@ -209,6 +209,7 @@ def test_what_fails_says_why_in_a_line() -> None:
     assert read_refusal(ValueError()).kind == "settings"
 
 
+@pytest.mark.filterwarnings("ignore")  # the SDK's own
 def test_the_sdk_reads_the_task() -> None:
     try:
         load_sky()

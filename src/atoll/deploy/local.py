@@ -42,7 +42,7 @@ from atoll.deploy.local_keeper import (
 )
 from atoll.deploy.local_slots import (
     HeldSlots,
-    LocalMachine,
+    PoolMachine,
     SlotRequest,
     allocate_slots,
     list_offers,
@@ -81,7 +81,7 @@ class LocalDeployer:
 
     def __init__(
         self,
-        machines: Sequence[LocalMachine],
+        machines: Sequence[PoolMachine],
         folder: Path,
         *,
         drain_s: float = 600.0,

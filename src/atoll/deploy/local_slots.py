@@ -16,7 +16,7 @@ from atoll.plan.problem import Offer
 from atoll.runtime.adapters.devices import VISIBLE
 
 
-class LocalMachine(Frozen):
+class PoolMachine(Frozen):
     """A machine of a plan that stands here: all GPUs of one kind, or a share of the cores.
 
     `gpu_ids` are its GPUs as the driver counts them; None is a machine without GPUs of its own, whose slots
@@ -54,7 +54,7 @@ class SlotRequest:
 
 
 def allocate_slots(
-    machines: Sequence[LocalMachine], held: Iterable[HeldSlots], requests: Sequence[SlotRequest]
+    machines: Sequence[PoolMachine], held: Iterable[HeldSlots], requests: Sequence[SlotRequest]
 ) -> tuple[HeldSlots, ...] | SlotRequest:
     """Return what each node gets, in the order of requests, or the first request that found no room.
 
@@ -81,8 +81,8 @@ def allocate_slots(
 
 
 def _choose(
-    machines: Sequence[LocalMachine], free: Mapping[str, set[int]], request: SlotRequest
-) -> LocalMachine | None:
+    machines: Sequence[PoolMachine], free: Mapping[str, set[int]], request: SlotRequest
+) -> PoolMachine | None:
     gpu = parse_node_type(request.node_type).gpu
     names = {machine.name for machine in machines}
     fitting = [
@@ -109,14 +109,14 @@ def _pick(free: set[int], count: int) -> tuple[int, ...]:
     return tuple(sorted(free)[:count])
 
 
-def visible_devices(machine: LocalMachine, slots: Sequence[int]) -> dict[str, str]:
+def visible_devices(machine: PoolMachine, slots: Sequence[int]) -> dict[str, str]:
     """Return what to set in the environment of a process that holds these slots."""
     if machine.gpu_ids is None:
         return {}
     return {VISIBLE: ",".join(str(machine.gpu_ids[slot]) for slot in slots)}
 
 
-def list_offers(machines: Iterable[LocalMachine]) -> tuple[Offer, ...]:
+def list_offers(machines: Iterable[PoolMachine]) -> tuple[Offer, ...]:
     """Return the machines as offers of one's own, dearest price of a kind where they differ."""
     counts = Counter((machine.region, machine.node_type) for machine in machines)
     prices: dict[tuple[str, str], float] = {}
@@ -135,7 +135,7 @@ def list_offers(machines: Iterable[LocalMachine]) -> tuple[Offer, ...]:
     )
 
 
-def find_machines(region: str = "local") -> tuple[LocalMachine, ...]:
+def find_machines(region: str = "local") -> tuple[PoolMachine, ...]:
     """Return this machine's GPUs, a machine for each kind; none where there is no driver."""
     import os
 
@@ -147,16 +147,16 @@ def find_machines(region: str = "local") -> tuple[LocalMachine, ...]:
         first += gpu.count
         node_type = format_node_type(gpu.type, gpu.count)
         found.append(
-            LocalMachine(name=f"local-{gpu.type}", node_type=node_type, region=region, gpu_ids=ids)
+            PoolMachine(name=f"local-{gpu.type}", node_type=node_type, region=region, gpu_ids=ids)
         )
     # Where kinds are mixed, the driver's order of GPUs is not known from their counts.
     return tuple(found) if len(found) == 1 else ()
 
 
-def pretend_machines(offers: Iterable[Offer]) -> tuple[LocalMachine, ...]:
+def pretend_machines(offers: Iterable[Offer]) -> tuple[PoolMachine, ...]:
     """Return processes of this machine that stand for the machines of offers: to try a plan, or on cores."""
     return tuple(
-        LocalMachine(
+        PoolMachine(
             name=f"{offer.region}.{offer.node_type}.{offer.market}.{number}",
             node_type=offer.node_type,
             region=offer.region,

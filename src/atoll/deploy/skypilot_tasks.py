@@ -1,9 +1,9 @@
 """Tasks of the SkyPilot target: an instance is a task on a cluster of its own, rented where it can be had.
 
-A task asks for any of several resources (`any_of`): the machine that was planned first, then those that were
-named as good enough instead. It runs on spot or on demand as planned, goes down by itself when idle, and
-carries its labels. SkyPilot itself is imported only where it is asked to do something; tasks are plain
-dictionaries, and `format_tasks` shows them without it.
+A task asks for any of several resources (`any_of`), of which SkyPilot takes the cheapest to be had: the
+machine that was planned, and those that were named as good enough instead. It runs on spot or on demand as
+planned, goes down by itself when idle, and carries its labels. SkyPilot itself is imported only where it is
+asked to do something; tasks are plain dictionaries, and `format_tasks` shows them without it.
 
 An instance whose nodes are unlike is refused: the nodes of one task are alike.
 """
@@ -95,7 +95,7 @@ def name_cluster(labels: Labels) -> str:
 def list_resources(
     region: str, node_type: str, market: Market, settings: SkySettings
 ) -> list[dict[str, Any]]:
-    """Return what will do, the planned machine first: place, GPUs, spot or not."""
+    """Return what will do: place, GPUs, spot or not."""
     places = dict.fromkeys(((region, node_type), *settings.instead))
     resources = []
     for place, kind in places:
@@ -254,7 +254,7 @@ def check_task(task: Mapping[str, Any]) -> None:
 
 
 def read_refusal(error: Exception) -> DeployError:
-    """Return what SkyPilot raised as a refusal, by the name of its class, which changes less than its words."""
+    """Return what SkyPilot raised as a refusal; the names of its errors last longer than their words."""
     kinds: Mapping[str, FailureKind] = {
         "ResourcesUnavailableError": "capacity",
         "ProvisionerError": "capacity",
