@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,11 +11,14 @@ from atoll.deploy.local_slots import (
     PoolMachine,
     SlotRequest,
     allocate_slots,
+    find_machines,
     list_offers,
     pretend_machines,
     visible_devices,
 )
+from atoll.fabric.registry.records import Gpu, Hardware
 from atoll.plan.problem import Offer
+from atoll.runtime.join import hardware
 
 BOX = PoolMachine(name="box", node_type="L40S:8", gpu_ids=(8, 9, 10, 11, 12, 13, 14, 15))
 machines = st.lists(
@@ -121,3 +125,16 @@ def test_offers_count_machines_and_machines_stand_for_offers() -> None:
     (seen,) = list_offers(pool)
     assert (seen.node_type, seen.region, seen.available) == ("CORE-S:1", "here", 2)
     assert (seen.usd_per_hour, seen.market) == (0.5, "owned")
+
+
+def test_the_gpus_that_the_driver_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = Hardware(gpus=(Gpu(type="L4", count=2, memory_bytes=1),))
+    monkeypatch.setattr(hardware, "read_hardware", lambda _environment: two)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (machine,) = find_machines()
+    assert (machine.node_type, machine.gpu_ids) == ("L4:2", (0, 1))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 7")
+    assert find_machines()[0].gpu_ids == (5, 7)
+    mixed = Hardware(gpus=(*two.gpus, Gpu(type="L40S", count=1, memory_bytes=1)))
+    monkeypatch.setattr(hardware, "read_hardware", lambda _environment: mixed)
+    assert find_machines() == ()

@@ -136,21 +136,22 @@ def list_offers(machines: Iterable[PoolMachine]) -> tuple[Offer, ...]:
 
 
 def find_machines(region: str = "local") -> tuple[PoolMachine, ...]:
-    """Return this machine's GPUs, a machine for each kind; none where there is no driver."""
+    """Return this machine's GPUs as one machine; none where there is no driver, or kinds are mixed."""
     import os
 
     from atoll.runtime.join.hardware import read_hardware
 
-    found, first = [], 0
-    for gpu in read_hardware(dict(os.environ)).gpus:
-        ids = tuple(range(first, first + gpu.count))
-        first += gpu.count
-        node_type = format_node_type(gpu.type, gpu.count)
-        found.append(
-            PoolMachine(name=f"local-{gpu.type}", node_type=node_type, region=region, gpu_ids=ids)
-        )
-    # Where kinds are mixed, the driver's order of GPUs is not known from their counts.
-    return tuple(found) if len(found) == 1 else ()
+    gpus = read_hardware(dict(os.environ)).gpus
+    if len(gpus) != 1:
+        # Where kinds are mixed, their counts do not say which number is which.
+        return ()
+    (gpu,) = gpus
+    # A controller that sees some GPUs only gives those, by the numbers that it was given.
+    words = [word.strip() for word in os.environ.get(VISIBLE, "").split(",")]
+    given = [int(word) for word in words if word.isdigit()]
+    ids = tuple(given) if len(given) == gpu.count else tuple(range(gpu.count))
+    node_type = format_node_type(gpu.type, gpu.count)
+    return (PoolMachine(name=f"local-{gpu.type}", node_type=node_type, region=region, gpu_ids=ids),)
 
 
 def pretend_machines(offers: Iterable[Offer]) -> tuple[PoolMachine, ...]:
