@@ -1,0 +1,207 @@
+"""How the nodes of one instance find each other: each says where it is, and waits for the others.
+
+They meet in the fabric, whose records are signed, or in a folder that all of them see. Nobody has to know an
+address beforehand, so the same commands work in a Slurm job, in pods and on rented machines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from pydantic import Field
+
+from atoll.core.errors import AtollError, InputError
+from atoll.core.files import atomic_write, read_text_limited
+from atoll.core.frozen import Frozen
+
+if TYPE_CHECKING:
+    from atoll.fabric.transport.fabric import Fabric
+
+MEETING, MEMBER, ADDRESS = "atoll.meeting", "atoll.node", "atoll.address"
+FOLDER_VARIABLE = "ATOLL_MEETING"
+ADDRESS_VARIABLE = "ATOLL_ADDRESS"
+_MOST_BYTES = 4096
+_POLL_S = 0.1
+_PORTS = 2
+
+
+class MemberAddress(Frozen):
+    """Where a node can be reached by the others of its instance: an address and two ports of its own."""
+
+    host: str = Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9.:_-]+$")
+    ports: tuple[int, int]
+
+    def endpoint(self, which: int = 0) -> str:
+        """Return one of its ports as ZeroMQ writes it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"tcp://{host}:{self.ports[which]}"
+
+
+class MeetingPlace(Protocol):
+    """Where members say that they are there."""
+
+    async def enter(self, node: str, address: MemberAddress) -> None:
+        """Say where this node is."""
+        ...
+
+    async def members(self) -> Mapping[str, MemberAddress]:
+        """Return who is there now."""
+        ...
+
+    async def leave(self) -> None:
+        """Say that this node is there no more."""
+        ...
+
+
+class FolderMeeting:
+    """A meeting in a folder that all nodes see; a file for each of them."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        if not name or "/" in name or name.startswith("."):
+            raise InputError(f"{name!r} is no name of a meeting", field="--meeting")
+        self._folder = folder / name
+        self._own: Path | None = None
+
+    async def enter(self, node: str, address: MemberAddress) -> None:
+        """Write where this node is."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._own = self._folder / f"{node}.json"
+        atomic_write(self._own, address.to_json())
+
+    async def members(self) -> Mapping[str, MemberAddress]:
+        """Read who is there; a file that was just removed is somebody who left."""
+        found = {}
+        for path in sorted(self._folder.glob("*.json")):
+            try:
+                found[path.stem] = MemberAddress.from_json(read_text_limited(path, _MOST_BYTES))
+            except AtollError:
+                if path.exists():
+                    raise
+        return found
+
+    async def leave(self) -> None:
+        """Remove the file of this node."""
+        if self._own is not None:
+            self._own.unlink(missing_ok=True)
+
+
+class FabricMeeting:
+    """A meeting in a fabric: a session of each node carries its address as labels, under its signature.
+
+    Only members of the same provider count: others of the fabric cannot pass for a node of the instance.
+    """
+
+    def __init__(self, fabric: Fabric, name: str) -> None:
+        self._fabric, self._name = fabric, name
+        self._own: dict[str, MemberAddress] = {}
+
+    @classmethod
+    async def connect(cls, token: str | None, name: str, node: str) -> FabricMeeting:
+        """Join the fabric of a token (None: of $ATOLL_FABRIC) as a node that serves nothing by itself."""
+        import dataclasses
+
+        from atoll.fabric.identity.access import Access
+        from atoll.fabric.registry.records import Metadata
+        from atoll.fabric.transport.fabric import Fabric
+
+        access = Access.open(token)
+        title = f"{name}.{node}"[:100]
+        if access.is_open:
+            access = dataclasses.replace(access, open_name=title)
+        # Provider and role become those of the certificate.
+        metadata = Metadata(name=title, provider="", role="worker")
+        return cls(await Fabric.connect(access, metadata), name)
+
+    async def enter(self, node: str, address: MemberAddress) -> None:
+        """Announce where this node is."""
+        import msgspec
+
+        from atoll.fabric.registry.records import SessionState
+
+        self._own = {node: address}
+        labels = {MEETING: self._name, MEMBER: node, ADDRESS: address.to_json()}
+        known = self._fabric.metadata
+        # A session that has joined and serves nothing gets no requests.
+        await self._fabric.announce(
+            SessionState.JOIN, msgspec.structs.replace(known, labels=labels)
+        )
+
+    async def members(self) -> Mapping[str, MemberAddress]:
+        """Return those whose latest record says that they are here."""
+        from atoll.fabric.registry.records import SessionState
+
+        own = self._fabric.identity.provider
+        found = {}
+        for peer in sorted(self._fabric.peers(), key=lambda peer: (peer.since_s, peer.sid)):
+            labels = peer.metadata.labels
+            gone = peer.state in (SessionState.DOWN, SessionState.LEFT)
+            if labels.get(MEETING) != self._name or peer.provider != own or gone:
+                continue
+            try:
+                found[labels.get(MEMBER, "")] = MemberAddress.from_json(labels.get(ADDRESS, ""))
+            except InputError:
+                continue
+        return found | self._own
+
+    async def leave(self) -> None:
+        """Say that it has left, and close."""
+        await self._fabric.leave()
+        await self._fabric.close()
+
+
+async def gather_members(
+    place: MeetingPlace, nodes: Sequence[str], most_s: float
+) -> Mapping[str, MemberAddress]:
+    """Wait until all nodes are there; AtollError names those that are not."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + most_s
+    while True:
+        found = await place.members()
+        missing = [node for node in nodes if node not in found]
+        if not missing:
+            return {node: found[node] for node in nodes}
+        if loop.time() > until_s:
+            raise AtollError(
+                f"{', '.join(missing)} did not come within {most_s:g} s",
+                hint="look at the logs of these nodes",
+            )
+        await asyncio.sleep(_POLL_S)
+
+
+def own_address(toward: str | None = None) -> MemberAddress:
+    """Return where this node can be reached: $ATOLL_ADDRESS, else the way out to `toward` (host:port)."""
+    host = os.environ.get(ADDRESS_VARIABLE) or _way_out(toward or "192.0.2.1:9")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sockets = [socket.socket(family) for _ in range(_PORTS)]
+    try:
+        for each in sockets:
+            each.bind((host, 0))
+        first, second = (each.getsockname()[1] for each in sockets)
+    except OSError as error:
+        raise InputError(
+            f"{host} is no address of this machine: {error.strerror}",
+            field=ADDRESS_VARIABLE,
+            hint="set it to one that the other nodes can reach",
+        ) from error
+    finally:
+        for each in sockets:
+            each.close()
+    return MemberAddress(host=host, ports=(first, second))
+
+
+def _way_out(toward: str) -> str:
+    """The address from which this machine would send there; nothing is sent."""
+    host, _, port = toward.rpartition(":")
+    try:
+        ways = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+        family, _, _, _, target = ways[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as way:
+            way.connect(target)
+            return str(way.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"

@@ -1,0 +1,180 @@
+"""One node of an instance of Atoll's stage engine; on the leading node also the process that listens.
+
+    python -m atoll.deploy.commands.stage --node n0 --order JSON --peers JSON --port 8000
+
+Nodes talk over TCP, without encryption or passwords, as those of other engines do: run it in a network where
+only your own machines are. SIGTERM finishes what runs, then ends the process that listens before its node.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from atoll.core.errors import AtollError, InputError
+from atoll.core.frozen import Frozen
+from atoll.deploy.commands.meeting import MemberAddress
+from atoll.deploy.commands.member import read_peers
+from atoll.perf.engines import EngineLaunch
+from atoll.plan.plan import Instance
+from atoll.runtime.adapters.base import Endpoint, MachineShare, RunDirectory, ServedModel
+from atoll.runtime.instance.config import engine_name
+from atoll.runtime.local.placing import scale_layers
+
+_SCHEDULER = ".scheduler"
+
+
+class StageOrder(Frozen):
+    """What all nodes of an instance are told: its layout, its weights, what requests call it, its limits.
+
+    `alone` says that a node has its machine's cores for itself; else it computes with one thread.
+    `stand_in`: the weights are those of another model, over whose layers the ranges are stretched.
+    """
+
+    instance: Instance
+    source: str
+    names: tuple[str, ...]
+    launch: EngineLaunch | None = None
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    kv_bytes: int | None = None
+    alone: bool = True
+    stand_in: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDirectory(RunDirectory):
+    """A folder whose inboxes are on the nodes of an instance instead of in it."""
+
+    instance: str = ""
+    leader: str = ""
+    peers: Mapping[str, MemberAddress] = field(default_factory=dict)
+
+    def inbox(self, name: str) -> str:
+        """Return where a process is reached: each node has a port for it, the leader one more."""
+        if name.endswith(_SCHEDULER):
+            return self.peers[self.leader].endpoint(1)
+        return self.peers[name.removeprefix(f"{self.instance}/")].endpoint()
+
+
+def build_stage(
+    order: StageOrder,
+    node: str,
+    port: int,
+    peers: Mapping[str, MemberAddress],
+    home: Path,
+    layers: int,
+    cores: tuple[int, ...],
+) -> Endpoint:
+    """Return the processes of a node, with their configurations written to `home`.
+
+    `layers` are those of the weights: a plan for another model is refused unless these stand in.
+    """
+    from atoll.engine.node import NodeConfig
+    from atoll.runtime.adapters.stage import stage_endpoint
+
+    instance, last = order.instance, max(each.end for each in order.instance.nodes)
+    if last != layers and not order.stand_in:
+        raise InputError(
+            f"the weights have {layers} layers, and {instance.id} is planned for {last}",
+            field="weights",
+            hint="name the weights that were planned with",
+        )
+    instance = scale_layers(instance, layers)
+    leader = instance.nodes[0].id
+    process = engine_name(instance.id, node)
+    share = MachineShare({process: cores}, order.kv_bytes, order.dtype)
+    served = ServedModel(order.source, order.names, order.launch)
+    directory = PeerDirectory(home, instance.id, leader, peers)
+    endpoint = stage_endpoint(
+        instance.id, [instance], served, port, directory, share, lambda _node: 0.0
+    )
+    own = tuple(spec for spec in endpoint.nodes if spec.name == process)
+    if order.device != "cpu":
+        path = directory.file(process, ".json")
+        config = NodeConfig.from_json(path.read_text(encoding="utf-8"))
+        directory.write(process, config.model_copy(update={"device": order.device}))
+    return Endpoint(
+        endpoint.backend,
+        endpoint.instances,
+        own,
+        endpoint.server if node == leader else None,
+        endpoint.held,
+    )
+
+
+async def _serve(endpoint: Endpoint) -> int:
+    """Run the processes until told to stop, or one is given up."""
+    from atoll.runtime.supervise.agent import Agent, ProcessError
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    agent = Agent()
+    for spec in endpoint.processes:
+        agent.add(spec)
+    try:
+        while not stop.is_set():
+            for process in agent.processes.values():
+                if process.task.done():
+                    process.task.result()
+                    raise process.error()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), 0.2)
+        if endpoint.server is not None:
+            await agent.stop([endpoint.server.name])
+    except ProcessError as error:
+        for line in error.lines:
+            sys.stderr.write(f"{error.name}: {line}\n")
+        raise
+    finally:
+        await agent.close()
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Read the order, run the node, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m atoll.deploy.commands.stage")
+    parser.add_argument("--node", required=True)
+    parser.add_argument("--order", required=True, help="JSON")
+    parser.add_argument("--peers", default=None, help="JSON; not needed where there is one node")
+    parser.add_argument("--port", type=int, default=1, help="where the leading node listens")
+    options = parser.parse_args(arguments)
+    from atoll.engine.weights.sources import resolve
+    from atoll.runtime.local.build import LocalModel, free_ports
+    from atoll.runtime.local.cores import usable_cores
+    from atoll.runtime.local.state import new_home, remove_home
+
+    home = None
+    try:
+        order = StageOrder.from_json(options.order)
+        if options.peers is None:
+            first, second = free_ports(2)
+            peers = {options.node: MemberAddress(host="127.0.0.1", ports=(first, second))}
+        else:
+            peers = read_peers(options.peers)
+        folder = resolve(order.source)
+        order = order.model_copy(update={"source": str(folder)})
+        layers = LocalModel(order.source, folder).layers
+        home = new_home()
+        cores = usable_cores() if order.alone else ()
+        endpoint = build_stage(order, options.node, options.port, peers, home, layers, cores)
+        return asyncio.run(_serve(endpoint))
+    except AtollError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    finally:
+        if home is not None:
+            remove_home(home)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,280 @@
+"""What the nodes of an instance run: engines, flags, joining, meeting, secrets, lines to paste."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.core.errors import InputError
+from atoll.deploy.commands.engines import (
+    CommandSettings,
+    ServiceWeights,
+    choose_engine,
+    label_options,
+    node_commands,
+    plan_commands,
+    read_labels,
+)
+from atoll.deploy.commands.paste import paste_lines
+from atoll.deploy.commands.stage import StageOrder
+from atoll.deploy.door import Labels
+from atoll.perf.engines import EngineLaunch
+from atoll.plan.plan import Instance
+from atoll.runtime.join.command import read_command
+from atoll.runtime.join.options import JoinOptions
+from tests.runtime.local.test_placing import instance, plan
+
+HUB = ServiceWeights("hf://org/name", ("chat",))
+PLAIN = CommandSettings()
+FABRIC = CommandSettings(fabric="/keys/fabric.token", hub_token="/keys/hub.token")
+LABELS = Labels(
+    fleet="lab",
+    instance="chat-7",
+    plan="p" * 64,
+    placement="l" * 64,
+    service="chat",
+    role="chat/llm/both",
+    term=3,
+)
+
+
+def on(made: Instance, node_types: Sequence[str], **changes: object) -> Instance:
+    """The instance with its nodes on machines of these types."""
+    nodes = [
+        node.model_copy(update={"node_type": kind, "tp": int(kind.partition(":")[2]), **changes})
+        for node, kind in zip(made.nodes, node_types, strict=True)
+    ]
+    return made.model_copy(update={"nodes": tuple(nodes)})
+
+
+def flag(words: Sequence[str], name: str) -> str | None:
+    return words[words.index(name) + 1] if name in words else None
+
+
+def after(words: Sequence[str], mark: str = "--") -> tuple[str, ...]:
+    """What stands behind the first mark."""
+    return tuple(words[words.index(mark) + 1 :])
+
+
+def test_one_machine_is_vllm_with_the_limits_of_the_plan() -> None:
+    launch = EngineLaunch(max_num_seqs=64, max_num_batched_tokens=4096, kv_cache_dtype="fp8")
+    made = on(instance([(0, 32)]), ["H100:2"])
+    (command,) = node_commands(made, HUB, PLAIN, launch=launch)
+    assert command.argv[:3] == ("vllm", "serve", "org/name")
+    assert flag(command.argv, "--port") == "{port}"
+    assert flag(command.argv, "--host") == "127.0.0.1"
+    assert flag(command.argv, "--tensor-parallel-size") == "2"
+    assert flag(command.argv, "--max-num-seqs") == "64"
+    assert flag(command.argv, "--max-num-batched-tokens") == "4096"
+    assert flag(command.argv, "--kv-cache-dtype") == "fp8"
+    assert (command.gpus, command.node_type, command.env, command.secrets) == (2, "H100:2", (), ())
+
+
+def test_slices_of_one_machine_are_one_server_and_see_what_the_target_gives() -> None:
+    made = on(instance([(0, 20), (20, 32)]), ["L40S:1", "L40S:1"])
+    cut = [
+        node.model_copy(update={"node_type": "L40S:4", "slot": 0, "gpu_ids": (at,), "tp": 1})
+        for at, node in enumerate(made.nodes)
+    ]
+    (command,) = node_commands(made.model_copy(update={"nodes": tuple(cut)}), HUB, PLAIN)
+    assert flag(command.argv, "--pipeline-parallel-size") == "2"
+    assert command.env == (("VLLM_PP_LAYER_PARTITION", "20,12"),)
+    assert (command.gpus, command.node_type) == (2, "L40S:4")
+
+
+def test_equal_nodes_on_several_machines_are_ranks_of_one_pipeline() -> None:
+    made = on(instance([(0, 20), (20, 32)]), ["L40S:2", "L40S:2"])
+    first, second = node_commands(made, HUB, FABRIC, labels=LABELS)
+    assert (first.node, second.node) == ("n0", "n1")
+    for rank, command in enumerate((first, second)):
+        assert flag(command.argv, "--meeting") == "lab.chat-7"
+        assert flag(command.argv, "--nodes") == "n0,n1"
+        assert flag(command.argv, "--node") == f"n{rank}"
+        assert flag(command.argv, "--node-rank") == str(rank)
+        assert flag(command.argv, "--nnodes") == "2"
+        assert flag(command.argv, "--master-addr") == "{host:n0}"
+        assert flag(command.argv, "--master-port") == "{port:n0}"
+        assert command.env == (("VLLM_PP_LAYER_PARTITION", "20,12"),)
+        assert command.gpus == 2
+    assert "join" in first.argv
+    assert "--headless" not in first.argv
+    assert "join" not in second.argv
+    assert second.argv[-1] == "--headless"
+    assert "{port}" not in second.argv
+    assert after(second.argv)[:2] == ("vllm", "serve")
+
+
+def test_what_is_joined_is_what_atoll_join_understands() -> None:
+    made = on(instance([(0, 32)]), ["L40S:1"], market="spot")
+    made = made.model_copy(update={"region": "aws/us-east-2"})
+    (command,) = node_commands(made, HUB, FABRIC, labels=LABELS, weight=0.25)
+    assert command.argv[:2] == ("atoll", "join")
+    words = command.argv[2:]
+    given_options: dict[str, object] = {"labels": {}, "command": after(words)}
+    head = list(words[: words.index("--")])
+    while head:
+        name, value = head.pop(0), head.pop(0)
+        if name == "--label":
+            key, _, text = value.partition("=")
+            given_options["labels"][key] = text  # type: ignore[index]
+        elif name != "--log":
+            given_options[name.removeprefix("--")] = value
+    options = JoinOptions.parse(given_options)
+    assert (options.name, options.region, options.stability) == ("chat-7", "aws/us-east-2", "spot")
+    assert (options.spot, options.weight, options.drain) == ("aws", 0.25, 600.0)
+    assert read_labels(options.metadata("n", "p", "worker").labels) == LABELS
+    read = read_command(options.command, port=9000)
+    assert (read.engine, read.url, read.model) == ("vllm", "http://127.0.0.1:9000", "org/name")
+
+
+def test_secrets_are_files_and_never_in_the_words() -> None:
+    made = on(instance([(0, 20), (20, 32)]), ["L40S:1", "L4:1"])
+    for command in node_commands(made, HUB, FABRIC, labels=LABELS):
+        assert command.secrets == (
+            ("ATOLL_FABRIC", "/keys/fabric.token"),
+            ("HF_TOKEN_PATH", "/keys/hub.token"),
+        )
+        assert not any("/keys/" in word for word in command.argv)
+        assert not any("/keys/" in value for _, value in command.env)
+
+
+def test_unlike_nodes_run_the_stage_engine_and_the_first_one_listens() -> None:
+    made = on(instance([(0, 20), (20, 32)]), ["L40S:1", "L4:1"])
+    launch = EngineLaunch(max_num_seqs=8)
+    first, second = node_commands(made, HUB, FABRIC, labels=LABELS, launch=launch)
+    for node, command in (("n0", first), ("n1", second)):
+        assert command.argv[:3] == ("python3", "-m", "atoll.deploy.commands.member")
+        order = StageOrder.from_json(str(flag(command.argv, "--order")))
+        assert (order.instance, order.launch, order.source) == (made, launch, "hf://org/name")
+        assert flag(after(command.argv), "--node") == node
+        assert flag(command.argv, "--peers") == "{peers}"
+    assert flag(first.argv, "--port") == "{port}"
+    assert "--port" not in second.argv
+    assert "join" in first.argv
+    assert "join" not in second.argv
+
+
+def test_the_simplest_engine_that_carries_the_instance() -> None:
+    one, even = instance([(0, 32)]), on(instance([(0, 16), (16, 32)]), ["L4:1", "L4:1"])
+    twins = instance([(0, 16), (16, 32), (16, 32)])
+    mixed = on(instance([(0, 16), (16, 32)]), ["L4:1", "L40S:1"])
+    gguf = ServiceWeights("/m/x.gguf", ("chat",))
+    assert choose_engine(one, HUB) == choose_engine(even, HUB) == "vllm"
+    assert choose_engine(twins, HUB) == choose_engine(mixed, HUB) == "atoll"
+    assert choose_engine(one, gguf) == "llamacpp"
+    assert choose_engine(even, gguf) == "atoll"
+    assert choose_engine(one, replace(HUB, engine="sglang")) == "sglang"
+
+
+def test_what_an_engine_cannot_carry_is_refused_with_a_way_out() -> None:
+    mixed = on(instance([(0, 16), (16, 32)]), ["L4:1", "L40S:1"])
+    with pytest.raises(InputError, match="mixes node types"):
+        node_commands(mixed, replace(HUB, engine="vllm"), PLAIN)
+    with pytest.raises(InputError, match="sglang runs on one"):
+        node_commands(mixed, replace(HUB, engine="sglang"), PLAIN)
+    with pytest.raises(InputError, match="needs a GGUF file"):
+        node_commands(instance([(0, 32)]), replace(HUB, engine="llamacpp"), PLAIN)
+    wide = on(instance([(0, 16), (16, 32)]), ["L4:4", "L40S:1"])
+    with pytest.raises(InputError, match="over the 4 GPUs of n0"):
+        node_commands(wide, HUB, PLAIN)
+    with pytest.raises(InputError, match="runs prefill alone"):
+        node_commands(instance([(0, 32)], phase="prefill"), HUB, PLAIN)
+    for source in ("--help", "", "ftp://x/y", "s3://b/../../etc"):
+        with pytest.raises(InputError):
+            node_commands(instance([(0, 32)]), ServiceWeights(source, ("chat",)), PLAIN)
+
+
+def test_sglang_and_llama_cpp_where_asked() -> None:
+    one = instance([(0, 32)])
+    (sglang,) = node_commands(one, replace(HUB, engine="sglang"), PLAIN)
+    assert sglang.argv[:3] == ("python3", "-m", "sglang.launch_server")
+    assert flag(sglang.argv, "--port") == "{port}"
+    (llama,) = node_commands(one, ServiceWeights("/m/x.gguf", ("chat",)), PLAIN)
+    assert llama.argv[:3] == ("python3", "-m", "atoll.runtime.adapters.llamacpp")
+    assert flag(llama.argv, "--model") == "/m/x.gguf"
+
+
+def test_weights_of_a_store_are_pulled_before_the_engine() -> None:
+    stored = ServiceWeights("s3://models/qwen", ("chat",))
+    (command,) = node_commands(instance([(0, 32)]), stored, replace(FABRIC, cache="/scratch"))
+    inner = after(command.argv)
+    assert inner[:3] == ("python3", "-m", "atoll.deploy.commands.weights")
+    assert flag(inner, "--cache") == "/scratch"
+    assert after(inner)[:3] == ("vllm", "serve", "{weights}")
+    assert read_command(inner, port=9000).engine == "vllm"
+
+
+@given(
+    st.builds(
+        Labels,
+        fleet=st.text("abc-/=. é", min_size=1, max_size=20),
+        instance=st.text("abc-/=. é", min_size=1, max_size=20),
+        plan=st.text("0123456789abcdef", max_size=64),
+        placement=st.text("0123456789abcdef", max_size=64),
+        service=st.text("abc", min_size=1),
+        role=st.just("chat/llm/both"),
+        term=st.integers(0, 10**6),
+    )
+)
+def test_labels_come_back_from_the_fabric_as_they_went(labels: Labels) -> None:
+    words = label_options(labels)
+    carried = dict(word.split("=", 1) for word in words[1::2])
+    assert read_labels(carried | {"tunnel": "no", "atoll.meeting": "x"}) == labels
+    assert read_labels({"rack": "7"}) is None
+
+
+def test_a_line_per_instance_that_can_be_pasted() -> None:
+    first = on(instance([(0, 32)], "chat-0"), ["H100:2"])
+    second = on(instance([(0, 20), (20, 32)], "chat-1"), ["L40S:1", "L40S:1"])
+    cut = [
+        node.model_copy(update={"node_type": "L40S:4", "slot": 0, "gpu_ids": (at + 2,), "tp": 1})
+        for at, node in enumerate(second.nodes)
+    ]
+    made = plan(first, second.model_copy(update={"nodes": tuple(cut)}))
+    lines = paste_lines(made, {"chat": replace(HUB, names=("a b; rm -rf /",))})
+    assert [(line.instance, line.node) for line in lines] == [("chat-0", "n0"), ("chat-1", "n0")]
+    words = shlex.split(lines[0].line)
+    assert words[:3] == ["vllm", "serve", "org/name"]
+    assert flag(words, "--served-model-name") == "a b; rm -rf /"
+    assert flag(words, "--port") == "8000"
+    assert lines[1].line.startswith(
+        "CUDA_VISIBLE_DEVICES=2,3 VLLM_PP_LAYER_PARTITION=20,12 vllm serve org/name "
+    )
+    assert flag(shlex.split(lines[1].line), "--port") == "8001"
+    assert lines[1].machine == "here/L40S:4/owned/0"
+    assert paste_lines(made, {}) == ()
+
+
+def test_lines_with_a_fabric_name_its_file() -> None:
+    one = on(instance([(0, 32)], "chat-0"), ["H100:2"])
+    mixed = on(instance([(0, 20), (20, 32)], "chat-1"), ["L40S:1", "L4:1"])
+    lines = paste_lines(plan(one, mixed), {"chat": HUB}, FABRIC)
+    assert [(line.instance, line.node) for line in lines] == [
+        ("chat-0", "n0"),
+        ("chat-1", "n0"),
+        ("chat-1", "n1"),
+    ]
+    assert lines[0].line.startswith(
+        "HF_TOKEN_PATH=/keys/hub.token atoll join --fabric @/keys/fabric.token "
+    )
+    assert "'{port}'" in lines[0].line
+    for line in lines[1:]:
+        assert line.line.startswith("ATOLL_FABRIC=@/keys/fabric.token ")
+        words = shlex.split(line.line)
+        json.loads(str(flag(words, "--order")))
+
+
+def test_commands_of_a_plan_carry_its_shares_and_limits() -> None:
+    two = plan(instance([(0, 32)], "chat-0"), instance([(0, 32)], "chat-1"))
+    two = two.model_copy(update={"engines": {"chat": EngineLaunch(max_num_seqs=5)}})
+    commands = plan_commands(two, {"chat": HUB}, FABRIC)
+    assert list(commands) == ["chat-0", "chat-1"]
+    for (command,) in commands.values():
+        assert flag(command.argv, "--weight") == "0.5"
+        assert flag(command.argv, "--max-num-seqs") == "5"

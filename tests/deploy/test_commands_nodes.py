@@ -1,0 +1,276 @@
+"""What stands before an engine on a node: weights pulled once, nodes that meet, the stage engine's parts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from atoll.core.errors import AtollError, InputError, UsageError
+from atoll.deploy.commands import meeting, weights
+from atoll.deploy.commands.meeting import (
+    FabricMeeting,
+    FolderMeeting,
+    MemberAddress,
+    gather_members,
+    own_address,
+)
+from atoll.deploy.commands.member import fill_in, read_peers
+from atoll.deploy.commands.stage import StageOrder, build_stage
+from atoll.deploy.commands.weights import pull_command, pull_weights
+from atoll.engine.node import NodeConfig
+from atoll.perf.engines import EngineLaunch
+from atoll.runtime.instance.config import InstanceConfig
+from tests.runtime.join.live import world
+from tests.runtime.local.test_placing import instance
+
+HERE = MemberAddress(host="127.0.0.1", ports=(4000, 4001))
+THERE = MemberAddress(host="10.0.0.2", ports=(5000, 5001))
+
+
+def found(name: str) -> str | None:
+    return f"/bin/{name}"
+
+
+class Puller:
+    """Stands in for a store's tool: writes a file, or fails."""
+
+    def __init__(self, code: int = 0) -> None:
+        self.code = code
+        self.calls: list[Sequence[str]] = []
+
+    def __call__(self, arguments: Sequence[str]) -> int:
+        self.calls.append(arguments)
+        target = Path(arguments[-1])
+        if target.suffix == ".gguf":
+            target.write_text("weights")
+        else:
+            (target / "config.json").write_text("{}")
+        return self.code
+
+
+def test_weights_are_pulled_once_by_many(tmp_path: Path) -> None:
+    puller = Puller()
+    folders: list[Path] = []
+
+    def pull() -> None:
+        folders.append(pull_weights("s3://bucket/qwen/", tmp_path, run=puller, which=found))
+
+    threads = [threading.Thread(target=pull) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(puller.calls) == 1
+    (folder,) = set(folders)
+    assert (folder / "config.json").exists()
+    assert folder.name.startswith("qwen-")
+
+
+def test_a_pull_that_fails_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
+    with pytest.raises(AtollError, match="could not be pulled"):
+        pull_weights("gs://bucket/qwen", tmp_path, run=Puller(1), which=found)
+    again = Puller()
+    pull_weights("gs://bucket/qwen", tmp_path, run=again, which=found)
+    assert len(again.calls) == 1
+
+
+def test_a_single_file_stays_one(tmp_path: Path) -> None:
+    path = pull_weights("s3://bucket/a/x.gguf", tmp_path, run=Puller(), which=found)
+    assert path.suffix == ".gguf"
+    assert path.read_text() == "weights"
+
+
+def test_the_tool_of_the_store_is_used_and_named_where_it_is_missing(tmp_path: Path) -> None:
+    assert pull_command("s3://b/x", tmp_path, found)[:3] == ("/bin/aws", "s3", "sync")
+    assert pull_command("s3://b/x.gguf", tmp_path, found)[:3] == ("/bin/aws", "s3", "cp")
+    assert pull_command("gs://b/x", tmp_path, found)[:3] == ("/bin/gcloud", "storage", "rsync")
+    older = pull_command("gs://b/x", tmp_path, lambda n: found(n) if n == "gsutil" else None)
+    assert older[0] == "/bin/gsutil"
+    with pytest.raises(UsageError, match="gcloud or gsutil is needed"):
+        pull_command("gs://b/x", tmp_path, lambda _name: None)
+    with pytest.raises(UsageError, match="not in a store"):
+        pull_weights("hf://org/name", tmp_path)
+
+
+def test_the_command_gets_the_folder(tmp_path: Path) -> None:
+    tool = tmp_path / "aws"
+    tool.write_text('#!/bin/sh\nfor last; do :; done\necho "{}" > "$last/config.json"\n')
+    tool.chmod(0o755)
+    show = "import sys; print(open(sys.argv[1] + '/config.json').read())"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "atoll.deploy.commands.weights", "--cache", str(tmp_path)),
+            *("s3://bucket/qwen", "--", sys.executable, "-c", show, "{weights}"),
+        ],
+        env=dict(os.environ) | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "{}"
+    assert weights.main(["ftp://x/y", "--", "true"]) == 3
+
+
+def test_members_meet_in_a_folder(tmp_path: Path) -> None:
+    async def meet() -> None:
+        first, second = FolderMeeting(tmp_path, "i"), FolderMeeting(tmp_path, "i")
+        await first.enter("n0", HERE)
+        with pytest.raises(AtollError, match="n1 did not come within 0 s"):
+            await gather_members(first, ("n0", "n1"), 0.0)
+        await second.enter("n1", THERE)
+        assert await gather_members(first, ("n0", "n1"), 5.0) == {"n0": HERE, "n1": THERE}
+        await second.leave()
+        assert await first.members() == {"n0": HERE}
+
+    asyncio.run(meet())
+    with pytest.raises(InputError):
+        FolderMeeting(tmp_path, "../x")
+
+
+def test_members_meet_in_a_fabric_and_others_do_not_count(tmp_path: Path) -> None:
+    async def meet() -> None:
+        async with world(tmp_path) as made:
+            first = await FabricMeeting.connect(made.address, "lab.chat-0", "n0")
+            second = await FabricMeeting.connect(made.address, "lab.chat-0", "n1")
+            stranger = await FabricMeeting.connect(made.address, "lab.chat-1", "n1")
+            await first.enter("n0", HERE)
+            await stranger.enter("n1", HERE)
+            await second.enter("n1", THERE)
+            assert await gather_members(first, ("n0", "n1"), 60.0) == {"n0": HERE, "n1": THERE}
+            assert await gather_members(second, ("n0", "n1"), 60.0) == {"n0": HERE, "n1": THERE}
+            # Nodes that only meet get no requests.
+            met = [p for p in made.observer.peers() if meeting.MEETING in p.metadata.labels]
+            assert len(met) == 3
+            assert not any(peer.routable for peer in met)
+            await first.leave()
+
+            async def gone() -> bool:
+                return "n0" not in await second.members()
+
+            async with asyncio.timeout(60):
+                while not await gone():
+                    await asyncio.sleep(0.02)
+            await second.leave()
+            await stranger.leave()
+
+    asyncio.run(meet())
+
+
+def test_addresses_go_where_the_command_says() -> None:
+    members = {"n0": HERE, "n1": THERE}
+    words = fill_in(["--addr", "{host:n1}:{port:n1}", "{peers}", "{port}", "{x}"], members)
+    assert words[:2] == ["--addr", "10.0.0.2:5000"]
+    assert read_peers(words[2]) == members
+    assert words[3:] == ["{port}", "{x}"]
+    with pytest.raises(UsageError, match=r"\{host:n7\} is no node"):
+        fill_in(["{host:n7}"], members)
+
+
+def test_an_address_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert own_address("127.0.0.1:7447").host == "127.0.0.1"
+    monkeypatch.setenv(meeting.ADDRESS_VARIABLE, "203.0.113.7")
+    with pytest.raises(InputError, match="no address of this machine"):
+        own_address()
+
+
+NODE = """
+import signal, sys, time
+name, log = sys.argv[1], sys.argv[2]
+def end(*_):
+    time.sleep(0.5 if name == "n0" else 0.0)
+    with open(log, "a") as stream: stream.write(f"{name} ended\\n")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+with open(log, "a") as stream: stream.write(f"{name} knows {sys.argv[3]}\\n")
+time.sleep(600)
+"""
+
+
+def test_followers_end_after_their_leader_though_all_are_told_at_once(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    processes = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "atoll.deploy.commands.member", "--meeting", "i"),
+                *("--node", node, "--nodes", "n0,n1", "--", sys.executable, "-c"),
+                *(textwrap.dedent(NODE), node, str(log), "{host:n0}"),
+            ],
+            env=dict(os.environ) | {"ATOLL_MEETING": str(tmp_path), "ATOLL_ADDRESS": "127.0.0.1"},
+        )
+        for node in ("n1", "n0")
+    ]
+    try:
+        wait(lambda: log.read_text().count("knows 127.0.0.1") == 2)
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        assert [process.wait(60) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert log.read_text().splitlines()[2:] == ["n0 ended", "n1 ended"]
+    assert list((tmp_path / "i").iterdir()) == []
+
+
+def wait(done: Callable[[], bool], most_s: float = 60.0) -> None:
+    until_s = time.monotonic() + most_s
+    while not done():
+        assert time.monotonic() < until_s, "it took too long"
+        time.sleep(0.02)
+
+
+def configurations(home: Path, endpoint: object) -> tuple[list[NodeConfig], InstanceConfig | None]:
+    nodes = [
+        NodeConfig.from_json(path.read_text())
+        for path in sorted(home.glob("i.n*.json"))
+        if getattr(endpoint, "nodes", ())
+    ]
+    server = home / "i.json"
+    return nodes, InstanceConfig.from_json(server.read_text()) if server.exists() else None
+
+
+PEERS: Mapping[str, MemberAddress] = {"n0": HERE, "n1": THERE}
+
+
+def test_a_node_binds_its_own_address_and_the_leader_knows_all(tmp_path: Path) -> None:
+    made = instance([(0, 20), (20, 32)])
+    order = StageOrder(
+        instance=made,
+        source="/m",
+        names=("chat",),
+        launch=EngineLaunch(max_num_seqs=4),
+        device="cuda",
+        dtype="bfloat16",
+    )
+    leader = build_stage(order, "n0", 9000, PEERS, tmp_path, 32, ())
+    assert [spec.name for spec in leader.nodes] == ["i/n0"]
+    assert leader.server is not None
+    nodes, server = configurations(tmp_path, leader)
+    assert (nodes[0].bind, nodes[0].device) == ("tcp://127.0.0.1:4000", "cuda")
+    assert (nodes[0].dtype, nodes[0].max_sequences) == ("bfloat16", 4)
+    assert server is not None
+    assert server.parts[0].inboxes == {"n0": "tcp://127.0.0.1:4000", "n1": "tcp://10.0.0.2:5000"}
+    assert (server.scheduler, server.port) == ("tcp://127.0.0.1:4001", 9000)
+    follower = build_stage(order, "n1", 1, PEERS, tmp_path, 32, ())
+    assert [spec.name for spec in follower.processes] == ["i/n1"]
+
+
+def test_other_weights_than_planned_are_refused_unless_they_stand_in(tmp_path: Path) -> None:
+    order = StageOrder(instance=instance([(0, 20), (20, 32)]), source="/m", names=("chat",))
+    with pytest.raises(InputError, match="the weights have 16 layers, and i is planned for 32"):
+        build_stage(order, "n0", 9000, PEERS, tmp_path, 16, ())
+    build_stage(order.model_copy(update={"stand_in": True}), "n0", 9000, PEERS, tmp_path, 16, ())
+    config = json.loads((tmp_path / "i.n0.json").read_text())
+    assert (config["start"], config["end"]) == (0, 10)

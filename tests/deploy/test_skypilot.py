@@ -1,0 +1,222 @@
+"""SkyPilot's tasks as plain data, the target against a small stand-in for the SDK, and the SDK itself."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from atoll.catalog.catalog import Catalog
+from atoll.core.errors import MissingDependencyError
+from atoll.deploy.door import DeployError, Labels, NodeCommand, StartOrder
+from atoll.deploy.skypilot import SkyDeployer
+from atoll.deploy.skypilot_tasks import (
+    SkySettings,
+    check_task,
+    format_tasks,
+    list_sky_offers,
+    load_sky,
+    name_cluster,
+    read_refusal,
+    write_task,
+)
+from tests.runtime.local.test_placing import instance
+
+SETTINGS = SkySettings(
+    setup=("pip install vllm",), instead=(("gcp/us-central1", "L4:1"), ("aws/us-east-2", "L40S:1"))
+)
+
+
+def labels(name: str = "chat-0", **changes: object) -> Labels:
+    values: dict[str, object] = {
+        "fleet": "Lab One",
+        "instance": name,
+        "plan": "ab" * 32,
+        "placement": "cd" * 32,
+        "service": "chat",
+        "role": "chat/llm/both",
+    }
+    return Labels.model_validate(values | changes)
+
+
+def order(
+    node_types: tuple[str, ...] = ("L40S:1",), market: str = "spot", term: int = 0
+) -> StartOrder:
+    made = instance([(2 * at, 2 * at + 2) for at in range(len(node_types))])
+    nodes = [
+        node.model_copy(update={"node_type": kind, "market": market})
+        for node, kind in zip(made.nodes, node_types, strict=True)
+    ]
+    made = made.model_copy(update={"nodes": tuple(nodes), "region": "aws/us-east-2"})
+    commands = tuple(
+        NodeCommand(
+            node=node.id,
+            node_type=node.node_type,
+            argv=("vllm", "serve", "it's; rm -rf /", "--port", "{port}"),
+            gpus=1,
+            env=(("A", "b c"),),
+            secrets=(("ATOLL_FABRIC", "/etc/hostname"),),
+        )
+        for node in nodes
+    )
+    return StartOrder(made, labels(term=term), commands)
+
+
+def test_a_task_asks_for_any_of_what_will_do_and_goes_down_when_idle() -> None:
+    task = write_task(order(), SETTINGS)
+    assert task["resources"]["any_of"] == [
+        {"infra": "aws/us-east-2", "accelerators": {"L40S": 1}, "use_spot": True},
+        {"infra": "gcp/us-central1", "accelerators": {"L4": 1}, "use_spot": True},
+    ]
+    assert task["resources"]["autostop"] == {"idle_minutes": 10, "down": True}
+    assert task["num_nodes"] == 1
+    on_demand = write_task(order(market="on-demand"), SkySettings())
+    assert [each["use_spot"] for each in on_demand["resources"]["any_of"]] == [False]
+    assert "setup" not in on_demand
+
+
+def test_every_node_runs_its_own_command_quoted_and_secrets_are_files() -> None:
+    task = write_task(order(("L40S:1", "L40S:1")), SETTINGS)
+    assert task["num_nodes"] == 2
+    script = task["run"]
+    assert script.count("exec env A='b c' vllm serve") == 2
+    assert """'it'"'"'s; rm -rf /' --port 8000 ;;""" in script
+    assert task["file_mounts"] == {"~/.atoll-secrets/ATOLL_FABRIC": "/etc/hostname"}
+    assert "export ATOLL_FABRIC=~/.atoll-secrets/ATOLL_FABRIC" in script
+    assert "chmod 600" in script
+    assert "ATOLL_FABRIC" not in task["envs"]
+
+
+def test_a_dry_run_is_yaml_that_says_the_same() -> None:
+    task = write_task(order(), SETTINGS)
+    assert list(yaml.safe_load_all(format_tasks([task, task]))) == [task, task]
+    assert write_task(order(), SETTINGS) == task
+
+
+def test_what_a_task_cannot_be_is_refused() -> None:
+    with pytest.raises(DeployError, match="unlike nodes") as caught:
+        write_task(order(("L40S:1", "L4:1")), SETTINGS)
+    assert caught.value.kind == "settings"
+    with pytest.raises(DeployError, match="machines of one's own"):
+        write_task(order(market="owned"), SETTINGS)
+
+
+def test_names_are_short_and_nobody_elses() -> None:
+    made = {name_cluster(labels(name)) for name in ("a/b", "a-b", "A-B", "x" * 200, "x" * 201)}
+    assert len(made) == 5
+    assert all(len(name) <= 50 and name.startswith("atoll-lab-one-") for name in made)
+
+
+def test_offers_come_from_the_catalogs_prices() -> None:
+    prices = Catalog.default().prices
+    row = next(row for row in prices if row.offered and row.spot_usd_per_hour and row.usd_per_hour)
+    offers = list_sky_offers(prices, [row.node_type], [row.place], 4)
+    assert {offer.market for offer in offers} == {"on-demand", "spot"}
+    assert all(offer.region == row.place and offer.available == 4 for offer in offers)
+    cheapest = prices.cheapest(row.place, row.node_type)
+    assert cheapest is not None
+    demanded = next(offer for offer in offers if offer.market == "on-demand")
+    assert demanded.usd_per_hour == cheapest.usd_per_hour
+    assert list_sky_offers(prices, ["NOTHING:1"], [row.place], 4) == ()
+
+
+class ResourcesUnavailableError(Exception):
+    """As the SDK calls it."""
+
+
+class SmallSky:
+    """Clusters and jobs in memory, asked as the SDK is."""
+
+    def __init__(self) -> None:
+        self.clusters: dict[str, dict[str, Any]] = {}
+        self.jobs: dict[str, list[dict[str, Any]]] = {}
+        self.full = False
+        self.calls: list[str] = []
+        self.Task = SimpleNamespace(from_yaml_config=copy.deepcopy)
+
+    def get(self, answer: Any) -> Any:
+        return answer
+
+    def status(self) -> list[dict[str, Any]]:
+        return list(self.clusters.values())
+
+    def queue(self, name: str) -> list[dict[str, Any]]:
+        return self.jobs[name]
+
+    def launch(self, task: dict[str, Any], cluster_name: str) -> None:
+        self.calls.append("launch")
+        if self.full:
+            raise ResourcesUnavailableError("no L40S anywhere\nand more lines")
+        self.clusters[cluster_name] = {
+            "name": cluster_name,
+            "status": "ClusterStatus.UP",
+            "launched_at": 5,
+            "last_creation_yaml": yaml.safe_dump(task),
+        }
+        job = {"job_id": 1, "job_name": cluster_name, "status": "JobStatus.RUNNING", "start_at": 9}
+        self.jobs[cluster_name] = [job]
+
+    def exec(self, task: dict[str, Any], cluster_name: str) -> None:
+        self.calls.append("exec")
+        assert "kill -TERM" in task["run"]
+        self.jobs[cluster_name].append({"job_id": 2, "job_name": task["name"], "status": "RUNNING"})
+
+    def down(self, name: str) -> None:
+        self.calls.append("down")
+        del self.clusters[name]
+
+
+def test_an_instance_stands_as_a_cluster_and_carries_its_labels() -> None:
+    sky = SmallSky()
+    deployer = SkyDeployer((), SETTINGS, sky=lambda: sky)
+    sky.clusters["somebody"] = {"name": "somebody", "status": "UP", "last_creation_yaml": "a: b"}
+    started = deployer.start(order(term=2))
+    assert (started.state, started.labels, started.since_s) == ("ready", labels(term=2), 9.0)
+    assert deployer.start(order(term=3)) == started
+    assert sky.calls == ["launch"]
+    assert deployer.list("other") == ()
+    with pytest.raises(DeployError, match="an order of term 1"):
+        deployer.stop(started.handle, 1)
+    deployer.drain(started.handle, 2)
+    (still,) = deployer.list("Lab One")
+    assert still.state == "ready"
+    sky.jobs[started.handle][0]["status"] = "SUCCEEDED"
+    (ended,) = deployer.list("Lab One")
+    assert ended.state == "gone"
+    deployer.stop(started.handle, 2)
+    deployer.stop(started.handle, 2)
+    assert sky.calls == ["launch", "exec", "down"]
+    with pytest.raises(DeployError, match="no instance of a fleet"):
+        deployer.stop("somebody", 2)
+
+
+def test_what_fails_says_why_in_a_line() -> None:
+    sky = SmallSky()
+    deployer = SkyDeployer((), SETTINGS, sky=lambda: sky)
+    started = deployer.start(order())
+    sky.jobs[started.handle][0]["status"] = "FAILED_SETUP"
+    (failed,) = deployer.list("Lab One")
+    assert (failed.state, failed.kind) == ("failed", "image")
+    assert failed.reason == "its job is failed setup"
+    sky.clusters.clear()
+    sky.full = True
+    with pytest.raises(DeployError, match=r"SkyPilot: no L40S anywhere$") as caught:
+        deployer.start(order())
+    assert caught.value.kind == "capacity"
+    assert read_refusal(ValueError()).kind == "settings"
+
+
+@pytest.mark.filterwarnings("ignore")  # the SDK's own
+def test_the_sdk_reads_the_task() -> None:
+    try:
+        load_sky()
+    except MissingDependencyError:
+        pytest.skip("SkyPilot is not installed: pip install skypilot")
+    check_task(write_task(order(("L40S:1", "L40S:1")), SETTINGS))
+    wrong = write_task(order(), SETTINGS)
+    wrong["resources"]["any_of"][0]["no_such_field"] = 1
+    with pytest.raises(DeployError, match="SkyPilot"):
+        check_task(wrong)
