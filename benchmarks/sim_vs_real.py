@@ -84,13 +84,27 @@ def compare_stage(folder: Path, seconds: float, count: int) -> Compared:
     _, plan = real_stage.build_problem()
     traces = draw_traces(real_stage.RATE_PER_S, real_stage.LENGTHS, seconds, count)
     rounds = asyncio.run(real_stage.run_rounds(plan, folder, traces))
-    there = real_stage.look_in_place(rounds)
-    print(
-        f"  {count} stretches of {seconds:g} s; in place steps take {there.factor:.2f} times as long,"
-        f" a hop {there.hop_s * 1e3:.2f} ms and a request {there.request_s * 1e3:.1f} ms beside them"
-    )
-    found = [real_stage.simulate_round(one, there) for one in rounds]
+    print(f"  {count} stretches of {seconds:g} s")
+    print_looks(rounds)
+    found = [real_stage.simulate_round(one) for one in rounds]
     return compare("stage engine", [one.served for one in rounds], found)
+
+
+def print_looks(rounds: Sequence[real_stage.StageRound]) -> None:
+    """Print what probes have shown before, between and after the stretches."""
+    for look in [rounds[0].looks[0], *(one.looks[1] for one in rounds)]:
+        cells = []
+        for table in look.tables:
+            decode = " ".join(f"{each_s * 1e3:.0f}" for _, each_s in table.decode_s)
+            prompts = " ".join(f"{each_s * 1e3:.0f}" for _, each_s in table.prefill_s)
+            mixed = " ".join(f"{each_s * 1e3:.0f}" for *_, each_s in table.mixed_s)
+            cells.append(f"[{decode} | {prompts} | {mixed}]")
+        closed = " ".join(
+            f"{streams}: {'/'.join(f'{n:.1f}' for n in rows)} {each_s * 1e3:.0f}"
+            for streams, (rows, each_s) in look.closed.items()
+        )
+        beside = f"hop {look.hop_s * 1e3:.2f}, request {look.request_s * 1e3:.1f}"
+        print(f"  ms: {' '.join(cells)} {beside}; {closed}")
 
 
 def compare_vllm(python: str, folder: Path, seconds: float, count: int) -> Compared:
@@ -108,6 +122,7 @@ def compare_vllm(python: str, folder: Path, seconds: float, count: int) -> Compa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer stretches, under three minutes")
+    parser.add_argument("--stretches", type=int, help="how many stretches of the trace")
     parser.add_argument("--vllm", type=Path, help="a Python that has vllm")
     parser.add_argument("--only", choices=("stage", "vllm"), help="leave the other engine out")
     chosen = parser.parse_args()
@@ -115,6 +130,7 @@ def main() -> None:
 
     folder = resolve(DEFAULT_MODEL)
     count, seconds = (3, 10.0) if chosen.quick else (8, 14.0)
+    count = chosen.stretches or count
     compared = {}
     if chosen.only != "vllm":
         compared["stage"] = compare_stage(folder, seconds, count)

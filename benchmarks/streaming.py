@@ -23,6 +23,21 @@ class Latency(NamedTuple):
     tpot_s: float
 
 
+class StreamedAnswer(NamedTuple):
+    """When a request was sent, and when its first and its last token came, by the monotonic clock."""
+
+    sent_s: float
+    first_s: float
+    last_s: float
+    tokens: int
+
+    @property
+    def latency(self) -> Latency:
+        """What its client saw."""
+        each_s = (self.last_s - self.first_s) / max(1, self.tokens - 1)
+        return Latency(self.first_s - self.sent_s, each_s)
+
+
 def draw_prompt(seed: int, tokens: int) -> list[int]:
     """Return a prompt that no other seed begins with."""
     return [int(token) for token in stream(seed, "prompt").integers(*_TOKENS, size=tokens)]
@@ -33,7 +48,9 @@ def _pieces(line: bytes) -> Iterator[dict[str, Any]]:
         yield from json.loads(line[6:]).get("choices", ())
 
 
-async def answer(url: str, model: str, seed: int, prompt: int, output: int) -> Latency:
+async def stream_answer(
+    url: str, model: str, seed: int, prompt: int, output: int
+) -> StreamedAnswer:
     """Stream one answer of exactly so many tokens."""
     host, _, port = url.removeprefix("http://").rpartition(":")
     asked = {
@@ -64,7 +81,7 @@ async def answer(url: str, model: str, seed: int, prompt: int, output: int) -> L
     writer.close()
     if made != output:
         raise SystemExit(f"{url} gave {made} of {output} tokens")
-    return Latency(first_s - begun_s, (last_s - first_s) / max(1, output - 1))
+    return StreamedAnswer(begun_s, first_s, last_s, output)
 
 
 async def replay(url: str, model: str, requests: Requests, seed: int) -> list[Latency]:
@@ -74,8 +91,9 @@ async def replay(url: str, model: str, requests: Requests, seed: int) -> list[La
     async def later(i: int) -> Latency:
         due_s = begun_s + float(requests.arrival_s[i])
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-        return await answer(
+        found = await stream_answer(
             url, model, seed * 1000 + i, int(requests.input[i]), int(requests.output[i])
         )
+        return found.latency
 
     return list(await asyncio.gather(*(later(i) for i in range(len(requests)))))
