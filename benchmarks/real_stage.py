@@ -8,7 +8,8 @@ before and after what is compared: what shares their caches, their cores and the
 from __future__ import annotations
 
 import asyncio
-import time
+import multiprocessing
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,9 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atoll.plan.cluster_profiles import at
 from atoll.runtime.local.profile import RangeTable
+from atoll.runtime.local.server_profile import mean_gap
 from benchmarks.node_meter import LAG_S, Counted, NodeMeter
 from benchmarks.report import ROOT
 from benchmarks.streaming import Latency, StreamedAnswer, replay, stream_answer
@@ -39,14 +42,15 @@ RATE_PER_S = 0.9
 CONTEXT = 120
 KV_BYTES = 128 * 2**20
 _PROMPTS = (16, 48, 96, 144, 192)
-_SEQUENCES = {1: 24, 2: 24, 4: 20, 8: 14}
+STREAMS = {1: 32, 2: 32, 4: 32, 8: 24}
 """Streams that decode together, and the tokens each of them gets."""
-_MIXED = (96, 3)
-"""A prompt beside so many streams."""
+_MIXED = (96, 2)
+"""A prompt beside so many sequences."""
 _BATCHES = (1, 2, 3, 4, 6, 8)
 _TIMES = 3
 Tables = tuple[RangeTable, ...]
 Points = tuple[tuple[float, float], ...]
+Array = NDArray[np.float64]
 
 
 def build_problem(
@@ -111,25 +115,80 @@ def build_problem(
 
 @dataclass(frozen=True, slots=True)
 class StageLook:
-    """What probes of the engine in place have shown: a table of steps per node, and what is beside them.
+    """What probes of the engine in place have shown, once. Rows of arrays are nodes.
 
-    A hop takes `hop_s` beside the steps, and a request `request_s` until its first one. `closed` are, for so
-    many streams that decode together, rows of a step on each node and seconds per token of a stream.
+    Single prompts: seconds of the step of each size, and `beside_s`, those that a first token takes beside
+    steps. Streams that decode together, for each number of them: rows and seconds of a mean step, and seconds
+    per token of a stream.
     """
 
-    tables: Tables
-    hop_s: float
-    request_s: float
-    closed: dict[int, tuple[tuple[float, ...], float]]
+    prompts_s: Array
+    rows: Array
+    steps_s: Array
+    tokens_s: Array
+    beside_s: float
+
+    @property
+    def times_s(self) -> Array:
+        """All times that tell how fast the machine was."""
+        return np.concatenate([self.prompts_s.ravel(), self.steps_s.ravel(), self.tokens_s])
+
+    @property
+    def hop_s(self) -> float:
+        """What a single stream's token takes beside its steps, per hop."""
+        return max(0.0, float(self.tokens_s[0] - self.steps_s[:, 0].sum())) / HOPS
+
+    @property
+    def late_s(self) -> float:
+        """Seconds by which a step is late where groups of sequences follow each other.
+
+        Steps are not equally long. Where a group is on each node, the longest step sets the pace, and
+        simulated with their means it would be too fast: it is what tokens take beyond steps and hops, over
+        the groups that are out.
+        """
+        groups = np.maximum(1.0, np.array(list(STREAMS)) / self.rows.mean(axis=0))
+        even_s = np.maximum(
+            self.steps_s.sum(axis=0) + HOPS * self.hop_s, groups * self.steps_s.max(axis=0)
+        )
+        return max(0.0, float(np.mean(((self.tokens_s - even_s) / groups)[1:])))
+
+
+def find_levels(looks: Sequence[StageLook]) -> list[float]:
+    """Return how slow the machine was at each look, 1 being usual.
+
+    It is a median over probes: one that something held up says nothing about the others.
+    """
+    usual_s = np.median([look.times_s for look in looks], axis=0)
+    return [float(np.median(look.times_s / usual_s)) for look in looks]
+
+
+def usual_look(looks: Sequence[StageLook], level: float = 1.0) -> StageLook:
+    """Return what all looks say together, for a time at which the machine was so slow."""
+    levels = find_levels(looks)
+
+    def middle(name: str) -> Array:
+        some = [getattr(look, name) / slow for look, slow in zip(looks, levels, strict=True)]
+        return level * np.median(some, axis=0)
+
+    return StageLook(
+        middle("prompts_s"),
+        np.median([look.rows for look in looks], axis=0),
+        middle("steps_s"),
+        middle("tokens_s"),
+        float(np.median([look.beside_s for look in looks])),
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class StageRound:
-    """A stretch of the trace as it was served, with what was measured before and after it."""
+class StageRun:
+    """Stretches of the trace as they were served, and the looks before, between and after them.
 
-    requests: Requests
-    served: tuple[Latency, ...]
-    looks: tuple[StageLook, StageLook]
+    `shares` are what a prompt and sequences share in one step on each node, in steps of one sequence.
+    """
+
+    shares: tuple[float, ...]
+    looks: tuple[StageLook, ...]
+    stretches: tuple[tuple[Requests, tuple[Latency, ...]], ...]
 
 
 @asynccontextmanager
@@ -161,24 +220,47 @@ async def serve(
             await fleet.stop(5.0)
 
 
-async def run_rounds(plan: Plan, folder: Path, traces: Sequence[Requests]) -> list[StageRound]:
-    """Serve every trace, and probe the engine before, between and after them."""
+async def run_trace(plan: Plan, folder: Path, traces: Sequence[Requests]) -> StageRun:
+    """Serve every stretch, and probe the engine before, between and after them."""
     from atoll.runtime.local.cores import usable_cores
 
     cores = usable_cores()[: len(RANGES)]
     if len(cores) < len(RANGES):
         raise SystemExit(f"{len(RANGES)} nodes need as many cores")
-    rounds = []
+    shares = measure_shares(folder, cores)
+    stretches = []
     async with serve(plan, folder, cores) as (url, meter):
         probes = StageProbes(url, meter)
         await probes.warm_up()
-        before = await probes.look()
+        looks = [await probes.look()]
         for number, requests in enumerate(traces):
             served = await replay(url, SERVICE, requests, number)
-            after = await probes.look()
-            rounds.append(StageRound(requests, tuple(served), (before, after)))
-            before = after
-    return rounds
+            stretches.append((requests, tuple(served)))
+            looks.append(await probes.look())
+    return StageRun(tuple(shares), tuple(looks), tuple(stretches))
+
+
+def measure_shares(folder: Path, cores: Sequence[int]) -> list[float]:
+    """Return, per node, what a prompt and sequences share in one step, as a share of a step of one sequence.
+
+    It is a ratio of steps that take turns, so processes of their own can measure it, all at a time.
+    """
+    jobs = [(folder, start, end, core) for (_, start, end), core in zip(RANGES, cores, strict=True)]
+    with multiprocessing.get_context("spawn").Pool(len(jobs)) as pool:
+        return pool.starmap(_measure_share, jobs, chunksize=1)
+
+
+def _measure_share(folder: Path, start: int, end: int, core: int) -> float:
+    from atoll.runtime.local.profile import ProfileOptions, RangeTimer, profile_of
+
+    os.sched_setaffinity(0, {core})
+    size, beside = _MIXED
+    options = ProfileOptions(
+        repeats=6, prompts=(size,), sequences=(1, beside), mixed=(_MIXED,), context=CONTEXT
+    )
+    table = RangeTimer(folder, start, end, options).measure()
+    found = profile_of(table, None, (1e5,) * (end - start))
+    return found.shared_s_per_layer * table.layers / table.decode_s[0][1]
 
 
 class StageProbes:
@@ -195,89 +277,51 @@ class StageProbes:
     async def warm_up(self) -> None:
         """Let everything have run once, and the engine learn how long its steps take."""
         await self._ask(_PROMPTS[-1], 1)
-        await asyncio.gather(*(self._ask(_MIXED[0], 48) for _ in range(max(_SEQUENCES))))
+        await asyncio.gather(*(self._ask(_MIXED[0], 48) for _ in range(max(STREAMS))))
 
     async def look(self) -> StageLook:
         """Make all probes once."""
-        prompts, beside_s = await self._prompts()
-        decodes: list[list[tuple[float, float]]] = [[] for _ in RANGES]
-        closed = {}
-        for streams, tokens in _SEQUENCES.items():
-            found, token_s = await self._decode(streams, tokens)
-            for points, counted in zip(decodes, found, strict=True):
-                points.append((counted.rows / counted.steps, counted.busy_s / counted.steps))
-            closed[streams] = (tuple(each.rows / each.steps for each in found), token_s)
-        curves = [merge_points(points) for points in decodes]
-        extra_s = await self._mixed(curves)
-        tables = tuple(
-            RangeTable(
-                start=start,
-                end=end,
-                prefill_s=tuple(prompts[i]),
-                decode_s=tuple((n, at(curves[i], float(n))) for n in _BATCHES),
-                mixed_s=((*_MIXED, at(curves[i], float(_MIXED[1])) + extra_s[i]),),
-            )
-            for i, (_, start, end) in enumerate(RANGES)
+        prompts = [await self._prompt(size) for size in _PROMPTS]
+        closed = [await self._decode(number, tokens) for number, tokens in STREAMS.items()]
+        return StageLook(
+            np.array([steps_s for steps_s, _ in prompts]).T,
+            np.array([[each.rows / each.steps for each in found] for found, _ in closed]).T,
+            np.array([[each.busy_s / each.steps for each in found] for found, _ in closed]).T,
+            np.array([token_s for _, token_s in closed]),
+            float(np.median([beside_s for _, beside_s in prompts])),
         )
-        hop_s = max(0.0, closed[1][1] - sum(points[0][1] for points in decodes)) / HOPS
-        return StageLook(tables, hop_s, max(0.0, beside_s - HOPS * hop_s), closed)
 
-    async def _prompts(self) -> tuple[list[list[tuple[int, float]]], float]:
-        """Time single prompts; returns a curve per node, and what the first token takes beside steps."""
-        curves: list[list[tuple[int, float]]] = [[] for _ in RANGES]
-        beside_s = []
+    async def _prompt(self, size: int) -> tuple[list[float], float]:
+        """Time single prompts: their steps on each node, and what the first token takes beside them."""
         before = await self._meter.settle()
-        for size in _PROMPTS:
-            first_s = [(await self._ask(size, 1)).latency.ttft_s for _ in range(_TIMES)]
-            after = await self._meter.settle()
-            took = [new.since(old) for new, old in zip(after, before, strict=True)]
-            for curve, counted in zip(curves, took, strict=True):
-                curve.append((size, counted.busy_s / counted.steps))
-            steps_s = sum(counted.busy_s / counted.steps for counted in took)
-            beside_s.append(float(np.mean(first_s)) - steps_s)
-            before = after
-        return curves, float(np.median(beside_s))
+        first_s = [(await self._ask(size, 1)).latency.ttft_s for _ in range(_TIMES)]
+        after = await self._meter.settle()
+        took = [new.since(old) for new, old in zip(after, before, strict=True)]
+        steps_s = [counted.busy_s / counted.steps for counted in took]
+        return steps_s, float(np.mean(first_s)) - sum(steps_s)
 
     async def _decode(self, streams: int, tokens: int) -> tuple[tuple[Counted, ...], float]:
-        """Let streams decode together; returns the steps in between, and seconds per token of a stream."""
+        """Let streams decode together; returns steps, and seconds per token, while all of them do."""
         answers = await asyncio.gather(*(self._ask(CONTEXT - 24, tokens) for _ in range(streams)))
-        from_s = max(one.first_s for one in answers)
-        until_s = min(one.last_s for one in answers)
+        from_s = max(one.came_s[0] for one in answers)
+        until_s = min(one.came_s[-1] for one in answers)
         found = self._meter.between(from_s + LAG_S, until_s)
-        return found, float(np.mean([one.latency.tpot_s for one in answers]))
-
-    async def _mixed(self, curves: Sequence[Points]) -> list[float]:
-        """Return what a prompt takes more, on each node, beside streams that decode."""
-        size, streams = _MIXED
-        running = [asyncio.create_task(self._ask(CONTEXT - 24, 44)) for _ in range(streams)]
-        await self._ask(16, 4)
-        await asyncio.sleep(LAG_S)
-        from_s = time.monotonic()
-        for _ in range(_TIMES):
-            await self._ask(size, 1)
-        await asyncio.sleep(LAG_S)
-        found = self._meter.between(from_s - 0.3, time.monotonic())
-        await asyncio.gather(*running)
-        extra_s = []
-        for curve, counted in zip(curves, found, strict=True):
-            rows = counted.rows - _TIMES * size
-            batch = rows / counted.steps
-            extra_s.append((counted.busy_s - counted.steps * at(curve, batch)) / _TIMES)
-        return extra_s
+        if min(counted.steps for counted in found) < 1:
+            raise SystemExit("a node's heartbeats say of no step: the machine is too busy")
+        return found, mean_gap([[one.sent_s, *one.came_s] for one in answers])
 
 
 def merge_points(points: Sequence[tuple[float, float]]) -> Points:
-    """Return measured points as a curve, means of those that lie within a tenth of each other."""
+    """Return measured points as a curve that does not fall: means of those within a tenth of each other."""
     merged: list[list[tuple[float, float]]] = []
     for point in sorted(points):
         if merged and point[0] < 1.1 * merged[-1][0][0]:
             merged[-1].append(point)
         else:
             merged.append([point])
-    return tuple(
-        (float(np.mean([n for n, _ in some])), float(np.mean([s for _, s in some])))
-        for some in merged
-    )
+    sizes = [float(np.mean([n for n, _ in some])) for some in merged]
+    seconds = np.maximum.accumulate([np.mean([s for _, s in some]) for some in merged])
+    return tuple(zip(sizes, seconds.tolist(), strict=True))
 
 
 def mean_table(some: Sequence[RangeTable]) -> RangeTable:
@@ -292,24 +336,52 @@ def mean_table(some: Sequence[RangeTable]) -> RangeTable:
     return first.model_copy(update=fields)
 
 
-def simulate_round(one: StageRound) -> tuple[list[float], list[float]]:
-    """Simulate a stretch with what was measured around it; returns TTFT and TPOT of its requests."""
+def tabulate(look: StageLook, shares: Sequence[float]) -> Tables:
+    """Return a look as a table of steps for each node."""
+    size, beside = _MIXED
+    tables = []
+    for i, (_, start, end) in enumerate(RANGES):
+        points = zip(look.rows[i].tolist(), (look.steps_s[i] + look.late_s).tolist(), strict=True)
+        decode = merge_points(list(points))
+        sizes = tuple(map(float, _PROMPTS))
+        prefill = tuple(zip(sizes, look.prompts_s[i].tolist(), strict=True))
+        both_s = at(prefill, float(size)) + at(decode, float(beside))
+        tables.append(
+            RangeTable(
+                start=start,
+                end=end,
+                prefill_s=tuple((int(n), each_s) for n, each_s in prefill),
+                decode_s=tuple((n, at(decode, float(n))) for n in _BATCHES),
+                mixed_s=((*_MIXED, both_s - shares[i] * at(decode, 1.0)),),
+            )
+        )
+    return tuple(tables)
+
+
+def simulate_stretch(run: StageRun, number: int) -> tuple[list[float], list[float]]:
+    """Simulate a stretch with what was measured; returns TTFT and TPOT of its requests.
+
+    Step times are those of all looks, the machine being as slow as it was before and after the stretch.
+    """
     from atoll.runtime.local.profile import profile_of
     from atoll.sim.api import simulate
     from atoll.sim.options import SimComponent, SimOptions
 
-    profiles = {}
-    for i, (kind, start, end) in enumerate(RANGES):
-        table = mean_table([look.tables[i] for look in one.looks])
-        profiles[kind] = profile_of(table, None, (1e5,) * (end - start))
-    hop_s = float(np.mean([look.hop_s for look in one.looks]))
-    request_s = float(np.mean([look.request_s for look in one.looks]))
+    level = float(np.mean(find_levels(run.looks)[number : number + 2]))
+    look = usual_look(run.looks, level)
+    profiles = {
+        kind: profile_of(table, None, (1e5,) * table.layers)
+        for (kind, _, _), table in zip(RANGES, tabulate(look, run.shares), strict=True)
+    }
+    # What makes a single stream's steps late is no hop.
+    hop_s = max(0.0, look.hop_s - len(RANGES) * look.late_s / HOPS)
+    request_s = max(1e-9, look.beside_s - HOPS * hop_s)
     problem, plan = build_problem(profiles=profiles, hop_s=hop_s)
-    front = SimComponent("front", servers=64, item_s=max(request_s, 1e-9))
+    requests = run.stretches[number][0]
     options = SimOptions(
         token_budget=512,
-        components=(front,),
-        classes=dict.fromkeys(one.requests.classes, (("front",), ("llm",))),
+        components=(SimComponent("front", servers=64, item_s=request_s),),
+        classes=dict.fromkeys(requests.classes, (("front",), ("llm",))),
     )
-    found = simulate(plan, problem, problem.catalog(), one.requests, options).requests
+    found = simulate(plan, problem, problem.catalog(), requests, options).requests
     return found.ttft_s.tolist(), found.tpot_s.tolist()

@@ -83,28 +83,30 @@ def compare_stage(folder: Path, seconds: float, count: int) -> Compared:
     """Serve and simulate on the stage engine."""
     _, plan = real_stage.build_problem()
     traces = draw_traces(real_stage.RATE_PER_S, real_stage.LENGTHS, seconds, count)
-    rounds = asyncio.run(real_stage.run_rounds(plan, folder, traces))
+    run = asyncio.run(real_stage.run_trace(plan, folder, traces))
     print(f"  {count} stretches of {seconds:g} s")
-    print_looks(rounds)
-    found = [real_stage.simulate_round(one) for one in rounds]
-    return compare("stage engine", [one.served for one in rounds], found)
+    print_looks(run)
+    found = [real_stage.simulate_stretch(run, number) for number in range(count)]
+    return compare("stage engine", [served for _, served in run.stretches], found)
 
 
-def print_looks(rounds: Sequence[real_stage.StageRound]) -> None:
-    """Print what probes have shown before, between and after the stretches."""
-    for look in [rounds[0].looks[0], *(one.looks[1] for one in rounds)]:
-        cells = []
-        for table in look.tables:
-            decode = " ".join(f"{each_s * 1e3:.0f}" for _, each_s in table.decode_s)
-            prompts = " ".join(f"{each_s * 1e3:.0f}" for _, each_s in table.prefill_s)
-            mixed = " ".join(f"{each_s * 1e3:.0f}" for *_, each_s in table.mixed_s)
-            cells.append(f"[{decode} | {prompts} | {mixed}]")
-        closed = " ".join(
-            f"{streams}: {'/'.join(f'{n:.1f}' for n in rows)} {each_s * 1e3:.0f}"
-            for streams, (rows, each_s) in look.closed.items()
-        )
-        beside = f"hop {look.hop_s * 1e3:.2f}, request {look.request_s * 1e3:.1f}"
-        print(f"  ms: {' '.join(cells)} {beside}; {closed}")
+def print_looks(run: real_stage.StageRun) -> None:
+    """Print what probes have shown, and how slow the machine was at each of them."""
+    look = real_stage.usual_look(run.looks)
+    levels = " ".join(f"{level:.2f}" for level in real_stage.find_levels(run.looks))
+    print(f"  machine before, between and after (1: usual): {levels}")
+    for prompts_s, rows, steps_s, share in zip(
+        look.prompts_s, look.rows, look.steps_s, run.shares, strict=True
+    ):
+        decode = ", ".join(f"{n:.1f}: {s * 1e3:.1f}" for n, s in zip(rows, steps_s, strict=True))
+        prompts = " ".join(f"{each_s * 1e3:.0f}" for each_s in prompts_s)
+        print(f"  a node: prompts {prompts} ms, tokens {decode} ms, shared {share:.2f}")
+    tokens = " ".join(f"{each_s * 1e3:.0f}" for each_s in look.tokens_s)
+    streams = "/".join(map(str, real_stage.STREAMS))
+    print(
+        f"  streams {streams}: {tokens} ms per token; hop {look.hop_s * 1e3:.2f},"
+        f" steps late {look.late_s * 1e3:.2f}, beside prompts {look.beside_s * 1e3:.1f} ms"
+    )
 
 
 def compare_vllm(python: str, folder: Path, seconds: float, count: int) -> Compared:
@@ -129,7 +131,7 @@ def main() -> None:
     from atoll.engine.weights.sources import DEFAULT_MODEL, resolve
 
     folder = resolve(DEFAULT_MODEL)
-    count, seconds = (3, 10.0) if chosen.quick else (8, 14.0)
+    count, seconds = (3, 10.0) if chosen.quick else (6, 14.0)
     count = chosen.stretches or count
     compared = {}
     if chosen.only != "vllm":

@@ -24,18 +24,17 @@ class Latency(NamedTuple):
 
 
 class StreamedAnswer(NamedTuple):
-    """When a request was sent, and when its first and its last token came, by the monotonic clock."""
+    """When a request was sent, and when pieces of an answer of so many tokens came, on one clock."""
 
     sent_s: float
-    first_s: float
-    last_s: float
+    came_s: tuple[float, ...]
     tokens: int
 
     @property
     def latency(self) -> Latency:
         """What its client saw."""
-        each_s = (self.last_s - self.first_s) / max(1, self.tokens - 1)
-        return Latency(self.first_s - self.sent_s, each_s)
+        each_s = (self.came_s[-1] - self.came_s[0]) / max(1, self.tokens - 1)
+        return Latency(self.came_s[0] - self.sent_s, each_s)
 
 
 def draw_prompt(seed: int, tokens: int) -> list[int]:
@@ -67,21 +66,20 @@ async def stream_answer(
     begun_s = time.monotonic()
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-    first_s = last_s = 0.0
+    came_s: list[float] = []
     made = 0
     while line := await reader.readline():
         if line.startswith(b"data: [DONE]"):
             break
         if any(piece.get("text") is not None for piece in _pieces(line)):
-            last_s = time.monotonic()
-            first_s = first_s or last_s
+            came_s.append(time.monotonic())
         if b'"completion_tokens"' in line:
             usage = json.loads(line[6:]).get("usage") or {}
             made = usage.get("completion_tokens", made)
     writer.close()
-    if made != output:
+    if made != output or not came_s:
         raise SystemExit(f"{url} gave {made} of {output} tokens")
-    return StreamedAnswer(begun_s, first_s, last_s, output)
+    return StreamedAnswer(begun_s, tuple(came_s), output)
 
 
 async def replay(url: str, model: str, requests: Requests, seed: int) -> list[Latency]:
