@@ -168,7 +168,7 @@ def usual_look(looks: Sequence[StageLook], level: float = 1.0) -> StageLook:
 
     def middle(name: str) -> Array:
         some = [getattr(look, name) / slow for look, slow in zip(looks, levels, strict=True)]
-        return level * np.median(some, axis=0)
+        return np.asarray(level * np.median(some, axis=0))
 
     return StageLook(
         middle("prompts_s"),
@@ -361,23 +361,32 @@ def tabulate(look: StageLook, shares: Sequence[float]) -> Tables:
 def simulate_stretch(run: StageRun, number: int) -> tuple[list[float], list[float]]:
     """Simulate a stretch with what was measured; returns TTFT and TPOT of its requests.
 
-    Step times are those of all looks, the machine being as slow as it was before and after the stretch.
+    Step times are those of all looks. The machine is once as slow as it was before the stretch, and once as
+    it was after: both are returned.
     """
+    ttft_s, tpot_s = [], []
+    for level in find_levels(run.looks)[number : number + 2]:
+        found = _simulate(run.stretches[number][0], usual_look(run.looks, level), run.shares)
+        ttft_s += found[0]
+        tpot_s += found[1]
+    return ttft_s, tpot_s
+
+
+def _simulate(
+    requests: Requests, look: StageLook, shares: Sequence[float]
+) -> tuple[list[float], list[float]]:
     from atoll.runtime.local.profile import profile_of
     from atoll.sim.api import simulate
     from atoll.sim.options import SimComponent, SimOptions
 
-    level = float(np.mean(find_levels(run.looks)[number : number + 2]))
-    look = usual_look(run.looks, level)
     profiles = {
         kind: profile_of(table, None, (1e5,) * table.layers)
-        for (kind, _, _), table in zip(RANGES, tabulate(look, run.shares), strict=True)
+        for (kind, _, _), table in zip(RANGES, tabulate(look, shares), strict=True)
     }
     # What makes a single stream's steps late is no hop.
     hop_s = max(0.0, look.hop_s - len(RANGES) * look.late_s / HOPS)
     request_s = max(1e-9, look.beside_s - HOPS * hop_s)
     problem, plan = build_problem(profiles=profiles, hop_s=hop_s)
-    requests = run.stretches[number][0]
     options = SimOptions(
         token_budget=512,
         components=(SimComponent("front", servers=64, item_s=request_s),),
