@@ -42,7 +42,7 @@ RATE_PER_S = 0.9
 CONTEXT = 120
 KV_BYTES = 128 * 2**20
 _PROMPTS = (16, 48, 96, 144, 192)
-STREAMS = {1: 32, 2: 32, 4: 32, 8: 24}
+STREAMS = {1: 24, 2: 24, 4: 24, 8: 20}
 """Streams that decode together, and the tokens each of them gets."""
 _MIXED = (96, 2)
 """A prompt beside so many sequences."""
@@ -281,7 +281,15 @@ class StageProbes:
 
     async def look(self) -> StageLook:
         """Make all probes once."""
-        prompts = [await self._prompt(size) for size in _PROMPTS]
+        before = await self._meter.settle()
+        prompts = []
+        for size in _PROMPTS:
+            first_s = [(await self._ask(size, 1)).latency.ttft_s for _ in range(_TIMES)]
+            after = await self._meter.settle()
+            took = [new.since(old) for new, old in zip(after, before, strict=True)]
+            steps_s = [counted.busy_s / counted.steps for counted in took]
+            prompts.append((steps_s, float(np.mean(first_s)) - sum(steps_s)))
+            before = after
         closed = [await self._decode(number, tokens) for number, tokens in STREAMS.items()]
         return StageLook(
             np.array([steps_s for steps_s, _ in prompts]).T,
@@ -290,15 +298,6 @@ class StageProbes:
             np.array([token_s for _, token_s in closed]),
             float(np.median([beside_s for _, beside_s in prompts])),
         )
-
-    async def _prompt(self, size: int) -> tuple[list[float], float]:
-        """Time single prompts: their steps on each node, and what the first token takes beside them."""
-        before = await self._meter.settle()
-        first_s = [(await self._ask(size, 1)).latency.ttft_s for _ in range(_TIMES)]
-        after = await self._meter.settle()
-        took = [new.since(old) for new, old in zip(after, before, strict=True)]
-        steps_s = [counted.busy_s / counted.steps for counted in took]
-        return steps_s, float(np.mean(first_s)) - sum(steps_s)
 
     async def _decode(self, streams: int, tokens: int) -> tuple[tuple[Counted, ...], float]:
         """Let streams decode together; returns steps, and seconds per token, while all of them do."""
@@ -322,18 +321,6 @@ def merge_points(points: Sequence[tuple[float, float]]) -> Points:
     sizes = [float(np.mean([n for n, _ in some])) for some in merged]
     seconds = np.maximum.accumulate([np.mean([s for _, s in some]) for some in merged])
     return tuple(zip(sizes, seconds.tolist(), strict=True))
-
-
-def mean_table(some: Sequence[RangeTable]) -> RangeTable:
-    """Return the mean of tables of one range."""
-    first = some[0]
-
-    def mean(name: str) -> tuple[tuple[float, ...], ...]:
-        rows = np.mean([getattr(table, name) for table in some], axis=0)
-        return tuple((*map(int, row[:-1]), float(row[-1])) for row in rows)
-
-    fields = {name: mean(name) for name in ("prefill_s", "decode_s", "mixed_s")}
-    return first.model_copy(update=fields)
 
 
 def tabulate(look: StageLook, shares: Sequence[float]) -> Tables:

@@ -112,13 +112,14 @@ def print_looks(run: real_stage.StageRun) -> None:
 def compare_vllm(python: str, folder: Path, seconds: float, count: int) -> Compared:
     """Serve and simulate on vLLM."""
     traces = draw_traces(real_vllm.RATE_PER_S, real_vllm.LENGTHS, seconds, count)
-    rounds = real_vllm.measure_rounds(python, folder, traces)
-    beside_s = real_vllm.beside_steps(rounds)
+    run = real_vllm.measure_trace(python, folder, traces)
+    levels = " ".join(f"{level:.2f}" for level in run.levels)
     print(
-        f"\n  {count} stretches of {seconds:g} s; a request takes {beside_s * 1e3:.1f} ms beside its steps"
+        f"\n  {count} stretches of {seconds:g} s; a request takes {run.beside_s * 1e3:.1f} ms beside its"
+        f" steps; machine before, between and after (1: usual): {levels}"
     )
-    found = [real_vllm.simulate_round(one, beside_s) for one in rounds]
-    return compare("vLLM", [one.served for one in rounds], found)
+    found = [real_vllm.simulate_stretch(run, number) for number in range(count)]
+    return compare("vLLM", [served for _, served in run.stretches], found)
 
 
 def main() -> None:
@@ -131,7 +132,7 @@ def main() -> None:
     from atoll.engine.weights.sources import DEFAULT_MODEL, resolve
 
     folder = resolve(DEFAULT_MODEL)
-    count, seconds = (3, 10.0) if chosen.quick else (6, 14.0)
+    count, seconds = (3, 10.0) if chosen.quick else (5, 14.0)
     count = chosen.stretches or count
     compared = {}
     if chosen.only != "vllm":
