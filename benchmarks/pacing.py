@@ -45,6 +45,7 @@ from tests.sim.pipelines import (
 
 LOAD = 0.9
 NEAR = 1.1
+_TURN_S = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +183,14 @@ def print_simulated(results: list[SimResult]) -> None:
 
 
 def engine_ratio(rounds: dict[str, list[EngineRound]], name: str) -> float:
-    """Paced over free: the middle of the rounds' ratios of a figure."""
+    """Paced over free: the middle of the blocks' ratios of a figure."""
+    return float(np.median(block_ratios(rounds, name)))
+
+
+def block_ratios(rounds: dict[str, list[EngineRound]], name: str) -> list[float]:
+    """Paced over free of every block."""
     pairs = zip(rounds["paced"], rounds["free"], strict=True)
-    return float(np.median([getattr(paced, name) / getattr(free, name) for paced, free in pairs]))
+    return [getattr(paced, name) / getattr(free, name) for paced, free in pairs]
 
 
 def compare_engine(is_quick: bool) -> dict[str, dict[str, float]]:
@@ -195,10 +201,10 @@ def compare_engine(is_quick: bool) -> dict[str, dict[str, float]]:
     ratios: dict[str, dict[str, float]] = {f.name: {} for f in fields(EngineRound)}
     print(f"\n  stage engine, SmolLM2-135M, {CLIENTS} clients: TPOT, tokens/s, tokens per CPU-s")
     for name, cuts in ENGINE_LAYOUTS.items():
-        rounds, stretch_s = (6, 20.0)
+        blocks = 10 if name == "2stage" else 5
         if is_quick:
-            rounds, stretch_s = (3 if name == "2stage" else 1, 5.0)
-        found = engine_rounds(folder, cuts, rounds, stretch_s)
+            blocks = 3 if name == "2stage" else 1
+        found = engine_rounds(folder, cuts, blocks, _TURN_S)
         cells = ""
         for way in ("free", "paced"):
             middle = {f: np.median([getattr(r, f) for r in found[way]]) for f in ratios}
@@ -207,7 +213,11 @@ def compare_engine(is_quick: bool) -> dict[str, dict[str, float]]:
         for figure, by_layout in ratios.items():
             by_layout[name] = engine_ratio(found, figure)
         shown = ", ".join(f"{by_layout[name]:.3f}" for by_layout in ratios.values())
-        print(f"  {name:14s}{cells}   ratios {shown}", flush=True)
+        low, high = np.percentile(block_ratios(found, "tpot_s"), (25, 75))
+        print(
+            f"  {name:14s}{cells}   ratios {shown}; half of TPOT's in {low:.3f}..{high:.3f}",
+            flush=True,
+        )
     return ratios
 
 

@@ -2,16 +2,19 @@
 
 Node processes of SmolLM2, one thread each, pinned as `atoll serve` pins them: one core for each of two
 stages, shared cores where there are more stages than cores. Both ways of running stand side by side and take
-turns, so that whatever else runs here disturbs them alike. Each client waits for its answer and asks again,
-for answers of different lengths, so that sequences do not travel together because they began together.
+short turns: free, paced, paced, free. Cores of a virtual machine change speed within a minute; ratios are
+those of such blocks, in which a steady change meets both ways alike, and the middle of them counts. Each
+client waits for its answer and asks again, for answers of different lengths, so that sequences do not travel
+together because they began together.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,7 +38,8 @@ WAYS = {"free": "free", "paced": "auto"}
 CLIENTS = 8
 PROMPT = 16
 ANSWER = (24, 56)
-WARM_UP_S = 3.0
+WARM_UP_S = 2.0
+TURNS = ("free", "paced", "paced", "free")
 _BLOCKS = 256
 
 
@@ -106,26 +110,40 @@ class Crowd:
 
 
 async def take_turns(
-    ready: dict[str, list[dict[str, Any]]], rounds: int, seconds: float
+    ready: dict[str, list[dict[str, Any]]], blocks: int, seconds: float
 ) -> dict[str, list[EngineRound]]:
-    """Run every set of processes in turn, the first one first and then last."""
+    """Run both sets of processes in turn; returns the mean of the turns that each has in a block."""
     crowds = {way: Crowd(said) for way, said in ready.items()}
     for crowd in crowds.values():
         await crowd.scheduler.start()
         await crowd.scheduler.ready(60.0)
+        # Steps must be known before batches are paced by them.
+        await crowd.run(seconds, 0)
     found: dict[str, list[EngineRound]] = {way: [] for way in crowds}
-    for number in range(rounds):
-        for way in sorted(crowds, reverse=number % 2 == 1):
-            found[way].append(await crowds[way].run(seconds, number))
+    for number in range(blocks):
+        turns: dict[str, list[EngineRound]] = {way: [] for way in crowds}
+        for way in TURNS:
+            # What is asked for is the same both ways.
+            seed = 1 + 2 * number + len(turns[way])
+            turns[way].append(await crowds[way].run(seconds, seed))
+        for way, some in turns.items():
+            found[way].append(mean_round(some))
     for crowd in crowds.values():
         await crowd.scheduler.close()
     return found
 
 
+def mean_round(some: Sequence[EngineRound]) -> EngineRound:
+    """Return the mean of every figure."""
+    return EngineRound(
+        *(float(np.mean([getattr(one, f.name) for one in some])) for f in fields(EngineRound))
+    )
+
+
 def engine_rounds(
-    folder: Path, cuts: Cuts, rounds: int, seconds: float
+    folder: Path, cuts: Cuts, blocks: int, seconds: float
 ) -> dict[str, list[EngineRound]]:
-    """Return the rounds of a layout, free and paced."""
+    """Return the blocks of a layout, free and paced."""
     from atoll.runtime.local.cores import assign_cores, usable_cores
 
     work = {str(i): float(end - start) for i, (start, end) in enumerate(cuts)}
@@ -141,7 +159,7 @@ def engine_rounds(
             )
             for way, limit in WAYS.items()
         }
-        return asyncio.run(take_turns(ready, rounds, seconds))
+        return asyncio.run(take_turns(ready, blocks, seconds))
 
 
 class CpuTimedStage:

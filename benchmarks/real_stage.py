@@ -1,8 +1,8 @@
 """The stage engine on this machine: SmolLM2 cut unevenly over two nodes, behind the gateway.
 
 Each node has a core of its own, as in a fleet every node is a machine of its own; instance, gateway and
-clients run beside them. Profiles are taken by processes that hold the same layers on the same cores, both at
-once, since cores share caches and memory.
+clients run beside them. Step times are those that the nodes themselves count while clients probe the engine,
+before and after what is compared: what shares their caches, their cores and the memory is in them.
 """
 
 from __future__ import annotations
@@ -10,90 +10,47 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from atoll.plan.cluster_profiles import at
+from atoll.runtime.local.profile import RangeTable
+from atoll.runtime.local.server_profile import mean_gap
+from benchmarks.node_meter import LAG_S, Counted, NodeMeter
 from benchmarks.report import ROOT
-from benchmarks.streaming import Latency, answer, replay
+from benchmarks.streaming import Latency, StreamedAnswer, replay, stream_answer
 
 if TYPE_CHECKING:
     from atoll.plan.cluster import NodeProfile
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
-    from atoll.runtime.local.profile import ProfileOptions, RangeTable
     from atoll.workload.requests import Requests
 
 SERVICE = "smollm2"
 RANGES = (("CORE-L:1", 0, 18), ("CORE-S:1", 18, 30))
+HOPS = len(RANGES) + 1
+"""From the front to the first node, between nodes, and back."""
 LENGTHS = "normal:96/0.4x40/0.3"
 RATE_PER_S = 0.9
 CONTEXT = 120
 KV_BYTES = 128 * 2**20
-_SHORT, _LONG = 32, 192
-_ANSWER = 24
-"""Prompts and answer of single streams."""
-Tables = tuple["RangeTable", ...]
-Alone = tuple[Latency, Latency]
-
-
-def profile_options() -> ProfileOptions:
-    """What is measured in a round: sizes that the trace has."""
-    from atoll.runtime.local.profile import ProfileOptions
-
-    return ProfileOptions(
-        repeats=3,
-        prompts=(16, 32, 64, 96, 128, 192),
-        sequences=(1, 2, 4, 8),
-        mixed=((96, 2), (96, 4)),
-        context=CONTEXT,
-    )
-
-
-def _profile(pipe: Connection, folder: Path, start: int, end: int, core: int) -> None:
-    """Hold a range on a core and measure it whenever asked."""
-    from atoll.runtime.local.profile import RangeTimer
-
-    os.sched_setaffinity(0, {core})
-    timer = RangeTimer(folder, start, end, profile_options())
-    timer.measure()
-    pipe.send(None)
-    while pipe.recv():
-        pipe.send(timer.measure())
-
-
-@contextmanager
-def profilers(folder: Path, cores: Sequence[int]) -> Iterator[list[Connection]]:
-    """Processes that profile the ranges, each on its core."""
-    spawn = multiprocessing.get_context("spawn")
-    pipes: list[Connection] = []
-    with ExitStack() as stack:
-        for (_, start, end), core in zip(RANGES, cores, strict=True):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(
-                target=_profile, args=(theirs, folder, start, end, core), daemon=True
-            )
-            process.start()
-            theirs.close()
-            stack.callback(process.join, 10.0)
-            stack.callback(ours.send, False)
-            pipes.append(ours)
-        for pipe in pipes:
-            pipe.recv()
-        yield pipes
-
-
-def measure(pipes: Sequence[Connection]) -> Tables:
-    """Let all measure at the same time."""
-    for pipe in pipes:
-        pipe.send(True)
-    return tuple(pipe.recv() for pipe in pipes)
+_PROMPTS = (16, 48, 96, 144, 192)
+STREAMS = {1: 24, 2: 24, 4: 24, 8: 20}
+"""Streams that decode together, and the tokens each of them gets."""
+_MIXED = (96, 2)
+"""A prompt beside so many sequences."""
+_BATCHES = (1, 2, 3, 4, 6, 8)
+_TIMES = 3
+Tables = tuple[RangeTable, ...]
+Points = tuple[tuple[float, float], ...]
+Array = NDArray[np.float64]
 
 
 def build_problem(
@@ -102,6 +59,7 @@ def build_problem(
     hop_s: float = 0.0,
 ) -> tuple[Problem, Plan]:
     """Return the demo's fleet with a node for each range, measured or not yet, and the plan of those."""
+    from atoll.perf.engines import EngineLaunch
     from atoll.plan.cluster import ClusterLink, ClusterNode
     from atoll.plan.files.fleet import load_fleet
     from atoll.plan.plan import Flow, Instance, Node, Plan, Route
@@ -150,28 +108,97 @@ def build_problem(
         usd_per_hour=0.0,
         status="feasible",
         solver="by hand",
+        engines={SERVICE: EngineLaunch(promised_ttft_s=problem.services[0].ttft_s)},
     )
     return problem, plan
 
 
 @dataclass(frozen=True, slots=True)
-class StageRound:
-    """A stretch of the trace as it was served, with what was measured before and after it.
+class StageLook:
+    """What probes of the engine in place have shown, once. Rows of arrays are nodes.
 
-    `alone` are answers to a single client, to a short and to a long prompt, before and after.
+    Single prompts: seconds of the step of each size, and `beside_s`, those that a first token takes beside
+    steps. Streams that decode together, for each number of them: rows and seconds of a mean step, and seconds
+    per token of a stream.
     """
 
-    requests: Requests
-    served: tuple[Latency, ...]
-    tables: tuple[Tables, Tables]
-    alone: tuple[Alone, Alone]
+    prompts_s: Array
+    rows: Array
+    steps_s: Array
+    tokens_s: Array
+    beside_s: float
+
+    @property
+    def times_s(self) -> Array:
+        """All times that tell how fast the machine was."""
+        return np.concatenate([self.prompts_s.ravel(), self.steps_s.ravel(), self.tokens_s])
+
+    @property
+    def hop_s(self) -> float:
+        """What a single stream's token takes beside its steps, per hop."""
+        return max(0.0, float(self.tokens_s[0] - self.steps_s[:, 0].sum())) / HOPS
+
+    @property
+    def late_s(self) -> float:
+        """Seconds by which a step is late where groups of sequences follow each other.
+
+        Steps are not equally long. Where a group is on each node, the longest step sets the pace, and
+        simulated with their means it would be too fast: it is what tokens take beyond steps and hops, over
+        the groups that are out.
+        """
+        groups = np.maximum(1.0, np.array(list(STREAMS)) / self.rows.mean(axis=0))
+        even_s = np.maximum(
+            self.steps_s.sum(axis=0) + HOPS * self.hop_s, groups * self.steps_s.max(axis=0)
+        )
+        return max(0.0, float(np.mean(((self.tokens_s - even_s) / groups)[1:])))
+
+
+def find_levels(looks: Sequence[StageLook]) -> list[float]:
+    """Return how slow the machine was at each look, 1 being usual.
+
+    It is a median over probes: one that something held up says nothing about the others.
+    """
+    usual_s = np.median([look.times_s for look in looks], axis=0)
+    return [float(np.median(look.times_s / usual_s)) for look in looks]
+
+
+def usual_look(looks: Sequence[StageLook], level: float = 1.0) -> StageLook:
+    """Return what all looks say together, for a time at which the machine was so slow."""
+    levels = find_levels(looks)
+
+    def middle(name: str) -> Array:
+        some = [getattr(look, name) / slow for look, slow in zip(looks, levels, strict=True)]
+        return np.asarray(level * np.median(some, axis=0))
+
+    return StageLook(
+        middle("prompts_s"),
+        np.median([look.rows for look in looks], axis=0),
+        middle("steps_s"),
+        middle("tokens_s"),
+        float(np.median([look.beside_s for look in looks])),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StageRun:
+    """Stretches of the trace as they were served, and the looks before, between and after them.
+
+    `shares` are what a prompt and sequences share in one step on each node, in steps of one sequence.
+    """
+
+    shares: tuple[float, ...]
+    looks: tuple[StageLook, ...]
+    stretches: tuple[tuple[Requests, tuple[Latency, ...]], ...]
 
 
 @asynccontextmanager
-async def serve(plan: Plan, folder: Path, cores: Sequence[int]) -> AsyncIterator[str]:
-    """Run the plan behind the gateway; yields its address."""
+async def serve(
+    plan: Plan, folder: Path, cores: Sequence[int]
+) -> AsyncIterator[tuple[str, NodeMeter]]:
+    """Run the plan behind the gateway; yields its address, and what hears its nodes."""
     from atoll.cli.serving import local_fleet
     from atoll.engine.weights.sources import DEFAULT_MODEL
+    from atoll.runtime.instance.config import engine_name
     from atoll.runtime.local.build import LocalModel, LocalOptions
 
     with local_fleet(
@@ -184,118 +211,173 @@ async def serve(plan: Plan, folder: Path, cores: Sequence[int]) -> AsyncIterator
         on_progress=lambda _name, _state, _reason: None,
     ) as fleet:
         await fleet.start()
+        one = plan.instances[0]
+        inboxes = [fleet.home.inbox(engine_name(one.id, node.id)) for node in one.nodes]
         try:
-            yield fleet.url
+            async with NodeMeter(inboxes).listen() as meter:
+                yield fleet.url, meter
         finally:
             await fleet.stop(5.0)
 
 
-async def run_rounds(plan: Plan, folder: Path, traces: Sequence[Requests]) -> list[StageRound]:
-    """Serve every trace, and measure the machine before, between and after them."""
+async def run_trace(plan: Plan, folder: Path, traces: Sequence[Requests]) -> StageRun:
+    """Serve every stretch, and probe the engine before, between and after them."""
     from atoll.runtime.local.cores import usable_cores
 
     cores = usable_cores()[: len(RANGES)]
     if len(cores) < len(RANGES):
         raise SystemExit(f"{len(RANGES)} nodes need as many cores")
-    rounds = []
-    async with serve(plan, folder, cores) as url:
-        with profilers(folder, cores) as pipes:
-            await answer(url, SERVICE, 10**6, 64, 48)
-            before = await _look(url, pipes, 0)
-            for number, requests in enumerate(traces):
-                served = await replay(url, SERVICE, requests, number)
-                after = await _look(url, pipes, number + 1)
-                tables, alone = (before[0], after[0]), (before[1], after[1])
-                rounds.append(StageRound(requests, tuple(served), tables, alone))
-                before = after
-    return rounds
+    shares = measure_shares(folder, cores)
+    stretches = []
+    async with serve(plan, folder, cores) as (url, meter):
+        probes = StageProbes(url, meter)
+        await probes.warm_up()
+        looks = [await probes.look()]
+        for number, requests in enumerate(traces):
+            served = await replay(url, SERVICE, requests, number)
+            stretches.append((requests, tuple(served)))
+            looks.append(await probes.look())
+    return StageRun(tuple(shares), tuple(looks), tuple(stretches))
 
 
-async def _look(url: str, pipes: Sequence[Connection], number: int) -> tuple[Tables, Alone]:
-    """Measure the ranges, and single streams before and after that."""
-    short = await answer(url, SERVICE, 10**6 + 2 * number + 1, _SHORT, _ANSWER)
-    tables = await asyncio.to_thread(measure, pipes)
-    return tables, (short, await answer(url, SERVICE, 10**6 + 2 * number + 2, _LONG, _ANSWER))
+def measure_shares(folder: Path, cores: Sequence[int]) -> list[float]:
+    """Return, per node, what a prompt and sequences share in one step, as a share of a step of one sequence.
 
-
-def mean_table(some: Sequence[RangeTable]) -> RangeTable:
-    """Return the mean of tables of one range."""
-    first = some[0]
-
-    def mean(name: str) -> tuple[tuple[float, ...], ...]:
-        rows = np.mean([getattr(table, name) for table in some], axis=0)
-        return tuple((*map(int, row[:-1]), float(row[-1])) for row in rows)
-
-    fields = {name: mean(name) for name in ("prefill_s", "decode_s", "mixed_s")}
-    return first.model_copy(update=fields)
-
-
-@dataclass(frozen=True, slots=True)
-class InPlace:
-    """How the nodes of the engine differ from ranges that run by themselves.
-
-    Their steps take `factor` as long: between steps they wait, and others use their caches and cores. A hop
-    takes `hop_s` beside the steps, and a request `request_s` until its first one.
+    It is a ratio of steps that take turns, so processes of their own can measure it, all at a time.
     """
-
-    factor: float
-    hop_s: float
-    request_s: float
-
-
-def look_in_place(rounds: Sequence[StageRound]) -> InPlace:
-    """Find it from single streams, apart from what is compared.
-
-    What a long prompt takes more than a short one is steps alone, and gives the factor; what is left of a
-    token's time is hops, and what is left of the first one's is the request's.
-    """
-    from atoll.plan.cluster_profiles import at
-
-    looks = [(rounds[0].tables[0], rounds[0].alone[0])]
-    looks += [(each.tables[1], each.alone[1]) for each in rounds]
-    prompts = {
-        size: float(np.mean([sum(at(t.prefill_s, float(size)) for t in some) for some, _ in looks]))
-        for size in (_SHORT, _LONG)
-    }
-    token_s = float(np.mean([sum(at(t.decode_s, 1.0) for t in some) for some, _ in looks]))
-    short_s = float(np.mean([short.ttft_s for _, (short, _) in looks]))
-    long_s = float(np.mean([long.ttft_s for _, (_, long) in looks]))
-    each_s = float(np.mean([one.tpot_s for _, some in looks for one in some]))
-    factor = max(1.0, (long_s - short_s) / (prompts[_LONG] - prompts[_SHORT]))
-    # Nor do tokens of a single stream take longer than they did.
-    factor = min(factor, each_s / token_s) if each_s > token_s else 1.0
-    hops = len(RANGES) + 1
-    hop_s = max(0.0, each_s - factor * token_s) / hops
-    return InPlace(factor, hop_s, max(0.0, short_s - factor * prompts[_SHORT] - hops * hop_s))
+    jobs = [(folder, start, end, core) for (_, start, end), core in zip(RANGES, cores, strict=True)]
+    with multiprocessing.get_context("spawn").Pool(len(jobs)) as pool:
+        return pool.starmap(_measure_share, jobs, chunksize=1)
 
 
-def slow_down(table: RangeTable, factor: float) -> RangeTable:
-    """Return a table whose steps take so many times as long."""
-    return table.model_copy(
-        update={
-            name: tuple((*row[:-1], factor * row[-1]) for row in getattr(table, name))
-            for name in ("prefill_s", "decode_s", "mixed_s")
-        }
+def _measure_share(folder: Path, start: int, end: int, core: int) -> float:
+    from atoll.runtime.local.profile import ProfileOptions, RangeTimer, profile_of
+
+    os.sched_setaffinity(0, {core})
+    size, beside = _MIXED
+    options = ProfileOptions(
+        repeats=6, prompts=(size,), sequences=(1, beside), mixed=(_MIXED,), context=CONTEXT
     )
+    table = RangeTimer(folder, start, end, options).measure()
+    found = profile_of(table, None, (1e5,) * (end - start))
+    return found.shared_s_per_layer * table.layers / table.decode_s[0][1]
 
 
-def simulate_round(one: StageRound, there: InPlace) -> tuple[list[float], list[float]]:
-    """Simulate a stretch with what was measured around it; returns TTFT and TPOT of its requests."""
+class StageProbes:
+    """Clients that ask for what tells step times apart, while nothing else is asked."""
+
+    def __init__(self, url: str, meter: NodeMeter) -> None:
+        self._url, self._meter = url, meter
+        self._seed = 10**6
+
+    async def _ask(self, prompt: int, output: int) -> StreamedAnswer:
+        self._seed += 1
+        return await stream_answer(self._url, SERVICE, self._seed, prompt, output)
+
+    async def warm_up(self) -> None:
+        """Let everything have run once, and the engine learn how long its steps take."""
+        await self._ask(_PROMPTS[-1], 1)
+        await asyncio.gather(*(self._ask(_MIXED[0], 48) for _ in range(max(STREAMS))))
+
+    async def look(self) -> StageLook:
+        """Make all probes once."""
+        before = await self._meter.settle()
+        prompts = []
+        for size in _PROMPTS:
+            first_s = [(await self._ask(size, 1)).latency.ttft_s for _ in range(_TIMES)]
+            after = await self._meter.settle()
+            took = [new.since(old) for new, old in zip(after, before, strict=True)]
+            steps_s = [counted.busy_s / counted.steps for counted in took]
+            prompts.append((steps_s, float(np.mean(first_s)) - sum(steps_s)))
+            before = after
+        closed = [await self._decode(number, tokens) for number, tokens in STREAMS.items()]
+        return StageLook(
+            np.array([steps_s for steps_s, _ in prompts]).T,
+            np.array([[each.rows / each.steps for each in found] for found, _ in closed]).T,
+            np.array([[each.busy_s / each.steps for each in found] for found, _ in closed]).T,
+            np.array([token_s for _, token_s in closed]),
+            float(np.median([beside_s for _, beside_s in prompts])),
+        )
+
+    async def _decode(self, streams: int, tokens: int) -> tuple[tuple[Counted, ...], float]:
+        """Let streams decode together; returns steps, and seconds per token, while all of them do."""
+        answers = await asyncio.gather(*(self._ask(CONTEXT - 24, tokens) for _ in range(streams)))
+        from_s = max(one.came_s[0] for one in answers)
+        until_s = min(one.came_s[-1] for one in answers)
+        found = self._meter.between(from_s + LAG_S, until_s)
+        if min(counted.steps for counted in found) < 1:
+            raise SystemExit("a node's heartbeats say of no step: the machine is too busy")
+        return found, mean_gap([[one.sent_s, *one.came_s] for one in answers])
+
+
+def merge_points(points: Sequence[tuple[float, float]]) -> Points:
+    """Return measured points as a curve that does not fall: means of those within a tenth of each other."""
+    merged: list[list[tuple[float, float]]] = []
+    for point in sorted(points):
+        if merged and point[0] < 1.1 * merged[-1][0][0]:
+            merged[-1].append(point)
+        else:
+            merged.append([point])
+    sizes = [float(np.mean([n for n, _ in some])) for some in merged]
+    seconds = np.maximum.accumulate([np.mean([s for _, s in some]) for some in merged])
+    return tuple(zip(sizes, seconds.tolist(), strict=True))
+
+
+def tabulate(look: StageLook, shares: Sequence[float]) -> Tables:
+    """Return a look as a table of steps for each node."""
+    size, beside = _MIXED
+    tables = []
+    for i, (_, start, end) in enumerate(RANGES):
+        points = zip(look.rows[i].tolist(), (look.steps_s[i] + look.late_s).tolist(), strict=True)
+        decode = merge_points(list(points))
+        sizes = tuple(map(float, _PROMPTS))
+        prefill = tuple(zip(sizes, look.prompts_s[i].tolist(), strict=True))
+        both_s = at(prefill, float(size)) + at(decode, float(beside))
+        tables.append(
+            RangeTable(
+                start=start,
+                end=end,
+                prefill_s=tuple((int(n), each_s) for n, each_s in prefill),
+                decode_s=tuple((n, at(decode, float(n))) for n in _BATCHES),
+                mixed_s=((*_MIXED, both_s - shares[i] * at(decode, 1.0)),),
+            )
+        )
+    return tuple(tables)
+
+
+def simulate_stretch(run: StageRun, number: int) -> tuple[list[float], list[float]]:
+    """Simulate a stretch with what was measured; returns TTFT and TPOT of its requests.
+
+    Step times are those of all looks. The machine is once as slow as it was before the stretch, and once as
+    it was after: both are returned.
+    """
+    ttft_s, tpot_s = [], []
+    for level in find_levels(run.looks)[number : number + 2]:
+        found = _simulate(run.stretches[number][0], usual_look(run.looks, level), run.shares)
+        ttft_s += found[0]
+        tpot_s += found[1]
+    return ttft_s, tpot_s
+
+
+def _simulate(
+    requests: Requests, look: StageLook, shares: Sequence[float]
+) -> tuple[list[float], list[float]]:
     from atoll.runtime.local.profile import profile_of
     from atoll.sim.api import simulate
     from atoll.sim.options import SimComponent, SimOptions
 
-    profiles = {}
-    for i, (kind, start, end) in enumerate(RANGES):
-        table = slow_down(mean_table([tables[i] for tables in one.tables]), there.factor)
-        profiles[kind] = profile_of(table, None, (1e5,) * (end - start))
-    problem, plan = build_problem(profiles=profiles, hop_s=there.hop_s)
-    front = SimComponent("front", servers=64, item_s=max(there.request_s, 1e-9))
+    profiles = {
+        kind: profile_of(table, None, (1e5,) * table.layers)
+        for (kind, _, _), table in zip(RANGES, tabulate(look, shares), strict=True)
+    }
+    # What makes a single stream's steps late is no hop.
+    hop_s = max(0.0, look.hop_s - len(RANGES) * look.late_s / HOPS)
+    request_s = max(1e-9, look.beside_s - HOPS * hop_s)
+    problem, plan = build_problem(profiles=profiles, hop_s=hop_s)
     options = SimOptions(
         token_budget=512,
-        order="arrival",
-        components=(front,),
-        classes=dict.fromkeys(one.requests.classes, (("front",), ("llm",))),
+        components=(SimComponent("front", servers=64, item_s=request_s),),
+        classes=dict.fromkeys(requests.classes, (("front",), ("llm",))),
     )
-    found = simulate(plan, problem, problem.catalog(), one.requests, options).requests
+    found = simulate(plan, problem, problem.catalog(), requests, options).requests
     return found.ttft_s.tolist(), found.tpot_s.tolist()

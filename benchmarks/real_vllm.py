@@ -23,10 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.streaming import Latency, replay
 
 if TYPE_CHECKING:
+    from atoll.runtime.local.profile import RangeTable
     from atoll.runtime.local.server_profile import ServerTable
     from atoll.workload.requests import Requests
 
@@ -102,16 +104,45 @@ def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerRound:
-    """A stretch of the trace as it was served, with what was measured before and after it."""
+class ServerRun:
+    """Stretches of the trace as they were served, and what was measured before, between and after them."""
 
-    requests: Requests
-    served: tuple[Latency, ...]
-    tables: tuple[ServerTable, ServerTable]
+    tables: tuple[ServerTable, ...]
+    stretches: tuple[tuple[Requests, tuple[Latency, ...]], ...]
+
+    @property
+    def beside_s(self) -> float:
+        """What a request takes beside its steps: the median of all probes."""
+        return float(np.median([table.beside_s for table in self.tables]))
+
+    @property
+    def levels(self) -> list[float]:
+        """How slow the machine was at each look, 1 being usual: a median over probes."""
+        usual_s = np.median([_times(table) for table in self.tables], axis=0)
+        return [float(np.median(_times(table) / usual_s)) for table in self.tables]
+
+    def usual(self, level: float) -> RangeTable:
+        """Return what all looks say together, for a time at which the machine was so slow."""
+
+        def middle(name: str) -> tuple[tuple[float, ...], ...]:
+            rows = np.array([getattr(table.steps, name) for table in self.tables])
+            each_s = rows[:, :, -1] / np.array(self.levels)[:, None]
+            middle_s = level * np.median(each_s, axis=0)
+            return tuple(
+                (*map(int, row[:-1]), float(s)) for row, s in zip(rows[0], middle_s, strict=True)
+            )
+
+        fields = {name: middle(name) for name in ("prefill_s", "decode_s", "mixed_s")}
+        return self.tables[0].steps.model_copy(update=fields)
 
 
-async def run_rounds(url: str, traces: Sequence[Requests]) -> list[ServerRound]:
-    """Serve every trace, and probe the server before, between and after them."""
+def _times(table: ServerTable) -> NDArray[np.float64]:
+    steps = table.steps
+    return np.array([row[-1] for row in (*steps.prefill_s, *steps.decode_s, *steps.mixed_s)])
+
+
+async def run_trace(url: str, traces: Sequence[Requests]) -> ServerRun:
+    """Serve every stretch, and probe the server before, between and after them."""
     from atoll.runtime.local.server_profile import (
         ServerProbes,
         completions_client,
@@ -126,24 +157,34 @@ async def run_rounds(url: str, traces: Sequence[Requests]) -> list[ServerRound]:
         answer=12,
         repeats=1,
     )
-    rounds = []
-    before = await measure_server(ask, LAYERS, probes)
+    stretches = []
+    tables = [await measure_server(ask, LAYERS, probes)]
     for number, requests in enumerate(traces):
         served = await replay(url, SERVICE, requests, number)
-        after = await measure_server(ask, LAYERS, probes, warm_up=False)
-        rounds.append(ServerRound(requests, tuple(served), (before, after)))
-        before = after
-    return rounds
+        stretches.append((requests, tuple(served)))
+        tables.append(await measure_server(ask, LAYERS, probes, warm_up=False))
+    return ServerRun(tuple(tables), tuple(stretches))
 
 
-def simulate_round(one: ServerRound, beside_s: float) -> tuple[list[float], list[float]]:
-    """Simulate a stretch with what was measured around it; returns TTFT and TPOT of its requests."""
+def simulate_stretch(run: ServerRun, number: int) -> tuple[list[float], list[float]]:
+    """Simulate a stretch as the machine was before, and as it was after it; returns TTFT and TPOT of both."""
+    ttft_s, tpot_s = [], []
+    for level in run.levels[number : number + 2]:
+        found = _simulate(run.stretches[number][0], run.usual(level), run.beside_s)
+        ttft_s += found[0]
+        tpot_s += found[1]
+    return ttft_s, tpot_s
+
+
+def _simulate(
+    requests: Requests, steps: RangeTable, beside_s: float
+) -> tuple[list[float], list[float]]:
     from atoll.runtime.local.server_profile import ServerTable
     from atoll.sim.api import simulate
     from atoll.sim.options import SimComponent, SimOptions
-    from benchmarks.real_stage import build_problem, mean_table
+    from benchmarks.real_stage import build_problem
 
-    table = ServerTable(mean_table([each.steps for each in one.tables]), beside_s)
+    table = ServerTable(steps, beside_s)
     problem, plan = build_problem(((KIND, 0, LAYERS),), {KIND: table.profile(_KV_TOKENS)})
     front = SimComponent("front", servers=64, item_s=max(beside_s, 1e-9))
     options = SimOptions(
@@ -152,19 +193,13 @@ def simulate_round(one: ServerRound, beside_s: float) -> tuple[list[float], list
         admission="prompts",
         order="arrival",
         components=(front,),
-        classes=dict.fromkeys(one.requests.classes, (("front",), ("llm",))),
+        classes=dict.fromkeys(requests.classes, (("front",), ("llm",))),
     )
-    found = simulate(plan, problem, problem.catalog(), one.requests, options).requests
+    found = simulate(plan, problem, problem.catalog(), requests, options).requests
     return found.ttft_s.tolist(), found.tpot_s.tolist()
 
 
-def measure_rounds(python: str, folder: Path, traces: Sequence[Requests]) -> list[ServerRound]:
-    """Start a server and run every trace on it."""
+def measure_trace(python: str, folder: Path, traces: Sequence[Requests]) -> ServerRun:
+    """Start a server and run every stretch on it."""
     with serve(python, folder) as url:
-        return asyncio.run(run_rounds(url, traces))
-
-
-def beside_steps(rounds: Sequence[ServerRound]) -> float:
-    """Return what a request takes beside its steps: the median of all probes."""
-    tables = [rounds[0].tables[0], *(one.tables[1] for one in rounds)]
-    return float(np.median([table.beside_s for table in tables]))
+        return asyncio.run(run_trace(url, traces))

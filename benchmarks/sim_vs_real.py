@@ -83,38 +83,57 @@ def compare_stage(folder: Path, seconds: float, count: int) -> Compared:
     """Serve and simulate on the stage engine."""
     _, plan = real_stage.build_problem()
     traces = draw_traces(real_stage.RATE_PER_S, real_stage.LENGTHS, seconds, count)
-    rounds = asyncio.run(real_stage.run_rounds(plan, folder, traces))
-    there = real_stage.look_in_place(rounds)
+    run = asyncio.run(real_stage.run_trace(plan, folder, traces))
+    print(f"  {count} stretches of {seconds:g} s")
+    print_looks(run)
+    found = [real_stage.simulate_stretch(run, number) for number in range(count)]
+    return compare("stage engine", [served for _, served in run.stretches], found)
+
+
+def print_looks(run: real_stage.StageRun) -> None:
+    """Print what probes have shown, and how slow the machine was at each of them."""
+    look = real_stage.usual_look(run.looks)
+    levels = " ".join(f"{level:.2f}" for level in real_stage.find_levels(run.looks))
+    print(f"  machine before, between and after (1: usual): {levels}")
+    for prompts_s, rows, steps_s, share in zip(
+        look.prompts_s, look.rows, look.steps_s, run.shares, strict=True
+    ):
+        decode = ", ".join(f"{n:.1f}: {s * 1e3:.1f}" for n, s in zip(rows, steps_s, strict=True))
+        prompts = " ".join(f"{each_s * 1e3:.0f}" for each_s in prompts_s)
+        print(f"  a node: prompts {prompts} ms, tokens {decode} ms, shared {share:.2f}")
+    tokens = " ".join(f"{each_s * 1e3:.0f}" for each_s in look.tokens_s)
+    streams = "/".join(map(str, real_stage.STREAMS))
     print(
-        f"  {count} stretches of {seconds:g} s; in place steps take {there.factor:.2f} times as long,"
-        f" a hop {there.hop_s * 1e3:.2f} ms and a request {there.request_s * 1e3:.1f} ms beside them"
+        f"  streams {streams}: {tokens} ms per token; hop {look.hop_s * 1e3:.2f},"
+        f" steps late {look.late_s * 1e3:.2f}, beside prompts {look.beside_s * 1e3:.1f} ms"
     )
-    found = [real_stage.simulate_round(one, there) for one in rounds]
-    return compare("stage engine", [one.served for one in rounds], found)
 
 
 def compare_vllm(python: str, folder: Path, seconds: float, count: int) -> Compared:
     """Serve and simulate on vLLM."""
     traces = draw_traces(real_vllm.RATE_PER_S, real_vllm.LENGTHS, seconds, count)
-    rounds = real_vllm.measure_rounds(python, folder, traces)
-    beside_s = real_vllm.beside_steps(rounds)
+    run = real_vllm.measure_trace(python, folder, traces)
+    levels = " ".join(f"{level:.2f}" for level in run.levels)
     print(
-        f"\n  {count} stretches of {seconds:g} s; a request takes {beside_s * 1e3:.1f} ms beside its steps"
+        f"\n  {count} stretches of {seconds:g} s; a request takes {run.beside_s * 1e3:.1f} ms beside its"
+        f" steps; machine before, between and after (1: usual): {levels}"
     )
-    found = [real_vllm.simulate_round(one, beside_s) for one in rounds]
-    return compare("vLLM", [one.served for one in rounds], found)
+    found = [real_vllm.simulate_stretch(run, number) for number in range(count)]
+    return compare("vLLM", [served for _, served in run.stretches], found)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer stretches, under three minutes")
+    parser.add_argument("--stretches", type=int, help="how many stretches of the trace")
     parser.add_argument("--vllm", type=Path, help="a Python that has vllm")
     parser.add_argument("--only", choices=("stage", "vllm"), help="leave the other engine out")
     chosen = parser.parse_args()
     from atoll.engine.weights.sources import DEFAULT_MODEL, resolve
 
     folder = resolve(DEFAULT_MODEL)
-    count, seconds = (3, 10.0) if chosen.quick else (8, 14.0)
+    count, seconds = (3, 10.0) if chosen.quick else (5, 14.0)
+    count = chosen.stretches or count
     compared = {}
     if chosen.only != "vllm":
         compared["stage"] = compare_stage(folder, seconds, count)

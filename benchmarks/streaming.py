@@ -23,6 +23,20 @@ class Latency(NamedTuple):
     tpot_s: float
 
 
+class StreamedAnswer(NamedTuple):
+    """When a request was sent, and when pieces of an answer of so many tokens came, on one clock."""
+
+    sent_s: float
+    came_s: tuple[float, ...]
+    tokens: int
+
+    @property
+    def latency(self) -> Latency:
+        """What its client saw."""
+        each_s = (self.came_s[-1] - self.came_s[0]) / max(1, self.tokens - 1)
+        return Latency(self.came_s[0] - self.sent_s, each_s)
+
+
 def draw_prompt(seed: int, tokens: int) -> list[int]:
     """Return a prompt that no other seed begins with."""
     return [int(token) for token in stream(seed, "prompt").integers(*_TOKENS, size=tokens)]
@@ -33,7 +47,9 @@ def _pieces(line: bytes) -> Iterator[dict[str, Any]]:
         yield from json.loads(line[6:]).get("choices", ())
 
 
-async def answer(url: str, model: str, seed: int, prompt: int, output: int) -> Latency:
+async def stream_answer(
+    url: str, model: str, seed: int, prompt: int, output: int
+) -> StreamedAnswer:
     """Stream one answer of exactly so many tokens."""
     host, _, port = url.removeprefix("http://").rpartition(":")
     asked = {
@@ -50,21 +66,20 @@ async def answer(url: str, model: str, seed: int, prompt: int, output: int) -> L
     begun_s = time.monotonic()
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-    first_s = last_s = 0.0
+    came_s: list[float] = []
     made = 0
     while line := await reader.readline():
         if line.startswith(b"data: [DONE]"):
             break
         if any(piece.get("text") is not None for piece in _pieces(line)):
-            last_s = time.monotonic()
-            first_s = first_s or last_s
+            came_s.append(time.monotonic())
         if b'"completion_tokens"' in line:
             usage = json.loads(line[6:]).get("usage") or {}
             made = usage.get("completion_tokens", made)
     writer.close()
-    if made != output:
+    if made != output or not came_s:
         raise SystemExit(f"{url} gave {made} of {output} tokens")
-    return Latency(first_s - begun_s, (last_s - first_s) / max(1, output - 1))
+    return StreamedAnswer(begun_s, tuple(came_s), output)
 
 
 async def replay(url: str, model: str, requests: Requests, seed: int) -> list[Latency]:
@@ -74,8 +89,9 @@ async def replay(url: str, model: str, requests: Requests, seed: int) -> list[La
     async def later(i: int) -> Latency:
         due_s = begun_s + float(requests.arrival_s[i])
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-        return await answer(
+        found = await stream_answer(
             url, model, seed * 1000 + i, int(requests.input[i]), int(requests.output[i])
         )
+        return found.latency
 
     return list(await asyncio.gather(*(later(i) for i in range(len(requests)))))

@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SAID = {
     "plan_fleet.py": (
         "chat keeps its promises for",
-        "quickstart: $16.08/h",
+        "quickstart: $14.98/h",
         "A10G:8      not used",
     ),
     "what_if.py": ("homogeneous", "If every L40S cost half as much again", "return "),

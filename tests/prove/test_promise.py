@@ -180,3 +180,26 @@ def test_a_cluster_says_what_it_keeps_and_at_which_load(monkeypatch: pytest.Monk
     (found,) = see_promises(plan, own, CATALOG).promises
     assert found.kept == pytest.approx(0.4)
     assert found.cause == "tokens come too slowly; would keep it at 56% of the demand"
+
+
+@pytest.mark.parametrize(("rate", "ttft_s", "tpot_s"), [(30.0, 1.0, 0.06), (55.0, 0.4, 0.04)])
+def test_no_smaller_number_of_replicas_keeps_the_promises(
+    rate: float, ttft_s: float, tpot_s: float
+) -> None:
+    update = {"rate_per_s": rate, "ttft_s": ttft_s, "tpot_s": tpot_s, "phases": "together"}
+    own = PROBLEM.replace(services=(CHAT.model_copy(update=update),))
+    found = kept(own)
+
+    # All there is to choose is how many replicas of one template stand: each number once, fewest first.
+    number, tried = 0, set[int]()
+    for step in range(400):
+        asked = own.services[0].model_copy(update={"rate_per_s": rate * 1.02**step})
+        bare = solve(own.replace(services=(asked,)), FRESH, 60.0)
+        number = len(bare.instances)
+        if number in tried:
+            continue
+        tried.add(number)
+        if look_at(bare, own, CATALOG)[0].is_surely_kept:
+            break
+
+    assert len(found.instances) == number

@@ -10,6 +10,7 @@ from atoll.core.errors import InputError
 from atoll.runtime.local.server_profile import (
     ServerProbes,
     completions_client,
+    count_tokens,
     mean_gap,
     measure_server,
 )
@@ -89,6 +90,14 @@ def test_the_gap_is_that_of_the_time_all_answer() -> None:
     assert mean_gap([early, late]) == pytest.approx(0.2)
     with pytest.raises(InputError, match="never ran at the same time"):
         mean_gap([[0.0, 0.1, 0.2], [1.0, 1.1, 1.2]])
+
+
+def test_tokens_that_come_together_are_counted() -> None:
+    piece = {"choices": [{"text": "a"}]}
+    assert count_tokens(piece, 3) == 4
+    assert count_tokens(piece | {"usage": {"completion_tokens": 6}}, 3) == 6
+    assert count_tokens(piece | {"usage": {"completion_tokens": 2}}, 3) == 3
+    assert count_tokens({"choices": [], "usage": {"completion_tokens": 6}}, 5) == 5
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "http://here", "https://here:1", "http://:1"])

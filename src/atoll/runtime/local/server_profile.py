@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from atoll.core.errors import InputError
 from atoll.core.rng import stream
@@ -132,6 +133,14 @@ async def _mixed_step(ask: AskTokens, size: int, number: int, probes: ServerProb
     return statistics.median(gaps)
 
 
+def count_tokens(piece: dict[str, Any], before: int) -> int:
+    """Return how many tokens have come with a piece of a stream: as it says, or one more if it has any."""
+    if not piece.get("choices"):
+        return before
+    said = (piece.get("usage") or {}).get("completion_tokens")
+    return max(before, said) if isinstance(said, int) else before + 1
+
+
 def completions_client(url: str, model: str, seed: int = 0) -> AskTokens:
     """Return how to ask the server at `url`; what is wrong with it is an InputError."""
     host, _, port = url.removeprefix("http://").rstrip("/").rpartition(":")
@@ -150,6 +159,8 @@ def completions_client(url: str, model: str, seed: int = 0) -> AskTokens:
                 "ignore_eos": True,
                 "temperature": 0,
                 "stream": True,
+                # Several tokens may come in one piece; servers that know this say how many.
+                "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             }
         ).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n"
@@ -162,8 +173,9 @@ def completions_client(url: str, model: str, seed: int = 0) -> AskTokens:
             said = b""
             while line := await reader.readline():
                 said = line
-                if line.startswith(b"data: {") and json.loads(line[6:]).get("choices"):
-                    times.append(time.monotonic())
+                if line.startswith(b"data: {"):
+                    count = count_tokens(json.loads(line[6:]), len(times) - 1)
+                    times += [time.monotonic()] * (count - len(times) + 1)
             writer.close()
         except (OSError, ValueError) as error:
             raise InputError(f"{url} gives no answer: {error}", field="--server") from error
