@@ -30,10 +30,10 @@ horizon after each of them, made with what was known then."""
 WEEK_S = 7.0 * DAY_S
 _ERRORS = 96
 """Errors that are remembered; older ones are of another time."""
-_PENDING = 8
-"""Forecasts of a service that are watched at a time, spread over the horizon."""
-_FEW = 10
-"""Fewer errors than this do not narrow the first guess."""
+_PENDING = 2
+"""Forecasts of a service that are watched at a time: more would count the same surprise more often."""
+_FEW = 32
+"""Fewer errors than this are mixed with a first guess."""
 _FIRST_SPREAD = 0.15
 """Relative standard deviation of a forecast that nothing is known of."""
 _STEEPEST = 8.0
@@ -147,7 +147,7 @@ def measure_level(traffic: TrafficSeen, time_s: float) -> float:
 
 
 def find_spread(errors: Sequence[float], quantile: float, level: float) -> float:
-    """Return the quantile of past errors; where they are few, no less than a first guess.
+    """Return the quantile of past errors; where they are few, mixed with a first guess by their number.
 
     The guess is normal, with the chance in counting five minutes' requests on top.
     """
@@ -155,7 +155,10 @@ def find_spread(errors: Sequence[float], quantile: float, level: float) -> float
         return _quantile(errors, quantile)
     deviation = math.hypot(_FIRST_SPREAD, 1.0 / math.sqrt(max(1.0, 300.0 * level)))
     guess = NormalDist().inv_cdf(quantile) * deviation
-    return max(guess, _quantile(errors, quantile)) if errors else guess
+    if not errors:
+        return guess
+    known = len(errors) / _FEW
+    return known * _quantile(errors, quantile) + (1.0 - known) * guess
 
 
 def _quantile(errors: Sequence[float], quantile: float) -> float:
