@@ -33,7 +33,7 @@ _ERRORS = 96
 _PENDING = 2
 """Forecasts of a service that are watched at a time: more would count the same surprise more often."""
 _FEW = 32
-"""Fewer errors than this are mixed with a first guess."""
+"""Fewer errors than this are filled up with guessed ones."""
 _FIRST_SPREAD = 0.15
 """Relative standard deviation of a forecast that nothing is known of."""
 _STEEPEST = 8.0
@@ -147,18 +147,18 @@ def measure_level(traffic: TrafficSeen, time_s: float) -> float:
 
 
 def find_spread(errors: Sequence[float], quantile: float, level: float) -> float:
-    """Return the quantile of past errors; where they are few, mixed with a first guess by their number.
+    """Return the quantile of past errors; where they are few, among as many guessed ones as are missing.
 
-    The guess is normal, with the chance in counting five minutes' requests on top.
+    Guesses are spread normally, with the chance in counting five minutes' requests on top. So a single
+    surprise is one of many from the start.
     """
-    if len(errors) >= _FEW:
+    missing = max(0, _FEW - len(errors))
+    if missing == 0:
         return _quantile(errors, quantile)
     deviation = math.hypot(_FIRST_SPREAD, 1.0 / math.sqrt(max(1.0, 300.0 * level)))
-    guess = NormalDist().inv_cdf(quantile) * deviation
-    if not errors:
-        return guess
-    known = len(errors) / _FEW
-    return known * _quantile(errors, quantile) + (1.0 - known) * guess
+    normal = NormalDist(0.0, deviation)
+    guessed = [normal.inv_cdf((k + 0.5) / missing) for k in range(missing)]
+    return _quantile([*errors, *guessed], quantile)
 
 
 def _quantile(errors: Sequence[float], quantile: float) -> float:
