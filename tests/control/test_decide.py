@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from atoll.control.decide import DrainInstance, ReweightRoutes, StartInstance, StopInstance
+from atoll.control.path import CapacityDip
 from atoll.control.view import EndNotice, Memory, PromiseSeen, TrafficSeen, TrafficWindow, recall
 from atoll.core.errors import InfeasibleError
-from atoll.plan.plan import Plan
+from atoll.plan.plan import OfferKey, Plan
 from atoll.plan.problem import Limits, Problem
 from tests.control.world import (
     OFFERS,
@@ -24,8 +25,7 @@ from tests.control.world import (
     service,
 )
 
-L40S = ("us-east", "L40S:1", "on-demand")
-H100 = ("us-east", "H100:1", "on-demand")
+H100: OfferKey = ("us-east", "H100:1", "on-demand")
 
 
 def settled(*services: object, **changes: object) -> Loop:
@@ -213,7 +213,7 @@ def test_a_job_that_ends_on_the_only_machine_comes_back_there() -> None:
     seen = loop.world.standing[name]
     ends_s = loop.world.time_s + 600.0
     loop.world.standing[name] = replace(seen, standing=replace(seen.standing, ends_s=ends_s))
-    dips = []
+    dips: list[CapacityDip] = []
     while not dips:
         dips += loop.tick().dips
     assert ends_s - policy.move_s <= loop.world.time_s - TICK_S < ends_s
@@ -289,6 +289,6 @@ def test_a_restarted_controller_without_a_plan_keeps_what_runs_and_replaces_what
     again = Loop(loop.world, recall(loop.world.view()), plan=refuse)
     for _ in range(10):
         assert all(isinstance(action, ReweightRoutes) for action in again.tick().actions)
-    loop.world.lose(sorted(loop.world.alive())[0])
+    loop.world.lose(min(loop.world.alive()))
     again.settle()
     assert loop.world.shape() == before

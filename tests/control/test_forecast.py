@@ -134,9 +134,10 @@ def test_a_burst_of_a_minute_counts_if_it_is_no_chance() -> None:
 
 
 def test_errors_widen_and_narrow_the_forecast() -> None:
-    assert find_spread([0.0] * 20, 0.9, 10.0) == 0.0
-    assert find_spread([0.0] * 17 + [0.5] * 3, 0.9, 10.0) == 0.5
+    assert find_spread([0.0] * 40, 0.9, 10.0) == 0.0
+    assert find_spread([0.0] * 34 + [0.5] * 6, 0.9, 10.0) == 0.5
     assert find_spread([], 0.9, 10.0) > 0.15
+    assert 0.15 < find_spread([1.0], 0.9, 10.0) < 0.3  # one surprise is not a habit
     assert find_spread([], 0.9, 0.01) > find_spread([], 0.9, 10.0)
 
 

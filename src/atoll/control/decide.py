@@ -444,7 +444,7 @@ def _plan_anew(
         verdict = Verdict(True, "the plan in force is still the best")
     else:
         verdict = judge(
-            situation.problem, named, situation.living(), policy, lambda: bool(foreseen())
+            situation.problem, named, situation.living(), policy, lambda: _worst_of(foreseen())
         )
     if answer.status == "infeasible":
         return memory, verdict, ()
@@ -474,6 +474,15 @@ def _foresee_later(situation: _Situation, new: Plan) -> Callable[[], tuple[Capac
         return found[0]
 
     return find
+
+
+def _worst_of(dips: Sequence[CapacityDip]) -> float:
+    """Return the largest share of its demand that a lane loses in a dip."""
+    shares = (
+        (min(dip.before_per_s, dip.demand_per_s) - dip.after_per_s) / dip.demand_per_s
+        for dip in dips
+    )
+    return max(shares, default=0.0)
 
 
 def _has_room_for_all(asked: PathQuestion) -> bool:

@@ -30,10 +30,10 @@ horizon after each of them, made with what was known then."""
 WEEK_S = 7.0 * DAY_S
 _ERRORS = 96
 """Errors that are remembered; older ones are of another time."""
-_PENDING = 8
-"""Forecasts of a service that are watched at a time, spread over the horizon."""
-_FEW = 10
-"""Fewer errors than this do not narrow the first guess."""
+_PENDING = 2
+"""Forecasts of a service that are watched at a time: more would count the same surprise more often."""
+_FEW = 32
+"""Fewer errors than this are filled up with guessed ones."""
 _FIRST_SPREAD = 0.15
 """Relative standard deviation of a forecast that nothing is known of."""
 _STEEPEST = 8.0
@@ -147,15 +147,18 @@ def measure_level(traffic: TrafficSeen, time_s: float) -> float:
 
 
 def find_spread(errors: Sequence[float], quantile: float, level: float) -> float:
-    """Return the quantile of past errors; where they are few, no less than a first guess.
+    """Return the quantile of past errors; where they are few, among as many guessed ones as are missing.
 
-    The guess is normal, with the chance in counting five minutes' requests on top.
+    Guesses are spread normally, with the chance in counting five minutes' requests on top. So a single
+    surprise is one of many from the start.
     """
-    if len(errors) >= _FEW:
+    missing = max(0, _FEW - len(errors))
+    if missing == 0:
         return _quantile(errors, quantile)
     deviation = math.hypot(_FIRST_SPREAD, 1.0 / math.sqrt(max(1.0, 300.0 * level)))
-    guess = NormalDist().inv_cdf(quantile) * deviation
-    return max(guess, _quantile(errors, quantile)) if errors else guess
+    normal = NormalDist(0.0, deviation)
+    guessed = [normal.inv_cdf((k + 0.5) / missing) for k in range(missing)]
+    return _quantile([*errors, *guessed], quantile)
 
 
 def _quantile(errors: Sequence[float], quantile: float) -> float:

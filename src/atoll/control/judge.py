@@ -42,12 +42,13 @@ def judge(
     new: Plan,
     living: Sequence[Instance],
     policy: ControlPolicy,
-    dips: Callable[[], bool],
+    dips: Callable[[], float],
 ) -> Verdict:
     """Return whether a plan is better than what lives of the one in force.
 
     `problem` has the demand and the offers as they are, `living` are the instances that stand or can be
-    started at once, and `dips` says whether the way to the new plan would take a lane below its demand.
+    started at once, and `dips` says which share of its demand a lane would lose at worst on the way to the
+    new plan.
     """
     if new.status == "infeasible" or (not new.instances and living):
         why = new.reasons[0] if new.reasons else "no reason given"
@@ -62,19 +63,35 @@ def judge(
         return Verdict(False, f"refused: it would leave nothing of {', '.join(emptied)}")
     if not living:
         return Verdict(True, "nothing runs yet")
-    worst_now, worst_then = _worst_share(now, demand), _worst_share(then, demand)
-    if worst_then > worst_now + (_MORE if _loses(now, then, demand) else ROUNDING):
-        return Verdict(True, f"serves {worst_then:.0%} of the demand instead of {worst_now:.0%}")
     exceeded = _exceeds(problem, rerated)
-    losing = _loses(now, then, demand)
     if exceeded:
         return Verdict(True, f"what runs exceeds the fleet's {exceeded}")
+    worst_now, worst_then = _worst_share(now, demand), _worst_share(then, demand)
+    losing = _loses(now, then, demand)
+    if worst_then > worst_now + (_MORE if losing else ROUNDING):
+        text = f"serves {worst_then:.1%} of the demand instead of {worst_now:.1%}"
+        return _weigh_dips(text, worst_then - worst_now, policy, dips)
     if losing:
         return Verdict(False, f"refused: {', '.join(losing)} would carry less than now")
-    gains = [lane for lane in demand if is_short(now[lane], min(demand[lane], then[lane]))]
+    gains = {
+        lane: (min(demand[lane], then[lane]) - now[lane]) / demand[lane]
+        for lane in sorted(demand)
+        if is_short(now[lane], min(demand[lane], then[lane]))
+    }
     if gains:
-        return Verdict(True, f"more is served of {', '.join(sorted(gains))}")
+        text = f"more is served of {', '.join(gains)}"
+        return _weigh_dips(text, max(gains.values()), policy, dips)
     return _weigh_cost(problem, new, rerated, policy, dips)
+
+
+def _weigh_dips(
+    text: str, gain: float, policy: ControlPolicy, dips: Callable[[], float]
+) -> Verdict:
+    """Weigh the share of demand served more until the next plan against the share lost on the way there."""
+    lost = dips()
+    if gain * policy.epoch_s <= lost * (policy.startup_s + policy.drain_s):
+        return Verdict(False, f"{text}, but {lost:.0%} would be lost on the way: not worth it")
+    return Verdict(True, text)
 
 
 def _weigh_cost(
@@ -82,7 +99,7 @@ def _weigh_cost(
     new: Plan,
     living: Sequence[Instance],
     policy: ControlPolicy,
-    dips: Callable[[], bool],
+    dips: Callable[[], float],
 ) -> Verdict:
     """Weigh what a change saves until it must have paid for itself against what starting costs."""
     before = rent_of(problem.offers, living)
@@ -96,7 +113,7 @@ def _weigh_cost(
     text = f"saves {format_price(saving)}, starting costs ${cost:.2f}"
     if saved <= (1.0 + policy.margin) * cost:
         return Verdict(False, f"{text}: not worth it")
-    if dips():
+    if dips() > 0.0:
         return Verdict(
             False, f"{text}, but there is no room to do it without serving less meanwhile"
         )

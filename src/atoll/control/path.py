@@ -322,10 +322,10 @@ def _make_room(walk: _Walk, missing: Sequence[Instance], left: Sequence[Observed
         walk.waits += [f"{instance.id} waits: no room" for instance in missing]
         return
     for seen in best[2]:
-        after = walk.carried.without(seen.instance)
         if seen.standing.state == "starting":
             walk.stops.append((seen, f"makes room for {best[1]}"))
         else:
+            after = walk.carried.without(seen.instance)
             _drain(walk, seen, f"makes room for {best[1]}: there is no other")
             _state_dips(walk, seen, after)
 
