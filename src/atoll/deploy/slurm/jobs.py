@@ -15,6 +15,8 @@ from atoll.deploy.door import DeployError, Labels
 
 MOST_COMMENT_BYTES = 1024
 """What slurmctld takes as a comment."""
+UNLIMITED_MINUTES = 365 * 24 * 60
+"""What Slurm says of a running job without a limit."""
 _MOST_HOSTS = 100_000
 
 
@@ -31,7 +33,7 @@ class SlurmJob:
     """A job, or one component of a heterogeneous one, of which `leader` is the job's own name.
 
     `states` holds the state and its flags ("RUNNING", "COMPLETING"). Times are Unix seconds, None where they
-    are not known; `limit_minutes` is None without a limit. `gres` is what it holds of each host, in their order.
+    are not known; `limit_minutes` is None without a limit. `gres` is what it holds of each host, in order.
     """
 
     id: int
@@ -108,6 +110,7 @@ def _job(row: Mapping[str, object]) -> SlurmJob:
     number = read_number(row.get("job_id")) or 0
     exit_code, signal = _read_exit(row.get("exit_code"))
     gres = row.get("gres_detail")
+    limit = read_number(row.get("time_limit")) or UNLIMITED_MINUTES
     return SlurmJob(
         id=number,
         leader=read_number(row.get("het_job_id")) or number,
@@ -120,7 +123,7 @@ def _job(row: Mapping[str, object]) -> SlurmJob:
         submit_s=read_number(row.get("submit_time")) or None,
         start_s=read_number(row.get("start_time")) or None,
         end_s=read_number(row.get("end_time")) or None,
-        limit_minutes=read_number(row.get("time_limit")) or None,
+        limit_minutes=limit if limit < UNLIMITED_MINUTES else None,
         hosts=expand_hosts(str(row.get("nodes") or "")),
         gres=tuple(str(each) for each in gres) if isinstance(gres, list) else (),
     )

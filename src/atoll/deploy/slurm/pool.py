@@ -25,6 +25,7 @@ from atoll.plan.problem import Offer
 _GRES = re.compile(
     r"(?:gres[:/])?gpu(?::(?P<type>[^:,()=]+?))?(?:[:=](?P<count>\d+))?(?:\([^()]*\))?"
 )
+_WALL_TIME = re.compile(r"(?:(\d{1,6})-)?(\d{1,4}):(\d\d):\d\d")
 _SPLIT = re.compile(r",(?![^()]*\))")
 _AWAY = re.compile(
     r"DOWN|DRAIN|DRAINED|DRAINING|FAIL|FAILING|MAINT|MAINTENANCE|RESERVED|UNKNOWN|ERROR|FUTURE|INVALID"
@@ -46,11 +47,35 @@ class SlurmNode:
 
 @dataclass(frozen=True, slots=True)
 class SlurmPartition:
-    """A partition: whether it takes jobs, and its wall time in minutes, None without a limit."""
+    """A partition: whether it takes jobs, its wall time in minutes (None: no limit), and who may use it.
+
+    `accounts` and `qos` are those it allows, or does not where they are `denied`; None allows all.
+    """
 
     name: str
     is_up: bool
     limit_minutes: int | None
+    accounts: tuple[str, ...] | None = None
+    denied_accounts: tuple[str, ...] = ()
+    qos: tuple[str, ...] | None = None
+    denied_qos: tuple[str, ...] = ()
+
+    def refuses(self, settings: SlurmSettings) -> str | None:
+        """Return why jobs with these settings may not run here; None where they may, as far as is known."""
+        account, qos, asked = settings.account, settings.qos, settings.time_limit_minutes
+        if account is not None and not _allows(account, self.accounts, self.denied_accounts):
+            return f"partition {self.name} does not allow the account {account}"
+        if qos is not None and not _allows(qos, self.qos, self.denied_qos):
+            return f"partition {self.name} does not allow the qos {qos}"
+        if asked is not None and self.limit_minutes is not None and asked > self.limit_minutes:
+            return f"partition {self.name} allows {self.limit_minutes} minutes and {asked} are asked for"
+        return None
+
+
+def _allows(name: str, allowed: tuple[str, ...] | None, denied: tuple[str, ...]) -> bool:
+    # Slurm keeps the names of accounts and qos in small letters.
+    folded = name.lower()
+    return folded not in denied and (allowed is None or folded in allowed)
 
 
 def has_nodes(text: str) -> bool:
@@ -99,26 +124,34 @@ def read_gres(text: str) -> Counter[str]:
 
 
 def read_partitions(text: str) -> tuple[SlurmPartition, ...]:
-    """Return the partitions in lines "name|up|2:00" of `sinfo --format=%R|%a|%l`, by name."""
+    """Return the partitions in the lines of `scontrol show partition --oneliner`, by name."""
     found = {}
     for line in text.splitlines():
-        name, _, rest = line.strip().partition("|")
-        state, _, limit = rest.partition("|")
-        if name:
-            found[name] = SlurmPartition(name, state == "up", read_minutes(limit))
+        fields = dict(word.partition("=")[::2] for word in line.split())
+        if name := fields.get("PartitionName"):
+            found[name] = SlurmPartition(
+                name,
+                is_up=fields.get("State") == "UP",
+                limit_minutes=read_minutes(fields.get("MaxTime", "")),
+                accounts=_read_names(fields.get("AllowAccounts", "ALL")),
+                denied_accounts=_read_names(fields.get("DenyAccounts", "")) or (),
+                qos=_read_names(fields.get("AllowQos", "ALL")),
+                denied_qos=_read_names(fields.get("DenyQos", "")) or (),
+            )
     return tuple(found[name] for name in sorted(found))
 
 
+def _read_names(text: str) -> tuple[str, ...] | None:
+    return None if text == "ALL" else tuple(sorted(n for n in text.lower().split(",") if n))
+
+
 def read_minutes(text: str) -> int | None:
-    """Return a wall time in whole minutes: "2:00" is 2, "1-00:00:00" is 1440; None for "infinite"."""
-    days, dash, clock = text.strip().rpartition("-")
-    parts = clock.split(":")
-    if not all(part.isdigit() for part in parts) or (dash and not days.isdigit()):
+    """Return a wall time "[days-]hours:minutes:seconds" in whole minutes; None for "UNLIMITED"."""
+    match = _WALL_TIME.fullmatch(text.strip())
+    if match is None:
         return None
-    # Without days it is minutes[:seconds] or hours:minutes:seconds; with them it begins with hours.
-    places = (24 * 60, 60, 1) if dash else ((60, 1) if len(parts) == 3 else (1,))
-    numbers = [*([days] if dash else []), *parts]
-    return sum(int(n) * minutes for n, minutes in zip(numbers, places, strict=False))
+    days, hours, minutes = (int(match[i] or 0) for i in (1, 2, 3))
+    return (days * 24 + hours) * 60 + minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,24 +270,19 @@ class SlurmPool:
                 kind="capacity",
             )
         fitting = sorted(name for name, there in places[kind].items() if there >= nodes)
-        asked = self._settings.time_limit_minutes
-        allowed = [
-            name
-            for name in fitting
-            if asked is None or (self._partitions[name].limit_minutes or asked) >= asked
-        ]
+        if not fitting:
+            raise DeployError(f"no partition has {nodes} nodes with {what}", kind="capacity")
+        refusals = {name: self._partitions[name].refuses(self._settings) for name in fitting}
+        allowed = tuple(name for name in fitting if refusals[name] is None)
         if not allowed:
-            hint = "ask for less time, or name another partition" if fitting else None
             raise DeployError(
-                f"no partition allows {asked} minutes"
-                if fitting
-                else f"no partition has {nodes} nodes with {what}",
-                kind="settings" if fitting else "capacity",
-                hint=hint,
+                str(refusals[fitting[0]]),
+                kind="settings",
+                hint="change the target's settings, or name another partition",
             )
         if gpu is None:
-            return GpuChoice("", tuple(allowed))
-        return GpuChoice(f"gpu:{kind}" if kind else "gpu", tuple(allowed))
+            return GpuChoice("", allowed)
+        return GpuChoice(f"gpu:{kind}" if kind else "gpu", allowed)
 
     @property
     def hosts(self) -> frozenset[str]:

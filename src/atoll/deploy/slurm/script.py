@@ -32,7 +32,7 @@ SECRETS = "secrets"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
 
-_CHOOSE_PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
+_CHOOSE_PORT = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
 _AWAIT_PORT = """\
 import os, socket, sys, time
 pid, port, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]

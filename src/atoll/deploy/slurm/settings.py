@@ -84,7 +84,7 @@ class SlurmSettings(Frozen):
     account: Word | None = None
     qos: Word | None = None
     constraint: Annotated[str, _fits(_CONSTRAINT, "a constraint of sbatch")] | None = None
-    time_limit_minutes: int | None = Field(default=None, ge=1, le=525_600)
+    time_limit_minutes: int | None = Field(default=None, ge=1, lt=525_600)
     notice_s: int = Field(default=120, ge=0, le=65_535)
     options: tuple[Annotated[str, AfterValidator(_allowed)], ...] = ()
     work_folder: Annotated[str, AfterValidator(_plain_folder)]
