@@ -1,9 +1,9 @@
 """A real Slurm for tests: munged, slurmctld and several slurmd on this host, on loopback, in one folder.
 
-Needs root, since slurmd switches users, and the Debian packages slurm-wlm and munge. They are installed only where
-ATOLL_INSTALL_SLURM=1 says so. Nodes n1, n3, ... have two L4 and n2, n4, ... four T4; a file stands for every
-device, nothing opens it. Partitions: `long` without a limit, `short` of two minutes, and `members` for the account
-`lab` alone.
+Needs root, since slurmd switches users, and the Debian packages slurm-wlm and munge. They are installed only
+where ATOLL_INSTALL_SLURM=1 says so. Nodes n1, n3, ... have two L4 and n2, n4, ... four T4; a file stands for
+every device, nothing opens it. Partitions: `long` without a limit, `short` of two minutes, and `members` for
+the account `lab` alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -74,7 +74,7 @@ class SlurmCluster:
         parts = ("key-file=key", "socket=socket", "pid-file=pid", "log-file=log", "seed-file=seed")
         where = [f"--{name}={munge}/{file}" for name, file in (part.split("=") for part in parts)]
         self._begin("munged", ["munged", "--foreground", "--force", *where])
-        self._await(lambda: (munge / "socket").exists(), "munged")
+        self._await((munge / "socket").exists, "munged")
         self._configure()
         self._begin("slurmctld", ["slurmctld", "-D", "-f", str(self.conf)])
         for node in self.nodes:
@@ -129,9 +129,8 @@ class SlurmCluster:
         )
         return done.stdout.strip() == str(len(self.nodes))
 
-    def _await(self, is_there: object, what: str) -> None:
+    def _await(self, is_there: Callable[[], bool], what: str) -> None:
         until_s = time.monotonic() + _START_S
-        assert callable(is_there)
         while not is_there():
             for process in self._processes:
                 assert process.poll() is None, f"{process.args!r} ended; see {self.folder}/log"

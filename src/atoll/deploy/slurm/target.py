@@ -189,7 +189,7 @@ class SlurmDeployer:
         text = self._ask("sinfo", "--json")
         if not has_nodes(text):
             text = self._ask("scontrol", "show", "nodes", "--json")
-        partitions = self._ask("scontrol", "show", "partition", "--all", "--oneliner")
+        partitions = self._ask("scontrol", "--all", "--oneliner", "show", "partition")
         return SlurmPool(
             self._settings, read_nodes(text), read_partitions(partitions), self._catalog
         )
