@@ -12,51 +12,53 @@ from typing import NamedTuple
 from atoll.deploy.door import FailureKind
 
 
-class Explanation(NamedTuple):
+class SlurmVerdict(NamedTuple):
     """A line for a person, and what kind of failure it is; None: it may still come right by itself."""
 
     line: str
     kind: FailureKind | None
 
 
-_WAITING: dict[str, Explanation] = {
-    "None": Explanation("waits to be looked at by the scheduler", None),
-    "Resources": Explanation("waits for nodes to become free", None),
-    "Priority": Explanation("waits behind jobs of higher priority", None),
-    "Reservation": Explanation("waits for its reservation", None),
-    "BeginTime": Explanation("waits for its time of start", None),
-    "Prolog": Explanation("its nodes are being prepared", None),
-    "NodeDown": Explanation("waits for a node that is down", "capacity"),
-    "ReqNodeNotAvail": Explanation("the nodes it needs are down or reserved", "capacity"),
-    "PartitionDown": Explanation("the partition is down", "capacity"),
-    "PartitionInactive": Explanation("the partition is inactive", "capacity"),
-    "PartitionNodeLimit": Explanation("asks for more nodes than the partition allows", "settings"),
-    "PartitionTimeLimit": Explanation("asks for more time than the partition allows", "settings"),
-    "PartitionConfig": Explanation("the partition does not allow what it asks for", "settings"),
-    "BadConstraints": Explanation("no node has what its constraint asks for", "settings"),
-    "AccountNotAllowed": Explanation("the account may not use the partition", "settings"),
-    "QOSNotAllowed": Explanation("the qos may not be used there", "settings"),
-    "InvalidAccount": Explanation("the account is not valid", "settings"),
-    "InvalidQOS": Explanation("the qos is not valid", "settings"),
-    "Licenses": Explanation("waits for licences", None),
-    "JobHeldUser": Explanation("was held by its user", "settings"),
-    "JobHeldAdmin": Explanation("was held by an administrator", "quota"),
-    "DependencyNeverSatisfied": Explanation("waits for a job that will never end well", "settings"),
-    "JobLaunchFailure": Explanation("could not be launched on its nodes", "capacity"),
+_WAITING: dict[str, SlurmVerdict] = {
+    "None": SlurmVerdict("waits to be looked at by the scheduler", None),
+    "Resources": SlurmVerdict("waits for nodes to become free", None),
+    "Priority": SlurmVerdict("waits behind jobs of higher priority", None),
+    "Reservation": SlurmVerdict("waits for its reservation", None),
+    "BeginTime": SlurmVerdict("waits for its time of start", None),
+    "Prolog": SlurmVerdict("its nodes are being prepared", None),
+    "NodeDown": SlurmVerdict("waits for a node that is down", "capacity"),
+    "ReqNodeNotAvail": SlurmVerdict("the nodes it needs are down or reserved", "capacity"),
+    "PartitionDown": SlurmVerdict("the partition is down", "capacity"),
+    "PartitionInactive": SlurmVerdict("the partition is inactive", "capacity"),
+    "PartitionNodeLimit": SlurmVerdict("asks for more nodes than the partition allows", "settings"),
+    "PartitionTimeLimit": SlurmVerdict("asks for more time than the partition allows", "settings"),
+    "PartitionConfig": SlurmVerdict("the partition does not allow what it asks for", "settings"),
+    "BadConstraints": SlurmVerdict("no node has what its constraint asks for", "settings"),
+    "AccountNotAllowed": SlurmVerdict("the account may not use the partition", "settings"),
+    "QOSNotAllowed": SlurmVerdict("the qos may not be used there", "settings"),
+    "InvalidAccount": SlurmVerdict("the account is not valid", "settings"),
+    "InvalidQOS": SlurmVerdict("the qos is not valid", "settings"),
+    "Licenses": SlurmVerdict("waits for licences", None),
+    "JobHeldUser": SlurmVerdict("was held by its user", "settings"),
+    "JobHeldAdmin": SlurmVerdict("was held by an administrator", "quota"),
+    "DependencyNeverSatisfied": SlurmVerdict(
+        "waits for a job that will never end well", "settings"
+    ),
+    "JobLaunchFailure": SlurmVerdict("could not be launched on its nodes", "capacity"),
 }
 _QUOTA = re.compile(r"(Assoc|QOS|MaxJobs|MaxMem|MaxGRES|MaxTRES).*")
 """AssocGrpGRES, QOSMaxGRESPerUser, ...: a limit of an account, a user or a qos."""
 
-_ENDED: dict[str, Explanation] = {
-    "COMPLETED": Explanation("its commands ended by themselves", "ended"),
-    "CANCELLED": Explanation("was cancelled", "ended"),
-    "TIMEOUT": Explanation("its wall time ended", "ended"),
-    "DEADLINE": Explanation("its deadline passed", "ended"),
-    "PREEMPTED": Explanation("was preempted", "capacity"),
-    "NODE_FAIL": Explanation("a node of it failed", "ended"),
-    "BOOT_FAIL": Explanation("its nodes did not boot", "capacity"),
-    "OUT_OF_MEMORY": Explanation("ran out of memory", "memory"),
-    "REVOKED": Explanation("was revoked by another cluster", "ended"),
+_ENDED: dict[str, SlurmVerdict] = {
+    "COMPLETED": SlurmVerdict("its commands ended by themselves", "ended"),
+    "CANCELLED": SlurmVerdict("was cancelled", "ended"),
+    "TIMEOUT": SlurmVerdict("its wall time ended", "ended"),
+    "DEADLINE": SlurmVerdict("its deadline passed", "ended"),
+    "PREEMPTED": SlurmVerdict("was preempted", "capacity"),
+    "NODE_FAIL": SlurmVerdict("a node of it failed", "ended"),
+    "BOOT_FAIL": SlurmVerdict("its nodes did not boot", "capacity"),
+    "OUT_OF_MEMORY": SlurmVerdict("ran out of memory", "memory"),
+    "REVOKED": SlurmVerdict("was revoked by another cluster", "ended"),
 }
 ENDED_STATES = frozenset((*_ENDED, "FAILED"))
 FAILED_STATES = frozenset(("FAILED", "OUT_OF_MEMORY", "BOOT_FAIL"))
@@ -90,39 +92,39 @@ _REFUSALS: tuple[tuple[str, FailureKind], ...] = (
 _PREFIX = re.compile(r"^(?:sbatch|squeue|sinfo|scancel|sacct|scontrol): (?:error|fatal): ")
 
 
-def explain_waiting(reason: str) -> Explanation:
+def explain_waiting(reason: str) -> SlurmVerdict:
     """Return what a pending job waits for, and the kind of failure where waiting does not help."""
     # ReqNodeNotAvail and its like may be followed by names of nodes.
     word = re.split(r"[,\s(]", reason.strip(), maxsplit=1)[0] or "None"
     known = _WAITING.get(word)
     if known is not None:
-        return Explanation(f"{known.line} ({word})", known.kind)
+        return SlurmVerdict(f"{known.line} ({word})", known.kind)
     if _QUOTA.fullmatch(word):
-        return Explanation(f"a limit of the account, user or qos is reached ({word})", "quota")
-    return Explanation(f"waits ({word})", None)
+        return SlurmVerdict(f"a limit of the account, user or qos is reached ({word})", "quota")
+    return SlurmVerdict(f"waits ({word})", None)
 
 
-def explain_end(state: str, reason: str, exit_code: int | None, signal: int | None) -> Explanation:
+def explain_end(state: str, reason: str, exit_code: int | None, signal: int | None) -> SlurmVerdict:
     """Return why a job ended, from its state, Slurm's reason and how its script ended."""
     if reason == "JobLaunchFailure":
         return _WAITING[reason]
     if state != "FAILED":
-        return _ENDED.get(state, Explanation(f"ended ({state})", "ended"))
+        return _ENDED.get(state, SlurmVerdict(f"ended ({state})", "ended"))
     return explain_exit("its script", exit_code, signal)
 
 
-def explain_exit(who: str, exit_code: int | None, signal: int | None = None) -> Explanation:
+def explain_exit(who: str, exit_code: int | None, signal: int | None = None) -> SlurmVerdict:
     """Return what the end of a command says: 127 and 126 are programs that are not there."""
     if exit_code in (126, 127):
-        return Explanation(f"{who} could not run its program (exit {exit_code})", "image")
+        return SlurmVerdict(f"{who} could not run its program (exit {exit_code})", "image")
     if signal:
-        return Explanation(f"{who} was ended by signal {signal}", "ended")
+        return SlurmVerdict(f"{who} was ended by signal {signal}", "ended")
     if exit_code is None:
-        return Explanation(f"{who} failed", "ended")
-    return Explanation(f"{who} ended with exit {exit_code}", "ended")
+        return SlurmVerdict(f"{who} failed", "ended")
+    return SlurmVerdict(f"{who} ended with exit {exit_code}", "ended")
 
 
-def explain_refusal(err: str) -> Explanation:
+def explain_refusal(err: str) -> SlurmVerdict:
     """Return why a command refused, from what it printed: its last error without the program's name."""
     lines = [line.strip() for line in err.splitlines() if line.strip()]
     said = [_PREFIX.sub("", line) for line in lines if _PREFIX.match(line)] or lines
@@ -130,4 +132,4 @@ def explain_refusal(err: str) -> Explanation:
     line = "; ".join(dict.fromkeys(said[:2])) or "it said nothing"
     folded = err.lower()
     kinds = (kind for words, kind in _REFUSALS if words in folded)
-    return Explanation(line[:300], next(kinds, "settings"))
+    return SlurmVerdict(line[:300], next(kinds, "settings"))

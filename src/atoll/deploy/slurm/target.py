@@ -18,7 +18,7 @@ from atoll.deploy.slurm.pool import GpuChoice, SlurmPool, has_nodes, read_nodes,
 from atoll.deploy.slurm.reasons import (
     ENDED_STATES,
     FAILED_STATES,
-    Explanation,
+    SlurmVerdict,
     explain_end,
     explain_exit,
     explain_refusal,
@@ -277,12 +277,12 @@ class SlurmDeployer:
 
     def _wait(self, standing: Standing, jobs: Sequence[SlurmJob]) -> Standing:
         told = [explain_waiting(job.reason) for job in jobs if "PENDING" in job.states]
-        told = told or [Explanation("its nodes are being prepared", None)]
+        told = told or [SlurmVerdict("its nodes are being prepared", None)]
         worst = next((each for each in told if each.kind is not None), told[0])
         comment = jobs[0].comment
         late_s = comment.ready_s if comment is not None else float("inf")
         if worst.kind is None and self._clock() - standing.since_s > late_s:
-            worst = Explanation(f"{worst.line} since more than {late_s:g} s", "capacity")
+            worst = SlurmVerdict(f"{worst.line} since more than {late_s:g} s", "capacity")
         state: StandingState = "starting" if worst.kind is None else "failed"
         return replace(standing, state=state, reason=worst.line, kind=worst.kind)
 
@@ -428,7 +428,7 @@ def _judge(standing: Standing, home: JobHome, record: JobRecord | None, now_s: f
     return replace(standing, state="starting", reason=f"runs; {', '.join(missing)} not ready yet")
 
 
-def _told_by_nodes(home: JobHome, nodes: Sequence[str]) -> Explanation | None:
+def _told_by_nodes(home: JobHome, nodes: Sequence[str]) -> SlurmVerdict | None:
     """Return the end of a command that ended first, as its node wrote it down."""
     for node, lines in home.node_states(nodes).items():
         for line in lines:
