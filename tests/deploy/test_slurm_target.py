@@ -120,16 +120,16 @@ def test_orders_of_an_older_term_are_refused(stage: Stage) -> None:
 
 def test_stopping_cancels_and_then_kills(stage: Stage) -> None:
     stage.deployer.start(make_order(kinds=["L4:1", "T4:2"]))
-    stage.run("100", job_state="COMPLETING")
+    stage.run("100")
     stage.deployer.stop("100", 1)
-    stage.slurm.set_state("100", job_state="COMPLETING")
+    stage.slurm.ending = [100]  # it is called cancelled, and still ends
     assert (stage.only().state, stage.only().reason) == ("draining", "is being stopped")
     stage.deployer.stop("100", 1)
     assert [argv[1:] for argv in stage.slurm.calls("scancel")] == [
         ("100",),
         ("--signal=KILL", "--full", "100"),
     ]
-    stage.slurm.set_state("100", job_state="FAILED", end_time=int(NOW_S))
+    stage.slurm.ending = []
     assert stage.only().state == "gone"
     stage.deployer.stop("100", 1)
     stage.deployer.stop("4711", 1)

@@ -75,6 +75,7 @@ class FakeSlurm:
         self.asked: list[tuple[str, ...]] = []
         self.refusal = ""
         self.loses_answer = False
+        self.ending: list[int] = []
         self.accounts = SlurmAnswer(1, "", "Slurm accounting storage is disabled")
         self.nodes = read_data("sinfo-22.05.json")
         self.partitions = read_data("partitions.txt")
@@ -97,6 +98,8 @@ class FakeSlurm:
         self.rows.clear()
 
     def _squeue(self, argv: Sequence[str]) -> SlurmAnswer:
+        if "--json" not in argv:
+            return SlurmAnswer(0, "".join(f"{job}\n" for job in self.ending), "")
         return SlurmAnswer(0, json.dumps({"jobs": self.rows}), "")
 
     def _sinfo(self, argv: Sequence[str]) -> SlurmAnswer:

@@ -183,7 +183,17 @@ class SlurmDeployer:
         return answer
 
     def _jobs(self) -> tuple[SlurmJob, ...]:
-        return read_jobs(self._ask("squeue", "--json", "--me", "--states=all"))
+        jobs = read_jobs(self._ask("squeue", "--json", "--me", "--states=all"))
+        if not any(_has_ended(job) for job in jobs):
+            return jobs
+        # In the JSON of 22.05 a cancelled job has ended while its processes still do. Asked second, so
+        # that what is not among these has ended for good.
+        text = self._ask("squeue", "--noheader", "--me", "--states=completing", "--format=%A")
+        ending = {int(word) for word in text.split() if word.isdigit()}
+        return tuple(
+            replace(job, states=job.states | {"COMPLETING"}) if job.id in ending else job
+            for job in jobs
+        )
 
     def _pool(self) -> SlurmPool:
         text = self._ask("sinfo", "--json")
