@@ -137,7 +137,7 @@ class SlurmDeployer:
                 home.mark(DRAINING, self._clock())
 
     def stop(self, handle: str, term: int) -> None:
-        """Cancel a job; asked again, what has not ended by then is killed."""
+        """Cancel a job; Slurm kills what has not ended after its KillWait."""
         jobs = self._of_handle(handle)
         record = self._record_of(handle)
         if jobs:
@@ -148,14 +148,11 @@ class SlurmDeployer:
             return
         with self._work.fence(labels.fleet, term, deadline_s=self._settings.deadline_s):
             home = self._work.home(labels.fleet, labels.instance)
-            again = home.marked_s(STOPPED) is not None
             if home.path.is_dir():
                 home.mark(STOPPED, self._clock())
             if not jobs:
                 home.drop_secrets()
-            elif again and any("PENDING" not in job.states for job in jobs):
-                self._cancel(handle, "--signal=KILL", "--full")
-            else:
+            elif not all("COMPLETING" in job.states for job in jobs):
                 self._cancel(handle)
 
     def logs(self, handle: str, lines: int = 100) -> str:
