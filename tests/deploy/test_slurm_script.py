@@ -32,7 +32,7 @@ WORDS = st.text(
 ).filter(lambda word: "{port}" not in word)
 
 
-def write(order: StartOrder, home: str = "/work/home", **fields: object) -> str:
+def write(order: StartOrder, home: str = "/home/fleet", **fields: object) -> str:
     parts = group_machines(order)
     choices = [GpuChoice(f"gpu:{(p.first.gpu or '').lower()}", ("long",)) for p in parts]
     chosen = SlurmSettings.parse({"work_folder": "/work", **fields})
@@ -171,7 +171,7 @@ def test_secrets_are_paths_in_a_script_and_nothing_more(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("hush", "utf-8")
     text = write(make_order(secrets=[("ATOLL_TOKEN", str(token))]))
-    assert "export ATOLL_TOKEN=/work/home/secrets/n0.ATOLL_TOKEN" in text
+    assert "export ATOLL_TOKEN=/home/fleet/secrets/n0.ATOLL_TOKEN" in text
     assert "hush" not in text
     assert str(token) not in text
 
