@@ -82,6 +82,8 @@ EXTRAS: tuple[Extra, ...] = (
     ),
     Extra("postgres", ("psycopg",), "keeping accounts in PostgreSQL"),
     Extra("parquet", ("pyarrow",), "exporting usage as Parquet"),
+    Extra("kubernetes", ("kubernetes",), "instances as pods of a Kubernetes cluster"),
+    Extra("skypilot", ("skypilot",), "instances on machines that SkyPilot rents"),
     Extra(
         "otel",
         ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
