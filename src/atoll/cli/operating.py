@@ -1,0 +1,231 @@
+"""What the verbs that operate fleets share: their options, which fleet is meant, asking, weights."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from atoll.cli.options import VerbSettings
+from atoll.core.errors import UnknownNameError, UsageError
+
+if TYPE_CHECKING:
+    from atoll.control.home import FleetHome, FleetRecord, WeightsRecord
+    from atoll.control.targets import TargetSettings
+    from atoll.plan.problem import Problem
+
+STATE_HELP = "The fleet's folder; default: by its name in the user's state folder."
+_ENGINES = ("auto", "atoll", "llamacpp", "vllm", "sglang")
+_WHERE = "Where instances stand"
+_WHAT = "What they serve"
+_HOW = "How they are reached"
+
+
+def _where(description: str, **extra: Any) -> Any:
+    return Field(None, description=description, json_schema_extra={"panel": _WHERE, **extra})
+
+
+class OperatingSettings(VerbSettings):
+    """What `up` and `operate` are told of targets, weights and the fabric.
+
+    What is not given is as it was when the fleet was last brought up.
+    """
+
+    on: str | None = _where(
+        "Targets: local (default), slurm, kubernetes, skypilot; several with commas."
+    )
+    target_file: Path | None = _where(
+        "YAML with the settings of targets: slurm: {partitions: [gpu], account: lab}."
+    )
+    pretend: bool = Field(
+        False,
+        description="Let processes of this machine stand for the pool's, on cores; --stand-in implies it.",
+        json_schema_extra={"panel": _WHERE},
+    )
+    partition: str | None = _where("slurm: partition; several with commas.")
+    account: str | None = _where("slurm: account.")
+    qos: str | None = _where("slurm: quality of service.")
+    work_folder: Path | None = _where("slurm: a folder that this machine and all nodes see.")
+    namespace: str | None = _where("kubernetes: namespace.")
+    image: str | None = _where("kubernetes, skypilot: image that instances run in.")
+    kubeconfig: Path | None = _where("kubernetes: else $KUBECONFIG or ~/.kube/config.")
+    context: str | None = _where("kubernetes: context of the kubeconfig.")
+    models: tuple[str, ...] = Field(
+        (),
+        description="Weights of a service (NAME=SOURCE) or of all: a folder on the nodes, hf://ORG/NAME, "
+        "s3://...; default: the catalog's.",
+        json_schema_extra={"flag": "--model", "panel": _WHAT},
+    )
+    stand_in: bool = Field(
+        False,
+        description="Serve a small model in place of those that no weights are given for, to try a plan.",
+        json_schema_extra={"panel": _WHAT},
+    )
+    stand_in_model: str | None = Field(
+        None,
+        description="Which weights stand in. Default: SmolLM2-135M.",
+        json_schema_extra={"panel": _WHAT},
+    )
+    engine: str | None = Field(
+        None,
+        description="auto (default: the simplest that carries the instance), vllm, sglang, llamacpp, atoll.",
+        json_schema_extra={"panel": _WHAT},
+    )
+    hub_token: Path | None = Field(
+        None,
+        description="File with the token for hf:// weights; only its name is told to nodes.",
+        json_schema_extra={"panel": _WHAT},
+    )
+    fabric: str | None = Field(
+        None,
+        repr=False,
+        description="Join this fabric instead of one of its own: token, @FILE or open://HOST:PORT; "
+        "else $ATOLL_FABRIC.",
+        json_schema_extra={"env": "ATOLL_FABRIC", "panel": _HOW},
+    )
+    gateway: str | None = Field(
+        None,
+        description="Address of a gateway of that fabric.",
+        json_schema_extra={"metavar": "URL", "panel": _HOW},
+    )
+    state: Path | None = Field(None, description=STATE_HELP)
+
+
+def check_can_ask(yes: bool) -> None:
+    """Raise UsageError where nobody could be asked."""
+    if not yes and not (sys.stdin is not None and sys.stdin.isatty()):
+        raise UsageError(
+            "a change has to be confirmed, and there is no terminal to ask at",
+            hint="--yes goes ahead, --dry-run only shows",
+        )
+
+
+def ask(question: str, yes: bool) -> bool:
+    """Ask whether to go ahead; with `yes` it is."""
+    if yes:
+        return True
+    import typer
+
+    return typer.confirm(question, default=False)
+
+
+def choose_targets(
+    options: OperatingSettings, problem: Problem, known: FleetRecord | None
+) -> TargetSettings:
+    """Return the targets: as given, else as they were."""
+    from atoll.control.targets import read_names, read_settings
+
+    given: dict[str, dict[str, object]] = {}
+
+    def tell(target: str, **values: object) -> None:
+        told = {key: value for key, value in values.items() if value is not None}
+        if told:
+            given.setdefault(target, {}).update(told)
+
+    partitions = None if options.partition is None else tuple(options.partition.split(","))
+    work_folder = None if options.work_folder is None else str(options.work_folder.resolve())
+    tell(
+        "slurm",
+        partitions=partitions,
+        account=options.account,
+        qos=options.qos,
+        work_folder=work_folder,
+    )
+    kubeconfig = None if options.kubeconfig is None else str(options.kubeconfig.resolve())
+    tell(
+        "kubernetes",
+        namespace=options.namespace,
+        image=options.image,
+        kubeconfig=kubeconfig,
+        context=options.context,
+    )
+    tell("skypilot", image=options.image)
+    tell("local", pretend=True if options.pretend or options.stand_in else None)
+    told = options.on is not None or options.target_file is not None or bool(given)
+    if known is not None and not told:
+        return known.targets
+    names = read_names(options.on) if options.on is not None else ("local",)
+    if known is not None and options.on is None:
+        names = known.targets.names
+    if "skypilot" not in names or "kubernetes" in names:
+        given.pop("skypilot", None)
+    for target in given.keys() - set(names):
+        if target != "local":
+            raise UsageError(
+                f"settings of {target} are given, and the fleet is not brought up there",
+                hint=f"--on {target}",
+            )
+        given.pop(target)
+    if options.pretend and "local" not in names:
+        raise UsageError("only the local target can pretend", field="--pretend", hint="--on local")
+    return read_settings(names, problem, path=options.target_file, given=given)
+
+
+def choose_weights(
+    options: OperatingSettings, problem: Problem, known: FleetRecord | None, *, pretends: bool
+) -> dict[str, WeightsRecord]:
+    """Return what serves each service: as given, else as it was, else the weights that the catalog names."""
+    from atoll.control.home import WeightsRecord
+    from atoll.runtime.local.weights import choose_sources, list_needed
+
+    engine = next((name for name in _ENGINES if name == (options.engine or "auto")), None)
+    if engine is None:
+        raise UnknownNameError("engine", str(options.engine), _ENGINES, field="--engine")
+    names = {service.name: service.model for service in problem.services}
+    needed = list_needed(names, list(names), problem.catalog())
+    told = bool(options.models) or options.stand_in or options.engine is not None
+    kept: Mapping[str, WeightsRecord] = {}
+    if known is not None and not told:
+        kept = known.weights
+    defaults = []
+    if not options.stand_in:
+        for each in needed:
+            hub = each.spec.hf_id if each.spec is not None else None
+            if hub and not _is_fetched(each.spec):
+                defaults.append(f"{each.service}=hf://{hub}")
+    stand_in_source = options.stand_in_model or _default_model()
+    chosen = choose_sources(
+        [each for each in needed if each.service not in kept],
+        [*(d for d in defaults if d.partition("=")[0] not in kept), *options.models],
+        _absolute(stand_in_source),
+        stand_in=options.stand_in,
+    )
+    found = dict(kept)
+    for name, source in chosen.items():
+        # On cores only Atoll's own engine is of use.
+        runs = "atoll" if (pretends or source.stand_in) and engine == "auto" else engine
+        found[name] = WeightsRecord(
+            source=_absolute(source.source),
+            names=(name,),
+            engine=runs,
+            stand_in=source.stand_in is not None,
+        )
+    return {name: found[name] for name in names}
+
+
+def _is_fetched(spec: Any) -> bool:
+    """Whether these are the weights that Atoll fetches by itself."""
+    from atoll.runtime.local.weights import STAND_IN_MODEL
+
+    return bool(spec.name.partition("@")[0] == STAND_IN_MODEL)
+
+
+def _default_model() -> str:
+    from atoll.engine.weights.sources import DEFAULT_MODEL
+
+    return DEFAULT_MODEL
+
+
+def _absolute(source: str) -> str:
+    """A path that is here is named whole: nodes start elsewhere."""
+    return str(Path(source).resolve()) if "://" not in source and Path(source).exists() else source
+
+
+def home_for(problem: Problem, state: Path | None) -> FleetHome:
+    """Return the home of a fleet that is brought up or operated."""
+    from atoll.control.home import FleetHome, home_of
+
+    return FleetHome(state.resolve()) if state is not None else home_of(problem.name)
