@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from atoll.cli.options import VerbSettings
 from atoll.core.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
-    from atoll.control.home import FleetHome, FleetRecord, WeightsRecord
+    from atoll.control.home import Entrance, FleetHome, FleetRecord, WeightsRecord
     from atoll.control.targets import TargetSettings
     from atoll.plan.problem import Problem
 
@@ -90,6 +91,24 @@ class OperatingSettings(VerbSettings):
         None,
         description="Address of a gateway of that fabric.",
         json_schema_extra={"metavar": "URL", "panel": _HOW},
+    )
+    host: str = Field(
+        "127.0.0.1",
+        description="Where the gateway listens; beyond this machine it asks for keys.",
+        json_schema_extra={"panel": _HOW},
+    )
+    port: int = Field(
+        8080,
+        ge=0,
+        le=65535,
+        description="Port of the gateway; 0: any.",
+        json_schema_extra={"panel": _HOW},
+    )
+    address: str | None = Field(
+        None,
+        description="Where nodes reach this machine's hub. Default: loopback for local alone, else this "
+        "machine's address.",
+        json_schema_extra={"panel": _HOW},
     )
     state: Path | None = Field(None, description=STATE_HELP)
 
@@ -229,3 +248,65 @@ def home_for(problem: Problem, state: Path | None) -> FleetHome:
     from atoll.control.home import FleetHome, home_of
 
     return FleetHome(state.resolve()) if state is not None else home_of(problem.name)
+
+
+def check_reach(options: OperatingSettings) -> None:
+    """Raise UsageError where what is said of the fabric does not go together."""
+    if options.gateway is not None and options.fabric is None:
+        raise UsageError("a gateway of which fabric?", field="--gateway", hint="--fabric @FILE")
+    if options.stand_in and options.fabric is not None:
+        raise UsageError(
+            "a stand-in is not offered to a fabric of others: who asks there would take it for the real "
+            "model",
+            field="--stand-in",
+            hint="leave --fabric out",
+        )
+
+
+def make_record(
+    options: OperatingSettings, problem: Problem, source: Path, known: FleetRecord | None
+) -> FleetRecord:
+    """Return how a fleet is to be operated: as given, else as it was."""
+    from atoll.control.home import FleetRecord
+
+    targets = choose_targets(options, problem, known)
+    weights = choose_weights(options, problem, known, pretends=targets.pretends)
+    hub_token = None if known is None else known.hub_token
+    if options.hub_token is not None:
+        hub_token = str(options.hub_token.resolve())
+    return FleetRecord(
+        name=problem.name,
+        source=str(source),
+        targets=targets,
+        weights=weights,
+        hub_token=hub_token,
+        entrance=None if known is None else known.entrance,
+        since_s=time.time() if known is None or not known.up else known.since_s,
+    )
+
+
+def token_file(options: OperatingSettings, home: FleetHome, record: FleetRecord) -> str:
+    """Return the file that instances will join with; it need not be there yet."""
+    if options.fabric is not None and options.fabric.startswith("@"):
+        return str(Path(options.fabric[1:]).resolve())
+    if options.fabric is not None:
+        return str(home.folder / "fabric" / "given.token")
+    if record.entrance is not None:
+        return record.entrance.token
+    return str(home.folder / "fabric" / "instances.token")
+
+
+def open_fleet_entrance(
+    options: OperatingSettings, home: FleetHome, record: FleetRecord
+) -> Entrance:
+    """Return hub and gateway of a fleet, running: those of others that are named, else its own."""
+    from atoll.control.entrance import EntranceSettings, find_address, open_entrance, use_fabric
+
+    if options.fabric is not None:
+        return use_fabric(home, options.fabric, options.gateway)
+    if record.entrance is not None and record.entrance.hub is None:
+        return record.entrance
+    only_local = record.targets.names == ("local",)
+    address = options.address or ("127.0.0.1" if only_local else find_address())
+    settings = EntranceSettings(address, options.host, options.port)
+    return open_entrance(home, record.name, settings, record.entrance)

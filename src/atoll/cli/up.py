@@ -17,9 +17,11 @@ from atoll.cli.operating import (
     OperatingSettings,
     ask,
     check_can_ask,
-    choose_targets,
-    choose_weights,
+    check_reach,
     home_for,
+    make_record,
+    open_fleet_entrance,
+    token_file,
 )
 from atoll.cli.options import verb
 from atoll.cli.progress import live_line
@@ -29,7 +31,7 @@ from atoll.core.quantities import Duration
 from atoll.report.terminal import console, note
 
 if TYPE_CHECKING:
-    from atoll.control.home import Entrance, FleetHome, FleetRecord
+    from atoll.control.home import FleetHome, FleetRecord
     from atoll.control.loop import FleetController, Turn
     from atoll.control.operated import OperatedFleet
     from atoll.control.view import ObservedInstance, View
@@ -57,24 +59,6 @@ class UpSettings(OperatingSettings):
         None,
         description="With --dry-run: write scripts, manifests or tasks into this folder.",
         json_schema_extra={"flag": "-o"},
-    )
-    host: str = Field(
-        "127.0.0.1",
-        description="Where the gateway listens; beyond this machine it asks for keys.",
-        json_schema_extra={"panel": "How they are reached"},
-    )
-    port: int = Field(
-        8080,
-        ge=0,
-        le=65535,
-        description="Port of the gateway; 0: any.",
-        json_schema_extra={"panel": "How they are reached"},
-    )
-    address: str | None = Field(
-        None,
-        description="Where nodes reach this machine's hub. Default: loopback for local alone, else this "
-        "machine's address.",
-        json_schema_extra={"panel": "How they are reached"},
     )
     deadline: Duration = Field(
         "60s", validate_default=True, description="How long to plan at most."
@@ -123,18 +107,10 @@ def up(options: UpSettings) -> None:
         check_can_ask(options.yes)
     if options.output is not None and not options.dry_run:
         raise UsageError("-o is for --dry-run", field="-o", hint="add --dry-run, or leave it out")
-    if options.gateway is not None and options.fabric is None:
-        raise UsageError("a gateway of which fabric?", field="--gateway", hint="--fabric @FILE")
-    if options.stand_in and options.fabric is not None:
-        raise UsageError(
-            "a stand-in is not offered to a fabric of others: who asks there would take it for the real "
-            "model",
-            field="--stand-in",
-            hint="leave --fabric out",
-        )
+    check_reach(options)
     pinned, problem, source = _read(options)
     home = home_for(problem, options.state)
-    record = _record(options, problem, source, home.read())
+    record = make_record(options, problem, source, home.read())
     if options.dry_run:
         _dry_run(options, home, record, problem, pinned)
         return
@@ -171,47 +147,13 @@ def _read(options: UpSettings) -> tuple[Plan | None, Problem, Path]:
     return plan, put_phases_together(read_problem(source)), source.resolve()
 
 
-def _record(
-    options: UpSettings,
-    problem: Problem,
-    source: Path,
-    known: FleetRecord | None,
-) -> FleetRecord:
-    from atoll.control.home import FleetRecord
-
-    targets = choose_targets(options, problem, known)
-    weights = choose_weights(options, problem, known, pretends=targets.pretends)
-    return FleetRecord(
-        name=problem.name,
-        source=str(source),
-        targets=targets,
-        weights=weights,
-        entrance=None if known is None else known.entrance,
-        since_s=time.time() if known is None or not known.up else known.since_s,
-    )
-
-
-def _token(options: UpSettings, home: FleetHome, record: FleetRecord) -> str:
-    """Return the file that instances will join with; it need not be there yet."""
-    if options.fabric is not None and options.fabric.startswith("@"):
-        return str(Path(options.fabric[1:]).resolve())
-    if options.fabric is not None:
-        return str(home.folder / "fabric" / "given.token")
-    if record.entrance is not None:
-        return record.entrance.token
-    return str(home.folder / "fabric" / "instances.token")
-
-
 def _open(
     options: UpSettings, home: FleetHome, record: FleetRecord, problem: Problem
 ) -> OperatedFleet:
     from atoll.control.operated import open_fleet
     from atoll.control.view import ControlPolicy
 
-    hub_token = None if options.hub_token is None else str(options.hub_token.resolve())
-    return open_fleet(
-        home, record, problem, _token(options, home, record), ControlPolicy(), hub_token=hub_token
-    )
+    return open_fleet(home, record, problem, token_file(options, home, record), ControlPolicy())
 
 
 # Only looking
@@ -228,7 +170,7 @@ def _dry_run(
     from atoll.control.dry_run import OfflineTargets, write_orders
 
     offline = OfflineTargets(record.targets, problem.offers, home.folder)
-    fleet = offline.open(home, record, problem, _token(options, home, record))
+    fleet = offline.open(home, record, problem, token_file(options, home, record))
     controller = _controller(options, fleet, pinned)
     with live_line(f"planning {problem.name}", options.deadline):
         turn = controller.turn(act=False)
@@ -300,32 +242,13 @@ def _approve(run: _UpRun, turn: Turn, say: object) -> bool:
     assert turn.decision.plan is not None
     # What was shown is what is done, whatever a second look would find.
     run.controller.use_planner(pin_plan(turn.decision.plan))
-    entrance = _open_entrance(run)
+    known = run.record.entrance
+    entrance = open_fleet_entrance(run.options, run.home, run.record)
+    run.opened = entrance.hub is not None and (known is None or entrance.hub != known.hub)
     run.record = run.record.model_copy(update={"entrance": entrance, "up": True})
     run.home.write(run.record)
     run.home.keep_file(Path(run.record.source))
     return True
-
-
-def _open_entrance(run: _UpRun) -> Entrance:
-    from atoll.control.entrance import (
-        EntranceSettings,
-        find_address,
-        open_entrance,
-        use_fabric,
-    )
-
-    options, known = run.options, run.record.entrance
-    if options.fabric is not None:
-        return use_fabric(run.home, options.fabric, options.gateway)
-    if known is not None and known.hub is None:
-        return known
-    only_local = run.record.targets.names == ("local",)
-    address = options.address or ("127.0.0.1" if only_local else find_address())
-    settings = EntranceSettings(address, options.host, options.port)
-    entrance = open_entrance(run.home, run.record.name, settings, known)
-    run.opened = known is None or entrance.hub != known.hub
-    return entrance
 
 
 def _refuse_impossible(

@@ -105,7 +105,9 @@ class OfflineTargets:
             targets[name] = _QuietTarget(self._reach(name, pool), pool, self.notes)
         found = TargetMap(self._settings, self._pool)
         weights = {name: each.as_weights() for name, each in record.weights.items()}
-        orders = OrderMaker(found, weights, command_settings(self._settings, token))
+        orders = OrderMaker(
+            found, weights, command_settings(self._settings, token, hub_token=record.hub_token)
+        )
         return OperatedFleet(home, record, problem, targets, found, orders, HomeLease(home))
 
     def _reach(self, name: TargetName, pool: Sequence[Offer]) -> Deployer:

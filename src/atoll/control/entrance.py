@@ -74,8 +74,11 @@ def open_entrance(
             update={"gateway": gateway, "url": known.url, "admin_socket": known.admin_socket}
         )
     if known is not None and known.url is not None and settings.port == 0:
-        # Who has its address must find it there again.
-        settings = EntranceSettings(settings.address, settings.host, urlsplit(known.url).port or 0)
+        # Who has its address should find it there again.
+        with contextlib.suppress(AtollError):
+            port = urlsplit(known.url).port or 0
+            check_listen(settings.host, port)
+            settings = EntranceSettings(settings.address, settings.host, port)
     try:
         if settings.port:
             check_listen(settings.host, settings.port)

@@ -77,12 +77,17 @@ class WeightsRecord(Frozen):
 
 
 class FleetRecord(Frozen):
-    """How a fleet is operated. `source` is its fleet file; `up` whether it is to stand at all."""
+    """How a fleet is operated.
+
+    `source` is its fleet file, `hub_token` the file with which nodes fetch weights, `up` whether it is to
+    stand at all.
+    """
 
     name: str
     source: str
     targets: TargetSettings
     weights: dict[str, WeightsRecord] = Field(default_factory=dict)
+    hub_token: str | None = None
     entrance: Entrance | None = None
     up: bool = True
     since_s: float = 0.0

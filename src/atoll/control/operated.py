@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 VALID_S = 90.0
 """For how long a controller that says nothing keeps others from acting."""
-_TERM_S = 30
 
 
 class FleetLease(LeaseTaker, Protocol):
@@ -183,8 +182,6 @@ def open_fleet(
     problem: Problem,
     token: str,
     policy: ControlPolicy,
-    *,
-    hub_token: str | None = None,
 ) -> OperatedFleet:
     """Return a fleet with its targets open; DeployError says which cannot be reached, and why.
 
@@ -201,7 +198,7 @@ def open_fleet(
     settings = command_settings(
         record.targets,
         token,
-        hub_token=hub_token,
+        hub_token=record.hub_token,
         drain_s=policy.drain_s,
         ready_s=policy.ready_within_s,
     )
