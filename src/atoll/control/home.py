@@ -135,10 +135,14 @@ class FleetHome:
         Its end need not be waited for: nobody can act for it any more.
         """
         lease = self.lease.read()
-        if lease is None or now_s >= lease.ends_s or not _is_dead(lease.holder):
+        if lease is None or now_s >= lease.ends_s or not self.has_dead_holder(lease):
             return None
         self.lease.release(lease, now_s)
         return lease
+
+    def has_dead_holder(self, lease: Lease) -> bool:
+        """Whether a lease's holder was a process of this machine and is dead."""
+        return _is_dead(lease.holder)
 
 
 def home_of(name: str) -> FleetHome:
