@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 STATE_HELP = "The fleet's folder; default: by its name in the user's state folder."
 _ENGINES = ("auto", "atoll", "llamacpp", "vllm", "sglang")
+_DEVICES: tuple[Literal["cpu"], Literal["cuda"]] = ("cpu", "cuda")
 _WHERE = "Where instances stand"
 _WHAT = "What they serve"
 _HOW = "How they are reached"
@@ -73,6 +74,11 @@ class OperatingSettings(VerbSettings):
     engine: str | None = Field(
         None,
         description="auto (default: the simplest that carries the instance), vllm, sglang, llamacpp, atoll.",
+        json_schema_extra={"panel": _WHAT},
+    )
+    device: str | None = Field(
+        None,
+        description="What Atoll's own engine computes on: cuda (default), cpu (with --pretend).",
         json_schema_extra={"panel": _WHAT},
     )
     hub_token: Path | None = Field(
@@ -274,9 +280,15 @@ def make_record(
     hub_token = None if known is None else known.hub_token
     if options.hub_token is not None:
         hub_token = str(options.hub_token.resolve())
+    device = None if known is None else known.device
+    if options.device is not None:
+        device = next((name for name in _DEVICES if name == options.device), None)
+        if device is None:
+            raise UnknownNameError("device", options.device, _DEVICES, field="--device")
     return FleetRecord(
         name=problem.name,
         source=str(source),
+        device=device,
         targets=targets,
         weights=weights,
         hub_token=hub_token,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import sys
@@ -31,7 +32,7 @@ from atoll.core.quantities import Duration
 from atoll.report.terminal import console, note
 
 if TYPE_CHECKING:
-    from atoll.control.home import FleetHome, FleetRecord
+    from atoll.control.home import Entrance, FleetHome, FleetRecord
     from atoll.control.loop import FleetController, Turn
     from atoll.control.operated import OperatedFleet
     from atoll.control.view import ObservedInstance, View
@@ -320,7 +321,44 @@ def _wait(run: _UpRun, turn: Turn) -> None:
             if silent >= _GIVE_UP:
                 name = turn.unreachable[0]
                 raise DeployError(f"{name}: {run.controller.reasons[name]}", kind="unreachable")
+        say("waiting until the gateway has heard of all models")
+        _await_gateway(run, until_s)
     _announce(run)
+
+
+def _await_gateway(run: _UpRun, until_s: float) -> None:
+    """Wait until the gateway serves every model: what is ready has yet to be announced in the fabric."""
+    entrance = run.record.entrance
+    if entrance is None or entrance.url is None:
+        return
+    wanted = {one.service for one in run.controller.memory.wanted}
+    while True:
+        models = asyncio.run(_ask_models(entrance))
+        missing = wanted - set(models or ())
+        if models is None or not missing:
+            return
+        if time.monotonic() > until_s:
+            raise NotUpError(
+                f"the gateway at {entrance.url} does not serve {', '.join(sorted(missing))} yet",
+                hint=f"`atoll logs {run.record.name} gateway`",
+            )
+        time.sleep(_LOOK_S["local"])
+
+
+async def _ask_models(entrance: Entrance) -> list[str] | None:
+    """Return what a gateway serves; None where it would not say without a key."""
+    from atoll.runtime.http.client import FetchError, fetch
+
+    socket = entrance.admin_socket
+    page = "/v1/models" if socket is None else "/atoll/v1/status"
+    try:
+        code, body = await fetch(f"{entrance.url}{page}", unix_socket=socket)
+        if code in (401, 403):
+            return None
+        said = json.loads(body)
+        return list(said["models"]) if socket else [str(each["id"]) for each in said["data"]]
+    except (FetchError, ValueError, KeyError, TypeError):
+        return []
 
 
 def _states(run: _UpRun, turn: Turn) -> dict[str, ObservedInstance]:

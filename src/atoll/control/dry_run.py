@@ -106,7 +106,11 @@ class OfflineTargets:
         found = TargetMap(self._settings, self._pool)
         weights = {name: each.as_weights() for name, each in record.weights.items()}
         orders = OrderMaker(
-            found, weights, command_settings(self._settings, token, hub_token=record.hub_token)
+            found,
+            weights,
+            command_settings(
+                self._settings, token, hub_token=record.hub_token, device=record.device
+            ),
         )
         return OperatedFleet(home, record, problem, targets, found, orders, HomeLease(home))
 

@@ -79,8 +79,8 @@ class WeightsRecord(Frozen):
 class FleetRecord(Frozen):
     """How a fleet is operated.
 
-    `source` is its fleet file, `hub_token` the file with which nodes fetch weights, `up` whether it is to
-    stand at all.
+    `source` is its fleet file, `hub_token` the file with which nodes fetch weights, `device` what the stage
+    engine computes on (None: cores where it pretends, else GPUs), `up` whether it is to stand at all.
     """
 
     name: str
@@ -88,6 +88,7 @@ class FleetRecord(Frozen):
     targets: TargetSettings
     weights: dict[str, WeightsRecord] = Field(default_factory=dict)
     hub_token: str | None = None
+    device: Literal["cpu", "cuda"] | None = None
     entrance: Entrance | None = None
     up: bool = True
     since_s: float = 0.0

@@ -199,6 +199,7 @@ def open_fleet(
         record.targets,
         token,
         hub_token=record.hub_token,
+        device=record.device,
         drain_s=policy.drain_s,
         ready_s=policy.ready_within_s,
     )

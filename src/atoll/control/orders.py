@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from typing import Literal
 
 from atoll.control.decide import StartInstance
 from atoll.control.targets import TargetMap, TargetName, TargetSettings
@@ -19,7 +20,7 @@ from atoll.perf.engines import EngineLaunch
 from atoll.plan.plan import Instance, Plan
 
 _KV_BYTES = 128 * 2**20
-"""KV cache of a process that stands for a machine."""
+"""KV cache of a process on cores."""
 
 
 def command_settings(
@@ -27,6 +28,7 @@ def command_settings(
     token: str | None,
     *,
     hub_token: str | None = None,
+    device: Literal["cpu", "cuda"] | None = None,
     drain_s: float = 600.0,
     ready_s: float = 1800.0,
 ) -> dict[TargetName, CommandSettings]:
@@ -35,17 +37,14 @@ def command_settings(
     found: dict[TargetName, CommandSettings] = {}
     for name in settings.names:
         programs: dict[str, object] = {}
+        pretends = name == "local" and settings.local.pretend
         if name == "local":
             programs = dict(here)
-            if settings.local.pretend:
-                programs |= {
-                    "device": "cpu",
-                    "dtype": "float32",
-                    "kv_bytes": _KV_BYTES,
-                    "alone": False,
-                }
         elif name == "slurm" and settings.slurm is not None:
             programs = {"atoll": settings.slurm.atoll, "python": settings.slurm.python}
+        if device == "cpu" or (device is None and pretends):
+            programs |= {"device": "cpu", "dtype": "float32", "kv_bytes": _KV_BYTES}
+        programs["alone"] = not pretends
         found[name] = CommandSettings(
             fabric=token,
             hub_token=hub_token,

@@ -8,6 +8,7 @@ target says how much of that there is now.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -98,7 +99,8 @@ def read_settings(
     """Return the settings of targets: a file's, over which `given` (of the command line) wins.
 
     Where a pool has a single region and there is a single target that can be told its region, the region is
-    that one's. Slurm's work folder is `work_folder` where nobody names one.
+    that one's. Slurm's work folder is `work_folder` where nobody names one, and its nodes run the Python that
+    this process runs.
     """
     sections: dict[str, dict[str, object]] = {name: {} for name in TARGETS}
     for name, section in (_read_file(path) if path is not None else {}).items():
@@ -109,7 +111,10 @@ def read_settings(
     if len(names) == 1 and len(regions) == 1 and names[0] != "skypilot":
         sections[names[0]].setdefault("region", regions[0])
     if "slurm" in names:
+        # Homes are seen by all nodes of most clusters: so are the folder and the installation in them.
         sections["slurm"].setdefault("work_folder", str(work_folder or state_dir() / "slurm"))
+        sections["slurm"].setdefault("python", sys.executable)
+        sections["slurm"].setdefault("atoll", (sys.executable, "-m", "atoll"))
     data: dict[str, object] = {n: section for n, section in sections.items() if section}
     return TargetSettings.parse({"names": tuple(names), **data}, path=path)
 
