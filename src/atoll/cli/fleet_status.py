@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from atoll.control.operated import TargetLook
     from atoll.deploy.door import Standing
 
+_GONE_S = 600.0
+"""For how long what has ended is still shown."""
 _RECENT = 200
 """Events of the history that are looked at for what an instance is there for."""
 
@@ -74,7 +76,7 @@ def look_at_fleet(home: FleetHome, record: FleetRecord, now_s: float) -> FleetSt
         _row(home, look, standing, events)
         for look in looks
         for standing in look.standings
-        if standing.state != "gone"
+        if standing.state != "gone" or now_s - standing.since_s < _GONE_S
     )
     gateway = asyncio.run(_ask_gateway(record)) if record.up else None
     return FleetStanding(
@@ -86,7 +88,7 @@ def look_at_fleet(home: FleetHome, record: FleetRecord, now_s: float) -> FleetSt
         url=None if record.entrance is None else record.entrance.url,
         since_s=record.since_s,
         controller=_find_controller(home, now_s),
-        usd_per_hour=sum(row.usd_per_hour or 0.0 for row in rows),
+        usd_per_hour=sum(row.usd_per_hour or 0.0 for row in rows if row.state != "gone"),
         instances=rows,
         errors=_find_errors(record, looks, events),
         stand_ins=tuple(
@@ -171,9 +173,10 @@ def draw_standing(fleet: FleetStanding, now_s: float) -> Group:
     from rich.text import Text
 
     ready = sum(row.state == "ready" for row in fleet.instances)
+    standing = sum(row.state != "gone" for row in fleet.instances)
     where = f" at {fleet.url}/v1" if fleet.url and fleet.up else ""
     head = (
-        f"{fleet.fleet}{where}: {ready} of {len(fleet.instances)} ready on "
+        f"{fleet.fleet}{where}: {ready} of {standing} ready on "
         f"{', '.join(fleet.targets)}, {format_price(fleet.usd_per_hour)}, up "
         f"{format_duration(_round(now_s - fleet.since_s))}"
         if fleet.up

@@ -73,7 +73,7 @@ class _QuietTarget(PoolTarget):
         """Return how much of the pool there is, all of it where nobody says."""
         try:
             return super().offers()
-        except DeployError as error:
+        except AtollError as error:
             self._notes.append(
                 f"{self.name} does not answer, planned with the pool as written: {error}"
             )
@@ -83,7 +83,7 @@ class _QuietTarget(PoolTarget):
         """Return what stands there, nothing where nobody says."""
         try:
             return super().list(fleet)
-        except DeployError:
+        except AtollError:
             return ()
 
 
@@ -116,6 +116,8 @@ class OfflineTargets:
 
     def _reach(self, name: TargetName, pool: Sequence[Offer]) -> Deployer:
         alone = self._settings.model_copy(update={"names": (name,)})
+        if name == "local" and self._settings.pretends and not (self._folder / name).exists():
+            return SilentTarget(name, pool)  # nothing was ever started; opening would make its folder
         try:
             return open_targets(alone, pool, self._folder)[name].target
         except AtollError as error:
