@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from atoll.control.change import FleetChange
     from atoll.control.home import FleetHome, FleetRecord
     from atoll.control.loop import FleetController, Gateways, Turn
-    from atoll.control.operated import FleetFile, OperatedFleet
+    from atoll.control.operated import FleetSource, OperatedFleet
     from atoll.control.view import ControlPolicy
 
 app = typer.Typer(add_completion=False)
@@ -109,10 +109,10 @@ def operate(options: OperateSettings) -> None:
     check_reach(options)
     if not options.dry_run:
         check_can_ask(options.yes)
-    from atoll.control.operated import FleetFile
+    from atoll.control.operated import FleetSource
     from atoll.control.view import ControlPolicy
 
-    file = FleetFile(_find_file(options))
+    file = FleetSource(_find_file(options))
     home = home_for(file.problem, options.state)
     record = make_record(options, file.problem, file.path, home.read())
     policy = ControlPolicy(epoch_s=options.every)
@@ -147,7 +147,7 @@ def _dry_run(
     options: OperateSettings,
     home: FleetHome,
     record: FleetRecord,
-    file: FleetFile,
+    file: FleetSource,
     policy: ControlPolicy,
 ) -> None:
     from atoll.control.change import find_change
@@ -202,7 +202,7 @@ class _Operation:
     options: OperateSettings
     home: FleetHome
     record: FleetRecord
-    file: FleetFile
+    file: FleetSource
     policy: ControlPolicy
     stop: threading.Event
     approved: set[tuple[str, str]] = field(default_factory=set)

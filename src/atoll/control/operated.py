@@ -90,7 +90,7 @@ def open_lease(home: FleetHome, fleet: str, targets: dict[str, PoolTarget]) -> F
     return HomeLease(home)
 
 
-class FleetFile:
+class FleetSource:
     """A fleet's file, read again whenever it has changed."""
 
     def __init__(self, path: Path) -> None:
