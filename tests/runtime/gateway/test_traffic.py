@@ -183,9 +183,11 @@ def test_promises_are_replaced() -> None:
 
 def test_memory_has_a_bound() -> None:
     pool, tally = tally_of()
-    for number in range(400):
-        pool.add(Backend(id=str(number), url="http://127.0.0.1:1", models=(f"m{number}",)))
-        tally.find(f"m{number}", 0.0)
+    names = tuple(f"m{number}" for number in range(400))
+    pool.add(Backend(id="0", url="http://127.0.0.1:1", models=names[:1]))
+    pool.add(Backend(id="1", url="http://127.0.0.1:1", models=names[1:]))
+    for name in names:
+        tally.find(name, 0.0)
     assert len(tally.page(1.0).models) == 256
     assert tally.find("m399", 1.0) is None
     pool.remove("0")
