@@ -139,7 +139,8 @@ class ModelTally:
             self._roll(now_s)
         if ended.lengths is not None:
             read, written = ended.lengths
-            read, written = min(max(read, 0), _MOST_TOKENS), min(max(written, 0), _MOST_TOKENS)
+            if not (0 <= read <= _MOST_TOKENS and 0 <= written <= _MOST_TOKENS):
+                read, written = (min(max(n, 0), _MOST_TOKENS) for n in (read, written))
             self._measured += 1
             self._input += read
             self._input_square += read * read
