@@ -105,7 +105,9 @@ class Gates:
             raise AtollError(f"{url} did not answer")
         if method == "GET":
             assert path == "/atoll/v1/traffic"
-            return GatewayReply(200, (known if isinstance(known, str) else known.to_json()).encode())
+            return GatewayReply(
+                200, (known if isinstance(known, str) else known.to_json()).encode()
+            )
         assert (method, path) == ("PUT", "/atoll/v1/routes")
         if url in self.refuses:
             return GatewayReply(401, b'{"error": "a valid\n admin token"}')
@@ -351,11 +353,11 @@ def test_rhythm_reaches_the_report(tmp_path: Path) -> None:
     path = tmp_path / "rhythm.json"
     gates = Gates({"http://a": page({"chat": window(3600)})})
     group = gates.group(rhythm=RateHistory(path))
-    for step in range(0, 3 * 144):
+    for step in range(3 * 144):
         busy = 60 <= step % 144 < 100
         gates.pages["http://a"] = page({"chat": window(36_000 if busy else 3600)})
-        seen = group.look(step * 600.0 + 5.0)
-    assert len(seen.traffic[0].profile) == 144
+        group.look(step * 600.0 + 5.0)
+    assert len(group.look(3 * 86_400.0 - 5.0).traffic[0].profile) == 144
     # A controller that starts again knows it at once.
     again = gates.group(rhythm=RateHistory(path)).look(3 * 86_400.0)
     profile = again.traffic[0].profile

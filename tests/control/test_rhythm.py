@@ -101,16 +101,17 @@ def test_what_is_not_to_be_kept_is_read_only(tmp_path: Path) -> None:
     assert path.read_text() == before
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"services": 1}', "\0" * 100, '{"services": {"a": {}}}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"services": 1}', "\0" * 100, '{"services": {"a": {}}}']
+)
 def test_file_that_is_none_costs_the_rhythm_only(tmp_path: Path, text: str) -> None:
     path = tmp_path / "rhythm.json"
     path.write_text(text)
     history = RateHistory(path)
-    assert history.problem is not None
-    assert "\n" not in history.problem
+    assert "\n" not in (history.problem or "\n")
     history.note(0.0, {"chat": 1.0})
-    assert history.problem is None
-    assert RateHistory(path).problem is None
+    # Written anew, it can be read.
+    assert (history.problem, RateHistory(path).problem) == (None, None)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e10), st.floats(0, 1e6)), max_size=40))

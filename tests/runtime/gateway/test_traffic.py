@@ -12,7 +12,7 @@ from atoll.runtime.pool.pool import BackendPool
 from atoll.runtime.pool.routes import ModelPromise, ModelRoutes, RoutesTold
 
 PROMISE = ModelPromise(ttft_s=1.0, tpot_s=0.1, target=0.95)
-FINE = EndedRequest(200, "ok", True, 1.4, 0.5, (100, 10), 10)
+FINE = EndedRequest(200, "ok", True, 1.4, 0.5, 10)
 
 
 class Aliases:
@@ -88,7 +88,7 @@ def test_windows_hold_what_came_since_their_beginning(
     tally = ModelTally(0.0)
     for at_s, read, written in sorted(events):
         tally.arrive(at_s)
-        tally.end(at_s, EndedRequest(200, "ok", True, 1.0, 0.5, (read, written), written))
+        tally.measure(at_s, read, written)
     said = tally.read(now_s, 0.0)
     for window, steps in ((said.minute, 6), (said.five_minutes, 30), (said.hour, 360)):
         since_s = (now_s // 10.0 - steps) * 10.0
@@ -110,8 +110,8 @@ def test_windows_hold_what_came_since_their_beginning(
         (FINE._replace(tokens=1, seconds=0.6), True),  # no further token, no time for one
         (FINE._replace(tokens=0, seconds=0.6), True),
         # No stream: its end has the time of all tokens.
-        (EndedRequest(200, "ok", False, 1.9, 1.9, (100, 10), 10), True),
-        (EndedRequest(200, "ok", False, 1.91, 1.91, (100, 10), 10), False),
+        (EndedRequest(200, "ok", False, 1.9, 1.9, 10), True),
+        (EndedRequest(200, "ok", False, 1.91, 1.91, 10), False),
         # Refused, failed, broken off.
         (EndedRequest(503, "error", True, 0.0, None), False),
         (EndedRequest(502, "error", True, 0.1, None), False),
@@ -121,9 +121,9 @@ def test_windows_hold_what_came_since_their_beginning(
         (EndedRequest(400, "error", True, 0.0, None), None),
         (EndedRequest(499, "cancelled", True, 0.9, None), None),
         (EndedRequest(499, "cancelled", True, 1.1, None), False),
-        (EndedRequest(499, "cancelled", True, 1.0, 0.5, None, 5), True),
-        (EndedRequest(499, "cancelled", True, 1.1, 0.5, None, 5), False),
-        (EndedRequest(499, "cancelled", True, 1.5, 1.2, None, 5), False),
+        (EndedRequest(499, "cancelled", True, 1.0, 0.5, 5), True),
+        (EndedRequest(499, "cancelled", True, 1.1, 0.5, 5), False),
+        (EndedRequest(499, "cancelled", True, 1.5, 1.2, 5), False),
     ],
 )
 def test_who_keeps_a_promise(ended: EndedRequest, kept: bool | None) -> None:
@@ -132,22 +132,22 @@ def test_who_keeps_a_promise(ended: EndedRequest, kept: bool | None) -> None:
 
 def test_share_that_kept_the_promise() -> None:
     tally = ModelTally(0.0)
-    tally.end(1.0, FINE)
+    tally.judge(1.0, FINE)
     tally.refuse(1.0)
     assert tally.read(2.0, 0.0).minute.judged == 0  # nothing was promised yet
     tally.promise = PROMISE
-    tally.end(3.0, FINE)
-    tally.end(3.0, FINE._replace(first_s=2.0, seconds=3.0))
-    tally.end(3.0, FINE._replace(status=400, outcome="error", lengths=None))
-    tally.refuse(3.0)
-    said = tally.read(4.0, 0.0).minute
+    tally.judge(3.0, FINE)
+    tally.judge(13.0, FINE._replace(first_s=2.0, seconds=3.0))
+    tally.judge(13.0, FINE._replace(status=400, outcome="error"))
+    tally.refuse(13.0)
+    said = tally.read(14.0, 0.0).minute
     assert (said.judged, said.kept) == (3, 1)
-    assert (said.arrivals, said.measured) == (2, 3)
+    assert (said.arrivals, said.measured) == (2, 0)
 
 
 def test_lengths_that_cannot_be_are_bounded() -> None:
     tally = ModelTally(0.0)
-    tally.end(0.0, FINE._replace(lengths=(10**18, -5)))
+    tally.measure(0.0, 10**18, -5)
     said = tally.read(1.0, 0.0).minute
     assert (said.input_sum, said.output_sum) == (1e7, 0.0)
 

@@ -49,7 +49,7 @@ def test_other_models_and_fleets() -> None:
     assert told("theirs", a=0.0).weigh("m", both) == [1.0, 0.0]
     assert told("other", a=0.3).weigh("m", both) is None
     assert told("mine", a=0.3).weigh("m", [Seat("", "a", 0)]) == [0.3]
-    assert told(**{"a": 0.3}).weigh("m", [Seat("", "", 0)]) is None
+    assert told(a=0.3).weigh("m", [Seat("", "", 0)]) is None
 
 
 @given(

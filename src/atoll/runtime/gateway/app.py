@@ -403,8 +403,13 @@ class Gateway:
         now_s = self.loop.time()
         seconds = now_s - relay.started_s
         self._usage.write(relay, status, outcome, usage, seconds)
-        if relay.tally is not None:
-            relay.tally.end(now_s, _ended(relay, status, outcome, usage, seconds))
+        tally = relay.tally
+        if tally is None:
+            return
+        if usage is not None and outcome == "ok":
+            tally.measure(now_s, usage.prompt_tokens, usage.completion_tokens)
+        if tally.promise is not None:
+            tally.judge(now_s, _ended(relay, status, outcome, usage, seconds))
 
     def end_proxy(self, proxy: ServiceProxy) -> None:
         """Forget a request to a service that ended."""
@@ -464,9 +469,7 @@ def _ended(
 ) -> EndedRequest:
     """Return what a controller is told of a request; without a usage, of what the client has."""
     first_s = None if relay.first_s is None else relay.first_s - relay.started_s
-    if usage is None:
-        tokens = relay.journal.read().tokens if outcome == "cancelled" else 0
-        return EndedRequest(status, outcome, relay.stream, seconds, first_s, None, tokens)
-    tokens = usage.completion_tokens
-    lengths = (usage.prompt_tokens, tokens) if outcome == "ok" else None
-    return EndedRequest(status, outcome, relay.stream, seconds, first_s, lengths, tokens)
+    tokens = 0 if usage is None else usage.completion_tokens
+    if usage is None and outcome == "cancelled":
+        tokens = relay.journal.read().tokens
+    return EndedRequest(status, outcome, relay.stream, seconds, first_s, tokens)

@@ -31,7 +31,7 @@ _MOST_TOKENS = 10_000_000
 class EndedRequest(NamedTuple):
     """How a request ended: `first_s` and `seconds` from its arrival to the first token and to the end.
 
-    Lengths in tokens are those that the engine counted; None where the answer was not whole.
+    `tokens` are those of the answer that the client has.
     """
 
     status: int
@@ -39,9 +39,7 @@ class EndedRequest(NamedTuple):
     stream: bool
     seconds: float
     first_s: float | None
-    lengths: tuple[int, int] | None = None
     tokens: int = 0
-    """That the client has of the answer."""
 
 
 def keeps_promise(promise: ModelPromise, ended: EndedRequest) -> bool | None:
@@ -133,24 +131,26 @@ class ModelTally:
         if self.promise is not None:
             self._judged += 1
 
-    def end(self, now_s: float, ended: EndedRequest) -> None:
-        """Count how a request ended that had come."""
+    def measure(self, now_s: float, read: int, written: int) -> None:
+        """Take in the lengths in tokens of a request that was answered whole."""
         if now_s >= self._step_ends_s:
             self._roll(now_s)
-        if ended.lengths is not None:
-            read, written = ended.lengths
-            if not (0 <= read <= _MOST_TOKENS and 0 <= written <= _MOST_TOKENS):
-                read, written = (min(max(n, 0), _MOST_TOKENS) for n in (read, written))
-            self._measured += 1
-            self._input += read
-            self._input_square += read * read
-            self._output += written
-            self._output_square += written * written
-        if self.promise is not None:
-            kept = keeps_promise(self.promise, ended)
-            if kept is not None:
-                self._judged += 1
-                self._kept += kept
+        if not (0 <= read <= _MOST_TOKENS and 0 <= written <= _MOST_TOKENS):
+            read, written = (min(max(tokens, 0), _MOST_TOKENS) for tokens in (read, written))
+        self._measured += 1
+        self._input += read
+        self._input_square += read * read
+        self._output += written
+        self._output_square += written * written
+
+    def judge(self, now_s: float, ended: EndedRequest) -> None:
+        """Count whether a request kept the promise, if there is one."""
+        if now_s >= self._step_ends_s:
+            self._roll(now_s)
+        kept = None if self.promise is None else keeps_promise(self.promise, ended)
+        if kept is not None:
+            self._judged += 1
+            self._kept += kept
 
     def read(self, now_s: float, since_s: float) -> ModelTraffic:
         """Return all windows; nothing was counted before `since_s`."""

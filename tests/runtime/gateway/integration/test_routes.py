@@ -217,7 +217,9 @@ def test_controller_over_two_gateways(tmp_path: Path) -> None:
                 assert [len(e.seen) for e in bench.engines] == [0, count]
             report = await asyncio.to_thread(group.look, 1e9)
             (seen,) = report.traffic
-            rates = [(await minute(b))["arrivals"] / (await minute(b))["seconds"] for b in (one, two)]
+            rates = [
+                (await minute(b))["arrivals"] / (await minute(b))["seconds"] for b in (one, two)
+            ]
             assert seen.service == "m"
             assert seen.minute.rate_per_s == pytest.approx(sum(rates), rel=0.5)
             assert seen.hour.lengths is not None
