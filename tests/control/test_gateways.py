@@ -19,6 +19,7 @@ from atoll.control.gateways import (
     names_of,
     pool_windows,
 )
+from atoll.control.loop import Gateways
 from atoll.control.rhythm import RateHistory
 from atoll.core.errors import AtollError
 from atoll.plan.plan import Route
@@ -254,7 +255,7 @@ def test_bug_in_asking_does_not_stop_a_controller() -> None:
 
 
 def test_no_gateways() -> None:
-    group = GatewayGroup(problem(), [])
+    group: Gateways = GatewayGroup(problem(), [])
     assert group.look(NOW_S).traffic == ()
     group.route([])
 

@@ -16,11 +16,17 @@ from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 from atoll.runtime.gateway.settings import GatewayLimits
 from atoll.runtime.pool.routes import MOST_BYTES
 from atoll.workload.lengths import LengthMix
-from tests.runtime.gateway.engine import Fault, ScriptedEngine
+from tests.runtime.gateway.engine import Fault, ScriptedEngine, expected
 from tests.runtime.gateway.harness import CHAT, Bench, chat, running
 
 TRAFFIC, ROUTES = "/atoll/v1/traffic", "/atoll/v1/routes"
 PROMISE = {"ttft_s": 30.0, "tpot_s": 30.0, "target": 0.9}
+LONG = next(
+    text
+    for text in map(str, range(100))
+    if expected(CHAT, chat(text, max_tokens=40)).reason == "length"
+)
+"""Something whose answer has all of its tokens."""
 
 
 def with_engines(
@@ -127,6 +133,23 @@ def test_refused_at_the_door_count() -> None:
         assert (said["arrivals"], said["judged"], said["kept"]) == (2, 2, 1)
 
     with_engines([ScriptedEngine(step_s=0.02)], go, limits=GatewayLimits(requests=1))
+
+
+def test_waiting_for_room_counts_from_the_arrival() -> None:
+    async def go(bench: Bench) -> None:
+        short = {"ttft_s": 0.3, "tpot_s": 30.0, "target": 0.9}
+        await put(bench, {"models": {"m": {"promise": short}}})
+        slow = asyncio.create_task(bench.post(CHAT, chat(LONG, max_tokens=40, stream=True)))
+        while not bench.engines[0].running:
+            await asyncio.sleep(0.005)
+        # Its own first token comes at once, but only when the other has ended, 0.8 s later.
+        assert (await bench.post(CHAT, chat("another", max_tokens=2, stream=True))).status == 200
+        await slow
+        said = await minute(bench)
+        assert (said["arrivals"], said["judged"]) == (2, 2)
+        assert said["kept"] <= 1
+
+    with_engines([ScriptedEngine(step_s=0.02)], go, max_inflight=1, affinity=True, queue_s=60.0)
 
 
 @pytest.mark.parametrize(
