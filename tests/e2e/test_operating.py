@@ -181,8 +181,14 @@ def live(site: Site, tiny: Path) -> None:
     until(lambda: site.ready() == wanted, "all of it ready")
     assert len(wanted) > len(first)
     assert first < wanted
-    assert site.standing()["errors"] == []
+    standing = site.standing()
+    assert standing["errors"] == []
     assert len(ask(url)) == 8
+    # The gateway tells what it saw, and what was promised.
+    (seen,) = standing["traffic"]
+    assert seen["service"] == "chat"
+    assert seen["requests_per_s"] > 0.0
+    assert seen["judged"] >= 1
 
     # A broken file changes nothing and is told.
     (site.folder / "lab.yaml").write_text("models: {")

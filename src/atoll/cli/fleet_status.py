@@ -6,11 +6,10 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.core.errors import AtollError, InputError
-from atoll.core.units import format_duration, format_price
+from atoll.core.units import format_duration, format_price, format_rate, format_share
 from atoll.report.terminal import table
 
 if TYPE_CHECKING:
@@ -44,6 +43,21 @@ class InstanceRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceRow:
+    """What a gateway saw of a service in the last five minutes; `kept` is of the `judged` requests."""
+
+    service: str
+    requests_per_s: float
+    judged: int
+    kept: int
+
+    def text(self) -> str:
+        """Return it in words."""
+        share = f", {format_share(self.kept / self.judged)} of {self.judged} kept their promises"
+        return f"{self.service}: {format_rate(self.requests_per_s)}{share if self.judged else ''}"
+
+
+@dataclass(frozen=True, slots=True)
 class FleetStanding:
     """An operated fleet.
 
@@ -63,6 +77,7 @@ class FleetStanding:
     instances: tuple[InstanceRow, ...]
     errors: tuple[str, ...]
     stand_ins: tuple[str, ...]
+    traffic: tuple[ServiceRow, ...]
     gateway: dict[str, Any] | None
 
 
@@ -78,7 +93,7 @@ def look_at_fleet(home: FleetHome, record: FleetRecord, now_s: float) -> FleetSt
         for standing in look.standings
         if standing.state != "gone" or now_s - standing.since_s < _GONE_S
     )
-    gateway = asyncio.run(_ask_gateway(record)) if record.up else None
+    gateway, traffic = asyncio.run(_ask_gateway(record)) if record.up else (None, ())
     return FleetStanding(
         fleet=record.name,
         up=record.up,
@@ -94,6 +109,7 @@ def look_at_fleet(home: FleetHome, record: FleetRecord, now_s: float) -> FleetSt
         stand_ins=tuple(
             f"{name} is {each.source}" for name, each in record.weights.items() if each.stand_in
         ),
+        traffic=traffic,
         gateway=gateway,
     )
 
@@ -149,22 +165,46 @@ def _find_errors(
     return tuple(dict.fromkeys(found))
 
 
-async def _ask_gateway(record: FleetRecord) -> dict[str, Any] | None:
-    from atoll.runtime.http.client import FetchError, fetch
+async def _ask_gateway(
+    record: FleetRecord,
+) -> tuple[dict[str, Any] | None, tuple[ServiceRow, ...]]:
+    """Return what the gateway says of itself and of traffic; None and nothing where it does not answer."""
+    from atoll.control.gateways import TRAFFIC
+    from atoll.telemetry.traffic import TrafficPage
 
-    entrance = record.entrance
-    if entrance is None or entrance.admin_socket is None or entrance.url is None:
+    status = await _fetch(record, "/atoll/v1/status")
+    said = await _fetch(record, TRAFFIC) if status is not None else None
+    try:
+        page = TrafficPage() if said is None else TrafficPage.from_json(said)
+        found = None if status is None else json.loads(status)
+    except (AtollError, ValueError):
+        return None, ()
+    rows = []
+    for service, weights in record.weights.items():
+        windows = [page.models[n].five_minutes for n in weights.names if n in page.models]
+        rows.append(
+            ServiceRow(
+                service,
+                sum(window.arrivals / window.seconds for window in windows),
+                sum(window.judged for window in windows),
+                sum(window.kept for window in windows),
+            )
+        )
+    return found, tuple(rows) if said is not None else ()
+
+
+async def _fetch(record: FleetRecord, page: str) -> bytes | None:
+    from atoll.control.gateways import ask_gateway
+    from atoll.control.operated import gateway_address
+
+    address = gateway_address(record)
+    if address is None:
         return None
     try:
-        code, body = await fetch(
-            f"{entrance.url}/atoll/v1/status",
-            timeout_s=2.0,
-            unix_socket=Path(entrance.admin_socket),
-        )
-        found = json.loads(body) if code == 200 else None
-    except (FetchError, ValueError):
+        answer = await ask_gateway(address, "GET", page, None)
+    except AtollError:
         return None
-    return found if isinstance(found, dict) else None
+    return answer.body if answer.status == 200 else None
 
 
 def draw_standing(fleet: FleetStanding, now_s: float) -> Group:
@@ -197,7 +237,7 @@ def draw_standing(fleet: FleetStanding, now_s: float) -> Group:
         for row in fleet.instances
     ]
     columns = ("instance", "model", "target", "state", "for", "cost", "where", "why")
-    running = [] if fleet.gateway is None else [_describe_gateway(fleet.gateway)]
+    running = [] if fleet.gateway is None else [_describe_gateway(fleet.gateway, fleet.traffic)]
     return Group(
         Text(head),
         *([Text(f"operated by {who}" if fleet.controller else who)] if fleet.up else []),
@@ -208,10 +248,11 @@ def draw_standing(fleet: FleetStanding, now_s: float) -> Group:
     )
 
 
-def _describe_gateway(gateway: dict[str, Any]) -> str:
+def _describe_gateway(gateway: dict[str, Any], traffic: tuple[ServiceRow, ...]) -> str:
     backends = [b for b in gateway.get("backends", ()) if isinstance(b, dict)]
     requests = sum(int(backend.get("requests", 0)) for backend in backends)
-    return f"gateway: {requests} requests so far, {gateway.get('running', 0)} running"
+    last = f"; last 5 min: {'; '.join(row.text() for row in traffic)}" if traffic else ""
+    return f"gateway: {requests} requests so far, {gateway.get('running', 0)} running{last}"
 
 
 def _say_end(row: InstanceRow, now_s: float) -> str:

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +34,7 @@ from atoll.report.terminal import console, emit, note
 if TYPE_CHECKING:
     from atoll.control.change import FleetChange
     from atoll.control.home import FleetHome, FleetRecord
-    from atoll.control.loop import FleetController, Gateways, Turn
+    from atoll.control.loop import FleetController, Turn
     from atoll.control.operated import FleetSource, OperatedFleet
     from atoll.control.view import ControlPolicy
 
@@ -152,27 +152,19 @@ def _dry_run(
 ) -> None:
     from atoll.control.change import find_change
     from atoll.control.home import write_holder
-    from atoll.control.operated import open_fleet
+    from atoll.control.operated import open_fleet, open_gateways
     from atoll.control.planner import make_planner
 
     token = token_file(options, home, record)
     fleet = open_fleet(home, record, file.problem, token, policy)
-    controller = fleet.controller(
-        open_gateways(record), make_planner(options.deadline), write_holder("look"), policy=policy
-    )
+    gateways = open_gateways(home, record, file.problem, keep=False, say=note)
+    planner = make_planner(options.deadline)
+    controller = fleet.controller(gateways, planner, write_holder("look"), policy=policy)
     turn = controller.turn(act=False)
     for name in turn.unreachable:
         note(f"{name}: {controller.reasons[name]}")
     change = find_change(turn.view, turn.decision, fleet.map.of_instance)
     emit(change, options.as_json, change.text)
-
-
-def open_gateways(record: FleetRecord) -> Gateways:
-    """Return those who serve a fleet's requests."""
-    from atoll.control.loop import NoGateways
-
-    del record
-    return NoGateways()
 
 
 @contextlib.contextmanager
@@ -211,13 +203,13 @@ class _Operation:
     def run(self) -> None:
         """Take turns until told to stop."""
         from atoll.control.home import write_holder
-        from atoll.control.operated import open_fleet
+        from atoll.control.operated import open_fleet, open_gateways
         from atoll.control.planner import make_planner
 
         token = token_file(self.options, self.home, self.record)
         fleet = open_fleet(self.home, self.record, self.file.problem, token, self.policy)
         controller = fleet.controller(
-            open_gateways(self.record),
+            open_gateways(self.home, self.record, self.file.problem, say=self._hear),
             make_planner(self.options.deadline),
             write_holder("operate"),
             policy=self.policy,
@@ -245,7 +237,7 @@ class _Operation:
             known = self.record.model_copy(update={"entrance": fleet.record.entrance})
             self.record = make_record(self.options, self.file.problem, self.file.path, known)
             fleet.record = self.record
-            opened = reopen(fleet, controller, self.file.problem)
+            opened = reopen(fleet, controller, self.file.problem, self._hear)
         except AtollError as error:
             self._complain(f"the fleet file is not followed: {error}")
             return fleet
@@ -258,8 +250,8 @@ class _Operation:
         from atoll.control.lease import LeaseHeldError
 
         try:
-            self._keep_entrance(fleet)
-            turn = controller.turn(approve=lambda turn: self._approve(fleet, turn))
+            self._keep_entrance(fleet, controller)
+            turn = controller.turn(approve=lambda turn: self._approve(fleet, controller, turn))
         except LeaseHeldError as error:
             # Another acts; this one stands by, and takes over when the other is gone.
             if self.options.once or self._is_superseded(error):
@@ -281,7 +273,7 @@ class _Operation:
     def _is_superseded(self, error: AtollError) -> bool:
         return type(error).__name__ == "SupersededError"
 
-    def _keep_entrance(self, fleet: OperatedFleet) -> None:
+    def _keep_entrance(self, fleet: OperatedFleet, controller: FleetController) -> None:
         """Start hub or gateway anew if they have died; those of others are theirs to keep."""
         from atoll.control.entrance import keep_entrance
 
@@ -291,13 +283,24 @@ class _Operation:
         kept = keep_entrance(self.home, self.record.name, known)
         if kept != known:
             _write_down(self.home, "note", "hub or gateway had died and were started anew")
-            self._use(fleet, self.record.model_copy(update={"entrance": kept}))
+            self._use(fleet, controller, self.record.model_copy(update={"entrance": kept}))
 
-    def _use(self, fleet: OperatedFleet, record: FleetRecord) -> None:
+    def _use(self, fleet: OperatedFleet, controller: FleetController, record: FleetRecord) -> None:
+        """Go on with another entrance."""
+        from atoll.control.operated import renew_gateways
+
         self.record = fleet.record = record
         self.home.write(record)
+        before = controller.place.gateways
+        gateways = renew_gateways(before, self.home, record, self.file.problem, self._hear)
+        controller.place = replace(controller.place, gateways=gateways)
 
-    def _approve(self, fleet: OperatedFleet, turn: Turn) -> bool:
+    def _hear(self, text: str) -> None:
+        """Take what is said of gateways."""
+        note(text)
+        _write_down(self.home, "note", text)
+
+    def _approve(self, fleet: OperatedFleet, controller: FleetController, turn: Turn) -> bool:
         """Show what is new of a change and ask; what was agreed to before is done without asking again."""
         from atoll.control.change import find_change
 
@@ -312,7 +315,8 @@ class _Operation:
             self.approved |= wanted
         if self.record.entrance is None or not self.record.up:
             entrance = open_fleet_entrance(self.options, self.home, self.record)
-            self._use(fleet, self.record.model_copy(update={"entrance": entrance, "up": True}))
+            record = self.record.model_copy(update={"entrance": entrance, "up": True})
+            self._use(fleet, controller, record)
             self.home.keep_file(self.file.path)
         return True
 

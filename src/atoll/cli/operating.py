@@ -98,6 +98,11 @@ class OperatingSettings(VerbSettings):
         description="Address of a gateway of that fabric.",
         json_schema_extra={"metavar": "URL", "panel": _HOW},
     )
+    admin_token: Path | None = Field(
+        None,
+        description="File with the admin token of that gateway: it says what is asked and kept.",
+        json_schema_extra={"panel": _HOW},
+    )
     host: str = Field(
         "127.0.0.1",
         description="Where the gateway listens; beyond this machine it asks for keys.",
@@ -315,7 +320,13 @@ def open_fleet_entrance(
     from atoll.control.entrance import EntranceSettings, find_address, open_entrance, use_fabric
 
     if options.fabric is not None:
-        return use_fabric(home, options.fabric, options.gateway)
+        known = record.entrance
+        token = None if options.admin_token is None else str(options.admin_token.resolve())
+        if options.gateway is None and known is not None and known.hub is None:
+            # Its gateway is as it was, though the token may be another.
+            token = token or known.admin_token
+            return use_fabric(home, options.fabric, known.url, token)
+        return use_fabric(home, options.fabric, options.gateway, token)
     if record.entrance is not None and record.entrance.hub is None:
         return record.entrance
     only_local = record.targets.names == ("local",)

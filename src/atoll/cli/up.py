@@ -7,7 +7,7 @@ import contextlib
 import json
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -190,11 +190,14 @@ def _dry_run(
 
 def _controller(options: UpSettings, fleet: OperatedFleet, pinned: Plan | None) -> FleetController:
     from atoll.control.home import write_holder
-    from atoll.control.loop import NoGateways
+    from atoll.control.operated import open_gateways
     from atoll.control.planner import force_plan, make_planner, pin_plan
 
     planner = make_planner(options.deadline) if pinned is None else pin_plan(pinned)
-    controller = fleet.controller(NoGateways(), planner, write_holder("up"))
+    gateways = open_gateways(
+        fleet.home, fleet.record, fleet.problem, keep=not options.dry_run, say=note
+    )
+    controller = fleet.controller(gateways, planner, write_holder("up"))
     if pinned is not None:
         controller.memory = force_plan(pinned, controller.turn(act=False).view)
     return controller
@@ -231,6 +234,7 @@ def _bring_up(
 def _approve(run: _UpRun, turn: Turn, say: object) -> bool:
     """Show the change, ask, and open the entrance, so that what is started finds a hub to join."""
     from atoll.control.change import find_change
+    from atoll.control.operated import open_gateways
     from atoll.control.planner import pin_plan
 
     del say
@@ -249,6 +253,9 @@ def _approve(run: _UpRun, turn: Turn, say: object) -> bool:
     run.record = run.record.model_copy(update={"entrance": entrance, "up": True})
     run.home.write(run.record)
     run.home.keep_file(Path(run.record.source))
+    if entrance != known:
+        gateways = open_gateways(run.home, run.record, run.fleet.problem, say=note)
+        run.controller.place = replace(run.controller.place, gateways=gateways)
     return True
 
 

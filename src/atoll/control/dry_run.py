@@ -117,7 +117,9 @@ class OfflineTargets:
     def _reach(self, name: TargetName, pool: Sequence[Offer]) -> Deployer:
         alone = self._settings.model_copy(update={"names": (name,)})
         if name == "local" and self._settings.pretends and not (self._folder / name).exists():
-            return SilentTarget(name, pool)  # nothing was ever started; opening would make its folder
+            return SilentTarget(
+                name, pool
+            )  # nothing was ever started; opening would make its folder
         try:
             return open_targets(alone, pool, self._folder)[name].target
         except AtollError as error:

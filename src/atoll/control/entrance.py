@@ -101,10 +101,13 @@ def keep_entrance(home: FleetHome, name: str, known: Entrance) -> Entrance:
     return open_entrance(home, name, settings, known)
 
 
-def use_fabric(home: FleetHome, fabric: str, url: str | None) -> Entrance:
+def use_fabric(
+    home: FleetHome, fabric: str, url: str | None, admin_token: str | None = None
+) -> Entrance:
     """Return an entrance of which others run hub and gateway; `fabric` is a token, @FILE or open://HOST:PORT.
 
-    A token that came as text is kept in a file of its own: commands name files.
+    A token that came as text is kept in a file of its own: commands name files. `admin_token` is the file
+    with which the gateway at `url` is asked what it sees.
     """
     from atoll.fabric.identity.access import Access
     from atoll.fabric.identity.authority import write_secret
@@ -120,7 +123,7 @@ def use_fabric(home: FleetHome, fabric: str, url: str | None) -> Entrance:
         (kept / "given.token").unlink(missing_ok=True)
         write_secret(kept / "given.token", fabric.strip() + "\n")
         token = str(kept / "given.token")
-    return Entrance(url=url, token=token, observer=token)
+    return Entrance(url=url, admin_token=admin_token, token=token, observer=token)
 
 
 def close_entrance(entrance: Entrance) -> None:

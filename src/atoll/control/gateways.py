@@ -236,6 +236,11 @@ class GatewayGroup:
         self._routes: tuple[Route, ...] | None = None
         self._former: dict[str, None] = {}
 
+    @property
+    def addresses(self) -> tuple[GatewayAddress, ...]:
+        """Where they are asked."""
+        return self._gateways
+
     # What they say
 
     def look(self, now_s: float) -> TrafficReport:

@@ -51,12 +51,14 @@ class Daemon(Frozen):
 class Entrance(Frozen):
     """How requests and instances come to a fleet: a gateway's address, and a fabric to join.
 
-    `token` is the file that instances join with, `observer` that of whoever looks; `hub` and `gateway` are
-    set where they were started for this fleet.
+    The gateway is asked what it sees on its `admin_socket`, or at its address with the token in the file
+    `admin_token`. `token` is the file that instances join with, `observer` that of whoever looks; `hub` and
+    `gateway` are set where they were started for this fleet.
     """
 
     url: str | None = None
     admin_socket: str | None = None
+    admin_token: str | None = None
     token: str
     observer: str
     hub: Daemon | None = None

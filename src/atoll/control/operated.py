@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from atoll.control.home import FleetHome, FleetRecord
 from atoll.control.lease import Lease, LeaseHeldError
-from atoll.control.loop import FleetController, FleetPlace, Gateways, LeaseTaker
+from atoll.control.loop import FleetController, FleetPlace, Gateways, LeaseTaker, NoGateways
 from atoll.control.orders import OrderMaker, command_settings
 from atoll.control.planner import put_phases_together
 from atoll.control.targets import PoolTarget, TargetMap, open_targets
@@ -22,6 +22,7 @@ from atoll.plan.problem import Problem
 
 if TYPE_CHECKING:
     from atoll.control.decide import MakePlan
+    from atoll.control.gateways import GatewayAddress
     from atoll.deploy.kubernetes.deployer import KubernetesDeployer
 
 VALID_S = 90.0
@@ -215,13 +216,81 @@ def open_fleet(
     )
 
 
-def reopen(fleet: OperatedFleet, controller: FleetController, problem: Problem) -> OperatedFleet:
+def reopen(
+    fleet: OperatedFleet,
+    controller: FleetController,
+    problem: Problem,
+    say: Callable[[str], None] | None = None,
+) -> OperatedFleet:
     """Have a controller go on with another problem of the same fleet; targets are opened for its pool."""
     token = "" if fleet.record.entrance is None else fleet.record.entrance.token
     opened = open_fleet(fleet.home, fleet.record, problem, token, controller.policy)
     opened = replace(opened, lease=fleet.lease)
-    controller.place = opened.place(controller.place.gateways)
+    controller.place = opened.place(
+        renew_gateways(controller.place.gateways, fleet.home, fleet.record, problem, say)
+    )
     return opened
+
+
+def renew_gateways(
+    before: Gateways,
+    home: FleetHome,
+    record: FleetRecord,
+    problem: Problem,
+    say: Callable[[str], None] | None = None,
+) -> Gateways:
+    """Return the gateways of a fleet after something has changed: the same ones if they are where they were.
+
+    They know what was told, and tell it again to one that was started anew.
+    """
+    from atoll.control.gateways import GatewayGroup
+
+    address = gateway_address(record)
+    if isinstance(before, GatewayGroup) and before.addresses == (address,):
+        before.problem = problem
+        return before
+    return open_gateways(home, record, problem, say=say)
+
+
+def open_gateways(
+    home: FleetHome,
+    record: FleetRecord,
+    problem: Problem,
+    *,
+    keep: bool = True,
+    say: Callable[[str], None] | None = None,
+) -> Gateways:
+    """Return who serves a fleet's requests: nobody yet where none can be asked.
+
+    What they see is kept in the fleet's home, for the rhythm of day and week, unless `keep` is off.
+    """
+    from atoll.control.gateways import GatewayGroup
+    from atoll.control.rhythm import RateHistory
+
+    address = gateway_address(record)
+    if address is None:
+        return NoGateways()
+    return GatewayGroup(
+        problem,
+        [address],
+        names={name: each.names for name, each in record.weights.items()},
+        rhythm=RateHistory(home.folder / "rates.json", keep=keep),
+        say=say,
+    )
+
+
+def gateway_address(record: FleetRecord) -> GatewayAddress | None:
+    """Where a fleet's gateway is asked; None where it cannot be."""
+    from atoll.control.gateways import GatewayAddress
+
+    at = record.entrance
+    if at is None or at.url is None or not (at.admin_socket or at.admin_token):
+        return None
+    return GatewayAddress(
+        at.url,
+        None if at.admin_socket is None else Path(at.admin_socket),
+        None if at.admin_token is None else Path(at.admin_token),
+    )
 
 
 @dataclass(frozen=True, slots=True)
