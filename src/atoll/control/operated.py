@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from atoll.control.cluster import ClusterInstanceStore, ClusterLease, find_cluster
 from atoll.control.home import FleetHome, FleetRecord
-from atoll.control.lease import Lease, LeaseHeldError
-from atoll.control.loop import FleetController, FleetPlace, Gateways, LeaseTaker, NoGateways
+from atoll.control.lease import Lease
+from atoll.control.loop import (
+    FleetController,
+    FleetPlace,
+    Gateways,
+    InstanceStore,
+    LeaseTaker,
+    NoGateways,
+)
 from atoll.control.orders import OrderMaker, command_settings
 from atoll.control.planner import put_phases_together
 from atoll.control.targets import PoolTarget, TargetMap, open_targets
@@ -23,7 +31,6 @@ from atoll.plan.problem import Problem
 if TYPE_CHECKING:
     from atoll.control.decide import MakePlan
     from atoll.control.gateways import GatewayAddress
-    from atoll.deploy.kubernetes.deployer import KubernetesDeployer
 
 VALID_S = 90.0
 """For how long a controller that says nothing keeps others from acting."""
@@ -56,39 +63,18 @@ class HomeLease:
             self._home.lease.release(self._held, now_s)
 
 
-class ClusterLease:
-    """The Lease of a fleet in a Kubernetes cluster: controllers anywhere agree on it."""
-
-    def __init__(self, target: KubernetesDeployer, fleet: str) -> None:
-        self._target, self._fleet = target, fleet
-        self._holder: str | None = None
-
-    def take(self, holder: str, now_s: float, valid_s: float) -> Lease:
-        """Take or renew the lease, or raise."""
-        term = self._target.lease(self._fleet, holder, int(valid_s)).acquire(now_s)
-        if term is None:
-            raise LeaseHeldError(
-                "another controller operates this fleet, says its Lease in the cluster",
-                hint=f"stop it first, or wait {valid_s:.0f} s after it has died",
-            )
-        self._holder = holder
-        return Lease(holder=holder, term=term, ends_s=now_s + valid_s)
-
-    def give_back(self, now_s: float) -> None:
-        """Let the next one act at once."""
-        del now_s
-        if self._holder is not None:
-            self._target.lease(self._fleet, self._holder).release()
-
-
-def open_lease(home: FleetHome, fleet: str, targets: dict[str, PoolTarget]) -> FleetLease:
+def open_lease(home: FleetHome, fleet: str, targets: Mapping[str, PoolTarget]) -> FleetLease:
     """Return the lease of a fleet: the cluster's where one of its targets is a cluster, else its home's."""
-    from atoll.deploy.kubernetes.deployer import KubernetesDeployer
+    cluster = find_cluster(targets.values())
+    return HomeLease(home) if cluster is None else ClusterLease(cluster, fleet)
 
-    for target in targets.values():
-        if isinstance(target.target, KubernetesDeployer):
-            return ClusterLease(target.target, fleet)
-    return HomeLease(home)
+
+def open_store(home: FleetHome, fleet: str, targets: Mapping[str, PoolTarget]) -> InstanceStore:
+    """Return what knows what instances consist of: the home, and the cluster they stand in."""
+    cluster = find_cluster(targets.values())
+    if cluster is None:
+        return home.store
+    return ClusterInstanceStore(home.store.folder, cluster, fleet)
 
 
 class FleetSource:
@@ -166,7 +152,7 @@ class OperatedFleet:
         """Return a controller that has just started: it adopts what stands."""
         return FleetController(
             self.place(gateways),
-            self.home.store,
+            open_store(self.home, self.problem.name, self.targets),
             self.home.history,
             self.lease,
             plan,

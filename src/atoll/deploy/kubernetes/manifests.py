@@ -27,6 +27,8 @@ from atoll.deploy.kubernetes.settings import KubernetesSettings
 from atoll.plan.plan import Node
 
 READY_S = f"{DOMAIN}/ready-s"
+INSTANCE = "instance"
+"""What an instance consists of, for a controller that knows nothing but the cluster."""
 PORT = 8000
 SECRETS = "/run/secrets/atoll"
 _WEIGHTS = "/var/cache/atoll"
@@ -133,7 +135,11 @@ def _config_map(order: StartOrder, name: str, settings: KubernetesSettings) -> M
     return {
         **_head("v1", "ConfigMap", name, order, settings),
         "immutable": True,
-        "data": {"nodes": str(len(order.commands)), **data},
+        "data": {
+            "nodes": str(len(order.commands)),
+            INSTANCE: order.instance.to_json(),
+            **data,
+        },
     }
 
 
