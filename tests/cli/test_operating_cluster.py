@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import main as cli
-from atoll.cli import up as up_verb
+from atoll.cli import rollout
 from atoll.control import planner
 from atoll.control.decide import MakePlan
 from atoll.control.home import home_of
@@ -74,7 +74,7 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LivelyApi:
 
     monkeypatch.setattr(KubernetesDeployer, "connect", connect)
     monkeypatch.setattr(planner, "make_planner", quick)
-    monkeypatch.setattr(up_verb, "_LOOK_ELSEWHERE_S", 0.01)
+    monkeypatch.setattr(rollout, "LOOK_ELSEWHERE_S", 0.01)
     monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("ATOLL_FABRIC", raising=False)

@@ -198,6 +198,7 @@ class _Operation:
     policy: ControlPolicy
     stop: threading.Event
     approved: set[tuple[str, str]] = field(default_factory=set)
+    refused: tuple[tuple[str, str], ...] | None = None
     said: str = ""
 
     def run(self) -> None:
@@ -247,14 +248,14 @@ class _Operation:
         return opened
 
     def _take_turn(self, fleet: OperatedFleet, controller: FleetController) -> None:
-        from atoll.control.lease import LeaseHeldError
+        from atoll.control.lease import LeaseHeldError, SupersededError
 
         try:
             self._keep_entrance(fleet, controller)
             turn = controller.turn(approve=lambda turn: self._approve(fleet, controller, turn))
         except LeaseHeldError as error:
             # Another acts; this one stands by, and takes over when the other is gone.
-            if self.options.once or self._is_superseded(error):
+            if self.options.once or isinstance(error, SupersededError):
                 raise
             if self.said != str(error):
                 self.said = str(error)
@@ -269,9 +270,6 @@ class _Operation:
         if self.options.once and (turn.failures or turn.unreachable):
             failed = [*turn.failures, *(controller.reasons[n] for n in turn.unreachable)]
             raise AtollError(f"not all was done: {failed[0]}", hint="what served goes on serving")
-
-    def _is_superseded(self, error: AtollError) -> bool:
-        return type(error).__name__ == "SupersededError"
 
     def _keep_entrance(self, fleet: OperatedFleet, controller: FleetController) -> None:
         """Start hub or gateway anew if they have died; those of others are theirs to keep."""
@@ -307,12 +305,17 @@ class _Operation:
         change = find_change(turn.view, turn.decision, fleet.map.of_instance)
         wanted = _list_steps(change)
         if wanted - self.approved:
+            asked = _describe_steps(change)
+            if asked == self.refused:
+                return False
             if not self.options.as_json:
                 console().print(change.text(), soft_wrap=True)
             if not ask("Go ahead?", self.options.yes):
                 _write_down(self.home, "note", "a change was refused")
+                self.refused = asked
                 return False
             self.approved |= wanted
+            self.refused = None
         if self.record.entrance is None or not self.record.up:
             entrance = open_fleet_entrance(self.options, self.home, self.record)
             record = self.record.model_copy(update={"entrance": entrance, "up": True})
@@ -348,6 +351,12 @@ def _list_steps(change: FleetChange) -> set[tuple[str, str]]:
     """What somebody must agree to; what has failed is cleaned up without asking."""
     starts = {("start", row.instance) for row in change.starts}
     return starts | {("go", row.instance) for row in change.goes}
+
+
+def _describe_steps(change: FleetChange) -> tuple[tuple[str, str], ...]:
+    """The same without names, which are new for every plan: what was refused is not asked again."""
+    rows = [("start", f"{row.target} {row.layout}") for row in change.starts]
+    return tuple(sorted([*rows, *(("go", row.instance) for row in change.goes)]))
 
 
 def _write_down(home: FleetHome, kind: str, text: str) -> None:
