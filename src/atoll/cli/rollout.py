@@ -1,4 +1,4 @@
-"""A fleet on its way to a plan: turns until all that is wanted serves and nothing else stands, or one fails."""
+"""A fleet on its way to a plan: turns until what is wanted serves and nothing else stands, or one fails."""
 
 from __future__ import annotations
 
