@@ -134,7 +134,16 @@ def _read(options: UpSettings) -> tuple[Plan | None, Problem, Path]:
             field="--fleet",
             hint="name the fleet file that the plan was made for",
         )
-    return plan, put_phases_together(read_problem(source)), source.resolve()
+    problem = put_phases_together(read_problem(source))
+    names = {service.name for service in problem.services}
+    strange = sorted({one.service for one in plan.instances} - names)
+    if strange:
+        raise UsageError(
+            f"{source} has no {', '.join(strange)}, which {options.plan} serves",
+            field="--fleet",
+            hint="name the fleet file that the plan was made for",
+        )
+    return plan, problem, source.resolve()
 
 
 def _open(
@@ -308,6 +317,9 @@ def _write_down(home: FleetHome, text: str) -> None:
     from atoll.control.history import HistoryEvent
 
     with contextlib.suppress(AtollError, OSError):
+        last = home.history.read(last=1)
+        if last and last[0].kind == "failure" and last[0].text == text:
+            return  # the controller has said so
         home.history.add(HistoryEvent(at_s=time.time(), kind="failure", text=text[:4000]))
 
 
