@@ -101,6 +101,30 @@ def test_a_host_that_dies_thrice_in_a_row_is_set_aside_until_it_lives() -> None:
     assert not hold_back(memory, world.time_s, POLICY).hosts
 
 
+def test_a_host_that_was_set_aside_is_tried_again_later() -> None:
+    world, memory = World(problem()), Memory()
+    for k in range(3):
+        fail(world, f"a{k}", "ended", host="h1")
+        memory, _ = count_failures(world.view(), memory, POLICY)
+    died_s = world.time_s
+    assert hold_back(memory, died_s + POLICY.set_aside_s - 1.0, POLICY).hosts == {"h1"}
+    assert not hold_back(memory, died_s + POLICY.set_aside_s, POLICY).hosts
+    fail(world, "again", "ended", host="h1")
+    memory, _ = count_failures(world.view(), memory, POLICY)
+    assert hold_back(memory, world.time_s, POLICY).hosts == {"h1"}
+
+
+def test_no_more_than_half_of_the_machines_are_set_aside() -> None:
+    world, memory = World(problem()), Memory()
+    for k in range(4):
+        for host in ("h1", "h2", "h3")[: 3 if k < 3 else 2]:
+            fail(world, f"{host}-{k}", "ended", host=host)
+        memory, _ = count_failures(world.view(), memory, POLICY)
+    assert hold_back(memory, world.time_s, POLICY, 1).hosts == set()
+    assert hold_back(memory, world.time_s, POLICY, 4).hosts == {"h1", "h2"}
+    assert hold_back(memory, world.time_s, POLICY, 6).hosts == {"h1", "h2", "h3"}
+
+
 def test_a_host_is_not_blamed_for_a_missing_image() -> None:
     world, memory = World(problem()), Memory()
     for k in range(5):

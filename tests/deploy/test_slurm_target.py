@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from atoll.deploy.door import DeployError, Standing
 from atoll.deploy.slurm.runner import ProcessRunner, SlurmAnswer
 from atoll.deploy.slurm.settings import SlurmSettings
 from atoll.deploy.slurm.target import SlurmDeployer
+from atoll.plan.plan import Node
 from tests.deploy.slurm.builders import NOW_S, FakeSlurm, make_order
 
 
@@ -100,6 +102,24 @@ def test_a_job_without_a_folder_here_is_still_seen(stage: Stage, tmp_path: Path)
     assert (standing.handle, standing.state) == ("100", "ready")
 
 
+def test_hosts_that_are_set_aside_are_left_out(stage: Stage, tmp_path: Path) -> None:
+    settings = SlurmSettings(work_folder=str(tmp_path), options=("--exclude=n[7-8]", "--exclusive"))
+    deployer = SlurmDeployer(settings, runner=stage.slurm, clock=lambda: NOW_S)
+    order = replace(make_order(), avoid_hosts=("n3", "another-targets"))
+    lines = deployer.dry_run(order).splitlines()
+    assert [line for line in lines if "exclu" in line] == [
+        "#SBATCH --exclude=n3,n[7-8]",
+        "#SBATCH --exclusive",
+    ]
+    with pytest.raises(DeployError, match=r"0 nodes .* not set aside \(n1, n3\)") as caught:
+        deployer.start(replace(order, avoid_hosts=("n1", "n3")))
+    assert caught.value.kind == "capacity"
+    node = Node(id="n0", node_type="L4:1", market="on-demand", start=0, end=1, tp=1, host="n3")
+    with pytest.raises(DeployError, match="node n3 is set aside"):
+        deployer.start(replace(make_order(nodes=[node]), avoid_hosts=("n3",)))
+    assert stage.slurm.calls("sbatch") == []
+
+
 def test_orders_of_an_older_term_are_refused(stage: Stage) -> None:
     stage.deployer.start(make_order(term=5))
     for give in (
@@ -109,7 +129,7 @@ def test_orders_of_an_older_term_are_refused(stage: Stage) -> None:
     ):
         with pytest.raises(DeployError, match="term 4") as caught:
             give()
-        assert caught.value.kind == "settings"
+        assert caught.value.kind == "superseded"
     assert stage.slurm.calls("scancel") == []
     assert len(stage.slurm.calls("sbatch")) == 1
     stage.deployer.start(make_order("b", fleet="another", term=1))

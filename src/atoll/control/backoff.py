@@ -43,7 +43,7 @@ def count_failures(
     before = {id: (state, since_s) for id, state, since_s in memory.states}  # noqa: A001
     forgotten_s = view.time_s - policy.backoff_most_s
     backoffs = {held.key: held for held in memory.backoffs if held.until_s > forgotten_s}
-    deaths = dict(memory.deaths)
+    deaths = {host: (count, at_s) for host, count, at_s in memory.deaths}
     lost: list[Lost] = []
     asked = {instance.id for instance in memory.wanted}
     states = [
@@ -65,7 +65,7 @@ def count_failures(
         lost.append(Lost(seen.id, reason, was != "ready"))
         if seen.standing.kind not in _NOT_OF_THE_HOST:
             for host in seen.standing.hosts:
-                deaths[host] = deaths.get(host, 0) + 1
+                deaths[host] = (deaths.get(host, (0, 0.0))[0] + 1, view.time_s)
         if was != "ready" or view.time_s - was_since_s < policy.settled_s:
             _hold_back(backoffs, seen, reason, view.time_s, policy)
     listed = {seen.id for seen in view.instances}
@@ -77,7 +77,7 @@ def count_failures(
     learned = replace(
         memory,
         backoffs=tuple(backoffs[key] for key in sorted(backoffs, key=str)),
-        deaths=tuple(sorted(deaths.items())),
+        deaths=tuple((host, *deaths[host]) for host in sorted(deaths)),
         states=tuple(sorted(states)),
     )
     return learned, tuple(sorted(lost, key=lambda one: one.id))
@@ -143,9 +143,21 @@ class HeldBack:
         )
 
 
-def hold_back(memory: Memory, now_s: float, policy: ControlPolicy) -> HeldBack:
-    """Return what may not be started at this time."""
+def hold_back(
+    memory: Memory, now_s: float, policy: ControlPolicy, machines: int | None = None
+) -> HeldBack:
+    """Return what may not be started at this time.
+
+    A host that keeps dying is tried once more after `set_aside_s`. No more than half of the machines there
+    are is set aside, those that died most often: where most die it is not the machines.
+    """
+    dying = [
+        (-count, host)
+        for host, count, at_s in memory.deaths
+        if count >= policy.deaths and now_s - at_s < policy.set_aside_s
+    ]
+    most = len(dying) if machines is None else machines // 2
     return HeldBack(
         frozenset(held.key for held in memory.backoffs if held.until_s > now_s),
-        frozenset(host for host, count in memory.deaths if count >= policy.deaths),
+        frozenset(host for _, host in sorted(dying)[:most]),
     )

@@ -234,11 +234,16 @@ def _look(
             for seen in view.instances
         ),
         in_force=in_force,
-        held=hold_back(memory, view.time_s, policy),
+        held=hold_back(memory, view.time_s, policy, _count_machines(view)),
         leaving=leaving,
         ending=ending,
         renewed=renewed,
     )
+
+
+def _count_machines(view: View) -> int:
+    """Return how many machines there are to stand on, those in use included."""
+    return sum(offer.available for offer in view.offers or view.problem.offers)
 
 
 def _find_leaving(view: View, policy: ControlPolicy) -> tuple[frozenset[str], frozenset[str]]:

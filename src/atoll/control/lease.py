@@ -25,6 +25,10 @@ class LeaseHeldError(AtollError):
     """Another controller acts."""
 
 
+class SupersededError(LeaseHeldError):
+    """A target follows a later controller: this one must not act any more, whatever its lease says."""
+
+
 class Lease(Frozen):
     """Who acts, until when (seconds of Unix time), and in which term."""
 

@@ -26,6 +26,7 @@ from atoll.deploy.skypilot_tasks import (
     read_status,
     write_task,
 )
+from atoll.deploy.terms import refuse_old_term
 from atoll.plan.problem import Offer
 
 _PREFIX = "atoll-"
@@ -128,12 +129,7 @@ class SkyDeployer:
         """Return the instance of this name, if the term is no older than what stands."""
         standings = self.list(fleet)
         newest = max((each.labels.term for each in standings), default=0)
-        if term < newest:
-            raise DeployError(
-                f"an order of term {term} for {fleet}, which a controller of term {newest} keeps",
-                kind="settings",
-                hint="only one controller acts at a time; end this one",
-            )
+        refuse_old_term(fleet, term, newest)
         return next((each for each in standings if each.handle == name), None)
 
     def _ask(self, verb: str, *words: Any, **options: Any) -> Any:

@@ -287,11 +287,12 @@ def _scheduling(
     order: StartOrder, command: NodeCommand, settings: KubernetesSettings, catalog: Catalog
 ) -> Manifest:
     """Say which machines a node may stand on: those with its GPU, in its region, of its market."""
+    aside = [_rule(machines.HOST, "NotIn", *sorted(order.avoid_hosts))] if order.avoid_hosts else []
     if not command.gpus:
-        return {}
+        return _require([{"matchExpressions": aside}]) if aside else {}
     node = _planned(order, command)
     gpu, count = parse_node_type(command.node_type)
-    base = [_rule(machines.PRODUCT, "In", *_products(gpu, catalog))]
+    base = [_rule(machines.PRODUCT, "In", *_products(gpu, catalog)), *aside]
     if node is not None and node.host is not None:
         base.append(_rule(machines.HOST, "In", node.host))
     region = order.instance.region if node is None else order.instance.region_of(node)
@@ -313,14 +314,18 @@ def _scheduling(
     }
     keys = [machines.GPU, *((key for key, _ in machines.SPOT) if spot else ())]
     return {
-        "affinity": {
-            "nodeAffinity": {
-                "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms},
-                "preferredDuringSchedulingIgnoredDuringExecution": [liked],
-            }
-        },
+        **_require(terms, [liked]),
         "tolerations": [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in keys],
     }
+
+
+def _require(terms: list[Manifest], liked: list[Manifest] | None = None) -> Manifest:
+    rules: Manifest = {
+        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}
+    }
+    if liked:
+        rules["preferredDuringSchedulingIgnoredDuringExecution"] = liked
+    return {"affinity": {"nodeAffinity": rules}}
 
 
 def _products(gpu: str, catalog: Catalog) -> tuple[str, ...]:

@@ -15,12 +15,10 @@ NFS opening a file asks its server anew, looking for one that was not there may 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -29,17 +27,12 @@ from atoll.core.files import atomic_write, read_text_limited
 from atoll.core.frozen import Frozen
 from atoll.deploy.door import DeployError, FailureKind, Labels, NodeCommand, StandingState
 from atoll.deploy.slurm.script import JOB_LOG, LOG_SUFFIX, SECRETS, SIGNAL_FILE, STATE_SUFFIX
+from atoll.deploy.terms import fence_term
 
 _MOST_SECRET_BYTES = 64 * 2**10
 _MOST_STATE_BYTES = 4096
 _MOST_TAIL_BYTES = 2**18
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9.-]+")
-
-
-class TermRecord(Frozen):
-    """The newest term whose orders were followed."""
-
-    term: int
 
 
 class JobEnd(Frozen):
@@ -168,53 +161,12 @@ class WorkFolder:
     def _fleet(self, fleet: str) -> Path:
         return self._path / f"f-{plain_name(fleet)}"
 
-    @contextlib.contextmanager
-    def fence(self, fleet: str, term: int, *, deadline_s: float) -> Iterator[None]:
+    def fence(
+        self, fleet: str, term: int, *, deadline_s: float
+    ) -> contextlib.AbstractContextManager[None]:
         """Work alone on a fleet; refuse a term that is older than one whose orders were followed."""
         folder = self._fleet(fleet)
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise _no_access(folder, error) from error
-        try:
-            _lock(descriptor, time.monotonic() + deadline_s, fleet)
-            path = folder / "term.json"
-            known = _read_term(path)
-            if known is not None and term < known:
-                raise DeployError(
-                    f"an order of term {term} for {fleet}, which a controller of term {known} keeps",
-                    kind="settings",
-                    hint="only one controller acts at a time; end this one",
-                )
-            if known is None or term > known:
-                atomic_write(path, TermRecord(term=term).to_json())
-            yield
-        finally:
-            os.close(descriptor)
-
-
-def _read_term(path: Path) -> int | None:
-    if not path.exists():
-        return None
-    try:
-        return TermRecord.from_json(read_text_limited(path), path=path).term
-    except InputError as error:
-        raise DeployError(str(error), kind="settings", hint="remove the file") from error
-
-
-def _lock(descriptor: int, until_s: float, fleet: str) -> None:
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > until_s:
-                raise DeployError(
-                    f"another controller is at work on {fleet}", kind="unreachable"
-                ) from None
-            time.sleep(0.05)
-        else:
-            return
+        return fence_term(folder, fleet, term, lock=folder / "lock", deadline_s=deadline_s)
 
 
 def _copy_secret(source: Path, target: Path) -> None:

@@ -29,6 +29,7 @@ STATE_SUFFIX = ".state"
 SIGNAL_FILE = "signal"
 JOB_LOG = "job.log"
 SECRETS = "secrets"
+_EXCLUDE = "--exclude="
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
 
@@ -109,14 +110,18 @@ def write_script(
     choices: Sequence[GpuChoice],
     settings: SlurmSettings,
     home: str,
+    exclude: Sequence[str] = (),
 ) -> str:
-    """Return the batch script of an order; `choices` say how each component's GPUs are asked for."""
+    """Return the batch script of an order; `choices` say how each component's GPUs are asked for.
+
+    `exclude` are nodes of the cluster that it must not stand on.
+    """
     _check(order)
     comment = write_comment(JobComment(ready_s=order.ready_s, labels=order.labels))
     asked: list[str] = []
     for index, (component, choice) in enumerate(zip(components, choices, strict=True)):
         asked += ["#SBATCH hetjob"] if index else []
-        asked += _ask(component, choice, settings, comment, order.labels.instance)
+        asked += _ask(component, choice, settings, comment, order.labels.instance, exclude)
         asked += [f"#SBATCH --output={quote_directive(f'{home}/{JOB_LOG}')}"] if not index else []
     machines = [
         (group, relative, choices[group], machine)
@@ -146,7 +151,11 @@ def _ask(
     settings: SlurmSettings,
     comment: str,
     instance: str,
+    exclude: Sequence[str],
 ) -> list[str]:
+    # Given twice, the last one alone would count.
+    own = [option for option in settings.options if option.startswith(_EXCLUDE)]
+    left_out = ",".join((*exclude, *(option.removeprefix(_EXCLUDE) for option in own)))
     first, count = component.first, len(component.machines)
     name = _NOT_IN_NAMES.sub("-", f"atoll-{instance}")[:100]
     asked = [
@@ -167,7 +176,8 @@ def _ask(
         "--no-requeue",
         # What is in the controller's environment is nobody's business on the nodes.
         "--export=NONE",
-        *settings.options,
+        f"{_EXCLUDE}{left_out}" if left_out else "",
+        *(option for option in settings.options if option not in own),
     ]
     return [f"#SBATCH {option}" for option in asked if option]
 

@@ -228,16 +228,24 @@ class SlurmDeployer:
     def _write(self, order: StartOrder) -> str:
         components = group_machines(order)
         pool = self._pool()
-        choices = [self._choose(pool, component) for component in components]
+        # Hosts of other targets may be among them; sbatch refuses a name it does not know.
+        avoided = pool.hosts & set(order.avoid_hosts)
+        choices = [self._choose(pool, component, avoided) for component in components]
         home = self._work.home(order.labels.fleet, order.labels.instance)
-        return write_script(order, components, choices, self._settings, str(home.path))
+        return write_script(
+            order, components, choices, self._settings, str(home.path), exclude=sorted(avoided)
+        )
 
-    def _choose(self, pool: SlurmPool, component: JobComponent) -> GpuChoice:
+    def _choose(
+        self, pool: SlurmPool, component: JobComponent, avoided: frozenset[str]
+    ) -> GpuChoice:
         first = component.first
         if first.host is not None and first.host not in pool.hosts:
             raise DeployError(f"Slurm has no node {first.host}", kind="settings")
+        if first.host in avoided:
+            raise DeployError(f"node {first.host} is set aside", kind="capacity")
         gpu = None if first.gpu is None else _canonical(first.gpu, self._catalog)
-        return pool.choose(gpu, first.gpus, first.market, len(component.machines))
+        return pool.choose(gpu, first.gpus, first.market, len(component.machines), avoided)
 
     # Looking
 
