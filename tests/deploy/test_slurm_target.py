@@ -120,6 +120,20 @@ def test_hosts_that_are_set_aside_are_left_out(stage: Stage, tmp_path: Path) -> 
     assert stage.slurm.calls("sbatch") == []
 
 
+def test_what_ends_untold_has_failed_at_once_and_keeps_its_reason(stage: Stage) -> None:
+    stage.deployer.start(make_order())
+    stage.run("100")
+    stage.slurm.set_state("100", job_state="CANCELLED", end_time=int(NOW_S))
+    stage.slurm.ending = [100]
+    seen = stage.only()
+    assert (seen.state, seen.reason, seen.kind) == ("failed", "was cancelled", "ended")
+    stage.deployer.stop("100", 1)
+    assert stage.slurm.calls("scancel") == []
+    stage.slurm.ending = []
+    seen = stage.only()
+    assert (seen.state, seen.reason) == ("gone", "was cancelled")
+
+
 def test_orders_of_an_older_term_are_refused(stage: Stage) -> None:
     stage.deployer.start(make_order(term=5))
     for give in (

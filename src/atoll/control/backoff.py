@@ -57,12 +57,14 @@ def count_failures(
             if deaths and view.time_s - since_s >= policy.settled_s:
                 for host in seen.standing.hosts:
                     deaths.pop(host, None)
-        if state == was or state not in ("failed", "gone"):
+        if state == was or state not in ("failed", "gone", "draining"):
             continue
-        if was in ("failed", "gone", "draining") or (state == "gone" and seen.id not in asked):
+        if was in ("failed", "gone", "draining") or (state != "failed" and seen.id not in asked):
             continue  # known already, or ended because it was told to
         reason = seen.standing.reason or "it ended by itself"
         lost.append(Lost(seen.id, reason, was != "ready"))
+        if state == "draining":
+            continue  # somebody else ends it, which says nothing of what it stands on
         if seen.standing.kind not in _NOT_OF_THE_HOST:
             for host in seen.standing.hosts:
                 deaths[host] = (deaths.get(host, (0, 0.0))[0] + 1, view.time_s)

@@ -6,7 +6,7 @@
                             secrets/       files of mode 0600; gone when the job ends
                             NODE.log       what a node's command wrote; job.log: what Slurm wrote
                             NODE.state     "ready" and "ended CODE", by the node
-                            draining, stopped   by the controller, with the time
+                            draining, stopped, dismissed   by the controller, with the time
 
 Folders are of mode 0700. Files that nodes and controllers wait for are there from the beginning and grow: on
 NFS opening a file asks its server anew, looking for one that was not there may not.
@@ -22,7 +22,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from atoll.core.errors import InputError
+from atoll.core.errors import InputError, shorten
 from atoll.core.files import atomic_write, read_text_limited
 from atoll.core.frozen import Frozen
 from atoll.deploy.door import DeployError, FailureKind, Labels, NodeCommand, StandingState
@@ -31,6 +31,7 @@ from atoll.deploy.terms import fence_term
 
 _MOST_SECRET_BYTES = 64 * 2**10
 _MOST_STATE_BYTES = 4096
+_LONGEST_WORD = 200
 _MOST_TAIL_BYTES = 2**18
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9.-]+")
 
@@ -125,6 +126,11 @@ class JobHome:
                 text = ""
             states[node] = tuple(text.split("\n")[:-1])
         return states
+
+    def last_word(self, node: str) -> str:
+        """Return the last line that a node's command wrote, shortened."""
+        lines = _last_lines(self.path / f"{node}{LOG_SUFFIX}", 1)
+        return shorten(" ".join(lines[0].split()), _LONGEST_WORD) if lines else ""
 
     def drop_secrets(self) -> None:
         """Remove the secrets of a job that has ended."""

@@ -31,6 +31,8 @@ from atoll.plan.problem import Offer
 
 DRAINING = "draining"
 STOPPED = "stopped"
+DISMISSED = "dismissed"
+"""Stopped after it had ended by itself: nothing more is expected of it, and its own reason stays."""
 
 
 class SlurmDeployer:
@@ -148,11 +150,12 @@ class SlurmDeployer:
             return
         with self._work.fence(labels.fleet, term, deadline_s=self._settings.deadline_s):
             home = self._work.home(labels.fleet, labels.instance)
+            stands = [job for job in jobs if "COMPLETING" not in job.states]
             if home.path.is_dir():
-                home.mark(STOPPED, self._clock())
+                home.mark(STOPPED if stands else DISMISSED, self._clock())
             if not jobs:
                 home.drop_secrets()
-            elif not all("COMPLETING" in job.states for job in jobs):
+            elif stands:
                 self._cancel(handle)
 
     def logs(self, handle: str, lines: int = 100) -> str:
@@ -320,8 +323,13 @@ class SlurmDeployer:
             return replace(
                 standing, state="draining", since_s=draining_s, reason="finishes what runs"
             )
-        if any("COMPLETING" in job.states or _has_ended(job) for job in jobs):
-            return replace(standing, state="draining", reason="is ending")
+        ending = [job for job in jobs if "COMPLETING" in job.states or _has_ended(job)]
+        if ending:
+            # Nobody here told it to; it holds its nodes for a moment yet.
+            told = self._explain(ending, home, record)
+            if told is None:
+                return replace(standing, state="draining", reason="is ending")
+            return replace(standing, state="failed", reason=told.line, kind=told.kind)
         if any("SUSPENDED" in job.states for job in jobs):
             return replace(
                 standing, state="failed", reason="is suspended by Slurm", kind="capacity"
@@ -335,15 +343,13 @@ class SlurmDeployer:
         home: JobHome,
         record: JobRecord | None,
     ) -> Standing:
-        """Return how a job ended: the first component that did not end well says why."""
-        worst = next((job for job in jobs if "COMPLETED" not in job.states), jobs[0])
-        state = next(iter(sorted(worst.states & ENDED_STATES)))
+        """Return how a job ended, and keep that, since Slurm forgets it."""
+        told = self._explain(jobs, home, record)
+        assert told is not None
         ended_s = max((job.end_s or 0.0 for job in jobs), default=0.0)
-        told = explain_end(state, worst.reason, worst.exit_code, worst.signal)
-        if record is not None and state == "FAILED":
-            told = _told_by_nodes(home, record.nodes) or told
+        failed = any(_worst(jobs).states & FAILED_STATES)
         end = JobEnd(
-            state="failed" if state in FAILED_STATES else "gone",
+            state="failed" if failed else "gone",
             at_s=ended_s,
             reason=told.line,
             kind=told.kind,
@@ -353,6 +359,20 @@ class SlurmDeployer:
             if record.end is None:
                 home.write(record.model_copy(update={"end": end}))
         return _ended(standing, end, home)
+
+    def _explain(
+        self, jobs: Sequence[SlurmJob], home: JobHome, record: JobRecord | None
+    ) -> SlurmVerdict | None:
+        """Say why a job ends: the first component that did not end well knows; None where none does."""
+        worst = _worst(jobs)
+        state = min(worst.states & ENDED_STATES, default=None)
+        if state is None:
+            return None
+        if record is not None and state == "FAILED":
+            told = _told_by_nodes(home, record.nodes)
+            if told is not None:
+                return told
+        return explain_end(state, worst.reason, worst.exit_code, worst.signal)
 
     def _remember(self, home: JobHome, record: JobRecord) -> Standing | None:
         """Return a job that Slurm's queue has forgotten; None for one that never was in it."""
@@ -412,6 +432,10 @@ def _has_ended(job: SlurmJob) -> bool:
     return bool(job.states & ENDED_STATES) and "COMPLETING" not in job.states
 
 
+def _worst(jobs: Sequence[SlurmJob]) -> SlurmJob:
+    return next((job for job in jobs if "COMPLETED" not in job.states), jobs[0])
+
+
 def _labels(job: SlurmJob) -> Labels:
     assert job.comment is not None  # read_jobs leaves out those without
     return job.comment.labels
@@ -448,10 +472,16 @@ def _told_by_nodes(home: JobHome, nodes: Sequence[str]) -> SlurmVerdict | None:
     for node, lines in home.node_states(nodes).items():
         for line in lines:
             word, _, code = line.partition(" ")
-            if word == "ended" and code.isdigit() and int(code) < 128:
-                return explain_exit(node, int(code))
-            if word == "ended" and code.isdigit():
-                return explain_exit(node, None, int(code) - 128)
+            if word != "ended" or not code.isdigit():
+                continue
+            number = int(code)
+            told = (
+                explain_exit(node, number)
+                if number < 128
+                else explain_exit(node, None, number - 128)
+            )
+            last = home.last_word(node)
+            return SlurmVerdict(f"{told.line}: {last}", told.kind) if last else told
     return None
 
 
@@ -462,6 +492,8 @@ def _ended(standing: Standing, end: JobEnd, home: JobHome) -> Standing:
         return replace(standing, state="gone", since_s=end.at_s, reason="was stopped")
     if told == DRAINING and end.reason != explain_end("TIMEOUT", "None", None, None).line:
         return replace(standing, state="gone", since_s=end.at_s, reason="was drained")
+    if home.marked_s(DISMISSED) is not None:
+        return replace(standing, state="gone", since_s=end.at_s, reason=end.reason, kind=end.kind)
     return replace(standing, state=end.state, since_s=end.at_s, reason=end.reason, kind=end.kind)
 
 
