@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.control.backoff import count_failures, hold_back
-from atoll.control.view import Memory
-from atoll.deploy.door import FailureKind
+from atoll.control.view import Memory, adopt_running
+from atoll.deploy.door import FailureKind, StandingState
 from tests.control.world import POLICY, World, instance, problem
 
 KEY = ("us-east", "L40S:1", "on-demand")
@@ -99,6 +99,28 @@ def test_a_host_that_dies_thrice_in_a_row_is_set_aside_until_it_lives() -> None:
     world.time_s += POLICY.settled_s
     memory, _ = count_failures(world.view(), memory, POLICY)
     assert not hold_back(memory, world.time_s, POLICY).hosts
+
+
+def test_what_somebody_else_ends_is_lost_when_that_begins_and_told_why_when_it_has_ended() -> None:
+    world, memory = World(problem()), Memory()
+    world.put(instance("a"))
+    memory, _ = count_failures(
+        world.view(), replace(memory, plan=adopt_running(problem(), world.view().instances)), POLICY
+    )
+
+    def see(state: StandingState, reason: str, kind: FailureKind | None = None) -> list[str]:
+        nonlocal memory
+        seen = world.standing["a"]
+        standing = replace(seen.standing, state=state, reason=reason, kind=kind)
+        world.standing["a"] = replace(seen, standing=standing)
+        memory, lost = count_failures(world.view(), memory, POLICY)
+        return [one.reason for one in lost]
+
+    assert see("draining", "is ending") == ["is ending"]
+    assert see("draining", "is ending") == []
+    assert see("gone", "was cancelled", "ended") == ["was cancelled"]
+    assert see("gone", "was cancelled", "ended") == []
+    assert memory.backoffs == ()
 
 
 def test_a_host_that_was_set_aside_is_tried_again_later() -> None:

@@ -276,3 +276,17 @@ def test_targets_hear_of_hosts_that_keep_dying(tmp_path: Path) -> None:
             break
     assert world.avoided[-1] == ("h1",)
     assert world.avoided[0] == ()
+
+
+def test_a_controller_without_the_store_adopts_what_targets_describe(tmp_path: Path) -> None:
+    world = World()
+    control = controller(world, tmp_path)
+    settle(world, control)
+    for name, one in world.standing.items():
+        world.standing[name] = replace(one, instance=control.store.find(name))
+    world.pass_time(300.0)
+    (tmp_path / "elsewhere").mkdir()
+    before = list(world.started)
+    settle(world, controller(world, tmp_path / "elsewhere", "two"))
+    assert world.started == before
+    assert world.serving() == len(before)

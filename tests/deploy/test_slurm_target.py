@@ -69,7 +69,14 @@ def test_an_instance_from_submission_to_its_end(stage: Stage) -> None:
     gone = stage.only()
     assert (gone.state, gone.reason, gone.kind) == ("gone", "was drained", None)
     stage.slurm.forget()
-    assert stage.only() == Standing("100", gone.labels, "gone", NOW_S + 9, reason="was drained")
+    assert stage.only() == Standing(
+        "100",
+        gone.labels,
+        "gone",
+        NOW_S + 9,
+        reason="was drained",
+        instance=make_order().instance,
+    )
     stage.now_s += stage.settings.keep_s + 10
     assert stage.deployer.list("f") == ()
 

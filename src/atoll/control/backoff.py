@@ -19,6 +19,10 @@ _NOT_OF_THE_HOST = ("capacity", "quota", "image", "settings")
 """Failures that say nothing about the machine."""
 
 
+_TAKEN = "taken"
+"""How the memory calls a wanted instance that drains: somebody else told it to."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lost:
     """An instance that served or was starting and does not any more; `starting` is when it never served."""
@@ -46,9 +50,10 @@ def count_failures(
     deaths = {host: (count, at_s) for host, count, at_s in memory.deaths}
     lost: list[Lost] = []
     asked = {instance.id for instance in memory.wanted}
-    states = [
-        (seen.id, _state(seen, view, policy), seen.standing.since_s) for seen in view.instances
-    ]
+    states = []
+    for seen in view.instances:
+        mine = seen.id not in asked and before.get(seen.id, ("",))[0] != _TAKEN
+        states.append((seen.id, _state(seen, view, policy, mine=mine), seen.standing.since_s))
     for seen, (_, state, since_s) in zip(view.instances, states, strict=True):
         was, was_since_s = before.get(seen.id, ("", 0.0))
         if state == "ready":
@@ -57,14 +62,12 @@ def count_failures(
             if deaths and view.time_s - since_s >= policy.settled_s:
                 for host in seen.standing.hosts:
                     deaths.pop(host, None)
-        if state == was or state not in ("failed", "gone", "draining"):
+        if not _is_loss(was, state, wanted=seen.id in asked):
             continue
-        if was in ("failed", "gone", "draining") or (state != "failed" and seen.id not in asked):
-            continue  # known already, or ended because it was told to
         reason = seen.standing.reason or "it ended by itself"
-        lost.append(Lost(seen.id, reason, was != "ready"))
-        if state == "draining":
-            continue  # somebody else ends it, which says nothing of what it stands on
+        lost.append(Lost(seen.id, reason, was not in ("ready", _TAKEN)))
+        if _TAKEN in (was, state) and state != "failed":
+            continue  # somebody ends it, which says nothing of what it stands on
         if seen.standing.kind not in _NOT_OF_THE_HOST:
             for host in seen.standing.hosts:
                 deaths[host] = (deaths.get(host, (0, 0.0))[0] + 1, view.time_s)
@@ -85,6 +88,13 @@ def count_failures(
     return learned, tuple(sorted(lost, key=lambda one: one.id))
 
 
+def _is_loss(was: str, state: str, *, wanted: bool) -> bool:
+    """Return whether an instance ends, or has ended, that nobody here told to."""
+    if state == was or was in ("failed", "gone", "draining"):
+        return False
+    return state == "failed" or (state in ("gone", _TAKEN) and (wanted or was == _TAKEN))
+
+
 def _forgive(backoffs: dict[OfferKey | str, Backoff], instance: Instance, now_s: float) -> None:
     """Forget failures of what an instance became ready on; one that is under way still runs its time."""
     keys: tuple[OfferKey | str, ...] = (*offer_keys(instance), instance.service)
@@ -100,8 +110,13 @@ def is_late(seen: ObservedInstance, view: View, policy: ControlPolicy) -> bool:
     return standing.state == "starting" and view.time_s - standing.since_s > policy.ready_within_s
 
 
-def _state(seen: ObservedInstance, view: View, policy: ControlPolicy) -> str:
-    """Return the state of an instance, one that never becomes ready being failed."""
+def _state(seen: ObservedInstance, view: View, policy: ControlPolicy, *, mine: bool) -> str:
+    """Return the state of an instance, one that never becomes ready being failed.
+
+    `mine`: if it drains, it was told to from here.
+    """
+    if seen.standing.state == "draining" and not mine:
+        return _TAKEN
     return "failed" if is_late(seen, view, policy) else seen.standing.state
 
 

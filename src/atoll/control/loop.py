@@ -211,7 +211,8 @@ class FleetController:
             standing.labels.instance: ObservedInstance(standing, instance)
             for standings in self._last.values()
             for standing in standings
-            if (instance := self.store.find(standing.labels.instance)) is not None
+            if (instance := self.store.find(standing.labels.instance) or standing.instance)
+            is not None
         }
         self._refused = {
             name: one

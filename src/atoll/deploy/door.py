@@ -90,7 +90,8 @@ class Standing:
 
     `handle` is the target's own name for it (a job, a workload). `since_s` is when it entered its state and
     `ends_s` when its nodes will be taken away, where that is known (wall time, a spot notice), both in
-    seconds of Unix time. `reason` is one line, `kind` is set where it failed.
+    seconds of Unix time. `reason` is one line, `kind` is set where it failed. `instance` is what it consists
+    of, where the target keeps that: a controller elsewhere could not tell otherwise.
     """
 
     handle: str
@@ -101,6 +102,7 @@ class Standing:
     reason: str = ""
     kind: FailureKind | None = None
     hosts: tuple[str, ...] = ()
+    instance: Instance | None = None
 
 
 class Deployer(Protocol):
@@ -113,7 +115,11 @@ class Deployer(Protocol):
         ...
 
     def list(self, fleet: str) -> Sequence[Standing]:
-        """Return every instance of a fleet that stands here, ended ones for a while too."""
+        """Return every instance of a fleet that stands here, ended ones for a while where it can.
+
+        What is not listed is gone: a target that leaves nothing behind lists nothing that has ended. A list
+        is whole or it is an error.
+        """
         ...
 
     def start(self, order: StartOrder) -> Standing:

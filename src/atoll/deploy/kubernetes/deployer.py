@@ -37,8 +37,9 @@ _BESIDES = ("Service", "PodDisruptionBudget", "Secret")
 class KubernetesDeployer:
     """A namespace of a cluster.
 
-    An instance that has drained or was stopped leaves nothing, so it is not listed any more; one that failed
-    stays, with its reason, until it is stopped.
+    An instance that has drained or was stopped leaves nothing, so it is not listed any more, and not being
+    listed means gone: `decide` counts it as lost only if it wanted it. One that failed stays, with its
+    reason, until it is stopped.
     """
 
     name = "kubernetes"
@@ -212,7 +213,13 @@ class KubernetesDeployer:
     def _warnings(self) -> dict[str, str]:
         """Return why sets could not make their pods: it stands nowhere but in events."""
         events = self._client.select("Event", fields="reason=FailedCreate,type=Warning")
-        return {event["involvedObject"]["name"]: str(event.get("message", "")) for event in events}
+        # "Create Pod P in StatefulSet S failed error: pods "P" is forbidden: exceeded quota: ..."
+        return {
+            event["involvedObject"]["name"]: str(event.get("message", "")).rpartition(
+                "failed error: "
+            )[2]
+            for event in events
+        }
 
 
 def _is_ours(pod: Json) -> bool:

@@ -27,6 +27,7 @@ from atoll.deploy.kubernetes.settings import KubernetesSettings
 from atoll.plan.plan import Node
 
 READY_S = f"{DOMAIN}/ready-s"
+INSTANCE = "instance"
 PORT = 8000
 SECRETS = "/run/secrets/atoll"
 _WEIGHTS = "/var/cache/atoll"
@@ -40,8 +41,9 @@ _DRAIN = (
 )
 # Engines that listen on loopback answer this; the kubelet's own request would not reach them.
 _LOOK = (
-    "import os, urllib.request as r; "
-    "r.urlopen('http://127.0.0.1:' + os.environ['ATOLL_PORT'] + '/health', timeout=4)"
+    "import http.client as h, os, sys; "
+    "c = h.HTTPConnection('127.0.0.1', int(os.environ['ATOLL_PORT']), timeout=4); "
+    "c.request('GET', '/health'); s = c.getresponse().status; sys.exit(s >= 400 and s != 404)"
 )
 
 Manifest = dict[str, Any]
@@ -133,7 +135,8 @@ def _config_map(order: StartOrder, name: str, settings: KubernetesSettings) -> M
     return {
         **_head("v1", "ConfigMap", name, order, settings),
         "immutable": True,
-        "data": {"nodes": str(len(order.commands)), **data},
+        # What it consists of: a controller that starts elsewhere has no other place to read it.
+        "data": {"nodes": str(len(order.commands)), INSTANCE: order.instance.to_json(), **data},
     }
 
 
@@ -237,7 +240,8 @@ def _probes(order: StartOrder, settings: KubernetesSettings) -> Manifest:
     tries = max(1, -int(-order.ready_s // _PERIOD_S))
     return {
         "startupProbe": {**look, **every, "failureThreshold": tries},
-        "readinessProbe": {**look, **every, "failureThreshold": 3},
+        # Twice: `atoll join` looks more often than this, so by then gateways have heard of it.
+        "readinessProbe": {**look, **every, "successThreshold": 2, "failureThreshold": 3},
     }
 
 

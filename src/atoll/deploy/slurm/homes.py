@@ -28,6 +28,7 @@ from atoll.core.frozen import Frozen
 from atoll.deploy.door import DeployError, FailureKind, Labels, NodeCommand, StandingState
 from atoll.deploy.slurm.script import JOB_LOG, LOG_SUFFIX, SECRETS, SIGNAL_FILE, STATE_SUFFIX
 from atoll.deploy.terms import fence_term
+from atoll.plan.plan import Instance
 
 _MOST_SECRET_BYTES = 64 * 2**10
 _MOST_STATE_BYTES = 4096
@@ -54,6 +55,7 @@ class JobRecord(Frozen):
     ready_s: float
     job: int | None = None
     end: JobEnd | None = None
+    instance: Instance | None = None
 
 
 def plain_name(name: str) -> str:

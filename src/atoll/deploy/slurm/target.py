@@ -104,6 +104,7 @@ class SlurmDeployer:
                 nodes=tuple(command.node for command in order.commands),
                 ordered_s=self._clock(),
                 ready_s=order.ready_s,
+                instance=order.instance,
             )
             path = home.prepare(record, order.commands, script)
             try:
@@ -118,7 +119,12 @@ class SlurmDeployer:
                 return standing
             home.write(record.model_copy(update={"job": number}))
             return Standing(
-                str(number), labels, "starting", record.ordered_s, reason="was submitted just now"
+                str(number),
+                labels,
+                "starting",
+                record.ordered_s,
+                reason="was submitted just now",
+                instance=order.instance,
             )
 
     def drain(self, handle: str, term: int) -> None:
@@ -286,6 +292,7 @@ class SlurmDeployer:
             "starting",
             first.submit_s or 0.0,
             hosts=tuple(dict.fromkeys(host for job in jobs for host in job.hosts)),
+            instance=None if record is None else record.instance,
         )
         if all(_has_ended(job) for job in jobs):
             return self._end(standing, jobs, home, record)
@@ -389,7 +396,8 @@ class SlurmDeployer:
             home.write(record)
             home.drop_secrets()
         assert record.end is not None
-        return _ended(Standing(str(record.job), record.labels, "gone", 0.0), record.end, home)
+        standing = Standing(str(record.job), record.labels, "gone", 0.0, instance=record.instance)
+        return _ended(standing, record.end, home)
 
     def _ask_accounts(self, job: int) -> JobEnd | None:
         """Return how a job ended by the accounting, where there is one and it says so."""
