@@ -309,7 +309,7 @@ def test_a_command_that_is_not_there_is_said_in_a_line(tmp_path: Path) -> None:
     runner = ProcessRunner({"PATH": str(tmp_path)})
     with pytest.raises(DeployError, match="cannot run squeue") as caught:
         runner.run(["squeue", "--json"], deadline_s=5)
-    assert caught.value.kind == "unreachable"
+    assert caught.value.kind == "settings"
 
 
 def test_commands_end_at_their_deadline_and_say_only_so_much() -> None:

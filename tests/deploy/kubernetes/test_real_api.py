@@ -412,6 +412,7 @@ def test_a_set_makes_its_pod_under_the_name_that_others_look_for_and_takes_all_w
     mine = KubeClient(api, space)
     eventually(lambda: here.list("lab")[0], lambda s: s.reason != "no pod yet")
     names = [f"{handle}-{index}-0" for index in (0, 1)]
+    pods: dict[str, Any] = {}
     for _ in range(300):
         pods = {pod["metadata"]["name"]: pod for pod in mine.select("Pod")}
         if len(pods) == 2:
