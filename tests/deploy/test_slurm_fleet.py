@@ -102,7 +102,7 @@ def test_cancelled_jobs_are_replaced_while_streams_go_on(
 def test_the_end_of_a_wall_time_cuts_no_stream(
     make: Callable[[str, list[Shape]], SlurmFleet], answers: list[tuple[str, str]]
 ) -> None:
-    fleet = make("short", [UNEVEN])
+    fleet = make("short", [ALONE])
     fleet.turn_until(fleet.ready, "it serves")
     ((name, first),) = fleet.ready().items()
     assert first.ends_s is not None

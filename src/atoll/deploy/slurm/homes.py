@@ -131,8 +131,10 @@ class JobHome:
 
     def last_word(self, node: str) -> str:
         """Return the last line that a node's command wrote, shortened."""
-        lines = _last_lines(self.path / f"{node}{LOG_SUFFIX}", 1)
-        return shorten(" ".join(lines[0].split()), _LONGEST_WORD) if lines else ""
+        lines = _last_lines(self.path / f"{node}{LOG_SUFFIX}", 50)
+        # Events are for programs.
+        last = next((each for each in reversed(lines) if not each.startswith('{"time":')), "")
+        return shorten(" ".join(last.split()), _LONGEST_WORD)
 
     def drop_secrets(self) -> None:
         """Remove the secrets of a job that has ended."""

@@ -289,7 +289,8 @@ def _write_command(command: NodeCommand, settings: SlurmSettings, home: str, vis
     log = f'"$home"/{shlex.quote(command.node + LOG_SUFFIX)}'
     python = shlex.quote(settings.python)
     secrets = {name: f"{home}/{SECRETS}/{command.node}.{name}" for name, _ in command.secrets}
-    lines = [visible] if visible and command.gpus else []
+    # Told of the end, `atoll join` says so to gateways; whatever else stands here would die of the signal.
+    lines = ["trap '' USR1", *([visible] if visible and command.gpus else [])]
     lines += [f"export {k}={shlex.quote(v)}" for k, v in (*command.env, *secrets.items())]
     if any(PORT in word for word in argv):
         lines += [
