@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,7 +27,12 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def plan(
-    fleet: Annotated[Path, typer.Argument(help="A fleet file (see `atoll init`) or problem.json.")],
+    fleet: Annotated[
+        Path,
+        typer.Argument(
+            help="A fleet file (see `atoll init`) or problem.json; with --commands also a plan.json."
+        ),
+    ],
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Write the plan here, as JSON.")
     ] = None,
@@ -124,6 +130,12 @@ def plan(
         list[Path] | None,
         typer.Option("--overlay", help="A YAML file that adds or changes facts; may be repeated."),
     ] = None,
+    commands: Annotated[
+        bool,
+        typer.Option(
+            "--commands", help="Also print a line for each instance that a person can paste there."
+        ),
+    ] = False,
     stats: Annotated[
         bool, typer.Option("--stats", help="Say on stderr what it took: time and counted work.")
     ] = False,
@@ -140,6 +152,8 @@ def plan(
     deadline comes first: then it is the best plan so far, and says so. Ends with code 5 if there is no plan
     (or, with --strict, none that meets all demand), or if the plan, which is written, keeps too few promises.
     """
+    if commands and _show_plan_commands(fleet, as_json=as_json):
+        return
     seconds = parse_duration(deadline, field="--deadline")
     share = parse_share(gap, field="--gap")
     kept = None if attainment is None else parse_share(attainment, field="--attainment")
@@ -147,12 +161,7 @@ def plan(
         raise UsageError("--attainment with --capacity-only", hint="leave one of them out")
     if seconds <= 0:
         raise UsageError("--deadline is 0", hint="give it some time, as in 30s")
-    read = [fleet, *(overlay or ())]
-    for path, endings in ((out, ()), (report, (".html", ".svg")), (stats_out, (".json",))):
-        if path is not None:
-            check_target(path, endings)
-            _refuse_overwriting(path, read)
-            read.append(path)
+    _check_targets([fleet, *(overlay or ())], out, report, stats_out)
     from atoll.api.fleet import Fleet
     from atoll.solve.effort import Effort, parse_work
     from atoll.solve.registry import CUT_SHORT, LATE, require, require_packages
@@ -195,7 +204,14 @@ def plan(
     for path in targets:
         _write(path, fleet_plan, compared, as_report=path is report)
     if as_json or fleet_plan.status != "infeasible":
-        _show(fleet_plan, opened_fleet, compared, as_json=as_json, cached=not no_cache)
+        _show(
+            fleet_plan,
+            opened_fleet,
+            compared,
+            as_json=as_json,
+            cached=not no_cache,
+            commands=commands,
+        )
     for path in targets:
         note(f"wrote {path}")
     _tell_stats(fleet_plan, stats, stats_out)
@@ -249,6 +265,17 @@ def _tell_stats(plan: FleetPlan, shown: bool, path: Path | None) -> None:
         atomic_write(path, to_json(plan.stats) + "\n")
 
 
+def _check_targets(
+    read: list[Path], out: Path | None, report: Path | None, stats_out: Path | None
+) -> None:
+    """Raise UsageError where a file to be written cannot be, or is one of those read."""
+    for path, endings in ((out, ()), (report, (".html", ".svg")), (stats_out, (".json",))):
+        if path is not None:
+            check_target(path, endings)
+            _refuse_overwriting(path, read)
+            read.append(path)
+
+
 def _refuse_overwriting(path: Path, given: list[Path]) -> None:
     """Raise UsageError if a file to be written is read for this plan, or written twice."""
     if any(path.resolve() == other.resolve() for other in given):
@@ -280,14 +307,44 @@ def _write(path: Path, plan: FleetPlan, compared: tuple[Compared, ...], *, as_re
         atomic_write(path, render_plan_page(plan, plan.problem, compared))
 
 
+def _show_plan_commands(path: Path, *, as_json: bool) -> bool:
+    """Print the commands of a plan.json; False where the file is none."""
+    from atoll.catalog.catalog import Catalog
+    from atoll.cli.plan_commands import show_commands, write_commands
+    from atoll.plan.files.read import is_plan, read_plan
+
+    if not is_plan(path):
+        return False
+    found = write_commands(read_plan(path), Catalog.default())
+    if as_json:
+        emit(found, True)
+    else:
+        _print_lines(show_commands(found))
+    return True
+
+
+def _print_lines(lines: list[str]) -> None:
+    """Print lines as they are, however wide the terminal: they are to be pasted."""
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
 def _show(
-    plan: FleetPlan, fleet: Fleet, compared: tuple[Compared, ...], *, as_json: bool, cached: bool
+    plan: FleetPlan,
+    fleet: Fleet,
+    compared: tuple[Compared, ...],
+    *,
+    as_json: bool,
+    cached: bool,
+    commands: bool,
 ) -> None:
+    from atoll.cli.plan_commands import show_commands, write_commands
     from atoll.plan.cost import cost_report
     from atoll.report.plan.show import draw_plan
 
+    written = write_commands(plan, fleet.catalog) if commands else ()
     if not as_json:
         emit(None, False, lambda: draw_plan(plan, plan.problem, compared, width=console().width))
+        _print_lines(show_commands(written))
         return
     from atoll.solve.registry import count_templates
 
@@ -297,4 +354,6 @@ def _show(
         "compare": compared,
         "templates": count_templates(fleet.problem, catalog=fleet.catalog, cached=cached),
     }
+    if commands:
+        data["commands"] = written
     emit(data, True)

@@ -1,4 +1,4 @@
-"""`atoll status`: what runs on this machine: instances, nodes, layer ranges, load."""
+"""`atoll status`: how fleets stand: those brought up from here, and those that this machine serves."""
 
 from __future__ import annotations
 
@@ -10,6 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.cli.fleet_status import (
+    FleetStanding,
+    draw_fabric,
+    draw_standing,
+    look_at_fleet,
+    read_fabric,
+)
+from atoll.cli.operating import STATE_HELP
+from atoll.core.errors import UnknownNameError
 from atoll.core.units import format_duration
 from atoll.report.terminal import console, emit, table
 
@@ -25,22 +34,67 @@ Live = dict[str, Any]
 
 @app.command()
 def status(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="FLEET", help="Name or file of a fleet; none: all of them."),
+    ] = None,
+    state: Annotated[Path | None, typer.Option("--state", help=STATE_HELP)] = None,
+    fabric: Annotated[
+        str | None,
+        typer.Option(
+            "--fabric", help="Show the instances that this fabric knows: token, @FILE or open://..."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")] = False,
 ) -> None:
-    """Show every fleet that `atoll serve` runs here: instances, nodes, layer ranges and load."""
+    """Show fleets that were brought up from here, on whatever target, and those that `atoll serve` runs.
+
+    Of an operated fleet: instances, how and since when they stand, why, and what they cost; who operates it;
+    what is wrong, in a line each. With --fabric, from anywhere: what members of the fabric carry as labels.
+    """
+    if fabric is not None:
+        rows = read_fabric(fabric)
+        rows = [row for row in rows if name is None or row["fleet"] == name]
+        emit(rows, as_json, lambda: draw_fabric(rows))
+        return
     from atoll.runtime.local.state import list_running_fleets
 
-    fleets = list_running_fleets()
-    lives = asyncio.run(_ask_all(fleets))
+    now_s = time.time()
+    served = [f for f in list_running_fleets() if state is None and name in (None, f.name)]
+    operated = _look_at_operated(name, state, now_s, missing_is_wrong=not served)
+    lives = asyncio.run(_ask_all(tuple(served)))
     if as_json:
-        emit([{"fleet": f, "live": v} for f, v in zip(fleets, lives, strict=True)], True)
+        shown: list[object] = [{"fleet": f, "live": v} for f, v in zip(served, lives, strict=True)]
+        emit([*shown, *({"operated": each} for each in operated)], True)
         return
-    for fleet, live in zip(fleets, lives, strict=True):
+    for each in operated:
+        emit(None, False, draw_standing(each, now_s))
+    for fleet, live in zip(served, lives, strict=True):
         emit(None, False, draw_fleet(fleet, live))
-    if not fleets:
+    if not served and not operated:
         console().print(
-            "no plan is served here (`atoll serve PLAN` starts one; `atoll nodes` shows a fabric)"
+            "no fleet is up here (`atoll up FLEET` brings one up, `atoll serve PLAN` serves a plan on this "
+            "machine; `atoll nodes` shows a fabric)",
+            soft_wrap=True,
         )
+
+
+def _look_at_operated(
+    name: str | None, state: Path | None, now_s: float, *, missing_is_wrong: bool
+) -> list[FleetStanding]:
+    """Return the fleets that are meant: the one that is named, up or not, else all that are up."""
+    from atoll.control.home import find_home, list_homes
+
+    if name is None and state is None:
+        known = [(home, record) for home in list_homes() if (record := home.read()) is not None]
+        return [look_at_fleet(home, record, now_s) for home, record in known if record.up]
+    try:
+        home, record = find_home(name, state)
+    except UnknownNameError:
+        if missing_is_wrong:
+            raise
+        return []
+    return [look_at_fleet(home, record, now_s)]
 
 
 async def _ask_all(fleets: tuple[FleetState, ...]) -> list[Live]:

@@ -61,12 +61,24 @@ class Gateways(Protocol):
     """Who serves the fleet's requests."""
 
     def look(self, now_s: float) -> TrafficReport:
-        """Return what was asked and kept lately; an empty report where nobody answers."""
+        """Return what was asked and kept lately; an empty report where nobody has answered for long."""
         ...
 
     def route(self, routes: Sequence[Route]) -> None:
         """Tell who serves which share from now on."""
         ...
+
+
+class NoGateways:
+    """Nobody to ask: what the fleet file says of demand is all that is known."""
+
+    def look(self, now_s: float) -> TrafficReport:
+        """Return an empty report."""
+        del now_s
+        return TrafficReport()
+
+    def route(self, routes: Sequence[Route]) -> None:
+        """Tell nobody."""
 
 
 class LeaseTaker(Protocol):
@@ -138,6 +150,11 @@ class Turn:
     done: list[ControlAction] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     unreachable: list[str] = field(default_factory=list)
+    approved: bool = True
+
+
+Approve = Callable[[Turn], bool]
+"""Says whether what a turn decided may be done."""
 
 
 class FleetController:
@@ -165,20 +182,29 @@ class FleetController:
         self._last: dict[str, tuple[Standing, ...]] = {}
         self._offers: dict[str, tuple[Offer, ...]] = {}
         self._superseded: SupersededError | None = None
+        self.reasons: dict[str, str] = {}
+        """Why a target did not answer when it was last asked in vain."""
 
-    def turn(self, *, act: bool = True) -> Turn:
+    def use_planner(self, plan: MakePlan) -> None:
+        """Ask another planner from now on."""
+        self._plan = plan
+
+    def turn(self, *, act: bool = True, approve: Approve | None = None) -> Turn:
         """Observe, decide and, with `act`, carry out; without it nothing changes anywhere.
 
+        `approve` is shown what was decided before anything of it is done; what it refuses is forgotten.
         Raises `SupersededError` when a target says that a later controller acts, and from then on.
         """
         if act and self._superseded is not None:
             raise self._superseded
         now_s = self._clock()
         term = self._lease.take(self._holder, now_s, self._valid_s).term if act else 0
-        view, unreachable = self._observe(now_s, term)
+        view, unreachable = self._observe(now_s, term if act else None)
         decision, memory = decide(view, self.memory, self.policy, self._plan)
         turn = Turn(view, decision, unreachable=unreachable)
-        if not act:
+        if approve is not None:
+            turn.approved = approve(turn)
+        if not act or not turn.approved:
             return turn
         self.memory = memory
         self._write_down(turn, term)
@@ -197,8 +223,8 @@ class FleetController:
         self._tidy(view)
         return turn
 
-    def _observe(self, now_s: float, term: int) -> tuple[View, list[str]]:
-        """Ask all targets; of one that does not answer, what it said last."""
+    def _observe(self, now_s: float, term: int | None) -> tuple[View, list[str]]:
+        """Ask all targets; of one that does not answer, what it said last. Writes nothing without a term."""
         unreachable: list[str] = []
         for name, target in sorted(self.place.targets.items()):
             try:
@@ -206,7 +232,10 @@ class FleetController:
                 self._offers[name] = tuple(target.offers())
             except DeployError as error:
                 unreachable.append(name)
-                self._say("failure", f"{name}: {error}", term)
+                self.reasons[name] = str(error)
+                if term is not None:
+                    self._say("failure", f"{name}: {error}", term)
+        self._refuse_strangers()
         seen = {
             standing.labels.instance: ObservedInstance(standing, instance)
             for standings in self._last.values()
@@ -229,9 +258,24 @@ class FleetController:
             promises=report.promises,
             instances=tuple(one for _, one in sorted((seen | self._refused).items())),
             notices=report.notices,
-            term=term,
+            term=term or 0,
         )
         return view, unreachable
+
+    def _refuse_strangers(self) -> None:
+        """Raise InputError where something stands of which nobody wrote down what it is.
+
+        Taken for nothing, it would be started a second time beside itself.
+        """
+        for name, standings in sorted(self._last.items()):
+            for standing in standings:
+                known = self.store.find(standing.labels.instance) or standing.instance
+                if known is None and standing.state in ("starting", "ready", "draining"):
+                    raise InputError(
+                        f"{standing.labels.instance} stands on {name}, and {self.store.folder} does not "
+                        "say what it is",
+                        hint="operate the fleet from the folder it was started from, or take it down",
+                    )
 
     def _carry_out(self, action: ControlAction, turn: Turn, term: int, blocked: set[str]) -> None:
         if isinstance(action, ReweightRoutes):

@@ -28,6 +28,7 @@ from atoll.plan.plan import Node
 
 READY_S = f"{DOMAIN}/ready-s"
 INSTANCE = "instance"
+"""What an instance consists of, for a controller that knows nothing but the cluster."""
 PORT = 8000
 SECRETS = "/run/secrets/atoll"
 _WEIGHTS = "/var/cache/atoll"
@@ -135,8 +136,11 @@ def _config_map(order: StartOrder, name: str, settings: KubernetesSettings) -> M
     return {
         **_head("v1", "ConfigMap", name, order, settings),
         "immutable": True,
-        # What it consists of: a controller that starts elsewhere has no other place to read it.
-        "data": {"nodes": str(len(order.commands)), INSTANCE: order.instance.to_json(), **data},
+        "data": {
+            "nodes": str(len(order.commands)),
+            INSTANCE: order.instance.to_json(),
+            **data,
+        },
     }
 
 

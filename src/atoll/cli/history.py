@@ -1,0 +1,66 @@
+"""`atoll history`: what was decided about a fleet, and why."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from pydantic import Field
+
+from atoll.cli.operating import STATE_HELP
+from atoll.cli.options import VerbSettings, verb
+from atoll.core.units import format_price
+from atoll.report.terminal import console, emit
+
+if TYPE_CHECKING:
+    from atoll.control.history import HistoryEvent
+
+app = typer.Typer(add_completion=False)
+
+
+class HistorySettings(VerbSettings):
+    """What `atoll history` is told."""
+
+    fleet: str | None = Field(
+        None,
+        description="Name or file of a fleet; none: the only one that is up.",
+        json_schema_extra={"argument": True},
+    )
+    last: int = Field(50, ge=1, description="How many events.")
+    instance: str | None = Field(None, description="Only of this instance.")
+    state: Path | None = Field(None, description=STATE_HELP)
+    as_json: bool = Field(
+        False,
+        description="Print JSON, times in Unix seconds.",
+        json_schema_extra={"flag": "--json"},
+    )
+
+
+@verb(app, HistorySettings)
+def history(options: HistorySettings) -> None:
+    """Show the plans that were made for a fleet, what was started, drained and stopped, and why.
+
+    Also what failed, in the words of the target. The log only grows; it is written before things are done.
+    """
+    from atoll.control.home import find_home
+
+    home, _ = find_home(options.fleet, options.state)
+    events = home.history.read(instance=options.instance, last=options.last)
+    if options.as_json:
+        emit([event.model_dump(mode="json") for event in events], True)
+        return
+    out = console()
+    for event in events:
+        out.print(describe_event(event), soft_wrap=True)
+    if not events:
+        out.print("nothing has happened yet")
+
+
+def describe_event(event: HistoryEvent) -> str:
+    """Return an event in a line, its time as clocks here show it."""
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at_s))
+    what = f" {event.instance}" if event.instance is not None else ""
+    cost = f" ({format_price(event.usd_per_hour)})" if event.usd_per_hour is not None else ""
+    return f"{when}  {event.kind:<10}{what}  {' '.join(event.text.split())}{cost}"

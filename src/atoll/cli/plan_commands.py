@@ -1,0 +1,78 @@
+"""The commands of a plan for a person to paste: `atoll plan --commands`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from atoll.core.errors import AtollError
+
+if TYPE_CHECKING:
+    from atoll.catalog.catalog import Catalog
+    from atoll.deploy.commands.engines import ServiceWeights
+    from atoll.plan.plan import Plan
+
+_FIRST_PORT = 8000
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceCommands:
+    """What to paste for an instance, a line for each of its machines; `refusal` where there is nothing."""
+
+    instance: str
+    machines: tuple[str, ...]
+    lines: tuple[str, ...]
+    refusal: str | None = None
+
+    def shown(self) -> tuple[str, ...]:
+        """Return the lines; where there are several, each says for which machine it is."""
+        if len(self.lines) <= 1:
+            return self.lines
+        named = zip(self.lines, self.machines, strict=True)
+        return tuple(f"{line}  # {self.instance} on {machine}" for line, machine in named)
+
+
+def write_commands(plan: Plan, catalog: Catalog) -> tuple[InstanceCommands, ...]:
+    """Return the commands of a plan's instances, with the weights that the catalog names for their models."""
+    from atoll.deploy.commands.paste import paste_lines
+
+    weights, found = _weights(plan, catalog), []
+    for number, one in enumerate(plan.instances):
+        alone = plan.model_copy(update={"instances": (one,)})
+        if one.service not in weights:
+            reason = f"{one.id}: the plan does not say which model {one.service} is"
+            found.append(InstanceCommands(one.id, (), (), reason))
+            continue
+        try:
+            lines = paste_lines(alone, weights, first_port=_FIRST_PORT + number)
+        except AtollError as error:
+            found.append(InstanceCommands(one.id, (), (), str(error)))
+            continue
+        machines = tuple(line.machine for line in lines)
+        found.append(InstanceCommands(one.id, machines, tuple(line.line for line in lines)))
+    return tuple(found)
+
+
+def show_commands(commands: Sequence[InstanceCommands]) -> list[str]:
+    """Return all lines in order; what cannot be pasted is told on stderr."""
+    from atoll.report.terminal import note
+
+    for each in commands:
+        if each.refusal is not None:
+            note(f"no command for {each.instance}: {each.refusal}")
+    return [line for each in commands for line in each.shown()]
+
+
+def _weights(plan: Plan, catalog: Catalog) -> dict[str, ServiceWeights]:
+    """Return the weights of services: the hub's where the catalog knows them, else a folder to put in."""
+    from atoll.deploy.commands.engines import ServiceWeights
+
+    found = {}
+    for service, model in plan.models.items():
+        try:
+            hub = catalog.model(model).hf_id
+        except AtollError:  # of a fleet file's own catalog, which is not at hand
+            hub = None
+        found[service] = ServiceWeights(f"hf://{hub}" if hub else f"./{service}", (service,))
+    return found

@@ -1,0 +1,481 @@
+"""`atoll up`: from a fleet file to a fleet that serves, wherever its machines are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from pydantic import Field
+
+from atoll.cli.operating import (
+    OperatingSettings,
+    ask,
+    check_can_ask,
+    check_reach,
+    home_for,
+    make_record,
+    open_fleet_entrance,
+    token_file,
+)
+from atoll.cli.options import verb
+from atoll.cli.progress import live_line
+from atoll.cli.serving import need_fabric, need_serving
+from atoll.core.errors import AtollError, InfeasibleError, UsageError
+from atoll.core.quantities import Duration
+from atoll.report.terminal import console, note
+
+if TYPE_CHECKING:
+    from atoll.control.home import Entrance, FleetHome, FleetRecord
+    from atoll.control.loop import FleetController, Turn
+    from atoll.control.operated import OperatedFleet
+    from atoll.control.view import ObservedInstance, View
+    from atoll.plan.plan import Plan
+    from atoll.plan.problem import Problem
+
+app = typer.Typer(add_completion=False)
+_LOOK_S = {"local": 0.5}
+_LOOK_ELSEWHERE_S = 5.0
+_GIVE_UP = 3
+"""Looks in a row in which a target does not answer until nobody waits for it any more."""
+
+
+class UpSettings(OperatingSettings):
+    """What `atoll up` is told."""
+
+    plan: Path = Field(
+        description="A fleet file, or a plan.json.",
+        json_schema_extra={"argument": True, "metavar": "FLEET|PLAN"},
+    )
+    fleet: Path | None = Field(None, description="The fleet file that a plan.json is for.")
+    yes: bool = Field(False, description="Do not ask.")
+    dry_run: bool = Field(False, description="Only show what would be done.")
+    output: Path | None = Field(
+        None,
+        description="With --dry-run: write scripts, manifests or tasks into this folder.",
+        json_schema_extra={"flag": "-o"},
+    )
+    deadline: Duration = Field(
+        "60s", validate_default=True, description="How long to plan at most."
+    )
+    wait: Duration = Field(
+        "30min",
+        validate_default=True,
+        description="How long to wait until all of it serves; 0: not.",
+    )
+    as_json: bool = Field(
+        False,
+        description="Print what was done as JSON.",
+        json_schema_extra={"flag": "--json"},
+    )
+
+
+@dataclass
+class _UpRun:
+    """One run of the verb: what it works with, and what it has changed."""
+
+    options: UpSettings
+    home: FleetHome
+    record: FleetRecord
+    fleet: OperatedFleet
+    controller: FleetController
+    begun_s: float
+    opened: bool = False
+    shown: dict[str, str] = field(default_factory=dict)
+
+
+class NotUpError(AtollError):
+    """Something of a fleet did not come up."""
+
+
+@verb(app, UpSettings)
+def up(options: UpSettings) -> None:
+    """Plan a fleet, show what changes and what it costs, and bring it up: hub, gateway, instances.
+
+    Run again after changing the fleet file, it goes from what runs to what is wanted, without serving less
+    on the way where there is room. `atoll operate` keeps it right from then on; `atoll down` ends it. Without
+    GPUs, --stand-in tries a fleet with processes of this machine and a small model.
+    """
+    need_serving()
+    need_fabric()
+    if not options.dry_run:
+        check_can_ask(options.yes)
+    if options.output is not None and not options.dry_run:
+        raise UsageError("-o is for --dry-run", field="-o", hint="add --dry-run, or leave it out")
+    check_reach(options)
+    pinned, problem, source = _read(options)
+    home = home_for(problem, options.state)
+    record = make_record(options, problem, source, home.read())
+    if options.dry_run:
+        _dry_run(options, home, record, problem, pinned)
+        return
+    home.make()
+    try:
+        _bring_up(options, home, record, problem, pinned)
+    except AtollError as error:
+        _write_down(home, str(error))
+        raise
+
+
+def _read(options: UpSettings) -> tuple[Plan | None, Problem, Path]:
+    """Return the plan if one is given, the problem, and the fleet file."""
+    from atoll.control.home import list_homes
+    from atoll.control.planner import put_phases_together
+    from atoll.plan.files.read import is_plan, read_plan, read_problem
+
+    if not is_plan(options.plan):
+        if options.fleet is not None:
+            raise UsageError(f"{options.plan} is a fleet file itself", hint="leave --fleet out")
+        return None, put_phases_together(read_problem(options.plan)), options.plan.resolve()
+    plan, source = read_plan(options.plan), options.fleet
+    if source is None:
+        for home in list_homes():
+            record = home.read()
+            if record is not None and record.name == plan.problem_name:
+                source = Path(record.source)
+    if source is None:
+        raise UsageError(
+            f"{options.plan} does not say what is asked of {plan.problem_name}",
+            field="--fleet",
+            hint="name the fleet file that the plan was made for",
+        )
+    return plan, put_phases_together(read_problem(source)), source.resolve()
+
+
+def _open(
+    options: UpSettings, home: FleetHome, record: FleetRecord, problem: Problem
+) -> OperatedFleet:
+    from atoll.control.operated import open_fleet
+    from atoll.control.view import ControlPolicy
+
+    return open_fleet(home, record, problem, token_file(options, home, record), ControlPolicy())
+
+
+# Only looking
+
+
+def _dry_run(
+    options: UpSettings,
+    home: FleetHome,
+    record: FleetRecord,
+    problem: Problem,
+    pinned: Plan | None,
+) -> None:
+    from atoll.control.change import find_change
+    from atoll.control.dry_run import OfflineTargets, write_orders
+
+    offline = OfflineTargets(record.targets, problem.offers, home.folder)
+    fleet = offline.open(home, record, problem, token_file(options, home, record))
+    controller = _controller(options, fleet, pinned)
+    with live_line(f"planning {problem.name}", options.deadline):
+        turn = controller.turn(act=False)
+    for line in offline.notes:
+        note(f"note: {line}")
+    _refuse_impossible(turn, fleet)
+    change = find_change(turn.view, turn.decision, fleet.map.of_instance)
+    if options.as_json:
+        _emit(change)
+    else:
+        console().print(change.text(), soft_wrap=True)
+    if options.output is not None:
+        for path in write_orders(fleet, turn, options.output):
+            note(f"wrote {path}")
+
+
+def _controller(options: UpSettings, fleet: OperatedFleet, pinned: Plan | None) -> FleetController:
+    from atoll.control.home import write_holder
+    from atoll.control.operated import open_gateways
+    from atoll.control.planner import force_plan, make_planner, pin_plan
+
+    planner = make_planner(options.deadline) if pinned is None else pin_plan(pinned)
+    gateways = open_gateways(
+        fleet.home, fleet.record, fleet.problem, keep=not options.dry_run, say=note
+    )
+    controller = fleet.controller(gateways, planner, write_holder("up"))
+    if pinned is not None:
+        controller.memory = force_plan(pinned, controller.turn(act=False).view)
+    return controller
+
+
+# Bringing up
+
+
+def _bring_up(
+    options: UpSettings,
+    home: FleetHome,
+    record: FleetRecord,
+    problem: Problem,
+    pinned: Plan | None,
+) -> None:
+    fleet = _open(options, home, record, problem)
+    controller = _controller(options, fleet, pinned)
+    run = _UpRun(options, home, record, fleet, controller, time.time())
+    try:
+        with live_line(f"planning {problem.name}", options.deadline) as say:
+            turn = controller.turn(approve=lambda turn: _approve(run, turn, say))
+        if not turn.approved:
+            note("nothing was changed")
+            return
+        _wait(run, turn)
+    except KeyboardInterrupt:
+        note(f"what was begun goes on: see `atoll status {record.name}`")
+        raise
+    finally:
+        with contextlib.suppress(AtollError):
+            fleet.lease.give_back(time.time())
+
+
+def _approve(run: _UpRun, turn: Turn, say: object) -> bool:
+    """Show the change, ask, and open the entrance, so that what is started finds a hub to join."""
+    from atoll.control.change import find_change
+    from atoll.control.operated import open_gateways
+    from atoll.control.planner import pin_plan
+
+    del say
+    _refuse_impossible(turn, run.fleet, run.controller)
+    change = find_change(turn.view, turn.decision, run.fleet.map.of_instance)
+    if not run.options.as_json:
+        console().print(change.text(), soft_wrap=True)
+    if not change.is_empty and not ask("Go ahead?", run.options.yes):
+        return False
+    assert turn.decision.plan is not None
+    # What was shown is what is done, whatever a second look would find.
+    run.controller.use_planner(pin_plan(turn.decision.plan))
+    known = run.record.entrance
+    entrance = open_fleet_entrance(run.options, run.home, run.record)
+    run.opened = entrance.hub is not None and (known is None or entrance.hub != known.hub)
+    run.record = run.record.model_copy(update={"entrance": entrance, "up": True})
+    run.home.write(run.record)
+    run.home.keep_file(Path(run.record.source))
+    if entrance != known:
+        gateways = open_gateways(run.home, run.record, run.fleet.problem, say=note)
+        run.controller.place = replace(run.controller.place, gateways=gateways)
+    return True
+
+
+def _refuse_impossible(
+    turn: Turn, fleet: OperatedFleet, controller: FleetController | None = None
+) -> None:
+    """Raise where there is nothing to bring up, with what stands in the way."""
+    from atoll.deploy.door import DeployError
+
+    for name in turn.unreachable if controller is not None else ():
+        assert controller is not None
+        raise DeployError(f"{name}: {controller.reasons[name]}", kind="unreachable")
+    unclaimed = fleet.map.list_unclaimed(turn.view.problem.offers)
+    if unclaimed:
+        note(f"note: no target has the region {', '.join(unclaimed)} of the pool")
+    if turn.decision.plan is not None and turn.decision.plan.instances:
+        return
+    if not any(offer.available for offer in turn.view.offers):
+        raise _explain_empty(turn.view, fleet)
+    why = turn.decision.reasons[-1] if turn.decision.reasons else "no reason is known"
+    raise InfeasibleError(
+        f"there is no plan for {turn.view.problem.name}: {why.removeprefix('kept: ')}",
+        hint=f"`atoll plan {fleet.record.source}` says more",
+    )
+
+
+def _explain_empty(view: View, fleet: OperatedFleet) -> AtollError:
+    kinds = ", ".join(sorted({offer.node_type for offer in view.problem.offers}))
+    names = fleet.record.targets.names
+    regions = ", ".join(sorted({offer.region for offer in view.problem.offers}))
+    if names == ("local",):
+        return UsageError(
+            f"this machine has none of the pool's machines ({kinds} in {regions})",
+            hint="--pretend lets processes stand for them, --stand-in with a small model; or --on TARGET",
+        )
+    return UsageError(
+        f"none of the pool's machines ({kinds} in {regions}) can be had on {', '.join(names)}",
+        hint="check the pool's regions and node types against the target's",
+    )
+
+
+def _wait(run: _UpRun, turn: Turn) -> None:
+    """Take turns until all that is wanted serves and nothing else stands, or something fails."""
+    from atoll.deploy.door import DeployError
+
+    names = run.record.targets.names
+    every_s = min(_LOOK_S.get(name, _LOOK_ELSEWHERE_S) for name in names)
+    until_s = time.monotonic() + run.options.wait
+    silent = 0
+    with live_line("starting", run.options.wait) as say:
+        while True:
+            failed = _find_failures(run, turn)
+            if failed:
+                _give_up(run, failed)
+            if _is_settled(run, turn):
+                break
+            if run.options.wait <= 0:
+                note(f"started; `atoll status {run.record.name}` shows how far it is")
+                _announce(run)
+                return
+            if time.monotonic() > until_s:
+                raise NotUpError(
+                    f"not all of {run.record.name} serves yet: {_describe_waiting(run, turn)}",
+                    hint=f"`atoll status {run.record.name}` shows how far it is; --wait waits longer",
+                )
+            say(_describe_waiting(run, turn))
+            time.sleep(every_s)
+            turn = run.controller.turn()
+            silent = silent + 1 if turn.unreachable else 0
+            if silent >= _GIVE_UP:
+                name = turn.unreachable[0]
+                raise DeployError(f"{name}: {run.controller.reasons[name]}", kind="unreachable")
+        say("waiting until the gateway has heard of all models")
+        _await_gateway(run, until_s)
+    _announce(run)
+
+
+def _await_gateway(run: _UpRun, until_s: float) -> None:
+    """Wait until the gateway serves every model: what is ready has yet to be announced in the fabric."""
+    entrance = run.record.entrance
+    if entrance is None or entrance.url is None:
+        return
+    wanted = {one.service for one in run.controller.memory.wanted}
+    while True:
+        models = asyncio.run(_ask_models(entrance))
+        missing = wanted - set(models or ())
+        if models is None or not missing:
+            return
+        if time.monotonic() > until_s:
+            raise NotUpError(
+                f"the gateway at {entrance.url} does not serve {', '.join(sorted(missing))} yet",
+                hint=f"`atoll logs {run.record.name} gateway`",
+            )
+        time.sleep(_LOOK_S["local"])
+
+
+async def _ask_models(entrance: Entrance) -> list[str] | None:
+    """Return what a gateway serves; None where it would not say without a key."""
+    from atoll.runtime.http.client import FetchError, fetch
+
+    socket = entrance.admin_socket
+    page = "/v1/models" if socket is None else "/atoll/v1/status"
+    try:
+        code, body = await fetch(f"{entrance.url}{page}", unix_socket=socket)
+        if code in (401, 403):
+            return None
+        said = json.loads(body)
+        return list(said["models"]) if socket else [str(each["id"]) for each in said["data"]]
+    except (FetchError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _states(run: _UpRun, turn: Turn) -> dict[str, ObservedInstance]:
+    found = {seen.id: seen for seen in turn.view.instances}
+    for name, seen in found.items():
+        if run.shown.get(name) != seen.standing.state and seen.standing.since_s >= run.begun_s:
+            run.shown[name] = seen.standing.state
+            why = f": {seen.standing.reason}" if seen.standing.reason else ""
+            note(f"{name} is {seen.standing.state}{why}")
+    return found
+
+
+def _wanted(run: _UpRun) -> tuple[str, ...]:
+    return tuple(one.id for one in run.controller.memory.wanted)
+
+
+def _is_settled(run: _UpRun, turn: Turn) -> bool:
+    seen, wanted = _states(run, turn), _wanted(run)
+    ready = all(name in seen and seen[name].standing.state == "ready" for name in wanted)
+    others = [name for name in seen if name not in wanted and seen[name].standing.state != "gone"]
+    return ready and not others and not turn.unreachable
+
+
+def _describe_waiting(run: _UpRun, turn: Turn) -> str:
+    seen, wanted = {one.id: one for one in turn.view.instances}, _wanted(run)
+    ready = [n for n in wanted if n in seen and seen[n].standing.state == "ready"]
+    waiting = []
+    for name in (*wanted, *(n for n in seen if n not in wanted)):
+        state = seen[name].standing.state if name in seen else "not started"
+        if name in ready or (state == "gone" and name not in wanted):
+            continue
+        reason = seen[name].standing.reason if name in seen else ""
+        waiting.append(f"{name} is {state}{f' ({reason})' if reason else ''}")
+    return f"{len(ready)} of {len(wanted)} ready; {', '.join(waiting) or 'routes are told'}"
+
+
+def _find_failures(run: _UpRun, turn: Turn) -> list[str]:
+    """Return why instances that were started did not come up."""
+    failed = [
+        f"{seen.id}: {seen.standing.reason}"
+        for seen in _states(run, turn).values()
+        if seen.standing.state == "failed" and seen.standing.since_s >= run.begun_s - 1.0
+    ]
+    refused = [text for text in turn.failures if not any(text in each for each in failed)]
+    return [*refused, *failed]
+
+
+def _give_up(run: _UpRun, failed: list[str]) -> None:
+    """End what failed; where nothing is left, hub and gateway go as they came."""
+    from atoll.control.entrance import close_entrance
+
+    name = run.record.name
+    turn = run.controller.turn()
+    left = [s for s in turn.view.instances if s.standing.state in ("starting", "ready")]
+    if not left and run.opened and run.record.entrance is not None:
+        close_entrance(run.record.entrance)
+        run.record = run.record.model_copy(update={"up": False})
+        run.home.write(run.record)
+        raise NotUpError(f"nothing of {name} came up: {failed[0]}", hint=f"`atoll history {name}`")
+    raise NotUpError(
+        f"not all of {name} came up, {len(left)} go on: {failed[0]}",
+        hint=f"`atoll operate {name}` tries again, `atoll down {name}` ends it",
+    )
+
+
+def _write_down(home: FleetHome, text: str) -> None:
+    """Have the history say why bringing up failed."""
+    from atoll.control.history import HistoryEvent
+
+    with contextlib.suppress(AtollError, OSError):
+        home.history.add(HistoryEvent(at_s=time.time(), kind="failure", text=text[:4000]))
+
+
+def _announce(run: _UpRun) -> None:
+    """Say where to ask."""
+    entrance = run.record.entrance
+    assert entrance is not None
+    services = list(run.record.weights)
+    if run.options.as_json:
+        shown = {
+            "fleet": run.record.name,
+            "home": str(run.home.folder),
+            "url": entrance.url,
+            "admin_socket": entrance.admin_socket,
+            "services": services,
+            "instances": list(_wanted(run)),
+            "targets": list(run.record.targets.names),
+        }
+        sys.stdout.write(json.dumps(shown) + "\n")
+        sys.stdout.flush()
+        return
+    for name, weights in run.record.weights.items():
+        if weights.stand_in:
+            note(f"STAND-IN: {name} answers with other weights than the plan's ({weights.source})")
+    out = console()
+    if entrance.url is None:
+        out.print(f"{run.record.name} is up; ask a gateway of its fabric", soft_wrap=True)
+        return
+    body = json.dumps(
+        {"model": services[0], "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
+    )
+    out.print(f"{run.record.name} answers at {entrance.url}/v1", soft_wrap=True)
+    out.print(f"\n  curl -N {entrance.url}/v1/chat/completions -d '{body}'\n", soft_wrap=True)
+    out.print(
+        f"`atoll operate {run.record.name}` keeps it right, `atoll down {run.record.name}` ends it",
+        soft_wrap=True,
+    )
+
+
+def _emit(change: object) -> None:
+    from atoll.report.terminal import emit
+
+    emit(change, True)

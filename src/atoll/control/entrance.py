@@ -1,0 +1,260 @@
+"""Hub and gateway of a fleet: processes of this machine that outlive the command which started them.
+
+The hub is where instances meet, the gateway where requests come in. Both are started once, found again by
+number and start time, and started anew if they have died. Their tokens are files for their owner alone; what
+stands on a command line is the name of such a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from atoll.control.home import Daemon, Entrance, FleetHome
+from atoll.core.errors import AtollError, InputError, UsageError
+from atoll.core.files import read_text_limited
+from atoll.deploy.local_keeper import KeptProcess, process_start
+from atoll.runtime.local.build import free_ports
+from atoll.runtime.supervise.process import last_lines
+
+_LISTENS_S = 60.0
+"""How long hub and gateway may take to listen; a busy machine is slow to start Python."""
+_END_S = 40.0
+_POLL_S = 0.05
+_NOT_HANDED_ON = ("ATOLL_FABRIC", "ATOLL_ENGINE_KEY", "HF_TOKEN")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
+_MOST_LINE_BYTES = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class EntranceSettings:
+    """Where hub and gateway listen.
+
+    `address` is where nodes reach this machine: loopback where all of them are processes of it. `port` 0 is
+    any that is free.
+    """
+
+    address: str = "127.0.0.1"
+    host: str = "127.0.0.1"
+    port: int = 8080
+
+
+def open_entrance(
+    home: FleetHome, name: str, settings: EntranceSettings, known: Entrance | None = None
+) -> Entrance:
+    """Return the entrance of a fleet with hub and gateway running: those that run already, or new ones.
+
+    Where the gateway cannot be brought up, a hub that was started for it is ended again.
+    """
+    from atoll.runtime.http.listening import check_listen
+
+    folder = home.folder / "fabric"
+    _make_fabric(folder, name, settings.address)
+    hub = known.hub if known is not None else None
+    started = None
+    if hub is None or not hub.is_alive:
+        started = hub = _start_hub(home, folder)
+    entrance = Entrance(
+        token=str(folder / "instances.token"), observer=str(folder / "fabric.token"), hub=hub
+    )
+    gateway = known.gateway if known is not None else None
+    if gateway is not None and gateway.is_alive:
+        assert known is not None
+        return entrance.model_copy(
+            update={"gateway": gateway, "url": known.url, "admin_socket": known.admin_socket}
+        )
+    if known is not None and known.url is not None and settings.port == 0:
+        # Who has its address should find it there again.
+        with contextlib.suppress(AtollError):
+            port = urlsplit(known.url).port or 0
+            check_listen(settings.host, port)
+            settings = EntranceSettings(settings.address, settings.host, port)
+    try:
+        if settings.port:
+            check_listen(settings.host, settings.port)
+        return _start_gateway(home, folder, settings, entrance)
+    except BaseException:
+        if started is not None:
+            end_daemon(started)
+        raise
+
+
+def keep_entrance(home: FleetHome, name: str, known: Entrance) -> Entrance:
+    """Return the entrance of a fleet with those of its processes started anew that have died."""
+    alive = (known.hub is None or known.hub.is_alive) and (
+        known.gateway is None or known.gateway.is_alive
+    )
+    if alive or known.hub is None or known.url is None:
+        return known
+    at = urlsplit(known.url)
+    settings = EntranceSettings(host=at.hostname or "127.0.0.1", port=at.port or 0)
+    return open_entrance(home, name, settings, known)
+
+
+def use_fabric(
+    home: FleetHome, fabric: str, url: str | None, admin_token: str | None = None
+) -> Entrance:
+    """Return an entrance of which others run hub and gateway; `fabric` is a token, @FILE or open://HOST:PORT.
+
+    A token that came as text is kept in a file of its own: commands name files. `admin_token` is the file
+    with which the gateway at `url` is asked what it sees.
+    """
+    from atoll.fabric.identity.access import Access
+    from atoll.fabric.identity.authority import write_secret
+
+    Access.open(fabric)
+    path = Path(fabric.removeprefix("@"))
+    if fabric.startswith("@") or path.exists():
+        given = path / "fabric.token" if path.is_dir() else path
+        token = str(given.resolve())
+    else:
+        kept = home.folder / "fabric"
+        kept.mkdir(mode=0o700, exist_ok=True)
+        (kept / "given.token").unlink(missing_ok=True)
+        write_secret(kept / "given.token", fabric.strip() + "\n")
+        token = str(kept / "given.token")
+    return Entrance(url=url, admin_token=admin_token, token=token, observer=token)
+
+
+def close_entrance(entrance: Entrance) -> None:
+    """End the gateway, which finishes what runs, then the hub."""
+    for daemon in (entrance.gateway, entrance.hub):
+        if daemon is not None:
+            end_daemon(daemon)
+
+
+def end_daemon(daemon: Daemon) -> None:
+    """End a process: asked first, killed if it does not listen."""
+    for number, most_s in ((signal.SIGTERM, _END_S), (signal.SIGKILL, 5.0)):
+        until_s = time.monotonic() + most_s
+        with contextlib.suppress(ProcessLookupError):
+            if daemon.is_alive:
+                os.kill(daemon.process.pid, number)
+        while daemon.is_alive:
+            if time.monotonic() > until_s:
+                break
+            _reap(daemon)
+            time.sleep(_POLL_S)
+        else:
+            return
+
+
+def find_address() -> str:
+    """Return the address by which other machines reach this one: that of its way out."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # Nothing is sent: connecting a datagram socket only chooses the way.
+        probe.connect(("192.0.2.1", 9))
+        return str(probe.getsockname()[0])
+    return socket.gethostname()
+
+
+def _make_fabric(folder: Path, name: str, address: str) -> None:
+    from atoll.fabric.identity.authority import Authority, write_secret
+
+    tokens = {"gateway": "gateway", "instances": "worker"}
+    if (folder / "fabric.json").exists():
+        authority = Authority(folder)
+    else:
+        (port,) = free_ports(1)
+        fabric = _NOT_IN_NAMES.sub("-", name)[:40].strip("-.") or "fleet"
+        authority = Authority.create(folder, fabric, [f"{address}:{port}"])
+    known = {member.name for member in authority.members}
+    for member, role in tokens.items():
+        path = folder / f"{member}.token"
+        if not path.exists():
+            # One that was issued and not written, because somebody was killed in between, is lost.
+            made = authority.renew(member) if member in known else None
+            access = made or authority.issue(member, authority.name, role)
+            write_secret(path, access.pack() + "\n")
+
+
+def _start_hub(home: FleetHome, folder: Path) -> Daemon:
+    from atoll.fabric.identity.authority import Authority
+
+    (address,) = Authority(folder).hubs
+    host, _, port = address.rpartition(":")
+    log = home.folder / "hub.log"
+    daemon = _spawn(
+        ("hub", f"@{folder / 'hub-h0.token'}", "--listen", address, "--log", str(log)), log
+    )
+    until_s = time.monotonic() + _LISTENS_S
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1.0):
+            return daemon
+        _check_daemon(daemon, "the hub", until_s)
+        time.sleep(_POLL_S)
+
+
+def _start_gateway(
+    home: FleetHome, folder: Path, settings: EntranceSettings, entrance: Entrance
+) -> Entrance:
+    from atoll.fabric.identity.access import is_loopback
+
+    said, log = home.folder / "gateway.json", home.folder / "gateway.log"
+    said.unlink(missing_ok=True)
+    words = [
+        *("gateway", "--fabric", f"@{folder / 'gateway.token'}", "--json"),
+        *("--host", settings.host, "--port", str(settings.port)),
+        *(("--open",) if is_loopback(settings.host) else ()),
+    ]
+    daemon = _spawn(words, log, said)
+    until_s = time.monotonic() + _LISTENS_S
+    while not (text := _read_said(said)).endswith("\n"):
+        try:
+            _check_daemon(daemon, "the gateway", until_s)
+        except AtollError:
+            end_daemon(daemon)
+            raise
+        time.sleep(_POLL_S)
+    ready = json.loads(text)
+    return entrance.model_copy(
+        update={"gateway": daemon, "url": ready["url"], "admin_socket": ready["admin_socket"]}
+    )
+
+
+def _read_said(path: Path) -> str:
+    return read_text_limited(path, _MOST_LINE_BYTES) if path.exists() else ""
+
+
+def _spawn(words: Sequence[str], log: Path, out: Path | None = None) -> Daemon:
+    """Start `atoll WORDS` in a session of its own, so that it outlives this process and its terminal."""
+    environment = {k: v for k, v in os.environ.items() if k not in _NOT_HANDED_ON}
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(out or log), flags, 0o600),
+        (os.POSIX_SPAWN_OPEN, 2, str(log), flags, 0o600),
+    ]
+    argv = [sys.executable, "-m", "atoll", *words]
+    try:
+        pid = os.posix_spawn(sys.executable, argv, environment, file_actions=actions, setsid=True)
+    except OSError as error:
+        raise InputError(f"cannot start {words[0]}: {error.strerror}", path=log) from error
+    return Daemon(process=KeptProcess(pid=pid, start=process_start(pid) or ""), log=str(log))
+
+
+def _check_daemon(daemon: Daemon, what: str, until_s: float) -> None:
+    _reap(daemon)
+    if not daemon.is_alive:
+        last = last_lines(Path(daemon.log), 1)
+        raise UsageError(
+            f"{what} ended at once: {last[0] if last else 'no word'}", hint=f"see {daemon.log}"
+        )
+    if time.monotonic() > until_s:
+        raise UsageError(f"{what} does not listen after {_LISTENS_S:g} s", hint=f"see {daemon.log}")
+
+
+def _reap(daemon: Daemon) -> None:
+    """Take note of the end of one's own child, so that its number is free."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(daemon.process.pid, os.WNOHANG)

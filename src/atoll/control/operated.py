@@ -1,0 +1,305 @@
+"""A fleet as it is operated: home, file, targets and lease put together for the controller."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from atoll.control.cluster import ClusterInstanceStore, ClusterLease, find_cluster
+from atoll.control.home import FleetHome, FleetRecord
+from atoll.control.lease import Lease
+from atoll.control.loop import (
+    FleetController,
+    FleetPlace,
+    Gateways,
+    InstanceStore,
+    LeaseTaker,
+    NoGateways,
+)
+from atoll.control.orders import OrderMaker, command_settings
+from atoll.control.planner import put_phases_together
+from atoll.control.targets import PoolTarget, TargetMap, open_targets
+from atoll.control.view import ControlPolicy
+from atoll.core.errors import AtollError, InputError
+from atoll.deploy.door import Deployer, DeployError, Standing
+from atoll.plan.files.read import read_problem
+from atoll.plan.problem import Problem
+
+if TYPE_CHECKING:
+    from atoll.control.decide import MakePlan
+    from atoll.control.gateways import GatewayAddress
+
+VALID_S = 90.0
+"""For how long a controller that says nothing keeps others from acting."""
+
+
+class FleetLease(LeaseTaker, Protocol):
+    """A lease that can be given back."""
+
+    def give_back(self, now_s: float) -> None:
+        """Let the next one act at once; nothing where it was not held."""
+        ...
+
+
+class HomeLease:
+    """The lease in a fleet's home. One whose holder, a process of this machine, is dead is free at once."""
+
+    def __init__(self, home: FleetHome) -> None:
+        self._home = home
+        self._held: Lease | None = None
+
+    def take(self, holder: str, now_s: float, valid_s: float) -> Lease:
+        """Take or renew the lease, or raise."""
+        self._home.free_lease(now_s)
+        self._held = self._home.lease.take(holder, now_s, valid_s)
+        return self._held
+
+    def give_back(self, now_s: float) -> None:
+        """Let the next one act at once."""
+        if self._held is not None:
+            self._home.lease.release(self._held, now_s)
+
+
+def open_lease(home: FleetHome, fleet: str, targets: Mapping[str, PoolTarget]) -> FleetLease:
+    """Return the lease of a fleet: the cluster's where one of its targets is a cluster, else its home's."""
+    cluster = find_cluster(targets.values())
+    return HomeLease(home) if cluster is None else ClusterLease(cluster, fleet)
+
+
+def open_store(home: FleetHome, fleet: str, targets: Mapping[str, PoolTarget]) -> InstanceStore:
+    """Return what knows what instances consist of: the home, and the cluster they stand in."""
+    cluster = find_cluster(targets.values())
+    if cluster is None:
+        return home.store
+    return ClusterInstanceStore(home.store.folder, cluster, fleet)
+
+
+class FleetSource:
+    """A fleet's file, read again whenever it has changed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.problem = self._read()
+        self._seen = self._look()
+
+    def read_again(self) -> bool:
+        """Read the file if it has changed, and return whether it says something else now.
+
+        A file that cannot be read raises, once; what was read last goes on until it has changed again.
+        """
+        seen = self._look()
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        found = self._read()
+        if found.name != self.problem.name:
+            raise InputError(
+                f"the fleet is called {found.name!r} now, and {self.problem.name!r} is operated",
+                path=self.path,
+                hint="give it its name back, or take it down and bring the other up",
+            )
+        changed, self.problem = found != self.problem, found
+        return changed
+
+    def _read(self) -> Problem:
+        return put_phases_together(read_problem(self.path))
+
+    def _look(self) -> tuple[int, int, int]:
+        try:
+            found = self.path.stat()
+        except OSError as error:
+            raise InputError(
+                f"cannot be read: {(error.strerror or str(error)).lower()}", path=self.path
+            ) from error
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+@dataclass(slots=True)
+class OperatedFleet:
+    """A fleet whose targets are open; see `open_fleet`."""
+
+    home: FleetHome
+    record: FleetRecord
+    problem: Problem
+    targets: dict[str, PoolTarget]
+    map: TargetMap
+    orders: OrderMaker
+    lease: FleetLease
+
+    def place(self, gateways: Gateways) -> FleetPlace:
+        """Return where the fleet is operated from, for the controller."""
+        return FleetPlace(
+            fleet=self.problem.name,
+            problem=self.problem,
+            targets=self.targets,
+            gateways=gateways,
+            target_of=self.map.of_instance,
+            order=self.orders,
+        )
+
+    def controller(
+        self,
+        gateways: Gateways,
+        plan: MakePlan,
+        holder: str,
+        *,
+        policy: ControlPolicy | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> FleetController:
+        """Return a controller that has just started: it adopts what stands."""
+        return FleetController(
+            self.place(gateways),
+            open_store(self.home, self.problem.name, self.targets),
+            self.home.history,
+            self.lease,
+            plan,
+            holder=holder,
+            clock=clock,
+            policy=policy,
+            valid_s=VALID_S,
+        )
+
+
+def open_fleet(
+    home: FleetHome,
+    record: FleetRecord,
+    problem: Problem,
+    token: str,
+    policy: ControlPolicy,
+) -> OperatedFleet:
+    """Return a fleet with its targets open; DeployError says which cannot be reached, and why.
+
+    `token` is the file that instances join the fabric with; it need not be there yet.
+    """
+    targets = open_targets(
+        record.targets,
+        problem.offers,
+        home.folder,
+        catalog=problem.catalog(),
+        drain_s=policy.drain_s,
+    )
+    found = TargetMap(record.targets, problem.offers)
+    settings = command_settings(
+        record.targets,
+        token,
+        hub_token=record.hub_token,
+        device=record.device,
+        drain_s=policy.drain_s,
+        ready_s=policy.ready_within_s,
+    )
+    weights = {name: each.as_weights() for name, each in record.weights.items()}
+    return OperatedFleet(
+        home=home,
+        record=record,
+        problem=problem,
+        targets=targets,
+        map=found,
+        orders=OrderMaker(found, weights, settings),
+        lease=open_lease(home, problem.name, targets),
+    )
+
+
+def reopen(
+    fleet: OperatedFleet,
+    controller: FleetController,
+    problem: Problem,
+    say: Callable[[str], None] | None = None,
+) -> OperatedFleet:
+    """Have a controller go on with another problem of the same fleet; targets are opened for its pool."""
+    token = "" if fleet.record.entrance is None else fleet.record.entrance.token
+    opened = open_fleet(fleet.home, fleet.record, problem, token, controller.policy)
+    opened = replace(opened, lease=fleet.lease)
+    controller.place = opened.place(
+        renew_gateways(controller.place.gateways, fleet.home, fleet.record, problem, say)
+    )
+    return opened
+
+
+def renew_gateways(
+    before: Gateways,
+    home: FleetHome,
+    record: FleetRecord,
+    problem: Problem,
+    say: Callable[[str], None] | None = None,
+) -> Gateways:
+    """Return the gateways of a fleet after something has changed: the same ones if they are where they were.
+
+    They know what was told, and tell it again to one that was started anew.
+    """
+    from atoll.control.gateways import GatewayGroup
+
+    address = gateway_address(record)
+    if isinstance(before, GatewayGroup) and before.addresses == (address,):
+        before.problem = problem
+        return before
+    return open_gateways(home, record, problem, say=say)
+
+
+def open_gateways(
+    home: FleetHome,
+    record: FleetRecord,
+    problem: Problem,
+    *,
+    keep: bool = True,
+    say: Callable[[str], None] | None = None,
+) -> Gateways:
+    """Return who serves a fleet's requests: nobody yet where none can be asked.
+
+    What they see is kept in the fleet's home, for the rhythm of day and week, unless `keep` is off.
+    """
+    from atoll.control.gateways import GatewayGroup
+    from atoll.control.rhythm import RateHistory
+
+    address = gateway_address(record)
+    if address is None:
+        return NoGateways()
+    return GatewayGroup(
+        problem,
+        [address],
+        names={name: each.names for name, each in record.weights.items()},
+        rhythm=RateHistory(home.folder / "rates.json", keep=keep),
+        say=say,
+    )
+
+
+def gateway_address(record: FleetRecord) -> GatewayAddress | None:
+    """Where a fleet's gateway is asked; None where it cannot be."""
+    from atoll.control.gateways import GatewayAddress
+
+    at = record.entrance
+    if at is None or at.url is None or not (at.admin_socket or at.admin_token):
+        return None
+    return GatewayAddress(
+        at.url,
+        None if at.admin_socket is None else Path(at.admin_socket),
+        None if at.admin_token is None else Path(at.admin_token),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TargetLook:
+    """What a target says of a fleet; `error` in one line where it does not answer."""
+
+    target: str
+    deployer: Deployer | None
+    standings: tuple[Standing, ...] = ()
+    error: str | None = None
+
+
+def look_at_targets(home: FleetHome, record: FleetRecord) -> tuple[TargetLook, ...]:
+    """Ask every target of a fleet what stands there; none of them keeps others from answering."""
+    looks = []
+    for name in record.targets.names:
+        deployer: Deployer | None = None
+        try:
+            alone = record.targets.model_copy(update={"names": (name,)})
+            deployer = open_targets(alone, (), home.folder)[name]
+            looks.append(TargetLook(name, deployer, tuple(deployer.list(record.name))))
+        except DeployError as error:
+            looks.append(TargetLook(name, deployer, error=str(error)))
+        except AtollError as error:
+            looks.append(TargetLook(name, None, error=str(error)))
+    return tuple(looks)

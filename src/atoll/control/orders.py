@@ -1,0 +1,96 @@
+"""What the nodes of a new instance run, for the target it stands on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Literal
+
+from atoll.control.decide import StartInstance
+from atoll.control.targets import TargetMap, TargetName, TargetSettings
+from atoll.core.errors import AtollError
+from atoll.deploy.commands.engines import (
+    CommandSettings,
+    ServiceWeights,
+    node_commands,
+    share_of,
+)
+from atoll.deploy.door import DeployError, Labels, StartOrder
+from atoll.perf.engines import EngineLaunch
+from atoll.plan.plan import Instance, Plan
+
+_KV_BYTES = 128 * 2**20
+"""KV cache of a process on cores."""
+
+
+def command_settings(
+    settings: TargetSettings,
+    token: str | None,
+    *,
+    hub_token: str | None = None,
+    device: Literal["cpu", "cuda"] | None = None,
+    drain_s: float = 600.0,
+    ready_s: float = 1800.0,
+) -> dict[TargetName, CommandSettings]:
+    """Return what commands depend on, by target. `token` is the file that instances join the fabric with."""
+    here = {"atoll": (sys.executable, "-m", "atoll"), "python": sys.executable}
+    found: dict[TargetName, CommandSettings] = {}
+    for name in settings.names:
+        programs: dict[str, object] = {}
+        pretends = name == "local" and settings.local.pretend
+        if name == "local":
+            programs = dict(here)
+        elif name == "slurm" and settings.slurm is not None:
+            programs = {"atoll": settings.slurm.atoll, "python": settings.slurm.python}
+        if device == "cpu" or (device is None and pretends):
+            programs |= {"device": "cpu", "dtype": "float32", "kv_bytes": _KV_BYTES}
+        programs["alone"] = not pretends
+        found[name] = CommandSettings(
+            fabric=token,
+            hub_token=hub_token,
+            drain_s=drain_s,
+            ready_s=ready_s,
+            **programs,  # type: ignore[arg-type]
+        )
+    return found
+
+
+class OrderMaker:
+    """Makes the order of an instance; every refusal is a DeployError, which the controller backs off from."""
+
+    def __init__(
+        self,
+        targets: TargetMap,
+        weights: Mapping[str, ServiceWeights],
+        settings: Mapping[TargetName, CommandSettings],
+    ) -> None:
+        self._targets, self._weights, self._settings = targets, weights, settings
+
+    def __call__(self, action: StartInstance, plan: Plan) -> StartOrder:
+        """Return the order of an instance that a plan asks for."""
+        return self.make(action.instance, action.labels, plan)
+
+    def make(self, instance: Instance, labels: Labels, plan: Plan) -> StartOrder:
+        """Return the order of an instance under its labels."""
+        settings = self._settings[self._targets.of_instance(instance)]
+        weights = self._weights.get(instance.service)
+        if weights is None:
+            raise DeployError(
+                f"no weights are known for {instance.service}",
+                kind="settings",
+                hint=f"name them with --model {instance.service}=SOURCE",
+            )
+        try:
+            commands = node_commands(
+                instance,
+                weights,
+                settings,
+                launch=plan.engines.get(instance.service, EngineLaunch()),
+                labels=labels,
+                weight=share_of(plan, instance),
+            )
+        except DeployError:
+            raise
+        except AtollError as error:
+            raise DeployError(error.message, kind="settings", hint=error.hint) from error
+        return StartOrder(instance, labels, commands, ready_s=settings.ready_s)

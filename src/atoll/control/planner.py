@@ -1,0 +1,75 @@
+"""The planner that the controller asks: promises kept by simulation, with little effort."""
+
+from __future__ import annotations
+
+from atoll.control.decide import MakePlan
+from atoll.control.names import name_instances
+from atoll.control.view import Memory, View
+from atoll.core.errors import InputError
+from atoll.plan.plan import Plan
+from atoll.plan.problem import Problem
+
+
+def make_planner(deadline_s: float = 60.0) -> MakePlan:
+    """Return a planner that takes the best plan it has found after so many seconds.
+
+    What it spends does not depend on the clock unless the deadline comes first. Likely errors of the
+    performance model are not looked at: they change no plan.
+    """
+
+    def plan(problem: Problem) -> Plan:
+        from atoll.prove.plan import plan as make_plan
+        from atoll.solve.effort import LEVELS, Effort
+
+        return make_plan(
+            problem,
+            effort=Effort(work=LEVELS["low"]),
+            deadline_s=deadline_s,
+            rank=False,
+            error_bars=False,
+        )
+
+    return plan
+
+
+def pin_plan(plan: Plan) -> MakePlan:
+    """Return a planner that always answers with one plan: somebody has chosen it."""
+    return lambda _problem: plan
+
+
+def force_plan(plan: Plan, view: View) -> Memory:
+    """Return the memory of a controller that has a plan in force because somebody said so.
+
+    What runs keeps its name where the plan has its like.
+    """
+    running = {
+        seen.id: seen.instance
+        for seen in view.instances
+        if seen.standing.state in ("starting", "ready")
+    }
+    named = name_instances(plan, running, view.time_s, [seen.id for seen in view.instances])
+    return Memory(
+        asked=view.problem,
+        plan=named,
+        plan_hash=named.content_hash()[:16],
+        planned_s=view.time_s,
+        bands=tuple((service.name, service.rate_per_s) for service in view.problem.services),
+        offers=view.offers,
+    )
+
+
+def put_phases_together(problem: Problem) -> Problem:
+    """Return a problem whose services run both phases together, as targets start them.
+
+    A service that asks for phases apart cannot be brought up yet; InputError says so.
+    """
+    services = []
+    for service in problem.services:
+        if service.phases == "apart":
+            raise InputError(
+                f"{service.name} runs its phases apart, and no target starts such instances yet",
+                field="phases",
+                hint="write 'phases: together'",
+            )
+        services.append(service.model_copy(update={"phases": "together"}))
+    return problem.replace(services=tuple(services))

@@ -1,0 +1,166 @@
+"""The verbs over a Kubernetes API in this process: up, adopt from elsewhere, what goes wrong, down."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from atoll.cli import main as cli
+from atoll.cli import up as up_verb
+from atoll.control import planner
+from atoll.control.decide import MakePlan
+from atoll.control.home import home_of
+from atoll.deploy.kubernetes.client import HttpAnswer, KubeClient
+from atoll.deploy.kubernetes.deployer import KubernetesDeployer
+from atoll.deploy.kubernetes.settings import KubernetesSettings
+from atoll.solve.effort import Effort
+from atoll.solve.registry import solve
+from tests.cli.test_operating import FLEET
+from tests.deploy.kubernetes.tiny_api import TinyApi
+
+Captured = pytest.CaptureFixture[str]
+L4 = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.count": "1"}
+FABRIC = ("--fabric", "open://127.0.0.1:1")
+
+
+class LivelyApi(TinyApi):
+    """A cluster whose machines act between any two questions: pods come, fail or become ready, and go."""
+
+    def __init__(self, nodes: int = 4) -> None:
+        super().__init__(time.time())
+        self.waiting: dict[str, str] | None = None
+        for number in range(nodes):
+            self.add_node(f"n{number}", L4, 1)
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str],
+        body: bytes | None = None,
+        content_type: str = "application/json",
+    ) -> HttpAnswer:
+        self.now_s = time.time()
+        self.step()
+        if self.waiting is None:
+            self.make_ready()
+        else:
+            for key, _ in list(self.of("pods")):
+                state = {"name": "engine", "ready": False, "state": {"waiting": self.waiting}}
+                self.set_status(key[2], phase="Pending", containerStatuses=[state])
+        self.end_pods()
+        return super().ask(method, path, query=query, body=body, content_type=content_type)
+
+    def left(self) -> list[tuple[str, str, str]]:
+        return [key for key in self.objects if key[0] not in ("nodes", "leases", "events")]
+
+
+@pytest.fixture(autouse=True)
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LivelyApi:
+    made = LivelyApi()
+
+    def connect(settings: KubernetesSettings, catalog: object = None) -> KubernetesDeployer:
+        del catalog
+        return KubernetesDeployer(KubeClient(made, settings.namespace), settings)
+
+    def quick(deadline_s: float = 60.0) -> MakePlan:
+        del deadline_s
+        return lambda problem: solve(problem, effort=Effort(cached=False))
+
+    monkeypatch.setattr(KubernetesDeployer, "connect", connect)
+    monkeypatch.setattr(planner, "make_planner", quick)
+    monkeypatch.setattr(up_verb, "_LOOK_ELSEWHERE_S", 0.01)
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("ATOLL_FABRIC", raising=False)
+    monkeypatch.chdir(tmp_path)
+    write(1)
+    return made
+
+
+def write(rate: int) -> None:
+    text = FLEET.replace("region: here", "region: cluster").replace("rate: 1/s", f"rate: {rate}/s")
+    Path("lab.yaml").write_text(text)
+
+
+def run(capsys: Captured, *args: str, code: int = 0) -> str:
+    capsys.readouterr()
+    found = cli.run(list(args))
+    said = capsys.readouterr()
+    assert found == code, said.err
+    return said.out if code == 0 else said.err
+
+
+def bring_up(capsys: Captured) -> list[str]:
+    said = run(capsys, "up", "lab.yaml", "--on", "kubernetes", *FABRIC, "--yes", "--json")
+    names: list[str] = json.loads(said.splitlines()[-1])["instances"]
+    return names
+
+
+def rows(capsys: Captured, *args: str) -> dict[str, str]:
+    (found,) = json.loads(run(capsys, "status", *args, "--json"))
+    return {row["instance"]: row["state"] for row in found["operated"]["instances"]}
+
+
+def test_a_fleet_comes_is_adopted_elsewhere_grows_and_goes(
+    api: LivelyApi, capsys: Captured, tmp_path: Path
+) -> None:
+    first = bring_up(capsys)
+    assert first
+    assert rows(capsys, "lab") == dict.fromkeys(first, "ready")
+    # A controller with an empty folder of its own knows what runs, and starts nothing twice.
+    there = ("--state", str(tmp_path / "pod"))
+    operate = ("operate", "lab.yaml", "--on", "kubernetes", *FABRIC, *there, "--once", "--yes")
+    run(capsys, *operate)
+    assert rows(capsys, "lab") == dict.fromkeys(first, "ready")
+    write(4)
+    shown = run(capsys, *operate)
+    assert f"{len(first)} instance" in shown
+    grown = rows(capsys, *there)
+    assert set(first) < set(grown)
+    # The first one hears of it the same way.
+    assert set(rows(capsys, "lab")) == set(grown)
+    run(capsys, "down", "lab", "--yes")
+    assert api.left() == []
+
+
+def test_an_image_that_does_not_pull_is_said_and_leaves_nothing(
+    api: LivelyApi, capsys: Captured
+) -> None:
+    api.waiting = {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}
+    said = run(capsys, "up", "lab.yaml", "--on", "kubernetes", *FABRIC, "--yes", code=1)
+    (line,) = (line for line in said.splitlines() if line.startswith("error:"))
+    assert "ImagePullBackOff" in line
+    assert api.left() == []
+    kinds = [event.kind for event in home_of("lab").history.read()]
+    assert "failure" in kinds
+    assert "ImagePullBackOff" in run(capsys, "status", "lab")
+
+
+def test_when_growing_fails_the_old_goes_on(api: LivelyApi, capsys: Captured) -> None:
+    first = bring_up(capsys)
+    write(4)
+    api.most_pods = len(first)
+    said = run(capsys, "up", "lab.yaml", *FABRIC, "--yes", code=1)
+    assert "exceeded quota" in said
+    standing = rows(capsys, "lab")
+    assert {name: standing[name] for name in first} == dict.fromkeys(first, "ready")
+    assert "exceeded quota" in run(capsys, "status", "lab")
+    pods = [key for key in api.left() if key[0] == "pods"]
+    assert len(pods) == len(first)
+
+
+def test_another_controller_is_not_disturbed(api: LivelyApi, capsys: Captured) -> None:
+    first = bring_up(capsys)
+    target = KubernetesDeployer(KubeClient(api, "default"), KubernetesSettings())
+    assert target.lease("lab", "somebody", 90).acquire(time.time()) is not None
+    write(4)
+    said = run(capsys, "up", "lab.yaml", *FABRIC, "--yes", code=1)
+    assert "another controller operates this fleet" in said
+    assert "another controller operates this fleet" in run(capsys, "down", "lab", "--yes", code=1)
+    assert set(rows(capsys, "lab")) == set(first)
