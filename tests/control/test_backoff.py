@@ -123,6 +123,19 @@ def test_what_somebody_else_ends_is_lost_when_that_begins_and_told_why_when_it_h
     assert memory.backoffs == ()
 
 
+def test_what_somebody_ended_is_not_held_back() -> None:
+    world = World(problem())
+    world.put(instance("a"))
+    memory = Memory(plan=adopt_running(problem(), world.view().instances))
+    memory, _ = count_failures(world.view(), memory, POLICY)
+    seen = world.standing["a"]
+    gone = replace(seen.standing, state="gone", reason="was cancelled", kind=None, hosts=("h1",))
+    world.standing["a"] = replace(seen, standing=gone)
+    memory, lost = count_failures(world.view(), memory, POLICY)
+    assert [one.reason for one in lost] == ["was cancelled"]
+    assert (memory.backoffs, memory.deaths) == ((), ())
+
+
 def test_a_host_that_was_set_aside_is_tried_again_later() -> None:
     world, memory = World(problem()), Memory()
     for k in range(3):

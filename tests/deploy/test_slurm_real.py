@@ -141,7 +141,7 @@ def test_a_cancelled_job_is_seen_with_a_reason(
     see(deployer, "lost", "ready")
     cluster.run("scancel", handle)
     standing = see(deployer, "lost", "gone", "failed")
-    assert (standing.state, standing.kind) == ("gone", "ended")
+    assert (standing.state, standing.kind) == ("gone", None)
     assert standing.reason == "was cancelled"
     assert count_processes(["sleep", "611"]) == 0
 
@@ -225,5 +225,5 @@ def test_the_end_of_the_wall_time_is_known_and_told(make: Callable[..., SlurmDep
     assert standing.ends_s - standing.since_s == 120
     wait_for(lambda: deployer.logs(handle).count("was told of the end") == 2, "both were told", 150)
     gone = see(deployer, "brief", "gone", within_s=180)
-    assert (gone.reason, gone.kind) == ("its wall time ended", "ended")
+    assert (gone.reason, gone.kind) == ("its wall time ended", None)
     assert count_processes(["Well", "serve_forever"]) == 0

@@ -130,15 +130,27 @@ def test_hosts_that_are_set_aside_are_left_out(stage: Stage, tmp_path: Path) -> 
 def test_what_ends_untold_has_failed_at_once_and_keeps_its_reason(stage: Stage) -> None:
     stage.deployer.start(make_order())
     stage.run("100")
-    stage.slurm.set_state("100", job_state="CANCELLED", end_time=int(NOW_S))
+    stage.slurm.set_state("100", job_state="NODE_FAIL", end_time=int(NOW_S))
     stage.slurm.ending = [100]
     seen = stage.only()
-    assert (seen.state, seen.reason, seen.kind) == ("failed", "was cancelled", "ended")
+    assert (seen.state, seen.reason, seen.kind) == ("failed", "a node of it failed", "ended")
     stage.deployer.stop("100", 1)
     assert stage.slurm.calls("scancel") == []
     stage.slurm.ending = []
     seen = stage.only()
-    assert (seen.state, seen.reason) == ("gone", "was cancelled")
+    assert (seen.state, seen.reason) == ("gone", "a node of it failed")
+
+
+def test_what_somebody_cancels_ends_and_nothing_has_failed(stage: Stage) -> None:
+    stage.deployer.start(make_order())
+    stage.run("100")
+    stage.slurm.set_state("100", job_state="CANCELLED", end_time=int(NOW_S))
+    stage.slurm.ending = [100]
+    seen = stage.only()
+    assert (seen.state, seen.reason, seen.kind) == ("draining", "was cancelled", None)
+    stage.slurm.ending = []
+    seen = stage.only()
+    assert (seen.state, seen.reason, seen.kind) == ("gone", "was cancelled", None)
 
 
 def test_orders_of_an_older_term_are_refused(stage: Stage) -> None:

@@ -66,8 +66,8 @@ def count_failures(
             continue
         reason = seen.standing.reason or "it ended by itself"
         lost.append(Lost(seen.id, reason, was not in ("ready", _TAKEN)))
-        if _TAKEN in (was, state) and state != "failed":
-            continue  # somebody ends it, which says nothing of what it stands on
+        if state != "failed" and (_TAKEN in (was, state) or seen.standing.kind is None):
+            continue  # somebody ended it, which says nothing of what it stands on
         if seen.standing.kind not in _NOT_OF_THE_HOST:
             for host in seen.standing.hosts:
                 deaths[host] = (deaths.get(host, (0, 0.0))[0] + 1, view.time_s)

@@ -334,8 +334,9 @@ class SlurmDeployer:
         if ending:
             # Nobody here told it to; it holds its nodes for a moment yet.
             told = self._explain(ending, home, record)
-            if told is None:
-                return replace(standing, state="draining", reason="is ending")
+            if told is None or told.kind is None:
+                why = "is ending" if told is None else told.line
+                return replace(standing, state="draining", reason=why)
             return replace(standing, state="failed", reason=told.line, kind=told.kind)
         if any("SUSPENDED" in job.states for job in jobs):
             return replace(
