@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from atoll.deploy.door import DeployError, Labels, NodeCommand, Standing, StartOrder
+from atoll.deploy.exits import classify_exit
 from atoll.deploy.local import LocalDeployer
 from atoll.deploy.local_keeper import (
     KeeperState,
     KeptProcess,
     announces_nothing,
-    classify_exit,
     process_start,
 )
 from atoll.deploy.local_slots import PoolMachine

@@ -141,6 +141,27 @@ def test_what_ends_untold_has_failed_at_once_and_keeps_its_reason(stage: Stage) 
     assert (seen.state, seen.reason) == ("gone", "a node of it failed")
 
 
+@pytest.mark.parametrize(
+    ("code", "word", "kind"),
+    [
+        (3, "the model is not there", "settings"),
+        (1, "torch.OutOfMemoryError: CUDA out of memory", "memory"),
+        (137, "", "memory"),
+        (127, "vllm: command not found", "image"),
+    ],
+)
+def test_a_command_that_never_was_ready_says_what_was_wrong_with_it(
+    stage: Stage, code: int, word: str, kind: str
+) -> None:
+    stage.deployer.start(make_order())
+    stage.run("100")
+    (stage.home() / "n0.log").write_text(f'{word}\n{{"time":1,"event":"x"}}\n', "utf-8")
+    stage.say("n0", f"ended {code}")
+    seen = stage.only()
+    assert (seen.state, seen.kind) == ("failed", kind)
+    assert seen.reason.endswith(word)
+
+
 def test_what_somebody_cancels_ends_and_nothing_has_failed(stage: Stage) -> None:
     stage.deployer.start(make_order())
     stage.run("100")

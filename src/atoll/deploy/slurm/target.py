@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from atoll.catalog.catalog import Catalog
 from atoll.deploy.door import DeployError, Labels, Standing, StandingState, StartOrder
+from atoll.deploy.exits import classify_exit
 from atoll.deploy.slurm.homes import JobEnd, JobHome, JobRecord, WorkFolder
 from atoll.deploy.slurm.jobs import SlurmJob, read_jobs
 from atoll.deploy.slurm.pool import GpuChoice, SlurmPool, has_nodes, read_nodes, read_partitions
@@ -490,7 +491,10 @@ def _told_by_nodes(home: JobHome, nodes: Sequence[str]) -> SlurmVerdict | None:
                 else explain_exit(node, None, number - 128)
             )
             last = home.last_word(node)
-            return SlurmVerdict(f"{told.line}: {last}", told.kind) if last else told
+            kind = told.kind
+            if kind == "ended" and "ready" not in lines:
+                kind = classify_exit(f"ended by signal {number - 128}", last)
+            return SlurmVerdict(f"{told.line}: {last}" if last else told.line, kind)
     return None
 
 
