@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.control.backoff import count_failures, hold_back
-from atoll.control.view import Memory
-from atoll.deploy.door import FailureKind
+from atoll.control.view import Memory, adopt_running
+from atoll.deploy.door import FailureKind, StandingState
 from tests.control.world import POLICY, World, instance, problem
 
 KEY = ("us-east", "L40S:1", "on-demand")
@@ -99,6 +99,65 @@ def test_a_host_that_dies_thrice_in_a_row_is_set_aside_until_it_lives() -> None:
     world.time_s += POLICY.settled_s
     memory, _ = count_failures(world.view(), memory, POLICY)
     assert not hold_back(memory, world.time_s, POLICY).hosts
+
+
+def test_what_somebody_else_ends_is_lost_when_that_begins_and_told_why_when_it_has_ended() -> None:
+    world, memory = World(problem()), Memory()
+    world.put(instance("a"))
+    memory, _ = count_failures(
+        world.view(), replace(memory, plan=adopt_running(problem(), world.view().instances)), POLICY
+    )
+
+    def see(state: StandingState, reason: str, kind: FailureKind | None = None) -> list[str]:
+        nonlocal memory
+        seen = world.standing["a"]
+        standing = replace(seen.standing, state=state, reason=reason, kind=kind)
+        world.standing["a"] = replace(seen, standing=standing)
+        memory, lost = count_failures(world.view(), memory, POLICY)
+        return [one.reason for one in lost]
+
+    assert see("draining", "is ending") == ["is ending"]
+    assert see("draining", "is ending") == []
+    assert see("gone", "was cancelled", "ended") == ["was cancelled"]
+    assert see("gone", "was cancelled", "ended") == []
+    assert memory.backoffs == ()
+
+
+def test_what_somebody_ended_is_not_held_back() -> None:
+    world = World(problem())
+    world.put(instance("a"))
+    memory = Memory(plan=adopt_running(problem(), world.view().instances))
+    memory, _ = count_failures(world.view(), memory, POLICY)
+    seen = world.standing["a"]
+    gone = replace(seen.standing, state="gone", reason="was cancelled", kind=None, hosts=("h1",))
+    world.standing["a"] = replace(seen, standing=gone)
+    memory, lost = count_failures(world.view(), memory, POLICY)
+    assert [one.reason for one in lost] == ["was cancelled"]
+    assert (memory.backoffs, memory.deaths) == ((), ())
+
+
+def test_a_host_that_was_set_aside_is_tried_again_later() -> None:
+    world, memory = World(problem()), Memory()
+    for k in range(3):
+        fail(world, f"a{k}", "ended", host="h1")
+        memory, _ = count_failures(world.view(), memory, POLICY)
+    died_s = world.time_s
+    assert hold_back(memory, died_s + POLICY.set_aside_s - 1.0, POLICY).hosts == {"h1"}
+    assert not hold_back(memory, died_s + POLICY.set_aside_s, POLICY).hosts
+    fail(world, "again", "ended", host="h1")
+    memory, _ = count_failures(world.view(), memory, POLICY)
+    assert hold_back(memory, world.time_s, POLICY).hosts == {"h1"}
+
+
+def test_no_more_than_half_of_the_machines_are_set_aside() -> None:
+    world, memory = World(problem()), Memory()
+    for k in range(4):
+        for host in ("h1", "h2", "h3")[: 3 if k < 3 else 2]:
+            fail(world, f"{host}-{k}", "ended", host=host)
+        memory, _ = count_failures(world.view(), memory, POLICY)
+    assert hold_back(memory, world.time_s, POLICY, 1).hosts == set()
+    assert hold_back(memory, world.time_s, POLICY, 4).hosts == {"h1", "h2"}
+    assert hold_back(memory, world.time_s, POLICY, 6).hosts == {"h1", "h2", "h3"}
 
 
 def test_a_host_is_not_blamed_for_a_missing_image() -> None:

@@ -12,7 +12,7 @@ import pytest
 from atoll.catalog import Catalog
 from atoll.control.decide import StartInstance
 from atoll.control.history import History
-from atoll.control.lease import FileLease, LeaseHeldError
+from atoll.control.lease import FileLease, LeaseHeldError, SupersededError
 from atoll.control.loop import FleetController, FleetPlace, InstanceStore, TrafficReport
 from atoll.control.view import TrafficSeen, TrafficWindow
 from atoll.deploy.door import DeployError, FailureKind, Standing, StartOrder
@@ -59,6 +59,8 @@ class World:
     calls: int = 0
     term: int = 0
     name: str = "memory"
+    hosts: tuple[str, ...] = ()
+    avoided: list[tuple[str, ...]] = field(default_factory=list)
 
     def clock(self) -> float:
         return self.now_s
@@ -96,7 +98,10 @@ class World:
             raise DeployError("there are none left", kind=self.refuses)
         if name not in self.standing:
             self.started.append(name)
-            self.standing[name] = Standing(name, order.labels, "starting", self.now_s)
+            self.avoided.append(order.avoid_hosts)
+            self.standing[name] = Standing(
+                name, order.labels, "starting", self.now_s, hosts=self.hosts
+            )
         return self.standing[name]
 
     def drain(self, handle: str, term: int) -> None:
@@ -240,3 +245,48 @@ def test_a_controller_that_is_killed_at_any_action_is_followed_by_another(
     # Nothing stands that nobody knows of.
     known = {name for name in world.standing if second.store.find(name) is not None}
     assert {n for n, one in world.standing.items() if one.state != "gone"} <= known
+
+
+def test_a_controller_that_is_superseded_stops_acting(tmp_path: Path) -> None:
+    world = World(refuses="superseded")
+    control = controller(world, tmp_path)
+    with pytest.raises(SupersededError, match="there are none left"):
+        control.turn()
+    assert world.calls == 1
+    (told,) = [event for event in control.history.read() if event.kind == "failure"]
+    assert told.instance is not None
+    # Its lease is still its own, and it stays silent all the same.
+    world.refuses = None
+    with pytest.raises(SupersededError):
+        control.turn()
+    assert not world.started
+    assert control.turn(act=False).decision.actions
+
+
+def test_targets_hear_of_hosts_that_keep_dying(tmp_path: Path) -> None:
+    world = World(hosts=("h1",))
+    control = controller(world, tmp_path)
+    for _ in range(200):
+        control.turn()
+        world.pass_time(60.0)
+        for name, one in world.standing.items():
+            if one.state == "ready" and "h1" in one.hosts:
+                world.standing[name] = replace(one, state="failed", reason="died", kind="ended")
+        if world.avoided[-1]:
+            break
+    assert world.avoided[-1] == ("h1",)
+    assert world.avoided[0] == ()
+
+
+def test_a_controller_without_the_store_adopts_what_targets_describe(tmp_path: Path) -> None:
+    world = World()
+    control = controller(world, tmp_path)
+    settle(world, control)
+    for name, one in world.standing.items():
+        world.standing[name] = replace(one, instance=control.store.find(name))
+    world.pass_time(300.0)
+    (tmp_path / "elsewhere").mkdir()
+    before = list(world.started)
+    settle(world, controller(world, tmp_path / "elsewhere", "two"))
+    assert world.started == before
+    assert world.serving() == len(before)

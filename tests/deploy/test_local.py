@@ -9,17 +9,18 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from atoll.deploy.door import DeployError, Labels, NodeCommand, Standing, StartOrder
+from atoll.deploy.exits import classify_exit
 from atoll.deploy.local import LocalDeployer
 from atoll.deploy.local_keeper import (
     KeeperState,
     KeptProcess,
     announces_nothing,
-    classify_exit,
     process_start,
 )
 from atoll.deploy.local_slots import PoolMachine
@@ -38,8 +39,11 @@ print("listening, secret file", os.environ.get("SECRET_FILE"), flush=True)
 server.serve_forever()
 print("drained", flush=True)
 """
-LAST = "import sys; print('the model is not there', file=sys.stderr); sys.exit(3)"
-HUNGRY = "raise MemoryError('CUDA out of memory. Tried to allocate 20 GiB')"
+# They would listen, so that none is taken for ready while its interpreter starts.
+LAST = "import sys; sys.argv[1]; print('the model is not there', file=sys.stderr); sys.exit(3)"
+HUNGRY = (
+    "import sys; sys.argv[1]; raise MemoryError('CUDA out of memory. Tried to allocate 20 GiB')"
+)
 SLEEP = "import time; time.sleep(600)"
 MACHINES = (
     PoolMachine(name="a", node_type="L40S:2", gpu_ids=(4, 5)),
@@ -168,10 +172,23 @@ def test_orders_of_an_older_term_are_refused(folder: Path) -> None:
         lambda: deployer.stop(handle, 1),
     )
     for act in older:
-        with pytest.raises(DeployError, match="an order of term 1 for lab"):
+        with pytest.raises(DeployError, match="an order of term 1 for lab") as caught:
             act()
+        assert caught.value.kind == "superseded"
     assert len(deployer.list("lab")) == 1
     deployer.stop(handle, 2)
+
+
+def test_a_machine_that_is_set_aside_gets_nothing(folder: Path) -> None:
+    machines = (PoolMachine(name="a", node_type="L4:1"), PoolMachine(name="b", node_type="L4:1"))
+    deployer = LocalDeployer(machines, folder, settle_s=0.0)
+    made = replace(order("chat-0", SLEEP, node_type="L4:1"), avoid_hosts=("a", "elsewhere"))
+    assert deployer.start(made).hosts == ("b",)
+    more = replace(order("chat-1", SLEEP, node_type="L4:1"), avoid_hosts=("a",))
+    with pytest.raises(DeployError, match=r"no room .*, a set aside") as caught:
+        deployer.start(more)
+    assert caught.value.kind == "capacity"
+    assert deployer.start(replace(more, avoid_hosts=())).hosts == ("a",)
 
 
 @pytest.mark.parametrize(

@@ -142,14 +142,14 @@ def test_reasons_to_wait(reason: str, kind: str | None) -> None:
 @pytest.mark.parametrize(
     ("state", "code", "kind"),
     [
-        ("TIMEOUT", 0, "ended"),
+        ("TIMEOUT", 0, None),
         ("OUT_OF_MEMORY", 0, "memory"),
         ("PREEMPTED", 0, "capacity"),
         ("FAILED", 127, "image"),
         ("FAILED", 3, "ended"),
     ],
 )
-def test_ends(state: str, code: int, kind: str) -> None:
+def test_ends(state: str, code: int, kind: str | None) -> None:
     assert explain_end(state, "None", code, None).kind == kind
 
 

@@ -39,7 +39,9 @@ def write(order: StartOrder, home: str = "/home/fleet", **fields: object) -> str
     return write_script(order, parts, choices, chosen, home)
 
 
-def run_script(text: str, folder: Path, nodes: Sequence[str]) -> dict[str, list[str]]:
+def run_script(
+    text: str, folder: Path, nodes: Sequence[str], *, plain: bool = False
+) -> dict[str, list[str]]:
     """Run a script as bash would on a node, with a stand-in for srun; return what each node printed."""
     # Nobody needs to be looked after for a second here.
     text = text.replace("sleep 1 &", "sleep 0.01 &")
@@ -57,7 +59,9 @@ def run_script(text: str, folder: Path, nodes: Sequence[str]) -> dict[str, list[
     )
     assert done.stderr == b""
     said = {node: (folder / f"{node}.log").read_bytes().decode("utf-8") for node in nodes}
-    return {node: text.split("\0")[:-1] for node, text in said.items()}
+    return {
+        node: text.splitlines() if plain else text.split("\0")[:-1] for node, text in said.items()
+    }
 
 
 @settings(max_examples=25)
@@ -196,3 +200,10 @@ def test_what_no_script_could_carry_is_refused(order: StartOrder) -> None:
 def test_no_value_leaves_its_line(text: str) -> None:
     with pytest.raises(DeployError):
         quote_directive(text)
+
+
+def test_nothing_dies_of_the_word_that_the_end_comes(tmp_path: Path) -> None:
+    # Sent by hand: what Slurm does before the wall time ends.
+    script = "kill -s USR1 $$; echo lives"
+    text = write(make_order(argv=["bash", "-c", script]), str(tmp_path))
+    assert run_script(text, tmp_path, ["n0"], plain=True) == {"n0": ["lives"]}

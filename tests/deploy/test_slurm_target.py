@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from atoll.deploy.door import DeployError, Standing
 from atoll.deploy.slurm.runner import ProcessRunner, SlurmAnswer
 from atoll.deploy.slurm.settings import SlurmSettings
 from atoll.deploy.slurm.target import SlurmDeployer
+from atoll.plan.plan import Node
 from tests.deploy.slurm.builders import NOW_S, FakeSlurm, make_order
 
 
@@ -67,7 +69,14 @@ def test_an_instance_from_submission_to_its_end(stage: Stage) -> None:
     gone = stage.only()
     assert (gone.state, gone.reason, gone.kind) == ("gone", "was drained", None)
     stage.slurm.forget()
-    assert stage.only() == Standing("100", gone.labels, "gone", NOW_S + 9, reason="was drained")
+    assert stage.only() == Standing(
+        "100",
+        gone.labels,
+        "gone",
+        NOW_S + 9,
+        reason="was drained",
+        instance=make_order().instance,
+    )
     stage.now_s += stage.settings.keep_s + 10
     assert stage.deployer.list("f") == ()
 
@@ -100,6 +109,71 @@ def test_a_job_without_a_folder_here_is_still_seen(stage: Stage, tmp_path: Path)
     assert (standing.handle, standing.state) == ("100", "ready")
 
 
+def test_hosts_that_are_set_aside_are_left_out(stage: Stage, tmp_path: Path) -> None:
+    settings = SlurmSettings(work_folder=str(tmp_path), options=("--exclude=n[7-8]", "--exclusive"))
+    deployer = SlurmDeployer(settings, runner=stage.slurm, clock=lambda: NOW_S)
+    order = replace(make_order(), avoid_hosts=("n3", "another-targets"))
+    lines = deployer.dry_run(order).splitlines()
+    assert [line for line in lines if "exclu" in line] == [
+        "#SBATCH --exclude=n3,n[7-8]",
+        "#SBATCH --exclusive",
+    ]
+    with pytest.raises(DeployError, match=r"0 nodes .* not set aside \(n1, n3\)") as caught:
+        deployer.start(replace(order, avoid_hosts=("n1", "n3")))
+    assert caught.value.kind == "capacity"
+    node = Node(id="n0", node_type="L4:1", market="on-demand", start=0, end=1, tp=1, host="n3")
+    with pytest.raises(DeployError, match="node n3 is set aside"):
+        deployer.start(replace(make_order(nodes=[node]), avoid_hosts=("n3",)))
+    assert stage.slurm.calls("sbatch") == []
+
+
+def test_what_ends_untold_has_failed_at_once_and_keeps_its_reason(stage: Stage) -> None:
+    stage.deployer.start(make_order())
+    stage.run("100")
+    stage.slurm.set_state("100", job_state="NODE_FAIL", end_time=int(NOW_S))
+    stage.slurm.ending = [100]
+    seen = stage.only()
+    assert (seen.state, seen.reason, seen.kind) == ("failed", "a node of it failed", "ended")
+    stage.deployer.stop("100", 1)
+    assert stage.slurm.calls("scancel") == []
+    stage.slurm.ending = []
+    seen = stage.only()
+    assert (seen.state, seen.reason) == ("gone", "a node of it failed")
+
+
+@pytest.mark.parametrize(
+    ("code", "word", "kind"),
+    [
+        (3, "the model is not there", "settings"),
+        (1, "torch.OutOfMemoryError: CUDA out of memory", "memory"),
+        (137, "", "memory"),
+        (127, "vllm: command not found", "image"),
+    ],
+)
+def test_a_command_that_never_was_ready_says_what_was_wrong_with_it(
+    stage: Stage, code: int, word: str, kind: str
+) -> None:
+    stage.deployer.start(make_order())
+    stage.run("100")
+    (stage.home() / "n0.log").write_text(f'{word}\n{{"time":1,"event":"x"}}\n', "utf-8")
+    stage.say("n0", f"ended {code}")
+    seen = stage.only()
+    assert (seen.state, seen.kind) == ("failed", kind)
+    assert seen.reason.endswith(word)
+
+
+def test_what_somebody_cancels_ends_and_nothing_has_failed(stage: Stage) -> None:
+    stage.deployer.start(make_order())
+    stage.run("100")
+    stage.slurm.set_state("100", job_state="CANCELLED", end_time=int(NOW_S))
+    stage.slurm.ending = [100]
+    seen = stage.only()
+    assert (seen.state, seen.reason, seen.kind) == ("draining", "was cancelled", None)
+    stage.slurm.ending = []
+    seen = stage.only()
+    assert (seen.state, seen.reason, seen.kind) == ("gone", "was cancelled", None)
+
+
 def test_orders_of_an_older_term_are_refused(stage: Stage) -> None:
     stage.deployer.start(make_order(term=5))
     for give in (
@@ -109,7 +183,7 @@ def test_orders_of_an_older_term_are_refused(stage: Stage) -> None:
     ):
         with pytest.raises(DeployError, match="term 4") as caught:
             give()
-        assert caught.value.kind == "settings"
+        assert caught.value.kind == "superseded"
     assert stage.slurm.calls("scancel") == []
     assert len(stage.slurm.calls("sbatch")) == 1
     stage.deployer.start(make_order("b", fleet="another", term=1))
@@ -268,7 +342,7 @@ def test_a_command_that_is_not_there_is_said_in_a_line(tmp_path: Path) -> None:
     runner = ProcessRunner({"PATH": str(tmp_path)})
     with pytest.raises(DeployError, match="cannot run squeue") as caught:
         runner.run(["squeue", "--json"], deadline_s=5)
-    assert caught.value.kind == "unreachable"
+    assert caught.value.kind == "settings"
 
 
 def test_commands_end_at_their_deadline_and_say_only_so_much() -> None:

@@ -53,8 +53,11 @@ class ServiceRow:
 
     def text(self) -> str:
         """Return it in words."""
-        share = f", {format_share(self.kept / self.judged)} of {self.judged} kept their promises"
-        return f"{self.service}: {format_rate(self.requests_per_s)}{share if self.judged else ''}"
+        rate = f"{self.service}: {format_rate(self.requests_per_s)}"
+        if not self.judged:
+            return rate
+        share = format_share(self.kept / self.judged)
+        return f"{rate}, {share} of {self.judged} kept their promises"
 
 
 @dataclass(frozen=True, slots=True)

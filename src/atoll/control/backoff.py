@@ -19,6 +19,10 @@ _NOT_OF_THE_HOST = ("capacity", "quota", "image", "settings")
 """Failures that say nothing about the machine."""
 
 
+_TAKEN = "taken"
+"""How the memory calls a wanted instance that drains: somebody else told it to."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lost:
     """An instance that served or was starting and does not any more; `starting` is when it never served."""
@@ -43,12 +47,13 @@ def count_failures(
     before = {id: (state, since_s) for id, state, since_s in memory.states}  # noqa: A001
     forgotten_s = view.time_s - policy.backoff_most_s
     backoffs = {held.key: held for held in memory.backoffs if held.until_s > forgotten_s}
-    deaths = dict(memory.deaths)
+    deaths = {host: (count, at_s) for host, count, at_s in memory.deaths}
     lost: list[Lost] = []
     asked = {instance.id for instance in memory.wanted}
-    states = [
-        (seen.id, _state(seen, view, policy), seen.standing.since_s) for seen in view.instances
-    ]
+    states = []
+    for seen in view.instances:
+        mine = seen.id not in asked and before.get(seen.id, ("",))[0] != _TAKEN
+        states.append((seen.id, _state(seen, view, policy, mine=mine), seen.standing.since_s))
     for seen, (_, state, since_s) in zip(view.instances, states, strict=True):
         was, was_since_s = before.get(seen.id, ("", 0.0))
         if state == "ready":
@@ -57,15 +62,15 @@ def count_failures(
             if deaths and view.time_s - since_s >= policy.settled_s:
                 for host in seen.standing.hosts:
                     deaths.pop(host, None)
-        if state == was or state not in ("failed", "gone"):
+        if not _is_loss(was, state, wanted=seen.id in asked):
             continue
-        if was in ("failed", "gone", "draining") or (state == "gone" and seen.id not in asked):
-            continue  # known already, or ended because it was told to
         reason = seen.standing.reason or "it ended by itself"
-        lost.append(Lost(seen.id, reason, was != "ready"))
+        lost.append(Lost(seen.id, reason, was not in ("ready", _TAKEN)))
+        if state != "failed" and (_TAKEN in (was, state) or seen.standing.kind is None):
+            continue  # somebody ended it, which says nothing of what it stands on
         if seen.standing.kind not in _NOT_OF_THE_HOST:
             for host in seen.standing.hosts:
-                deaths[host] = deaths.get(host, 0) + 1
+                deaths[host] = (deaths.get(host, (0, 0.0))[0] + 1, view.time_s)
         if was != "ready" or view.time_s - was_since_s < policy.settled_s:
             _hold_back(backoffs, seen, reason, view.time_s, policy)
     listed = {seen.id for seen in view.instances}
@@ -77,10 +82,17 @@ def count_failures(
     learned = replace(
         memory,
         backoffs=tuple(backoffs[key] for key in sorted(backoffs, key=str)),
-        deaths=tuple(sorted(deaths.items())),
+        deaths=tuple((host, *deaths[host]) for host in sorted(deaths)),
         states=tuple(sorted(states)),
     )
     return learned, tuple(sorted(lost, key=lambda one: one.id))
+
+
+def _is_loss(was: str, state: str, *, wanted: bool) -> bool:
+    """Return whether an instance ends, or has ended, that nobody here told to."""
+    if state == was or was in ("failed", "gone", "draining"):
+        return False
+    return state == "failed" or (state in ("gone", _TAKEN) and (wanted or was == _TAKEN))
 
 
 def _forgive(backoffs: dict[OfferKey | str, Backoff], instance: Instance, now_s: float) -> None:
@@ -98,8 +110,13 @@ def is_late(seen: ObservedInstance, view: View, policy: ControlPolicy) -> bool:
     return standing.state == "starting" and view.time_s - standing.since_s > policy.ready_within_s
 
 
-def _state(seen: ObservedInstance, view: View, policy: ControlPolicy) -> str:
-    """Return the state of an instance, one that never becomes ready being failed."""
+def _state(seen: ObservedInstance, view: View, policy: ControlPolicy, *, mine: bool) -> str:
+    """Return the state of an instance, one that never becomes ready being failed.
+
+    `mine`: if it drains, it was told to from here.
+    """
+    if seen.standing.state == "draining" and not mine:
+        return _TAKEN
     return "failed" if is_late(seen, view, policy) else seen.standing.state
 
 
@@ -143,9 +160,21 @@ class HeldBack:
         )
 
 
-def hold_back(memory: Memory, now_s: float, policy: ControlPolicy) -> HeldBack:
-    """Return what may not be started at this time."""
+def hold_back(
+    memory: Memory, now_s: float, policy: ControlPolicy, machines: int | None = None
+) -> HeldBack:
+    """Return what may not be started at this time.
+
+    A host that keeps dying is tried once more after `set_aside_s`. No more than half of the machines there
+    are is set aside, those that died most often: where most die it is not the machines.
+    """
+    dying = [
+        (-count, host)
+        for host, count, at_s in memory.deaths
+        if count >= policy.deaths and now_s - at_s < policy.set_aside_s
+    ]
+    most = len(dying) if machines is None else machines // 2
     return HeldBack(
         frozenset(held.key for held in memory.backoffs if held.until_s > now_s),
-        frozenset(host for host, count in memory.deaths if count >= policy.deaths),
+        frozenset(host for _, host in sorted(dying)[:most]),
     )

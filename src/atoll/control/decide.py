@@ -179,6 +179,12 @@ class _Situation:
             and not is_late(seen, self.view, self.policy)
         }
 
+    def awaited(self) -> dict[str, Instance]:
+        """Return what is wanted and was never started, as far as is known, by the name it will have."""
+        listed = {seen.id for seen in self.view.instances}
+        listed |= {name for name, _, _ in self.memory.states}
+        return {one.id: one for one in self.wanted if one.id not in listed}
+
     def ask(self, wanted: Sequence[Instance] | None = None) -> PathQuestion:
         """Return the question for the next step to the plan in force, or to another."""
         return PathQuestion(
@@ -234,11 +240,16 @@ def _look(
             for seen in view.instances
         ),
         in_force=in_force,
-        held=hold_back(memory, view.time_s, policy),
+        held=hold_back(memory, view.time_s, policy, _count_machines(view)),
         leaving=leaving,
         ending=ending,
         renewed=renewed,
     )
+
+
+def _count_machines(view: View) -> int:
+    """Return how many machines there are to stand on, those in use included."""
+    return sum(offer.available for offer in view.offers or view.problem.offers)
 
 
 def _find_leaving(view: View, policy: ControlPolicy) -> tuple[frozenset[str], frozenset[str]]:
@@ -352,9 +363,11 @@ def _demand_triggers(situation: _Situation) -> dict[str, str]:
     carried = CarriedLoad(problem, mixed, living).lanes()
     for lane in find_short(carried, demand_by_lane(problem, mixed)):
         found[f"short {lane}"] = f"{lane} will carry less than is asked"
+    running = situation.running()
     for one in situation.wanted:
-        if situation.held.blocks(one):
-            found[f"held {one.id}"] = f"{one.id} cannot be started there for now"
+        if one.id not in running and situation.held.blocks(one):
+            # By its place: a name changes with every plan, which would make a new reason of an old one.
+            found[f"held {hash_place(one)}"] = f"{one.id} cannot be started there for now"
     return found
 
 
@@ -435,7 +448,7 @@ def _plan_anew(
     if answer is None:
         return memory, Verdict(False, "no plan"), ()
     taken = (*(seen.id for seen in view.instances), *(one.id for one in situation.wanted))
-    named = name_instances(answer, running, view.time_s, taken)
+    named = name_instances(answer, {**situation.awaited(), **running}, view.time_s, taken)
     foreseen = _foresee_later(situation, named)
     unchanged = bool(named.instances) and {one.id for one in named.instances} == {
         one.id for one in situation.wanted

@@ -24,7 +24,7 @@ from atoll.control.decide import (
     decide,
 )
 from atoll.control.history import History, HistoryEvent
-from atoll.control.lease import Lease
+from atoll.control.lease import Lease, SupersededError
 from atoll.control.view import (
     ControlPolicy,
     EndNotice,
@@ -181,6 +181,7 @@ class FleetController:
         self._refused: dict[str, ObservedInstance] = {}
         self._last: dict[str, tuple[Standing, ...]] = {}
         self._offers: dict[str, tuple[Offer, ...]] = {}
+        self._superseded: SupersededError | None = None
         self.reasons: dict[str, str] = {}
         """Why a target did not answer when it was last asked in vain."""
 
@@ -192,7 +193,10 @@ class FleetController:
         """Observe, decide and, with `act`, carry out; without it nothing changes anywhere.
 
         `approve` is shown what was decided before anything of it is done; what it refuses is forgotten.
+        Raises `SupersededError` when a target says that a later controller acts, and from then on.
         """
+        if act and self._superseded is not None:
+            raise self._superseded
         now_s = self._clock()
         term = self._lease.take(self._holder, now_s, self._valid_s).term if act else 0
         view, unreachable = self._observe(now_s, term if act else None)
@@ -209,10 +213,13 @@ class FleetController:
             # The lease may have ended while targets were slow: who acts then must not be this one.
             self._lease.take(self._holder, self._clock(), self._valid_s)
             try:
-                self._carry_out(action, view, term, blocked)
+                self._carry_out(action, turn, term, blocked)
                 turn.done.append(action)
             except DeployError as error:
                 self._note_refusal(turn, action, error, term)
+                if error.kind == "superseded":
+                    self._superseded = SupersededError(error.message, hint=error.hint)
+                    raise self._superseded from error
         self._tidy(view)
         return turn
 
@@ -233,7 +240,8 @@ class FleetController:
             standing.labels.instance: ObservedInstance(standing, instance)
             for standings in self._last.values()
             for standing in standings
-            if (instance := self.store.find(standing.labels.instance)) is not None
+            if (instance := self.store.find(standing.labels.instance) or standing.instance)
+            is not None
         }
         self._refused = {
             name: one
@@ -261,15 +269,15 @@ class FleetController:
         """
         for name, standings in sorted(self._last.items()):
             for standing in standings:
-                known = self.store.find(standing.labels.instance) is not None
-                if not known and standing.state in ("starting", "ready", "draining"):
+                known = self.store.find(standing.labels.instance) or standing.instance
+                if known is None and standing.state in ("starting", "ready", "draining"):
                     raise InputError(
                         f"{standing.labels.instance} stands on {name}, and {self.store.folder} does not "
                         "say what it is",
                         hint="operate the fleet from the folder it was started from, or take it down",
                     )
 
-    def _carry_out(self, action: ControlAction, view: View, term: int, blocked: set[str]) -> None:
+    def _carry_out(self, action: ControlAction, turn: Turn, term: int, blocked: set[str]) -> None:
         if isinstance(action, ReweightRoutes):
             self.place.gateways.route(action.routes)
             return
@@ -279,7 +287,9 @@ class FleetController:
             assert self.memory.plan is not None
             # Before it stands: whoever finds it must be able to say what it is.
             self.store.keep(action.instance)
-            self.place.targets[name].start(self.place.order(action, self.memory.plan))
+            order = self.place.order(action, self.memory.plan)
+            avoided = dict.fromkeys((*order.avoid_hosts, *turn.decision.set_aside))
+            self.place.targets[name].start(replace(order, avoid_hosts=tuple(avoided)))
             return
         if action.id in self._refused:
             # It never stood anywhere.
@@ -287,7 +297,7 @@ class FleetController:
             gone = replace(one.standing, state="gone")
             self._refused[action.id] = replace(one, standing=gone)
             return
-        (instance,) = [one.instance for one in view.instances if one.id == action.id]
+        (instance,) = [one.instance for one in turn.view.instances if one.id == action.id]
         name = self.place.target_of(instance)
         self._refuse_blocked(name, blocked)
         target = self.place.targets[name]
@@ -308,7 +318,7 @@ class FleetController:
         if isinstance(action, DrainInstance | StopInstance):
             named = action.id
         self._say("failure", str(error), term, instance=named)
-        if isinstance(action, StartInstance) and error.kind != "unreachable":
+        if isinstance(action, StartInstance) and error.kind not in ("unreachable", "superseded"):
             standing = Standing(
                 handle="",
                 labels=action.labels,

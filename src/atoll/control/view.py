@@ -148,8 +148,8 @@ class Memory:
     `plan` is in force: its instances have the names they carry, or will carry, in the fleet. `planned_s` is
     when it was made or last found still good, `asked` the problem, `bands` the requests/s of every service
     and `offers` the market that it was for. `tried_s` and `tried_for` say when and why planning was last
-    begun. `deaths` counts the deaths in a row of a host, `states` is how instances stood last time and since
-    when, `routes` what gateways were told.
+    begun. `deaths` counts the deaths in a row of a host, with the time of the last, `states` is how instances
+    stood last time and since when, `routes` what gateways were told.
     """
 
     asked: Problem | None = None
@@ -162,7 +162,7 @@ class Memory:
     tried_for: tuple[str, ...] = ()
     forecasts: tuple[ForecastState, ...] = ()
     backoffs: tuple[Backoff, ...] = ()
-    deaths: tuple[tuple[str, int], ...] = ()
+    deaths: tuple[tuple[str, int, float], ...] = ()
     states: tuple[tuple[str, str, float], ...] = ()
     routes: tuple[Route, ...] | None = None
 
@@ -234,6 +234,9 @@ class ControlPolicy(Frozen):
         default=600.0, description="What ends sooner after it was ready counts as a failed start."
     )
     deaths: int = Field(default=3, ge=1, description="A host is set aside after so many in a row.")
+    set_aside_s: NotNegative = Field(
+        default=6 * 3600.0, description="For how long a host that keeps dying is set aside."
+    )
     enough_requests: int = Field(
         default=100, ge=1, description="Fewer requests say nothing about a promise."
     )

@@ -18,8 +18,13 @@ from atoll.plan.problem import Offer
 
 StandingState = Literal["starting", "ready", "draining", "failed", "gone"]
 """`failed`: it will not become ready by itself; `gone`: it has ended and holds nothing any more."""
-FailureKind = Literal["capacity", "image", "settings", "memory", "quota", "unreachable", "ended"]
-"""Why something did not start or stopped; `unreachable` is for a target that does not answer."""
+FailureKind = Literal[
+    "capacity", "image", "settings", "memory", "quota", "unreachable", "ended", "superseded"
+]
+"""Why something did not start or stopped; `unreachable` is for a target that does not answer.
+
+`superseded` is for an order of an older term: a later controller acts, and this one must not any more.
+"""
 
 
 class DeployError(AtollError):
@@ -68,13 +73,15 @@ class NodeCommand:
 class StartOrder:
     """An instance to bring up: where it is planned to stand, what its nodes run, and its labels.
 
-    Nodes start together. `ready_s` is how long it may take to become ready.
+    Nodes start together. `ready_s` is how long it may take to become ready. `avoid_hosts` are machines not to
+    start on, by the names that `Standing.hosts` gave; names that a target does not know mean nothing to it.
     """
 
     instance: Instance
     labels: Labels
     commands: tuple[NodeCommand, ...]
     ready_s: float = 1800.0
+    avoid_hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,8 @@ class Standing:
 
     `handle` is the target's own name for it (a job, a workload). `since_s` is when it entered its state and
     `ends_s` when its nodes will be taken away, where that is known (wall time, a spot notice), both in
-    seconds of Unix time. `reason` is one line, `kind` is set where it failed.
+    seconds of Unix time. `reason` is one line, `kind` is set where it failed. `instance` is what it consists
+    of, where the target keeps that: a controller elsewhere could not tell otherwise.
     """
 
     handle: str
@@ -94,6 +102,7 @@ class Standing:
     reason: str = ""
     kind: FailureKind | None = None
     hosts: tuple[str, ...] = ()
+    instance: Instance | None = None
 
 
 class Deployer(Protocol):
@@ -106,7 +115,11 @@ class Deployer(Protocol):
         ...
 
     def list(self, fleet: str) -> Sequence[Standing]:
-        """Return every instance of a fleet that stands here, ended ones for a while too."""
+        """Return every instance of a fleet that stands here, ended ones for a while where it can.
+
+        What is not listed is gone: a target that leaves nothing behind lists nothing that has ended. A list
+        is whole or it is an error.
+        """
         ...
 
     def start(self, order: StartOrder) -> Standing:

@@ -12,7 +12,6 @@ term than the newest one seen is refused.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import shutil
@@ -22,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote, unquote
@@ -48,6 +48,7 @@ from atoll.deploy.local_slots import (
     list_offers,
     visible_devices,
 )
+from atoll.deploy.terms import fence_term
 from atoll.plan.problem import Offer
 from atoll.runtime.local.build import free_ports
 from atoll.runtime.supervise.process import last_lines
@@ -64,10 +65,6 @@ _LONGEST_NAME = 200
 _MOST_STATE_BYTES = 2**20
 _NOT_HANDED_ON = ("ATOLL_FABRIC", "ATOLL_ENGINE_KEY", "HF_TOKEN")
 """What a controller may know by itself; its instances get what their orders name, by file."""
-
-
-class _TermRecord(Frozen):
-    term: int
 
 
 class LocalDeployer:
@@ -228,15 +225,17 @@ class LocalDeployer:
             SlotRequest(each.node, each.node_type, each.gpus, hosts.get(each.node))
             for each in order.commands
         ]
-        machines = list(self._machines.values())
+        machines = [m for m in self._machines.values() if m.name not in order.avoid_hosts]
         given = allocate_slots(machines, self._held(), requests)
         until_s = time.monotonic() + _END_S
         while isinstance(given, SlotRequest) and self._is_ending() and time.monotonic() < until_s:
             time.sleep(_POLL_S)
             given = allocate_slots(machines, self._held(), requests)
         if isinstance(given, SlotRequest):
+            aside = sorted(self._machines.keys() & set(order.avoid_hosts))
+            besides = f", {', '.join(aside)} set aside" if aside else ""
             raise DeployError(
-                f"no room for {given.gpus} of {given.node_type} of {order.labels.instance} here",
+                f"no room for {given.gpus} of {given.node_type} of {order.labels.instance} here{besides}",
                 kind="capacity",
                 hint="stop an instance, or plan with fewer",
             )
@@ -379,23 +378,15 @@ class LocalDeployer:
             fleet, instance = unquote(fleet), unquote(instance)
         return self._fleet_folder(fleet) / f"i-{_quote(instance)}"
 
-    @contextlib.contextmanager
-    def _fence(self, fleet: str, term: int) -> Iterator[None]:
-        """Hold the folder's lock; refuse an older term than the newest that gave orders for this fleet."""
-        with _locked(self._folder / "lock"):
-            path = self._fleet_folder(fleet) / "term.json"
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            known = _read(path, _TermRecord)
-            newest = known.term if known is not None else 0
-            if term < newest:
-                raise DeployError(
-                    f"an order of term {term} for {fleet}, which a controller of term {newest} keeps",
-                    kind="settings",
-                    hint="only one controller acts at a time; end this one",
-                )
-            if known is None or term > newest:
-                atomic_write(path, _TermRecord(term=term).to_json())
-            yield
+    def _fence(self, fleet: str, term: int) -> AbstractContextManager[None]:
+        """Hold the folder's lock, all fleets': no GPU is given twice. Refuses an older term of this fleet."""
+        return fence_term(
+            self._fleet_folder(fleet),
+            fleet,
+            term,
+            lock=self._folder / "lock",
+            deadline_s=_LOCK_S,
+        )
 
 
 def _quote(name: str) -> str:
@@ -414,26 +405,6 @@ def _read(path: Path, kind: type[F]) -> F | None:
         if not path.exists():
             return None
         raise DeployError(f"cannot read {path}: {error.message}", kind="settings") from error
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        until_s = time.monotonic() + _LOCK_S
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() > until_s:
-                    raise DeployError(
-                        "another controller holds the lock of this target", kind="unreachable"
-                    ) from error
-                time.sleep(_POLL_S)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _is_locked(path: Path) -> bool:

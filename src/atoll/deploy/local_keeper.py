@@ -24,6 +24,7 @@ from atoll.core.errors import AtollError, shorten
 from atoll.core.files import atomic_write, read_text_limited
 from atoll.core.frozen import Frozen
 from atoll.deploy.door import FailureKind, Labels, StandingState
+from atoll.deploy.exits import classify_exit
 from atoll.deploy.local_slots import HeldSlots
 from atoll.runtime.http.client import FetchError, fetch
 from atoll.runtime.supervise.agent import Agent, ProcessSpec, SupervisedProcess
@@ -37,7 +38,6 @@ _REASON = 300
 _TAIL_BYTES = 64 * 2**10
 _LOOK_S = 2.0
 _TAKE_S = 2.0
-_OUT_OF_MEMORY = ("out of memory", "outofmemory", "memoryerror", "cannot allocate memory")
 
 
 class KeptNode(Frozen):
@@ -95,18 +95,6 @@ def _start_elsewhere(pid: int) -> str | None:
         ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
     )
     return shown.stdout.strip() or None
-
-
-def classify_exit(reason: str, last_line: str) -> FailureKind:
-    """Return what a command that ended by itself failed of, by its code and its last word.
-
-    Engines say that memory was short in words only, and the kernel's own killer by signal 9; all else that
-    ends a command before it is ready is in what it was told.
-    """
-    words = last_line.lower()
-    if reason == "ended by signal 9" or any(each in words for each in _OUT_OF_MEMORY):
-        return "memory"
-    return "settings"
 
 
 @dataclass(slots=True)

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import yaml
 
 from atoll.core.errors import InputError
+from atoll.core.frozen import Frozen
 from atoll.deploy.door import DeployError, Labels, Standing, StartOrder
 from atoll.deploy.skypilot_tasks import (
+    INSTANCE_VARIABLE,
     LABELS_VARIABLE,
     PID_FILE,
     SkySettings,
@@ -26,7 +29,11 @@ from atoll.deploy.skypilot_tasks import (
     read_status,
     write_task,
 )
+from atoll.deploy.terms import refuse_old_term
+from atoll.plan.plan import Instance
 from atoll.plan.problem import Offer
+
+F = TypeVar("F", bound=Frozen)
 
 _PREFIX = "atoll-"
 _MOST_YAML = 2**20
@@ -73,7 +80,8 @@ class SkyDeployer:
             jobs = [_as_dict(job) for job in self._ask("queue", name)] if up else []
             # What drains runs as a job besides; the instance is the one that bears the cluster's name.
             own = [job for job in jobs if job.get("job_name") in (None, name)]
-            standings.append(read_status(record, own, labels))
+            found = read_task_instance(record.get("last_creation_yaml"))
+            standings.append(replace(read_status(record, own, labels), instance=found))
         return tuple(sorted(standings, key=lambda standing: standing.handle))
 
     def start(self, order: StartOrder) -> Standing:
@@ -128,12 +136,7 @@ class SkyDeployer:
         """Return the instance of this name, if the term is no older than what stands."""
         standings = self.list(fleet)
         newest = max((each.labels.term for each in standings), default=0)
-        if term < newest:
-            raise DeployError(
-                f"an order of term {term} for {fleet}, which a controller of term {newest} keeps",
-                kind="settings",
-                hint="only one controller acts at a time; end this one",
-            )
+        refuse_old_term(fleet, term, newest)
         return next((each for each in standings if each.handle == name), None)
 
     def _ask(self, verb: str, *words: Any, **options: Any) -> Any:
@@ -154,11 +157,20 @@ class SkyDeployer:
 
 def read_task_labels(text: object) -> Labels | None:
     """Return the labels in the task that a cluster was made with; None if it is nobody's instance."""
+    return _read_variable(text, LABELS_VARIABLE, Labels)
+
+
+def read_task_instance(text: object) -> Instance | None:
+    """Return what the instance consists of that a cluster was made for."""
+    return _read_variable(text, INSTANCE_VARIABLE, Instance)
+
+
+def _read_variable(text: object, name: str, kind: type[F]) -> F | None:
     if not isinstance(text, str) or len(text) > _MOST_YAML:
         return None
     try:
         task = yaml.safe_load(text)
-        return Labels.from_json(task["envs"][LABELS_VARIABLE])
+        return kind.from_json(task["envs"][name])
     except (yaml.YAMLError, KeyError, TypeError, InputError):
         return None
 

@@ -42,6 +42,12 @@ _SECRETS_FOLDER = "~/.atoll-secrets"
 _HOST_PORT = 8000
 PID_FILE = "~/.atoll-node.pid"
 LABELS_VARIABLE = "ATOLL_LABELS"
+INSTANCE_VARIABLE = "ATOLL_INSTANCE"
+_HINTS = {
+    "NoCloudAccessError": "run 'sky check' and enable a cloud that the pool names",
+    "CloudUserIdentityError": "log in to the cloud again, then 'sky check'",
+    "ApiServerConnectionError": "run 'sky api start', or name the server with SKYPILOT_API_SERVER_ENDPOINT",
+}
 _SKY_NAMES = {"A100-80": "A100-80GB"}
 """GPUs that SkyPilot calls otherwise than the catalog."""
 _STATES: Mapping[str, StandingState] = {
@@ -145,7 +151,10 @@ def write_task(order: StartOrder, settings: SkySettings) -> dict[str, Any]:
         "name": name_cluster(order.labels),
         "num_nodes": len(order.commands),
         "resources": resources,
-        "envs": {LABELS_VARIABLE: order.labels.to_json()},
+        "envs": {
+            LABELS_VARIABLE: order.labels.to_json(),
+            INSTANCE_VARIABLE: order.instance.to_json(),
+        },
         "run": _write_script(order.commands),
     }
     if files:
@@ -259,13 +268,12 @@ def read_refusal(error: Exception) -> DeployError:
         "ResourcesUnavailableError": "capacity",
         "ProvisionerError": "capacity",
         "ApiServerConnectionError": "unreachable",
-        "NoCloudAccessError": "quota",
-        "CloudUserIdentityError": "quota",
+        "QuotaExceededError": "quota",
     }
     if isinstance(error, DeployError):
         return error
     kind = kinds.get(type(error).__name__, "settings")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = shorten(lines[0], _REASON) if lines else type(error).__name__
-    hint = error.hint if isinstance(error, AtollError) else None
+    hint = error.hint if isinstance(error, AtollError) else _HINTS.get(type(error).__name__)
     return DeployError(f"SkyPilot: {said}", kind=kind, hint=hint)

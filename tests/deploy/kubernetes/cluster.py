@@ -23,6 +23,7 @@ import yaml
 
 from atoll.deploy.kubernetes.client import HttpAnswer
 
+LIMITED = "limited"
 BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager")
 CONTROLLERS = "statefulset-controller,garbage-collector-controller,disruption-controller"
 _START_S = 120.0
@@ -42,27 +43,22 @@ def find_binaries() -> dict[str, str] | str:
 
 @contextmanager
 def run_cluster(binaries: dict[str, str], folder: Path) -> Iterator[Path]:
-    """Run an API server and its controllers; gives the path of a kubeconfig."""
+    """Run an API server and its controllers; gives the path of a kubeconfig.
+
+    Beside it lies another, of the user `LIMITED`, who may do nothing but what a Role lets them.
+    """
     store, peer, api, manager = (_free_port() for _ in range(4))
     token = secrets.token_hex(16)
     key = folder / "sa.key"
     subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
-    (folder / "tokens.csv").write_text(f"{token},tester,tester,system:masters\n")
-    kubeconfig = folder / "kubeconfig"
-    server = {"server": f"https://127.0.0.1:{api}", "insecure-skip-tls-verify": True}
-    kubeconfig.write_text(
-        yaml.safe_dump(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "clusters": [{"name": "test", "cluster": server}],
-                "users": [{"name": "tester", "user": {"token": token}}],
-                "contexts": [{"name": "test", "context": {"cluster": "test", "user": "tester"}}],
-                "current-context": "test",
-            }
-        )
+    limited = secrets.token_hex(16)
+    (folder / "tokens.csv").write_text(
+        f"{token},tester,tester,system:masters\n{limited},{LIMITED},{LIMITED}\n"
     )
-    kubeconfig.chmod(0o600)
+    kubeconfig = folder / "kubeconfig"
+    address = f"https://127.0.0.1:{api}"
+    _write_kubeconfig(kubeconfig, address, token)
+    _write_kubeconfig(kubeconfig.with_name(LIMITED), address, limited)
     processes: list[subprocess.Popen[bytes]] = []
 
     def start(name: str, *flags: str) -> None:
@@ -87,7 +83,7 @@ def run_cluster(binaries: dict[str, str], folder: Path) -> Iterator[Path]:
             "--advertise-address=127.0.0.1",
             f"--secure-port={api}",
             f"--cert-dir={folder / 'certs'}",
-            "--authorization-mode=AlwaysAllow",
+            "--authorization-mode=RBAC",
             f"--token-auth-file={folder / 'tokens.csv'}",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={key}",
@@ -118,6 +114,20 @@ def run_cluster(binaries: dict[str, str], folder: Path) -> Iterator[Path]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _write_kubeconfig(path: Path, address: str, token: str) -> None:
+    server = {"server": address, "insecure-skip-tls-verify": True}
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "test", "cluster": server}],
+        "users": [{"name": "user", "user": {"token": token}}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "user"}}],
+        "current-context": "test",
+    }
+    path.touch(mode=0o600)
+    path.write_text(yaml.safe_dump(content))
 
 
 class TokenTransport:

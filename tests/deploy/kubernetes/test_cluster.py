@@ -145,7 +145,7 @@ def test_a_fleet_comes_changes_drains_and_leaves_nothing(world: World, tmp_path:
 
     # A change of plan, by a controller that takes over: the new one is ready before the old one drains.
     assert deployer.lease("lab", "second").acquire(2000.0) == 2
-    with pytest.raises(DeployError, match="term 1 of fleet lab is over"):
+    with pytest.raises(DeployError, match="an order of term 1 for lab"):
         deployer.drain(old.handle, 1)
     new = order("new", "new.stream", plan="p2", term=2)
     world.wait(lambda: world.states() == {"old": "ready", "new": "ready"})

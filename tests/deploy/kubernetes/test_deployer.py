@@ -386,12 +386,26 @@ def test_one_controller_acts_and_an_older_term_is_refused() -> None:
         lambda: cluster.deployer.drain(handle, 1),
         lambda: cluster.deployer.stop(handle, 1),
     ):
-        with pytest.raises(DeployError, match="term 1 of fleet lab is over, term 2 acts now"):
+        with pytest.raises(DeployError, match=r"an order of term 1 for lab, .* term 2") as caught:
             act()
+        assert caught.value.kind == "superseded"
     assert [s.state for s in cluster.deployer.list("lab")] == ["starting"]
     second.release()
     assert first.acquire(1052.0) == 3
     cluster.deployer.stop(handle, 3)
+
+
+def test_the_term_of_what_stands_counts_where_the_lease_is_kept_elsewhere() -> None:
+    cluster = Cluster()
+    handle = cluster.deployer.start(build_order(term=5)).handle
+    for act in (
+        lambda: cluster.deployer.start(build_order("late", term=4)),
+        lambda: cluster.deployer.stop(handle, 4),
+    ):
+        with pytest.raises(DeployError, match="term 4 for lab") as caught:
+            act()
+        assert caught.value.kind == "superseded"
+    cluster.deployer.start(build_order("late", fleet="other", term=4))
 
 
 def test_two_who_take_a_lease_at_once_do_not_both_get_it() -> None:

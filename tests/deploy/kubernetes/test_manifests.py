@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +192,16 @@ def test_manifests_keep_the_published_schemas(tmp_path: Path) -> None:
     assert secret is not None
     for made in (*render_instance(order, settings, CATALOG), secret):
         validate.validate(made, "1.30", strict=True)
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_machines_that_are_set_aside_are_out_in_every_term(gpus: int) -> None:
+    order = replace(build_order(gpus=gpus), avoid_hosts=("m2", "m1"))
+    (made,) = (m for m in render_instance(order, SETTINGS, CATALOG) if m["kind"] == "StatefulSet")
+    rules = made["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    terms = rules["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    # Terms are alternatives: one without the rule would let the machine in.
+    out = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["m1", "m2"]}
+    assert terms
+    assert all(out in term["matchExpressions"] for term in terms)
+    assert "affinity" not in pod_of(gpus=0)

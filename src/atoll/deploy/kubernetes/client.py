@@ -68,7 +68,8 @@ class KubeClient:
     def apply(self, manifest: Json) -> Json:
         """Apply an object server-side: fields left out since the last time go, those of others stay."""
         path = self._path(manifest["kind"], manifest["metadata"]["name"])
-        query = {"fieldManager": MANAGER}
+        # Strict: a field that the server does not know is an error, not a silence.
+        query = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
         body = json.dumps(manifest).encode()
         answer = self._transport.ask("PATCH", path, query=query, body=body, content_type=_APPLY)
         return _read(answer, f"apply {_title(manifest)}")
@@ -178,7 +179,8 @@ def _refusal(status: int, said: Json, what: str) -> DeployError:
         hint = "make the namespace, or name another in the target's settings"
     elif status == 409:
         hint = "somebody else set these fields; take them back, or delete the object"
-    elif status in (400, 422):
+    elif status in (400, 422) or (status == 500 and "field not declared in schema" in text):
+        # To an apply with an unknown field the server answers that it failed itself.
         hint = "check the target's settings against what the API server says"
     elif status == 429 or status >= 500:
         kind, hint = "unreachable", "try again later"

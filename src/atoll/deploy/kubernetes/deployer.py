@@ -20,7 +20,7 @@ from atoll.deploy.kubernetes.labels import (
     select_instance,
     workload_name,
 )
-from atoll.deploy.kubernetes.lease import LeaseHolder, refuse_old_term
+from atoll.deploy.kubernetes.lease import LeaseHolder, find_newest_term
 from atoll.deploy.kubernetes.machines import is_cordoned, read_offers
 from atoll.deploy.kubernetes.manifests import (
     INSTANCE,
@@ -31,6 +31,7 @@ from atoll.deploy.kubernetes.manifests import (
 )
 from atoll.deploy.kubernetes.settings import KubernetesSettings
 from atoll.deploy.kubernetes.standing import WorkloadParts, judge_instance
+from atoll.deploy.terms import refuse_old_term
 from atoll.plan.plan import Instance
 from atoll.plan.problem import Offer
 
@@ -43,8 +44,9 @@ _BESIDES = ("Service", "PodDisruptionBudget", "Secret")
 class KubernetesDeployer:
     """A namespace of a cluster.
 
-    An instance that has drained or was stopped leaves nothing, so it is not listed any more; one that failed
-    stays, with its reason, until it is stopped.
+    An instance that has drained or was stopped leaves nothing, so it is not listed any more, and not being
+    listed means gone: `decide` counts it as lost only if it wanted it. One that failed stays, with its
+    reason, until it is stopped.
     """
 
     name = "kubernetes"
@@ -86,7 +88,7 @@ class KubernetesDeployer:
     def start(self, order: StartOrder) -> Standing:
         """Apply an instance's objects; one that stands whole, or is on its way out, is returned as it is."""
         labels = order.labels
-        refuse_old_term(self._client, labels.fleet, labels.term)
+        refuse_old_term(labels.fleet, labels.term, self._newest_term(labels.fleet))
         name = workload_name(labels.fleet, labels.instance)
         standing = self._find(name)
         if standing is None or not self._is_whole(name, len(order.commands), standing):
@@ -178,7 +180,7 @@ class KubernetesDeployer:
         labels = read_labels(anchor["metadata"].get("annotations") or {})
         if labels is None:
             raise DeployError(f"ConfigMap {handle} is not an instance of Atoll", kind="settings")
-        refuse_old_term(self._client, labels.fleet, term, labels.term)
+        refuse_old_term(labels.fleet, term, self._newest_term(labels.fleet))
         # The owner first: the cluster finishes it if nobody else does. The sets at once, because one that is
         # being deleted makes no new pods.
         if anchor["metadata"].get("deletionTimestamp") is None:
@@ -190,6 +192,13 @@ class KubernetesDeployer:
         # They have no owner where a person applied what a dry run wrote.
         for kind in _BESIDES:
             self._client.delete(kind, handle)
+
+    def _newest_term(self, fleet: str) -> int:
+        """The term of the Lease, or of what stands: a controller may keep its lease elsewhere."""
+        anchors = self._client.select("ConfigMap", labels=select_fleet(fleet))
+        carried = [read_labels(each["metadata"].get("annotations") or {}) for each in anchors]
+        terms = [each.term for each in carried if each is not None and each.fleet == fleet]
+        return max(find_newest_term(self._client, fleet), *terms, 0)
 
     def _find(self, name: str) -> Standing | None:
         return next(iter(self._look(select_instance(name))), None)
@@ -220,7 +229,13 @@ class KubernetesDeployer:
     def _warnings(self) -> dict[str, str]:
         """Return why sets could not make their pods: it stands nowhere but in events."""
         events = self._client.select("Event", fields="reason=FailedCreate,type=Warning")
-        return {event["involvedObject"]["name"]: str(event.get("message", "")) for event in events}
+        # "Create Pod P in StatefulSet S failed error: pods "P" is forbidden: exceeded quota: ..."
+        return {
+            event["involvedObject"]["name"]: str(event.get("message", "")).rpartition(
+                "failed error: "
+            )[2]
+            for event in events
+        }
 
 
 def _is_ours(pod: Json) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from atoll.deploy.door import DeployError
 from atoll.deploy.kubernetes.client import KubeClient
 from atoll.deploy.kubernetes.labels import MANAGER, label_value, lease_name
 
@@ -74,17 +73,11 @@ class LeaseHolder:
         }
 
 
-def refuse_old_term(client: KubeClient, fleet: str, term: int, carried: int = 0) -> None:
-    """Raise DeployError if a later term than `term` acts for a fleet, or has started what is touched."""
+def find_newest_term(client: KubeClient, fleet: str) -> int:
+    """Return the term of a fleet's lease, also of one that was given up; 0 where there never was one."""
     found = client.get("Lease", lease_name(fleet))
     spec = (found or {}).get("spec") or {}
-    newest = max(carried, int(spec.get("leaseTransitions") or 0))
-    if term < newest:
-        raise DeployError(
-            f"term {term} of fleet {fleet} is over, term {newest} acts now",
-            kind="settings",
-            hint="this controller was replaced; stop it",
-        )
+    return int(spec.get("leaseTransitions") or 0)
 
 
 def write_time(at_s: float) -> str:

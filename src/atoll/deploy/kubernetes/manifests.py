@@ -42,8 +42,9 @@ _DRAIN = (
 )
 # Engines that listen on loopback answer this; the kubelet's own request would not reach them.
 _LOOK = (
-    "import os, urllib.request as r; "
-    "r.urlopen('http://127.0.0.1:' + os.environ['ATOLL_PORT'] + '/health', timeout=4)"
+    "import http.client as h, os, sys; "
+    "c = h.HTTPConnection('127.0.0.1', int(os.environ['ATOLL_PORT']), timeout=4); "
+    "c.request('GET', '/health'); s = c.getresponse().status; sys.exit(s >= 400 and s != 404)"
 )
 
 Manifest = dict[str, Any]
@@ -243,7 +244,8 @@ def _probes(order: StartOrder, settings: KubernetesSettings) -> Manifest:
     tries = max(1, -int(-order.ready_s // _PERIOD_S))
     return {
         "startupProbe": {**look, **every, "failureThreshold": tries},
-        "readinessProbe": {**look, **every, "failureThreshold": 3},
+        # Twice: `atoll join` looks more often than this, so by then gateways have heard of it.
+        "readinessProbe": {**look, **every, "successThreshold": 2, "failureThreshold": 3},
     }
 
 
@@ -293,11 +295,12 @@ def _scheduling(
     order: StartOrder, command: NodeCommand, settings: KubernetesSettings, catalog: Catalog
 ) -> Manifest:
     """Say which machines a node may stand on: those with its GPU, in its region, of its market."""
+    aside = [_rule(machines.HOST, "NotIn", *sorted(order.avoid_hosts))] if order.avoid_hosts else []
     if not command.gpus:
-        return {}
+        return _require([{"matchExpressions": aside}]) if aside else {}
     node = _planned(order, command)
     gpu, count = parse_node_type(command.node_type)
-    base = [_rule(machines.PRODUCT, "In", *_products(gpu, catalog))]
+    base = [_rule(machines.PRODUCT, "In", *_products(gpu, catalog)), *aside]
     if node is not None and node.host is not None:
         base.append(_rule(machines.HOST, "In", node.host))
     region = order.instance.region if node is None else order.instance.region_of(node)
@@ -319,14 +322,18 @@ def _scheduling(
     }
     keys = [machines.GPU, *((key for key, _ in machines.SPOT) if spot else ())]
     return {
-        "affinity": {
-            "nodeAffinity": {
-                "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms},
-                "preferredDuringSchedulingIgnoredDuringExecution": [liked],
-            }
-        },
+        **_require(terms, [liked]),
         "tolerations": [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in keys],
     }
+
+
+def _require(terms: list[Manifest], liked: list[Manifest] | None = None) -> Manifest:
+    rules: Manifest = {
+        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}
+    }
+    if liked:
+        rules["preferredDuringSchedulingIgnoredDuringExecution"] = liked
+    return {"affinity": {"nodeAffinity": rules}}
 
 
 def _products(gpu: str, catalog: Catalog) -> tuple[str, ...]:

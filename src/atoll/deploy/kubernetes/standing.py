@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.core.errors import shorten
+from atoll.core.errors import InputError, shorten
 from atoll.deploy.door import FailureKind, Labels, Standing, StandingState
 from atoll.deploy.kubernetes.lease import read_time_s
-from atoll.deploy.kubernetes.manifests import READY_S
+from atoll.deploy.kubernetes.manifests import INSTANCE, READY_S
 from atoll.deploy.kubernetes.settings import KubernetesSettings
+from atoll.plan.plan import Instance
 
 Json = Mapping[str, Any]
 
@@ -78,7 +79,15 @@ def judge_instance(
         reason=shorten(" ".join(reason.split()), _SHOWN),
         kind=worst.kind,
         hosts=hosts,
+        instance=_read_instance(parts.anchor),
     )
+
+
+def _read_instance(anchor: Json) -> Instance | None:
+    try:
+        return Instance.from_json((anchor.get("data") or {})[INSTANCE])
+    except (KeyError, TypeError, InputError):
+        return None
 
 
 def judge_pod(pod: Json, settings: KubernetesSettings, now_s: float) -> PodSight:

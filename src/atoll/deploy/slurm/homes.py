@@ -6,7 +6,7 @@
                             secrets/       files of mode 0600; gone when the job ends
                             NODE.log       what a node's command wrote; job.log: what Slurm wrote
                             NODE.state     "ready" and "ended CODE", by the node
-                            draining, stopped   by the controller, with the time
+                            draining, stopped, dismissed   by the controller, with the time
 
 Folders are of mode 0700. Files that nodes and controllers wait for are there from the beginning and grow: on
 NFS opening a file asks its server anew, looking for one that was not there may not.
@@ -15,31 +15,26 @@ NFS opening a file asks its server anew, looking for one that was not there may 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from atoll.core.errors import InputError
+from atoll.core.errors import InputError, shorten
 from atoll.core.files import atomic_write, read_text_limited
 from atoll.core.frozen import Frozen
 from atoll.deploy.door import DeployError, FailureKind, Labels, NodeCommand, StandingState
 from atoll.deploy.slurm.script import JOB_LOG, LOG_SUFFIX, SECRETS, SIGNAL_FILE, STATE_SUFFIX
+from atoll.deploy.terms import fence_term
+from atoll.plan.plan import Instance
 
 _MOST_SECRET_BYTES = 64 * 2**10
 _MOST_STATE_BYTES = 4096
+_LONGEST_WORD = 200
 _MOST_TAIL_BYTES = 2**18
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9.-]+")
-
-
-class TermRecord(Frozen):
-    """The newest term whose orders were followed."""
-
-    term: int
 
 
 class JobEnd(Frozen):
@@ -60,6 +55,7 @@ class JobRecord(Frozen):
     ready_s: float
     job: int | None = None
     end: JobEnd | None = None
+    instance: Instance | None = None
 
 
 def plain_name(name: str) -> str:
@@ -133,6 +129,13 @@ class JobHome:
             states[node] = tuple(text.split("\n")[:-1])
         return states
 
+    def last_word(self, node: str) -> str:
+        """Return the last line that a node's command wrote, shortened."""
+        lines = _last_lines(self.path / f"{node}{LOG_SUFFIX}", 50)
+        # Events are for programs.
+        last = next((each for each in reversed(lines) if not each.startswith('{"time":')), "")
+        return shorten(" ".join(last.split()), _LONGEST_WORD)
+
     def drop_secrets(self) -> None:
         """Remove the secrets of a job that has ended."""
         shutil.rmtree(self.path / SECRETS, ignore_errors=True)
@@ -168,53 +171,12 @@ class WorkFolder:
     def _fleet(self, fleet: str) -> Path:
         return self._path / f"f-{plain_name(fleet)}"
 
-    @contextlib.contextmanager
-    def fence(self, fleet: str, term: int, *, deadline_s: float) -> Iterator[None]:
+    def fence(
+        self, fleet: str, term: int, *, deadline_s: float
+    ) -> contextlib.AbstractContextManager[None]:
         """Work alone on a fleet; refuse a term that is older than one whose orders were followed."""
         folder = self._fleet(fleet)
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise _no_access(folder, error) from error
-        try:
-            _lock(descriptor, time.monotonic() + deadline_s, fleet)
-            path = folder / "term.json"
-            known = _read_term(path)
-            if known is not None and term < known:
-                raise DeployError(
-                    f"an order of term {term} for {fleet}, which a controller of term {known} keeps",
-                    kind="settings",
-                    hint="only one controller acts at a time; end this one",
-                )
-            if known is None or term > known:
-                atomic_write(path, TermRecord(term=term).to_json())
-            yield
-        finally:
-            os.close(descriptor)
-
-
-def _read_term(path: Path) -> int | None:
-    if not path.exists():
-        return None
-    try:
-        return TermRecord.from_json(read_text_limited(path), path=path).term
-    except InputError as error:
-        raise DeployError(str(error), kind="settings", hint="remove the file") from error
-
-
-def _lock(descriptor: int, until_s: float, fleet: str) -> None:
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > until_s:
-                raise DeployError(
-                    f"another controller is at work on {fleet}", kind="unreachable"
-                ) from None
-            time.sleep(0.05)
-        else:
-            return
+        return fence_term(folder, fleet, term, lock=folder / "lock", deadline_s=deadline_s)
 
 
 def _copy_secret(source: Path, target: Path) -> None:

@@ -245,7 +245,14 @@ class SlurmPool:
         gpu, _, count = node_type.rpartition(":")
         return self._settings.usd_per_gpu_hour.get(gpu, 0.0) * int(count)
 
-    def choose(self, gpu: str | None, gpus: int, market: Market, nodes: int) -> GpuChoice:
+    def choose(
+        self,
+        gpu: str | None,
+        gpus: int,
+        market: Market,
+        nodes: int,
+        avoided: frozenset[str] = frozenset(),
+    ) -> GpuChoice:
         """Return how to ask for nodes with so many GPUs; DeployError where there can be none.
 
         Where several gres types are the same GPU, the one that most nodes have is asked for. Partitions that
@@ -256,6 +263,8 @@ class SlurmPool:
         for node in self._nodes:
             if not node.is_up or market not in ("owned", *self._markets(node)):
                 continue
+            if node.name in avoided:
+                continue
             for kind, total in node.gpus if gpu is not None else (("", 0),):
                 if total >= gpus and (gpu is None or self._names.get(kind) == gpu):
                     fits[kind] += 1
@@ -265,8 +274,9 @@ class SlurmPool:
         what = f"{gpus} {gpu}" if gpu is not None else "no GPU"
         kind, count = max(fits.items(), key=lambda item: (item[1], item[0]), default=("", 0))
         if count < nodes:
+            aside = f" and not set aside ({', '.join(sorted(avoided))})" if avoided else ""
             raise DeployError(
-                f"{count} nodes with {what} are up ({market}), and {nodes} are needed",
+                f"{count} nodes with {what} are up ({market}){aside}, and {nodes} are needed",
                 kind="capacity",
             )
         fitting = sorted(name for name, there in places[kind].items() if there >= nodes)

@@ -13,7 +13,7 @@ from atoll.deploy.door import FailureKind
 
 
 class SlurmVerdict(NamedTuple):
-    """A line for a person, and what kind of failure it is; None: it may still come right by itself."""
+    """A line for a person, and what kind of failure it is; None where it is none, or not yet."""
 
     line: str
     kind: FailureKind | None
@@ -51,9 +51,10 @@ _QUOTA = re.compile(r"(Assoc|QOS|MaxJobs|MaxMem|MaxGRES|MaxTRES).*")
 
 _ENDED: dict[str, SlurmVerdict] = {
     "COMPLETED": SlurmVerdict("its commands ended by themselves", "ended"),
-    "CANCELLED": SlurmVerdict("was cancelled", "ended"),
-    "TIMEOUT": SlurmVerdict("its wall time ended", "ended"),
-    "DEADLINE": SlurmVerdict("its deadline passed", "ended"),
+    # Nothing failed: somebody, or a limit that was known, ended it.
+    "CANCELLED": SlurmVerdict("was cancelled", None),
+    "TIMEOUT": SlurmVerdict("its wall time ended", None),
+    "DEADLINE": SlurmVerdict("its deadline passed", None),
     "PREEMPTED": SlurmVerdict("was preempted", "capacity"),
     "NODE_FAIL": SlurmVerdict("a node of it failed", "ended"),
     "BOOT_FAIL": SlurmVerdict("its nodes did not boot", "capacity"),

@@ -60,8 +60,8 @@ class ProcessRunner:
         except OSError as error:
             raise DeployError(
                 f"cannot run {argv[0]}: {(error.strerror or str(error)).lower()}",
-                kind="unreachable",
-                hint="run this where Slurm's commands are installed",
+                kind="settings",
+                hint="run this where Slurm's commands are installed: a login node",
             ) from error
         with process:
             try:

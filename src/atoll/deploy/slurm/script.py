@@ -29,26 +29,51 @@ STATE_SUFFIX = ".state"
 SIGNAL_FILE = "signal"
 JOB_LOG = "job.log"
 SECRETS = "secrets"
+_EXCLUDE = "--exclude="
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
 
 _CHOOSE_PORT = 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
-_AWAIT_PORT = """\
-import os, socket, sys, time
-pid, port, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+_AWAIT_READY = """\
+import http.client, json, os, sys, time
+pid, port, state, log = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+def answers():
+    way = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        way.request("GET", "/health")
+        status = way.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        way.close()
+    return status < 400 or status == 404
+def announced():
+    # What joins a fabric says in its log what gateways hear of.
+    said = True
+    with open(log, errors="replace") as lines:
+        for line in lines:
+            if line.startswith('{"time":') and '"event":"node.' in line and line.endswith("\\n"):
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    continue
+                if event.get("event") == "node.joined":
+                    said = False
+                elif event.get("event") == "node.announced":
+                    said = bool(event.get("models"))
+    return said
 while True:
     try:
         os.kill(pid, 0)
-        socket.create_connection(("127.0.0.1", port), 1).close()
     except ProcessLookupError:
         sys.exit()
-    except OSError:
-        time.sleep(0.5)
-    else:
+    if answers() and announced():
         break
-with open(path, "a") as state:
-    state.write("ready\\n")
+    time.sleep(0.5)
+with open(state, "a") as file:
+    file.write("ready\\n")
 """
+"""Ready is a command that answers where it listens, and that gateways know of if it joins a fabric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +134,18 @@ def write_script(
     choices: Sequence[GpuChoice],
     settings: SlurmSettings,
     home: str,
+    exclude: Sequence[str] = (),
 ) -> str:
-    """Return the batch script of an order; `choices` say how each component's GPUs are asked for."""
+    """Return the batch script of an order; `choices` say how each component's GPUs are asked for.
+
+    `exclude` are nodes of the cluster that it must not stand on.
+    """
     _check(order)
     comment = write_comment(JobComment(ready_s=order.ready_s, labels=order.labels))
     asked: list[str] = []
     for index, (component, choice) in enumerate(zip(components, choices, strict=True)):
         asked += ["#SBATCH hetjob"] if index else []
-        asked += _ask(component, choice, settings, comment, order.labels.instance)
+        asked += _ask(component, choice, settings, comment, order.labels.instance, exclude)
         asked += [f"#SBATCH --output={quote_directive(f'{home}/{JOB_LOG}')}"] if not index else []
     machines = [
         (group, relative, choices[group], machine)
@@ -146,7 +175,11 @@ def _ask(
     settings: SlurmSettings,
     comment: str,
     instance: str,
+    exclude: Sequence[str],
 ) -> list[str]:
+    # Given twice, the last one alone would count.
+    own = [option for option in settings.options if option.startswith(_EXCLUDE)]
+    left_out = ",".join((*exclude, *(option.removeprefix(_EXCLUDE) for option in own)))
     first, count = component.first, len(component.machines)
     name = _NOT_IN_NAMES.sub("-", f"atoll-{instance}")[:100]
     asked = [
@@ -167,7 +200,8 @@ def _ask(
         "--no-requeue",
         # What is in the controller's environment is nobody's business on the nodes.
         "--export=NONE",
-        *settings.options,
+        f"{_EXCLUDE}{left_out}" if left_out else "",
+        *(option for option in settings.options if option not in own),
     ]
     return [f"#SBATCH {option}" for option in asked if option]
 
@@ -250,27 +284,39 @@ def write_machine(
 
 
 def _write_command(command: NodeCommand, settings: SlurmSettings, home: str, visible: str) -> str:
-    argv = command.argv
-    if argv[0] == "atoll":
-        argv = (*settings.atoll, *argv[1:])
+    argv = _name_programs(command.argv, settings)
     state = f'"$home"/{shlex.quote(command.node + STATE_SUFFIX)}'
+    log = f'"$home"/{shlex.quote(command.node + LOG_SUFFIX)}'
     python = shlex.quote(settings.python)
     secrets = {name: f"{home}/{SECRETS}/{command.node}.{name}" for name, _ in command.secrets}
-    lines = [visible] if visible and command.gpus else []
+    # Told of the end, `atoll join` says so to gateways; whatever else stands here would die of the signal.
+    lines = ["trap '' USR1", *([visible] if visible and command.gpus else [])]
     lines += [f"export {k}={shlex.quote(v)}" for k, v in (*command.env, *secrets.items())]
     if any(PORT in word for word in argv):
         lines += [
             f"port=$({python} -c {shlex.quote(_CHOOSE_PORT)}) || exit",
             # This shell is replaced by the command; what waits for its port must not be a child of it.
             "self=$BASHPID",
-            f'({python} -c {shlex.quote(_AWAIT_PORT)} "$self" "$port" {state} &)',
+            f'({python} -c {shlex.quote(_AWAIT_READY)} "$self" "$port" {state} {log} &)',
         ]
     else:
         lines.append(f"echo ready >> {state}")
     lines.append(f"exec {' '.join(map(_quote_word, argv))}")
     inner = "\n  ".join(lines)
-    log = f'"$home"/{shlex.quote(command.node + LOG_SUFFIX)}'
     return f"(\n  {inner}\n) >> {log} 2>&1 &\npids+=($!) names+=({shlex.quote(command.node)})"
+
+
+def _name_programs(words: Sequence[str], settings: SlurmSettings) -> list[str]:
+    """Return a command with what `atoll` and `python3` are on nodes, also where they come after a "--"."""
+    named: list[str] = []
+    for before, word in zip(("--", *words), words, strict=False):
+        if before == "--" and word == "atoll":
+            named += settings.atoll
+        elif before == "--" and word == "python3":
+            named.append(settings.python)
+        else:
+            named.append(word)
+    return named
 
 
 def _quote_word(word: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from atoll.catalog.catalog import Catalog
 from atoll.deploy.door import DeployError, Labels, Standing, StandingState, StartOrder
+from atoll.deploy.exits import classify_exit
 from atoll.deploy.slurm.homes import JobEnd, JobHome, JobRecord, WorkFolder
 from atoll.deploy.slurm.jobs import SlurmJob, read_jobs
 from atoll.deploy.slurm.pool import GpuChoice, SlurmPool, has_nodes, read_nodes, read_partitions
@@ -31,6 +32,8 @@ from atoll.plan.problem import Offer
 
 DRAINING = "draining"
 STOPPED = "stopped"
+DISMISSED = "dismissed"
+"""Stopped after it had ended by itself: nothing more is expected of it, and its own reason stays."""
 
 
 class SlurmDeployer:
@@ -102,6 +105,7 @@ class SlurmDeployer:
                 nodes=tuple(command.node for command in order.commands),
                 ordered_s=self._clock(),
                 ready_s=order.ready_s,
+                instance=order.instance,
             )
             path = home.prepare(record, order.commands, script)
             try:
@@ -116,7 +120,12 @@ class SlurmDeployer:
                 return standing
             home.write(record.model_copy(update={"job": number}))
             return Standing(
-                str(number), labels, "starting", record.ordered_s, reason="was submitted just now"
+                str(number),
+                labels,
+                "starting",
+                record.ordered_s,
+                reason="was submitted just now",
+                instance=order.instance,
             )
 
     def drain(self, handle: str, term: int) -> None:
@@ -148,11 +157,12 @@ class SlurmDeployer:
             return
         with self._work.fence(labels.fleet, term, deadline_s=self._settings.deadline_s):
             home = self._work.home(labels.fleet, labels.instance)
+            stands = [job for job in jobs if "COMPLETING" not in job.states]
             if home.path.is_dir():
-                home.mark(STOPPED, self._clock())
+                home.mark(STOPPED if stands else DISMISSED, self._clock())
             if not jobs:
                 home.drop_secrets()
-            elif not all("COMPLETING" in job.states for job in jobs):
+            elif stands:
                 self._cancel(handle)
 
     def logs(self, handle: str, lines: int = 100) -> str:
@@ -228,16 +238,24 @@ class SlurmDeployer:
     def _write(self, order: StartOrder) -> str:
         components = group_machines(order)
         pool = self._pool()
-        choices = [self._choose(pool, component) for component in components]
+        # Hosts of other targets may be among them; sbatch refuses a name it does not know.
+        avoided = pool.hosts & set(order.avoid_hosts)
+        choices = [self._choose(pool, component, avoided) for component in components]
         home = self._work.home(order.labels.fleet, order.labels.instance)
-        return write_script(order, components, choices, self._settings, str(home.path))
+        return write_script(
+            order, components, choices, self._settings, str(home.path), exclude=sorted(avoided)
+        )
 
-    def _choose(self, pool: SlurmPool, component: JobComponent) -> GpuChoice:
+    def _choose(
+        self, pool: SlurmPool, component: JobComponent, avoided: frozenset[str]
+    ) -> GpuChoice:
         first = component.first
         if first.host is not None and first.host not in pool.hosts:
             raise DeployError(f"Slurm has no node {first.host}", kind="settings")
+        if first.host in avoided:
+            raise DeployError(f"node {first.host} is set aside", kind="capacity")
         gpu = None if first.gpu is None else _canonical(first.gpu, self._catalog)
-        return pool.choose(gpu, first.gpus, first.market, len(component.machines))
+        return pool.choose(gpu, first.gpus, first.market, len(component.machines), avoided)
 
     # Looking
 
@@ -275,6 +293,7 @@ class SlurmDeployer:
             "starting",
             first.submit_s or 0.0,
             hosts=tuple(dict.fromkeys(host for job in jobs for host in job.hosts)),
+            instance=None if record is None else record.instance,
         )
         if all(_has_ended(job) for job in jobs):
             return self._end(standing, jobs, home, record)
@@ -312,8 +331,14 @@ class SlurmDeployer:
             return replace(
                 standing, state="draining", since_s=draining_s, reason="finishes what runs"
             )
-        if any("COMPLETING" in job.states or _has_ended(job) for job in jobs):
-            return replace(standing, state="draining", reason="is ending")
+        ending = [job for job in jobs if "COMPLETING" in job.states or _has_ended(job)]
+        if ending:
+            # Nobody here told it to; it holds its nodes for a moment yet.
+            told = self._explain(ending, home, record)
+            if told is None or told.kind is None:
+                why = "is ending" if told is None else told.line
+                return replace(standing, state="draining", reason=why)
+            return replace(standing, state="failed", reason=told.line, kind=told.kind)
         if any("SUSPENDED" in job.states for job in jobs):
             return replace(
                 standing, state="failed", reason="is suspended by Slurm", kind="capacity"
@@ -327,15 +352,13 @@ class SlurmDeployer:
         home: JobHome,
         record: JobRecord | None,
     ) -> Standing:
-        """Return how a job ended: the first component that did not end well says why."""
-        worst = next((job for job in jobs if "COMPLETED" not in job.states), jobs[0])
-        state = next(iter(sorted(worst.states & ENDED_STATES)))
+        """Return how a job ended, and keep that, since Slurm forgets it."""
+        told = self._explain(jobs, home, record)
+        assert told is not None
         ended_s = max((job.end_s or 0.0 for job in jobs), default=0.0)
-        told = explain_end(state, worst.reason, worst.exit_code, worst.signal)
-        if record is not None and state == "FAILED":
-            told = _told_by_nodes(home, record.nodes) or told
+        failed = any(_worst(jobs).states & FAILED_STATES)
         end = JobEnd(
-            state="failed" if state in FAILED_STATES else "gone",
+            state="failed" if failed else "gone",
             at_s=ended_s,
             reason=told.line,
             kind=told.kind,
@@ -345,6 +368,20 @@ class SlurmDeployer:
             if record.end is None:
                 home.write(record.model_copy(update={"end": end}))
         return _ended(standing, end, home)
+
+    def _explain(
+        self, jobs: Sequence[SlurmJob], home: JobHome, record: JobRecord | None
+    ) -> SlurmVerdict | None:
+        """Say why a job ends: the first component that did not end well knows; None where none does."""
+        worst = _worst(jobs)
+        state = min(worst.states & ENDED_STATES, default=None)
+        if state is None:
+            return None
+        if record is not None and state == "FAILED":
+            told = _told_by_nodes(home, record.nodes)
+            if told is not None:
+                return told
+        return explain_end(state, worst.reason, worst.exit_code, worst.signal)
 
     def _remember(self, home: JobHome, record: JobRecord) -> Standing | None:
         """Return a job that Slurm's queue has forgotten; None for one that never was in it."""
@@ -361,7 +398,8 @@ class SlurmDeployer:
             home.write(record)
             home.drop_secrets()
         assert record.end is not None
-        return _ended(Standing(str(record.job), record.labels, "gone", 0.0), record.end, home)
+        standing = Standing(str(record.job), record.labels, "gone", 0.0, instance=record.instance)
+        return _ended(standing, record.end, home)
 
     def _ask_accounts(self, job: int) -> JobEnd | None:
         """Return how a job ended by the accounting, where there is one and it says so."""
@@ -404,6 +442,10 @@ def _has_ended(job: SlurmJob) -> bool:
     return bool(job.states & ENDED_STATES) and "COMPLETING" not in job.states
 
 
+def _worst(jobs: Sequence[SlurmJob]) -> SlurmJob:
+    return next((job for job in jobs if "COMPLETED" not in job.states), jobs[0])
+
+
 def _labels(job: SlurmJob) -> Labels:
     assert job.comment is not None  # read_jobs leaves out those without
     return job.comment.labels
@@ -440,10 +482,19 @@ def _told_by_nodes(home: JobHome, nodes: Sequence[str]) -> SlurmVerdict | None:
     for node, lines in home.node_states(nodes).items():
         for line in lines:
             word, _, code = line.partition(" ")
-            if word == "ended" and code.isdigit() and int(code) < 128:
-                return explain_exit(node, int(code))
-            if word == "ended" and code.isdigit():
-                return explain_exit(node, None, int(code) - 128)
+            if word != "ended" or not code.isdigit():
+                continue
+            number = int(code)
+            told = (
+                explain_exit(node, number)
+                if number < 128
+                else explain_exit(node, None, number - 128)
+            )
+            last = home.last_word(node)
+            kind = told.kind
+            if kind == "ended" and "ready" not in lines:
+                kind = classify_exit(f"ended by signal {number - 128}", last)
+            return SlurmVerdict(f"{told.line}: {last}" if last else told.line, kind)
     return None
 
 
@@ -454,6 +505,8 @@ def _ended(standing: Standing, end: JobEnd, home: JobHome) -> Standing:
         return replace(standing, state="gone", since_s=end.at_s, reason="was stopped")
     if told == DRAINING and end.reason != explain_end("TIMEOUT", "None", None, None).line:
         return replace(standing, state="gone", since_s=end.at_s, reason="was drained")
+    if home.marked_s(DISMISSED) is not None:
+        return replace(standing, state="gone", since_s=end.at_s, reason=end.reason, kind=end.kind)
     return replace(standing, state=end.state, since_s=end.at_s, reason=end.reason, kind=end.kind)
 
 
