@@ -203,11 +203,12 @@ def test_a_dry_run_writes_tasks(capsys: Captured, site: Path) -> None:
     made_plan = FleetPlan.of(solve(problem, effort=Effort(cached=False)), problem)
     Path("sky.json").write_text(made_plan.to_json())
     args = ("--fleet", "sky.yaml", "--on", "skypilot", "--dry-run", "-o", "tasks")
-    run(capsys, "up", "sky.json", *args)
+    run(capsys, "up", "sky.json", *args, "--image", "docker:atoll")
     for path in Path("tasks").iterdir():
         task = yaml.safe_load(path.read_text())
         assert task["resources"]["any_of"][0]["infra"] == "aws/us-east-2"
         assert task["resources"]["any_of"][0]["accelerators"] == {"L4": 1}
+        assert task["resources"]["image_id"] == "docker:atoll"
 
 
 def test_a_missing_kubeconfig_is_in_the_error_and_the_history(capsys: Captured, plan: Path) -> None:
