@@ -268,6 +268,8 @@ def _approve(run: _UpRun, turn: Turn, say: object) -> bool:
     run.record = run.record.model_copy(update={"entrance": entrance, "up": True})
     run.home.write(run.record)
     run.home.keep_file(Path(run.record.source))
+    if run.pinned is not None:
+        _note_choice(run, change.usd_after)
     if entrance != known:
         gateways = open_gateways(run.home, run.record, run.fleet.problem, say=note)
         run.controller.place = replace(run.controller.place, gateways=gateways)
@@ -310,6 +312,20 @@ def _explain_empty(view: View, fleet: OperatedFleet) -> AtollError:
         f"none of the pool's machines ({kinds} in {regions}) can be had on {', '.join(names)}",
         hint="check the pool's regions and node types against the target's",
     )
+
+
+def _note_choice(run: _UpRun, usd_per_hour: float) -> None:
+    """Have the history say that nobody planned: somebody chose."""
+    from atoll.control.history import HistoryEvent
+
+    event = HistoryEvent(
+        at_s=time.time(),
+        kind="plan",
+        text=f"{run.options.plan} was given",
+        plan=run.controller.memory.plan_hash,
+        usd_per_hour=usd_per_hour,
+    )
+    run.home.history.add(event)
 
 
 def _write_down(home: FleetHome, text: str) -> None:
