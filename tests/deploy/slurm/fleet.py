@@ -345,6 +345,11 @@ class SlurmFleet:
         for each in self.standings().values():
             if each.state not in ("gone", "failed"):
                 self.target.stop(each.handle, 2**31)
+        for _ in range(200):
+            # The next fleet must not find jobs of this one.
+            if not self.cluster.run("squeue", "--noheader").strip():
+                break
+            time.sleep(0.3)
         for process in reversed(self._processes):
             process.send_signal(signal.SIGTERM)
             try:

@@ -29,6 +29,10 @@ class ClusterTransport:
     def __init__(self, kubeconfig: str | None = None, context: str | None = None) -> None:
         self._configuration = _load(kubeconfig, context)
         self._client: Any = _import("kubernetes.client").ApiClient(self._configuration)
+        if not self._configuration.verify_ssl:
+            # The kubeconfig says so; once for every request would say nothing more.
+            urllib3 = _import("urllib3")
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
 
     def ask(
         self,
