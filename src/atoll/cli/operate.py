@@ -200,6 +200,7 @@ class _Operation:
     approved: set[tuple[str, str]] = field(default_factory=set)
     refused: tuple[tuple[str, str], ...] | None = None
     said: str = ""
+    file_error: str = ""
 
     def run(self) -> None:
         """Take turns until told to stop."""
@@ -234,14 +235,19 @@ class _Operation:
 
         try:
             if not self.file.read_again():
-                return fleet
+                return fleet  # as it was, or it still cannot be read
             known = self.record.model_copy(update={"entrance": fleet.record.entrance})
             self.record = make_record(self.options, self.file.problem, self.file.path, known)
             fleet.record = self.record
             opened = reopen(fleet, controller, self.file.problem, self._hear)
         except AtollError as error:
-            self._complain(f"the fleet file is not followed: {error}")
+            text = f"the fleet file is not followed: {error}"
+            if text != self.file_error:
+                self.file_error = text
+                note(text)
+                _write_down(self.home, "failure", text)
             return fleet
+        self.file_error = ""
         self.home.write(self.record)
         self.home.keep_file(self.file.path)
         _write_down(self.home, "note", "the fleet file has changed")

@@ -98,8 +98,8 @@ def read_settings(
 ) -> TargetSettings:
     """Return the settings of targets: a file's, over which `given` (of the command line) wins.
 
-    What neither says is as in `known`, the settings of before. Where a pool has a single region and there is a
-    single target that can be told its region, the region is that one's. Slurm's work folder is in the state
+    What neither says is as in `known`, the settings of before. Where a pool has a single region and there is
+    a single target that can be told its region, the region is that one's. Slurm's work folder is in the state
     folder where nobody names one, and its nodes run the Python that this process runs.
     """
     told: dict[str, dict[str, object]] = {name: {} for name in TARGETS}
