@@ -106,6 +106,14 @@ def live(site: Site, tiny: Path) -> None:
     assert seen["requests_per_s"] > 0.0
     assert seen["judged"] >= 1
 
+    # From anywhere, with a token of the fabric: what instances say of themselves.
+    observer = site.folder / "state" / "fleets" / "lab" / "fabric" / "fabric.token"
+    known = json.loads(site.run("status", "lab", "--fabric", f"@{observer}", "--json"))
+    assert {row["instance"] for row in known} == wanted
+    assert {(row["fleet"], row["service"], row["routable"]) for row in known} == {
+        ("lab", "chat", True)
+    }
+
     # A broken file changes nothing and is told.
     (site.folder / "lab.yaml").write_text("models: {")
     assert "lab.yaml" in site.run("operate", "lab", "--yes", "--once", code=3)

@@ -215,6 +215,7 @@ class _Operation:
             make_planner(self.options.deadline),
             write_holder("operate"),
             policy=self.policy,
+            busy_s=self.options.look + self.options.deadline,
         )
         _write_down(self.home, "controller", "begins to operate")
         try:

@@ -191,7 +191,8 @@ def _controller(options: UpSettings, fleet: OperatedFleet, pinned: Plan | None) 
     gateways = open_gateways(
         fleet.home, fleet.record, fleet.problem, keep=not options.dry_run, say=note
     )
-    controller = fleet.controller(gateways, planner, write_holder("up"))
+    holder = write_holder("up")
+    controller = fleet.controller(gateways, planner, holder, busy_s=options.deadline)
     if pinned is not None:
         controller.memory = force_plan(pinned, controller.turn(act=False).view)
     return controller

@@ -138,9 +138,13 @@ class OperatedFleet:
         holder: str,
         *,
         policy: ControlPolicy | None = None,
+        busy_s: float = 0.0,
         clock: Callable[[], float] = time.time,
     ) -> FleetController:
-        """Return a controller that has just started: it adopts what stands."""
+        """Return a controller that has just started: it adopts what stands.
+
+        `busy_s` is for how long it may say nothing, while it plans or waits: its lease holds for longer.
+        """
         return FleetController(
             self.place(gateways),
             self.home.store,
@@ -150,7 +154,7 @@ class OperatedFleet:
             holder=holder,
             clock=clock,
             policy=policy,
-            valid_s=VALID_S,
+            valid_s=max(VALID_S, 1.5 * busy_s),
         )
 
 
