@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +19,13 @@ from atoll.deploy.door import DeployError, Standing
 from atoll.deploy.slurm.runner import ProcessRunner
 from atoll.deploy.slurm.settings import SlurmSettings
 from atoll.deploy.slurm.target import SlurmDeployer
+from atoll.fabric.transport.peers import Peer
 from tests.deploy.slurm.builders import make_order
 from tests.deploy.slurm_cluster import SlurmCluster, slurm_cluster, why_not
+from tests.runtime.join.live import fake_vllm, until, world
 
 pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parents[2]
 SERVER = ("python3", "-u", "-m", "http.server", "{port}", "--bind", "127.0.0.1")
 PATIENT = """
 import http.server, os, signal, sys, threading, time
@@ -214,6 +220,59 @@ def test_labels_of_any_kind_come_back(make: Callable[..., SlurmDeployer]) -> Non
     labels = order.labels.model_copy(update={"plan": name})
     deployer.start(replace(order, labels=labels))
     assert see(make(), "odd", "starting", "ready").labels == labels
+
+
+def test_the_example_script_brings_nodes_of_a_fabric(cluster: SlurmCluster, tmp_path: Path) -> None:
+    for package in ("httptools", "zenoh"):
+        pytest.importorskip(package, reason="needs the extras 'fabric' and 'serve'")
+    programs = fake_vllm(tmp_path)
+    (programs / "atoll").write_text(f'#!/bin/sh\nexec {sys.executable} -m atoll "$@"\n', "utf-8")
+    (programs / "atoll").chmod(0o755)
+    script = ROOT / "examples" / "slurm" / "vllm.sbatch"
+    # The test's machines are small; everything else is as the script says.
+    small = ["--mem=100", "--cpus-per-task=1", "--time=2", "--partition=short", f"--chdir={ROOT}"]
+
+    async def run() -> None:
+        async with world(tmp_path) as here:
+            environment = {
+                **cluster.environment,
+                "ATOLL_FABRIC": here.address,
+                "PATH": f"{programs}:{os.environ['PATH']}",
+                "VENV": str(tmp_path / "none"),
+            }
+            said = subprocess.run(
+                [
+                    "sbatch",
+                    "--parsable",
+                    "--array=0-1",
+                    f"--output={tmp_path}/%a.log",
+                    *small,
+                    str(script),
+                    "org/m",
+                ],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+
+            def nodes() -> list[Peer]:
+                return [p for p in here.observer.peers() if p.routable and p.metadata.services]
+
+            await until(lambda: len(nodes()) == 2)
+            assert {peer.name.partition("-")[2] for peer in nodes()} == {"0", "1"}
+            for peer in nodes():
+                assert peer.name.partition("-")[0] in cluster.nodes
+                assert (peer.metadata.site, peer.metadata.stability) == ("test", "batch")
+                assert peer.metadata.ends_s is not None
+                assert 0 < peer.metadata.ends_s - time.time() < 121
+            await asyncio.to_thread(
+                cluster.run, "scancel", "--batch", "--signal=TERM", said.stdout.strip()
+            )
+            await until(lambda: not nodes())
+
+    asyncio.run(run())
+    wait_for(lambda: not cluster.run("squeue", "--noheader").strip(), "the queue is empty")
 
 
 def test_the_end_of_the_wall_time_is_known_and_told(make: Callable[..., SlurmDeployer]) -> None:

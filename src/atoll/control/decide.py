@@ -25,6 +25,7 @@ from atoll.control.names import hash_place, name_instances, rename, stamp_name
 from atoll.control.path import CapacityDip, PathQuestion, PathStep, foresee, next_steps
 from atoll.control.pool import MachinePool
 from atoll.control.restate import restate_demand, restate_supply
+from atoll.control.slots import move_slots
 from atoll.control.view import (
     ControlPolicy,
     ForecastState,
@@ -127,6 +128,10 @@ def decide(
         told = (*triggers.values(), f"{outcome}: {verdict.reason}")
         memory = replace(memory, tried_s=view.time_s, tried_for=tuple(sorted(triggers)))
         situation = replace(situation, in_force=memory.plan)
+    if memory.plan is not None:
+        plan_in_force = move_slots(memory.plan, situation.holding(), situation.problem.offers)
+        memory = replace(memory, plan=plan_in_force)
+        situation = replace(situation, in_force=plan_in_force)
     step = next_steps(situation.ask())
     actions, routes = _act(situation, memory, step)
     decision = Decision(
@@ -178,6 +183,10 @@ class _Situation:
             and seen.instance.service in services
             and not is_late(seen, self.view, self.policy)
         }
+
+    def holding(self) -> dict[str, Instance]:
+        """Return what holds machines, by name."""
+        return {seen.id: seen.instance for seen in self.observed if seen.standing.state != "gone"}
 
     def awaited(self) -> dict[str, Instance]:
         """Return what is wanted and was never started, as far as is known, by the name it will have."""
@@ -449,6 +458,7 @@ def _plan_anew(
         return memory, Verdict(False, "no plan"), ()
     taken = (*(seen.id for seen in view.instances), *(one.id for one in situation.wanted))
     named = name_instances(answer, {**situation.awaited(), **running}, view.time_s, taken)
+    named = move_slots(named, situation.holding(), situation.problem.offers)
     foreseen = _foresee_later(situation, named)
     unchanged = bool(named.instances) and {one.id for one in named.instances} == {
         one.id for one in situation.wanted

@@ -30,13 +30,17 @@ class TermRecord(Frozen):
     term: int
 
 
-def refuse_old_term(fleet: str, term: int, newest: int) -> None:
-    """Raise DeployError where orders of a later term than this one have been followed."""
+def refuse_old_term(fleet: str, term: int, newest: int, *, written: Path | None = None) -> None:
+    """Raise DeployError where orders of a later term than this one have been followed.
+
+    `written` is the file that says so, where there is one: a person may know that there is no other.
+    """
     if term < newest:
+        lost = "" if written is None else f", or remove {written} if no other runs"
         raise DeployError(
             f"an order of term {term} for {fleet}, which a controller of term {newest} keeps",
             kind="superseded",
-            hint="only one controller acts at a time; end this one",
+            hint=f"only one controller acts at a time; end this one{lost}",
         )
 
 
@@ -57,7 +61,8 @@ def fence_term(
     try:
         _take(descriptor, time.monotonic() + deadline_s, fleet)
         known = _read(folder / _FILE)
-        refuse_old_term(fleet, term, 0 if known is None else known)
+        newest = 0 if known is None else known
+        refuse_old_term(fleet, term, newest, written=folder / _FILE)
         if known is None or term > known:
             atomic_write(folder / _FILE, TermRecord(term=term).to_json())
         yield

@@ -31,7 +31,9 @@ def pods() -> list[dict[str, Any]]:
 def test_everything_in_the_folder_is_part_of_the_base() -> None:
     listed = yaml.safe_load((BASE / "kustomization.yaml").read_text())
     assert set(listed["resources"]) == set(FILES)
-    assert {path.name for path in BASE.iterdir()} == {*FILES, "kustomization.yaml", "fleet.yaml"}
+    (generated,) = listed["configMapGenerator"]
+    others = {"kustomization.yaml", *generated["files"]}
+    assert {path.name for path in BASE.iterdir()} == {*FILES, *others}
 
 
 def test_pods_run_as_nobody_in_particular_and_take_secrets_as_files() -> None:
@@ -44,7 +46,8 @@ def test_pods_run_as_nobody_in_particular_and_take_secrets_as_files() -> None:
         assert security["capabilities"] == {"drop": ["ALL"]}
         assert not any("valueFrom" in each for each in container["env"])
         secrets = [v["secret"] for v in pod["volumes"] if "secret" in v]
-        assert [secret["defaultMode"] for secret in secrets] == [0o440]
+        assert secrets
+        assert all(secret["defaultMode"] == 0o440 for secret in secrets)
 
 
 def test_only_the_controller_may_ask_the_api() -> None:
@@ -58,6 +61,28 @@ def test_the_fleet_is_one_that_can_be_planned() -> None:
     from atoll.plan.files.fleet import load_fleet
 
     assert load_fleet(BASE / "fleet.yaml") is not None
+
+
+def test_the_controller_is_told_what_it_understands() -> None:
+    from atoll.deploy.kubernetes.settings import KubernetesSettings
+
+    (settings,) = yaml.safe_load((BASE / "targets.yaml").read_text()).values()
+    there = KubernetesSettings.parse(settings)
+    namespace = yaml.safe_load((BASE / "namespace.yaml").read_text())["metadata"]["name"]
+    assert there.namespace == namespace
+    controller = pods()[2]["containers"][0]
+    verb, *options = controller["command"][1:]
+    known = yaml.safe_load((BASE / "kustomization.yaml").read_text())["configMapGenerator"][0]
+    mounted = [word.rpartition("/")[2] for word in controller["command"] if "/etc/atoll/" in word]
+    assert mounted == known["files"]
+    from typer.testing import CliRunner
+
+    from atoll.cli.main import app
+
+    shown = CliRunner().invoke(app, [verb, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert shown.exit_code == 0
+    for option in options[1:]:
+        assert option.partition("=")[0] in shown.output
 
 
 def test_the_base_keeps_the_published_schemas() -> None:
