@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import io
 import json
 import os
 import secrets
@@ -90,37 +91,36 @@ class RolloutOutcome:
 # The answers
 
 
-def learn_answers(model: Path) -> list[tuple[str, str, list[int]]]:
-    """Return prompts with the whole model's greedy answers, as text and tokens."""
+def learn_answers(model: Path) -> list[tuple[str, list[int]]]:
+    """Return prompts with the whole model's greedy answers, in tokens."""
     import torch
     import transformers
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    whole = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    known = []
-    for number in range(PROMPTS):
-        prompt = f"Prompt number {number * 7919}: " * (1 + number % 3)
-        given = torch.tensor([tokenizer.encode(prompt).ids])
-        with torch.no_grad():
-            answer = whole.generate(
-                given,
-                attention_mask=torch.ones_like(given),
-                max_new_tokens=MOST_TOKENS,
-                do_sample=False,
-                eos_token_id=-1,
-                pad_token_id=0,
-            )
-        tokens = answer[0, given.shape[1] :].tolist()
-        known.append((prompt, tokenizer.decode(tokens), tokens))
-    return known
+    with contextlib.redirect_stderr(io.StringIO()):
+        whole = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    # Answers are as long as was asked for, whatever the model says.
+    whole.generation_config.eos_token_id = None
+    # All at once, so all of one length; one after the other takes eight times as long.
+    prompts = [f"Prompt number {number * 7919:6d}: " * 2 for number in range(PROMPTS)]
+    given = torch.tensor([tokenizer.encode(prompt).ids for prompt in prompts])
+    with torch.no_grad():
+        answers = whole.generate(
+            given,
+            attention_mask=torch.ones_like(given),
+            max_new_tokens=MOST_TOKENS,
+            do_sample=False,
+            pad_token_id=0,
+        )
+    return list(zip(prompts, answers[:, given.shape[1] :].tolist(), strict=True))
 
 
 class StreamingClients:
     """Clients that stream greedy answers, one after the other, until told to end."""
 
     def __init__(
-        self, url: str, answers: list[tuple[str, str, list[int]]], outcome: RolloutOutcome
+        self, url: str, answers: list[tuple[str, list[int]]], outcome: RolloutOutcome
     ) -> None:
         self._url, self._answers, self._outcome = url, answers, outcome
         self._over = False
@@ -146,7 +146,7 @@ class StreamingClients:
         """Stream an answer of so many tokens and compare it."""
         from atoll.runtime.http.client import FetchError, fetch
 
-        prompt, _, expected = self._answers[which]
+        prompt, expected = self._answers[which]
         outcome = self._outcome
         outcome.requests += 1
         body = {
@@ -200,16 +200,23 @@ class RolloutSite:
             "PYTHONPATH": str(ROOT),
         }
         self._environment.pop("ATOLL_FABRIC", None)
+        self._nursery: Process | None = None
         self._hub: Process | None = None
         self._gateway: Process | None = None
         self.controller: Process | None = None
         self._controllers = 0
 
-    async def open(self) -> None:
-        """Start hub and gateway."""
+    async def open(self, model: Path) -> None:
+        """Start hub and gateway, and what engines are forked from: loading torch takes them seconds."""
+        from atoll.deploy.commands.stage import NURSERY_VARIABLE
         from atoll.runtime.local.build import free_ports
 
         (self.folder / "run").mkdir(mode=0o700)
+        socket = self.folder / "nursery"
+        self._environment[NURSERY_VARIABLE] = str(socket)
+        self._nursery = await self._start(
+            "nursery", "-m", "atoll.runtime.supervise.nursery", "--listen", str(socket), str(model)
+        )
         (port,) = free_ports(1)
         token = self.folder / "fabric.token"
         token.touch(mode=0o600)
@@ -221,6 +228,7 @@ class RolloutSite:
             "--json", "--log", str(self.folder / "gateway.jsonl"),
         )  # fmt: skip
         self.url = json.loads(await _said(self._gateway, '"url"'))["url"]
+        await _said(self._nursery, "ready")
 
     async def _start(self, name: str, *arguments: str) -> Process:
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -228,8 +236,8 @@ class RolloutSite:
                 sys.executable,
                 *arguments,
                 cwd=self.folder,
-                stdin=DEVNULL,
-                stdout=PIPE if name in ("hub", "gateway") else log,
+                stdin=PIPE if name == "nursery" else DEVNULL,
+                stdout=log if name == "controller" else PIPE,
                 stderr=log,
                 env=self._environment,
             )
@@ -256,7 +264,7 @@ class RolloutSite:
         for fleet in (FLEET, _SQUATTER):
             for standing in target.list(fleet):
                 await asyncio.to_thread(target.stop, standing.handle, _LAST_TERM)
-        for process in (self._gateway, self._hub):
+        for process in (self._nursery, self._gateway, self._hub):
             if process is None:
                 continue
             with contextlib.suppress(ProcessLookupError):
@@ -266,6 +274,17 @@ class RolloutSite:
             except TimeoutError:
                 process.kill()
                 await process.wait()
+
+    def find_logging(self, log: str) -> int | None:
+        """Return the engine process whose guard writes a log of this name; forks share a command line."""
+        from atoll.runtime.supervise.guard import descendants
+
+        for pid in find_tagged(self.tag):
+            with contextlib.suppress(OSError):
+                for link in Path(f"/proc/{pid}/fd").iterdir():
+                    if os.readlink(link).endswith(log):
+                        return next(iter(descendants(pid)), None)
+        return None
 
     def orphans(self) -> list[int]:
         """Return the processes of this run that still live."""
@@ -397,21 +416,15 @@ class Rollout:
 
     def _find(self, victim: Standing, way: str) -> int | None:
         """Return a process of an instance: its keeper, a node's command, or an engine below that."""
-        from atoll.runtime.supervise.guard import descendants
-
-        home = self.site.folder / TARGET / f"f-{FLEET}" / f"i-{victim.labels.instance}"
+        name = victim.labels.instance
+        home = self.site.folder / TARGET / f"f-{FLEET}" / f"i-{name}"
         state = KeeperState.from_json((home / STATE).read_text())
         if way == "kill-keeper":
             return state.keeper.pid
         if way == "kill-join" and state.processes:
             return state.processes[int(self._chance.integers(len(state.processes)))].pid
-        module = {"kill-node": b"atoll.engine.node", "kill-engine": b"atoll.runtime.instance"}
-        for pid in descendants(state.keeper.pid):
-            with contextlib.suppress(OSError):
-                words = Path(f"/proc/{pid}/cmdline").read_bytes()
-                if way in module and module[way] in words and b'"argv"' not in words:
-                    return pid
-        return state.processes[0].pid if state.processes else None
+        log = f"/{name}.log" if way == "kill-engine" else f"/{name}.n0.log"
+        return self.site.find_logging(log)
 
     def _failures(self) -> int:
         events = History(self.site.folder / HISTORY).read()
@@ -513,7 +526,7 @@ async def rollout(
     run = Rollout(site, first, seed)
     outcome = run.outcome
     try:
-        await site.open()
+        await site.open(model)
         await run.bring_up()
         streaming = StreamingClients(site.url, answers, outcome)
         streaming.begin(clients)

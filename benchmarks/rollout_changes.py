@@ -227,8 +227,7 @@ def _draw(
     templates: Sequence[RolloutTemplate],
 ) -> AskedOfFleet | None:
     """Return a change that a controller makes, or None where this one is none."""
-    count = int(chance.integers(2, most + 1))
-    drawn = tuple(templates[int(at)] for at in chance.integers(0, len(templates), count))
+    drawn = _edit(chance, before.templates, most, templates)
     had, has = (sum(t.per_s for t in ts) for ts in (before.templates, drawn))
     if Counter(drawn) == Counter(before.templates) or has < _SPARE_PER_S + 0.5:
         return None
@@ -252,6 +251,21 @@ def _draw(
         prices_usd=prices,
         templates=tuple(sorted(drawn, key=lambda t: t.nodes)),
     )
+
+
+def _edit(
+    chance: np.random.Generator,
+    before: Sequence[RolloutTemplate],
+    most: int,
+    templates: Sequence[RolloutTemplate],
+) -> tuple[RolloutTemplate, ...]:
+    """Return a plan with one instance more, one less, or one or two others."""
+    plan = list(before)
+    chance.shuffle(plan)  # type: ignore[arg-type]
+    taken = int(chance.integers(0, 3))
+    added = int(chance.integers(0, 3))
+    plan = plan[taken:] + [templates[int(at)] for at in chance.integers(0, len(templates), added)]
+    return tuple(plan[:most])
 
 
 def _count_machines(templates: Sequence[RolloutTemplate]) -> Counter[str]:

@@ -20,6 +20,7 @@ from atoll.deploy.local_keeper import (
     KeptProcess,
     announces_nothing,
     classify_exit,
+    last_word,
     process_start,
 )
 from atoll.deploy.local_slots import PoolMachine
@@ -298,6 +299,12 @@ def test_why_a_command_ended() -> None:
     assert classify_exit("ended by signal 9", "no word") == "memory"
     assert classify_exit("ended with code 1", "torch.OutOfMemoryError: CUDA ...") == "memory"
     assert classify_exit("ended with code 2", "unknown option --tensor") == "settings"
+
+
+def test_the_last_word_is_one_for_people() -> None:
+    event = '{"time":1,"event":"node.joined","sid":"s"}'
+    assert last_word(["it burns", event]) == "it burns"
+    assert last_word([event]) == last_word([]) == "no word"
 
 
 def test_a_node_of_a_fabric_is_ready_when_it_has_announced_something() -> None:

@@ -352,9 +352,11 @@ def _demand_triggers(situation: _Situation) -> dict[str, str]:
     carried = CarriedLoad(problem, mixed, living).lanes()
     for lane in find_short(carried, demand_by_lane(problem, mixed)):
         found[f"short {lane}"] = f"{lane} will carry less than is asked"
+    running = situation.running()
     for one in situation.wanted:
-        if situation.held.blocks(one):
-            found[f"held {one.id}"] = f"{one.id} cannot be started there for now"
+        if one.id not in running and situation.held.blocks(one):
+            # By its place: its name is another one after every try.
+            found[f"held {hash_place(one)}"] = f"{one.id} cannot be started there for now"
     return found
 
 
@@ -434,8 +436,11 @@ def _plan_anew(
             break
     if answer is None:
         return memory, Verdict(False, "no plan"), ()
-    taken = (*(seen.id for seen in view.instances), *(one.id for one in situation.wanted))
-    named = name_instances(answer, running, view.time_s, taken)
+    # What is wanted and was not started yet keeps its name too.
+    listed = {seen.id for seen in view.instances}
+    waiting = {one.id: one for one in situation.wanted if one.id not in listed}
+    taken = (*listed, *waiting, *(one.id for one in situation.wanted))
+    named = name_instances(answer, running | waiting, view.time_s, taken)
     foreseen = _foresee_later(situation, named)
     unchanged = bool(named.instances) and {one.id for one in named.instances} == {
         one.id for one in situation.wanted

@@ -162,6 +162,7 @@ class FleetController:
         self._holder, self._valid_s = holder, valid_s
         self.memory = Memory()
         self._refused: dict[str, ObservedInstance] = {}
+        self._cleared: set[str] = set()
         self._last: dict[str, tuple[Standing, ...]] = {}
         self._offers: dict[str, tuple[Offer, ...]] = {}
 
@@ -199,11 +200,12 @@ class FleetController:
                 unreachable.append(name)
                 self._say("failure", f"{name}: {error}", term)
         seen = {
-            standing.labels.instance: ObservedInstance(standing, instance)
+            standing.labels.instance: ObservedInstance(self._clear(standing), instance)
             for standings in self._last.values()
             for standing in standings
             if (instance := self.store.find(standing.labels.instance)) is not None
         }
+        self._cleared &= {one.standing.handle for one in seen.values()}
         self._refused = {
             name: one
             for name, one in self._refused.items()
@@ -222,6 +224,12 @@ class FleetController:
             term=term,
         )
         return view, unreachable
+
+    def _clear(self, standing: Standing) -> Standing:
+        """A target lists what failed for a while; once it was stopped it holds nothing any more."""
+        if standing.state == "failed" and standing.handle in self._cleared:
+            return replace(standing, state="gone")
+        return standing
 
     def _carry_out(self, action: ControlAction, view: View, term: int, blocked: set[str]) -> None:
         if isinstance(action, ReweightRoutes):
@@ -249,6 +257,7 @@ class FleetController:
             target.drain(action.handle, term)
         else:
             target.stop(action.handle, term)
+            self._cleared.add(action.handle)
 
     def _refuse_blocked(self, name: str, blocked: set[str]) -> None:
         if name in blocked:

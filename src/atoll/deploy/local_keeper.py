@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +35,7 @@ ORDER, STATE, LOCK = "order.json", "state.json", "keeper.lock"
 _ALL_CODES = tuple(range(256))
 """A command that ends is not started again: whether its instance shall stand is the controller's to say."""
 _REASON = 300
+_EVENT = '{"time":'
 _TAIL_BYTES = 64 * 2**10
 _LOOK_S = 2.0
 _TAKE_S = 2.0
@@ -109,6 +111,11 @@ def classify_exit(reason: str, last_line: str) -> FailureKind:
     return "settings"
 
 
+def last_word(lines: Sequence[str]) -> str:
+    """Return the last line that was written for people; events of `atoll join` are not."""
+    return next((line for line in reversed(lines) if not line.startswith(_EVENT)), "no word")
+
+
 @dataclass(slots=True)
 class CommandProbe:
     """Ready is a command that answers where it listens, and that gateways know of if it joins a fabric.
@@ -159,7 +166,7 @@ def announces_nothing(text: str) -> bool:
     """Whether a log's events say that the node is in a fabric and serves nothing there."""
     silent = False
     for line in text.splitlines():
-        if not line.startswith('{"time":') or '"event":"node.' not in line:
+        if not line.startswith(_EVENT) or '"event":"node.' not in line:
             continue
         with contextlib.suppress(ValueError):
             event = json.loads(line)
@@ -241,8 +248,7 @@ class InstanceKeeper:
             self._write("starting")
 
     def _fail(self, failed: SupervisedProcess) -> None:
-        lines = last_lines(failed.spec.command.log, 1)
-        last = shorten(lines[0], _REASON) if lines else "no word"
+        last = shorten(last_word(last_lines(failed.spec.command.log)), _REASON)
         was_ready = self._state is not None and self._state.state == "ready"
         kind: FailureKind = "ended" if was_ready else classify_exit(failed.reason, last)
         self._write("failed", f"{failed.name} {failed.reason}: {last}", kind)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -28,6 +29,8 @@ from atoll.runtime.adapters.base import Endpoint, MachineShare, RunDirectory, Se
 from atoll.runtime.instance.config import engine_name
 from atoll.runtime.local.placing import scale_layers
 
+NURSERY_VARIABLE = "ATOLL_NURSERY"
+"""Names the socket of a process that has loaded the engine and forks it (`runtime.supervise.nursery`)."""
 _SCHEDULER = ".scheduler"
 
 
@@ -110,15 +113,18 @@ def build_stage(
     )
 
 
-async def _serve(endpoint: Endpoint) -> int:
-    """Run the processes until told to stop, or one is given up."""
+async def _serve(endpoint: Endpoint, nursery: str | None) -> int:
+    """Run the processes until told to stop, or one is given up; they are forked where a nursery can."""
     from atoll.runtime.supervise.agent import Agent, ProcessError
+    from atoll.runtime.supervise.process import Nursery
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     agent = Agent()
+    if nursery is not None:
+        agent.nursery = Nursery.connect(nursery)
     for spec in endpoint.processes:
         agent.add(spec)
     try:
@@ -167,7 +173,9 @@ def main(arguments: list[str] | None = None) -> int:
         home = new_home()
         cores = usable_cores() if order.alone else ()
         endpoint = build_stage(order, options.node, options.port, peers, home, layers, cores)
-        return asyncio.run(_serve(endpoint))
+        # What a nursery forks has its environment, and sees its GPUs.
+        nursery = os.environ.get(NURSERY_VARIABLE) if order.device == "cpu" else None
+        return asyncio.run(_serve(endpoint, nursery))
     except AtollError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

@@ -180,9 +180,20 @@ class Nursery:
 
     modules = frozenset({"atoll.engine.node", "atoll.runtime.instance.process"})
 
-    def __init__(self, process: asyncio.subprocess.Process, orders: socket.socket) -> None:
+    def __init__(self, process: asyncio.subprocess.Process | None, orders: socket.socket) -> None:
         self._process = process
         self._orders = orders
+
+    @classmethod
+    def connect(cls, path: str) -> Nursery | None:
+        """Return one that others use as well, by its socket; None if it does not answer."""
+        orders = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            orders.connect(path)
+        except OSError:
+            orders.close()
+            return None
+        return cls(None, orders)
 
     @classmethod
     async def start(cls, folders: Sequence[str], timeout_s: float = 120.0) -> Nursery:
@@ -218,7 +229,8 @@ class Nursery:
 
     def fork(self, command: Command, orders: int, answers: int) -> bool:
         """Have the command forked under a guard; False if this cannot be done here."""
-        if command.module not in self.modules or self._process.returncode is not None:
+        ended = self._process is not None and self._process.returncode is not None
+        if command.module not in self.modules or ended:
             return False
         try:
             message = json.dumps(command.order(fork=True)).encode()
@@ -230,7 +242,8 @@ class Nursery:
     async def close(self) -> None:
         """End it; what it forked stays."""
         self._orders.close()
-        await self._process.wait()
+        if self._process is not None:
+            await self._process.wait()
 
 
 def last_lines(log: Path, most: int = 12) -> tuple[str, ...]:
