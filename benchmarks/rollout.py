@@ -25,7 +25,7 @@ import signal
 import sys
 import tempfile
 import time
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -221,7 +221,9 @@ class RolloutSite:
         token = self.folder / "fabric.token"
         token.touch(mode=0o600)
         token.write_text(f"open://127.0.0.1:{port}")
-        self._hub = await self._start("hub", "-m", "atoll", "hub", "--open", "--listen", f"127.0.0.1:{port}")  # fmt: skip
+        self._hub = await self._start(
+            "hub", "-m", "atoll", "hub", "--open", "--listen", f"127.0.0.1:{port}"
+        )
         await _said(self._hub, "listens at")
         self._gateway = await self._start(
             "gateway", "-m", "atoll", "gateway", "--fabric", f"@{token}", "--open", "--port", "0",
@@ -328,6 +330,7 @@ class Rollout:
         self.target = make_target(site.folder, first)
         self._store = InstanceStore(site.folder / INSTANCES)
         self._known: dict[str, Instance] = {}
+        self._failed: set[str] = set()
         self._standing: tuple[Standing, ...] = ()
         self._chance: np.random.Generator = stream(seed, "blows")
         self._demand_per_s = 0.0
@@ -379,7 +382,7 @@ class Rollout:
     async def _crowd(self, change: PlanChange) -> None:
         """Let somebody else have all machines of a kind that is to be started, for a while."""
         fresh = Counter(change.asked.templates) - Counter(self.asked.templates)
-        kind = sorted(fresh, key=lambda t: t.nodes)[0].nodes[0][0]
+        kind = min(fresh, key=lambda t: t.nodes).nodes[0][0]
         held = sum(
             node.node_type == kind
             for seen in self._standing
@@ -427,10 +430,9 @@ class Rollout:
         return self.site.find_logging(log)
 
     def _failures(self) -> int:
+        """Return how many starts were refused or failed until now."""
         events = History(self.site.folder / HISTORY).read()
-        return sum(event.kind == "failure" for event in events) + len(
-            [seen for seen in self._standing if seen.state == "failed"]
-        )
+        return sum(event.kind == "failure" for event in events) + len(self._failed)
 
     # Looking
 
@@ -446,6 +448,7 @@ class Rollout:
         """See what stands, and count the time in which it was too little."""
         standing = await asyncio.to_thread(self.target.list, FLEET)
         self._standing = tuple(standing)
+        self._failed |= {seen.labels.instance for seen in standing if seen.state == "failed"}
         ready = sum(
             self._instance(seen).throughput_per_s for seen in standing if seen.state == "ready"
         )
@@ -576,7 +579,9 @@ def main() -> None:
             rollout(first, changes, chosen.seed, folder, say=lambda line: print(line, flush=True))
         )
     seconds = time.monotonic() - begun_s
-    print(f"{seen.starts} instances started, {seen.refused} starts made to fail: {dict(seen.troubles)}")
+    print(
+        f"{seen.starts} instances started, {seen.refused} starts made to fail: {dict(seen.troubles)}"
+    )
     print(f"{seen.requests} answers, {seen.tokens} tokens in {seconds:.0f} s")
     for line in seen.notes[:20]:
         print(f"  {line}")

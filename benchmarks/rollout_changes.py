@@ -6,6 +6,7 @@ had for less. Deciding only; nothing here starts anything.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -150,10 +151,7 @@ def make_instance(
         region=REGION,
         stages=len(nodes),
         nodes=nodes,
-        flows=tuple(
-            Flow(src=a, dst=b, per_s=template.per_s)
-            for a, b in zip(ends, ends[1:], strict=False)
-        ),
+        flows=tuple(Flow(src=a, dst=b, per_s=template.per_s) for a, b in itertools.pairwise(ends)),
         throughput_per_s=template.per_s,
         usd_per_hour=sum(prices_usd[kind] for kind, _, _ in template.nodes),
     )

@@ -39,8 +39,8 @@ print("listening, secret file", os.environ.get("SECRET_FILE"), flush=True)
 server.serve_forever()
 print("drained", flush=True)
 """
-LAST = "import sys; print('the model is not there', file=sys.stderr); sys.exit(3)"
-HUNGRY = "raise MemoryError('CUDA out of memory. Tried to allocate 20 GiB')"
+LAST = "import sys; sys.argv[1]; print('the model is not there', file=sys.stderr); sys.exit(3)"
+HUNGRY = "import sys; sys.argv[1]; raise MemoryError('CUDA out of memory. Tried to allocate 20 GiB')"
 SLEEP = "import time; time.sleep(600)"
 MACHINES = (
     PoolMachine(name="a", node_type="L40S:2", gpu_ids=(4, 5)),
@@ -282,6 +282,22 @@ def test_a_controller_that_ended_between_order_and_start_is_made_good(folder: Pa
     assert (half.state, half.kind) == ("failed", "ended")
     deployer.start(order("chat-0", SLEEP))
     wait(lambda: state_of(deployer, handle).state == "ready")
+
+
+def test_what_was_ordered_and_never_born_is_discarded_and_stays_so(folder: Path) -> None:
+    deployer = LocalDeployer(MACHINES, folder)
+    handle = deployer.start(order("chat-0", SLEEP)).handle
+    deployer.stop(handle, 0)
+    home = folder / "f-lab" / "i-chat-0"
+    (home / "state.json").unlink()
+    # Its keeper is still loading Python while the next controller clears up.
+    late = subprocess.Popen([sys.executable, "-m", "atoll.deploy.local_keeper", str(home)])
+    late.send_signal(signal.SIGSTOP)
+    deployer.stop(handle, 1)
+    late.send_signal(signal.SIGCONT)
+    assert late.wait(60) == 0
+    assert not home.exists()
+    assert deployer.list("lab") == ()
 
 
 def test_ended_instances_are_listed_for_a_while_only(folder: Path) -> None:

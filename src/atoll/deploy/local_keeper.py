@@ -287,8 +287,11 @@ def main(arguments: list[str]) -> int:
         # The caller waits for this one; the keeper itself is nobody's child.
         os._exit(0)
     os.setsid()
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    if not _take(lock):
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return 0  # it was discarded before this process began
+    if not _take(lock) or not (folder / ORDER).exists():
         return 0
     try:
         order = KeptOrder.from_json(read_text_limited(folder / ORDER), path=folder / ORDER)

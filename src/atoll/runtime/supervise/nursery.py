@@ -86,9 +86,7 @@ def _fork(sockets: list[socket.socket], message: bytes, descriptors: list[int]) 
         os.close(descriptor)
 
 
-def _guard(
-    sockets: list[socket.socket], order: dict[str, object], descriptors: list[int]
-) -> None:
+def _guard(sockets: list[socket.socket], order: dict[str, object], descriptors: list[int]) -> None:
     code = 1
     try:
         for each in sockets:
