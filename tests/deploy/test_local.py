@@ -40,7 +40,9 @@ server.serve_forever()
 print("drained", flush=True)
 """
 LAST = "import sys; sys.argv[1]; print('the model is not there', file=sys.stderr); sys.exit(3)"
-HUNGRY = "import sys; sys.argv[1]; raise MemoryError('CUDA out of memory. Tried to allocate 20 GiB')"
+HUNGRY = (
+    "import sys; sys.argv[1]; raise MemoryError('CUDA out of memory. Tried to allocate 20 GiB')"
+)
 SLEEP = "import time; time.sleep(600)"
 MACHINES = (
     PoolMachine(name="a", node_type="L40S:2", gpu_ids=(4, 5)),

@@ -61,7 +61,8 @@ def serve_many(listening: socket.socket, until: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     agents: list[socket.socket] = []
     while True:
-        ready, _, _ = select.select([until, listening, *agents], [], [])
+        watched: list[int | socket.socket] = [until, listening, *agents]
+        ready, _, _ = select.select(watched, [], [])
         if until in ready and not os.read(until, 4096):
             return
         for agent in [agent for agent in agents if agent in ready]:
