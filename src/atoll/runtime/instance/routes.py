@@ -74,9 +74,9 @@ class PlanRouter:
         expected = self._expected.get(query.request_id, 0.0)
         while True:
             chosen = self._chooser.route(busy=full)
-            if chosen is None and self._alone is not None and self._alone not in full:
-                # No helper lives or has room: better slowly than not at all.
-                chosen = (self._alone,) if self._parts[self._alone].open else None
+            if chosen is None and not full and self._is_left_alone():
+                assert self._alone is not None
+                chosen = (self._alone,)
             if chosen is None:
                 return None
             hops = self._hops(query, [self._parts[name] for name in chosen], alive, expected)
@@ -84,6 +84,12 @@ class PlanRouter:
                 full.append(hops)
                 continue
             return PipelineRoute(prefill=hops[0], decode=hops[1] if len(hops) > 1 else None)
+
+    def _is_left_alone(self) -> bool:
+        """Whether a part that is helped lives and none of its helpers does: it then runs both phases."""
+        if self._alone is None:
+            return False
+        return [name for name, part in self._parts.items() if part.open] == [self._alone]
 
     def _note_lost(self) -> None:
         """Have the ways over parts that no pipeline is left of lead over others, and back again."""
