@@ -39,6 +39,7 @@ from atoll.deploy.door import Labels, NodeCommand, Standing, StartOrder
 from atoll.deploy.local import LocalDeployer
 from atoll.deploy.local_keeper import STATE, KeeperState, process_start
 from atoll.plan.plan import Instance
+from atoll.runtime.supervise.process import Nursery
 from benchmarks.report import ROOT, Figure, finish
 from benchmarks.rollout_changes import (
     MACHINES,
@@ -200,7 +201,7 @@ class RolloutSite:
             "PYTHONPATH": str(ROOT),
         }
         self._environment.pop("ATOLL_FABRIC", None)
-        self._nursery: Process | None = None
+        self._nursery: Nursery | None = None
         self._hub: Process | None = None
         self._gateway: Process | None = None
         self.controller: Process | None = None
@@ -214,9 +215,7 @@ class RolloutSite:
         (self.folder / "run").mkdir(mode=0o700)
         socket = self.folder / "nursery"
         self._environment[NURSERY_VARIABLE] = str(socket)
-        self._nursery = await self._start(
-            "nursery", "-m", "atoll.runtime.supervise.nursery", "--listen", str(socket), str(model)
-        )
+        loading = asyncio.create_task(Nursery.share([str(model)], str(socket)))
         (port,) = free_ports(1)
         token = self.folder / "fabric.token"
         token.touch(mode=0o600)
@@ -230,7 +229,7 @@ class RolloutSite:
             "--json", "--log", str(self.folder / "gateway.jsonl"),
         )  # fmt: skip
         self.url = json.loads(await _said(self._gateway, '"url"'))["url"]
-        await _said(self._nursery, "ready")
+        self._nursery = await loading
 
     async def _start(self, name: str, *arguments: str) -> Process:
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -238,7 +237,7 @@ class RolloutSite:
                 sys.executable,
                 *arguments,
                 cwd=self.folder,
-                stdin=PIPE if name == "nursery" else DEVNULL,
+                stdin=DEVNULL,
                 stdout=log if name == "controller" else PIPE,
                 stderr=log,
                 env=self._environment,
@@ -266,7 +265,9 @@ class RolloutSite:
         for fleet in (FLEET, _SQUATTER):
             for standing in target.list(fleet):
                 await asyncio.to_thread(target.stop, standing.handle, _LAST_TERM)
-        for process in (self._nursery, self._gateway, self._hub):
+        if self._nursery is not None:
+            await self._nursery.close()
+        for process in (self._gateway, self._hub):
             if process is None:
                 continue
             with contextlib.suppress(ProcessLookupError):
