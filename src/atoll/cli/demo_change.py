@@ -12,12 +12,13 @@ import math
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.control.loop import FleetController, FleetPlace, TrafficReport
+from atoll.control.gateways import GatewayAddress, GatewayGroup
+from atoll.control.loop import FleetController, FleetPlace
 from atoll.deploy.door import StartOrder
 from atoll.plan.plan import Flow, Instance, Node, Plan, Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service
@@ -38,18 +39,6 @@ _KV_BYTES = 128 * 2**20
 _LAST_TERM = 2**31
 
 
-class SilentGateways:
-    """Gateways that say nothing of their traffic; they find instances in the fabric."""
-
-    def look(self, now_s: float) -> TrafficReport:
-        """Nothing was measured: what the fleet asks for counts."""
-        del now_s
-        return TrafficReport()
-
-    def route(self, routes: Sequence[Route]) -> None:
-        """Equal instances carry equal weights."""
-
-
 class OperatedFleet:
     """A fleet of one service on this machine, behind a gateway; see the module."""
 
@@ -58,6 +47,7 @@ class OperatedFleet:
         self._gateway: GatewayProcess
         self._target: LocalDeployer
         self._controller: FleetController
+        self._gateways: GatewayGroup
         self._stack = contextlib.AsyncExitStack()
         self.url = ""
 
@@ -79,7 +69,8 @@ class OperatedFleet:
         hub = await Hub.start(hub_options(None, listen=[f"127.0.0.1:{port}"]))
         self._stack.push_async_callback(hub.close)
         address = f"open://127.0.0.1:{port}"
-        settings = GatewayFile(port=0, policy="p2c", affinity=False, admin_socket="", queue_s=30.0)
+        admin = self._home / "admin"
+        settings = GatewayFile(port=0, affinity=False, admin_socket=str(admin), queue_s=30.0)
         self._gateway = GatewayProcess(
             ServiceOptions(settings, Access.open(address), keys_needed=False)
         )
@@ -90,13 +81,14 @@ class OperatedFleet:
         token.touch(mode=0o600)
         token.write_text(address, encoding="ascii")
         problem = self._ask(_PER_S)
+        self._gateways = GatewayGroup(problem, [GatewayAddress(self.url, admin)])
         self._target = LocalDeployer(pretend_machines(problem.offers), self._home / "local")
         self._stack.push_async_callback(self._take_down)
         place = FleetPlace(
             FLEET,
             problem,
             {"local": self._target},
-            SilentGateways(),
+            self._gateways,
             lambda _instance: "local",
             self._order,
         )
@@ -121,8 +113,8 @@ class OperatedFleet:
 
     def ask_for(self, rate_per_s: float) -> None:
         """Say how much the fleet must carry from now on."""
-        place = self._controller.place
-        self._controller.place = replace(place, problem=self._ask(rate_per_s))
+        problem = self._gateways.problem = self._ask(rate_per_s)
+        self._controller.place = replace(self._controller.place, problem=problem)
 
     async def settle(self, count: int, say: Callable[[str], None]) -> None:
         """Turn until so many instances serve and gateways know of them, telling what is decided."""
