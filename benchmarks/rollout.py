@@ -9,7 +9,8 @@ whole model's greedy one.
 
 `below_demand_s` are the seconds in which what was listed as ready carried less than was asked. What is asked
 more counts once the fleet carries it, `LEAD_S` after it was announced at the latest: that is how long
-before a controller forecasts. Plans have one instance to spare, so that any one may die.
+before a controller forecasts. Plans have one instance to spare, so that any one may die. `below_at_gateway_s`
+is the same by what the gateway sends requests to.
 """
 
 from __future__ import annotations
@@ -50,7 +51,15 @@ from benchmarks.rollout_changes import (
     make_instance,
     seed_changes,
 )
-from benchmarks.rollout_controller import ASKED, FLEET, HISTORY, INSTANCES, TARGET, make_target
+from benchmarks.rollout_controller import (
+    ASKED,
+    FLEET,
+    GATEWAY,
+    HISTORY,
+    INSTANCES,
+    TARGET,
+    make_target,
+)
 from benchmarks.tiny_model import write_tiny_model
 
 if TYPE_CHECKING:
@@ -80,6 +89,7 @@ class RolloutOutcome:
     token_mismatch: int = 0
     orphans: int = 0
     below_demand_s: float = 0.0
+    below_at_gateway_s: float = 0.0
     requests: int = 0
     tokens: int = 0
     starts: int = 0
@@ -192,7 +202,7 @@ class RolloutSite:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.url = ""
+        self.url = self._admin = ""
         self.tag = secrets.token_hex(8)
         self._environment = dict(os.environ) | {
             TAG: self.tag,
@@ -228,7 +238,9 @@ class RolloutSite:
             "gateway", "-m", "atoll", "gateway", "--fabric", f"@{token}", "--open", "--port", "0",
             "--json", "--log", str(self.folder / "gateway.jsonl"),
         )  # fmt: skip
-        self.url = json.loads(await _said(self._gateway, '"url"'))["url"]
+        said = await _said(self._gateway, '"url"')
+        (self.folder / GATEWAY).write_text(said)
+        self.url, self._admin = (json.loads(said)[name] for name in ("url", "admin_socket"))
         self._nursery = await loading
 
     async def _start(self, name: str, *arguments: str) -> Process:
@@ -250,6 +262,17 @@ class RolloutSite:
             "controller", "-m", "benchmarks.rollout_controller", str(self.folder),
             f"controller-{self._controllers}",
         )  # fmt: skip
+
+    async def list_usable(self) -> set[str]:
+        """Return the instances that the gateway sends requests to."""
+        from atoll.runtime.http.client import fetch
+
+        _, body = await fetch("http://gateway/atoll/v1/status", unix_socket=self._admin)
+        return {
+            backend["metadata"]["node"]
+            for backend in json.loads(body)["backends"]
+            if backend["state"] == "up"
+        }
 
     async def kill_controller(self) -> None:
         """Kill the controller in the middle of whatever it does."""
@@ -447,7 +470,9 @@ class Rollout:
 
     async def look(self) -> None:
         """See what stands, and count the time in which it was too little."""
-        standing = await asyncio.to_thread(self.target.list, FLEET)
+        standing, usable = await asyncio.gather(
+            asyncio.to_thread(self.target.list, FLEET), self.site.list_usable()
+        )
         self._standing = tuple(standing)
         self._failed |= {seen.labels.instance for seen in standing if seen.state == "failed"}
         ready = sum(
@@ -466,6 +491,12 @@ class Rollout:
                 self.outcome.below_demand_s += now_s - self._looked_s
                 states = [(s.labels.instance, s.state, s.reason) for s in standing]
                 self.outcome.notes.append(f"{ready} < {self._demand_per_s}: {states}")
+            reached = sum(
+                one.throughput_per_s for name, one in self._known.items() if name in usable
+            )
+            if reached < self._demand_per_s * (1.0 - 1e-6):
+                self.outcome.below_at_gateway_s += now_s - self._looked_s
+                self.outcome.notes.append(f"gateway: {reached} < {self._demand_per_s}: {usable}")
             self._looked_s = now_s
 
     def _is_complete(self) -> bool:
@@ -592,6 +623,7 @@ def main() -> None:
             Figure("changes", seen.changes, None, f"of {count}"),
             *(Figure(name, getattr(seen, name), 0) for name in names),
             Figure("below_demand_s", round(seen.below_demand_s, 2), 0),
+            Figure("below_at_gateway_s", round(seen.below_at_gateway_s, 2), 0),
         ],
         requests=seen.requests,
         tokens=seen.tokens,

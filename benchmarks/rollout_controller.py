@@ -6,13 +6,14 @@ turn. Everything else of it is the real thing: `FleetController`, `decide`, the 
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from atoll.control.decide import StartInstance
+from atoll.control.gateways import GatewayAddress, GatewayGroup
 from atoll.control.history import History
 from atoll.control.lease import FileLease, LeaseHeldError
 from atoll.control.loop import FleetController, FleetPlace, InstanceStore, TrafficReport
@@ -22,17 +23,12 @@ from atoll.deploy.commands.engines import CommandSettings, ServiceWeights, node_
 from atoll.deploy.door import StartOrder
 from atoll.deploy.local import LocalDeployer
 from atoll.deploy.local_slots import pretend_machines
-from atoll.plan.plan import Plan, Route
+from atoll.plan.plan import Plan
 from benchmarks.rollout_changes import SERVICE, AskedOfFleet
 
 FLEET = "rollout"
-ASKED, HISTORY, INSTANCES, LEASE, TARGET = (
-    "asked.json",
-    "history.jsonl",
-    "instances",
-    "lease.json",
-    "local",
-)
+ASKED, GATEWAY, HISTORY = "asked.json", "gateway.json", "history.jsonl"
+INSTANCES, LEASE, TARGET = "instances", "lease.json", "local"
 POLICY = ControlPolicy(
     epoch_s=600.0,
     startup_s=10.0,
@@ -50,16 +46,12 @@ _DRAIN_S = 60.0
 _KEEP_S = 60.0
 
 
-class QuietGateways:
-    """Gateways find instances in the fabric; what is asked stands in the file."""
+class ToldGateways(GatewayGroup):
+    """The real gateway, told who serves; how much is asked stands in the file."""
 
     def look(self, now_s: float) -> TrafficReport:
-        """Nothing is measured."""
-        del now_s
-        return TrafficReport()
-
-    def route(self, routes: Sequence[Route]) -> None:
-        """Instances carry their weights into the fabric themselves."""
+        """Leave out what it measures: it would plan for streams that are there to see it change."""
+        return TrafficReport(notices=super().look(now_s).notices)
 
 
 def make_target(folder: Path, asked: AskedOfFleet) -> LocalDeployer:
@@ -95,6 +87,9 @@ def make_order(folder: Path, action: StartInstance, asked: AskedOfFleet) -> Star
 
 def control(folder: Path, holder: str) -> FleetController:
     """Return a controller that knows nothing yet."""
+    gateway = json.loads(read_text_limited(folder / GATEWAY))
+    address = GatewayAddress(gateway["url"], Path(gateway["admin_socket"]))
+    gateways = ToldGateways(read_asked(folder).problem(FLEET), [address])
 
     def place(asked: AskedOfFleet) -> FleetPlace:
         def order(action: StartInstance, plan: Plan) -> StartOrder:
@@ -105,7 +100,7 @@ def control(folder: Path, holder: str) -> FleetController:
             FLEET,
             asked.problem(FLEET),
             {"local": make_target(folder, asked)},
-            QuietGateways(),
+            gateways,
             lambda _instance: "local",
             order,
         )
@@ -129,11 +124,11 @@ def main(arguments: list[str]) -> None:
     controller = control(folder, holder)
     while True:
         asked = read_asked(folder)
-        controller.place = replace(
-            controller.place,
-            problem=asked.problem(FLEET),
-            targets={"local": make_target(folder, asked)},
-        )
+        gateways, problem = controller.place.gateways, asked.problem(FLEET)
+        assert isinstance(gateways, ToldGateways)
+        gateways.problem = problem
+        targets = {"local": make_target(folder, asked)}
+        controller.place = replace(controller.place, problem=problem, targets=targets)
         try:
             controller.turn()
         except LeaseHeldError:
