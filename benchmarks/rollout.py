@@ -75,6 +75,7 @@ MOST_TOKENS = 400
 _HUNG_S = 120.0
 _LOOK_S = 0.1
 _START_S = 60.0
+_LAST_S = 15.0
 _LAST_TERM = 2**31
 _SQUATTER = "squatter"
 
@@ -347,8 +348,11 @@ async def _said(process: Process, what: str) -> str:
 class Rollout:
     """A fleet, what is asked of it, and what befalls it."""
 
-    def __init__(self, site: RolloutSite, first: AskedOfFleet, seed: int) -> None:
+    def __init__(
+        self, site: RolloutSite, first: AskedOfFleet, seed: int, lead_s: float, change_s: float
+    ) -> None:
         self.site = site
+        self._lead_s, self._change_s = lead_s, change_s
         self.outcome = RolloutOutcome()
         self.asked = first
         self.target = make_target(site.folder, first)
@@ -379,7 +383,7 @@ class Rollout:
         begun_s = time.monotonic()
         asked = change.asked
         if asked.rate_per_s > self._demand_per_s:
-            self._rising = (asked.rate_per_s, begun_s + LEAD_S)
+            self._rising = (asked.rate_per_s, begun_s + self._lead_s)
         else:
             self._demand_per_s, self._rising = asked.rate_per_s, None
         if change.trouble.startswith("broken"):
@@ -514,7 +518,7 @@ class Rollout:
             await asyncio.sleep(_LOOK_S)
 
     async def _until(self, done: Any, what: str) -> None:
-        until_s = time.monotonic() + CHANGE_S
+        until_s = time.monotonic() + self._change_s
         while True:
             await self.look()
             if done():
@@ -551,14 +555,19 @@ async def rollout(
     folder: Path,
     *,
     clients: int = CLIENTS,
+    lead_s: float = LEAD_S,
+    change_s: float = CHANGE_S,
     say: Any = lambda _line: None,
 ) -> RolloutOutcome:
-    """Bring a fleet up in a folder, make all changes, and take it down."""
+    """Bring a fleet up in a folder, make all changes, and take it down.
+
+    What is asked more counts `lead_s` after it was said at the latest; a change may take `change_s`.
+    """
     site = RolloutSite(folder)
     os.environ[TAG] = site.tag
     model = await asyncio.to_thread(write_tiny_model, folder / "model")
     answers = await asyncio.to_thread(learn_answers, model)
-    run = Rollout(site, first, seed)
+    run = Rollout(site, first, seed, lead_s, change_s)
     outcome = run.outcome
     try:
         await site.open(model)
@@ -580,8 +589,10 @@ async def rollout(
     finally:
         await site.close(run.target)
     outcome.starts = sum(event.kind == "start" for event in History(folder / HISTORY).read())
-    await asyncio.sleep(0.5)
-    left = site.orphans()
+    # Guards of what was killed need a moment to end what they guarded.
+    until_s = time.monotonic() + _LAST_S
+    while (left := site.orphans()) and time.monotonic() < until_s:
+        await asyncio.sleep(0.1)
     outcome.orphans = len(left)
     outcome.notes += [f"left: {_command_of(pid)}" for pid in left]
     return outcome

@@ -259,7 +259,7 @@ def _edit(
 ) -> tuple[RolloutTemplate, ...]:
     """Return a plan with one instance more, one less, or one or two others."""
     plan = list(before)
-    chance.shuffle(plan)  # type: ignore[arg-type]
+    chance.shuffle(plan)
     taken = int(chance.integers(0, 3))
     added = int(chance.integers(0, 3))
     plan = plan[taken:] + [templates[int(at)] for at in chance.integers(0, len(templates), added)]

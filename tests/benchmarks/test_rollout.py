@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -76,9 +77,13 @@ def test_five_changes_with_troubles_are_seen_by_nobody(tmp_path: Path) -> None:
 
     # A seed whose changes start little: loading engines is what takes time.
     first, changes = seed_changes(5, 14, troubles=TROUBLES)
-    seen = asyncio.run(rollout(first, changes, 14, tmp_path, clients=2))
+    # However slow the machine: what is asked more counts once the fleet carries it.
+    seen = asyncio.run(
+        rollout(first, changes, 14, tmp_path, clients=2, lead_s=math.inf, change_s=1200.0)
+    )
     assert seen.changes == 5, seen.notes
-    bad = (seen.errors, seen.truncated, seen.token_mismatch, seen.orphans, seen.below_demand_s)
-    assert bad == (0, 0, 0, 0, 0), seen.notes
+    counts = (seen.errors, seen.truncated, seen.token_mismatch, seen.orphans)
+    assert counts == (0, 0, 0, 0), seen.notes
+    assert seen.below_demand_s == 0.0, seen.notes
     assert seen.refused == 2
     assert seen.requests > 5

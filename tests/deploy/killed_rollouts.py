@@ -24,10 +24,9 @@ from atoll.control.history import History
 from atoll.control.lease import FileLease, LeaseHeldError
 from atoll.control.loop import FleetController, FleetPlace, InstanceStore, TrafficReport
 from atoll.control.view import ControlPolicy
-from atoll.deploy import local
 from atoll.deploy.door import NodeCommand, Standing, StartOrder
 from atoll.deploy.local import LocalDeployer
-from atoll.deploy.local_keeper import ORDER, STATE, process_start
+from atoll.deploy.local_keeper import ORDER, STATE, KeeperState, process_start
 from atoll.deploy.local_slots import pretend_machines
 from atoll.plan.plan import Flow, Instance, Node, Plan, Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
@@ -231,7 +230,7 @@ def fork_controller(folder: Path, holder: str, kinds: Sequence[str], cheap: str,
                 switch.pass_point()  # it loads Python now, and goes on by itself
             switch.pass_point()
 
-        local.subprocess.run = bear_keeper  # type: ignore[assignment]
+        subprocess.run = bear_keeper  # type: ignore[assignment]  # as the deployer calls it
         operate(folder, holder, kinds, cheap)
         code = 0
     finally:
@@ -298,15 +297,11 @@ def main(arguments: list[str]) -> None:
     pids = [
         each
         for home in list_homes(folder)
-        for each in (local._read(home / STATE, local.KeeperState) or _none()).processes
+        for each in KeeperState.from_json((home / STATE).read_text()).processes
     ]
     for standing in target.list(FLEET):
         target.stop(standing.handle, 2**31)
     say(left=sum(process_start(p.pid) == p.start for p in pids))
-
-
-def _none() -> local.KeeperState:
-    raise AssertionError("a home without a state")
 
 
 if __name__ == "__main__":

@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 
-def run(folder: Path, replaced: int) -> list[dict[str, object]]:
+def run(folder: Path, replaced: int) -> list[dict[str, Any]]:
     root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-m", "tests.deploy.killed_rollouts", str(folder), str(replaced)],
