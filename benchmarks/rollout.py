@@ -3,13 +3,13 @@
 Real CPU engines of a tiny random model stand on the local target, join a real hub and answer behind a real
 gateway. A controller, a process of its own, is told again and again that more or less is asked and that
 prices have moved: replicas come and go, layers are cut differently, pipelines of two nodes take the place of
-single ones and back, on other kinds of machines. Meanwhile engines, keepers and the controller itself are
-killed (SIGKILL), commands cannot work, machines are taken by somebody else. Every answer is compared with the
-whole model's greedy one.
+single ones and back, prefill and decode part and come together, on other kinds of machines. Meanwhile
+engines, keepers and the controller itself are killed (SIGKILL), commands cannot work, machines are taken by
+somebody else. Every answer is compared with the whole model's greedy one.
 
-`below_demand_s` are the seconds in which what was listed as ready carried less than was asked. What is asked
-more counts once the fleet carries it, `LEAD_S` after it was announced at the latest: that is how long
-before a controller forecasts. Plans have one instance to spare, so that any one may die. `below_at_gateway_s`
+`below_demand_s` are the seconds in which what was listed as ready carried less than was asked. Plans have one
+instance to spare, so that any one may die. A rise is announced, as a forecast would, `LEAD_S` before it comes;
+it comes sooner where the fleet is ready for it sooner. `below_at_gateway_s`
 is the same by what the gateway sends requests to.
 """
 
@@ -28,13 +28,16 @@ import tempfile
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atoll.control.capacity import CarriedLoad, find_mixed
 from atoll.control.history import History
 from atoll.control.loop import InstanceStore
 from atoll.core.files import atomic_write
+from atoll.core.ids import Phase
 from atoll.core.rng import stream
 from atoll.deploy.door import Labels, NodeCommand, Standing, StartOrder
 from atoll.deploy.local import LocalDeployer
@@ -362,7 +365,7 @@ class Rollout:
         self._standing: tuple[Standing, ...] = ()
         self._chance: np.random.Generator = stream(seed, "blows")
         self._demand_per_s = 0.0
-        self._rising: tuple[float, float] | None = None
+        self._rising: tuple[AskedOfFleet, float] | None = None
         self._looked_s: float | None = None
 
     async def bring_up(self) -> None:
@@ -383,7 +386,7 @@ class Rollout:
         begun_s = time.monotonic()
         asked = change.asked
         if asked.rate_per_s > self._demand_per_s:
-            self._rising = (asked.rate_per_s, begun_s + self._lead_s)
+            self._rising = (asked, begun_s + self._lead_s)
         else:
             self._demand_per_s, self._rising = asked.rate_per_s, None
         if change.trouble.startswith("broken"):
@@ -479,29 +482,31 @@ class Rollout:
         )
         self._standing = tuple(standing)
         self._failed |= {seen.labels.instance for seen in standing if seen.state == "failed"}
-        ready = sum(
-            self._instance(seen).throughput_per_s for seen in standing if seen.state == "ready"
-        )
-        for seen in standing:
-            if seen.state in ("starting", "ready"):
-                self._instance(seen)
+        serving = [self._instance(seen) for seen in standing if seen.state == "ready"]
+        ready = self._carried(serving)
         now_s = time.monotonic()
         if self._rising is not None:
-            rate, until_s = self._rising
-            if ready >= rate or now_s >= until_s:
-                self._demand_per_s, self._rising = rate, None
+            asked, until_s = self._rising
+            if ready >= asked.rate_per_s * asked.headroom * (1.0 - 1e-6) or now_s >= until_s:
+                self._demand_per_s, self._rising = asked.rate_per_s, None
         if self._looked_s is not None:
             if ready < self._demand_per_s * (1.0 - 1e-6):
                 self.outcome.below_demand_s += now_s - self._looked_s
                 states = [(s.labels.instance, s.state, s.reason) for s in standing]
                 self.outcome.notes.append(f"{ready} < {self._demand_per_s}: {states}")
-            reached = sum(
-                one.throughput_per_s for name, one in self._known.items() if name in usable
-            )
+            # Instances that prefill help others, and are asked by no gateway.
+            helping = [one for one in serving if one.phase is Phase.PREFILL]
+            asked = [one for name, one in self._known.items() if name in usable]
+            reached = self._carried([*helping, *asked])
             if reached < self._demand_per_s * (1.0 - 1e-6):
                 self.outcome.below_at_gateway_s += now_s - self._looked_s
                 self.outcome.notes.append(f"gateway: {reached} < {self._demand_per_s}: {usable}")
             self._looked_s = now_s
+
+    def _carried(self, instances: Sequence[Instance]) -> float:
+        """Return the requests/s that instances carry together."""
+        problem = self.asked.problem(FLEET)
+        return CarriedLoad(problem, find_mixed(problem, instances), instances).lanes()[SERVICE]
 
     def _is_complete(self) -> bool:
         """Whether just what is planned starts or serves, and all of it serves."""

@@ -14,14 +14,15 @@ from typing import Literal
 
 import numpy as np
 
+from atoll.control.weights import spread_routes
 from atoll.core.frozen import Frozen
+from atoll.core.ids import Phase
 from atoll.core.rng import stream
-from atoll.plan.plan import Flow, Instance, Node, Plan, Route
+from atoll.plan.plan import Flow, Instance, Node, Plan
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 from benchmarks.tiny_model import LAYERS
 
 SERVICE = "tiny"
-ROLE = f"{SERVICE}/llm/both"
 REGION = "here"
 MACHINES = 8
 """Of each kind: room for what runs, what replaces it, and one more that is lost meanwhile."""
@@ -44,17 +45,29 @@ class RolloutTemplate(Frozen):
 
     nodes: tuple[tuple[str, int, int], ...]
     per_s: float
+    phase: Phase = Phase.BOTH
 
 
-def _whole(kind: str, per_s: float) -> RolloutTemplate:
-    return RolloutTemplate(nodes=((kind, 0, LAYERS),), per_s=per_s)
+TemplateGroup = tuple[RolloutTemplate, ...]
+"""What is planned and given up together: one instance, or one that prefills and one that decodes."""
 
 
-def _pair(first: str, second: str, cut: int, per_s: float) -> RolloutTemplate:
-    return RolloutTemplate(nodes=((first, 0, cut), (second, cut, LAYERS)), per_s=per_s)
+def _whole(kind: str, per_s: float) -> TemplateGroup:
+    return (RolloutTemplate(nodes=((kind, 0, LAYERS),), per_s=per_s),)
 
 
-TEMPLATES = (
+def _pair(first: str, second: str, cut: int, per_s: float) -> TemplateGroup:
+    return (RolloutTemplate(nodes=((first, 0, cut), (second, cut, LAYERS)), per_s=per_s),)
+
+
+def _apart(prefill: str, decode: str, per_s: float) -> TemplateGroup:
+    return tuple(
+        RolloutTemplate(nodes=((kind, 0, LAYERS),), per_s=per_s, phase=phase)
+        for kind, phase in ((prefill, Phase.PREFILL), (decode, Phase.DECODE))
+    )
+
+
+GROUPS = (
     _whole("CORE-L:1", 2.0),
     _whole("CORE-M:1", 1.5),
     _whole("CORE-S:1", 1.0),
@@ -62,6 +75,8 @@ TEMPLATES = (
     _pair("CORE-L:1", "CORE-S:1", 2, 1.25),
     _pair("CORE-M:1", "CORE-S:1", 2, 1.6),
     _pair("CORE-S:1", "CORE-S:1", 1, 1.1),
+    _apart("CORE-L:1", "CORE-M:1", 1.9),
+    _apart("CORE-M:1", "CORE-S:1", 1.3),
 )
 
 
@@ -100,7 +115,7 @@ class AskedOfFleet(Frozen):
             tpot_s=1.0,
             rate_per_s=self.rate_per_s,
             lengths=_LENGTHS,
-            phases="together",
+            phases="auto",
             headroom=self.headroom,
         )
         return Problem(name=fleet, services=(service,), offers=self.offers(), settings=Settings())
@@ -111,15 +126,11 @@ class AskedOfFleet(Frozen):
         needs = _count_machines(self.templates)
         lacking = [kind for kind, count in sorted(needs.items()) if count > free.get(kind, 0)]
         instances = () if lacking else self.instances()
-        total = sum(one.throughput_per_s for one in instances)
         return Plan(
             problem_hash=asked.content_hash(),
             problem_name=asked.name,
             instances=instances,
-            routes=tuple(
-                Route(service=SERVICE, instances=(one.id,), share=one.throughput_per_s / total)
-                for one in instances
-            ),
+            routes=spread_routes(asked, instances, ()),
             served_fraction={SERVICE: 0.0 if lacking else 1.0},
             usd_per_hour=sum(one.usd_per_hour for one in instances),
             status="infeasible" if lacking else "feasible",
@@ -139,6 +150,8 @@ def make_instance(
     name: str, template: RolloutTemplate, prices_usd: Mapping[str, float]
 ) -> Instance:
     """Return an instance that stands as a template says."""
+    units = {Phase.PREFILL: _LENGTHS.input_mean, Phase.DECODE: _LENGTHS.output_mean}
+    per_s = template.per_s * units.get(template.phase, 1.0)
     nodes = tuple(
         Node(id=f"n{at}", node_type=kind, market="owned", start=start, end=end, tp=1)
         for at, (kind, start, end) in enumerate(template.nodes)
@@ -147,12 +160,12 @@ def make_instance(
     return Instance(
         id=name,
         service=SERVICE,
-        role=ROLE,
+        role=f"{SERVICE}/llm/{template.phase}",
         region=REGION,
         stages=len(nodes),
         nodes=nodes,
-        flows=tuple(Flow(src=a, dst=b, per_s=template.per_s) for a, b in itertools.pairwise(ends)),
-        throughput_per_s=template.per_s,
+        flows=tuple(Flow(src=a, dst=b, per_s=per_s) for a, b in itertools.pairwise(ends)),
+        throughput_per_s=per_s,
         usd_per_hour=sum(prices_usd[kind] for kind, _, _ in template.nodes),
     )
 
@@ -185,22 +198,24 @@ def seed_changes(
     seed: int,
     *,
     most: int = 3,
-    templates: Sequence[RolloutTemplate] = TEMPLATES,
+    groups: Sequence[TemplateGroup] = GROUPS,
     troubles: Sequence[Trouble] = _TROUBLES,
 ) -> tuple[AskedOfFleet, list[PlanChange]]:
-    """Return what is asked first, and the changes after it; `most` instances each."""
+    """Return what is asked first, and the changes after it; `most` groups each."""
     chance = stream(seed, "rollout")
+    standing: tuple[TemplateGroup, ...] = (groups[0], groups[2])
     first = AskedOfFleet(
         number=0,
         rate_per_s=1.0,
         headroom=1.0 + _SPARE_PER_S,
         prices_usd=_PRICE_USD,
-        templates=(templates[0], templates[2]),
+        templates=_flatten(standing),
     )
     changes: list[PlanChange] = []
     before = first
     while len(changes) < count:
-        asked = _draw(chance, before, len(changes) + 1, most, templates)
+        drawn = _edit(chance, standing, most, groups)
+        asked = _draw(chance, before, drawn, len(changes) + 1)
         if asked is None:
             continue
         trouble = troubles[len(changes) % len(troubles)]
@@ -208,7 +223,7 @@ def seed_changes(
         if trouble.startswith(("broken", "no-room")) and not _fresh(before, asked):
             continue
         changes.append(PlanChange(asked, trouble, round(float(chance.uniform(0.2, 3.0)), 3)))
-        before = asked
+        before, standing = asked, drawn
     return first, changes
 
 
@@ -217,16 +232,27 @@ def _fresh(before: AskedOfFleet, after: AskedOfFleet) -> Counter[RolloutTemplate
     return Counter(after.templates) - Counter(before.templates)
 
 
+def _flatten(groups: Sequence[TemplateGroup]) -> tuple[RolloutTemplate, ...]:
+    """Return the templates of groups, in an order of their own."""
+    flat = [template for group in groups for template in group]
+    return tuple(sorted(flat, key=lambda one: (one.nodes, one.phase)))
+
+
+def carried_per_s(templates: Sequence[RolloutTemplate]) -> float:
+    """Return the requests/s that instances carry together: pairs as much as their weaker side."""
+    by_phase = {phase: sum(one.per_s for one in templates if one.phase is phase) for phase in Phase}
+    return by_phase[Phase.BOTH] + min(by_phase[Phase.PREFILL], by_phase[Phase.DECODE])
+
+
 def _draw(
     chance: np.random.Generator,
     before: AskedOfFleet,
+    groups: Sequence[TemplateGroup],
     number: int,
-    most: int,
-    templates: Sequence[RolloutTemplate],
 ) -> AskedOfFleet | None:
-    """Return a change that a controller makes, or None where this one is none."""
-    drawn = _edit(chance, before.templates, most, templates)
-    had, has = (sum(t.per_s for t in ts) for ts in (before.templates, drawn))
+    """Return a change to these groups that a controller makes, or None where it makes none."""
+    drawn = _flatten(groups)
+    had, has = carried_per_s(before.templates), carried_per_s(drawn)
     if Counter(drawn) == Counter(before.templates) or has < _SPARE_PER_S + 0.5:
         return None
     if max(_count_machines((*drawn, *before.templates)).values()) + 2 > MACHINES:
@@ -247,22 +273,22 @@ def _draw(
         rate_per_s=rate,
         headroom=planned / rate,
         prices_usd=prices,
-        templates=tuple(sorted(drawn, key=lambda t: t.nodes)),
+        templates=drawn,
     )
 
 
 def _edit(
     chance: np.random.Generator,
-    before: Sequence[RolloutTemplate],
+    before: Sequence[TemplateGroup],
     most: int,
-    templates: Sequence[RolloutTemplate],
-) -> tuple[RolloutTemplate, ...]:
-    """Return a plan with one instance more, one less, or one or two others."""
+    groups: Sequence[TemplateGroup],
+) -> tuple[TemplateGroup, ...]:
+    """Return a plan with one group more, one less, or one or two others."""
     plan = list(before)
-    chance.shuffle(plan)
+    plan = [plan[int(at)] for at in chance.permutation(len(plan))]
     taken = int(chance.integers(0, 3))
     added = int(chance.integers(0, 3))
-    plan = plan[taken:] + [templates[int(at)] for at in chance.integers(0, len(templates), added)]
+    plan = plan[taken:] + [groups[int(at)] for at in chance.integers(0, len(groups), added)]
     return tuple(plan[:most])
 
 
