@@ -8,9 +8,9 @@ engines, keepers and the controller itself are killed (SIGKILL), commands cannot
 somebody else. Every answer is compared with the whole model's greedy one.
 
 `below_demand_s` are the seconds in which what was listed as ready carried less than was asked. Plans have one
-instance to spare, so that any one may die. A rise is announced, as a forecast would, `LEAD_S` before it comes;
-it comes sooner where the fleet is ready for it sooner. `below_at_gateway_s`
-is the same by what the gateway sends requests to.
+instance to spare, so that any one may die. A rise is announced `LEAD_S` before it comes, as a forecast would;
+it comes sooner where the fleet is ready for it sooner. `below_at_gateway_s` is the same by what the gateway
+sends requests to.
 """
 
 from __future__ import annotations
@@ -496,8 +496,8 @@ class Rollout:
                 self.outcome.notes.append(f"{ready} < {self._demand_per_s}: {states}")
             # Instances that prefill help others, and are asked by no gateway.
             helping = [one for one in serving if one.phase is Phase.PREFILL]
-            asked = [one for name, one in self._known.items() if name in usable]
-            reached = self._carried([*helping, *asked])
+            listening = [one for name, one in self._known.items() if name in usable]
+            reached = self._carried([*helping, *listening])
             if reached < self._demand_per_s * (1.0 - 1e-6):
                 self.outcome.below_at_gateway_s += now_s - self._looked_s
                 self.outcome.notes.append(f"gateway: {reached} < {self._demand_per_s}: {usable}")
