@@ -593,6 +593,7 @@ async def rollout(
             await streaming.end()
     finally:
         await site.close(run.target)
+        del os.environ[TAG]
     outcome.starts = sum(event.kind == "start" for event in History(folder / HISTORY).read())
     # Guards of what was killed need a moment to end what they guarded.
     until_s = time.monotonic() + _LAST_S

@@ -207,7 +207,7 @@ def test_decode_listens_and_prefill_helps_it() -> None:
     )
     for number, command in enumerate(prefill):
         assert flag(command.argv, "--pool") == "lab.chat"
-        offer = PrefillOffer.from_json(flag(command.argv, "--offer"))
+        offer = PrefillOffer.from_json(flag(command.argv, "--offer") or "")
         assert (offer.part, offer.of, offer.start) == ("i", 2, 16 * number)
         # Nobody asks it directly, but its target asks whether it is ready.
         assert "join" not in command.argv
