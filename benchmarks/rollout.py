@@ -106,8 +106,8 @@ class RolloutOutcome:
 # The answers
 
 
-def learn_answers(model: Path) -> list[tuple[str, list[int]]]:
-    """Return prompts with the whole model's greedy answers, in tokens."""
+def learn_answers(model: Path, count: int) -> list[tuple[str, list[int]]]:
+    """Return prompts with the whole model's greedy answers of so many tokens."""
     import torch
     import transformers
     from tokenizers import Tokenizer
@@ -124,7 +124,7 @@ def learn_answers(model: Path) -> list[tuple[str, list[int]]]:
         answers = whole.generate(
             given,
             attention_mask=torch.ones_like(given),
-            max_new_tokens=MOST_TOKENS,
+            max_new_tokens=count,
             do_sample=False,
             pad_token_id=0,
         )
@@ -154,7 +154,8 @@ class StreamingClients:
         chance = stream(number, "client")
         while not self._over:
             which = int(chance.integers(len(self._answers)))
-            await self.ask(which, int(chance.integers(MOST_TOKENS // 8, MOST_TOKENS)))
+            most = len(self._answers[which][1])
+            await self.ask(which, int(chance.integers(most // 8, most)))
             await asyncio.sleep(float(chance.uniform(0.0, 0.5)))
 
     async def ask(self, which: int, count: int) -> None:
@@ -560,18 +561,20 @@ async def rollout(
     folder: Path,
     *,
     clients: int = CLIENTS,
+    tokens: int = MOST_TOKENS,
     lead_s: float = LEAD_S,
     change_s: float = CHANGE_S,
     say: Any = lambda _line: None,
 ) -> RolloutOutcome:
     """Bring a fleet up in a folder, make all changes, and take it down.
 
-    What is asked more counts `lead_s` after it was said at the latest; a change may take `change_s`.
+    Answers have up to `tokens` tokens. What is asked more counts `lead_s` after it was said at the latest; a
+    change may take `change_s`.
     """
     site = RolloutSite(folder)
     os.environ[TAG] = site.tag
     model = await asyncio.to_thread(write_tiny_model, folder / "model")
-    answers = await asyncio.to_thread(learn_answers, model)
+    answers = await asyncio.to_thread(learn_answers, model, tokens)
     run = Rollout(site, first, seed, lead_s, change_s)
     outcome = run.outcome
     try:

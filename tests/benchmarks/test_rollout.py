@@ -82,7 +82,9 @@ def test_five_changes_with_troubles_are_seen_by_nobody(tmp_path: Path) -> None:
     first, changes = seed_changes(5, 397, troubles=TROUBLES)
     # However slow the machine: what is asked more counts once the fleet carries it.
     seen = asyncio.run(
-        rollout(first, changes, 397, tmp_path, clients=2, lead_s=math.inf, change_s=1200.0)
+        rollout(
+            first, changes, 397, tmp_path, clients=2, tokens=200, lead_s=math.inf, change_s=1200.0
+        )
     )
     assert seen.changes == 5, seen.notes
     counts = (seen.errors, seen.truncated, seen.token_mismatch, seen.orphans)
