@@ -230,7 +230,7 @@ def _look(
         policy=policy,
         problem=restate_demand(view, boosted, policy),
         observed=tuple(
-            seen if seen.id not in planned else replace(seen, instance=planned[seen.id])
+            ObservedInstance(seen.standing, planned.get(seen.id, seen.instance))
             for seen in view.instances
         ),
         in_force=in_force,

@@ -42,8 +42,20 @@ _KEEP = 1e-6
 _GAP, _WORK = 5e-3, 0.2
 """Proven gap and share of the usual effort of the usual allocation, where it is needed."""
 _ENOUGH = 1.0 - 1e-9
+_MOST_KEPT = 4096
+"""Covers that are remembered."""
 _MORE = (0.0, 1e-4, 3e-4, 1e-3, 3e-3)
 """By how much more is covered, in turn, until rounding leaves nothing uncovered."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TemplatePlace:
+    """Where a template can stand: the market of each kind in a region, and machines of offers by number."""
+
+    template: SizedTemplate
+    region: str
+    markets: tuple[tuple[str, Market], ...]
+    machines: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +65,22 @@ class _CoverItem:
     cost: float
     per_s: float
     most: int
-    machines: tuple[tuple[OfferKey, int], ...]
-    template: SizedTemplate | None = None
-    region: str = ""
-    markets: tuple[tuple[str, Market], ...] = ()
+    machines: tuple[tuple[int, int], ...]
+    place: _TemplatePlace | None = None
     running: tuple[Instance, ...] = ()
+
+
+@dataclass(frozen=True)
+class _OfferList:
+    """The offers of a problem by number: keys, prices, how many."""
+
+    number: dict[OfferKey, int]
+    usd: list[float]
+    available: list[int]
+
+    def rent(self, machines: Iterable[tuple[int, int]]) -> float:
+        """Return dollars per hour of some machines."""
+        return sum(self.usd[k] * nodes for k, nodes in machines)
 
 
 class TemplatePlanner:
@@ -76,8 +99,10 @@ class TemplatePlanner:
         for one in self.templates:
             self._by_role.setdefault(one.role, []).append(one)
         self._known = {(one.role, one.nodes): one for one in self.templates}
-        self._made: dict[object, Instance] = {}
+        self._made: dict[_TemplatePlace, Instance] = {}
         self._covers: dict[object, tuple[int, ...] | None] = {}
+        self._places: dict[object, list[list[_TemplatePlace]]] = {}
+        self._rates: dict[int, tuple[object, float]] = {}
         self._libraries: dict[tuple[str, ...], Libraries] = {}
 
     def __call__(self, asked: Problem) -> Plan:
@@ -91,34 +116,101 @@ class TemplatePlanner:
 
     def per_s(self, instance: Instance) -> float:
         """Return what an instance carries: what its template does, or what it says itself."""
-        known = self._known.get((instance.role, node_set(instance)))
-        return instance.throughput_per_s if known is None else known.per_s
+        # Copies of an instance share their nodes, and are looked up again and again.
+        found = self._rates.get(id(instance.nodes))
+        if found is None or found[0] is not instance.nodes:
+            known = self._known.get((instance.role, node_set(instance)))
+            rate = instance.throughput_per_s if known is None else known.per_s
+            found = self._rates[id(instance.nodes)] = (instance.nodes, rate)
+            if len(self._rates) > 16 * _MOST_KEPT:
+                self._rates.clear()
+        return found[1]
 
     def _cover_all(self, asked: Problem) -> Plan | None:
-        """Cover every service by itself; None where they do not all fit."""
-        offers = {offer.key: offer for offer in asked.offers}
-        used: Counter[OfferKey] = Counter()
-        instances: list[Instance] = []
-        for service in asked.services:
-            items = self._list_items(asked, service, offers)
+        """Cover every service by itself; where they do not all fit, one after the other; None if none does."""
+        offers = _OfferList(
+            {offer.key: k for k, offer in enumerate(asked.offers)},
+            [offer.usd_per_hour for offer in asked.offers],
+            [offer.available for offer in asked.offers],
+        )
+        running = self._sort_running(asked, offers)
+        chosen = self._choose(asked, offers, running, asked.services, shared=False)
+        if chosen is None:
+            return None
+        if chosen[1]:
+            # Several want the same machines: who chooses first takes them.
+            first = asked.services
+            orders = [(*first[at:], *first[:at]) for at in range(len(first))]
+            found = [
+                one
+                for order in orders
+                if (one := self._choose(asked, offers, running, order, shared=True)) is not None
+            ]
+            if not found:
+                return None
+            chosen = min(found, key=lambda one: one[2])
+        return self._assemble(asked, offers, chosen[0])
+
+    def _choose(
+        self,
+        asked: Problem,
+        offers: _OfferList,
+        running: Mapping[str, list[_CoverItem]],
+        order: Iterable[Service],
+        *,
+        shared: bool,
+    ) -> tuple[dict[str, list[tuple[_CoverItem, int]]], bool, float] | None:
+        """Return what covers each service, whether that is more than there is, and what it costs.
+
+        With `shared` a service has what those before it left.
+        """
+        left = list(offers.available)
+        found: dict[str, list[tuple[_CoverItem, int]]] = {}
+        cost = 0.0
+        for service in order:
+            (role,) = map(str, service.roles)
+            kept = running.get(role, [])
+            there = left if shared else offers.available
+            if shared:
+                kept = [
+                    replace(item, most=most)
+                    for item in kept
+                    if (most := min(item.most, *(there[k] // n for k, n in item.machines))) > 0
+                ]
+            items = self._list_items(asked, service, role, offers, kept, there)
             counts = self._cover(items, service.demand_per_s)
             if counts is None:
                 return None
+            picked = [(item, n) for item, n in zip(items, counts, strict=True) if n]
+            for item, number in picked:
+                cost += item.cost * number
+                for k, nodes in item.machines:
+                    left[k] -= nodes * number
+            found[service.name] = picked
+        return found, min(left, default=0) < 0, cost
+
+    def _assemble(
+        self,
+        asked: Problem,
+        offers: _OfferList,
+        chosen: Mapping[str, list[tuple[_CoverItem, int]]],
+    ) -> Plan:
+        instances: list[Instance] = []
+        usd = fresh = 0.0
+        for service in asked.services:
             number = 0
-            for item, count in zip(items, counts, strict=True):
-                for key, nodes in item.machines:
-                    used[key] += nodes * count
-                if item.template is None:
-                    instances += [self._keep(one, offers) for one in item.running[:count]]
+            for item, count in chosen[service.name]:
+                rent = offers.rent(item.machines)
+                usd += rent * count
+                if item.place is None:
+                    instances += [self._keep(one, rent) for one in item.running[:count]]
                     continue
+                fresh += rent * count
+                made = self._make(item.place)
                 for _ in range(count):
-                    made = self._make(item, offers)
-                    instances.append(made.model_copy(update={"id": f"{service.name}-{number}"}))
+                    update = {"id": f"{service.name}-{number}", "usd_per_hour": rent}
+                    instances.append(made.model_copy(update=update))
                     number += 1
-        if any(count > offers[key].available for key, count in used.items()):
-            return None
-        usd = sum(count * offers[key].usd_per_hour for key, count in used.items())
-        fresh = sum(one.usd_per_hour for one in instances if not one.kept)
         init = asked.settings.init_penalty * fresh
         return Plan(
             problem_hash="",
@@ -133,53 +225,67 @@ class TemplatePlanner:
         )
 
     def _list_items(
-        self, asked: Problem, service: Service, offers: Mapping[OfferKey, Offer]
+        self,
+        asked: Problem,
+        service: Service,
+        role: str,
+        offers: _OfferList,
+        running: Sequence[_CoverItem],
+        available: Sequence[int],
     ) -> list[_CoverItem]:
-        (role,) = map(str, service.roles)
         demand = service.demand_per_s
-        items = self._list_running(asked, role, offers)
-        standing = Counter({_place_of(item): item.most for item in items})
+        items = list(running)
+        standing: Counter[object] = Counter()
+        for item in running:
+            standing[item.machines] += item.most
         penalty = 1.0 + asked.settings.init_penalty
-        for template in self._by_role.get(role, ()):
-            if not all(service.allows(kind) for kind, _ in template.nodes):
-                continue
-            needed = math.ceil(demand / template.per_s) + 1
-            here = _places(template, asked.regions, offers)
-            here.sort(key=lambda place: (place[0], place[1], place[2]))
-            for rent, region, markets, machines in here:
-                most = min(offers[key].available // nodes for key, nodes in machines)
-                most -= standing[region, machines]
+        for places in self._list_places(asked, service, role, offers):
+            per_s = places[0].template.per_s
+            needed = math.ceil(demand / per_s) + 1
+            for rent, at in sorted((offers.rent(p.machines), i) for i, p in enumerate(places)):
+                place = places[at]
+                most = min(available[k] // nodes for k, nodes in place.machines)
+                most -= standing[place.machines]
                 if most <= 0:
                     continue
-                items.append(
-                    _CoverItem(
-                        penalty * rent, template.per_s, min(most, needed), machines, template,
-                        region, markets,
-                    )  # fmt: skip
-                )
+                most = min(most, needed)
+                items.append(_CoverItem(penalty * rent, per_s, most, place.machines, place))
                 needed -= most
                 if needed <= 0:
                     break  # dearer places of the same template are never needed
         items.sort(key=lambda item: item.cost / item.per_s)
         return items
 
-    def _list_running(
-        self, asked: Problem, role: str, offers: Mapping[OfferKey, Offer]
-    ) -> list[_CoverItem]:
-        groups: dict[tuple[object, float], list[Instance]] = {}
+    def _list_places(
+        self, asked: Problem, service: Service, role: str, offers: _OfferList
+    ) -> list[list[_TemplatePlace]]:
+        """Return where each template of a role can stand, whatever that costs."""
+        key = (role, service.only, service.avoid, tuple(offers.number))
+        if key not in self._places:
+            found = []
+            for template in self._by_role.get(role, ()):
+                if all(service.allows(kind) for kind, _ in template.nodes):
+                    places = _find_places(template, asked.regions, offers.number)
+                    found += [places] if places else []
+            self._places[key] = found
+        return self._places[key]
+
+    def _sort_running(self, asked: Problem, offers: _OfferList) -> dict[str, list[_CoverItem]]:
+        """Return what runs by role, equal instances as one item."""
+        groups: dict[tuple[str, object, float], list[Instance]] = {}
+        number = offers.number
         for one in asked.running:
-            if one.role == role and all(key in offers for key in _keys_of(one)):
-                groups.setdefault((_machines_of(one), self.per_s(one)), []).append(one)
-        items = []
-        for (_, per_s), group in sorted(groups.items(), key=lambda pair: pair[1][0].id):
-            machines = _machines_of(group[0])
-            rent = sum(offers[key].usd_per_hour * nodes for key, nodes in machines)
+            keys = [(node.region or one.region, node.node_type, node.market) for node in one.nodes]
+            if all(key in number for key in keys):
+                machines = tuple(sorted(Counter(number[key] for key in keys).items()))
+                groups.setdefault((one.role, machines, self.per_s(one)), []).append(one)
+        items: dict[str, list[_CoverItem]] = {}
+        for (role, machines, per_s), group in groups.items():
             if per_s > 0.0:
-                items.append(
-                    _CoverItem(
-                        rent * (1.0 - _KEEP), per_s, len(group), machines, None,
-                        group[0].region, (), tuple(group),
-                    )  # fmt: skip
+                held: tuple[tuple[int, int], ...] = machines  # type: ignore[assignment]
+                cost = offers.rent(held) * (1.0 - _KEEP)
+                items.setdefault(role, []).append(
+                    _CoverItem(cost, per_s, len(group), held, None, tuple(group))
                 )
         return items
 
@@ -189,36 +295,34 @@ class TemplatePlanner:
             return (0,) * len(items)
         key = (demand, tuple((item.cost, item.per_s, item.most) for item in items))
         if key not in self._covers:
-            if len(self._covers) > 4096:
+            if len(self._covers) > _MOST_KEPT:
                 self._covers.clear()
             self._covers[key] = _find_cover(items, demand)
         return self._covers[key]
 
-    def _keep(self, one: Instance, offers: Mapping[OfferKey, Offer]) -> Instance:
-        usd = sum(offers[key].usd_per_hour * nodes for key, nodes in _machines_of(one))
-        update = {"kept": True, "usd_per_hour": usd, "throughput_per_s": self.per_s(one)}
+    def _keep(self, one: Instance, rent: float) -> Instance:
+        """Return what runs as it is kept: at today's price."""
+        per_s = self.per_s(one)
+        if one.kept and one.usd_per_hour == rent and one.throughput_per_s == per_s:
+            return one
+        update = {"kept": True, "usd_per_hour": rent, "throughput_per_s": per_s}
         return one.model_copy(update=update)
 
-    def _make(self, item: _CoverItem, offers: Mapping[OfferKey, Offer]) -> Instance:
-        """Return a new instance of a template, at today's price."""
-        assert item.template is not None
-        key = (item.template.role, item.template.nodes, item.region, item.markets)
-        if key not in self._made:
-            markets = dict(item.markets)
+    def _make(self, place: _TemplatePlace) -> Instance:
+        """Return a new instance of a template in its place."""
+        if place not in self._made:
+            markets, instance = dict(place.markets), place.template.instance
+            whole = {"slot": None, "gpu_ids": None}
             nodes = tuple(
                 node.model_copy(
-                    update={
-                        "market": markets[node.kind], "node_type": node.kind,
-                        "slot": None, "gpu_ids": None,
-                    }  # fmt: skip
+                    update={"market": markets[node.kind], "node_type": node.kind, **whole}
                 )
-                for node in item.template.instance.nodes
+                for node in instance.nodes
             )
-            self._made[key] = item.template.instance.model_copy(
-                update={"nodes": nodes, "region": item.region, "kept": False}
+            self._made[place] = instance.model_copy(
+                update={"nodes": nodes, "region": place.region, "kept": False}
             )
-        usd = sum(offers[at].usd_per_hour * nodes for at, nodes in item.machines)
-        return self._made[key].model_copy(update={"usd_per_hour": usd})
+        return self._made[place]
 
     def _allocate(self, asked: Problem) -> Plan:
         """Answer with the usual allocation over the same templates."""
@@ -276,39 +380,26 @@ def _is_separable(asked: Problem) -> bool:
     )
 
 
-def _places(
-    template: SizedTemplate, regions: Iterable[str], offers: Mapping[OfferKey, Offer]
-) -> list[tuple[float, str, tuple[tuple[str, Market], ...], tuple[tuple[OfferKey, int], ...]]]:
-    """Return where a template can stand: rent, region, the market of each kind, machines of offers."""
+def _find_places(
+    template: SizedTemplate, regions: Iterable[str], number: Mapping[OfferKey, int]
+) -> list[_TemplatePlace]:
+    """Return every region and choice of markets in which all machines of a template are offered."""
     found = []
     for region in regions:
         choices: list[list[OfferKey]] = []
         for kind, _ in template.nodes:
-            keys = [(region, kind, market) for market in _MARKETS]
-            choices.append([key for key in keys if key in offers])  # type: ignore[misc]
-        for keys in product(*choices):
+            keys: list[OfferKey] = [(region, kind, market) for market in _MARKETS]
+            choices.append([key for key in keys if key in number])
+        for chosen in product(*choices):
             machines = tuple(
-                (key, nodes) for key, (_, nodes) in zip(keys, template.nodes, strict=True)
+                sorted((number[key], n) for key, (_, n) in zip(chosen, template.nodes, strict=True))
             )
-            rent = sum(offers[key].usd_per_hour * nodes for key, nodes in machines)
-            markets = tuple((kind, market) for _, kind, market in keys)
-            found.append((rent, region, markets, tuple(sorted(machines))))
+            markets = tuple((kind, market) for _, kind, market in chosen)
+            found.append(_TemplatePlace(template, region, markets, machines))
     return found
 
 
 _MARKETS: tuple[Market, ...] = ("owned", "on-demand", "spot")
-
-
-def _keys_of(one: Instance) -> list[OfferKey]:
-    return [(one.region_of(node), node.node_type, node.market) for node in one.nodes]
-
-
-def _machines_of(one: Instance) -> tuple[tuple[OfferKey, int], ...]:
-    return tuple(sorted(Counter(_keys_of(one)).items()))
-
-
-def _place_of(item: _CoverItem) -> tuple[str, tuple[tuple[OfferKey, int], ...]]:
-    return (item.region, item.machines)
 
 
 def _covers(items: Sequence[_CoverItem], counts: Sequence[int], demand: float) -> bool:
@@ -324,8 +415,22 @@ def _find_cover(items: Sequence[_CoverItem], demand: float) -> tuple[int, ...] |
     for more in _MORE:
         found = _cover_grid(items, demand * (1.0 + more), nearest=True)
         if found is not None and _covers(items, found, demand):
-            return found
-    return _cover_grid(items, demand, nearest=False)
+            return _drop_spare(items, found, demand)
+    found = _cover_grid(items, demand, nearest=False)
+    return None if found is None else _drop_spare(items, found, demand)
+
+
+def _drop_spare(
+    items: Sequence[_CoverItem], counts: Sequence[int], demand: float
+) -> tuple[int, ...]:
+    """Return a cover without what it does not need, the dearest first: rounding may leave some."""
+    left = list(counts)
+    spare = sum(item.per_s * n for item, n in zip(items, counts, strict=True)) - demand * _ENOUGH
+    for at in sorted(range(len(items)), key=lambda i: -items[i].cost):
+        while left[at] and items[at].per_s <= spare:
+            left[at] -= 1
+            spare -= items[at].per_s
+    return tuple(left)
 
 
 def _cover_grid(
