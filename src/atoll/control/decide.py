@@ -36,8 +36,8 @@ from atoll.control.view import (
 from atoll.control.weights import spread_routes
 from atoll.core.errors import AtollError
 from atoll.deploy.door import Labels
-from atoll.plan.plan import Instance, Plan, Route
-from atoll.plan.problem import Problem
+from atoll.plan.plan import Instance, Plan, Route, count_machines
+from atoll.plan.problem import Offer, Problem
 
 MakePlan = Callable[[Problem], Plan]
 """A planner: from a problem to a plan; it may raise an `AtollError`."""
@@ -329,7 +329,7 @@ def _find_triggers(situation: _Situation, lost: Sequence[Lost]) -> dict[str, str
     found |= _demand_triggers(situation)
     found |= _market_triggers(situation)
     for seen in view.promises:
-        if seen.requests >= policy.enough_requests and seen.kept < seen.target:
+        if seen.requests >= policy.enough_requests and seen.is_broken:
             text = f"{seen.service} keeps its promises for {seen.kept:.1%}, not {seen.target:.1%}"
             found[f"promise {seen.service}"] = text
     return found
@@ -350,7 +350,7 @@ def _demand_triggers(situation: _Situation) -> dict[str, str]:
     living = situation.living()
     mixed = find_mixed(problem, living)
     carried = CarriedLoad(problem, mixed, living).lanes()
-    for lane in find_short(carried, demand_by_lane(problem, mixed)):
+    for lane in find_short(carried, _find_pressing(situation, mixed)):
         found[f"short {lane}"] = f"{lane} will carry less than is asked"
     for one in situation.wanted:
         if situation.held.blocks(one):
@@ -358,10 +358,30 @@ def _demand_triggers(situation: _Situation) -> dict[str, str]:
     return found
 
 
+def _find_pressing(situation: _Situation, mixed: frozenset[str]) -> dict[str, float]:
+    """Return what lanes must carry not to need a plan at once.
+
+    That is a little less than what is planned for, which may never come, and no less than what is asked now.
+    """
+    now = {seen.service: seen.five_minutes.rate_per_s for seen in situation.view.traffic}
+    pressing: dict[str, float] = {}
+    for service in situation.problem.services:
+        rate = service.rate_per_s
+        asked = min(rate, now.get(service.name, rate))
+        share = max(1.0 - situation.policy.slack, asked / rate if rate > 0.0 else 1.0)
+        one = situation.problem.model_copy(update={"services": (service,)})
+        pressing |= {lane: need * share for lane, need in demand_by_lane(one, mixed).items()}
+    return pressing
+
+
 def _market_triggers(situation: _Situation) -> dict[str, str]:
-    """Return offers whose price or count has moved since the plan was made."""
+    """Return offers whose price or count has moved since the plan was made, where that may matter.
+
+    What nobody uses and is dearer, or cannot be had any more, makes no other plan the best.
+    """
     policy, found = situation.policy, {}
-    if situation.memory.planned_s is None:
+    used = count_machines(situation.wanted)
+    if situation.memory.planned_s is None or situation.memory.offers == situation.view.offers:
         return {}
     before = {offer.key: offer for offer in situation.memory.offers}
     after = {offer.key: offer for offer in situation.view.offers}
@@ -369,6 +389,8 @@ def _market_triggers(situation: _Situation) -> dict[str, str]:
         old, new = before.get(key), after.get(key)
         name = " ".join(key)
         was, now = (0 if offer is None else offer.available for offer in (old, new))
+        if key not in used and now <= was and _is_no_cheaper(old, new):
+            continue
         if abs(now - was) > policy.count_moves * max(was, now) or (was == 0) != (now == 0):
             found[f"count {name}"] = f"{name}: {now} can be had, not {was}"
         if old is None or new is None:
@@ -378,6 +400,11 @@ def _market_triggers(situation: _Situation) -> dict[str, str]:
             text = f"{name} costs ${new.usd_per_hour:.3g}/h, not ${old.usd_per_hour:.3g}/h"
             found[f"price {name}"] = text
     return found
+
+
+def _is_no_cheaper(old: Offer | None, new: Offer | None) -> bool:
+    """Return whether an offer, if it is still there, costs no less than before."""
+    return new is None or (old is not None and new.usd_per_hour >= old.usd_per_hour)
 
 
 def _is_due(
@@ -404,7 +431,7 @@ def _boost(situation: _Situation, memory: Memory) -> Memory:
         if since_s is not None and since_s < policy.startup_s + 300.0:
             continue  # what was done about it shows only after that
         boost = state.boost
-        if promise.kept < promise.target and name not in waiting:
+        if promise.is_broken and name not in waiting:
             boost = min(policy.boost_most, boost * (1.0 + policy.boost))
         elif promise.kept >= promise.target:
             boost = max(1.0, boost / (1.0 + 0.5 * policy.boost))

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.core.errors import UsageError
-from atoll.plan.plan import Instance, Market, OfferKey, Plan
+from atoll.plan.plan import Instance, Market, OfferKey, Plan, Route
 from atoll.prove.templates import SizedTemplate, size_for_share
 from atoll.solve.derating import Derating, find_templates, node_set
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Bools = NDArray[np.bool_]
 
-GRID = 3000
+GRID = 2000
 """Steps of demand; a cover is dearer than the cheapest by about as many of them as it has instances."""
 _KEEP = 1e-6
 """Share of its price that what runs is cheaper by, so that equal instances are kept."""
@@ -216,6 +216,7 @@ class TemplatePlanner:
             problem_hash="",
             problem_name=asked.name,
             instances=tuple(instances),
+            routes=_route_all(instances),
             served_fraction={service.name: 1.0 for service in asked.services},
             usd_per_hour=usd,
             init_usd=init,
@@ -360,6 +361,21 @@ class TemplatePlanner:
                 )
             self._libraries[asked.kinds] = replace(whole, roles=roles)
         return self._libraries[asked.kinds]
+
+
+def _route_all(instances: Iterable[Instance]) -> tuple[Route, ...]:
+    """Return routes by what instances carry, all of which run both phases."""
+    total: dict[str, float] = {}
+    for one in instances:
+        total[one.service] = total.get(one.service, 0.0) + one.throughput_per_s
+    return tuple(
+        Route.model_construct(
+            service=one.service,
+            instances=(one.id,),
+            share=min(1.0, one.throughput_per_s / total[one.service]),
+        )
+        for one in instances
+    )
 
 
 def _is_separable(asked: Problem) -> bool:

@@ -1,10 +1,11 @@
 """Days in seconds: an operator in a virtual world, and what that cost and kept.
 
-Turns come every `turn_s`. Between two of them requests flow (`fluid`) through what is ready; each minute is
-written down. A service is *short* while it carries less than is asked, the mean rate of the five minutes
-around. Of that it is `below_demand` what an operator could have prevented: seconds that its own drains
-brought, and those beyond the time that a start takes from when the shortage began, as long as the pool had
-machines enough. Until then only spare capacity helps, which the plan decides on.
+Turns come every `turn_s`, and at once when machines are lost or a notice is given: a real controller looks
+every few seconds, but between these nothing changes that it would act on. Between two turns requests flow (`fluid`) through what is ready; each minute is
+written down. A service is *short* while it carries less than is asked: the mean rate of the five minutes
+around, less two standard errors of it. Of that it is `below_demand` what an operator could have prevented: seconds that its own drains
+brought, and those beyond the time that it takes to see a shortage and to start something, whether or not
+there were machines. Until then only spare capacity helps, which the plan decides on.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class VirtualSetting:
     curves: Mapping[str, KeptCurve]
     machines: WorldSettings = field(default_factory=WorldSettings)
     seed: int = 0
-    turn_s: float = 60.0
+    turn_s: float = 120.0
 
     @property
     def days(self) -> float:
@@ -139,13 +140,18 @@ class _Ledger:
         self._rates = [
             [float(x) / MINUTE_S for x in row[demand.history :]] for row in demand.counts
         ]
-        self._asked = [row.tolist() for row in demand.smooth()]
+        # What is asked is a rate: counts of some minutes tell it to within chance.
+        counted_s = _SEEN_MINUTES * MINUTE_S
+        smooth = demand.smooth(_SEEN_MINUTES)
+        least = smooth - 2.0 * np.sqrt(np.maximum(smooth, 0.0) / counted_s)
+        self._asked = [row.tolist() for row in least]
         self._version = -1
         self._carried: list[float] = [0.0] * len(self.names)
         self._short = [_Shortage() for _ in self.names]
         law = setting.machines
-        # Seen a turn later, ordered, up: sooner nobody can have it; twice where a start fails.
-        self._grace_s = 2.0 * setting.turn_s + law.startup_s * (1.0 + law.startup_spread)
+        # Known once half of the minutes around have passed, seen and ordered within a turn, then up.
+        known_s = 0.5 * _SEEN_MINUTES * MINUTE_S
+        self._grace_s = known_s + setting.turn_s + law.startup_s * (1.0 + law.startup_spread)
 
     def serve(self, seconds: float) -> None:
         """Let a stretch pass in which nothing changes; it lies within a minute."""
@@ -179,7 +185,8 @@ class _Ledger:
         load = CarriedLoad(self.setting.problem, self._mixed, serving)
         minute = min(int(self.world.elapsed_s // MINUTE_S + 1e-9), self.arrived.shape[1] - 1)
         for at, name in enumerate(self.names):
-            carried, asked = load.of_service(name)[name], self._asked[at][minute]
+            carried = load.of_service(name)[name]
+            asked = self.setting.demand.rate_before(at, minute, _SEEN_MINUTES)
             if carried < min(before[at], asked) * (1.0 - ROUNDING):
                 self._short[at].own = True
 
@@ -264,11 +271,15 @@ def operate(
     for minute in range(setting.demand.minutes):
         if minute % DAY_MINUTES == 0 and minute:
             profiles = _build_profiles(setting, minute)
-        if minute % turn_minutes == 0:
-            before = ledger.carried()
-            operator.turn(world, ledger.report(minute, profiles))
-            ledger.note_orders(before)
-        world.advance((minute + 1) * MINUTE_S, ledger.serve)
+        woken = minute % turn_minutes == 0
+        while True:
+            if woken:
+                before = ledger.carried()
+                operator.turn(world, ledger.report(minute, profiles))
+                ledger.note_orders(before)
+            woken = world.advance((minute + 1) * MINUTE_S, ledger.serve)
+            if not woken:
+                break
         if on_progress is not None and minute % 60 == 0:
             on_progress(minute / setting.demand.minutes)
     return ledger.finish(operator.name)

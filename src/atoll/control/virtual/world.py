@@ -93,6 +93,7 @@ class VirtualWorld:
         self._events: list[_Event] = []
         self._number = 0
         self._rate: float | None = None
+        self._alarm = False
         self._shares: dict[str, float] = {}
 
     @property
@@ -186,12 +187,14 @@ class VirtualWorld:
             if seen.standing.state == "starting":
                 self._turn(name, "ready")
 
-    def advance(self, until_s: float, serve: Callable[[float], None]) -> None:
-        """Move time to `until_s` after the start; `serve` is called for every stretch in which nothing changes.
+    def advance(self, until_s: float, serve: Callable[[float], None]) -> bool:
+        """Move time to `until_s` after the start, or to when something is lost; return whether it was.
 
-        It is given the seconds of the stretch, and sees the world as it was during it.
+        `serve` is called for every stretch in which nothing changes: it is given its seconds, and sees the
+        world as it was during it.
         """
-        while True:
+        self._alarm = False
+        while not self._alarm:
             event_s = self._events[0].time_s if self._events else math.inf
             change_s = self.market.next_change_s(self.elapsed_s)
             next_s = min(event_s, change_s, until_s)
@@ -205,7 +208,8 @@ class VirtualWorld:
             elif event_s <= until_s:
                 self._happen(heapq.heappop(self._events))
             else:
-                return
+                return False
+        return True
 
     def _happen(self, event: _Event) -> None:
         seen = self._standing.get(event.name)
@@ -216,9 +220,11 @@ class VirtualWorld:
             self._turn(event.name, "ready")
         elif event.kind == "fail" and state == "starting":
             self.counts.failed_starts += 1
+            self._alarm = True
             self._turn(event.name, "failed", "it did not come up", "capacity")
         elif event.kind == "die" and state in ("starting", "ready", "draining"):
             self.counts.failures += 1
+            self._alarm = True
             self._turn(event.name, "gone", "a machine died", "ended")
         elif event.kind == "notice" and state in ("starting", "ready"):
             self._notify(event.name)
@@ -234,6 +240,7 @@ class VirtualWorld:
         seen = self._standing[name]
         if seen.standing.ends_s is None:
             self.counts.preempted += 1
+            self._alarm = True
             ends_s = self.time_s + self.settings.notice_s
             standing = replace(seen.standing, ends_s=ends_s)
             self._standing[name] = replace(seen, standing=standing)
