@@ -119,8 +119,10 @@ def decide(
     asked = adopted = False
     if _is_due(memory, triggers, view.time_s, policy):
         asked = True
-        memory = _boost(situation, memory)
-        situation = _look(view, before, memory, policy, rates)
+        boosted = _boost(situation, memory)
+        if boosted.forecasts != memory.forecasts:
+            memory = boosted
+            situation = _look(view, before, memory, policy, rates)
         memory, verdict, dips = _plan_anew(situation, memory, plan)
         adopted = verdict.adopt
         outcome = "adopted" if adopted else "kept"

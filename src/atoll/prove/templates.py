@@ -45,9 +45,7 @@ class SizedTemplate:
 
     def trim(self, factor: float) -> SizedTemplate:
         """Return the template carrying so much of what it did."""
-        return replace(
-            self, instance=_scale(self.instance, factor), share=self.share * factor
-        )
+        return replace(self, instance=_scale(self.instance, factor), share=self.share * factor)
 
 
 def size_templates(
@@ -95,9 +93,7 @@ def trim_templates(
     templates: Sequence[SizedTemplate], factors: Mapping[str, float]
 ) -> tuple[SizedTemplate, ...]:
     """Return templates carrying less, by the factor of their service."""
-    return tuple(
-        one.trim(factors.get(parse_role(one.role).model, 1.0)) for one in templates
-    )
+    return tuple(one.trim(factors.get(parse_role(one.role).model, 1.0)) for one in templates)
 
 
 def _share_of(problem: Problem, role: str) -> float:

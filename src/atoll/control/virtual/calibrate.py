@@ -2,8 +2,8 @@
 
 Both come from the event simulator, once. Templates are sized alone (`prove.templates`). Then whole plans of
 them are simulated at several sizes of the fleet: where too few requests of a service keep their promises its
-templates are trimmed, until enough do. At last plans are simulated at several loads, which gives the curves of
-the fluid model (`fluid`).
+templates are trimmed, until enough do. At last plans are simulated at several loads, which gives the curves
+of the fluid model (`fluid`).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _trim(
             asked = scale_rates(problem, dict.fromkeys(targets, size))
             plan = planner(size_for_share(asked))
             # At all that it carries: what is to spare must not hide what is lost.
-            full = _carried(asked, plan)
+            full = carried_requests(asked, plan)
             kept = simulate_rates(
                 problem, catalog, plan, {name: (rate,) for name, rate in full.items()}, seed=seed
             )
@@ -111,7 +111,7 @@ def scale_rates(problem: Problem, factors: Mapping[str, float]) -> Problem:
     )
 
 
-def _carried(problem: Problem, plan: Plan) -> dict[str, float]:
+def carried_requests(problem: Problem, plan: Plan) -> dict[str, float]:
     """Return the requests/s that a plan carries of each service."""
     from atoll.control.capacity import CarriedLoad
 
@@ -124,7 +124,7 @@ def find_curves(
 ) -> dict[str, KeptCurve]:
     """Return the curves of all services, simulated on the plan for the fleet's own rates."""
     plan = planner(size_for_share(problem))
-    full = _carried(problem, plan)
+    full = carried_requests(problem, plan)
     shares: dict[str, list[float]] = {name: [] for name in full}
     for load in LOADS:
         rates = {name: (load * c,) for name, c in full.items()}

@@ -1,12 +1,16 @@
 """Who operates a fleet in virtual time: Atoll, and what it is compared with.
 
-| name | what it does |
-|---|---|
-| atoll | `decide`, with the planner over known templates |
-| static-peak, static-mean | one plan for the highest, or the mean, rate of all that comes; what is lost is started again |
-| reactive | replicas of the best single template per service, as HPA and KEDA scale: wanted = ceil(rate / (target * capacity)), at once up, down to the highest of the last `window_s`; within `tolerance` nothing changes |
-| rolling | GH/AGH: plans anew every window for the rate of the last one, adopts whatever is cheapest, no penalty, no forecast |
-| oracle | no operator but a bound: every epoch the cheapest plan for the highest rate of it, at its mean prices, free to change at no cost, and no machine fails |
+- `atoll`: `decide`, with the planner over known templates.
+- `static-peak`, `static-mean`: one plan for the highest, or the mean, rate of all that comes, at the prices
+  of the start; what is lost is started again.
+- `reactive`: replicas of the best single template per service, as HPA and KEDA scale them. There should be
+  ceil(rate / (target * capacity)) of them: at once up, down to the most that there should have been within
+  `window_s`; where utilisation is within `tolerance` of its target nothing changes. New ones stand where the
+  template is cheapest then.
+- `rolling`: GH/AGH. Plans anew every window for the rate of the last one and adopts whatever is cheapest: no
+  penalty for starting, no forecast.
+- `oracle`: nobody operates, it is a bound. Every epoch the cheapest plan for the highest rate in it, at its
+  mean prices, free to change at no cost, while no machine fails.
 
 All but the oracle live in the same world. Rates are means over five minutes. An operator that wants a machine
 that cannot be had takes the cheapest of the same kind elsewhere.
@@ -309,7 +313,9 @@ def find_oracle(
         usd_per_hour[begin:end] = plan.usd_per_hour
         total += plan.usd_per_hour * (end - begin) * MINUTE_S / HOUR_S
         for at, service in enumerate(setting.problem.services):
-            carried = sum(one.throughput_per_s for one in plan.instances if one.service == service.name)
+            carried = sum(
+                one.throughput_per_s for one in plan.instances if one.service == service.name
+            )
             capacity[at, begin:end] = carried
     counts = setting.demand.counts[:, setting.demand.history :].astype(np.float64)
     none = np.zeros_like(counts)

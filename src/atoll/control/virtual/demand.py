@@ -14,7 +14,7 @@ Poisson.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,8 @@ Ints = NDArray[np.int64]
 MINUTE_S = 60.0
 DAY_MINUTES = 1440
 CURVES = ("conv-week", "code-week")
+MOST_DAYS = 31.0
+"""The longest trace that is taken whole."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class DemandSeries:
     @property
     def minutes(self) -> int:
         """Minutes from the start on."""
-        return self.counts.shape[1] - self.history
+        return int(self.counts.shape[1]) - self.history
 
     def during(self, service: int, minute: int) -> int:
         """Return the requests of a minute since the start."""
@@ -80,7 +82,8 @@ class DemandSeries:
         for row in self.counts:
             around = np.pad(row.astype(np.float64), minutes // 2, mode="edge")
             rates.append(np.convolve(around, window, mode="valid")[self.history :])
-        return np.array(rates) / MINUTE_S
+        smoothed: Floats = np.array(rates) / MINUTE_S
+        return smoothed
 
     def take(self, minutes: int) -> DemandSeries:
         """Return the first so many minutes after the start."""
@@ -103,7 +106,7 @@ def draw_demand(
     history = round(history_days * DAY_MINUTES)
     minutes = history + round(days * DAY_MINUTES)
     # History comes before the start of a week, so that the days that count begin with it.
-    at_s = (np.arange(minutes) - history + 0.5) * MINUTE_S
+    at_s: Floats = (np.arange(minutes, dtype=np.float64) - history + 0.5) * MINUTE_S
     rows = []
     for number, service in enumerate(problem.services):
         luck = stream(seed, "virtual traffic", service.name)
@@ -142,18 +145,21 @@ def _draw_bursts(luck: np.random.Generator, minutes: int, law: TrafficStatistics
 
 
 def count_requests(
-    workload: Workload, services: Sequence[str], days: float, seed: int = 0
+    workload: Workload, problem: Problem, days: float | None = None, seed: int = 0
 ) -> DemandSeries:
     """Return the requests of a trace by minute and service, over again from its start if it is shorter.
 
-    Requests of a model are for the service of its name; where a trace names none of the services, all of
-    them get the same requests in turn.
+    Requests of a model are for the service of its name; where a trace names none of the services, requests
+    are shared out by what is asked of each. Without `days` it is as long as the trace, up to `MOST_DAYS`.
     """
-    wanted = round(days * DAY_MINUTES)
-    names = tuple(services)
+    names = tuple(service.name for service in problem.services)
     place: Mapping[str, int] = {name: at for at, name in enumerate(names)}
-    found = np.zeros((len(names), wanted), np.int64)
-    last_s, turn, known = 0.0, 0, False
+    most = round((MOST_DAYS if days is None else days) * DAY_MINUTES)
+    rates = np.array([service.rate_per_s for service in problem.services])
+    shares = rates / rates.sum() if rates.sum() > 0.0 else np.full(len(names), 1 / len(names))
+    luck = stream(seed, "virtual trace")
+    found = np.zeros((len(names), most), np.int64)
+    last_s, known = 0.0, False
     for chunk in workload.chunks(seed):
         if not len(chunk.arrival_s):
             continue
@@ -163,14 +169,14 @@ def count_requests(
         service = of_model[chunk.model]
         known = known or bool((service >= 0).any())
         if not known:
-            service = (turn + np.arange(len(minute))) % len(names)
-            turn = (turn + len(minute)) % len(names)
-        keep = (minute < wanted) & (service >= 0)
+            service = luck.choice(len(names), len(minute), p=shares)
+        keep = (minute < most) & (service >= 0)
         np.add.at(found, (service[keep], minute[keep]), 1)
-        if minute[-1] >= wanted:
+        if minute[-1] >= most:
             break
     if not found.any():
         raise InputError("no request of the trace is for a service of the fleet", field="simulate")
-    length = max(1, min(wanted, math.ceil(last_s / MINUTE_S)))
+    length = max(1, min(most, math.ceil(last_s / MINUTE_S)))
+    wanted = length if days is None else most
     counts = np.tile(found[:, :length], (1, math.ceil(wanted / length)))[:, :wanted]
     return DemandSeries(names, counts)

@@ -95,9 +95,7 @@ class MarketSeries:
         most = self.available[first : last + 1].max(axis=0)
         return tuple(
             offer.model_copy(update={"usd_per_hour": price, "available": number})
-            for offer, price, number in zip(
-                self.offers, usd.tolist(), most.tolist(), strict=True
-            )
+            for offer, price, number in zip(self.offers, usd.tolist(), most.tolist(), strict=True)
         )
 
 
@@ -175,9 +173,7 @@ def read_market(path: Path, offers: Sequence[Offer]) -> MarketSeries:
     for number, cells in enumerate(lines, 1):
         if number == 1:
             if tuple(cell.strip() for cell in cells) != COLUMNS:
-                raise InputError(
-                    f"the columns are not {','.join(COLUMNS)}", path=path, line=number
-                )
+                raise InputError(f"the columns are not {','.join(COLUMNS)}", path=path, line=number)
             continue
         if cells:
             rows.append(_read_row(cells, place, path, number))
@@ -204,14 +200,14 @@ def _read_row(
     except ValueError:
         hint = "2 numbers and 3 names between the time and the number of machines"
         raise InputError("not a row of prices", path=path, line=line, hint=hint) from None
-    key = (region, node_type, market)
-    if key not in place:
+    key = next((known for known in place if known == (region, node_type, market)), None)
+    if key is None:
         hint = "offers are those of the fleet's pool"
-        text = f"the fleet has no offer of {' '.join(key)}"
+        text = f"the fleet has no offer of {region} {node_type} {market}"
         raise InputError(text, path=path, line=line, hint=hint)
     if not (0.0 <= time_s < math.inf and 0.0 <= price < math.inf and number >= 0):
         raise InputError("time, price and number are 0 or more", path=path, line=line)
-    return time_s, place[key], price, number  # type: ignore[index]
+    return time_s, place[key], price, number
 
 
 def write_market(series: MarketSeries) -> Iterable[str]:

@@ -21,7 +21,6 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from atoll.core.errors import UsageError
 from atoll.plan.plan import Instance, Market, OfferKey, Plan, Route
@@ -30,12 +29,13 @@ from atoll.solve.derating import Derating, find_templates, node_set
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
-    from atoll.plan.problem import Offer, Problem, Service
+    from atoll.plan.problem import Problem, Service
     from atoll.solve.templates.library import Libraries
 
-Bools = NDArray[np.bool_]
+_Machines = tuple[tuple[int, int], ...]
+"""How many machines of each offer, by its number."""
 
-GRID = 2000
+GRID = 1200
 """Steps of demand; a cover is dearer than the cheapest by about as many of them as it has instances."""
 _KEEP = 1e-6
 """Share of its price that what runs is cheaper by, so that equal instances are kept."""
@@ -55,7 +55,7 @@ class _TemplatePlace:
     template: SizedTemplate
     region: str
     markets: tuple[tuple[str, Market], ...]
-    machines: tuple[tuple[int, int], ...]
+    machines: _Machines
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class _CoverItem:
     cost: float
     per_s: float
     most: int
-    machines: tuple[tuple[int, int], ...]
+    machines: _Machines
     place: _TemplatePlace | None = None
     running: tuple[Instance, ...] = ()
 
@@ -127,7 +127,7 @@ class TemplatePlanner:
         return found[1]
 
     def _cover_all(self, asked: Problem) -> Plan | None:
-        """Cover every service by itself; where they do not all fit, one after the other; None if none does."""
+        """Cover every service by itself, or one after the other where not all fit; None where nothing does."""
         offers = _OfferList(
             {offer.key: k for k, offer in enumerate(asked.offers)},
             [offer.usd_per_hour for offer in asked.offers],
@@ -273,7 +273,7 @@ class TemplatePlanner:
 
     def _sort_running(self, asked: Problem, offers: _OfferList) -> dict[str, list[_CoverItem]]:
         """Return what runs by role, equal instances as one item."""
-        groups: dict[tuple[str, object, float], list[Instance]] = {}
+        groups: dict[tuple[str, _Machines, float], list[Instance]] = {}
         number = offers.number
         for one in asked.running:
             keys = [(node.region or one.region, node.node_type, node.market) for node in one.nodes]
@@ -283,10 +283,9 @@ class TemplatePlanner:
         items: dict[str, list[_CoverItem]] = {}
         for (role, machines, per_s), group in groups.items():
             if per_s > 0.0:
-                held: tuple[tuple[int, int], ...] = machines  # type: ignore[assignment]
-                cost = offers.rent(held) * (1.0 - _KEEP)
+                cost = offers.rent(machines) * (1.0 - _KEEP)
                 items.setdefault(role, []).append(
-                    _CoverItem(cost, per_s, len(group), held, None, tuple(group))
+                    _CoverItem(cost, per_s, len(group), machines, None, tuple(group))
                 )
         return items
 
@@ -356,9 +355,7 @@ class TemplatePlanner:
                 found = find_templates(library.counts, library.tables.node_types, sets)
                 rows = np.array(sorted({int(i) for at in found.values() for i in at}), np.int64)
                 counts = np.ascontiguousarray(library.counts[rows])
-                roles[role] = replace(
-                    library, counts=counts, throughput=library.throughput[rows]
-                )
+                roles[role] = replace(library, counts=counts, throughput=library.throughput[rows])
             self._libraries[asked.kinds] = replace(whole, roles=roles)
         return self._libraries[asked.kinds]
 
@@ -487,5 +484,3 @@ def _cover_grid(
             counts[at] += size
             left = max(0, left - weight)
     return tuple(counts)
-
-

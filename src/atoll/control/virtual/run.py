@@ -1,11 +1,13 @@
 """Days in seconds: an operator in a virtual world, and what that cost and kept.
 
 Turns come every `turn_s`, and at once when machines are lost or a notice is given: a real controller looks
-every few seconds, but between these nothing changes that it would act on. Between two turns requests flow (`fluid`) through what is ready; each minute is
-written down. A service is *short* while it carries less than is asked: the mean rate of the five minutes
-around, less two standard errors of it. Of that it is `below_demand` what an operator could have prevented: seconds that its own drains
-brought, and those beyond the time that it takes to see a shortage and to start something, whether or not
-there were machines. Until then only spare capacity helps, which the plan decides on.
+every few seconds, but between these nothing changes that it would act on. Between two turns requests flow
+(`fluid`) through what is ready; each minute is written down.
+
+A service is *short* while it carries less than is asked: the mean rate of the five minutes around, less two
+standard errors of it. Of that it is `below_demand` what an operator could have prevented: seconds that its
+own drains brought, and those beyond the time that it takes to see a shortage and to start something, whether
+or not there were machines. Until then only spare capacity helps, which the plan decides on.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class FleetOperator(Protocol):
 
 @dataclass(frozen=True)
 class OperationSeries:
-    """Minute by minute: what the fleet costs ($/h), and by service requests, what became of them, capacity."""
+    """Minute by minute what the fleet costs ($/h), and by service requests, what became of them, capacity."""
 
     usd_per_hour: Floats
     arrived: Floats
@@ -221,9 +223,10 @@ class _Ledger:
         demand = self.setting.demand
         traffic, promises = [], []
         for at, service in enumerate(self.setting.problem.services):
-            windows = (TrafficWindow(demand.rate_before(at, minute, n)) for n in (1, 5, 60))
-            profile, period_s = profiles[at]
-            traffic.append(TrafficSeen(service.name, *windows, profile, period_s))
+            last, five, hour = (
+                TrafficWindow(demand.rate_before(at, minute, n)) for n in (1, _SEEN_MINUTES, 60)
+            )
+            traffic.append(TrafficSeen(service.name, last, five, hour, *profiles[at]))
             first = max(0, minute - _SEEN_MINUTES)
             came = float(self.arrived[at, first:minute].sum())
             if came > 0.0:
@@ -285,9 +288,7 @@ def operate(
     return ledger.finish(operator.name)
 
 
-def _build_profiles(
-    setting: VirtualSetting, minute: int
-) -> list[tuple[tuple[float, ...], float]]:
+def _build_profiles(setting: VirtualSetting, minute: int) -> list[tuple[tuple[float, ...], float]]:
     """Return the profiles that whoever watched until now would have."""
     demand = setting.demand
     per_step = round(_PROFILE_STEP_S / MINUTE_S)

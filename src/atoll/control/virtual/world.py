@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -84,7 +83,6 @@ class VirtualWorld:
         self.market, self.settings = market, settings or WorldSettings()
         self.elapsed_s = 0.0
         self.usd = 0.0
-        self.usd_by_service: Counter[str] = Counter()
         self.counts = WorldCounts()
         self.version = 0
         """Grows whenever what serves changes."""
@@ -94,7 +92,6 @@ class VirtualWorld:
         self._number = 0
         self._rate: float | None = None
         self._alarm = False
-        self._shares: dict[str, float] = {}
 
     @property
     def time_s(self) -> float:
@@ -297,36 +294,19 @@ class VirtualWorld:
     def _plan(self, kind: str, name: str, after_s: float) -> None:
         if math.isfinite(after_s):
             self._number += 1
-            heapq.heappush(
-                self._events, _Event(self.elapsed_s + after_s, self._number, kind, name)
-            )
+            heapq.heappush(self._events, _Event(self.elapsed_s + after_s, self._number, kind, name))
 
     def _charge(self, seconds: float) -> None:
         if self._rate is None:
             self._reckon()
         self.usd += (self._rate or 0.0) * seconds / HOUR_S
-        for name, rate in self._shares.items():
-            self.usd_by_service[name] += rate * seconds / HOUR_S
 
     def _reckon(self) -> None:
         """Find what machines cost now; a start that was refused holds none."""
         prices = {offer.key: offer.usd_per_hour for offer in self.offers}
-        by_service: dict[str, list[Instance]] = {}
-        holding: list[Instance] = []
-        for seen in self._standing.values():
-            if not _holds(seen.standing):
-                continue
-            holding.append(seen.instance)
-            by_service.setdefault(seen.instance.service, []).append(seen.instance)
-        self._rate = sum(prices[key] * n for key, n in sorted(count_machines(holding).items()))
-        # Machines that several services share are paid once: each bears its part.
-        alone = {
-            name: sum(prices[key] * n for key, n in sorted(count_machines(some).items()))
-            for name, some in sorted(by_service.items())
-        }
-        total = sum(alone.values())
-        scale = self._rate / total if total > 0.0 else 0.0
-        self._shares = {name: usd * scale for name, usd in alone.items()}
+        holding = [seen.instance for seen in self._standing.values() if _holds(seen.standing)]
+        used = sorted(count_machines(holding).items())
+        self._rate = sum(prices[key] * number for key, number in used)
 
 
 _REFUSED = "there is none left"
