@@ -18,7 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from atoll.control.backoff import HeldBack, Lost, count_failures, hold_back, is_late
-from atoll.control.capacity import CarriedLoad, demand_by_lane, find_mixed, find_short
+from atoll.control.capacity import (
+    CarriedLoad,
+    demand_by_lane,
+    find_mixed,
+    find_short,
+    is_short,
+)
 from atoll.control.forecast import forecast
 from atoll.control.judge import Verdict, judge
 from atoll.control.names import hash_place, name_instances, rename, stamp_name
@@ -119,9 +125,10 @@ def decide(
     asked = adopted = False
     if _is_due(memory, triggers, view.time_s, policy):
         asked = True
-        boosted = _boost(situation, memory)
-        if boosted.forecasts != memory.forecasts:
-            memory = boosted
+        raised = _catch_up(situation)
+        learned = _boost(situation, _remember_demand(memory, view.time_s, raised))
+        if learned.forecasts != memory.forecasts:
+            memory, rates = learned, rates | raised
             situation = _look(view, before, memory, policy, rates)
         memory, verdict, dips = _plan_anew(situation, memory, plan)
         adopted = verdict.adopt
@@ -418,6 +425,44 @@ def _is_due(
     if memory.tried_s is None or now_s - memory.tried_s >= policy.retry_s:
         return True
     return not triggers.keys() <= set(memory.tried_for)
+
+
+def _catch_up(situation: _Situation) -> dict[str, float]:
+    """Return more requests/s to plan for of services that ask for more now than all that starts will carry.
+
+    They came faster than was foreseen; who only follows them is short again when that has started.
+    """
+    problem, policy = situation.problem, situation.policy
+    living = situation.living()
+    mixed = find_mixed(problem, living)
+    carried = CarriedLoad(problem, mixed, living)
+    planned = demand_by_lane(problem, mixed)
+    raised: dict[str, float] = {}
+    for seen in situation.view.traffic:
+        service = next((one for one in problem.services if one.name == seen.service), None)
+        if service is None or service.rate_per_s <= 0.0:
+            continue
+        share = seen.five_minutes.rate_per_s / service.rate_per_s
+        lanes = carried.of_service(seen.service)
+        if any(is_short(carries, share * planned[lane]) for lane, carries in lanes.items()):
+            rate = (1.0 + policy.band_up) * seen.five_minutes.rate_per_s
+            if rate > service.rate_per_s:
+                raised[seen.service] = rate
+    return raised
+
+
+def _remember_demand(memory: Memory, now_s: float, raised: Mapping[str, float]) -> Memory:
+    """Return the memory with rates that are planned for now, so that capacity stays for a while."""
+    if not raised:
+        return memory
+    states = []
+    for state in memory.forecasts:
+        rate = raised.get(state.service)
+        if rate is not None:
+            higher = tuple(one for one in state.recent if one[1] > rate)
+            state = replace(state, recent=(*higher, (now_s, rate)))
+        states.append(state)
+    return replace(memory, forecasts=tuple(states))
 
 
 def _boost(situation: _Situation, memory: Memory) -> Memory:

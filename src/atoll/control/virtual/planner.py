@@ -127,7 +127,7 @@ class TemplatePlanner:
         return found[1]
 
     def _cover_all(self, asked: Problem) -> Plan | None:
-        """Cover every service by itself, or one after the other where not all fit; None where nothing does."""
+        """Cover every service by itself, or one after the other where not all fit; None where none can be."""
         offers = _OfferList(
             {offer.key: k for k, offer in enumerate(asked.offers)},
             [offer.usd_per_hour for offer in asked.offers],

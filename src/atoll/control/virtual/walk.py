@@ -2,9 +2,9 @@
 
 As there: 288 windows of five minutes, lambda(t + 1) = lambda(t) exp(N(0, sigma)) for every service, plans
 that count at once, adopted where they cost less for the window at hand. A window costs its rent, what
-starting takes (the rent of its new instances for `STARTUP_S`) and a penalty for requests that nobody carries. The
-fleet, its prices and the penalty are ours, so that only how the columns compare can be set beside the
-paper's.
+starting takes (the rent of its new instances for `STARTUP_S`) and a penalty for requests that nobody
+carries. The fleet, its prices and the penalty are ours, so that only how the columns compare can be set
+beside the paper's.
 """
 
 from __future__ import annotations
