@@ -212,7 +212,7 @@ class ControlPolicy(Frozen):
         default=0.03, description="Plan at once where a lane carries this share too little."
     )
     down_after_s: NotNegative = Field(
-        default=600.0, description="Capacity follows demand down this much later."
+        default=300.0, description="Capacity follows demand down this much later."
     )
     price_moves: Positive = Field(
         default=0.1, description="Plan at once where a price moved by this share."
