@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 PATIENCE_S = 60.0
 """Who would wait longer than this is turned away."""
+_MOST_LOAD = 1e6
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class FluidQueue:
             late = min(arrived, room)
             self.waiting += late
             return ServedRequests(0.0, late, arrived - late)
-        load = self._follow(rate / capacity_per_s, seconds)
+        load = self._follow(min(_MOST_LOAD, rate / capacity_per_s), seconds)
         if self.waiting <= 0.0 and rate <= finished:
             kept = arrived * self.curve.at(load)
             return ServedRequests(kept, arrived - kept, 0.0)
