@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from atoll.control.view import PromiseSeen, TrafficSeen, TrafficWindow
+from atoll.plan.problem import Offer
 from tests.control.world import EAST, Loop, World, offer, problem, service
 
 
@@ -38,11 +39,7 @@ def test_what_is_asked_now_is_carried_at_once_and_with_a_margin() -> None:
     carried = loop.world.lanes()["chat/llm/both"]
     asked = 1.005 * carried
     loop.world.traffic = traffic(asked)
-    for _ in range(6):
-        decision = loop.tick()
-        if decision.adopted:
-            break
-    assert decision.adopted
+    decision = next(done for _ in range(6) if (done := loop.tick()).adopted)
     assert decision.plan is not None
     after = sum(one.throughput_per_s for one in decision.plan.instances)
     assert after >= (1.0 + loop.policy.band_up) * asked * 0.999
@@ -81,15 +78,15 @@ def test_an_offer_that_nobody_uses_may_vanish_or_become_dearer() -> None:
     assert loop.decide().planned
 
 
-def replaced(one: object, **changes: object) -> object:
-    return one.model_copy(update=changes)  # type: ignore[attr-defined]
+def replaced(one: Offer, **changes: object) -> Offer:
+    return one.model_copy(update=changes)
 
 
 def test_a_used_offer_that_becomes_dearer_is_looked_at() -> None:
     loop = settled()
     used = {node.node_type for one in loop.world.ready() for node in one.nodes}
     loop.world.offers = tuple(
-        replaced(one, usd_per_hour=2.0 * one.usd_per_hour)  # type: ignore[misc]
+        replaced(one, usd_per_hour=2.0 * one.usd_per_hour)
         if one.node_type in used and one.region == EAST
         else one
         for one in loop.world.offers

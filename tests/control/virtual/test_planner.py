@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.control.virtual.planner import TemplatePlanner, _CoverItem, _covers, _find_cover
-from atoll.plan.plan import count_machines
+from atoll.plan.plan import Instance, count_machines
 from atoll.plan.problem import Limits, Problem
 from atoll.plan.validate.check import validate
 from atoll.prove.templates import SizedTemplate, size_for_share
@@ -140,7 +140,7 @@ def real_templates(asked: Problem) -> tuple[SizedTemplate, ...]:
 def test_quick_plans_cost_what_the_usual_allocation_finds(unhurried: None) -> None:
     asked = real_problem()
     plan = TemplatePlanner(asked.catalog(), real_templates(asked))
-    running = ()
+    running: tuple[Instance, ...] = ()
     for factor in (1.0, 0.6, 1.7):
         now = asked.replace(
             services=tuple(
