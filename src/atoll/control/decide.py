@@ -373,13 +373,14 @@ def _find_pressing(situation: _Situation, mixed: frozenset[str]) -> dict[str, fl
     That is a little less than what is planned for, which may never come, and no less than what is asked now.
     """
     now = {seen.service: seen.five_minutes.rate_per_s for seen in situation.view.traffic}
-    pressing: dict[str, float] = {}
+    pressing = demand_by_lane(situation.problem, mixed)
     for service in situation.problem.services:
         rate = service.rate_per_s
         asked = min(rate, now.get(service.name, rate))
         share = max(1.0 - situation.policy.slack, asked / rate if rate > 0.0 else 1.0)
-        one = situation.problem.model_copy(update={"services": (service,)})
-        pressing |= {lane: need * share for lane, need in demand_by_lane(one, mixed).items()}
+        lanes = (service.name,) if service.name in mixed else map(str, service.roles)
+        for lane in lanes:
+            pressing[lane] *= share
     return pressing
 
 
