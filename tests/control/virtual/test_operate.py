@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -20,7 +22,10 @@ from atoll.control.virtual.market import hold_market
 from atoll.control.virtual.run import OperationResult, operate
 from atoll.control.virtual.walk import compare_walk
 from atoll.control.virtual.world import VirtualWorld, WorldSettings
+from atoll.prove.templates import SizedTemplate
+from atoll.solve.derating import node_set
 from tests.control.virtual.toys import CALM, fleet, planner, problem, setting, templates
+from tests.control.world import instance
 
 
 def still(minutes: int = 240, chat: int = 2400, code: int = 1500) -> DemandSeries:
@@ -108,7 +113,7 @@ def test_the_autoscaler_goes_up_at_once_and_down_after_its_window() -> None:
     world = VirtualWorld(hold_market(asked.offers), CALM)
     only = asked.replace(services=(asked.service("chat"),))
     operator = ReactiveOperator(only, templates(("chat",)), target=0.5, window_s=300.0)
-    per_s = operator.best["chat"].per_s
+    per_s = operator.best["chat/llm/both"].per_s
 
     def count(rate: float, until_s: float) -> int:
         operator.turn(world, look(rate))
@@ -154,3 +159,19 @@ def test_an_own_drain_below_what_is_asked_counts_at_once() -> None:
     # Two turns of two minutes and a start-up of four, of at least one service.
     assert result.below_demand_s >= 480.0
     assert result.below_demand_s == result.short_s
+
+
+def test_where_no_template_runs_both_phases_each_is_scaled_by_itself() -> None:
+    asked = problem()
+    apart = asked.service("chat").model_copy(update={"phases": "apart"})
+    only = asked.replace(services=(apart,))
+    sized = []
+    for phase, node_type in (("prefill", "H100:1"), ("decode", "L40S:1")):
+        one = instance("template", f"chat/llm/{phase}", node_type)
+        sized.append(SizedTemplate(one.role, node_set(one), one, 1.0))
+    operator = ReactiveOperator(only, sized, target=1.0)
+    world = VirtualWorld(hold_market(asked.offers), CALM)
+    operator.turn(world, look(20.0))
+    found = Counter(seen.instance.role for seen in world.living().values())
+    # Twenty requests/s on instances that carry ten and four.
+    assert found == {"chat/llm/prefill": 2, "chat/llm/decode": 5}

@@ -27,13 +27,18 @@ import numpy as np
 from atoll.control.decide import MakePlan, decide
 from atoll.control.loop import TrafficReport
 from atoll.control.view import ControlPolicy, Memory, View
+from atoll.control.virtual.calibrate import carried_requests
 from atoll.control.virtual.demand import DAY_MINUTES, MINUTE_S
 from atoll.control.virtual.planner import TemplatePlanner
 from atoll.control.virtual.run import OperationResult, OperationSeries, VirtualSetting
 from atoll.control.virtual.world import HOUR_S, VirtualWorld
+from atoll.core.errors import UsageError
+from atoll.core.ids import Phase
 from atoll.plan.plan import Instance, Market, Plan, count_machines
-from atoll.plan.problem import Offer, Problem
+from atoll.plan.problem import COMPONENT, Offer, Problem, Service
+from atoll.prove.loads import units_per_request
 from atoll.prove.templates import SizedTemplate
+from atoll.solve.derating import NodeSet
 
 _MARKETS: tuple[Market, ...] = ("owned", "on-demand", "spot")
 
@@ -94,16 +99,20 @@ class _Replacing:
 
 
 def _list_places(instance: Instance, offers: Sequence[Offer]) -> list[tuple[float, Instance]]:
-    """Return an instance wherever its kinds of machines are offered on one market, with its rent."""
+    """Return an instance wherever whole machines of its kinds are offered on one market, with its rent."""
     prices = {offer.key: offer.usd_per_hour for offer in offers if offer.available > 0}
-    kinds = Counter(node.node_type for node in instance.nodes)
+    kinds = Counter(node.kind for node in instance.nodes)
     found = []
     for region in sorted({offer.region for offer in offers}):
         for market in _MARKETS:
             keys = [(region, kind, market) for kind in kinds]
             if all(key in prices for key in keys):
                 usd = sum(prices[key] * kinds[key[1]] for key in keys)
-                nodes = tuple(n.model_copy(update={"market": market}) for n in instance.nodes)
+                whole = {"market": market, "slot": None, "gpu_ids": None}
+                nodes = tuple(
+                    node.model_copy(update={**whole, "node_type": node.kind})
+                    for node in instance.nodes
+                )
                 update = {"region": region, "nodes": nodes, "usd_per_hour": usd}
                 found.append((usd, instance.model_copy(update=update)))
     return found
@@ -146,9 +155,11 @@ class ReactiveOperator:
     ) -> None:
         self.target, self.window_s, self.tolerance, self.least = target, window_s, tolerance, least
         self.best = {
-            service.name: _choose_best(problem, service.name, templates)
+            role: template
             for service in problem.services
+            for role, template in _choose_best(problem, service, templates, target).items()
         }
+        self._services = {service.name: service for service in problem.services}
         self._mine: dict[str, list[str]] = {name: [] for name in self.best}
         self._wishes: dict[str, list[tuple[float, int]]] = {name: [] for name in self.best}
         self._starter = _Replacing()
@@ -159,12 +170,15 @@ class ReactiveOperator:
         _clean_up(world)
         rates = {one.service: one.five_minutes.rate_per_s for one in seen.traffic}
         for name, template in self.best.items():
+            service = self._services[template.instance.service]
+            units = units_per_request(service, template.instance.phase)
+            rate = rates.get(service.name, 0.0) * units
             here = [
                 one
                 for one in self._mine[name]
                 if one in living and living[one].standing.ends_s is None
             ]
-            wanted = self._wish(name, rates.get(name, 0.0), len(here), template, world.time_s)
+            wanted = self._wish(name, rate, len(here), template, world.time_s)
             while len(here) < wanted:
                 started = self._starter.start(world, _stand_cheapest(template, world.offers))
                 if started is None:
@@ -258,16 +272,33 @@ def _clean_up(world: VirtualWorld) -> None:
 
 
 def _choose_best(
-    problem: Problem, service: str, templates: Sequence[SizedTemplate]
-) -> SizedTemplate:
-    """Return the template of a service that costs least for what it carries, on any offer of the fleet."""
-    found = [
-        (usd / one.per_s, one.nodes, one)
-        for one in templates
-        if one.instance.service == service
-        for usd, _ in _list_places(one.instance, problem.offers)
+    problem: Problem, service: Service, templates: Sequence[SizedTemplate], target: float
+) -> dict[str, SizedTemplate]:
+    """Return the template whose replicas for the fleet's own rate cost least, on any of its offers, by role.
+
+    One that runs both phases, or the best for each phase where none does or those two cost less together.
+    """
+    cost: dict[str, tuple[float, NodeSet, SizedTemplate]] = {}
+    for one in templates:
+        if one.instance.service != service.name:
+            continue
+        for usd, _ in _list_places(one.instance, problem.offers):
+            asked = service.rate_per_s * units_per_request(service, one.instance.phase)
+            found = (usd * math.ceil(asked / (target * one.per_s) - 1e-9), one.nodes, one)
+            if one.role not in cost or found[:2] < cost[one.role][:2]:
+                cost[one.role] = found
+    ways = [
+        [cost[role] for role in roles if role in cost]
+        for roles in (
+            [f"{service.name}/{COMPONENT}/{Phase.BOTH}"],
+            [f"{service.name}/{COMPONENT}/{phase}" for phase in (Phase.PREFILL, Phase.DECODE)],
+        )
+        if all(role in cost for role in roles)
     ]
-    return min(found, key=lambda choice: choice[:2])[2]
+    if not ways:
+        raise UsageError(f"no template serves {service.name} by itself", hint="offer more machines")
+    best = min(ways, key=lambda way: sum(one[0] for one in way))
+    return {one[2].role: one[2] for one in best}
 
 
 def _stand_cheapest(template: SizedTemplate, offers: Sequence[Offer]) -> Instance:
@@ -312,11 +343,9 @@ def find_oracle(
         plan = planner(setting.problem.replace(services=services, offers=offers))
         usd_per_hour[begin:end] = plan.usd_per_hour
         total += plan.usd_per_hour * (end - begin) * MINUTE_S / HOUR_S
+        carried = carried_requests(setting.problem, plan)
         for at, service in enumerate(setting.problem.services):
-            carried = sum(
-                one.throughput_per_s for one in plan.instances if one.service == service.name
-            )
-            capacity[at, begin:end] = carried
+            capacity[at, begin:end] = carried[service.name]
     counts = setting.demand.counts[:, setting.demand.history :].astype(np.float64)
     none = np.zeros_like(counts)
     series = OperationSeries(usd_per_hour, counts, counts, none, none, capacity)
