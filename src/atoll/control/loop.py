@@ -61,7 +61,7 @@ class Gateways(Protocol):
     """Who serves the fleet's requests."""
 
     def look(self, now_s: float) -> TrafficReport:
-        """Return what was asked and kept lately; an empty report where nobody answers."""
+        """Return what was asked and kept lately; an empty report where nobody has answered for long."""
         ...
 
     def route(self, routes: Sequence[Route]) -> None:

@@ -31,7 +31,7 @@ from atoll.plan.plan import Instance, Market, NotNegative, OfferKey, Share
 from atoll.workload.lengths import LengthMix
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from atoll.catalog.catalog import Catalog
 
@@ -393,6 +393,26 @@ class Problem(Frozen):
             )
             for service in self.services
         }
+
+    def started_as(self, engines: Mapping[str, EngineLaunch]) -> Problem:
+        """Return the problem with the tokens per step that a plan starts engines with, where none are set.
+
+        A plan may choose them, within what the fleet leaves open.
+        """
+        services = []
+        for service in self.services:
+            own, launch = service.engine_limits, engines.get(service.name)
+            tokens = None if launch is None else launch.max_num_batched_tokens
+            if own.max_num_batched_tokens is None and tokens is not None:
+                fits = own.max_num_seqs and min(own.max_num_seqs, tokens)
+                update = {"max_num_batched_tokens": tokens, "max_num_seqs": fits}
+                service = service.model_copy(
+                    update={"engine_limits": own.model_copy(update=update)}
+                )
+            services.append(service)
+        if tuple(services) == self.services:
+            return self
+        return self.model_copy(update={"services": tuple(services)})
 
     def with_engine_limits(
         self, limits: EngineLimits, kv_cache_dtype: str | None = None

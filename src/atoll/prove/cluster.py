@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from atoll.prove.deadline import SimulationCutShortError
 from atoll.prove.kept import look_at, sample_kept
+from atoll.prove.steps import fit_steps
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
@@ -32,8 +33,9 @@ def keep_on_cluster(
 ) -> Plan:
     """Return a placement that keeps its promises for enough requests, or the one that comes closest.
 
-    Machines are given, so there is no more to rent: where too few requests keep a promise, `place` is asked
-    for pipelines that would keep a tighter one, shorter or less loaded.
+    Machines are given, so there is no more to rent: where too few requests keep a promise, steps are made
+    shorter (`steps`), and if that is not enough `place` is asked for pipelines that would keep a tighter one,
+    shorter or less loaded.
     """
     from atoll.plan.validate.check import check
 
@@ -48,6 +50,7 @@ def keep_on_cluster(
         check(plan, problem, catalog)
         say("simulating arrivals")
         try:
+            plan = fit_steps(plan, problem, catalog, deadline)
             promises = look_at(plan, problem, catalog, deadline)
         except SimulationCutShortError:
             break

@@ -55,6 +55,7 @@ def build(
     """Return a run of a plan (and those that follow it) under a workload."""
     if not len(requests):
         raise InputError("the workload has no requests", field="trace")
+    problem = problem.started_as(plan.engines)
     history = fleet_history(plan, options)
     instances = [standing.instance for standing in history.standing]
     if not instances:

@@ -78,6 +78,7 @@ def validate(
     violations = validate_structure(plan)
     if same_problem and plan.problem_hash != problem.content_hash():
         violations.append(violation("problem", plan.problem_name, "was made for another problem"))
+    problem = problem.started_as(plan.engines)
     named = True
     for instance in plan.instances:
         unknown = list(check_names(instance, problem, facts))

@@ -50,6 +50,10 @@ def vllm_layout(instance: Instance) -> tuple[int, int, tuple[int, ...]]:
     return node.tp, node.gpus // node.tp, tuple(stage.end - stage.start for stage in stages)
 
 
+_FEW_SEQUENCES, _MOST_SEQUENCES = 256, 1024
+"""Sequences in a step that vLLM's server allows by itself: on most GPUs, and on large ones."""
+
+
 def vllm_flags(launch: EngineLaunch | None) -> tuple[str, ...]:
     """Return the options that make vLLM keep the limits a plan reckons with."""
     if launch is None:
@@ -57,8 +61,12 @@ def vllm_flags(launch: EngineLaunch | None) -> tuple[str, ...]:
     # Plans reckon with short steps where prompts and decoding share them, which both do on one instance.
     tokens = launch.max_num_batched_tokens or max(MIXED_TOKENS, launch.max_num_seqs or 0)
     flags = ["--max-num-batched-tokens", str(tokens)]
-    if launch.max_num_seqs is not None:
-        flags += ["--max-num-seqs", str(launch.max_num_seqs)]
+    sequences = launch.max_num_seqs
+    if sequences is None and tokens < _MOST_SEQUENCES:
+        # vLLM refuses more sequences than tokens in a step, its own number of them too.
+        sequences = min(tokens, _FEW_SEQUENCES)
+    if sequences is not None:
+        flags += ["--max-num-seqs", str(sequences)]
     if launch.gpu_memory_utilization is not None:
         flags += ["--gpu-memory-utilization", f"{launch.gpu_memory_utilization:g}"]
     if launch.kv_cache_dtype is not None:

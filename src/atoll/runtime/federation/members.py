@@ -14,7 +14,7 @@ from atoll.fabric.registry.load import Load
 from atoll.fabric.registry.records import NodeService, SessionState
 from atoll.fabric.transport.peers import Peer
 from atoll.fabric.tunnel.accept import accepts
-from atoll.runtime.pool.member import FABRIC, Backend, Facts, Kind
+from atoll.runtime.pool.member import FABRIC, FLEET, INSTANCE, Backend, Facts, Kind
 from atoll.runtime.pool.policy import ModelOffer
 from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.logs import Log
@@ -28,6 +28,8 @@ _KINDS: dict[str, Kind] = {
     "llama-server": "llamacpp",
     "xllamacpp": "llamacpp",
 }
+_INSTANCE_LABEL, _FLEET_LABEL = "atoll.instance", "atoll.fleet"
+"""Labels with which deployers have instances join."""
 
 
 class Members:
@@ -99,9 +101,11 @@ def whole(service: NodeService) -> bool:
 def backend_of(peer: Peer, *, weighs: bool = True) -> Backend:
     """Return a node as a backend; what does not fit is an InputError.
 
-    `weighs`: its weight counts. Strangers get what they turn out to be worth, not what they ask for.
+    `weighs`: its weight counts, and so does which instance it says it is. Strangers get what they turn out
+    to be worth, not what they ask for, and speak for nobody else.
     """
     metadata = peer.metadata
+    labels = metadata.labels if weighs else {}
     services = [s for s in metadata.services if whole(s)]
     models = [s for s in services if s.kind != "generic"]
     fields: dict[str, object] = {
@@ -121,6 +125,8 @@ def backend_of(peer: Peer, *, weighs: bool = True) -> Backend:
                 ("site", metadata.site),
                 ("engine", metadata.engine),
                 ("direct", metadata.direct or ""),
+                (INSTANCE, labels.get(_INSTANCE_LABEL, "")),
+                (FLEET, labels.get(_FLEET_LABEL, "")),
             )
             if value
         },

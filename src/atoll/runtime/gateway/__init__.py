@@ -16,6 +16,7 @@ What happens to a request, in order, stands at the top of `app`. The modules:
     resume         how a stream that broke off goes on elsewhere
     faults         what a client is told when no backend could answer
     usage          what is written down of a request when it ends
+    traffic        what is asked and kept, for a controller
     pages          what the gateway answers by itself
     admin          where those who run it ask: a Unix socket, a port for Prometheus
     openapi        its description of itself

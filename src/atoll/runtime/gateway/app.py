@@ -19,7 +19,8 @@ The way of one request, in order:
 7. If the backend fails, the relay lets go of it and goes back to 4, as often as `retry` allows. A stream
    that had begun goes on where it broke off (`resume`), and the client sees one stream.
 8. It ends: answered, failed or given up by its client. Its backend has room for the next, and what it used
-   is written down (`usage`): counters, a line of the log, the ledger, traces.
+   is written down (`usage`): counters, a line of the log, the ledger, traces. For a controller it was
+   counted when it came, and is counted again now: its lengths, and whether a promise was kept (`traffic`).
 
 Beside all requests, `health` asks the backends how they are, a fabric brings and takes nodes (`federation`),
 and one timer, ten times a second, ends what is overdue.
@@ -46,6 +47,7 @@ from atoll.runtime.gateway.requirements import SPECIAL
 from atoll.runtime.gateway.series import Series
 from atoll.runtime.gateway.service_proxy import ServiceProxy
 from atoll.runtime.gateway.settings import GatewaySettings, split_address
+from atoll.runtime.gateway.traffic import EndedRequest, TrafficTally
 from atoll.runtime.gateway.usage import ENDPOINTS, UsageWriter
 from atoll.runtime.http.listening import cannot_listen
 from atoll.runtime.http.server import REQUEST_ID, Connection, Request
@@ -106,6 +108,8 @@ class Gateway:
         self.date = b""
         self.started_s = time.time()
         self.loop: asyncio.AbstractEventLoop
+        self.traffic: TrafficTally
+        """What is asked and kept, once it runs."""
         self.admin_socket: Path | None = None
         """Where it is administered, once it runs."""
         self.metrics_address: tuple[str, int] | None = None
@@ -151,6 +155,7 @@ class Gateway:
     async def start(self) -> tuple[str, int]:
         """Listen, and return the host and port listened on."""
         self.loop = asyncio.get_running_loop()
+        self.traffic = TrafficTally(self.pool, self.chooser, self.loop.time())
         self.pool.listeners.append(self._follow_pool)
         self._tick()
         host, port = self.settings.host, self.settings.port
@@ -293,13 +298,18 @@ class Gateway:
             # Before anything is read that a stranger sent.
             self.accounts.authenticate(request.headers.get(b"authorization"))
         parsed = read_request(endpoint, request.body)
+        now_s = self.loop.time()
+        tally = self.traffic.find(parsed.model, now_s)
         if len(self.relays) >= self.limits.requests or self.draining:
+            if tally is not None and not self.draining:
+                tally.refuse(now_s)
             raise self._full()
         passed = b"x-request-id: %b\r\ntraceparent: %b\r\n" % (request.id, request.trace.encode())
         state = request.headers.get(b"tracestate")
         if state is not None:
             passed += b"tracestate: %b\r\n" % state
         relay = Relay(self, connection, request, parsed, passed)
+        relay.tally = tally
         if (
             self._all_special
             or parsed.model not in self.pool.rings
@@ -307,6 +317,8 @@ class Gateway:
             or not SPECIAL.isdisjoint(request.headers)
         ):
             self._require(relay, request, parsed, endpoint)
+        if tally is not None:
+            tally.arrive(now_s)
         connection.exchange = relay
         self.relays.add(relay)
         relay.attempts.attempt(relay)
@@ -318,7 +330,13 @@ class Gateway:
         if accounts is not None:
             grant = accounts.admit(request.headers.get(b"authorization"), parsed.model)
         now_s = self.loop.time()
-        relay.requirements = self.chooser.gather_requirements(request, parsed, grant, now_s)
+        try:
+            relay.requirements = self.chooser.gather_requirements(request, parsed, grant, now_s)
+        except ApiError:
+            # A model that a controller told of and that nobody serves just now: it is asked for still.
+            if relay.tally is not None and parsed.model not in self.pool.rings:
+                relay.tally.refuse(now_s)
+            raise
         if accounts is not None and grant is not None:
             relay.slot = accounts.opened(grant, request.id.decode(), parsed.model, endpoint)
 
@@ -382,8 +400,16 @@ class Gateway:
     def end_relay(self, relay: Relay, status: int, outcome: str, usage: Usage | None) -> None:
         """Forget a request that ended, and write it down."""
         self.relays.discard(relay)
-        seconds = self.loop.time() - relay.started_s
+        now_s = self.loop.time()
+        seconds = now_s - relay.started_s
         self._usage.write(relay, status, outcome, usage, seconds)
+        tally = relay.tally
+        if tally is None:
+            return
+        if usage is not None and outcome == "ok":
+            tally.measure(now_s, usage.prompt_tokens, usage.completion_tokens)
+        if tally.promise is not None:
+            tally.judge(now_s, _ended(relay, status, outcome, usage, seconds))
 
     def end_proxy(self, proxy: ServiceProxy) -> None:
         """Forget a request to a service that ended."""
@@ -436,3 +462,14 @@ class Gateway:
                 del self._upstreams[member]
         self.pool.tick(now_s)
         self.log.flush()
+
+
+def _ended(
+    relay: Relay, status: int, outcome: str, usage: Usage | None, seconds: float
+) -> EndedRequest:
+    """Return what a controller is told of a request; without a usage, of what the client has."""
+    first_s = None if relay.first_s is None else relay.first_s - relay.started_s
+    tokens = 0 if usage is None else usage.completion_tokens
+    if usage is None and outcome == "cancelled":
+        tokens = relay.journal.read().tokens
+    return EndedRequest(status, outcome, relay.stream, seconds, first_s, tokens)

@@ -117,6 +117,10 @@ class BackendChooser:
         candidates += [Candidate(m, "alias", name) for m in aliased if m in pool.rings]
         return candidates
 
+    def find_alias(self, name: str) -> str | None:
+        """Return the model behind another name, None if it is none."""
+        return next((c.model for c in self._find_candidates(name) if c.how == "alias"), None)
+
     def names(self) -> list[str]:
         """Return every name that can be asked for, models first."""
         pool = self._pool

@@ -6,6 +6,7 @@ they are not there at all (`admin` has other places for them).
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import time
 from collections.abc import Sized
@@ -19,10 +20,13 @@ from atoll.runtime.gateway.chooser import BackendChooser
 from atoll.runtime.gateway.metrics import GatewayMetrics
 from atoll.runtime.gateway.openapi import document
 from atoll.runtime.gateway.settings import GatewaySettings
+from atoll.runtime.gateway.traffic import TrafficTally
 from atoll.runtime.http.server import Connection, Request
 from atoll.runtime.openai import REQUESTS, ApiError
 from atoll.runtime.pool.member import ConfiguredBackend
 from atoll.runtime.pool.pool import BackendPool
+from atoll.runtime.pool.routes import MOST_BYTES, RoutesTold
+from atoll.telemetry.logs import Log
 from atoll.telemetry.metrics import CONTENT_TYPE
 
 if TYPE_CHECKING:
@@ -48,6 +52,9 @@ class PagesContext(Protocol):
     settings: GatewaySettings
     chooser: BackendChooser
     metrics: GatewayMetrics
+    traffic: TrafficTally
+    log: Log
+    loop: asyncio.AbstractEventLoop
     accounts: Accounts | None
     draining: bool
     started_s: float
@@ -170,6 +177,13 @@ class Pages:
             if method != "GET":
                 raise _not_allowed(request, "GET")
             _respond(connection, 200, self._context.federation.snapshot())
+        elif what == "traffic" and not name:
+            if method != "GET":
+                raise _not_allowed(request, "GET")
+            page = self._context.traffic.page(self._context.loop.time())
+            connection.respond(200, page.to_json().encode())
+        elif what == "routes" and not name:
+            self._change_routes(connection, request, method)
         elif what == "backends":
             self._change_backends(connection, request, method, name)
         else:
@@ -186,6 +200,32 @@ class Pages:
             "models": context.pool.models,
             "backends": context.pool.snapshot(),
         }
+
+    def _change_routes(self, connection: Connection, request: Request, method: str) -> None:
+        """Take weights and promises of a controller, or show those it told."""
+        context = self._context
+        if method == "PUT":
+            if len(request.body) > MOST_BYTES:
+                raise ApiError(413, f"routes take at most {MOST_BYTES} bytes")
+            try:
+                routes = RoutesTold.from_json(request.body)
+            except AtollError as error:
+                raise ApiError(400, str(error), param=error.field) from None
+            context.pool.route(routes)
+            context.traffic.promise(routes, context.loop.time())
+            instances = {name for told in routes.models.values() for name in told.weights}
+            context.log.event(
+                "routes.told",
+                fleet=routes.fleet,
+                models=len(routes.models),
+                instances=len(instances),
+            )
+        elif method != "GET":
+            raise _not_allowed(request, "GET, PUT")
+        told = context.pool.routes
+        shown = {"fleet": "", "models": {}} if told is None else told.model_dump(mode="json")
+        hashed = None if told is None else told.content_hash()
+        _respond(connection, 200, shown | {"hash": hashed})
 
     def _change_backends(
         self, connection: Connection, request: Request, method: str, name: str

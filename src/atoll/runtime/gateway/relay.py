@@ -19,6 +19,7 @@ from atoll.runtime.gateway.requirements import Requirements
 from atoll.runtime.gateway.resume import DivergedError, resume
 from atoll.runtime.gateway.retry import RetryBudget
 from atoll.runtime.gateway.settings import Deadlines, GatewaySettings
+from atoll.runtime.gateway.traffic import ModelTally
 from atoll.runtime.http.server import Connection, Request
 from atoll.runtime.openai import (
     AnyRequest,
@@ -74,6 +75,8 @@ class Relay:
     stream = False
     requirements: Requirements | None = None
     """What is special about it; most requests of a plain gateway have nothing."""
+    tally: ModelTally | None = None
+    """What counts it for a controller, if its model is known."""
     slot: int | None = None
     """Where the journal of the accounts counts its tokens."""
     begun = False

@@ -4,5 +4,6 @@ member    one backend: its configuration, its facts, its state
 pool      all backends, by model
 rings     the order in which backends of a model are asked
 outliers  when a backend is left alone for a while
+routes    weights and promises that a controller told
 policy    which nodes a key or a request accepts
 """

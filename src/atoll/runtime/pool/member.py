@@ -12,12 +12,15 @@ from pydantic import Field, field_validator, model_validator
 from atoll.core.frozen import Frozen
 from atoll.runtime.pool.outliers import Outliers
 from atoll.runtime.pool.policy import ModelOffer
+from atoll.runtime.pool.routes import Seat
 
 Kind = Literal["atoll", "vllm", "llamacpp", "sglang", "openai"]
 SECRETS = frozenset({"api_key"})
 """Metadata that is never shown."""
 STAND_IN = "stand_in"
 """Metadata that says which weights answer instead of which: every answer has it in a header."""
+INSTANCE, FLEET = "instance", "fleet"
+"""Metadata that say as which instance of which fleet a controller knows a backend."""
 FABRIC = "fabric"
 """Scheme of the URLs of nodes that are reached through the fabric: fabric://SESSION."""
 
@@ -160,6 +163,16 @@ class Member:
         if offer is None:
             offer = self.offers[model] = _offer(self.backend)
         return offer
+
+    @property
+    def instance(self) -> str:
+        """Its name in its fleet; of a node that says none nobody knows, other backends go by their id."""
+        return self.backend.metadata.get(INSTANCE) or ("" if self.node else self.name)
+
+    def seat(self, model: str) -> Seat:
+        """Return what weights depend on; of a kind are those with equal GPUs and engines."""
+        kind = (self.offer(model).gpus, self.backend.kind)
+        return Seat(self.backend.metadata.get(FLEET, ""), self.instance, kind)
 
     def integrate_load(self, now_s: float) -> float:
         """Return the requests run here so far, summed over time in seconds. Call before they change."""

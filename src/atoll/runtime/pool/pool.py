@@ -17,6 +17,7 @@ from atoll.routing.policies import LEARNED, gateway_policy_code
 from atoll.runtime.pool.member import SECRETS, Allow, Backend, Facts, Member
 from atoll.runtime.pool.outliers import Outliers, OutlierSettings
 from atoll.runtime.pool.rings import Ring, usable_by
+from atoll.runtime.pool.routes import RoutesTold
 
 _SMOOTHING = 0.1
 
@@ -53,6 +54,8 @@ class BackendPool:
         """Whether any backend knows when it ends."""
         self.services: dict[str, Ring] = {}
         """By the name of a service that is no model."""
+        self.routes: RoutesTold | None = None
+        """What a controller told last; None: nothing, so that backends' own weights hold."""
         for backend in backends:
             self.add(backend)
 
@@ -107,6 +110,11 @@ class BackendPool:
                 self.update(backend)
             else:
                 self.add(backend)
+
+    def route(self, routes: RoutesTold) -> None:
+        """Take the weights that a controller gives; they hold for backends that come later too."""
+        self.routes = routes
+        self._rebuild()
 
     def set_health(self, name: str, up: bool, reason: str = "") -> None:
         """Say that a backend is dead (what runs there moves on) or well again."""
@@ -232,6 +240,7 @@ class BackendPool:
                 "models": list(m.backend.models),
                 "kind": m.backend.kind,
                 "weight": m.backend.weight,
+                "routed": self._routed(m),
                 "max_inflight": m.backend.max_inflight,
                 "metadata": {k: v for k, v in m.backend.metadata.items() if k not in SECRETS},
                 "state": m.state,
@@ -249,16 +258,24 @@ class BackendPool:
             raise UnknownNameError("backend", name, self.members, field="id")
         return self.members[name]
 
+    def _routed(self, member: Member) -> dict[str, float]:
+        """Return the weights that a member has by what a controller told, by model."""
+        told = {} if self.routes is None else self.routes.models
+        return {
+            model: round(ring.weight_of(member), 6)
+            for model in member.backend.models
+            if model in told and (ring := self.rings[model]).told
+        }
+
     def _rebuild(self) -> None:
         members = list(self.members.values())
-        models = dict.fromkeys(model for m in members for model in m.backend.models)
+        by_model: dict[str, list[Member]] = {}
+        for member in members:
+            for model in dict.fromkeys(member.backend.models):
+                by_model.setdefault(model, []).append(member)
         self.rings = {
-            model: Ring(
-                [m for m in members if model in m.backend.models],
-                self.rings.get(model),
-                self._seed,
-            )
-            for model in models
+            model: Ring(serving, self.rings.get(model), self._seed, self._weigh(model, serving))
+            for model, serving in by_model.items()
         }
         aliases: dict[str, dict[str, None]] = {}
         for member in members:
@@ -275,6 +292,12 @@ class BackendPool:
             )
             for name in services
         }
+
+    def _weigh(self, model: str, serving: list[Member]) -> list[float] | None:
+        """Return weights by what a controller told of a model; None where it told nothing of these."""
+        if self.routes is None:
+            return None
+        return self.routes.weigh(model, [member.seat(model) for member in serving])
 
     def _tell(self, event: str, member: Member) -> None:
         for listener in self.listeners:

@@ -41,21 +41,30 @@ class Ring:
     Plain lists instead of arrays: outside compiled code they are several times faster to index.
     """
 
-    def __init__(self, members: list[Member], before: Ring | None, seed: int) -> None:
+    def __init__(
+        self,
+        members: list[Member],
+        before: Ring | None,
+        seed: int,
+        told: list[float] | None = None,
+    ) -> None:
+        """Begin with what a ring `before` had learned; weights that were `told` count before their own."""
         count = len(members)
         self.members = members
         self.only = members[0] if count == 1 else None
-        weights = [m.backend.weight for m in members]
+        weights = [m.backend.weight for m in members] if told is None else told
         # Weight 0 means last resort; all 0 means all alike.
         self.weight = weights if any(weights) else [1.0] * count
-        self.spare = [m for m in members if m.backend.weight == 0.0] if any(weights) else []
+        self.spare = [m for m, w in zip(members, self.weight, strict=True) if w == 0.0]
+        self.told = told is not None
+        """Whether a controller gave the weights."""
         self.first = [0, count, *([count] * (count + 1))]
         self.target = list(range(1, count + 1))
         self.order = list(range(count))
         credit = before.credits() if before is not None else {}
         self.credit = [credit.get(m.name, 0.0) for m in members]
         self.random = stream(seed, "gateway").integers(1, 2147483398, size=2).tolist()
-        self.weighted = all(m.backend.weighted for m in members)
+        self.weighted = self.told or all(m.backend.weighted for m in members)
         known = before.speeds_by_member() if before is not None else {}
         self.speeds = [known.get(m) or Speed() for m in members]
         self.learned: Learned = before.learned if before is not None else Learned()
@@ -65,6 +74,11 @@ class Ring:
     def speeds_by_member(self) -> dict[Member, Speed]:
         """Return what is known of the speed of each."""
         return dict(zip(self.members, self.speeds, strict=True))
+
+    def weight_of(self, member: Member) -> float:
+        """Return the weight of a member, 0 if it is none."""
+        pairs = zip(self.members, self.weight, strict=True)
+        return next((weight for m, weight in pairs if m is member), 0.0)
 
     def speed_of(self, member: Member) -> Speed | None:
         """Return what is known of a member's speed, if it is one."""
@@ -124,7 +138,9 @@ class Ring:
         share = _MOST_OF_SHARE * (running + 1) / total
         closed = [False]
         for m, weight, is_open in zip(members, self.weight, open_, strict=True):
-            shut = not is_open or m.inflight > max(_ALWAYS_RUNNING, share * weight)
+            # Somebody with a weight is open, and not all of them have more than their share.
+            last_resort = weight <= 0.0
+            shut = not is_open or last_resort or m.inflight > max(_ALWAYS_RUNNING, share * weight)
             if not shut and m.name == prefer:
                 return m, "affinity"
             closed.append(shut)

@@ -1,0 +1,257 @@
+"""A tally of what is asked and kept, for a controller: by model, over the last minute, five minutes, hour.
+
+Sums are kept for every ten seconds of the last hour, in a ring; what happens now moves a few numbers of the
+newest one. Only models that are served or that a controller told of are counted, so names that clients make
+up cost nothing. Time is a parameter, in seconds of any clock that does not step back.
+
+Who keeps a promise (`keeps_promise`): times count from the arrival, whatever was waited for. Requests that
+were refused for want of room or that failed have not kept it. What was the client's own fault is not judged.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import NamedTuple, Protocol
+
+from atoll.runtime.pool.pool import BackendPool
+from atoll.runtime.pool.routes import ModelPromise, RoutesTold
+from atoll.telemetry.traffic import InstanceEnd, ModelTraffic, TrafficPage, WindowSums
+
+_STEP_S = 10.0
+_STEPS = 360
+_WINDOWS = {"minute": 6, "five_minutes": 30, "hour": _STEPS}
+"""Whole steps of each; the one that is not over comes on top."""
+_SUMS = 8
+_MOST_MODELS = 256
+"""Models that are counted without having been told of; each takes 23 kB once it is asked for."""
+_MOST_TOKENS = 10_000_000
+"""More is no length of a request, whatever a backend says."""
+
+
+class EndedRequest(NamedTuple):
+    """How a request ended: `first_s` and `seconds` from its arrival to the first token and to the end.
+
+    `tokens` are those of the answer that the client has.
+    """
+
+    status: int
+    outcome: str
+    stream: bool
+    seconds: float
+    first_s: float | None
+    tokens: int = 0
+
+
+def keeps_promise(promise: ModelPromise, ended: EndedRequest) -> bool | None:
+    """Whether a request kept a promise; None where it says nothing about that.
+
+    Of an answer that is no stream only the end is seen: it has the time of its first token and of all the
+    others. A client that left before the first token was promised is not judged.
+    """
+    outcome, first_s = ended.outcome, ended.first_s
+    # One that left was waiting for one token more.
+    further = ended.tokens if outcome == "cancelled" else max(0, ended.tokens - 1)
+    if outcome == "cancelled":
+        if first_s is None:
+            return False if ended.seconds > promise.ttft_s else None
+    elif outcome != "ok":
+        client = 400 <= ended.status < 500 and ended.status != 429
+        return None if client else False
+    if not ended.stream or first_s is None:
+        return ended.seconds <= promise.ttft_s + promise.tpot_s * further
+    in_time = further == 0 or ended.seconds - first_s <= promise.tpot_s * further
+    return in_time and first_s <= promise.ttft_s
+
+
+class ModelTally:
+    """What is counted of one model."""
+
+    __slots__ = (
+        "_arrivals",
+        "_input",
+        "_input_square",
+        "_judged",
+        "_kept",
+        "_measured",
+        "_output",
+        "_output_square",
+        "_ring",
+        "_step",
+        "_step_ends_s",
+        "promise",
+    )
+
+    def __init__(self, now_s: float) -> None:
+        self.promise: ModelPromise | None = None
+        self._ring = array("d")
+        self._begin(int(now_s // _STEP_S))
+
+    def _begin(self, step: int) -> None:
+        self._step, self._step_ends_s = step, (step + 1) * _STEP_S
+        self._arrivals = self._measured = self._judged = self._kept = 0
+        self._input = self._input_square = self._output = self._output_square = 0
+
+    def _sums(self) -> tuple[int, ...]:
+        """The newest step, in the order of `WindowSums`."""
+        return (
+            self._arrivals,
+            self._measured,
+            self._input,
+            self._input_square,
+            self._output,
+            self._output_square,
+            self._judged,
+            self._kept,
+        )
+
+    def _roll(self, now_s: float) -> None:
+        """Put the newest step into the ring and begin another."""
+        step, last = int(now_s // _STEP_S), self._step
+        if any(self._sums()) and not self._ring:
+            self._ring = array("d", bytes(8 * _SUMS * _STEPS))
+        if self._ring:
+            self._put(last, self._sums())
+            for empty in range(max(last + 1, step - _STEPS), step):
+                self._put(empty, (0,) * _SUMS)
+        self._begin(step)
+
+    def _put(self, step: int, sums: tuple[int, ...]) -> None:
+        at = step % _STEPS * _SUMS
+        self._ring[at : at + _SUMS] = array("d", sums)
+
+    def arrive(self, now_s: float) -> None:
+        """Count a request that came."""
+        if now_s >= self._step_ends_s:
+            self._roll(now_s)
+        self._arrivals += 1
+
+    def refuse(self, now_s: float) -> None:
+        """Count a request that came and was refused."""
+        self.arrive(now_s)
+        if self.promise is not None:
+            self._judged += 1
+
+    def measure(self, now_s: float, read: int, written: int) -> None:
+        """Take in the lengths in tokens of a request that was answered whole."""
+        if now_s >= self._step_ends_s:
+            self._roll(now_s)
+        if not (0 <= read <= _MOST_TOKENS and 0 <= written <= _MOST_TOKENS):
+            read, written = (min(max(tokens, 0), _MOST_TOKENS) for tokens in (read, written))
+        self._measured += 1
+        self._input += read
+        self._input_square += read * read
+        self._output += written
+        self._output_square += written * written
+
+    def judge(self, now_s: float, ended: EndedRequest) -> None:
+        """Count whether a request kept the promise, if there is one."""
+        if now_s >= self._step_ends_s:
+            self._roll(now_s)
+        kept = None if self.promise is None else keeps_promise(self.promise, ended)
+        if kept is not None:
+            self._judged += 1
+            self._kept += kept
+
+    def read(self, now_s: float, since_s: float) -> ModelTraffic:
+        """Return all windows; nothing was counted before `since_s`."""
+        if now_s >= self._step_ends_s:
+            self._roll(now_s)
+        return ModelTraffic(
+            **{name: self._window(steps, now_s, since_s) for name, steps in _WINDOWS.items()}
+        )
+
+    def _window(self, steps: int, now_s: float, since_s: float) -> WindowSums:
+        begin = self._step - steps
+        total = list(map(float, self._sums()))
+        if self._ring:
+            for step in range(begin, self._step):
+                at = step % _STEPS * _SUMS
+                for k in range(_SUMS):
+                    total[k] += self._ring[at + k]
+        # In the first seconds a rate would be chance: until a step is over it counts as a whole one.
+        seconds = max(_STEP_S, now_s - max(begin * _STEP_S, since_s))
+        return WindowSums(
+            seconds=seconds,
+            arrivals=int(total[0]),
+            measured=int(total[1]),
+            input_sum=total[2],
+            input_square_sum=total[3],
+            output_sum=total[4],
+            output_square_sum=total[5],
+            judged=int(total[6]),
+            kept=int(total[7]),
+        )
+
+
+class OtherNames(Protocol):
+    """Whoever knows which models other names stand for."""
+
+    def find_alias(self, name: str) -> str | None:
+        """Return the model behind another name, None if it is none."""
+        ...
+
+
+class TrafficTally:
+    """The tallies of a gateway, by model."""
+
+    def __init__(self, pool: BackendPool, names: OtherNames, now_s: float) -> None:
+        self._pool, self._names = pool, names
+        self._since_s = now_s
+        self._tallies: dict[str, ModelTally] = {}
+
+    def find(self, name: str, now_s: float) -> ModelTally | None:
+        """Return what counts requests for a name; None for one that nobody serves or told of."""
+        tally = self._tallies.get(name)
+        return tally if tally is not None else self._begin(name, now_s)
+
+    def _begin(self, name: str, now_s: float) -> ModelTally | None:
+        if name not in self._pool.rings:
+            model = self._names.find_alias(name)
+            if model is None or model not in self._pool.rings:
+                return None
+            tally = self._tallies.get(model)
+            if tally is not None:
+                return tally
+            name = model
+        if len(self._tallies) >= _MOST_MODELS:
+            self._forget()
+            if len(self._tallies) >= _MOST_MODELS:
+                return None
+        tally = self._tallies[name] = ModelTally(now_s)
+        return tally
+
+    def _forget(self) -> None:
+        """Drop the tallies of models that are not served any more and that no controller told of."""
+        told = () if self._pool.routes is None else self._pool.routes.models
+        for name in [n for n in self._tallies if n not in self._pool.rings and n not in told]:
+            del self._tallies[name]
+
+    def promise(self, routes: RoutesTold, now_s: float) -> None:
+        """Judge by the promises that a controller gives; what it told of is counted from now on."""
+        self._forget()
+        for name in routes.models:
+            if name not in self._tallies:
+                self._tallies[name] = ModelTally(now_s)
+        for name, tally in self._tallies.items():
+            told = routes.models.get(name)
+            tally.promise = None if told is None else told.promise
+
+    def page(self, now_s: float) -> TrafficPage:
+        """Return what is said to a controller."""
+        routes = self._pool.routes
+        return TrafficPage(
+            routes=None if routes is None else routes.content_hash(),
+            models={
+                name: tally.read(now_s, self._since_s)
+                for name, tally in sorted(self._tallies.items())
+            },
+            ends=tuple(self._ends()),
+        )
+
+    def _ends(self) -> list[InstanceEnd]:
+        """The instances that know when they end: the nearest end of each."""
+        ends: dict[str, float] = {}
+        for member in self._pool.members.values():
+            if member.ends_s is not None and member.instance:
+                ends[member.instance] = min(member.ends_s, ends.get(member.instance, member.ends_s))
+        return [InstanceEnd(instance=name, ends_s=ends[name]) for name in sorted(ends)]
