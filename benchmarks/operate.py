@@ -23,6 +23,7 @@ from atoll.control.virtual.calibrate import (
 from atoll.control.virtual.compare import CONTENDERS, make_operator
 from atoll.control.virtual.contenders import ReactiveOperator, find_oracle
 from atoll.control.virtual.demand import DAY_MINUTES, draw_demand
+from atoll.control.virtual.exact import WatchedOperator, check_windows
 from atoll.control.virtual.market import draw_market
 from atoll.control.virtual.run import OperationResult, VirtualSetting, operate
 from atoll.control.virtual.walk import SIGMAS, compare_walk
@@ -147,6 +148,23 @@ def run_all(
     return found
 
 
+def check_run(setting: VirtualSetting, fleet: CalibratedFleet, number: int) -> float:
+    """Print windows of Atoll's run again, event by event; return the mean difference in points."""
+    watched = WatchedOperator(make_operator("atoll", setting, fleet))
+    result = operate(setting, watched)
+    print("\n  windows of atoll's run event by event: load, % kept by the fluid / by events")
+    found = check_windows(setting, result, watched, fleet.planner.catalog, number)
+    for minute in dict.fromkeys(one.minute for one in found):
+        shown = "  ".join(
+            f"{one.service} {one.load:4.2f} {100 * one.fluid:5.1f} / {100 * one.exact:5.1f}"
+            for one in found
+            if one.minute == minute
+        )
+        print(f"  minute {minute:5d}  {shown}")
+    apart = [100.0 * abs(one.fluid - one.exact) for one in found]
+    return sum(apart) / max(1, len(apart))
+
+
 def try_targets(setting: VirtualSetting, fleet: CalibratedFleet, atoll_usd: float) -> None:
     """Print the autoscaler with other targets of utilisation."""
     print("\n  the autoscaler at other targets: cost, kept, points above target, atoll over it")
@@ -198,6 +216,7 @@ def main() -> None:
     setting = make_setting(fleet, days)
     found = run_all(setting, fleet)
     atoll, atoll_cpu_s = found["atoll"]
+    exact = check_run(setting, fleet, 3 if arguments.quick else 8)
     if not arguments.quick:
         try_targets(setting, fleet, atoll.usd)
     rolling = walk(fleet, 2 if arguments.quick else 10)
@@ -223,6 +242,7 @@ def main() -> None:
             Figure("decide_ms_1000", large["decide_ms_1000"], 100.0),
             Figure("rss_mb_1000", large["rss_mb_1000"], 300.0),
             Figure("fluid_error_points", worst, note="largest of all windows"),
+            Figure("exact_error_points", exact, note="mean over windows of the run"),
             Figure("rolling_vs_static_sigma05", rolling),
         ],
         short_s=atoll.short_s,

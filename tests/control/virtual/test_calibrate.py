@@ -11,6 +11,11 @@ from atoll.control.virtual.calibrate import (
     flow_rates,
     simulate_rates,
 )
+from atoll.control.virtual.contenders import AtollOperator
+from atoll.control.virtual.demand import draw_demand
+from atoll.control.virtual.exact import WatchedOperator, check_windows
+from atoll.control.virtual.market import hold_market
+from atoll.control.virtual.run import VirtualSetting, operate
 from atoll.plan.problem import Problem
 from atoll.prove.templates import size_for_share
 from tests.plan import builders
@@ -73,3 +78,20 @@ def test_the_fluid_keeps_what_events_do(
         name = service.name
         flowed = flow_rates(service, fleet.curves[name], full[name], rates[name])
         assert 100.0 * abs(flowed - simulated[name]) <= points
+
+
+def test_windows_of_a_run_are_what_events_say(fleet: CalibratedFleet) -> None:
+    asked = fleet.problem
+    setting = VirtualSetting(
+        asked,
+        draw_demand(asked, 0.25, 3, history_days=2.0),
+        hold_market(asked.offers),
+        fleet.curves,
+        seed=3,
+    )
+    watched = WatchedOperator(AtollOperator(asked, fleet.planner))
+    result = operate(setting, watched)
+    found = check_windows(setting, result, watched, asked.catalog(), 3)
+    assert len(found) == 6
+    assert found[0].minute != found[-1].minute
+    assert max(100.0 * abs(one.fluid - one.exact) for one in found) <= 6.0

@@ -105,7 +105,7 @@ class VirtualSetting:
     curves: Mapping[str, KeptCurve]
     machines: WorldSettings = field(default_factory=WorldSettings)
     seed: int = 0
-    turn_s: float = 120.0
+    turn_s: float = 180.0
 
     @property
     def days(self) -> float:
