@@ -36,6 +36,7 @@ from atoll.control.view import (
     ForecastState,
     Memory,
     ObservedInstance,
+    TrafficSeen,
     View,
     adopt_running,
 )
@@ -446,10 +447,18 @@ def _catch_up(situation: _Situation) -> dict[str, float]:
         share = seen.five_minutes.rate_per_s / service.rate_per_s
         lanes = carried.of_service(seen.service)
         if any(is_short(carries, share * planned[lane]) for lane, carries in lanes.items()):
-            rate = (1.0 + policy.band_up) * seen.five_minutes.rate_per_s
+            rate = max((1.0 + policy.band_up) * seen.five_minutes.rate_per_s, _lead(seen, policy))
             if rate > service.rate_per_s:
                 raised[seen.service] = rate
     return raised
+
+
+def _lead(seen: TrafficSeen, policy: ControlPolicy) -> float:
+    """Return where a rising rate will be after a start-up, if it goes on; half more than now at most."""
+    five, minute = seen.five_minutes.rate_per_s, seen.minute.rate_per_s
+    # The middles of both windows are two minutes apart, and that of the last minute half a minute ago.
+    slope = (minute - five) / 120.0
+    return min(1.5 * five, minute + slope * (policy.startup_s + 30.0))
 
 
 def _remember_demand(memory: Memory, now_s: float, raised: Mapping[str, float]) -> Memory:

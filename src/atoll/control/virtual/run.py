@@ -6,8 +6,9 @@ every few seconds, but between these nothing changes that it would act on. Betwe
 
 A service is *short* while it carries less than is asked: the mean rate of the five minutes around, less two
 standard errors of it. Of that it is `below_demand` what an operator could have prevented: seconds that its
-own drains brought, and those beyond the time that it takes to see a shortage and to start something, whether
-or not there were machines. Until then only spare capacity helps, which the plan decides on.
+own drains brought, and those beyond the time that it takes to see a shortage and to start something, from
+when it began or a loss made it worse, whether or not there were machines. Until then only spare capacity
+helps, which the plan decides on.
 """
 
 from __future__ import annotations
@@ -201,7 +202,10 @@ class _Ledger:
         if self._version != self.world.version:
             self._version = self.world.version
             load = CarriedLoad(self.setting.problem, self._mixed, self.world.ready())
-            self._carried = [load.of_service(name)[name] for name in self.names]
+            before, self._carried = self._carried, [load.of_service(n)[n] for n in self.names]
+            for at, one in enumerate(self._short):
+                if self._carried[at] < before[at] and one.since_s is not None:
+                    one.since_s = self.world.elapsed_s  # more was lost, and has to be seen first
 
     def _note_short(self, at: int, short: bool, seconds: float) -> None:
         one = self._short[at]
