@@ -93,3 +93,16 @@ def test_a_used_offer_that_becomes_dearer_is_looked_at() -> None:
     )
     loop.world.time_s += 1.0
     assert loop.decide().planned
+
+
+def test_a_rising_rate_is_met_where_it_will_be_but_not_beyond_half_more() -> None:
+    for rise, least in ((1.03, 1.1), (1.05, 1.05 + 0.025 * 1.5), (2.0, 1.5)):
+        loop = settled()
+        asked = 1.005 * loop.world.lanes()["chat/llm/both"]
+        loop.world.traffic = traffic(asked, rise * asked)
+        decision = next(done for _ in range(6) if (done := loop.tick()).adopted)
+        assert decision.plan is not None
+        after = sum(one.throughput_per_s for one in decision.plan.instances)
+        assert after >= least * asked * 0.999
+        if rise < 2.0:  # a jump is forecast as such anyway
+            assert after <= 1.5 * asked + 10.0
