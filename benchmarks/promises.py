@@ -22,6 +22,8 @@ from benchmarks.report import ROOT, Figure, finish, options
 SEED = 9_001
 RUNS = 20
 """Simulations of every plan with fresh arrivals, and the first of their seeds."""
+PATIENT_S = 3600.0
+"""Time to plan: work is what is measured, and a busy machine must not cut it short."""
 STEP = 1.1
 ROUNDS = 24
 
@@ -74,7 +76,7 @@ def blunt(case: Case) -> Plan | None:
     """Return the first plan that keeps enough with more headroom for services that fall short."""
     problem, catalog = case.fleet.problem, case.fleet.catalog
     for _ in range(ROUNDS):
-        plan = solve(problem, catalog=catalog)
+        plan = solve(problem, catalog=catalog, deadline_s=PATIENT_S)
         if plan.status not in ("optimal", "feasible"):
             return None
         promises = look_at(plan, case.fleet.problem, catalog)
@@ -100,10 +102,10 @@ def main() -> None:
     worst, over, times, seconds = [], [], [], {}
     for case in cases(arguments.quick):
         # The first run compiles and makes templates; the second is what a user sees from then on.
-        case.fleet.plan(capacity_only=True)
-        case.fleet.plan()
+        case.fleet.plan(capacity_only=True, deadline_s=PATIENT_S)
+        case.fleet.plan(deadline_s=PATIENT_S)
         began = time.process_time()
-        plan = case.fleet.plan()
+        plan = case.fleet.plan(deadline_s=PATIENT_S)
         seconds[case.name] = time.process_time() - began
         above = margin(case, look(case, plan))
         worst.append(above)

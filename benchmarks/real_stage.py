@@ -139,18 +139,18 @@ class StageLook:
         return max(0.0, float(self.tokens_s[0] - self.steps_s[:, 0].sum())) / HOPS
 
     @property
-    def late_s(self) -> float:
-        """Seconds by which a step is late where groups of sequences follow each other.
+    def late_s(self) -> Array:
+        """Seconds by which steps are late, for each number of streams.
 
-        Steps are not equally long. Where a group is on each node, the longest step sets the pace, and
-        simulated with their means it would be too fast: it is what tokens take beyond steps and hops, over
-        the groups that are out.
+        Steps are not equally long. Where a group of sequences is on each node, the longest step sets the
+        pace, and simulated with their means it would be too fast: it is what tokens take beyond steps and
+        hops, over the groups that are out. A single stream has none: all it takes beside steps are hops.
         """
         groups = np.maximum(1.0, np.array(list(STREAMS)) / self.rows.mean(axis=0))
         even_s = np.maximum(
             self.steps_s.sum(axis=0) + HOPS * self.hop_s, groups * self.steps_s.max(axis=0)
         )
-        return max(0.0, float(np.mean(((self.tokens_s - even_s) / groups)[1:])))
+        return np.asarray(np.maximum(0.0, (self.tokens_s - even_s) / groups))
 
 
 def find_levels(looks: Sequence[StageLook]) -> list[float]:
@@ -366,12 +366,14 @@ def _simulate(
     from atoll.sim.api import simulate
     from atoll.sim.options import SimComponent, SimOptions
 
+    tables = tabulate(look, shares)
     profiles = {
         kind: profile_of(table, None, (1e5,) * table.layers)
-        for (kind, _, _), table in zip(RANGES, tabulate(look, shares), strict=True)
+        for (kind, _, _), table in zip(RANGES, tables, strict=True)
     }
-    # What makes a single stream's steps late is no hop.
-    hop_s = max(0.0, look.hop_s - len(RANGES) * look.late_s / HOPS)
+    # What steps of one sequence are late by, on the mean of those that are, is no hop.
+    late_s = sum(at(table.decode_s, 1.0) for table in tables) - float(look.steps_s[:, 0].sum())
+    hop_s = max(0.0, look.hop_s - max(0.0, late_s) / HOPS)
     request_s = max(1e-9, look.beside_s - HOPS * hop_s)
     problem, plan = build_problem(profiles=profiles, hop_s=hop_s)
     options = SimOptions(

@@ -105,7 +105,7 @@ def print_looks(run: real_stage.StageRun) -> None:
     streams = "/".join(map(str, real_stage.STREAMS))
     print(
         f"  streams {streams}: {tokens} ms per token; hop {look.hop_s * 1e3:.2f},"
-        f" steps late {look.late_s * 1e3:.2f}, beside prompts {look.beside_s * 1e3:.1f} ms"
+        f" steps late {look.late_s.mean() * 1e3:.2f}, beside prompts {look.beside_s * 1e3:.1f} ms"
     )
 
 

@@ -143,11 +143,23 @@ def test_this_machine_has_none_of_the_pool(capsys: Captured, plan: Path) -> None
 
 def test_a_plan_needs_its_fleet(capsys: Captured, plan: Path) -> None:
     assert "--fleet" in refused(capsys, "up", str(plan), "--dry-run")[1]
+    Path("other.yaml").write_text(FLEET.replace("  chat:", "  talk:"))
+    said = refused(capsys, "up", str(plan), "--fleet", "other.yaml", "--dry-run")[1]
+    assert "other.yaml has no chat" in said
     shown = run(capsys, "up", str(plan), "--fleet", "lab.yaml", "--pretend", "--dry-run")
     assert "lab: 0 instances stay" in shown
     assert "to start" in shown
     assert "cost: $0.00/h -> $" in shown
     assert not home_of("lab").folder.exists()
+
+
+def test_a_dry_run_as_json(capsys: Captured, plan: Path) -> None:
+    args = ("--fleet", "lab.yaml", "--pretend", "--dry-run", "--json")
+    change = json.loads(run(capsys, "up", str(plan), *args))
+    assert change["fleet"] == "lab"
+    assert change["usd_before"] == 0.0
+    assert change["usd_after"] == pytest.approx(0.8 * len(change["starts"]))
+    assert {row["target"] for row in change["starts"]} == {"local"}
 
 
 def test_phases_apart_are_refused(capsys: Captured) -> None:
@@ -191,11 +203,12 @@ def test_a_dry_run_writes_tasks(capsys: Captured, site: Path) -> None:
     made_plan = FleetPlan.of(solve(problem, effort=Effort(cached=False)), problem)
     Path("sky.json").write_text(made_plan.to_json())
     args = ("--fleet", "sky.yaml", "--on", "skypilot", "--dry-run", "-o", "tasks")
-    run(capsys, "up", "sky.json", *args)
+    run(capsys, "up", "sky.json", *args, "--image", "docker:atoll")
     for path in Path("tasks").iterdir():
         task = yaml.safe_load(path.read_text())
         assert task["resources"]["any_of"][0]["infra"] == "aws/us-east-2"
         assert task["resources"]["any_of"][0]["accelerators"] == {"L4": 1}
+        assert task["resources"]["image_id"] == "docker:atoll"
 
 
 def test_a_missing_kubeconfig_is_in_the_error_and_the_history(capsys: Captured, plan: Path) -> None:

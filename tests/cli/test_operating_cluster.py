@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from atoll.cli import main as cli
+from atoll.cli import operate as operate_verb
+from atoll.cli import rollout
 from atoll.cli import up as up_verb
 from atoll.control import planner
 from atoll.control.decide import MakePlan
@@ -74,7 +78,7 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LivelyApi:
 
     monkeypatch.setattr(KubernetesDeployer, "connect", connect)
     monkeypatch.setattr(planner, "make_planner", quick)
-    monkeypatch.setattr(up_verb, "_LOOK_ELSEWHERE_S", 0.01)
+    monkeypatch.setattr(rollout, "LOOK_ELSEWHERE_S", 0.01)
     monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("ATOLL_FABRIC", raising=False)
@@ -164,3 +168,117 @@ def test_another_controller_is_not_disturbed(api: LivelyApi, capsys: Captured) -
     assert "another controller operates this fleet" in said
     assert "another controller operates this fleet" in run(capsys, "down", "lab", "--yes", code=1)
     assert set(rows(capsys, "lab")) == set(first)
+
+
+def test_who_says_no_changes_nothing(
+    api: LivelyApi, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def refuse(question: str, yes: bool) -> bool:
+        asked.append(question)
+        return yes
+
+    monkeypatch.setattr(up_verb, "check_can_ask", lambda _yes: None)
+    monkeypatch.setattr(up_verb, "ask", refuse)
+    shown = run(capsys, "up", "lab.yaml", "--on", "kubernetes", *FABRIC)
+    assert "cost: $0.00/h -> $" in shown
+    assert asked == ["Go ahead?"]
+    assert api.left() == []
+    assert home_of("lab").read() is None
+    assert home_of("lab").history.read() == []
+
+
+class FewTurns(threading.Event):
+    """Told to stop after so many waits."""
+
+    def __init__(self, turns: int) -> None:
+        super().__init__()
+        self.left = turns
+
+    def wait(self, timeout: float | None = None) -> bool:
+        del timeout
+        self.left -= 1
+        if self.left <= 0:
+            self.set()
+        return self.is_set()
+
+
+def operate_for(turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def stopping() -> Iterator[threading.Event]:
+        yield FewTurns(turns)
+
+    monkeypatch.setattr(operate_verb, "_stopping", stopping)
+
+
+def test_a_controller_asks_once_and_follows_the_file(
+    api: LivelyApi, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = bring_up(capsys)
+    answers = [False, True]
+    asked: list[str] = []
+
+    def answer(question: str, yes: bool) -> bool:
+        del yes
+        asked.append(question)
+        return answers[len(asked) - 1]
+
+    monkeypatch.setattr(operate_verb, "check_can_ask", lambda _yes: None)
+    monkeypatch.setattr(operate_verb, "ask", answer)
+    write(4)
+    operate_for(3, monkeypatch)
+    run(capsys, "operate", "lab", *FABRIC)
+    # What was refused is not asked again, and not done.
+    assert len(asked) == 1
+    assert set(rows(capsys, "lab")) == set(first)
+    operate_for(3, monkeypatch)
+    run(capsys, "operate", "lab", *FABRIC)
+    assert len(asked) == 2
+    grown = rows(capsys, "lab")
+    assert set(first) < set(grown)
+    assert set(grown.values()) == {"ready"}
+    texts = [event.text for event in home_of("lab").history.read()]
+    assert texts.count("a change was refused") == 1
+    assert texts[-1] == "ends; the fleet goes on serving"
+    # Given back, so that the next one need not wait.
+    lease = KubernetesDeployer(KubeClient(api, "default"), KubernetesSettings()).lease("lab", "me")
+    assert lease.acquire(time.time()) is not None
+
+
+def test_a_broken_file_is_told_once_and_changes_nothing(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = bring_up(capsys)
+
+    class Breaks(FewTurns):
+        def wait(self, timeout: float | None = None) -> bool:
+            Path("lab.yaml").write_text("models: {")
+            return super().wait(timeout)
+
+    @contextlib.contextmanager
+    def stopping() -> Iterator[threading.Event]:
+        yield Breaks(4)
+
+    monkeypatch.setattr(operate_verb, "_stopping", stopping)
+    run(capsys, "operate", "lab", *FABRIC, "--yes")
+    told = [e.text for e in home_of("lab").history.read() if e.kind == "failure"]
+    assert len(told) == 1
+    assert told[0].startswith("the fleet file is not followed: ")
+    assert set(rows(capsys, "lab")) == set(first)
+
+
+def test_a_second_controller_stands_by(
+    api: LivelyApi, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = bring_up(capsys)
+    other = KubernetesDeployer(KubeClient(api, "default"), KubernetesSettings())
+    assert other.lease("lab", "somebody", 90).acquire(time.time()) is not None
+    write(4)
+    operate_for(3, monkeypatch)
+    run(capsys, "operate", "lab", *FABRIC, "--yes")
+    assert set(rows(capsys, "lab")) == set(first)
+    other.lease("lab", "somebody", 90).release()
+    operate_for(3, monkeypatch)
+    run(capsys, "operate", "lab", *FABRIC, "--yes")
+    assert set(first) < set(rows(capsys, "lab"))

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.control.cluster import ClusterInstanceStore, ClusterLease, find_cluster
+from atoll.control.cluster import ClusterLease, find_cluster
 from atoll.control.home import FleetHome
 from atoll.control.lease import LeaseHeldError
-from atoll.control.operated import HomeLease, open_lease, open_store
+from atoll.control.operated import HomeLease, open_lease
 from atoll.control.targets import PoolTarget
 from atoll.deploy.kubernetes.client import KubeClient
 from atoll.deploy.kubernetes.deployer import KubernetesDeployer
@@ -24,15 +24,12 @@ def target(api: TinyApi) -> KubernetesDeployer:
     return KubernetesDeployer(client, KubernetesSettings(), clock=lambda: api.now_s)
 
 
-def test_what_one_has_started_the_other_knows(tmp_path: Path) -> None:
+def test_what_one_has_started_the_other_knows() -> None:
     api = TinyApi()
     order = build_order("chat-0")
     target(api).start(order)
-    other = ClusterInstanceStore(tmp_path / "empty", target(api), "lab")
-    assert other.find("chat-0") == order.instance
-    assert other.find("chat-1") is None
-    # Kept from then on, also when the cluster does not answer.
-    assert ClusterInstanceStore(tmp_path / "empty", target(TinyApi()), "lab").find("chat-0")
+    (standing,) = target(api).list("lab")
+    assert standing.instance == order.instance
 
 
 def test_one_of_two_acts_until_it_gives_way() -> None:
@@ -64,7 +61,5 @@ def test_the_cluster_decides_where_there_is_one(tmp_path: Path) -> None:
     cluster = PoolTarget(target(TinyApi()), ())
     assert find_cluster([local]) is None
     assert isinstance(open_lease(home, "lab", {"local": local}), HomeLease)
-    assert open_store(home, "lab", {"local": local}) is home.store
     both = {"local": local, "kubernetes": cluster}
     assert isinstance(open_lease(home, "lab", both), ClusterLease)
-    assert isinstance(open_store(home, "lab", both), ClusterInstanceStore)

@@ -67,6 +67,20 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     assert (found.account, found.work_folder, found.region) == ("other", "/scratch", "hpc")
 
 
+def test_what_is_not_said_again_is_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "targets.yaml"
+    path.write_text("kubernetes: {image: mine, namespace: ml}\n")
+    first = read_settings(["kubernetes"], pool("a"), path=path)
+    again = TargetSettings.from_json(first.to_json())
+    assert read_settings(["kubernetes"], pool("a"), known=again) == first
+    given_later = {"kubernetes": {"namespace": "other"}}
+    later = read_settings(["kubernetes"], pool("b"), given=given_later, known=again).kubernetes
+    assert (later.image, later.namespace, later.region) == ("mine", "other", "b")
+    both = read_settings(["kubernetes", "slurm"], pool("a"), known=again)
+    assert both.kubernetes == first.kubernetes
+    assert both.names == ("kubernetes", "slurm")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -138,34 +138,54 @@ def test_a_sample_has_the_mean_of_its_runs_and_is_surer_with_more() -> None:
 def test_services_that_are_sure_are_simulated_no_more(
     plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[int, list[str] | None]] = []
+    asked: list[tuple[int, list[str]]] = []
 
-    def shares(*given: object, services: list[str] | None) -> dict[str, KeptShares]:
+    def shares(*given: object, services: list[str]) -> dict[str, KeptShares]:
         seed = given[3]
         assert isinstance(seed, int)
         asked.append((seed, services))
         near = 0.95 + (0.02 if seed % 2 else -0.02)
-        both = {"far": KeptShares(0.5, 0.5, 1.0), "near": KeptShares(near, near, 1.0)}
-        return both if services is None else {name: both[name] for name in services}
+        both = {
+            "below": KeptShares(0.9, 0.9, 1.0),
+            "hopeless": KeptShares(0.5, 0.5, 1.0),
+            "near": KeptShares(near, near, 1.0),
+        }
+        return {name: both[name] for name in services if name in both}
 
     monkeypatch.setattr(keeping, "simulate_kept", shares)
-    targets = {"far": 0.95, "near": 0.95}
-    found = sample_kept(plan, PROBLEM, CATALOG, targets, first_seed=7, least=3, most=6)
-    assert asked == [(7, None), (8, None), (9, None), *((n, ["near"]) for n in (10, 11, 12))]
-    assert (len(found["far"].runs), len(found["near"].runs)) == (3, 6)
+    names = ("below", "hopeless", "near", "nobody")
+    problem = PROBLEM.replace(services=[CHAT.model_copy(update={"name": n}) for n in names])
+    targets = dict.fromkeys(names, 0.95)
 
-    asked.clear()
-    sample_kept(
-        plan,
-        PROBLEM,
-        CATALOG,
-        targets,
-        first_seed=7,
-        least=3,
-        most=6,
-        until_short=True,
-    )
-    assert len(asked) == 3
+    def sample(**more: object) -> dict[str, KeptSample]:
+        asked.clear()
+        return sample_kept(plan, problem, CATALOG, targets, first_seed=7, least=3, most=6, **more)  # type: ignore[arg-type]
+
+    found = sample()
+    three = ["below", "hopeless", "near"]
+    assert asked == [
+        (7, list(names)),
+        *((n, three) for n in (8, 9)),
+        *((n, ["near"]) for n in (10, 11, 12)),
+    ]
+    assert {name: len(one.runs) for name, one in found.items()} == {
+        "below": 3, "hopeless": 3, "near": 6
+    }  # fmt: skip
+    # One that is far below needs no second look; once one is surely below, the rest is no matter.
+    short = sample(until_short=True)
+    assert asked == [(7, list(names)), *((n, ["below", "near"]) for n in (8, 9))]
+    assert {name: len(one.runs) for name, one in short.items()} == {
+        "below": 3, "hopeless": 1, "near": 3
+    }  # fmt: skip
+    # What was simulated before goes on where it was.
+    again = sample(known={"near": KeptSample(short["near"].runs[:2]), "below": short["below"]})
+    assert asked == [
+        (7, ["hopeless", "nobody"]),
+        (8, ["hopeless"]),
+        (9, ["hopeless", "near"]),
+        *((n, ["near"]) for n in (10, 11, 12)),
+    ]
+    assert again == found
 
 
 def test_a_cluster_says_what_it_keeps_and_at_which_load(monkeypatch: pytest.MonkeyPatch) -> None:

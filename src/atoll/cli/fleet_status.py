@@ -122,9 +122,9 @@ def _row(
 ) -> InstanceRow:
     name = standing.labels.instance
     try:
-        instance = home.store.find(name)
+        instance = home.store.find(name) or standing.instance
     except InputError:
-        instance = None
+        instance = standing.instance
     why = next((event.text for event in reversed(events) if event.instance == name), "")
     return InstanceRow(
         instance=name,

@@ -198,7 +198,9 @@ class _Operation:
     policy: ControlPolicy
     stop: threading.Event
     approved: set[tuple[str, str]] = field(default_factory=set)
+    refused: tuple[tuple[str, str], ...] | None = None
     said: str = ""
+    file_error: str = ""
 
     def run(self) -> None:
         """Take turns until told to stop."""
@@ -213,6 +215,7 @@ class _Operation:
             make_planner(self.options.deadline),
             write_holder("operate"),
             policy=self.policy,
+            busy_s=self.options.look + self.options.deadline,
         )
         _write_down(self.home, "controller", "begins to operate")
         try:
@@ -233,28 +236,33 @@ class _Operation:
 
         try:
             if not self.file.read_again():
-                return fleet
+                return fleet  # as it was, or it still cannot be read
             known = self.record.model_copy(update={"entrance": fleet.record.entrance})
             self.record = make_record(self.options, self.file.problem, self.file.path, known)
             fleet.record = self.record
             opened = reopen(fleet, controller, self.file.problem, self._hear)
         except AtollError as error:
-            self._complain(f"the fleet file is not followed: {error}")
+            text = f"the fleet file is not followed: {error}"
+            if text != self.file_error:
+                self.file_error = text
+                note(text)
+                _write_down(self.home, "failure", text)
             return fleet
+        self.file_error = ""
         self.home.write(self.record)
         self.home.keep_file(self.file.path)
         _write_down(self.home, "note", "the fleet file has changed")
         return opened
 
     def _take_turn(self, fleet: OperatedFleet, controller: FleetController) -> None:
-        from atoll.control.lease import LeaseHeldError
+        from atoll.control.lease import LeaseHeldError, SupersededError
 
         try:
             self._keep_entrance(fleet, controller)
             turn = controller.turn(approve=lambda turn: self._approve(fleet, controller, turn))
         except LeaseHeldError as error:
             # Another acts; this one stands by, and takes over when the other is gone.
-            if self.options.once or self._is_superseded(error):
+            if self.options.once or isinstance(error, SupersededError):
                 raise
             if self.said != str(error):
                 self.said = str(error)
@@ -269,9 +277,6 @@ class _Operation:
         if self.options.once and (turn.failures or turn.unreachable):
             failed = [*turn.failures, *(controller.reasons[n] for n in turn.unreachable)]
             raise AtollError(f"not all was done: {failed[0]}", hint="what served goes on serving")
-
-    def _is_superseded(self, error: AtollError) -> bool:
-        return type(error).__name__ == "SupersededError"
 
     def _keep_entrance(self, fleet: OperatedFleet, controller: FleetController) -> None:
         """Start hub or gateway anew if they have died; those of others are theirs to keep."""
@@ -307,12 +312,17 @@ class _Operation:
         change = find_change(turn.view, turn.decision, fleet.map.of_instance)
         wanted = _list_steps(change)
         if wanted - self.approved:
+            asked = _describe_steps(change)
+            if asked == self.refused:
+                return False
             if not self.options.as_json:
                 console().print(change.text(), soft_wrap=True)
             if not ask("Go ahead?", self.options.yes):
                 _write_down(self.home, "note", "a change was refused")
+                self.refused = asked
                 return False
             self.approved |= wanted
+            self.refused = None
         if self.record.entrance is None or not self.record.up:
             entrance = open_fleet_entrance(self.options, self.home, self.record)
             record = self.record.model_copy(update={"entrance": entrance, "up": True})
@@ -348,6 +358,12 @@ def _list_steps(change: FleetChange) -> set[tuple[str, str]]:
     """What somebody must agree to; what has failed is cleaned up without asking."""
     starts = {("start", row.instance) for row in change.starts}
     return starts | {("go", row.instance) for row in change.goes}
+
+
+def _describe_steps(change: FleetChange) -> tuple[tuple[str, str], ...]:
+    """The same without names, which are new for every plan: what was refused is not asked again."""
+    rows = [("start", f"{row.target} {row.layout}") for row in change.starts]
+    return tuple(sorted([*rows, *(("go", row.instance) for row in change.goes)]))
 
 
 def _write_down(home: FleetHome, kind: str, text: str) -> None:

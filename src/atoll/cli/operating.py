@@ -148,6 +148,9 @@ def choose_targets(
     """Return the targets: as given, else as they were."""
     from atoll.control.targets import read_names, read_settings
 
+    names = ("local",) if known is None else known.targets.names
+    if options.on is not None:
+        names = read_names(options.on)
     given: dict[str, dict[str, object]] = {}
 
     def tell(target: str, **values: object) -> None:
@@ -155,43 +158,38 @@ def choose_targets(
         if told:
             given.setdefault(target, {}).update(told)
 
-    partitions = None if options.partition is None else tuple(options.partition.split(","))
-    work_folder = None if options.work_folder is None else str(options.work_folder.resolve())
     tell(
         "slurm",
-        partitions=partitions,
+        partitions=None if options.partition is None else tuple(options.partition.split(",")),
         account=options.account,
         qos=options.qos,
-        work_folder=work_folder,
+        work_folder=_text(options.work_folder),
     )
-    kubeconfig = None if options.kubeconfig is None else str(options.kubeconfig.resolve())
     tell(
         "kubernetes",
         namespace=options.namespace,
-        image=options.image,
-        kubeconfig=kubeconfig,
+        kubeconfig=_text(options.kubeconfig),
         context=options.context,
     )
-    tell("skypilot", image=options.image)
-    tell("local", pretend=True if options.pretend or options.stand_in else None)
-    told = options.on is not None or options.target_file is not None or bool(given)
-    if known is not None and not told:
-        return known.targets
-    names = read_names(options.on) if options.on is not None else ("local",)
-    if known is not None and options.on is None:
-        names = known.targets.names
-    if "skypilot" not in names or "kubernetes" in names:
-        given.pop("skypilot", None)
-    for target in given.keys() - set(names):
-        if target != "local":
-            raise UsageError(
-                f"settings of {target} are given, and the fleet is not brought up there",
-                hint=f"--on {target}",
-            )
-        given.pop(target)
+    for target in ("kubernetes", "skypilot"):
+        if target in names:
+            tell(target, image=options.image)
+    if options.pretend or options.stand_in:
+        tell("local", pretend=True)
     if options.pretend and "local" not in names:
         raise UsageError("only the local target can pretend", field="--pretend", hint="--on local")
-    return read_settings(names, problem, path=options.target_file, given=given)
+    for target in given.keys() - set(names) - {"local"}:
+        raise UsageError(
+            f"settings of {target} are given, and the fleet is not brought up there",
+            hint=f"--on {target}",
+        )
+    given = {target: section for target, section in given.items() if target in names}
+    before = None if known is None else known.targets
+    return read_settings(names, problem, path=options.target_file, given=given, known=before)
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path.resolve())
 
 
 def choose_weights(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import sys
@@ -26,24 +25,23 @@ from atoll.cli.operating import (
 )
 from atoll.cli.options import verb
 from atoll.cli.progress import live_line
+from atoll.cli.rollout import Rollout
 from atoll.cli.serving import need_fabric, need_serving
 from atoll.core.errors import AtollError, InfeasibleError, UsageError
 from atoll.core.quantities import Duration
-from atoll.report.terminal import console, note
+from atoll.report.terminal import console, emit, note
 
 if TYPE_CHECKING:
+    from atoll.control.change import FleetChange
     from atoll.control.home import Entrance, FleetHome, FleetRecord
     from atoll.control.loop import FleetController, Turn
     from atoll.control.operated import OperatedFleet
-    from atoll.control.view import ObservedInstance, View
+    from atoll.control.path import CapacityDip
+    from atoll.control.view import View
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
 
 app = typer.Typer(add_completion=False)
-_LOOK_S = {"local": 0.5}
-_LOOK_ELSEWHERE_S = 5.0
-_GIVE_UP = 3
-"""Looks in a row in which a target does not answer until nobody waits for it any more."""
 
 
 class UpSettings(OperatingSettings):
@@ -77,21 +75,12 @@ class UpSettings(OperatingSettings):
 
 
 @dataclass
-class _UpRun:
-    """One run of the verb: what it works with, and what it has changed."""
+class _UpRun(Rollout):
+    """One run of the verb: what it works with besides."""
 
-    options: UpSettings
-    home: FleetHome
-    record: FleetRecord
-    fleet: OperatedFleet
-    controller: FleetController
-    begun_s: float
-    opened: bool = False
-    shown: dict[str, str] = field(default_factory=dict)
-
-
-class NotUpError(AtollError):
-    """Something of a fleet did not come up."""
+    options: UpSettings = field(kw_only=True)
+    fleet: OperatedFleet = field(kw_only=True)
+    pinned: Plan | None = field(kw_only=True)
 
 
 @verb(app, UpSettings)
@@ -145,7 +134,16 @@ def _read(options: UpSettings) -> tuple[Plan | None, Problem, Path]:
             field="--fleet",
             hint="name the fleet file that the plan was made for",
         )
-    return plan, put_phases_together(read_problem(source)), source.resolve()
+    problem = put_phases_together(read_problem(source))
+    names = {service.name for service in problem.services}
+    strange = sorted({one.service for one in plan.instances} - names)
+    if strange:
+        raise UsageError(
+            f"{source} has no {', '.join(strange)}, which {options.plan} serves",
+            field="--fleet",
+            hint="name the fleet file that the plan was made for",
+        )
+    return plan, problem, source.resolve()
 
 
 def _open(
@@ -167,7 +165,6 @@ def _dry_run(
     problem: Problem,
     pinned: Plan | None,
 ) -> None:
-    from atoll.control.change import find_change
     from atoll.control.dry_run import OfflineTargets, write_orders
 
     offline = OfflineTargets(record.targets, problem.offers, home.folder)
@@ -178,11 +175,8 @@ def _dry_run(
     for line in offline.notes:
         note(f"note: {line}")
     _refuse_impossible(turn, fleet)
-    change = find_change(turn.view, turn.decision, fleet.map.of_instance)
-    if options.as_json:
-        _emit(change)
-    else:
-        console().print(change.text(), soft_wrap=True)
+    change = _find_change(turn, fleet, controller, pinned)
+    emit(change, options.as_json, change.text)
     if options.output is not None:
         for path in write_orders(fleet, turn, options.output):
             note(f"wrote {path}")
@@ -197,10 +191,25 @@ def _controller(options: UpSettings, fleet: OperatedFleet, pinned: Plan | None) 
     gateways = open_gateways(
         fleet.home, fleet.record, fleet.problem, keep=not options.dry_run, say=note
     )
-    controller = fleet.controller(gateways, planner, write_holder("up"))
+    holder = write_holder("up")
+    controller = fleet.controller(gateways, planner, holder, busy_s=options.deadline)
     if pinned is not None:
         controller.memory = force_plan(pinned, controller.turn(act=False).view)
     return controller
+
+
+def _find_change(
+    turn: Turn, fleet: OperatedFleet, controller: FleetController, pinned: Plan | None
+) -> FleetChange:
+    """Return what is about to change; of a plan that was given, the way there was not foreseen yet."""
+    from atoll.control.change import find_change
+    from atoll.control.planner import foresee_dips
+
+    dips: tuple[CapacityDip, ...] = ()
+    if pinned is not None:
+        wanted = controller.memory.wanted
+        dips = foresee_dips(wanted, turn.view, controller.policy)
+    return find_change(turn.view, turn.decision, fleet.map.of_instance, dips)
 
 
 # Bringing up
@@ -213,16 +222,24 @@ def _bring_up(
     problem: Problem,
     pinned: Plan | None,
 ) -> None:
+    from atoll.control.lease import LeaseHeldError
+
     fleet = _open(options, home, record, problem)
     controller = _controller(options, fleet, pinned)
-    run = _UpRun(options, home, record, fleet, controller, time.time())
+    run = _UpRun(home, record, controller, time.time(), options=options, fleet=fleet, pinned=pinned)
     try:
         with live_line(f"planning {problem.name}", options.deadline) as say:
             turn = controller.turn(approve=lambda turn: _approve(run, turn, say))
         if not turn.approved:
             note("nothing was changed")
             return
-        _wait(run, turn)
+        if not run.wait(turn, options.wait):
+            note(f"started; `atoll status {record.name}` shows how far it is")
+        _announce(run)
+    except LeaseHeldError as error:
+        raise LeaseHeldError(
+            error.message, hint=f"it follows {record.source} by itself; or {error.hint}"
+        ) from error
     except KeyboardInterrupt:
         note(f"what was begun goes on: see `atoll status {record.name}`")
         raise
@@ -233,13 +250,12 @@ def _bring_up(
 
 def _approve(run: _UpRun, turn: Turn, say: object) -> bool:
     """Show the change, ask, and open the entrance, so that what is started finds a hub to join."""
-    from atoll.control.change import find_change
     from atoll.control.operated import open_gateways
     from atoll.control.planner import pin_plan
 
     del say
     _refuse_impossible(turn, run.fleet, run.controller)
-    change = find_change(turn.view, turn.decision, run.fleet.map.of_instance)
+    change = _find_change(turn, run.fleet, run.controller, run.pinned)
     if not run.options.as_json:
         console().print(change.text(), soft_wrap=True)
     if not change.is_empty and not ask("Go ahead?", run.options.yes):
@@ -253,6 +269,8 @@ def _approve(run: _UpRun, turn: Turn, say: object) -> bool:
     run.record = run.record.model_copy(update={"entrance": entrance, "up": True})
     run.home.write(run.record)
     run.home.keep_file(Path(run.record.source))
+    if run.pinned is not None:
+        _note_choice(run, change.usd_after)
     if entrance != known:
         gateways = open_gateways(run.home, run.record, run.fleet.problem, say=note)
         run.controller.place = replace(run.controller.place, gateways=gateways)
@@ -297,138 +315,18 @@ def _explain_empty(view: View, fleet: OperatedFleet) -> AtollError:
     )
 
 
-def _wait(run: _UpRun, turn: Turn) -> None:
-    """Take turns until all that is wanted serves and nothing else stands, or something fails."""
-    from atoll.deploy.door import DeployError
+def _note_choice(run: _UpRun, usd_per_hour: float) -> None:
+    """Have the history say that nobody planned: somebody chose."""
+    from atoll.control.history import HistoryEvent
 
-    names = run.record.targets.names
-    every_s = min(_LOOK_S.get(name, _LOOK_ELSEWHERE_S) for name in names)
-    until_s = time.monotonic() + run.options.wait
-    silent = 0
-    with live_line("starting", run.options.wait) as say:
-        while True:
-            failed = _find_failures(run, turn)
-            if failed:
-                _give_up(run, failed)
-            if _is_settled(run, turn):
-                break
-            if run.options.wait <= 0:
-                note(f"started; `atoll status {run.record.name}` shows how far it is")
-                _announce(run)
-                return
-            if time.monotonic() > until_s:
-                raise NotUpError(
-                    f"not all of {run.record.name} serves yet: {_describe_waiting(run, turn)}",
-                    hint=f"`atoll status {run.record.name}` shows how far it is; --wait waits longer",
-                )
-            say(_describe_waiting(run, turn))
-            time.sleep(every_s)
-            turn = run.controller.turn()
-            silent = silent + 1 if turn.unreachable else 0
-            if silent >= _GIVE_UP:
-                name = turn.unreachable[0]
-                raise DeployError(f"{name}: {run.controller.reasons[name]}", kind="unreachable")
-        say("waiting until the gateway has heard of all models")
-        _await_gateway(run, until_s)
-    _announce(run)
-
-
-def _await_gateway(run: _UpRun, until_s: float) -> None:
-    """Wait until the gateway serves every model: what is ready has yet to be announced in the fabric."""
-    entrance = run.record.entrance
-    if entrance is None or entrance.url is None:
-        return
-    wanted = {one.service for one in run.controller.memory.wanted}
-    while True:
-        models = asyncio.run(_ask_models(entrance))
-        missing = wanted - set(models or ())
-        if models is None or not missing:
-            return
-        if time.monotonic() > until_s:
-            raise NotUpError(
-                f"the gateway at {entrance.url} does not serve {', '.join(sorted(missing))} yet",
-                hint=f"`atoll logs {run.record.name} gateway`",
-            )
-        time.sleep(_LOOK_S["local"])
-
-
-async def _ask_models(entrance: Entrance) -> list[str] | None:
-    """Return what a gateway serves; None where it would not say without a key."""
-    from atoll.runtime.http.client import FetchError, fetch
-
-    socket = entrance.admin_socket
-    page = "/v1/models" if socket is None else "/atoll/v1/status"
-    try:
-        code, body = await fetch(f"{entrance.url}{page}", unix_socket=socket)
-        if code in (401, 403):
-            return None
-        said = json.loads(body)
-        return list(said["models"]) if socket else [str(each["id"]) for each in said["data"]]
-    except (FetchError, ValueError, KeyError, TypeError):
-        return []
-
-
-def _states(run: _UpRun, turn: Turn) -> dict[str, ObservedInstance]:
-    found = {seen.id: seen for seen in turn.view.instances}
-    for name, seen in found.items():
-        if run.shown.get(name) != seen.standing.state and seen.standing.since_s >= run.begun_s:
-            run.shown[name] = seen.standing.state
-            why = f": {seen.standing.reason}" if seen.standing.reason else ""
-            note(f"{name} is {seen.standing.state}{why}")
-    return found
-
-
-def _wanted(run: _UpRun) -> tuple[str, ...]:
-    return tuple(one.id for one in run.controller.memory.wanted)
-
-
-def _is_settled(run: _UpRun, turn: Turn) -> bool:
-    seen, wanted = _states(run, turn), _wanted(run)
-    ready = all(name in seen and seen[name].standing.state == "ready" for name in wanted)
-    others = [name for name in seen if name not in wanted and seen[name].standing.state != "gone"]
-    return ready and not others and not turn.unreachable
-
-
-def _describe_waiting(run: _UpRun, turn: Turn) -> str:
-    seen, wanted = {one.id: one for one in turn.view.instances}, _wanted(run)
-    ready = [n for n in wanted if n in seen and seen[n].standing.state == "ready"]
-    waiting = []
-    for name in (*wanted, *(n for n in seen if n not in wanted)):
-        state = seen[name].standing.state if name in seen else "not started"
-        if name in ready or (state == "gone" and name not in wanted):
-            continue
-        reason = seen[name].standing.reason if name in seen else ""
-        waiting.append(f"{name} is {state}{f' ({reason})' if reason else ''}")
-    return f"{len(ready)} of {len(wanted)} ready; {', '.join(waiting) or 'routes are told'}"
-
-
-def _find_failures(run: _UpRun, turn: Turn) -> list[str]:
-    """Return why instances that were started did not come up."""
-    failed = [
-        f"{seen.id}: {seen.standing.reason}"
-        for seen in _states(run, turn).values()
-        if seen.standing.state == "failed" and seen.standing.since_s >= run.begun_s - 1.0
-    ]
-    refused = [text for text in turn.failures if not any(text in each for each in failed)]
-    return [*refused, *failed]
-
-
-def _give_up(run: _UpRun, failed: list[str]) -> None:
-    """End what failed; where nothing is left, hub and gateway go as they came."""
-    from atoll.control.entrance import close_entrance
-
-    name = run.record.name
-    turn = run.controller.turn()
-    left = [s for s in turn.view.instances if s.standing.state in ("starting", "ready")]
-    if not left and run.opened and run.record.entrance is not None:
-        close_entrance(run.record.entrance)
-        run.record = run.record.model_copy(update={"up": False})
-        run.home.write(run.record)
-        raise NotUpError(f"nothing of {name} came up: {failed[0]}", hint=f"`atoll history {name}`")
-    raise NotUpError(
-        f"not all of {name} came up, {len(left)} go on: {failed[0]}",
-        hint=f"`atoll operate {name}` tries again, `atoll down {name}` ends it",
+    event = HistoryEvent(
+        at_s=time.time(),
+        kind="plan",
+        text=f"{run.options.plan} was given",
+        plan=run.controller.memory.plan_hash,
+        usd_per_hour=usd_per_hour,
     )
+    run.home.history.add(event)
 
 
 def _write_down(home: FleetHome, text: str) -> None:
@@ -436,6 +334,9 @@ def _write_down(home: FleetHome, text: str) -> None:
     from atoll.control.history import HistoryEvent
 
     with contextlib.suppress(AtollError, OSError):
+        last = home.history.read(last=1)
+        if last and last[0].kind == "failure" and last[0].text == text:
+            return  # the controller has said so
         home.history.add(HistoryEvent(at_s=time.time(), kind="failure", text=text[:4000]))
 
 
@@ -451,7 +352,7 @@ def _announce(run: _UpRun) -> None:
             "url": entrance.url,
             "admin_socket": entrance.admin_socket,
             "services": services,
-            "instances": list(_wanted(run)),
+            "instances": list(run.wanted),
             "targets": list(run.record.targets.names),
         }
         sys.stdout.write(json.dumps(shown) + "\n")
@@ -464,18 +365,23 @@ def _announce(run: _UpRun) -> None:
     if entrance.url is None:
         out.print(f"{run.record.name} is up; ask a gateway of its fabric", soft_wrap=True)
         return
+    key = " -H 'authorization: Bearer KEY'" if _asks_for_keys(entrance) else ""
     body = json.dumps(
         {"model": services[0], "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
     )
     out.print(f"{run.record.name} answers at {entrance.url}/v1", soft_wrap=True)
-    out.print(f"\n  curl -N {entrance.url}/v1/chat/completions -d '{body}'\n", soft_wrap=True)
+    out.print(f"\n  curl -N {entrance.url}/v1/chat/completions{key} -d '{body}'\n", soft_wrap=True)
     out.print(
         f"`atoll operate {run.record.name}` keeps it right, `atoll down {run.record.name}` ends it",
         soft_wrap=True,
     )
 
 
-def _emit(change: object) -> None:
-    from atoll.report.terminal import emit
+def _asks_for_keys(entrance: Entrance) -> bool:
+    """Whether the fleet's own gateway listens beyond this machine, where it asks for keys."""
+    from urllib.parse import urlsplit
 
-    emit(change, True)
+    from atoll.fabric.identity.access import is_loopback
+
+    host = urlsplit(entrance.url or "").hostname
+    return entrance.gateway is not None and host is not None and not is_loopback(host)

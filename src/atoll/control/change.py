@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from atoll.control.decide import Decision, DrainInstance, StartInstance, StopInstance
@@ -88,9 +88,15 @@ def describe_dip(dip: CapacityDip) -> str:
 
 
 def find_change(
-    view: View, decision: Decision, target_of: Callable[[Instance], str]
+    view: View,
+    decision: Decision,
+    target_of: Callable[[Instance], str],
+    dips: Sequence[CapacityDip] = (),
 ) -> FleetChange:
-    """Return what a decision changes, and what follows from the plan it puts in force."""
+    """Return what a decision changes, and what follows from the plan it puts in force.
+
+    `dips` are foreseen on the way besides those that the decision knows of.
+    """
     why = {
         (action.instance.id if isinstance(action, StartInstance) else action.id): action.reason
         for action in decision.actions
@@ -132,7 +138,7 @@ def find_change(
         ),
         usd_before=rent_of(offers, [seen.instance for seen in held.values()]),
         usd_after=rent_of(offers, list(wanted.values())),
-        dips=decision.dips,
+        dips=tuple(dict.fromkeys((*decision.dips, *dips))),
         reasons=decision.reasons,
         waits=decision.waits,
     )

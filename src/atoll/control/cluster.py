@@ -1,18 +1,16 @@
-"""What controllers of a fleet agree on in a Kubernetes cluster: who acts, and what instances consist of.
+"""What controllers of a fleet agree on in a Kubernetes cluster: who acts.
 
-A controller that starts in another pod, with an empty folder, finds both there.
+What runs, and what it consists of, a controller that starts in another pod with an empty folder hears from
+the target.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from atoll.control.lease import Lease, LeaseHeldError
-from atoll.control.loop import InstanceStore
 from atoll.control.targets import PoolTarget
 from atoll.deploy.kubernetes.deployer import KubernetesDeployer
-from atoll.plan.plan import Instance
 
 
 def find_cluster(targets: Iterable[PoolTarget]) -> KubernetesDeployer | None:
@@ -44,20 +42,3 @@ class ClusterLease:
         del now_s
         if self._holder is not None:
             self._target.lease(self._fleet, self._holder).release()
-
-
-class ClusterInstanceStore(InstanceStore):
-    """A store that also asks the cluster: what stands there carries what it consists of."""
-
-    def __init__(self, folder: Path, target: KubernetesDeployer, fleet: str) -> None:
-        super().__init__(folder)
-        self._target, self._fleet = target, fleet
-
-    def find(self, name: str) -> Instance | None:
-        """Return what an instance consists of, None where nobody wrote it down."""
-        known = super().find(name)
-        if known is None:
-            known = self._target.read_instance(self._fleet, name)
-            if known is not None:
-                self.keep(known)
-        return known

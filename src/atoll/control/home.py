@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
@@ -204,13 +203,3 @@ def _is_dead(holder: str) -> bool:
     if host != socket.gethostname() or not pid.isdigit():
         return False
     return process_start(int(pid)) != start
-
-
-def convert_weights(weights: Mapping[str, ServiceWeights]) -> dict[str, WeightsRecord]:
-    """Return weights as they are kept."""
-    return {
-        name: WeightsRecord(
-            source=each.source, names=each.names, engine=each.engine, stand_in=each.stand_in
-        )
-        for name, each in weights.items()
-    }

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from atoll.control.cluster import ClusterInstanceStore, ClusterLease, find_cluster
+from atoll.control.cluster import ClusterLease, find_cluster
 from atoll.control.home import FleetHome, FleetRecord
 from atoll.control.lease import Lease
 from atoll.control.loop import (
     FleetController,
     FleetPlace,
     Gateways,
-    InstanceStore,
     LeaseTaker,
     NoGateways,
 )
@@ -67,14 +66,6 @@ def open_lease(home: FleetHome, fleet: str, targets: Mapping[str, PoolTarget]) -
     """Return the lease of a fleet: the cluster's where one of its targets is a cluster, else its home's."""
     cluster = find_cluster(targets.values())
     return HomeLease(home) if cluster is None else ClusterLease(cluster, fleet)
-
-
-def open_store(home: FleetHome, fleet: str, targets: Mapping[str, PoolTarget]) -> InstanceStore:
-    """Return what knows what instances consist of: the home, and the cluster they stand in."""
-    cluster = find_cluster(targets.values())
-    if cluster is None:
-        return home.store
-    return ClusterInstanceStore(home.store.folder, cluster, fleet)
 
 
 class FleetSource:
@@ -147,19 +138,23 @@ class OperatedFleet:
         holder: str,
         *,
         policy: ControlPolicy | None = None,
+        busy_s: float = 0.0,
         clock: Callable[[], float] = time.time,
     ) -> FleetController:
-        """Return a controller that has just started: it adopts what stands."""
+        """Return a controller that has just started: it adopts what stands.
+
+        `busy_s` is for how long it may say nothing, while it plans or waits: its lease holds for longer.
+        """
         return FleetController(
             self.place(gateways),
-            open_store(self.home, self.problem.name, self.targets),
+            self.home.store,
             self.home.history,
             self.lease,
             plan,
             holder=holder,
             clock=clock,
             policy=policy,
-            valid_s=VALID_S,
+            valid_s=max(VALID_S, 1.5 * busy_s),
         )
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from atoll.control.decide import MakePlan
 from atoll.control.names import name_instances
-from atoll.control.view import Memory, View
+from atoll.control.path import CapacityDip, PathQuestion, foresee
+from atoll.control.restate import restate_demand
+from atoll.control.view import ControlPolicy, Memory, View
 from atoll.core.errors import InputError
-from atoll.plan.plan import Plan
+from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem
 
 
@@ -56,6 +60,14 @@ def force_plan(plan: Plan, view: View) -> Memory:
         bands=tuple((service.name, service.rate_per_s) for service in view.problem.services),
         offers=view.offers,
     )
+
+
+def foresee_dips(
+    wanted: Sequence[Instance], view: View, policy: ControlPolicy
+) -> tuple[CapacityDip, ...]:
+    """Return the dips on the whole way from what stands to these instances."""
+    problem = restate_demand(view, {}, policy)
+    return foresee(PathQuestion(problem, view.instances, wanted, view.time_s, policy)).dips
 
 
 def put_phases_together(problem: Problem) -> Problem:

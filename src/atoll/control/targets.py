@@ -94,29 +94,35 @@ def read_settings(
     *,
     path: Path | None = None,
     given: Mapping[str, Mapping[str, object]] | None = None,
-    work_folder: Path | None = None,
+    known: TargetSettings | None = None,
 ) -> TargetSettings:
     """Return the settings of targets: a file's, over which `given` (of the command line) wins.
 
-    Where a pool has a single region and there is a single target that can be told its region, the region is
-    that one's. Slurm's work folder is `work_folder` where nobody names one, and its nodes run the Python that
-    this process runs.
+    What neither says is as in `known`, the settings of before. Where a pool has a single region and there is
+    a single target that can be told its region, the region is that one's. Slurm's work folder is in the state
+    folder where nobody names one, and its nodes run the Python that this process runs.
     """
-    sections: dict[str, dict[str, object]] = {name: {} for name in TARGETS}
+    told: dict[str, dict[str, object]] = {name: {} for name in TARGETS}
     for name, section in (_read_file(path) if path is not None else {}).items():
-        sections[name] |= section
+        told[name] |= section
     for name, options in (given or {}).items():
-        sections[name] |= options
+        told[name] |= options
+    sections = {name: _dump(known, name) | told[name] for name in TARGETS}
     regions = sorted({offer.region for offer in problem.offers})
     if len(names) == 1 and len(regions) == 1 and names[0] != "skypilot":
-        sections[names[0]].setdefault("region", regions[0])
+        sections[names[0]]["region"] = told[names[0]].get("region", regions[0])
     if "slurm" in names:
         # Homes are seen by all nodes of most clusters: so are the folder and the installation in them.
-        sections["slurm"].setdefault("work_folder", str(work_folder or state_dir() / "slurm"))
+        sections["slurm"].setdefault("work_folder", str(state_dir() / "slurm"))
         sections["slurm"].setdefault("python", sys.executable)
         sections["slurm"].setdefault("atoll", (sys.executable, "-m", "atoll"))
     data: dict[str, object] = {n: section for n, section in sections.items() if section}
     return TargetSettings.parse({"names": tuple(names), **data}, path=path)
+
+
+def _dump(known: TargetSettings | None, name: TargetName) -> dict[str, object]:
+    section = None if known is None else getattr(known, name)
+    return {} if section is None else dict(section.model_dump(exclude_defaults=True))
 
 
 def _read_file(path: Path) -> dict[str, dict[str, object]]:

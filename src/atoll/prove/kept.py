@@ -27,6 +27,8 @@ FRESH_SEED = 101
 """The first seed of arrivals that no plan was sized with."""
 _FRESH_RUNS, _MOST_FRESH = 5, 30
 """Simulations of a plan with fresh arrivals: at least, and at most while it is not sure what is kept."""
+_FAR = 0.2
+"""A share that is so much below its target needs no second simulation."""
 _LOST_S, _LOSS_SEED = 60.0, 91
 """When a node is lost in a simulation, and the arrivals it is lost among."""
 _REQUESTS = 6_000
@@ -77,6 +79,10 @@ class KeptSample:
         """Whether the confidence interval lies on one side of the target."""
         return abs(self.mean.both - target) >= self.half
 
+    def is_hopeless(self, target: float) -> bool:
+        """Whether the target is missed by so much that no further simulation is needed."""
+        return self.mean.both < target - _FAR
+
 
 _SHARES = ("both", "ttft", "tpot")
 
@@ -92,30 +98,46 @@ def sample_kept(
     most: int,
     until_short: bool = False,
     deadline: Countdown | None = None,
+    known: Mapping[str, KeptSample] | None = None,
 ) -> dict[str, KeptSample]:
     """Return by service what requests keep, from `least` to `most` simulations with seeds in a row.
 
     Services of which it is not sure whether they are above or below their target are simulated more often;
-    with `until_short` only as long as none is sure to be below.
+    with `until_short` only as long as none is sure to be below. `known` is what was simulated before of
+    services whose instances are the same: the first seeds' runs. On a cluster, where services share machines
+    and links, nothing is known of one alone.
     """
-    runs: dict[str, list[KeptShares]] = {}
-    unsure: list[str] | None = None
-    for number in range(most):
-        # On a cluster services share machines and links, so that none can be left out.
-        only = None if problem.hosts else unsure
-        found = simulate_kept(plan, problem, catalog, first_seed + number, deadline, services=only)
-        for name, one in found.items():
-            runs.setdefault(name, []).append(one)
-        if number + 1 < least:
-            continue
-        samples = {name: KeptSample(tuple(some)) for name, some in runs.items()}
-        unsure = [name for name, one in samples.items() if not one.is_sure(targets[name])]
-        short = any(
-            one.mean.both < targets[name] for name, one in samples.items() if name not in unsure
+    runs: dict[str, list[KeptShares]] = {
+        service.name: [] for service in problem.services if service.rate_per_s > 0
+    }
+    if not problem.hosts:
+        runs |= {name: list(one.runs) for name, one in (known or {}).items() if name in runs}
+    while True:
+        found = {name: KeptSample(tuple(some)) for name, some in runs.items() if some}
+        short = until_short and any(
+            len(one.runs) >= least and one.mean.both < targets[name] and one.is_sure(targets[name])
+            for name, one in found.items()
         )
-        if not unsure or (until_short and short):
-            break
-    return {name: KeptSample(tuple(some)) for name, some in runs.items()}
+        wanted = [
+            name
+            for name, some in runs.items()
+            if not (some and until_short and found[name].is_hopeless(targets[name]))
+            and (
+                len(some) < least
+                or (len(some) < most and not short and not found[name].is_sure(targets[name]))
+            )
+        ]
+        if not wanted:
+            return found
+        number = min(len(runs[name]) for name in wanted)
+        now = None if problem.hosts else [name for name in wanted if len(runs[name]) == number]
+        wanted = list(runs) if now is None else now
+        seen = simulate_kept(plan, problem, catalog, first_seed + number, deadline, services=now)
+        for name in wanted:
+            if name in seen:
+                runs[name].append(seen[name])
+            else:
+                del runs[name]  # nobody serves it
 
 
 def look_at(

@@ -21,6 +21,7 @@ from atoll.plan.plan import PROVEN_GAP
 from atoll.prove.deadline import SimulationCutShortError, keep_deadline
 from atoll.prove.kept import (
     FRESH_SEED,
+    KeptSample,
     KeptShares,
     kept_after_loss,
     look_at,
@@ -99,6 +100,8 @@ class _Prover:
         self.best: Plan | None = None
         """The cheapest plan that keeps its promises, also on fresh arrivals."""
         self.closest: tuple[float, Plan] | None = None
+        self._samples: dict[tuple[str, object], KeptSample] = {}
+        """By service and where its instances stand: in a plan of their own nodes they are on their own."""
         self._tried: dict[object, dict[str, KeptShares]] = {}
         self._short: dict[object, set[str]] = {}
         self._hopeful: list[Problem] = []
@@ -198,6 +201,7 @@ class _Prover:
 
     def _judge(self, plan: Plan) -> tuple[dict[str, KeptShares], set[str]]:
         targets = self._targets()
+        standing = {name: _standing(plan, name) for name in targets}
         self.say(f"trial {self.trial}: simulating the plan")
         found = sample_kept(
             plan,
@@ -209,7 +213,13 @@ class _Prover:
             most=_MOST_RUNS,
             until_short=True,
             deadline=self.deadline,
+            known={
+                name: self._samples[name, own]
+                for name, own in standing.items()
+                if (name, own) in self._samples
+            },
         )
+        self._samples |= {(name, standing.get(name)): one for name, one in found.items()}
         after = kept_after_loss(plan, self.problem, self.catalog, self.deadline)
         kept = {
             name: min(one.mean, after.get(name, one.mean), key=lambda shares: shares.both)
@@ -445,7 +455,9 @@ class _Prover:
         return stamped
 
 
-def _standing(plan: Plan) -> object:
-    """What tells how a plan fares: where its instances stand and which ways requests take."""
-    stand = tuple(sorted((i.id, i.placement_key) for i in plan.instances))
-    return stand, tuple((r.instances, round(r.share, 6)) for r in plan.routes)
+def _standing(plan: Plan, service: str | None = None) -> object:
+    """What tells how a plan, or a service of it, fares: where instances stand, and the ways of requests."""
+    own = [i for i in plan.instances if service is None or i.service == service]
+    stand = tuple(sorted((i.id, i.placement_key) for i in own))
+    routes = [r for r in plan.routes if service is None or r.service == service]
+    return stand, tuple((r.instances, round(r.share, 6)) for r in routes)

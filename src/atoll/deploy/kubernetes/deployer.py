@@ -22,17 +22,10 @@ from atoll.deploy.kubernetes.labels import (
 )
 from atoll.deploy.kubernetes.lease import LeaseHolder, find_newest_term
 from atoll.deploy.kubernetes.machines import is_cordoned, read_offers
-from atoll.deploy.kubernetes.manifests import (
-    INSTANCE,
-    own,
-    render_instance,
-    render_secret,
-    write_manifests,
-)
+from atoll.deploy.kubernetes.manifests import own, render_instance, render_secret, write_manifests
 from atoll.deploy.kubernetes.settings import KubernetesSettings
 from atoll.deploy.kubernetes.standing import WorkloadParts, judge_instance
 from atoll.deploy.terms import refuse_old_term
-from atoll.plan.plan import Instance
 from atoll.plan.problem import Offer
 
 Json = dict[str, Any]
@@ -145,15 +138,6 @@ class KubernetesDeployer:
                 f"cannot write there: {error.strerror}", path=folder, hint="name another folder"
             ) from error
         return tuple(folder / name for name in sorted(texts))
-
-    def read_instance(self, fleet: str, name: str) -> Instance | None:
-        """Return what an instance that stands here consists of, None where nothing says so."""
-        anchor = self._client.get("ConfigMap", workload_name(fleet, name))
-        text = ((anchor or {}).get("data") or {}).get(INSTANCE)
-        try:
-            return None if text is None else Instance.from_json(str(text))
-        except InputError:
-            return None
 
     def lease(self, fleet: str, holder: str, duration_s: int = 30) -> LeaseHolder:
         """Return the lease by which one controller of a fleet acts at a time."""

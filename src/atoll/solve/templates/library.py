@@ -117,15 +117,17 @@ def libraries(
     until: Callable[[], bool] | None = None,
     single: bool = False,
     start: Libraries | None = None,
+    known: Mapping[str, TemplateLibrary] | None = None,
 ) -> Libraries:
     """Return the template library of every role; `progress(role, done, total)` as they are computed.
 
     Roles that are asked the same share theirs. With `until`, all roles first get templates of single nodes,
     then of a few nodes, then of all; once `until()` holds they keep what they have. `single` asks for the
     capacities of all sets of nodes, but for templates of single nodes only. `start` are libraries of the
-    same problem that were cut short, to go on from.
+    same problem that were cut short, to go on from; `known` are whole ones of roles that are asked the same
+    on the same offers, by what is asked.
     """
-    made = _RoleLibraries(problem, catalog, cache, until)
+    made = _RoleLibraries(problem, catalog, cache, until, known or {})
     if start is not None:
         made.go_on(start)
     elif until is not None:
@@ -145,6 +147,7 @@ class _RoleLibraries:
         catalog: Catalog,
         cache: TemplateCache | None,
         until: Callable[[], bool] | None,
+        known: Mapping[str, TemplateLibrary],
     ) -> None:
         assert [p.value for p in POSITIONS] == ["first", "middle", "last", "whole"]
         self.problem, self.catalog, self.cache, self.until = problem, catalog, cache, until
@@ -152,8 +155,8 @@ class _RoleLibraries:
         self.whole, _ = search_limits(len(problem.kinds), self.most)
         self.sources = {kind: slowest_sources(problem, catalog, kind) for kind in problem.kinds}
         self.alike = _alike(problem)
-        self.tables: dict[str, RoleTables] = {}
-        self.found: dict[str, TemplateLibrary] = {}
+        self.found = {key: known[key] for key in self.alike if key in known}
+        self.tables = {key: library.tables for key, library in self.found.items()}
 
     @property
     def is_over(self) -> bool:
@@ -174,7 +177,8 @@ class _RoleLibraries:
     def take_single_nodes(self) -> None:
         """Give every role its templates of single nodes, whatever the time."""
         for key in self.alike:
-            self.found[key] = generate(self._make_tables(key, 1), 1)
+            if key not in self.found:
+                self.found[key] = generate(self._make_tables(key, 1), 1)
 
     def take_few_nodes(self, nodes: int) -> None:
         """Work out capacities; where time may run out, templates of up to so many nodes as well.
@@ -250,7 +254,19 @@ def _asked(service: Service) -> str:
 
 
 _MOST_KEPT = 2
-_KEPT: OrderedDict[str, tuple[Catalog, Libraries]] = OrderedDict()
+
+
+@dataclass(frozen=True)
+class _KeptLibraries:
+    """Libraries of a problem, the catalog and offers they are for, and its roles' by what is asked."""
+
+    catalog: Catalog
+    libraries: Libraries
+    place: str
+    by_asked: Mapping[str, TemplateLibrary]
+
+
+_KEPT: OrderedDict[str, _KeptLibraries] = OrderedDict()
 """Libraries used last, by `template_key`: planning again with other prices or rates needs them again."""
 
 
@@ -271,17 +287,32 @@ def template_libraries(
     cache = TemplateCache() if cached else None
     key = f"{template_key(problem)} {cache and cache.folder}"
     kept = _KEPT.get(key)
-    start = kept[1] if kept is not None and kept[0] == catalog else None
+    start = kept.libraries if kept is not None and kept.catalog == catalog else None
     if start is not None:
         enough = start.complete if single else not start.cut_short
         if enough or (until is not None and until()):
             _KEPT.move_to_end(key)
             return start
     teller = _teller(problem, on_progress)
+    place = f"{_place_key(problem)} {cache and cache.folder}"
+    known = {
+        asked: library
+        for one in _KEPT.values()
+        if one.place == place and not one.libraries.cut_short and one.catalog == catalog
+        for asked, library in one.by_asked.items()
+    }
     made = libraries(
-        problem, catalog, cache=cache, progress=teller, until=until, single=single, start=start
+        problem,
+        catalog,
+        cache=cache,
+        progress=teller,
+        until=until,
+        single=single,
+        start=start,
+        known=known,
     )
-    _KEPT[key] = (catalog, made)
+    by_asked = {asked: made.roles[roles[0]] for asked, roles in _alike(problem).items()}
+    _KEPT[key] = _KeptLibraries(catalog, made, place, by_asked)
     while len(_KEPT) > _MOST_KEPT:
         _KEPT.popitem(last=False)
     return made
@@ -293,12 +324,17 @@ def template_key(problem: Problem) -> str:
     Rates, priorities, prices, availability, limits and what runs are not among it.
     """
     services = [(service.name, _asked(service)) for service in problem.services]
+    return hashlib.sha256(json.dumps([services, _place_key(problem)]).encode()).hexdigest()
+
+
+def _place_key(problem: Problem) -> str:
+    """Return what templates of any service depend on: offers and settings."""
     settings = problem.settings.model_dump(
         mode="json",
         include={"max_nodes_per_instance", "memory_ratio", "max_stages", "engine", "sized_for"},
     )
     places = sorted({(offer.region, offer.node_type, offer.whole) for offer in problem.offers})
-    return hashlib.sha256(json.dumps([services, settings, places]).encode()).hexdigest()
+    return json.dumps([settings, places])
 
 
 def _teller(problem: Problem, on_progress: OnProgress | None) -> RoleProgress | None:
