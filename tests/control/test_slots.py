@@ -122,7 +122,7 @@ def test_what_ends_serves_while_its_replacement_starts_but_not_to_the_last_momen
     policy = POLICY.model_copy(update={"move_s": 60.0})
 
     def drains(left_s: float, replacement: str) -> bool:
-        world.put(cut("b", 1, (0, 1)), replacement)  # type: ignore[arg-type]
+        world.put(cut("b", 1, (0, 1)), replacement)
         standing = replace(seen.standing, ends_s=world.time_s + left_s, since_s=began_s)
         world.standing["a"] = replace(seen, standing=standing)
         wanted = plan_of(asked, cut("b", 1, (0, 1)))
