@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -119,6 +120,17 @@ def test_replacements_start_a_few_at_a_time_but_demand_is_not_held_up() -> None:
     assert len(calm.starts) == 2  # a quarter of eight
     urgent = next_steps(ask(old, new, roomy, rate=60.0))  # type: ignore[arg-type]
     assert len(urgent.starts) == 7  # 32 stand, 28 more are needed at once
+
+
+def test_what_leaves_soon_is_replaced_all_at_once() -> None:
+    roomy = (offer("L40S:1", 1.8), offer("H100:1", 4.0))
+    old = [(instance(f"a{k}"), "ready") for k in range(8)]
+    new = [instance(f"b{k}") for k in range(8)]
+    asked = ask(old, new, roomy, rate=32.0)  # type: ignore[arg-type]
+    leaving = replace(asked, spared=frozenset(f"a{k}" for k in range(6)))
+    # Two stay and carry 8 of the 32; the others are not waited for.
+    assert len(next_steps(leaving).starts) == 6
+    assert not next_steps(leaving).drains
 
 
 def test_cut_machines_are_shared_gpu_by_gpu() -> None:

@@ -111,3 +111,25 @@ def test_only_what_does_not_stand_moves_and_only_where_it_must(seed: int) -> Non
             assert left.has_room(after)
         if left.has_room(after):
             left.take(after)
+
+
+def test_what_ends_serves_while_its_replacement_starts_but_not_to_the_last_moment() -> None:
+    asked = problem(service(rate=3.0)).replace(offers=MACHINES)
+    world = World(asked, MACHINES)
+    world.put(cut("a", 0, (0, 1)))
+    seen = world.standing["a"]
+    began_s = world.time_s - 1e5
+    policy = POLICY.model_copy(update={"move_s": 60.0})
+
+    def drains(left_s: float, replacement: str) -> bool:
+        world.put(cut("b", 1, (0, 1)), replacement)
+        standing = replace(seen.standing, ends_s=world.time_s + left_s, since_s=began_s)
+        world.standing["a"] = replace(seen, standing=standing)
+        wanted = plan_of(asked, cut("b", 1, (0, 1)))
+        memory = Memory(plan=wanted, planned_s=world.time_s, asked=asked, offers=MACHINES)
+        decision, _ = decide(world.view(), memory, policy, lambda _: wanted)
+        return any(isinstance(each, DrainInstance) for each in decision.actions)
+
+    assert not drains(59.0, "starting")
+    assert drains(19.0, "starting")
+    assert drains(59.0, "ready")

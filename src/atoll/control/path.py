@@ -183,8 +183,10 @@ def _sort_out(
 def _start(walk: _Walk, missing: Sequence[Instance], replacing: bool) -> None:
     """Start what is missing and has room: lanes that are short first, replacements a few at a time."""
     policy = walk.asked.policy
-    serving = [seen.instance for seen in walk.asked.observed if seen.standing.state == "ready"]
-    serving += [seen.instance for seen in walk.starting]
+    # What leaves soon carries nothing then: its replacements are needed, all of them, now.
+    going = walk.asked.ending | walk.asked.spared
+    ready_now = [seen for seen in walk.asked.observed if seen.standing.state == "ready"]
+    serving = [s.instance for s in (*ready_now, *walk.starting) if s.id not in going]
     coming = CarriedLoad(walk.asked.problem, walk.mixed, serving)
     under_way = len(walk.starting)
     surge = max(1, math.ceil(policy.surge_share * len(walk.asked.wanted)))
