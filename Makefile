@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 # Torch first and exactly: what follows would otherwise bring the version it likes best, and with it
 # gigabytes for GPUs that may not be there.
 TORCH := torch==2.13.0
-BASE_EXTRAS := plan,serve
+BASE_EXTRAS := plan,serve,fabric
 DEMO_EXTRAS := engine,$(BASE_EXTRAS)
 
 # Pip is quiet when it succeeds and shows all it said when it fails. It compiles nothing: Python does so for what
@@ -39,7 +39,7 @@ help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(VENV)/engine ## Plan, simulate, then serve a small real model and kill a node mid-answer (no GPU needed)
+demo: $(VENV)/engine ## Plan, simulate, serve a small real model, kill a node mid-answer, change a plan under load (no GPU needed)
 	@$(BIN)/atoll demo
 
 .PHONY: test
@@ -54,12 +54,12 @@ test-full: $(VENV)/engine $(VENV)/dev $(VENV)/notebook ## The same with the slow
 	@$(BIN)/python tools/check.py --full
 
 .PHONY: bench
-bench: $(VENV)/engine $(VENV)/dev ## All benchmarks, in full (about two hours)
+bench: $(VENV)/engine $(VENV)/dev ## All benchmarks, in full (about three hours)
 	@$(try_aic)
 	@$(try_reference)
-	@for name in startup first_run perf_accuracy perf_speed h200_fidelity templates template_sensitivity allocation coral_costs \
-		flow workload_speed sim_speed helix_figures sustained gateway engine_cpu chaos sim_vs_real \
-		fabric tunnel churn; do \
+	@for name in startup first_run perf_accuracy perf_speed h200_fidelity templates template_sensitivity planner_truth determinism allocation coral_costs \
+		flow workload_speed sim_speed helix_figures sustained gateway engine_cpu chaos sim_vs_real promises pacing \
+		fabric tunnel churn operate rollout; do \
 		echo; echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
 
 .PHONY: lint
