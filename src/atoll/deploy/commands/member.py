@@ -18,7 +18,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from atoll.core.errors import AtollError, UsageError
@@ -37,6 +37,27 @@ _FIELD = re.compile(r"\{(host|port):(n[0-9]+)\}")
 _LEADER_S = 10.0
 """How long a leader may be missing before it counts as gone; records travel, and hubs start anew."""
 _LOOK_S = 0.5
+_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of prctl."""
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """Return what has a command be told to end when this process is killed; None where that is not known.
+
+    Not every batch system finds a process in a session of its own again.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    import ctypes
+
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def arrange() -> None:
+        prctl(_DEATH_SIGNAL, signal.SIGTERM)
+        if os.getppid() != parent:  # it was killed in between
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return arrange
 
 
 def fill_in(words: Sequence[str], members: Mapping[str, MemberAddress]) -> list[str]:
@@ -81,7 +102,9 @@ class InstanceMember:
                 return 0
             command = fill_in(words, members)
             # Whoever signals this process and its group must not reach the command past `_watch`.
-            child = await asyncio.create_subprocess_exec(*command, start_new_session=True)
+            child = await asyncio.create_subprocess_exec(
+                *command, start_new_session=True, preexec_fn=_end_with_parent()
+            )
             watching = asyncio.create_task(self._watch(child))
             code = await child.wait()
             watching.cancel()
