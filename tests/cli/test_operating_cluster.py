@@ -144,6 +144,11 @@ def test_an_image_that_does_not_pull_is_said_and_leaves_nothing(
     kinds = [event.kind for event in home_of("lab").history.read()]
     assert "failure" in kinds
     assert "ImagePullBackOff" in run(capsys, "status", "lab")
+    # Put right, it comes up.
+    api.waiting = None
+    first = bring_up(capsys)
+    assert rows(capsys, "lab") == dict.fromkeys(first, "ready")
+    assert "ImagePullBackOff" not in run(capsys, "status", "lab")
 
 
 def test_when_growing_fails_the_old_goes_on(api: LivelyApi, capsys: Captured) -> None:

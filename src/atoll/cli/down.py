@@ -124,11 +124,13 @@ def _end_instances(
     with live_line("draining", None if options.now else options.wait) as say:
         while True:
             term = lease.take(holder, time.time(), VALID_S).term
+            # What failed stays listed for a while; stopped, it holds nothing.
             left = [
                 (deployer, each)
                 for deployer in targets.values()
                 for each in deployer.list(fleet)
                 if _stands(each)
+                and not (each.state == "failed" and told.get(each.labels.instance) == "stop")
             ]
             if not left:
                 break

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 LOOK_HERE_S = 0.5
 LOOK_ELSEWHERE_S = 5.0
+_OVER = ("failed", "gone")
 _GIVE_UP = 3
 """Looks in a row in which a target does not answer until nobody waits for it any more."""
 
@@ -36,6 +37,7 @@ class Rollout:
     controller: FleetController
     begun_s: float
     opened: bool = False
+    failed: dict[str, None] = field(default_factory=dict)
     shown: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -54,14 +56,15 @@ class Rollout:
         with live_line("starting", most_s) as say:
             silent = 0
             while True:
-                failed = self._find_failures(turn)
-                if failed:
-                    self._give_up(failed)
+                self._find_failures(turn)
+                late = time.monotonic() > until_s
+                if self.failed and (late or not self._is_starting(turn)):
+                    self._give_up()
                 if self._is_settled(turn):
                     break
                 if most_s <= 0:
                     return False
-                if time.monotonic() > until_s:
+                if late:
                     raise NotUpError(
                         f"not all of {self.record.name} serves yet: {self._describe(turn)}",
                         hint=f"`atoll status {self.record.name}` shows how far it is; --wait waits longer",
@@ -77,21 +80,25 @@ class Rollout:
             self._await_gateway(until_s)
         return True
 
-    def _find_failures(self, turn: Turn) -> list[str]:
-        """Return why instances that were started did not come up."""
+    def _find_failures(self, turn: Turn) -> None:
+        """Note why instances that were started did not come up."""
         failed = [
             f"{seen.id}: {seen.standing.reason}"
             for seen in self._look(turn).values()
             if seen.standing.state == "failed" and seen.standing.since_s >= self.begun_s - 1.0
         ]
         refused = [text for text in turn.failures if not any(text in each for each in failed)]
-        return [*refused, *failed]
+        self.failed |= dict.fromkeys((*refused, *failed))
 
-    def _give_up(self, failed: list[str]) -> None:
+    def _is_starting(self, turn: Turn) -> bool:
+        """Whether something is still on its way: it may come up though another has not."""
+        return any(seen.standing.state == "starting" for seen in turn.view.instances)
+
+    def _give_up(self) -> None:
         """End what failed; where nothing is left, hub and gateway go as they came."""
         from atoll.control.entrance import close_entrance
 
-        name = self.record.name
+        name, failed = self.record.name, list(self.failed)
         turn = self.controller.turn()
         left = [s for s in turn.view.instances if s.standing.state in ("starting", "ready")]
         if not left and self.opened and self.record.entrance is not None:
@@ -102,7 +109,7 @@ class Rollout:
                 f"nothing of {name} came up: {failed[0]}", hint=f"`atoll history {name}`"
             )
         raise NotUpError(
-            f"not all of {name} came up, {len(left)} go on: {failed[0]}",
+            f"not all of {name} came up, {len(left)} serve or start: {failed[0]}",
             hint=f"`atoll operate {name}` tries again, `atoll down {name}` ends it",
         )
 
@@ -120,7 +127,8 @@ class Rollout:
     def _is_settled(self, turn: Turn) -> bool:
         seen, wanted = self._look(turn), self.wanted
         ready = all(name in seen and seen[name].standing.state == "ready" for name in wanted)
-        others = [n for n in seen if n not in wanted and seen[n].standing.state != "gone"]
+        # What failed stays listed for a while, though it was stopped and holds nothing.
+        others = [n for n in seen if n not in wanted and seen[n].standing.state not in _OVER]
         return ready and not others and not turn.unreachable
 
     def _describe(self, turn: Turn) -> str:
@@ -130,7 +138,7 @@ class Rollout:
         waiting = []
         for name in (*wanted, *(n for n in seen if n not in wanted)):
             state = seen[name].standing.state if name in seen else "not started"
-            if name in ready or (state == "gone" and name not in wanted):
+            if name in ready or (state in _OVER and name not in wanted):
                 continue
             reason = seen[name].standing.reason if name in seen else ""
             waiting.append(f"{name} is {state}{f' ({reason})' if reason else ''}")

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from atoll.plan.problem import Problem
 
 app = typer.Typer(add_completion=False)
+_NEVER_S = 86_400.0
 
 
 class UpSettings(OperatingSettings):
@@ -186,16 +187,33 @@ def _controller(options: UpSettings, fleet: OperatedFleet, pinned: Plan | None) 
     from atoll.control.home import write_holder
     from atoll.control.operated import open_gateways
     from atoll.control.planner import force_plan, make_planner, pin_plan
+    from atoll.control.view import ControlPolicy
 
     planner = make_planner(options.deadline) if pinned is None else pin_plan(pinned)
     gateways = open_gateways(
         fleet.home, fleet.record, fleet.problem, keep=not options.dry_run, say=note
     )
     holder = write_holder("up")
-    controller = fleet.controller(gateways, planner, holder, busy_s=options.deadline)
+    # Whoever waits is told what failed; trying again is for them or for `atoll operate` to do.
+    policy = ControlPolicy(backoff_s=_NEVER_S, backoff_most_s=_NEVER_S)
+    controller = fleet.controller(gateways, planner, holder, policy=policy, busy_s=options.deadline)
     if pinned is not None:
         controller.memory = force_plan(pinned, controller.turn(act=False).view)
+    controller.memory = replace(controller.memory, states=_list_failed(fleet))
     return controller
+
+
+def _list_failed(fleet: OperatedFleet) -> tuple[tuple[str, str, float], ...]:
+    """Return what has failed before: whoever runs this again wants it tried again, not backed off from."""
+    found = []
+    for target in fleet.targets.values():
+        with contextlib.suppress(AtollError):  # the first turn says what is wrong
+            found += [
+                (each.labels.instance, "failed", each.since_s)
+                for each in target.list(fleet.problem.name)
+                if each.state == "failed"
+            ]
+    return tuple(sorted(found))
 
 
 def _find_change(

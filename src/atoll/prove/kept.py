@@ -240,8 +240,10 @@ def simulate_kept(
     ]
     if not asked:
         return {}
-    rates = [service.rate_per_s for service in asked]
-    tokens_per_s = sum(s.rate_per_s * s.lengths.output_mean for s in asked)
+    # As long as all would be simulated, so that what one keeps does not depend on which others are.
+    everyone = [service for service in problem.services if service.rate_per_s > 0]
+    rates = [service.rate_per_s for service in everyone]
+    tokens_per_s = sum(s.rate_per_s * s.lengths.output_mean for s in everyone)
     most_s = min(_MOST_REQUESTS / sum(rates), _MOST_TOKENS / max(tokens_per_s, 1e-9))
     seconds = max(_LEAST_S, min(requests / min(rates), most_s))
     arrivals = collect(demand_of(problem.replace(services=tuple(asked)), seconds), seed)

@@ -50,8 +50,11 @@ _AHEAD = 6
 _SLACK = 0.10
 _CLOSE = 5e-3
 """A plan of simulated templates so close to the bound is taken; plans so close cost the same. A share."""
-_TIGHTER, _PROBES = 8, 2
-"""How often too much may be lost before a plan is found, and how often more is tried after that."""
+_TIGHTER, _PROBES, _HOPED = 8, 4, 3
+"""How often too much may be lost before a plan is found, how often more is tried after that, and how many of
+the plans that were made on the way."""
+_BLUNT = 8
+"""How often a tenth more of everything is tried."""
 _MUCH = 400
 """After so many simulations of templates a plan that keeps its promises is good enough."""
 _TRIAL_SEED, _TRIAL_RUNS, _MOST_RUNS = 1, 3, 9
@@ -104,6 +107,8 @@ class _Prover:
         """By service and where its instances stand: in a plan of their own nodes they are on their own."""
         self._tried: dict[object, dict[str, KeptShares]] = {}
         self._short: dict[object, set[str]] = {}
+        self._on_the_way: dict[object, Plan] = {}
+        """Plans that counted on templates which were simulated only afterwards."""
         self._hopeful: list[Problem] = []
         """Problems that serve everyone whom the plan for capacity serves."""
 
@@ -114,8 +119,10 @@ class _Prover:
             return self.first
         late = False
         try:
-            if not self._search():
+            if not self._search() and self.simulations <= _MUCH:
                 self._probe()
+                self._look_back()
+                self._add_headroom()
         except SimulationCutShortError:
             late = True
         if self.best is not None:
@@ -150,8 +157,7 @@ class _Prover:
         """Let services lose more than was enough, as long as that makes the plan cheaper."""
         own = self.sizing.allowances
         for number in range(_PROBES):
-            if self.simulations > _MUCH:
-                return
+            self._settle()
             phases = [allowance.multiples[(number + 1) % 2] for allowance in own.values()]
             if not [multiple for multiple in phases if multiple.probe()]:
                 continue
@@ -164,12 +170,48 @@ class _Prover:
                 for multiple in own[name].multiples:
                     multiple.note_too_much()
         # What was enough of each service by itself, all at once.
-        for allowance in own.values():
-            for multiple in allowance.multiples:
-                multiple.settle()
+        self._settle()
         plan = self._size_served()
         if self._saves(plan):
             self._try(plan)
+
+    def _look_back(self) -> None:
+        """Try plans made on the way that cost less than the best, the dearest first.
+
+        What an instance carries alone is careful: together, with fresh luck, they may keep enough.
+        """
+        for _ in range(_HOPED):
+            cheaper = [p for p in self._on_the_way.values() if self._saves(p)]
+            untried = [p for p in cheaper if _standing(p) not in self._tried]
+            if not untried:
+                return
+            plan = max(untried, key=lambda p: (p.objective or 0.0, p.content_hash()))
+            self._try(plan)
+
+    def _add_headroom(self) -> None:
+        """Try a tenth more capacity for services that fall short, again and again while that is cheaper.
+
+        That is blunt, and seldom cheapest; but no plan shall cost more than it would.
+        """
+        plan, asked = self.first, self.problem
+        for _ in range(_BLUNT):
+            short = self._try(plan)
+            if not short:
+                return
+            services = tuple(
+                s.model_copy(update={"headroom": s.headroom * 1.1}) if s.name in short else s
+                for s in asked.services
+            )
+            asked = asked.replace(services=services)
+            plan = self._plan(asked, self.effort)
+            if plan.status not in ("optimal", "feasible") or not self._saves(plan):
+                return
+
+    def _settle(self) -> None:
+        """Let every phase lose what was enough."""
+        for allowance in self.sizing.allowances.values():
+            for multiple in allowance.multiples:
+                multiple.settle()
 
     def _note_enough(self, services: Iterable[str]) -> None:
         for name in services:
@@ -284,6 +326,8 @@ class _Prover:
                 sizing.problem,
                 replace(self.effort, derating=likely, gap=max(self.effort.gap, _CLOSE)),
             )
+            if hoped.status in ("optimal", "feasible") and not sizing.reserve:
+                self._on_the_way.setdefault(_standing(hoped), hoped)
             used = self._used(hoped)
             new = {key: one for key, one in used.items() if key not in sizing.curves}
             self.say(

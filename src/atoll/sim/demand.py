@@ -12,7 +12,10 @@ from atoll.workload.synthetic import Mixed, Synthetic
 
 
 def demand_of(problem: Problem, duration_s: float) -> Workload:
-    """Return arrivals at the rate and burstiness of each service, with lengths that have its moments."""
+    """Return arrivals at the rate and burstiness of each service, with lengths that have its moments.
+
+    Those of a service are the same whatever else is asked, and whatever the problem is called.
+    """
     parts = tuple(
         Synthetic(
             service.name,
@@ -29,7 +32,7 @@ def demand_of(problem: Problem, duration_s: float) -> Workload:
         raise InputError(
             f"nothing is asked of {problem.name}", field="rate", hint="give a workload: --trace"
         )
-    return parts[0] if len(parts) == 1 else Mixed(problem.name, parts)
+    return parts[0] if len(parts) == 1 else Mixed(problem.name, parts, by_name=True)
 
 
 def _renewal(service: Service) -> Renewal:

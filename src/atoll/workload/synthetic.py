@@ -154,19 +154,22 @@ def _picks(shares: Sequence[float], values: Sequence[int], size: int) -> Small:
 
 @dataclass(frozen=True)
 class Mixed:
-    """Several workloads at once, merged by arrival."""
+    """Several workloads at once, merged by arrival.
+
+    Parts that are alike still differ: each has a seed of its own. With `by_name` they differ by their names
+    alone, so that what comes of one is the same whatever else there is.
+    """
 
     name: str
     parts: tuple[Workload, ...]
+    by_name: bool = False
 
     def chunks(self, seed: int = 0) -> Iterator[Requests]:
-        """Yield the requests of all parts in order of arrival.
-
-        Parts that are alike still differ: each has a seed of its own, derived from `seed`.
-        """
-        seeds = stream(seed, "workload", self.name, "parts").integers(0, 2**62, len(self.parts))
+        """Yield the requests of all parts in order of arrival."""
+        own = stream(seed, "workload", self.name, "parts").integers(0, 2**62, len(self.parts))
+        seeds = [seed] * len(self.parts) if self.by_name else own.tolist()
         streams = [
-            part.chunks(int(part_seed)) for part, part_seed in zip(self.parts, seeds, strict=True)
+            part.chunks(part_seed) for part, part_seed in zip(self.parts, seeds, strict=True)
         ]
         waiting = [next(each, None) for each in streams]
         models: tuple[str, ...] = ()
