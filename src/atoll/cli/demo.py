@@ -1,4 +1,4 @@
-"""`atoll demo`: plan, simulate, serve, kill a node in the middle of an answer, and see it go on."""
+"""`atoll demo`: plan, simulate, serve, kill a node in the middle of an answer, change a plan under load."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.cli.serving import fetch_models, local_fleet, need_engine, need_serving
-from atoll.core.errors import AtollError, UsageError
+from atoll.cli.serving import fetch_models, local_fleet, need_engine, need_fabric, need_serving
+from atoll.core.errors import AtollError, MissingDependencyError, UsageError
 from atoll.plan.files.read import read_plan
 from atoll.report.terminal import console
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 _QUESTION = "Write a short story about a lighthouse keeper."
 _TOKENS = 72
+_LONG_TOKENS = 160
+"""Of an answer that takes longer than an instance needs to start, where cores are free."""
 _KILL_AFTER = 24
 # Planning takes a second; a busy machine may take longer, and should show the same.
 _PATIENCE = "10min"
@@ -46,7 +48,8 @@ def demo(
     """Show the whole story on this machine: no GPU and no account needed.
 
     Plans three models on rented GPUs and simulates the plan; then cuts a small model over four processes,
-    asks it a question, kills one of them in the middle of the answer, and compares.
+    asks it a question, kills one of them in the middle of the answer, and compares. Last, a controller keeps
+    a fleet of that model: demand doubles in the middle of an answer, and a replica comes.
     """
     need_serving()
     need_engine()
@@ -78,25 +81,38 @@ def _say(text: str) -> None:
 
 
 async def _show(folder: Path, models: dict[str, LocalModel], question: str, begun_s: float) -> None:
-    from atoll.runtime.local.build import LocalOptions
+    from atoll.deploy.commands.stage import NURSERY_VARIABLE
+    from atoll.runtime.local.state import new_home, remove_home
     from atoll.runtime.supervise.process import Nursery
 
+    home = new_home()
+    socket = str(home / "nursery")
     # Loading torch takes a while; it does so while the plans are made.
-    loading = asyncio.create_task(Nursery.start([str(m.folder) for m in models.values()]))
+    loading = asyncio.create_task(Nursery.share([str(m.folder) for m in models.values()], socket))
     try:
         await _plan_and_simulate(folder / "quickstart.yaml")
-        _say(
-            "\n3. A plan for just that small model on four small machines (of the example demo-local)"
-        )
-        plan = read_plan(folder / "demo-plan.json")
-        for instance in plan.instances:
-            _say(f"   {instance.id}: {instance.describe()}")
-        nursery = await loading
-    except BaseException:
+        await loading
+        answer = await _serve(folder / "demo-plan.json", models, question, socket)
+        os.environ[NURSERY_VARIABLE] = socket
+        await _change(models["smollm2"], home, question, answer)
+    finally:
         loading.cancel()
         with contextlib.suppress(asyncio.CancelledError, AtollError):
             await (await loading).close()
-        raise
+        remove_home(home)
+    _say(f"\nAll of it took {time.monotonic() - begun_s:.0f} s.")
+    _say("Next: `atoll serve PLAN --stand-in` tries any plan of yours with these weights.")
+
+
+async def _serve(path: Path, models: dict[str, LocalModel], question: str, socket: str) -> str:
+    """Serve a plan, kill one of its processes, and return the undisturbed answer."""
+    from atoll.runtime.local.build import LocalOptions
+    from atoll.runtime.supervise.process import Nursery
+
+    _say("\n3. A plan for just that small model on four small machines (of the example demo-local)")
+    plan = read_plan(path)
+    for instance in plan.instances:
+        _say(f"   {instance.id}: {instance.describe()}")
     with local_fleet(
         plan,
         models,
@@ -106,15 +122,65 @@ async def _show(folder: Path, models: dict[str, LocalModel], question: str, begu
         log=None,
         on_progress=lambda _name, _state, _reason: None,
     ) as fleet:
-        fleet.agent.nursery = nursery
+        fleet.agent.nursery = Nursery.connect(socket)
         _say("\n4. Serve: every machine a process that holds only its layers, a gateway in front")
         await fleet.start()
         try:
-            await _ask_and_kill(fleet, question)
+            return await _ask_and_kill(fleet, question)
         finally:
             await fleet.stop(5.0)
-    _say(f"\nAll of it took {time.monotonic() - begun_s:.0f} s.")
-    _say("Next: `atoll serve PLAN --stand-in` tries any plan of yours with these weights.")
+
+
+async def _change(model: LocalModel, home: Path, question: str, expected: str) -> None:
+    """Keep a fleet with a controller; demand doubles in the middle of an answer."""
+    _say("\n7. Operate: a controller keeps a fleet of that model, a gateway finds what it starts")
+    try:
+        need_fabric()
+    except MissingDependencyError as error:
+        _say(f"   skipped: {error}")
+        return
+    from atoll.cli.demo_change import operate_here
+
+    async with operate_here("smollm2", model, home) as fleet:
+        await fleet.settle(1, lambda line: _say(f"   {line}"))
+        _say("   1 instance serves. Ask, and double the demand in the middle of the answer:")
+        shown, count = "", 0
+        coming: asyncio.Task[None] | None = None
+        sys.stdout.write("   ")
+        async with contextlib.aclosing(_stream(fleet.url, question, _LONG_TOKENS)) as answer:
+            async for text in answer:
+                count += 1
+                shown += text
+                sys.stdout.write(text.replace("\n", "\n   "))
+                sys.stdout.flush()
+                if count == _KILL_AFTER:
+                    fleet.ask_for(2.0)
+                    coming = asyncio.create_task(fleet.settle(2, _interrupt))
+                if coming is not None and coming.done() and len(shown) > len(expected):
+                    break  # it has gone on for long enough
+        sys.stdout.write("\n")
+        if coming is None:
+            raise DemoError("the answer was too short", hint="ask another question")
+        await coming
+        if not shown.startswith(expected):
+            raise DemoError("the answer differs from the one before")
+        _say(
+            "\n   2 instances serve; the answer went on, letter by letter the same. Ask both at once:"
+        )
+        both = await asyncio.gather(*(_collect(fleet.url, question, _KILL_AFTER) for _ in range(2)))
+        if not all(text and expected.startswith(text) for text in both):
+            raise DemoError("two instances answer differently")
+        _say(f"   {fleet.describe_shares()}: the same answer twice.")
+
+
+def _interrupt(line: str) -> None:
+    """Say something in the middle of an answer."""
+    sys.stdout.write(f"\n   >>> {line} <<<\n   ")
+    sys.stdout.flush()
+
+
+async def _collect(url: str, question: str, most: int = _TOKENS) -> str:
+    return "".join([text async for text in _stream(url, question, most)])
 
 
 async def _plan_and_simulate(fleet: Path) -> None:
@@ -148,7 +214,7 @@ async def _atoll(*arguments: str) -> list[str]:
     return [line.rstrip() for line in out.decode().splitlines() if line.strip()]
 
 
-async def _ask_and_kill(fleet: LocalFleet, question: str) -> None:
+async def _ask_and_kill(fleet: LocalFleet, question: str) -> str:
     endpoint = fleet.endpoints[0].endpoint
     for process, _, start, end in endpoint.held:
         _say(
@@ -156,7 +222,7 @@ async def _ask_and_kill(fleet: LocalFleet, question: str) -> None:
         )
     _say(f"   {fleet.url}/v1 answers")
     _say(f"\n5. Ask, undisturbed: {question}")
-    expected = "".join([text async for text in _stream(fleet.url, question)])
+    expected = await _collect(fleet.url, question)
     _say(_indent(expected))
     _say("\n6. Ask again, and kill a process in the middle of the answer (SIGKILL)")
     shown, count, killed = "", 0, ""
@@ -183,6 +249,7 @@ async def _ask_and_kill(fleet: LocalFleet, question: str) -> None:
     )
     await fleet.agent.ready([killed])
     _say(f"   {killed} runs again, as process {fleet.agent.processes[killed].pid}.")
+    return expected
 
 
 async def _busy_sibling(fleet: LocalFleet) -> str:
@@ -199,14 +266,14 @@ async def _busy_sibling(fleet: LocalFleet) -> str:
     return str(max(twins, key=lambda n: (n["stats"] or {}).get("running", 0))["name"])
 
 
-async def _stream(url: str, question: str) -> AsyncGenerator[str, None]:
+async def _stream(url: str, question: str, most: int = _TOKENS) -> AsyncGenerator[str, None]:
     """Yield the pieces of an answer as they come."""
     from atoll.runtime.http.client import stream_lines
 
     chat = {
         "model": "smollm2",
         "messages": [{"role": "user", "content": question}],
-        "max_tokens": _TOKENS,
+        "max_tokens": most,
         "temperature": 0,
         "stream": True,
     }

@@ -57,8 +57,8 @@ def down(options: DownSettings) -> None:
     from atoll.control.operated import look_at_targets
     from atoll.deploy.door import DeployError
 
-    check_can_ask(options.yes)
     home, record = find_home(options.fleet, options.state)
+    check_can_ask(options.yes)
     looks = look_at_targets(home, record)
     for look in looks:
         if look.error is not None:

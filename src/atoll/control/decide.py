@@ -18,7 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from atoll.control.backoff import HeldBack, Lost, count_failures, hold_back, is_late
-from atoll.control.capacity import CarriedLoad, demand_by_lane, find_mixed, find_short
+from atoll.control.capacity import (
+    CarriedLoad,
+    demand_by_lane,
+    find_mixed,
+    find_short,
+    is_short,
+)
 from atoll.control.forecast import forecast
 from atoll.control.judge import Verdict, judge
 from atoll.control.names import hash_place, name_instances, rename, stamp_name
@@ -31,14 +37,15 @@ from atoll.control.view import (
     ForecastState,
     Memory,
     ObservedInstance,
+    TrafficSeen,
     View,
     adopt_running,
 )
 from atoll.control.weights import spread_routes
 from atoll.core.errors import AtollError
 from atoll.deploy.door import Labels
-from atoll.plan.plan import Instance, Plan, Route
-from atoll.plan.problem import Problem
+from atoll.plan.plan import Instance, Plan, Route, count_machines
+from atoll.plan.problem import Offer, Problem
 
 MakePlan = Callable[[Problem], Plan]
 """A planner: from a problem to a plan; it may raise an `AtollError`."""
@@ -120,8 +127,11 @@ def decide(
     asked = adopted = False
     if _is_due(memory, triggers, view.time_s, policy):
         asked = True
-        memory = _boost(situation, memory)
-        situation = _look(view, before, memory, policy, rates)
+        raised = _catch_up(situation)
+        learned = _boost(situation, _remember_demand(memory, view.time_s, raised))
+        if learned.forecasts != memory.forecasts:
+            memory, rates = learned, rates | raised
+            situation = _look(view, before, memory, policy, rates)
         memory, verdict, dips = _plan_anew(situation, memory, plan)
         adopted = verdict.adopt
         outcome = "adopted" if adopted else "kept"
@@ -245,7 +255,7 @@ def _look(
         policy=policy,
         problem=restate_demand(view, boosted, policy),
         observed=tuple(
-            seen if seen.id not in planned else replace(seen, instance=planned[seen.id])
+            ObservedInstance(seen.standing, planned.get(seen.id, seen.instance))
             for seen in view.instances
         ),
         in_force=in_force,
@@ -352,7 +362,7 @@ def _find_triggers(situation: _Situation, lost: Sequence[Lost]) -> dict[str, str
     found |= _demand_triggers(situation)
     found |= _market_triggers(situation)
     for seen in view.promises:
-        if seen.requests >= policy.enough_requests and seen.kept < seen.target:
+        if seen.requests >= policy.enough_requests and seen.is_broken:
             text = f"{seen.service} keeps its promises for {seen.kept:.1%}, not {seen.target:.1%}"
             found[f"promise {seen.service}"] = text
     return found
@@ -373,7 +383,7 @@ def _demand_triggers(situation: _Situation) -> dict[str, str]:
     living = situation.living()
     mixed = find_mixed(problem, living)
     carried = CarriedLoad(problem, mixed, living).lanes()
-    for lane in find_short(carried, demand_by_lane(problem, mixed)):
+    for lane in find_short(carried, _find_pressing(situation, mixed)):
         found[f"short {lane}"] = f"{lane} will carry less than is asked"
     running = situation.running()
     for one in situation.wanted:
@@ -383,10 +393,31 @@ def _demand_triggers(situation: _Situation) -> dict[str, str]:
     return found
 
 
+def _find_pressing(situation: _Situation, mixed: frozenset[str]) -> dict[str, float]:
+    """Return what lanes must carry not to need a plan at once.
+
+    That is a little less than what is planned for, which may never come, and no less than what is asked now.
+    """
+    now = {seen.service: seen.five_minutes.rate_per_s for seen in situation.view.traffic}
+    pressing = demand_by_lane(situation.problem, mixed)
+    for service in situation.problem.services:
+        rate = service.rate_per_s
+        asked = min(rate, now.get(service.name, rate))
+        share = max(1.0 - situation.policy.slack, asked / rate if rate > 0.0 else 1.0)
+        lanes = (service.name,) if service.name in mixed else map(str, service.roles)
+        for lane in lanes:
+            pressing[lane] *= share
+    return pressing
+
+
 def _market_triggers(situation: _Situation) -> dict[str, str]:
-    """Return offers whose price or count has moved since the plan was made."""
+    """Return offers whose price or count has moved since the plan was made, where that may matter.
+
+    What nobody uses and is dearer, or cannot be had any more, makes no other plan the best.
+    """
     policy, found = situation.policy, {}
-    if situation.memory.planned_s is None:
+    used = count_machines(situation.wanted)
+    if situation.memory.planned_s is None or situation.memory.offers == situation.view.offers:
         return {}
     before = {offer.key: offer for offer in situation.memory.offers}
     after = {offer.key: offer for offer in situation.view.offers}
@@ -394,6 +425,8 @@ def _market_triggers(situation: _Situation) -> dict[str, str]:
         old, new = before.get(key), after.get(key)
         name = " ".join(key)
         was, now = (0 if offer is None else offer.available for offer in (old, new))
+        if key not in used and now <= was and _is_no_cheaper(old, new):
+            continue
         if abs(now - was) > policy.count_moves * max(was, now) or (was == 0) != (now == 0):
             found[f"count {name}"] = f"{name}: {now} can be had, not {was}"
         if old is None or new is None:
@@ -405,6 +438,11 @@ def _market_triggers(situation: _Situation) -> dict[str, str]:
     return found
 
 
+def _is_no_cheaper(old: Offer | None, new: Offer | None) -> bool:
+    """Return whether an offer, if it is still there, costs no less than before."""
+    return new is None or (old is not None and new.usd_per_hour >= old.usd_per_hour)
+
+
 def _is_due(
     memory: Memory, triggers: Mapping[str, str], now_s: float, policy: ControlPolicy
 ) -> bool:
@@ -414,6 +452,52 @@ def _is_due(
     if memory.tried_s is None or now_s - memory.tried_s >= policy.retry_s:
         return True
     return not triggers.keys() <= set(memory.tried_for)
+
+
+def _catch_up(situation: _Situation) -> dict[str, float]:
+    """Return more requests/s to plan for of services that ask for more now than all that starts will carry.
+
+    They came faster than was foreseen; who only follows them is short again when that has started.
+    """
+    problem, policy = situation.problem, situation.policy
+    living = situation.living()
+    mixed = find_mixed(problem, living)
+    carried = CarriedLoad(problem, mixed, living)
+    planned = demand_by_lane(problem, mixed)
+    raised: dict[str, float] = {}
+    for seen in situation.view.traffic:
+        service = next((one for one in problem.services if one.name == seen.service), None)
+        if service is None or service.rate_per_s <= 0.0:
+            continue
+        share = seen.five_minutes.rate_per_s / service.rate_per_s
+        lanes = carried.of_service(seen.service)
+        if any(is_short(carries, share * planned[lane]) for lane, carries in lanes.items()):
+            rate = max((1.0 + policy.band_up) * seen.five_minutes.rate_per_s, _lead(seen, policy))
+            if rate > service.rate_per_s:
+                raised[seen.service] = rate
+    return raised
+
+
+def _lead(seen: TrafficSeen, policy: ControlPolicy) -> float:
+    """Return where a rising rate will be after a start-up, if it goes on; half more than now at most."""
+    five, minute = seen.five_minutes.rate_per_s, seen.minute.rate_per_s
+    # The middles of both windows are two minutes apart, and that of the last minute half a minute ago.
+    slope = (minute - five) / 120.0
+    return min(1.5 * five, minute + slope * (policy.startup_s + 30.0))
+
+
+def _remember_demand(memory: Memory, now_s: float, raised: Mapping[str, float]) -> Memory:
+    """Return the memory with rates that are planned for now, so that capacity stays for a while."""
+    if not raised:
+        return memory
+    states = []
+    for state in memory.forecasts:
+        rate = raised.get(state.service)
+        if rate is not None:
+            higher = tuple(one for one in state.recent if one[1] > rate)
+            state = replace(state, recent=(*higher, (now_s, rate)))
+        states.append(state)
+    return replace(memory, forecasts=tuple(states))
 
 
 def _boost(situation: _Situation, memory: Memory) -> Memory:
@@ -429,7 +513,7 @@ def _boost(situation: _Situation, memory: Memory) -> Memory:
         if since_s is not None and since_s < policy.startup_s + 300.0:
             continue  # what was done about it shows only after that
         boost = state.boost
-        if promise.kept < promise.target and name not in waiting:
+        if promise.is_broken and name not in waiting:
             boost = min(policy.boost_most, boost * (1.0 + policy.boost))
         elif promise.kept >= promise.target:
             boost = max(1.0, boost / (1.0 + 0.5 * policy.boost))

@@ -181,6 +181,8 @@ def forecast(
     if not pending or time_s - pending[-1].made_s >= policy.horizon_s / _PENDING:
         pending = (*pending, PendingForecast(time_s, time_s + policy.horizon_s, peak, level))
     demand = peak * math.exp(find_spread(errors, policy.quantile, level))
+    # What is asked now is there, whatever is usual.
+    demand = max(demand, traffic.five_minutes.rate_per_s)
     if not state.recent:  # just started: what came earlier this hour counts too
         demand = max(demand, traffic.hour.rate_per_s)
     after_s = time_s - policy.down_after_s

@@ -123,12 +123,12 @@ def _weigh_cost(
 def _rate_anew(living: Sequence[Instance], new: Sequence[Instance]) -> tuple[Instance, ...]:
     """Return what lives with the throughput that the new plan gives its like: lengths may have changed."""
     known = {one.placement_key: one.throughput_per_s for one in new}
-    return tuple(
-        one.model_copy(
-            update={"throughput_per_s": known.get(one.placement_key, one.throughput_per_s)}
-        )
-        for one in living
-    )
+    rated = []
+    for one in living:
+        rate = known.get(one.placement_key, one.throughput_per_s)
+        same = rate == one.throughput_per_s
+        rated.append(one if same else one.model_copy(update={"throughput_per_s": rate}))
+    return tuple(rated)
 
 
 def _find_emptied(

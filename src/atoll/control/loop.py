@@ -179,6 +179,7 @@ class FleetController:
         self._holder, self._valid_s = holder, valid_s
         self.memory = Memory()
         self._refused: dict[str, ObservedInstance] = {}
+        self._cleared: set[str] = set()
         self._last: dict[str, tuple[Standing, ...]] = {}
         self._offers: dict[str, tuple[Offer, ...]] = {}
         self._superseded: SupersededError | None = None
@@ -237,12 +238,13 @@ class FleetController:
                     self._say("failure", f"{name}: {error}", term)
         self._refuse_strangers()
         seen = {
-            standing.labels.instance: ObservedInstance(standing, instance)
+            standing.labels.instance: ObservedInstance(self._clear(standing), instance)
             for standings in self._last.values()
             for standing in standings
             if (instance := self.store.find(standing.labels.instance) or standing.instance)
             is not None
         }
+        self._cleared &= {one.standing.handle for one in seen.values()}
         self._refused = {
             name: one
             for name, one in self._refused.items()
@@ -277,6 +279,12 @@ class FleetController:
                         hint="operate the fleet from the folder it was started from, or take it down",
                     )
 
+    def _clear(self, standing: Standing) -> Standing:
+        """A target lists what failed for a while; once it was stopped it holds nothing any more."""
+        if standing.state == "failed" and standing.handle in self._cleared:
+            return replace(standing, state="gone")
+        return standing
+
     def _carry_out(self, action: ControlAction, turn: Turn, term: int, blocked: set[str]) -> None:
         if isinstance(action, ReweightRoutes):
             self.place.gateways.route(action.routes)
@@ -305,6 +313,7 @@ class FleetController:
             target.drain(action.handle, term)
         else:
             target.stop(action.handle, term)
+            self._cleared.add(action.handle)
 
     def _refuse_blocked(self, name: str, blocked: set[str]) -> None:
         if name in blocked:

@@ -111,6 +111,8 @@ def next_steps(asked: PathQuestion) -> PathStep:
     """Return what may be done now; the same question has the same answer, whatever the order of its parts."""
     wanted = {instance.id: instance for instance in asked.wanted}
     holding = [seen for seen in asked.observed if seen.standing.state != "gone"]
+    if _is_settled(holding, wanted):
+        return PathStep()
     holding.sort(key=lambda seen: (seen.id, _RANK[seen.standing.state], seen.standing.handle))
     mixed = find_mixed(asked.problem, (seen.instance for seen in holding))
     walk = _Walk(
@@ -134,6 +136,12 @@ def next_steps(asked: PathQuestion) -> PathStep:
         tuple(walk.dips),
         tuple(walk.waits),
     )
+
+
+def _is_settled(holding: Sequence[ObservedInstance], wanted: Mapping[str, Instance]) -> bool:
+    """Return whether just what is wanted stands and serves: the usual case, with nothing to be done."""
+    ready = {seen.id for seen in holding if seen.standing.state == "ready"}
+    return len(holding) == len(ready) == len(wanted) and ready == wanted.keys()
 
 
 _RANK = {"ready": 0, "starting": 1, "draining": 2, "failed": 3, "gone": 4}

@@ -9,7 +9,6 @@ from atoll.control.names import name_instances
 from atoll.control.path import CapacityDip, PathQuestion, foresee
 from atoll.control.restate import restate_demand
 from atoll.control.view import ControlPolicy, Memory, View
-from atoll.core.errors import InputError
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem
 
@@ -71,17 +70,15 @@ def foresee_dips(
 
 
 def put_phases_together(problem: Problem) -> Problem:
-    """Return a problem whose services run both phases together, as targets start them.
+    """Return a problem whose services run both phases together unless they ask for phases apart.
 
-    A service that asks for phases apart cannot be brought up yet; InputError says so.
+    Together is what every engine does; apart needs Atoll's own, and somebody who says so.
     """
-    services = []
-    for service in problem.services:
-        if service.phases == "apart":
-            raise InputError(
-                f"{service.name} runs its phases apart, and no target starts such instances yet",
-                field="phases",
-                hint="write 'phases: together'",
-            )
-        services.append(service.model_copy(update={"phases": "together"}))
-    return problem.replace(services=tuple(services))
+    return problem.replace(
+        services=tuple(
+            service.model_copy(update={"phases": "together"})
+            if service.phases == "auto"
+            else service
+            for service in problem.services
+        )
+    )

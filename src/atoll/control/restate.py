@@ -63,7 +63,9 @@ def restate_supply(
         cluster, offers = _restate_cluster(problem, problem.cluster, held, kept, reserved)
         return problem.replace(running=kept, settings=settings, offers=offers, cluster=cluster)
     offers = _restate_offers(problem.offers, held, kept, reserved)
-    return problem.replace(running=kept, settings=settings, offers=offers)
+    # Not checked again: both are in order, and their parts were checked where they come from.
+    update = {"running": kept, "settings": settings, "offers": offers}
+    return problem.model_copy(update=update)
 
 
 def _restate_offers(

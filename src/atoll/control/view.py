@@ -6,6 +6,7 @@ by whoever observes (targets, gateways, price lists), a `Memory` is what `decide
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -51,6 +52,12 @@ class PromiseSeen:
     kept: float
     target: float
     requests: int
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether fewer keep it than shall, by more than chance: two standard errors of the share."""
+        error = math.sqrt(self.target * (1.0 - self.target) / max(1, self.requests))
+        return self.kept < self.target - 2.0 * error
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +197,7 @@ class ControlPolicy(Frozen):
         description="Before its machine is taken away, an instance is drained this much earlier.",
     )
     quantile: float = Field(
-        default=0.9, gt=0, lt=1, description="The quantile of the forecast that is planned for."
+        default=0.8, gt=0, lt=1, description="The quantile of the forecast that is planned for."
     )
     least_share: Share = Field(
         default=0.02, description="Share of a service's written rate that is always planned for."
@@ -201,8 +208,11 @@ class ControlPolicy(Frozen):
     band_down: Share = Field(
         default=0.3, description="Plan at once where demand is this share below the plan's."
     )
+    slack: Share = Field(
+        default=0.03, description="Plan at once where a lane carries this share too little."
+    )
     down_after_s: NotNegative = Field(
-        default=900.0, description="Capacity follows demand down this much later."
+        default=300.0, description="Capacity follows demand down this much later."
     )
     price_moves: Positive = Field(
         default=0.1, description="Plan at once where a price moved by this share."

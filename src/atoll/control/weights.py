@@ -51,8 +51,9 @@ def _share_out(service: Service, serving: Sequence[Instance]) -> list[Route]:
     total = sum(rate for _, rate in ways)
     if total <= 0.0:
         return []
+    # Not checked again, every turn: names are those of instances, and shares are shares.
     return [
-        Route(service=service.name, instances=names, share=min(1.0, rate / total))
+        Route.model_construct(service=service.name, instances=names, share=min(1.0, rate / total))
         for names, rate in ways
         if rate > _LEAST * total
     ]

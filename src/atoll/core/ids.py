@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 from atoll.core.errors import InputError, shorten
@@ -51,6 +52,7 @@ class NodeTypeId(NamedTuple):
         return f"{self.gpu}:{self.gpu_count}"
 
 
+@lru_cache(maxsize=4096)
 def parse_node_type(text: str, *, field: str | None = None) -> NodeTypeId:
     """Read "L40S:2" into ("L40S", 2); "L40S" alone means one GPU. Does not look the GPU type up."""
     gpu, colon, count = text.strip().partition(":")
@@ -83,6 +85,7 @@ class RoleId(NamedTuple):
         return f"{self.model}/{self.component}/{self.phase}"
 
 
+@lru_cache(maxsize=4096)
 def parse_role(text: str, *, field: str | None = None) -> RoleId:
     """Read "qwen3-32b/llm/decode"; the model part may itself hold slashes ("org/name")."""
     parts = text.strip().rsplit("/", 2)

@@ -143,6 +143,7 @@ class LocalDeployer:
         with self._fence(self._fleet_of(home), term):
             state = self._read_state(home)
             if state is None:
+                _discard_unborn(home)
                 return
             _signal_process(state.keeper, signal.SIGINT)
             if self._wait_end(home, _END_S):
@@ -291,7 +292,11 @@ class LocalDeployer:
         oldest_s = self._clock() - self._keep_s
         for home in self._fleet_folder(fleet).glob("i-*"):
             state = self._read_state(home)
-            if state is not None and state.since_s < oldest_s and self._is_over(home):
+            if state is None:
+                order = self._read_order(home)
+                if order is None or order.ordered_s < oldest_s:
+                    _discard_unborn(home)
+            elif state.since_s < oldest_s and self._is_over(home):
                 shutil.rmtree(home, ignore_errors=True)
 
     # Looking
@@ -421,6 +426,20 @@ def _is_locked(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def _discard_unborn(home: Path) -> None:
+    """Remove what was ordered and has no keeper; one that comes too late finds no order and ends."""
+    if not home.exists():
+        return
+    descriptor = os.open(home / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(home, ignore_errors=True)
+    except BlockingIOError:
+        return  # it has just been born
+    finally:
+        os.close(descriptor)
 
 
 def _is_alive(process: KeptProcess) -> bool:

@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +36,7 @@ ORDER, STATE, LOCK = "order.json", "state.json", "keeper.lock"
 _ALL_CODES = tuple(range(256))
 """A command that ends is not started again: whether its instance shall stand is the controller's to say."""
 _REASON = 300
+_EVENT = '{"time":'
 _TAIL_BYTES = 64 * 2**10
 _LOOK_S = 2.0
 _TAKE_S = 2.0
@@ -97,6 +99,11 @@ def _start_elsewhere(pid: int) -> str | None:
     return shown.stdout.strip() or None
 
 
+def last_word(lines: Sequence[str]) -> str:
+    """Return the last line that was written for people; events of `atoll join` are not."""
+    return next((line for line in reversed(lines) if not line.startswith(_EVENT)), "no word")
+
+
 @dataclass(slots=True)
 class CommandProbe:
     """Ready is a command that answers where it listens, and that gateways know of if it joins a fabric.
@@ -147,7 +154,7 @@ def announces_nothing(text: str) -> bool:
     """Whether a log's events say that the node is in a fabric and serves nothing there."""
     silent = False
     for line in text.splitlines():
-        if not line.startswith('{"time":') or '"event":"node.' not in line:
+        if not line.startswith(_EVENT) or '"event":"node.' not in line:
             continue
         with contextlib.suppress(ValueError):
             event = json.loads(line)
@@ -229,8 +236,7 @@ class InstanceKeeper:
             self._write("starting")
 
     def _fail(self, failed: SupervisedProcess) -> None:
-        lines = last_lines(failed.spec.command.log, 1)
-        last = shorten(lines[0], _REASON) if lines else "no word"
+        last = shorten(last_word(last_lines(failed.spec.command.log)), _REASON)
         was_ready = self._state is not None and self._state.state == "ready"
         kind: FailureKind = "ended" if was_ready else classify_exit(failed.reason, last)
         self._write("failed", f"{failed.name} {failed.reason}: {last}", kind)
@@ -269,8 +275,11 @@ def main(arguments: list[str]) -> int:
         # The caller waits for this one; the keeper itself is nobody's child.
         os._exit(0)
     os.setsid()
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    if not _take(lock):
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return 0  # it was discarded before this process began
+    if not _take(lock) or not (folder / ORDER).exists():
         return 0
     try:
         order = KeptOrder.from_json(read_text_limited(folder / ORDER), path=folder / ORDER)

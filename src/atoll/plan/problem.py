@@ -8,7 +8,7 @@ running instances are kept in a canonical order: the order they were given in ch
 from __future__ import annotations
 
 from collections import Counter
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import (
@@ -143,7 +143,7 @@ class Service(Frozen):
     @property
     def roles(self) -> tuple[RoleId, ...]:
         """What may be placed: prefill and decode apart, both as one, or all three."""
-        return tuple(RoleId(self.name, COMPONENT, phase) for phase in _PHASES_OF[self.phases])
+        return _roles_of(self.name, self.phases)
 
     @property
     def demand_per_s(self) -> float:
@@ -172,6 +172,11 @@ class Service(Frozen):
         """Return whether the service may stand on this kind of node."""
         names = {kind, parse_node_type(kind).gpu}
         return not names & set(self.avoid) and (not self.only or bool(names & set(self.only)))
+
+
+@lru_cache(maxsize=4096)
+def _roles_of(name: str, phases: Phases) -> tuple[RoleId, ...]:
+    return tuple(RoleId(name, COMPONENT, phase) for phase in _PHASES_OF[phases])
 
 
 @cache

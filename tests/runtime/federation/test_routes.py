@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from atoll.control.gateways import GatewayAddress, GatewayGroup
-from atoll.deploy.commands.engines import label_options
+from atoll.deploy.commands.engines import STAND_IN_LABEL, label_options
 from atoll.deploy.door import Labels
 from atoll.plan.plan import Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
@@ -109,6 +109,16 @@ def test_shares_follow_labels_and_change_who_serves(tmp_path: Path) -> None:
                     await worker.announce(services=())
             await until(lambda: len(fabric.gateway.pool.members) == 1)
             assert await served(fabric, 2) == {"b": 2}
+
+    run(go())
+
+
+def test_a_node_that_stands_in_is_named_in_every_answer(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with site(tmp_path) as fabric:
+            await fabric.worker("a", labels={STAND_IN_LABEL: "pypi://small"})
+            reply = await fabric.chat(text="who?", max_tokens=2)
+            assert reply.headers["x-atoll-stand-in"] == "pypi://small"
 
     run(go())
 

@@ -171,6 +171,38 @@ def test_a_full_partner_makes_the_pair_wait_not_change() -> None:
     assert world.route("three", prompt=1000) == ["p1/n0", "d1/n0"]
 
 
+def test_a_part_that_is_helped_works_alone_until_somebody_helps() -> None:
+    decode = instance([(0, 4)], "d", "decode")
+    world = World(decode.model_copy(update={"role": "qwen3-32b/llm/both"}))
+    own = InstancePart(instance=decode, inboxes={"n0": "ipc:///x/d.n0"})
+    alone = InstanceConfig(
+        name="x", model="m", models=("m",), parts=(own,), port=0, helpers="helpers.json"
+    )
+    world.router, world.parts = PlanRouter(alone), (own,)
+    assert world.route("first", prompt=1000) == ["d/n0"]
+    helpers = tuple(
+        InstancePart(
+            instance=instance([(0, 4)], name, "prefill"), inboxes={"n0": f"ipc:///x/{name}"}
+        )
+        for name in ("p0", "p1")
+    )
+    pairs = (way(0.75, "p0", "d"), way(0.25, "p1", "d"))
+    world.parts = (own, *helpers)
+    world.router.follow(alone.model_copy(update={"parts": world.parts, "routes": pairs}))
+    # What it holds of the first request is still held: there is no room for another long one.
+    assert world.route("second", prompt=1000) == []
+    world.router.finish("first")
+    world.router.finish("second")
+    seen = Counter(tuple(world.route()) for _ in range(40))
+    assert seen == {("p0/n0", "d/n0"): 30, ("p1/n0", "d/n0"): 10}
+    world.dead = {"p0/n0"}
+    assert {tuple(world.route()) for _ in range(4)} == {("p1/n0", "d/n0")}
+    world.dead = {"p0/n0", "p1/n0"}
+    assert world.route() == ["d/n0"]
+    world.dead = {"d/n0"}
+    assert world.route() == []
+
+
 def test_routes_lead_over_parts_in_their_order() -> None:
     for routes, why in (
         ((), "4 parts and no routes"),

@@ -299,6 +299,12 @@ def test_what_is_started(tmp_path: Path) -> None:
     assert found.command is not None
     assert found.server.url == f"http://127.0.0.1:{found.command.arguments[2]}"
     assert found.command.surroundings() == {"PYTHONUNBUFFERED": "1"}
+    assert 3 not in found.limits.fatal_codes
+    # Atoll's own engine says by its code that starting it again is no use.
+    stage = ("python", "-m", "atoll.deploy.commands.stage", "--port", "{port}")
+    own = prepare(JoinOptions(command=stage), log)
+    assert own is not None
+    assert {2, 3, 127} <= set(own.limits.fatal_codes)
     remote = prepare(JoinOptions(url="http://h:1/v1"), log)
     assert remote is not None
     assert (remote.command, remote.server.url) == (None, "http://h:1")

@@ -5,6 +5,7 @@
 | one node, or equal nodes in a row, uneven layers too | `vllm serve` with its TP, PP and DP options |
 | a .gguf file on one node | llama.cpp |
 | unlike nodes, several nodes in a stage, overlapping ranges | Atoll's stage engine |
+| prefill or decode alone | Atoll's stage engine: decode listens, prefill helps it (`helpers`) |
 
 Every leading node joins a fabric with the instance's labels, so gateways need no list of addresses. Secrets
 are named as files (`NodeCommand.secrets`): the fabric's token as ATOLL_FABRIC, the hub's as HF_TOKEN_PATH.
@@ -20,6 +21,8 @@ from typing import Literal
 
 from atoll.core.errors import InputError
 from atoll.core.ids import Phase
+from atoll.deploy.commands.helpers import offer_of
+from atoll.deploy.commands.member import HELPERS
 from atoll.deploy.commands.stage import StageOrder
 from atoll.deploy.commands.weights import WEIGHTS, check_source, is_stored
 from atoll.deploy.door import Labels, NodeCommand
@@ -35,6 +38,8 @@ FABRIC_VARIABLE = "ATOLL_FABRIC"
 HUB_VARIABLE = "HF_TOKEN_PATH"
 _PORT = "{port}"
 _PREFIX = "atoll."
+STAND_IN_LABEL = "atoll.stand-in"
+"""With it a node says that other weights answer than were asked for; gateways tell whoever asks."""
 _NOWHERE = RunDirectory(Path("."))
 """Adapters name a log; where logs go is the target's to say."""
 _ANY_PORT = 1
@@ -103,11 +108,14 @@ def read_labels(carried: Mapping[str, str]) -> Labels | None:
 def choose_engine(instance: Instance, weights: ServiceWeights) -> Engine:
     """Return the simplest engine that carries an instance; one that was asked for and cannot is refused."""
     if instance.phase is not Phase.BOTH:
-        raise InputError(
-            f"{instance.id} runs {instance.phase} alone, and no engine is started for one phase yet",
-            field="phases",
-            hint="plan with 'phases: together', or 'atoll serve' the plan on one machine",
-        )
+        if weights.engine not in ("auto", "atoll") or weights.source.endswith(".gguf"):
+            # vLLM's connectors want somebody who asks the prefill side first and hands its answer on.
+            raise InputError(
+                f"{instance.id} runs {instance.phase} alone, which only the engine 'atoll' does here",
+                field="phases",
+                hint="plan with 'phases: together', or use the engine 'atoll'",
+            )
+        return "atoll"
     if weights.engine == "auto":
         return _simplest(instance, weights)
     if weights.engine == "vllm":
@@ -292,21 +300,32 @@ def _stage_commands(
         alone=settings.alone,
         stand_in=weights.stand_in,
     )
-    several, name = len(instance.nodes) > 1, _meeting_name(instance, labels)
+    name = _meeting_name(instance, labels)
+    # Whoever has one phase only must be reached by others, also where it is one node.
+    meets = len(instance.nodes) > 1 or instance.phase is not Phase.BOTH
     commands = []
     for node in instance.nodes:
         leads = node is instance.nodes[0]
+        helped = leads and instance.phase is Phase.DECODE
         words = [
             *(settings.python, "-m", "atoll.deploy.commands.stage", "--node", node.id),
             *("--order", order.to_json()),
-            *(("--peers", "{peers}") if several else ()),
+            *(("--peers", "{peers}") if meets else ()),
             *(("--port", _PORT) if leads else ()),
+            *(("--helpers", HELPERS) if helped else ()),
         ]
         argv = _with_weights(words, weights, settings)
-        if leads:
-            argv = _joined(instance, argv, settings, labels, weight)
-        if several:
-            argv = _meeting(name, node, instance.nodes, argv, settings)
+        if leads and instance.phase is not Phase.PREFILL:
+            stand_in = weights.source.partition("#")[0][:200] if weights.stand_in else ""
+            argv = _joined(instance, argv, settings, labels, weight, stand_in)
+        if meets:
+            pool: tuple[str, ...] = ()
+            if instance.phase is Phase.PREFILL:
+                offer = offer_of(instance, node)
+                pool = ("--pool", _pool_name(instance, labels), "--offer", offer.to_json())
+            elif helped:
+                pool = ("--pool", _pool_name(instance, labels))
+            argv = _meeting(name, node, instance.nodes, argv, settings, pool)
         commands.append(_command([node], argv, {}, settings))
     return tuple(commands)
 
@@ -330,6 +349,7 @@ def _joined(
     settings: CommandSettings,
     labels: Labels | None,
     weight: float | None,
+    stand_in: str = "",
 ) -> list[str]:
     if settings.fabric is None:
         return list(words)
@@ -343,6 +363,7 @@ def _joined(
         *(("--weight", f"{weight:.6g}") if weight is not None else ()),
         *("--drain", f"{settings.drain_s:g}s", "--ready", f"{settings.ready_s:g}s"),
         *(label_options(labels) if labels is not None else ()),
+        *(("--label", f"{STAND_IN_LABEL}={stand_in}") if stand_in else ()),
         # Events in the log say what is announced, for whoever waits for that.
         *("--log", "-", "--", *words),
     ]
@@ -354,11 +375,13 @@ def _meeting(
     nodes: Sequence[Node],
     words: Sequence[str],
     settings: CommandSettings,
+    pool: Sequence[str] = (),
 ) -> list[str]:
     return [
         *(settings.python, "-m", "atoll.deploy.commands.member"),
         *("--meeting", name, "--node", node.id),
         *("--nodes", ",".join(each.id for each in nodes)),
+        *pool,
         *("--drain", f"{settings.drain_s:g}", "--wait", f"{settings.ready_s:g}", "--", *words),
     ]
 
@@ -367,6 +390,12 @@ def _meeting_name(instance: Instance, labels: Labels | None) -> str:
     """A name that no other instance has or had, where the labels give one."""
     name = instance.id if labels is None else f"{labels.fleet}.{labels.instance}"
     return name.replace("/", ".")
+
+
+def _pool_name(instance: Instance, labels: Labels | None) -> str:
+    """Where prefill and decode instances of a service meet; it ends in the service's name."""
+    service = instance.service.replace("/", "_").replace(".", "_")
+    return service if labels is None else f"{labels.fleet}.{service}".replace("/", "_")
 
 
 def _machines(instance: Instance) -> tuple[str, ...]:

@@ -7,9 +7,11 @@ address beforehand, so the same commands work in a Slurm job, in pods and on ren
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,8 +23,10 @@ from atoll.core.frozen import Frozen
 
 if TYPE_CHECKING:
     from atoll.fabric.transport.fabric import Fabric
+    from atoll.fabric.transport.peers import Peer
 
 MEETING, MEMBER, ADDRESS = "atoll.meeting", "atoll.node", "atoll.address"
+POOL, WORD = "atoll.pool", "atoll.helps"
 FOLDER_VARIABLE = "ATOLL_MEETING"
 ADDRESS_VARIABLE = "ATOLL_ADDRESS"
 _MOST_BYTES = 4096
@@ -42,11 +46,36 @@ class MemberAddress(Frozen):
         return f"tcp://{host}:{self.ports[which]}"
 
 
+@dataclass(frozen=True, slots=True)
+class PoolWord:
+    """What a node says to a pool: its name, and one line that members of the pool understand."""
+
+    pool: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMember:
+    """A node that helps in a pool: its id in its instance, what it said, and where it is."""
+
+    node: str
+    text: str
+    address: MemberAddress
+
+
 class MeetingPlace(Protocol):
     """Where members say that they are there."""
 
-    async def enter(self, node: str, address: MemberAddress) -> None:
-        """Say where this node is."""
+    async def enter(self, node: str, address: MemberAddress, word: PoolWord | None = None) -> None:
+        """Say where this node is, and to a pool what it helps with."""
+        ...
+
+    async def withdraw(self) -> None:
+        """Help no more; the others of the instance still see this node."""
+        ...
+
+    async def helpers(self, pool: str) -> Sequence[PoolMember]:
+        """Return who helps in a pool now."""
         ...
 
     async def members(self) -> Mapping[str, MemberAddress]:
@@ -64,14 +93,44 @@ class FolderMeeting:
     def __init__(self, folder: Path, name: str) -> None:
         if not name or "/" in name or name.startswith("."):
             raise InputError(f"{name!r} is no name of a meeting", field="--meeting")
+        self._all, self._name = folder, name
         self._folder = folder / name
         self._own: Path | None = None
+        self._word: Path | None = None
 
-    async def enter(self, node: str, address: MemberAddress) -> None:
-        """Write where this node is."""
+    async def enter(self, node: str, address: MemberAddress, word: PoolWord | None = None) -> None:
+        """Write where this node is, and for a pool what it helps with."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._own = self._folder / f"{node}.json"
         atomic_write(self._own, address.to_json())
+        if word is not None:
+            pool = self._pool(word.pool)
+            pool.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._word = pool / f"{self._name}.{node}.json"
+            said = {"node": node, "text": word.text, "address": address.model_dump()}
+            atomic_write(self._word, json.dumps(said))
+
+    async def withdraw(self) -> None:
+        """Remove what the pool reads."""
+        if self._word is not None:
+            self._word.unlink(missing_ok=True)
+
+    async def helpers(self, pool: str) -> Sequence[PoolMember]:
+        """Read what nodes wrote for the pool."""
+        found = []
+        for path in sorted(self._pool(pool).glob("*.json")):
+            try:
+                said = json.loads(read_text_limited(path, _MOST_BYTES))
+                address = MemberAddress.parse(said["address"])
+                found.append(PoolMember(str(said["node"]), str(said["text"]), address))
+            except (AtollError, ValueError, KeyError, TypeError):
+                continue
+        return found
+
+    def _pool(self, pool: str) -> Path:
+        if not pool or "/" in pool:
+            raise InputError(f"{pool!r} is no name of a pool", field="--pool")
+        return self._all / f".pool-{pool}"
 
     async def members(self) -> Mapping[str, MemberAddress]:
         """Read who is there; a file that was just removed is somebody who left."""
@@ -85,7 +144,8 @@ class FolderMeeting:
         return found
 
     async def leave(self) -> None:
-        """Remove the file of this node."""
+        """Remove the files of this node."""
+        await self.withdraw()
         if self._own is not None:
             self._own.unlink(missing_ok=True)
 
@@ -117,14 +177,37 @@ class FabricMeeting:
         metadata = Metadata(name=title, provider="", role="worker")
         return cls(await Fabric.connect(access, metadata), name)
 
-    async def enter(self, node: str, address: MemberAddress) -> None:
-        """Announce where this node is."""
+    async def enter(self, node: str, address: MemberAddress, word: PoolWord | None = None) -> None:
+        """Announce where this node is, and to a pool what it helps with."""
+        self._own = {node: address}
+        labels = {MEETING: self._name, MEMBER: node, ADDRESS: address.to_json()}
+        await self._announce(labels | ({} if word is None else {POOL: word.pool, WORD: word.text}))
+
+    async def withdraw(self) -> None:
+        """Announce the same without the pool."""
+        labels = self._fabric.metadata.labels
+        if POOL in labels:
+            await self._announce({k: v for k, v in labels.items() if k not in (POOL, WORD)})
+
+    async def helpers(self, pool: str) -> Sequence[PoolMember]:
+        """Return those who live, and whose latest record says that they help."""
+        found = []
+        for peer in self._here():
+            labels = peer.metadata.labels
+            if labels.get(POOL) != pool or not peer.alive:
+                continue
+            try:
+                address = MemberAddress.from_json(labels.get(ADDRESS, ""))
+            except InputError:
+                continue
+            found.append(PoolMember(labels.get(MEMBER, ""), labels.get(WORD, ""), address))
+        return found
+
+    async def _announce(self, labels: dict[str, str]) -> None:
         import msgspec
 
         from atoll.fabric.registry.records import SessionState
 
-        self._own = {node: address}
-        labels = {MEETING: self._name, MEMBER: node, ADDRESS: address.to_json()}
         known = self._fabric.metadata
         # A session that has joined and serves nothing gets no requests.
         await self._fabric.announce(
@@ -133,20 +216,25 @@ class FabricMeeting:
 
     async def members(self) -> Mapping[str, MemberAddress]:
         """Return those whose latest record says that they are here."""
-        from atoll.fabric.registry.records import SessionState
-
-        own = self._fabric.identity.provider
         found = {}
-        for peer in sorted(self._fabric.peers(), key=lambda peer: (peer.since_s, peer.sid)):
+        for peer in self._here():
             labels = peer.metadata.labels
-            gone = peer.state in (SessionState.DOWN, SessionState.LEFT)
-            if labels.get(MEETING) != self._name or peer.provider != own or gone:
+            if labels.get(MEETING) != self._name:
                 continue
             try:
                 found[labels.get(MEMBER, "")] = MemberAddress.from_json(labels.get(ADDRESS, ""))
             except InputError:
                 continue
         return found | self._own
+
+    def _here(self) -> Iterator[Peer]:
+        """Members of the same provider that have not left, the oldest first."""
+        from atoll.fabric.registry.records import SessionState
+
+        own = self._fabric.identity.provider
+        for peer in sorted(self._fabric.peers(), key=lambda peer: (peer.since_s, peer.sid)):
+            if peer.provider == own and peer.state not in (SessionState.DOWN, SessionState.LEFT):
+                yield peer
 
     async def leave(self) -> None:
         """Say that it has left, and close."""

@@ -6,6 +6,9 @@ In COMMAND, `{host:n0}` and `{port:n0}` become the address of a node and a port 
 addresses as JSON. The first node leads: it listens for requests. When it has left, the others end; SIGTERM
 reaches their commands only after that (or after `--drain`), so that whoever stops all nodes at once cuts no
 stream.
+
+Nodes that only help others say so with `--pool POOL --offer JSON` (see `helpers`); before they end they take
+that back. `{helpers}` becomes a file that names who helps in the pool now, kept up to date.
 """
 
 from __future__ import annotations
@@ -22,21 +25,27 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from atoll.core.errors import AtollError, UsageError
+from atoll.core.files import atomic_write
 from atoll.deploy.commands.meeting import (
     FOLDER_VARIABLE,
     FabricMeeting,
     FolderMeeting,
     MeetingPlace,
     MemberAddress,
+    PoolWord,
     gather_members,
     own_address,
 )
+from atoll.runtime.local.state import new_home, remove_home
 
-PEERS = "{peers}"
+PEERS, HELPERS = "{peers}", "{helpers}"
 _FIELD = re.compile(r"\{(host|port):(n[0-9]+)\}")
 _LEADER_S = 10.0
 """How long a leader may be missing before it counts as gone; records travel, and hubs start anew."""
 _LOOK_S = 0.5
+_FOLLOW_S = 0.25
+_WITHDRAWN_S = 1.0
+"""How long others may take to see that a node helps no more."""
 _DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of prctl."""
 
@@ -82,10 +91,19 @@ class InstanceMember:
     """One node's command among the others'; returns its exit code from `run`."""
 
     def __init__(
-        self, place: MeetingPlace, node: str, nodes: Sequence[str], drain_s: float
+        self,
+        place: MeetingPlace,
+        node: str,
+        nodes: Sequence[str],
+        drain_s: float,
+        *,
+        pool: str | None = None,
+        offer: str | None = None,
     ) -> None:
         self._place, self._node, self._nodes = place, node, tuple(nodes)
         self._drain_s = drain_s
+        self._pool = pool
+        self._word = None if pool is None or offer is None else PoolWord(pool, offer)
         self._term = asyncio.Event()
         self._leads = node == self._nodes[0]
 
@@ -95,12 +113,18 @@ class InstanceMember:
 
     async def run(self, words: Sequence[str], address: MemberAddress, most_s: float) -> int:
         """Meet the others, run the command, and leave."""
-        await self._place.enter(self._node, address)
+        await self._place.enter(self._node, address, self._word)
+        home, following = None, None
         try:
             members = await self._meet(most_s)
             if members is None:
                 return 0
             command = fill_in(words, members)
+            if HELPERS in command:
+                home = new_home()
+                path = home / "helpers.json"
+                command = [str(path) if word == HELPERS else word for word in command]
+                following = asyncio.create_task(self._follow(path))
             # Whoever signals this process and its group must not reach the command past `_watch`.
             child = await asyncio.create_subprocess_exec(
                 *command, start_new_session=True, preexec_fn=_end_with_parent()
@@ -112,7 +136,29 @@ class InstanceMember:
                 await watching
             return code if code >= 0 else 128 - code
         finally:
+            if following is not None:
+                following.cancel()
+            if home is not None:
+                remove_home(home)
             await self._place.leave()
+
+    async def _follow(self, path: Path) -> None:
+        """Write down who helps in the pool, whenever that changes."""
+        from atoll.deploy.commands.helpers import PrefillOffer, assemble_helpers
+
+        assert self._pool is not None
+        service, known = self._pool.rpartition(".")[2], None
+        while True:
+            found = []
+            for member in await self._place.helpers(self._pool):
+                with contextlib.suppress(AtollError):
+                    offer = PrefillOffer.from_json(member.text)
+                    found.append((member.node, offer, member.address))
+            helpers = assemble_helpers(service, found)
+            if helpers != known:
+                atomic_write(path, helpers.to_json())
+                known = helpers
+            await asyncio.sleep(_FOLLOW_S)
 
     async def _meet(self, most_s: float) -> Mapping[str, MemberAddress] | None:
         """Wait for the others, unless told to end meanwhile."""
@@ -128,6 +174,10 @@ class InstanceMember:
     async def _watch(self, child: asyncio.subprocess.Process) -> None:
         if self._leads:
             await self._term.wait()
+            if self._word is not None:
+                # Nobody begins anything here from now on; what runs is finished or goes on elsewhere.
+                await self._place.withdraw()
+                await asyncio.sleep(_WITHDRAWN_S)
         else:
             await self._wait_for_leader()
         with contextlib.suppress(ProcessLookupError):
@@ -165,7 +215,9 @@ async def _serve(options: argparse.Namespace, command: Sequence[str]) -> int:
 
         toward = Access.open(None).hubs[0]
         place = await FabricMeeting.connect(None, options.meeting, options.node)
-    member = InstanceMember(place, options.node, nodes, options.drain)
+    member = InstanceMember(
+        place, options.node, nodes, options.drain, pool=options.pool, offer=options.offer
+    )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, member.stop)
@@ -180,6 +232,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--nodes", required=True, help="all nodes, the leading one first")
     parser.add_argument("--drain", type=float, default=600.0, help="seconds")
     parser.add_argument("--wait", type=float, default=1800.0, help="seconds for the others to come")
+    parser.add_argument("--pool", default=None, help="whom to help, or by whom to be helped")
+    parser.add_argument("--offer", default=None, help="what this node helps with, JSON")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command

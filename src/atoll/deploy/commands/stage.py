@@ -1,9 +1,12 @@
 """One node of an instance of Atoll's stage engine; on the leading node also the process that listens.
 
-    python -m atoll.deploy.commands.stage --node n0 --order JSON --peers JSON --port 8000
+    python -m atoll.deploy.commands.stage --node n0 --order JSON --peers JSON --port 8000 [--helpers FILE]
 
 Nodes talk over TCP, without encryption or passwords, as those of other engines do: run it in a network where
 only your own machines are. SIGTERM finishes what runs, then ends the process that listens before its node.
+
+An instance that decodes has a file of prefill instances that help it (`helpers`). One that prefills serves
+nobody directly: its leading node answers /health at its port, and nothing else.
 """
 
 from __future__ import annotations
@@ -11,15 +14,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from atoll.core.errors import AtollError, InputError
 from atoll.core.frozen import Frozen
+from atoll.core.ids import Phase
 from atoll.deploy.commands.meeting import MemberAddress
 from atoll.deploy.commands.member import read_peers
 from atoll.perf.engines import EngineLaunch
@@ -28,6 +33,13 @@ from atoll.runtime.adapters.base import Endpoint, MachineShare, RunDirectory, Se
 from atoll.runtime.instance.config import engine_name
 from atoll.runtime.local.placing import scale_layers
 
+if TYPE_CHECKING:
+    from atoll.runtime.http.handlers import HandlerServer
+    from atoll.runtime.http.server import Request
+    from atoll.runtime.supervise.agent import Agent
+
+NURSERY_VARIABLE = "ATOLL_NURSERY"
+"""Names the socket of a process that has loaded the engine and forks it (`runtime.supervise.nursery`)."""
 _SCHEDULER = ".scheduler"
 
 
@@ -72,10 +84,12 @@ def build_stage(
     home: Path,
     layers: int,
     cores: tuple[int, ...],
+    helpers: str | None = None,
 ) -> Endpoint:
     """Return the processes of a node, with their configurations written to `home`.
 
-    `layers` are those of the weights: a plan for another model is refused unless these stand in.
+    `layers` are those of the weights: a plan for another model is refused unless these stand in. `helpers`
+    is the file that an instance that decodes follows.
     """
     from atoll.engine.node import NodeConfig
     from atoll.runtime.adapters.stage import stage_endpoint
@@ -88,13 +102,19 @@ def build_stage(
             hint="name the weights that were planned with",
         )
     instance = scale_layers(instance, layers)
+    helps = instance.phase is Phase.PREFILL
+    if helpers is None:
+        # Whoever listens, if anybody does, has this instance alone.
+        both = str(instance.role_id._replace(phase=Phase.BOTH))
+        instance = instance.model_copy(update={"role": both})
     leader = instance.nodes[0].id
     process = engine_name(instance.id, node)
     share = MachineShare({process: cores}, order.kv_bytes, order.dtype)
     served = ServedModel(order.source, order.names, order.launch)
     directory = PeerDirectory(home, instance.id, leader, peers)
     endpoint = stage_endpoint(
-        instance.id, [instance], served, port, directory, share, lambda _node: 0.0
+        *(instance.id, [instance], served, port, directory, share, lambda _node: 0.0),
+        helpers=helpers,
     )
     own = tuple(spec for spec in endpoint.nodes if spec.name == process)
     if order.device != "cpu":
@@ -105,22 +125,29 @@ def build_stage(
         endpoint.backend,
         endpoint.instances,
         own,
-        endpoint.server if node == leader else None,
+        endpoint.server if node == leader and not helps else None,
         endpoint.held,
     )
 
 
-async def _serve(endpoint: Endpoint) -> int:
-    """Run the processes until told to stop, or one is given up."""
+async def _serve(endpoint: Endpoint, nursery: str | None, health: int | None) -> int:
+    """Run the processes until told to stop, or one is given up; they are forked where a nursery can.
+
+    `health` is a port to say at whether they are ready.
+    """
     from atoll.runtime.supervise.agent import Agent, ProcessError
+    from atoll.runtime.supervise.process import Nursery
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     agent = Agent()
+    if nursery is not None:
+        agent.nursery = Nursery.connect(nursery)
     for spec in endpoint.processes:
         agent.add(spec)
+    door = None if health is None else await _answer_health(agent, health)
     try:
         while not stop.is_set():
             for process in agent.processes.values():
@@ -136,8 +163,24 @@ async def _serve(endpoint: Endpoint) -> int:
             sys.stderr.write(f"{error.name}: {line}\n")
         raise
     finally:
+        if door is not None:
+            await door.close(0.0)
         await agent.close()
     return 0
+
+
+async def _answer_health(agent: Agent, port: int) -> HandlerServer:
+    """Answer at a port of this machine whether all processes are ready."""
+    from atoll.runtime.http.handlers import HandlerServer, Response
+    from atoll.runtime.supervise.supervision import ProcessState
+
+    async def answer(_request: Request) -> Response:
+        ready = all(each.state is ProcessState.READY for each in agent.processes.values())
+        return Response(b"{}" if ready else b'{"error":"not ready"}', status=200 if ready else 503)
+
+    door = HandlerServer(answer)
+    await door.start("127.0.0.1", port)
+    return door
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -147,6 +190,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--order", required=True, help="JSON")
     parser.add_argument("--peers", default=None, help="JSON; not needed where there is one node")
     parser.add_argument("--port", type=int, default=1, help="where the leading node listens")
+    parser.add_argument("--helpers", default=None, help="file of prefill instances, followed")
     options = parser.parse_args(arguments)
     from atoll.engine.weights.sources import resolve
     from atoll.runtime.local.build import LocalModel, free_ports
@@ -166,8 +210,13 @@ def main(arguments: list[str] | None = None) -> int:
         layers = LocalModel(order.source, folder).layers
         home = new_home()
         cores = usable_cores() if order.alone else ()
-        endpoint = build_stage(order, options.node, options.port, peers, home, layers, cores)
-        return asyncio.run(_serve(endpoint))
+        endpoint = build_stage(
+            order, options.node, options.port, peers, home, layers, cores, options.helpers
+        )
+        helps = order.instance.phase is Phase.PREFILL and options.node == order.instance.nodes[0].id
+        # What a nursery forks has its environment, and sees its GPUs.
+        nursery = os.environ.get(NURSERY_VARIABLE) if order.device == "cpu" else None
+        return asyncio.run(_serve(endpoint, nursery, options.port if helps else None))
     except AtollError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

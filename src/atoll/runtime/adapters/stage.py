@@ -39,6 +39,7 @@ def stage_endpoint(
     dead_after_s: float = 2.0,
     silent_s: float = 8.0,
     max_in_flight: MaxInFlight = "auto",
+    helpers: str | None = None,
 ) -> Endpoint:
     """Return the processes of an endpoint over instances of the plan.
 
@@ -46,6 +47,7 @@ def stage_endpoint(
     ranges must be those of the model that is served. A node is one process, however many copies of its
     layers it has, and sees the GPUs that the plan gives it. A node silent for `dead_after_s` is given up
     by the instance; a process silent for `silent_s` is started anew. `max_in_flight` paces its pipelines.
+    `helpers` is a file that names prefill instances for one that decodes (see `InstanceConfig`).
     """
     nodes: list[ProcessSpec] = []
     held: list[tuple[str, str, int, int]] = []
@@ -97,6 +99,7 @@ def stage_endpoint(
         scheduler=home.inbox(f"{name}.scheduler"),
         policy=policy,
         dead_after_s=dead_after_s,
+        helpers=helpers,
     )
     url = f"http://127.0.0.1:{port}"
     path = home.write(name, config_of_server)

@@ -14,7 +14,7 @@ from atoll.fabric.registry.load import Load
 from atoll.fabric.registry.records import NodeService, SessionState
 from atoll.fabric.transport.peers import Peer
 from atoll.fabric.tunnel.accept import accepts
-from atoll.runtime.pool.member import FABRIC, FLEET, INSTANCE, Backend, Facts, Kind
+from atoll.runtime.pool.member import FABRIC, FLEET, INSTANCE, STAND_IN, Backend, Facts, Kind
 from atoll.runtime.pool.policy import ModelOffer
 from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.logs import Log
@@ -30,6 +30,8 @@ _KINDS: dict[str, Kind] = {
 }
 _INSTANCE_LABEL, _FLEET_LABEL = "atoll.instance", "atoll.fleet"
 """Labels with which deployers have instances join."""
+_STAND_IN_LABEL = "atoll.stand-in"
+"""With it a node says that other weights answer than were asked for, which anybody may say of himself."""
 
 
 class Members:
@@ -127,6 +129,7 @@ def backend_of(peer: Peer, *, weighs: bool = True) -> Backend:
                 ("direct", metadata.direct or ""),
                 (INSTANCE, labels.get(_INSTANCE_LABEL, "")),
                 (FLEET, labels.get(_FLEET_LABEL, "")),
+                (STAND_IN, metadata.labels.get(_STAND_IN_LABEL, "")),
             )
             if value
         },

@@ -38,6 +38,12 @@ class InstancePart(Frozen):
         return engine_name(self.instance.id, node)
 
 
+class InstanceHelpers(Frozen):
+    """Prefill instances that compute prompts for a decode instance just now; they come and go."""
+
+    parts: tuple[InstancePart, ...] = ()
+
+
 class InstanceConfig(Frozen):
     """One endpoint of the stage engine.
 
@@ -46,6 +52,7 @@ class InstanceConfig(Frozen):
     is one part, it is the way. scheduler: the inbox nodes answer to. policy: see
     `atoll.routing.policies`. max_waiting: requests that may wait before more are answered with 503.
     request_s: the longest a request may take. dead_after_s: silence after which a node is given up.
+    helpers: a file with `InstanceHelpers` that is followed; the part runs both phases where there are none.
     """
 
     name: str = Field(min_length=1)
@@ -62,12 +69,14 @@ class InstanceConfig(Frozen):
     dead_after_s: float = Field(2.0, gt=0)
     no_route_s: float = Field(60.0, gt=0)
     seed: int = 0
+    helpers: str | None = None
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
     @model_validator(mode="after")
     def _phases_fit(self) -> Self:
         phases = {part.instance.phase for part in self.parts}
-        if phases not in ({Phase.BOTH}, {Phase.PREFILL, Phase.DECODE}):
+        helped = self.helpers is not None and phases == {Phase.DECODE}
+        if not helped and phases not in ({Phase.BOTH}, {Phase.PREFILL, Phase.DECODE}):
             listed = ", ".join(sorted(phases))
             raise refuse(
                 InputError(

@@ -12,13 +12,18 @@ import logging
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from atoll.core.errors import AtollError, InputError, MissingDependencyError
 from atoll.core.files import read_text_limited
 from atoll.runtime.http.loop import run
-from atoll.runtime.instance.config import InstanceConfig
+from atoll.runtime.instance.config import InstanceConfig, InstanceHelpers
+
+if TYPE_CHECKING:
+    from atoll.runtime.instance.server import InstanceServer
 
 _DRAIN_S = 20.0
+_FOLLOW_S = 0.25
 
 
 async def _serve(config: InstanceConfig) -> None:
@@ -52,7 +57,9 @@ async def _serve(config: InstanceConfig) -> None:
 
     loop.add_signal_handler(signal.SIGTERM, stop_or_hurry)
     loop.add_signal_handler(signal.SIGINT, stop_at_once)
+    following = asyncio.create_task(_follow(server, config.helpers))
     await stop.wait()
+    following.cancel()
     closing = asyncio.create_task(server.close(_DRAIN_S))
     hurried = asyncio.create_task(at_once.wait())
     await asyncio.wait({closing, hurried}, return_when=asyncio.FIRST_COMPLETED)
@@ -61,6 +68,26 @@ async def _serve(config: InstanceConfig) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await closing
     hurried.cancel()
+
+
+async def _follow(server: InstanceServer, helpers: str | None) -> None:
+    """Have the server use the helpers that a file names, as it changes."""
+    if helpers is None:
+        return
+    path, known = Path(helpers), InstanceHelpers()
+    log = logging.getLogger("atoll.instance")
+    while True:
+        try:
+            found = InstanceHelpers.from_json(read_text_limited(path), path=path)
+            if found != known:
+                server.help_with(found)
+                known = found
+                names = ", ".join(part.instance.id for part in found.parts)
+                log.info("prompts are computed by %s", names or "this instance")
+        except AtollError as error:
+            if path.exists():
+                log.warning("%s", error)
+        await asyncio.sleep(_FOLLOW_S)
 
 
 def main(arguments: list[str] | None = None) -> int:

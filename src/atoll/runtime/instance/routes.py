@@ -26,17 +26,28 @@ class PlanRouter:
     """
 
     def __init__(self, config: InstanceConfig) -> None:
+        self._parts: dict[str, _PartRouter] = {}
+        self._expected: dict[str, float] = {}
+        self._held: dict[str, list[tuple[_PartRouter, Pipeline]]] = {}
+        self._alone = config.parts[0].instance.id if config.helpers is not None else None
+        self.follow(config)
+
+    def follow(self, config: InstanceConfig) -> None:
+        """Take other parts and ways; what is held of parts that stay is still held."""
         region = {part.instance.id: part.instance.region for part in config.parts}
         self._chooser = InstanceRouter(route_tables(config.ways, region), seed=config.seed)
         used = self._chooser.planned.names[1:-1]
-        self._parts = {
-            part.instance.id: _PartRouter(part, config.policy, config.seed)
-            for part in config.parts
-            if part.instance.id in used
-        }
+        before = self._parts
+        self._parts = {}
+        for part in config.parts:
+            name = part.instance.id
+            if name not in used:
+                continue
+            known = before.get(name)
+            if known is None or known.part != part:
+                known = _PartRouter(part, config.policy, config.seed)
+            self._parts[name] = known
         self._lost: frozenset[str] = frozenset()
-        self._expected: dict[str, float] = {}
-        self._held: dict[str, list[tuple[_PartRouter, Pipeline]]] = {}
 
     def expect(self, request_id: str, tokens: float) -> None:
         """Note how many tokens a request is expected to generate."""
@@ -63,6 +74,9 @@ class PlanRouter:
         expected = self._expected.get(query.request_id, 0.0)
         while True:
             chosen = self._chooser.route(busy=full)
+            if chosen is None and not full and self._is_left_alone():
+                assert self._alone is not None
+                chosen = (self._alone,)
             if chosen is None:
                 return None
             hops = self._hops(query, [self._parts[name] for name in chosen], alive, expected)
@@ -70,6 +84,12 @@ class PlanRouter:
                 full.append(hops)
                 continue
             return PipelineRoute(prefill=hops[0], decode=hops[1] if len(hops) > 1 else None)
+
+    def _is_left_alone(self) -> bool:
+        """Whether a part that is helped lives and none of its helpers does: it then runs both phases."""
+        if self._alone is None:
+            return False
+        return [name for name, part in self._parts.items() if part.open] == [self._alone]
 
     def _note_lost(self) -> None:
         """Have the ways over parts that no pipeline is left of lead over others, and back again."""

@@ -17,14 +17,16 @@ from atoll.engine.messages import SamplingParams
 from atoll.engine.routes import NodeSpec
 from atoll.engine.scheduler import GenerateRequest, Scheduler, SchedulerSettings, TokenEvent
 from atoll.engine.text import TextCodec
+from atoll.plan.plan import Route
 from atoll.runtime.http.handlers import EventStream, HandlerServer, Response
 from atoll.runtime.http.server import Request
 from atoll.runtime.instance import requests
 from atoll.runtime.instance.answers import ChoiceDelta, ChoiceText, ResponseWriter
-from atoll.runtime.instance.config import NODES_MISSING, InstanceConfig
+from atoll.runtime.instance.config import NODES_MISSING, InstanceConfig, InstanceHelpers
 from atoll.runtime.instance.metrics import InstanceMetrics
 from atoll.runtime.instance.requests import ChoiceRequest, ParsedRequest
 from atoll.runtime.instance.routes import PlanRouter
+from atoll.runtime.local.placing import scale_layers
 from atoll.runtime.openai import ApiError, error_body
 from atoll.telemetry.metrics import CONTENT_TYPE
 
@@ -51,16 +53,8 @@ class InstanceServer:
         self.config = config
         self.codec = codec
         self.router = PlanRouter(config)
-        nodes = [
-            NodeSpec(
-                name=part.node_name(node.id),
-                endpoint=part.inboxes[node.id],
-                start=node.start,
-                end=node.end,
-            )
-            for part in config.parts
-            for node in part.instance.nodes
-        ]
+        nodes = _list_nodes(config)
+        self._own = {node.name for node in nodes}
         self._nodes = nodes
         self.scheduler = Scheduler(
             nodes,
@@ -85,6 +79,35 @@ class InstanceServer:
         """Listen; the nodes need not be there yet."""
         await self.scheduler.start()
         return await self._http.start(self.config.host, self.config.port)
+
+    def help_with(self, helpers: InstanceHelpers) -> None:
+        """Compute prompts over these prefill instances from now on; what runs over others starts anew."""
+        (own, *_) = self.config.parts
+        layers = max(node.end for node in own.instance.nodes)
+        parts = [
+            part.model_copy(update={"instance": scale_layers(part.instance, layers)})
+            for part in helpers.parts
+        ]
+        total = sum(part.instance.throughput_per_s for part in parts)
+        routes = tuple(
+            Route(
+                service=own.instance.service,
+                instances=(part.instance.id, own.instance.id),
+                share=part.instance.throughput_per_s / total if total > 0.0 else 1.0 / len(parts),
+            )
+            for part in parts
+        )
+        changed = self.config.model_copy(update={"parts": (own, *parts), "routes": routes})
+        before = {node.name: node for node in self._nodes}
+        after = {node.name: node for node in _list_nodes(changed)}
+        # Routes first: what is taken off its nodes asks for another one at once.
+        self.router.follow(changed)
+        for name in before.keys() - after.keys():
+            self.scheduler.remove_node(name)
+        for name, node in after.items():
+            if before.get(name) != node:
+                self.scheduler.add_node(node)
+        self._nodes = list(after.values())
 
     async def close(self, drain_s: float) -> None:
         """Take nothing new, finish what runs, and stop."""
@@ -169,7 +192,7 @@ class InstanceServer:
         try:
             await asyncio.wait_for(asyncio.shield(self._probe), _PROBE_S)
         except (TimeoutError, GenerationError) as error:
-            missing = sorted({node.name for node in self._nodes} - self.scheduler.alive())
+            missing = sorted(self._own - self.scheduler.alive())
             raise ApiError(
                 503,
                 f"silent: {', '.join(missing)}" if missing else f"no token: {error}",
@@ -265,6 +288,19 @@ class InstanceServer:
             self._typical_tokens += _SMOOTHING * (
                 len(choice.generated) + count - self._typical_tokens
             )
+
+
+def _list_nodes(config: InstanceConfig) -> list[NodeSpec]:
+    return [
+        NodeSpec(
+            name=part.node_name(node.id),
+            endpoint=part.inboxes[node.id],
+            start=node.start,
+            end=node.end,
+        )
+        for part in config.parts
+        for node in part.instance.nodes
+    ]
 
 
 _ONE_TOKEN = SamplingParams(max_tokens=1)

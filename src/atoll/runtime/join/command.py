@@ -29,7 +29,10 @@ _ENGINES: tuple[tuple[EngineName, re.Pattern[str]], ...] = (
     ("sglang", re.compile(r"sglang(\..*)?")),
     ("llamacpp", re.compile(r"llama-server|llama_cpp(\..*)?|atoll\.runtime\.adapters\.llamacpp")),
     ("tgi", re.compile(r"text-generation-(launcher|router)")),
-    ("atoll", re.compile(r"atoll|atoll\.runtime\.(instance\.process|gateway)")),
+    (
+        "atoll",
+        re.compile(r"atoll|atoll\.(runtime\.(instance\.process|gateway)|deploy\.commands\.stage)"),
+    ),
 )
 _PRECISIONS: Mapping[str, str] = {
     "float32": "fp32",

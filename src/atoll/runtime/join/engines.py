@@ -24,7 +24,8 @@ from atoll.runtime.supervise.supervision import RestartLimits
 ENGINE = "engine"
 """What the process that listens is called."""
 _KV_BYTES = 256 * 2**20
-# What an engine's exit code means is the engine's own affair, except that there is no such program.
+# What an engine's exit code means is the engine's own affair, except that there is no such program; Atoll's
+# own say by it that what they were told is wrong.
 _FATAL = (126, 127)
 _TRIES = 3
 
@@ -76,7 +77,7 @@ def _wrap(options: JoinOptions, log: Path) -> PreparedEngine:
         tries=_TRIES,
         unwell=1,
         term_s=20.0,
-        fatal_codes=_FATAL,
+        fatal_codes=RestartLimits().fatal_codes if read.engine == "atoll" else _FATAL,
     )
     command = Command(read.arguments, log, threads=None)
     return PreparedEngine(

@@ -19,6 +19,7 @@ from atoll.runtime.supervise import guard as guard_program
 _GUARD = Path(guard_program.__file__)
 _TAIL_BYTES = 16 * 2**10
 _GUARD_TERM_S = 2.0
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,16 +181,51 @@ class Nursery:
 
     modules = frozenset({"atoll.engine.node", "atoll.runtime.instance.process"})
 
-    def __init__(self, process: asyncio.subprocess.Process, orders: socket.socket) -> None:
+    def __init__(self, process: asyncio.subprocess.Process | None, orders: socket.socket) -> None:
         self._process = process
         self._orders = orders
+
+    @classmethod
+    async def share(cls, folders: Sequence[str], path: str, timeout_s: float = 120.0) -> Nursery:
+        """Start one that others connect to at the socket `path`; this one ends it."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "atoll.runtime.supervise.nursery", "--listen", path, *folders),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=dict(os.environ) | _ONE_THREAD,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                word = await process.stdout.readline()
+        except TimeoutError:
+            process.kill()
+            word = b""
+        found = cls.connect(path) if word == b"ready\n" else None
+        if found is None:
+            process.stdin.close()  # type: ignore[union-attr]
+            raise await _explain_nursery(process)
+        found._process = process
+        return found
+
+    @classmethod
+    def connect(cls, path: str) -> Nursery | None:
+        """Return one that others use as well, by its socket; None if it does not answer."""
+        orders = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            orders.connect(path)
+        except OSError:
+            orders.close()
+            return None
+        return cls(None, orders)
 
     @classmethod
     async def start(cls, folders: Sequence[str], timeout_s: float = 120.0) -> Nursery:
         """Start it and wait until it has loaded what nodes of these models need."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "atoll.runtime.supervise.nursery"),
@@ -197,7 +233,7 @@ class Nursery:
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
-                env=dict(os.environ) | environment,
+                env=dict(os.environ) | _ONE_THREAD,
                 start_new_session=True,
             )
         try:
@@ -207,18 +243,15 @@ class Nursery:
             process.kill()
             greeting = b""
         if greeting != b"ready":
-            assert process.stderr is not None
-            words = (await process.stderr.read()).decode("utf-8", "replace").strip()
-            await process.wait()
             ours.close()
-            last = words.splitlines()[-1] if words else "no word"
-            raise UsageError(f"the stage engine cannot be loaded: {last}")
+            raise await _explain_nursery(process)
         ours.setblocking(True)
         return cls(process, ours)
 
     def fork(self, command: Command, orders: int, answers: int) -> bool:
         """Have the command forked under a guard; False if this cannot be done here."""
-        if command.module not in self.modules or self._process.returncode is not None:
+        ended = self._process is not None and self._process.returncode is not None
+        if command.module not in self.modules or ended:
             return False
         try:
             message = json.dumps(command.order(fork=True)).encode()
@@ -230,7 +263,19 @@ class Nursery:
     async def close(self) -> None:
         """End it; what it forked stays."""
         self._orders.close()
-        await self._process.wait()
+        if self._process is not None:
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            await self._process.wait()
+
+
+async def _explain_nursery(process: asyncio.subprocess.Process) -> UsageError:
+    """Return why a nursery that is ending did not become ready, from its last words."""
+    assert process.stderr is not None
+    words = (await process.stderr.read()).decode("utf-8", "replace").strip()
+    await process.wait()
+    last = words.splitlines()[-1] if words else "no word"
+    return UsageError(f"the stage engine cannot be loaded: {last}")
 
 
 def last_lines(log: Path, most: int = 12) -> tuple[str, ...]:

@@ -1,0 +1,94 @@
+"""The rollout benchmark: its changes are ones that a controller makes; five of them, with real engines."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.control.capacity import CarriedLoad, find_mixed
+from atoll.control.decide import DrainInstance, StartInstance, StopInstance, decide
+from atoll.control.view import Memory, ObservedInstance, View
+from atoll.deploy.door import Standing
+from benchmarks.rollout_changes import SERVICE, AskedOfFleet, Trouble, seed_changes
+
+TROUBLES: tuple[Trouble, ...] = (
+    "kill-controller",
+    "kill-engine",
+    "broken-program",
+    "kill-keeper",
+    "no-room",
+)
+
+
+def settle(
+    asked: AskedOfFleet, memory: Memory, standing: dict[str, ObservedInstance], now_s: float
+) -> tuple[Memory, float, float]:
+    """Decide until nothing is to be done, all going well; returns the least that was ready meanwhile."""
+    from benchmarks.rollout_controller import FLEET, POLICY
+
+    least = float("inf")
+    for _ in range(40):
+        now_s += 5.0
+        view = View(now_s, asked.problem(FLEET), asked.offers(), instances=tuple(standing.values()))
+        decision, memory = decide(view, memory, POLICY, asked.plan)
+        for action in decision.actions:
+            if isinstance(action, StartInstance):
+                seen = Standing(action.instance.id, action.labels, "ready", now_s)
+                standing[action.instance.id] = ObservedInstance(seen, action.instance)
+            elif isinstance(action, DrainInstance | StopInstance):
+                gone = replace(standing[action.id].standing, state="gone")
+                standing[action.id] = replace(standing[action.id], standing=gone)
+        ready = [one.instance for one in standing.values() if one.standing.state == "ready"]
+        problem = asked.problem(FLEET)
+        carried = CarriedLoad(problem, find_mixed(problem, ready), ready).lanes()[SERVICE]
+        least = min(least, carried)
+        if not decision.actions:
+            break
+    return memory, now_s, least
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 10**6))
+def test_every_seeded_change_is_made_and_never_below_what_is_asked(seed: int) -> None:
+    first, changes = seed_changes(12, seed)
+    standing: dict[str, ObservedInstance] = {}
+    memory, now_s, _ = settle(first, Memory(), standing, 1e6)
+    before = first
+    for change in changes:
+        memory, now_s, least = settle(change.asked, memory, standing, now_s)
+        ready = [one.instance for one in standing.values() if one.standing.state == "ready"]
+        wanted = change.asked.instances()
+        assert Counter(one.placement_key for one in ready) == Counter(
+            one.placement_key for one in wanted
+        ), change
+        assert least >= min(before.rate_per_s, change.asked.rate_per_s)
+        before = change.asked
+
+
+@pytest.mark.engine
+def test_five_changes_with_troubles_are_seen_by_nobody(tmp_path: Path) -> None:
+    for package in ("torch", "transformers", "zmq", "tokenizers", "httptools", "zenoh"):
+        pytest.importorskip(package, reason="needs the extras 'engine', 'fabric' and 'serve'")
+    from benchmarks.rollout import rollout
+
+    # A seed whose changes start little: loading engines is what takes time.
+    first, changes = seed_changes(5, 397, troubles=TROUBLES)
+    # However slow the machine: what is asked more counts once the fleet carries it.
+    seen = asyncio.run(
+        rollout(
+            first, changes, 397, tmp_path, clients=2, tokens=200, lead_s=math.inf, change_s=1200.0
+        )
+    )
+    assert seen.changes == 5, seen.notes
+    counts = (seen.errors, seen.truncated, seen.token_mismatch, seen.orphans)
+    assert counts == (0, 0, 0, 0), seen.notes
+    assert seen.below_demand_s == 0.0, seen.notes
+    assert seen.refused == 2
+    assert seen.requests > 5
