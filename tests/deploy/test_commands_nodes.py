@@ -264,6 +264,26 @@ def test_followers_end_after_their_leader_though_all_are_told_at_once(tmp_path: 
     assert list((tmp_path / "i").iterdir()) == []
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux tells children alone")
+def test_a_command_ends_when_its_member_is_killed(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    member = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "atoll.deploy.commands.member", "--meeting", "i"),
+            *("--node", "n1", "--nodes", "n1", "--", sys.executable, "-c"),
+            *(textwrap.dedent(NODE), "n1", str(log), "{host:n1}"),
+        ],
+        env=dict(os.environ) | {"ATOLL_MEETING": str(tmp_path), "ATOLL_ADDRESS": "127.0.0.1"},
+    )
+    try:
+        wait(lambda: "knows" in log.read_text())
+    finally:
+        member.kill()
+        member.wait()
+    wait(lambda: log.read_text().endswith("n1 ended\n"))
+
+
 def wait(done: Callable[[], bool], most_s: float = 60.0) -> None:
     until_s = time.monotonic() + most_s
     while not done():

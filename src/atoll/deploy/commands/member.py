@@ -21,7 +21,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from atoll.core.errors import AtollError, UsageError
@@ -46,6 +46,27 @@ _LOOK_S = 0.5
 _FOLLOW_S = 0.25
 _WITHDRAWN_S = 1.0
 """How long others may take to see that a node helps no more."""
+_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of prctl."""
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """Return what has a command be told to end when this process is killed; None where that is not known.
+
+    Not every batch system finds a process in a session of its own again.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    import ctypes
+
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def arrange() -> None:
+        prctl(_DEATH_SIGNAL, signal.SIGTERM)
+        if os.getppid() != parent:  # it was killed in between
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return arrange
 
 
 def fill_in(words: Sequence[str], members: Mapping[str, MemberAddress]) -> list[str]:
@@ -105,7 +126,9 @@ class InstanceMember:
                 command = [str(path) if word == HELPERS else word for word in command]
                 following = asyncio.create_task(self._follow(path))
             # Whoever signals this process and its group must not reach the command past `_watch`.
-            child = await asyncio.create_subprocess_exec(*command, start_new_session=True)
+            child = await asyncio.create_subprocess_exec(
+                *command, start_new_session=True, preexec_fn=_end_with_parent()
+            )
             watching = asyncio.create_task(self._watch(child))
             code = await child.wait()
             watching.cancel()
