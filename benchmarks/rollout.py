@@ -33,9 +33,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.control.capacity import CarriedLoad, find_mixed
-from atoll.control.history import History
-from atoll.control.loop import InstanceStore
+from atoll.control.decision.capacity import CarriedLoad, find_mixed
+from atoll.control.operation.history import History
+from atoll.control.operation.loop import InstanceStore
 from atoll.core.files import atomic_write
 from atoll.core.ids import Phase
 from atoll.core.rng import stream

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from atoll.control.weights import spread_routes
+from atoll.control.decision.weights import spread_routes
 from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase
 from atoll.core.rng import stream

@@ -12,12 +12,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from atoll.control.decide import StartInstance
-from atoll.control.gateways import GatewayAddress, GatewayGroup
-from atoll.control.history import History
-from atoll.control.lease import FileLease, LeaseHeldError
-from atoll.control.loop import FleetController, FleetPlace, InstanceStore, TrafficReport
-from atoll.control.view import ControlPolicy
+from atoll.control.decision.decide import StartInstance
+from atoll.control.decision.view import ControlPolicy
+from atoll.control.operation.gateways import GatewayAddress, GatewayGroup
+from atoll.control.operation.history import History
+from atoll.control.operation.lease import FileLease, LeaseHeldError
+from atoll.control.operation.loop import FleetController, FleetPlace, InstanceStore, TrafficReport
 from atoll.core.files import read_text_limited
 from atoll.deploy.commands.engines import CommandSettings, ServiceWeights, node_commands
 from atoll.deploy.door import StartOrder

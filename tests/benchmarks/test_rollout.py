@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.control.capacity import CarriedLoad, find_mixed
-from atoll.control.decide import DrainInstance, StartInstance, StopInstance, decide
-from atoll.control.view import Memory, ObservedInstance, View
+from atoll.control.decision.capacity import CarriedLoad, find_mixed
+from atoll.control.decision.decide import DrainInstance, StartInstance, StopInstance, decide
+from atoll.control.decision.view import Memory, ObservedInstance, View
 from atoll.deploy.door import Standing
 from benchmarks.rollout_changes import SERVICE, AskedOfFleet, Trouble, seed_changes
 

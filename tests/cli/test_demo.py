@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.demo_change import OperatedFleet, operate_here
+from atoll.cli.demo_change import DemoFleet, operate_here
 from atoll.runtime.local.build import LocalModel
 
 
 def test_as_many_instances_are_planned_as_are_asked_for(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"num_hidden_layers": 4}')
-    fleet = OperatedFleet("tiny", LocalModel("tiny", tmp_path), tmp_path)
+    fleet = DemoFleet("tiny", LocalModel("tiny", tmp_path), tmp_path)
     for rate_per_s, count in ((0.5, 1), (1.0, 1), (1.5, 2), (2.0, 2)):
         plan = fleet._plan(fleet._ask(rate_per_s))
         assert len(plan.instances) == count

@@ -13,10 +13,10 @@ import yaml
 from atoll.api.plan import FleetPlan
 from atoll.cli import main as cli
 from atoll.cli.logs import find_new
-from atoll.control.history import HistoryEvent
-from atoll.control.home import Daemon, Entrance, FleetHome, FleetRecord, home_of
-from atoll.control.planner import put_phases_together
-from atoll.control.targets import TargetSettings
+from atoll.control.operation.history import HistoryEvent
+from atoll.control.operation.home import Daemon, Entrance, FleetHome, FleetRecord, home_of
+from atoll.control.operation.planner import put_phases_together
+from atoll.control.operation.targets import TargetSettings
 from atoll.deploy.local_keeper import KeptProcess
 from atoll.plan.files.read import read_problem
 from atoll.solve.effort import Effort

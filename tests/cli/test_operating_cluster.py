@@ -15,9 +15,9 @@ from atoll.cli import main as cli
 from atoll.cli import operate as operate_verb
 from atoll.cli import rollout
 from atoll.cli import up as up_verb
-from atoll.control import planner
-from atoll.control.decide import MakePlan
-from atoll.control.home import home_of
+from atoll.control.decision.decide import MakePlan
+from atoll.control.operation import planner
+from atoll.control.operation.home import home_of
 from atoll.deploy.kubernetes.client import HttpAnswer, KubeClient
 from atoll.deploy.kubernetes.deployer import KubernetesDeployer
 from atoll.deploy.kubernetes.settings import KubernetesSettings

@@ -8,8 +8,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from atoll.control.decide import decide
-from atoll.control.view import (
+from atoll.control.decision.decide import decide
+from atoll.control.decision.view import (
     ControlPolicy,
     Memory,
     ObservedInstance,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.control.backoff import count_failures, hold_back
-from atoll.control.view import Memory, adopt_running
+from atoll.control.decision.backoff import count_failures, hold_back
+from atoll.control.decision.view import Memory, adopt_running
 from atoll.deploy.door import FailureKind, StandingState
 from tests.control.world import POLICY, World, instance, problem
 

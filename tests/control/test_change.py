@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.control.change import find_change
-from atoll.control.history import History
-from atoll.control.lease import FileLease
-from atoll.control.loop import FleetController, Turn
+from atoll.control.operation.change import find_change
+from atoll.control.operation.history import History
+from atoll.control.operation.lease import FileLease
+from atoll.control.operation.loop import FleetController, Turn
 from atoll.core.errors import InputError
 from tests.control.test_loop import World
 from tests.control.test_loop import controller as make

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.control.cluster import ClusterLease, find_cluster
-from atoll.control.home import FleetHome
-from atoll.control.lease import LeaseHeldError
-from atoll.control.operated import HomeLease, open_lease
-from atoll.control.targets import PoolTarget
+from atoll.control.operation.cluster import ClusterLease, find_cluster
+from atoll.control.operation.home import FleetHome
+from atoll.control.operation.lease import LeaseHeldError
+from atoll.control.operation.operated import HomeLease, open_lease
+from atoll.control.operation.targets import PoolTarget
 from atoll.deploy.kubernetes.client import KubeClient
 from atoll.deploy.kubernetes.deployer import KubernetesDeployer
 from atoll.deploy.kubernetes.settings import KubernetesSettings

@@ -6,9 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.control.decide import DrainInstance, ReweightRoutes, StartInstance, StopInstance
-from atoll.control.path import CapacityDip
-from atoll.control.view import EndNotice, Memory, PromiseSeen, TrafficSeen, TrafficWindow, recall
+from atoll.control.decision.decide import DrainInstance, ReweightRoutes, StartInstance, StopInstance
+from atoll.control.decision.path import CapacityDip
+from atoll.control.decision.view import (
+    EndNotice,
+    Memory,
+    PromiseSeen,
+    TrafficSeen,
+    TrafficWindow,
+    recall,
+)
 from atoll.core.errors import InfeasibleError
 from atoll.plan.plan import OfferKey, Plan
 from atoll.plan.problem import Limits, Problem

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.control.forecast import (
+from atoll.control.decision.forecast import (
     WEEK_S,
     Floats,
     backtest,
@@ -25,7 +25,13 @@ from atoll.control.forecast import (
     predict_peak,
     predict_profile,
 )
-from atoll.control.view import DAY_S, ControlPolicy, ForecastState, TrafficSeen, TrafficWindow
+from atoll.control.decision.view import (
+    DAY_S,
+    ControlPolicy,
+    ForecastState,
+    TrafficSeen,
+    TrafficWindow,
+)
 
 STEP_S = 600.0
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "reference" / "traces"

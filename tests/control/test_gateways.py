@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.control.gateways import (
+from atoll.control.operation.gateways import (
     GatewayAddress,
     GatewayGroup,
     GatewayReply,
@@ -19,8 +19,8 @@ from atoll.control.gateways import (
     names_of,
     pool_windows,
 )
-from atoll.control.loop import Gateways
-from atoll.control.rhythm import RateHistory
+from atoll.control.operation.loop import Gateways
+from atoll.control.operation.rhythm import RateHistory
 from atoll.core.errors import AtollError
 from atoll.plan.plan import Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings

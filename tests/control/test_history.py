@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.control.history import History, HistoryEvent
+from atoll.control.operation.history import History, HistoryEvent
 
 EVENTS = st.lists(
     st.builds(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.control.home import (
+from atoll.control.operation.home import (
     Daemon,
     Entrance,
     FleetHome,
@@ -19,7 +19,7 @@ from atoll.control.home import (
     list_homes,
     write_holder,
 )
-from atoll.control.targets import TargetSettings
+from atoll.control.operation.targets import TargetSettings
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.deploy.local_keeper import KeptProcess, process_start
 

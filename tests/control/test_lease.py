@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.control.lease import FileLease, Lease, LeaseHeldError
+from atoll.control.operation.lease import FileLease, Lease, LeaseHeldError
 from atoll.core.errors import InputError
 
 

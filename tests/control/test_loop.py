@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from atoll.catalog import Catalog
-from atoll.control.decide import StartInstance
-from atoll.control.history import History
-from atoll.control.lease import FileLease, LeaseHeldError, SupersededError
-from atoll.control.loop import FleetController, FleetPlace, InstanceStore, TrafficReport
-from atoll.control.view import TrafficSeen, TrafficWindow
+from atoll.control.decision.decide import StartInstance
+from atoll.control.decision.view import TrafficSeen, TrafficWindow
+from atoll.control.operation.history import History
+from atoll.control.operation.lease import FileLease, LeaseHeldError, SupersededError
+from atoll.control.operation.loop import FleetController, FleetPlace, InstanceStore, TrafficReport
 from atoll.deploy.door import DeployError, FailureKind, Standing, StartOrder
 from atoll.plan.plan import Plan, Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.control.entrance import keep_entrance, use_fabric
-from atoll.control.home import Entrance, FleetHome, FleetRecord, WeightsRecord
-from atoll.control.loop import NoGateways
-from atoll.control.operated import (
+from atoll.control.decision.view import ControlPolicy, ObservedInstance, View
+from atoll.control.operation.entrance import keep_entrance, use_fabric
+from atoll.control.operation.home import Entrance, FleetHome, FleetRecord, WeightsRecord
+from atoll.control.operation.loop import NoGateways
+from atoll.control.operation.operated import (
     FleetSource,
     gateway_address,
     look_at_targets,
@@ -20,10 +21,9 @@ from atoll.control.operated import (
     open_gateways,
     renew_gateways,
 )
-from atoll.control.orders import OrderMaker, command_settings
-from atoll.control.planner import force_plan, foresee_dips
-from atoll.control.targets import TargetMap, TargetSettings
-from atoll.control.view import ControlPolicy, ObservedInstance, View
+from atoll.control.operation.orders import OrderMaker, command_settings
+from atoll.control.operation.planner import force_plan, foresee_dips
+from atoll.control.operation.targets import TargetMap, TargetSettings
 from atoll.core.errors import AtollError, InputError
 from atoll.deploy.commands.engines import ServiceWeights
 from atoll.deploy.door import DeployError, Labels, Standing

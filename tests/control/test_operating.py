@@ -8,8 +8,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.control.capacity import is_short
-from atoll.control.decide import (
+from atoll.control.decision.capacity import is_short
+from atoll.control.decision.decide import (
     ControlAction,
     Decision,
     DrainInstance,
@@ -18,7 +18,7 @@ from atoll.control.decide import (
     StopInstance,
     decide,
 )
-from atoll.control.view import EndNotice, Memory, recall
+from atoll.control.decision.view import EndNotice, Memory, recall
 from tests.control.world import (
     EAST,
     POLICY,

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.control.names import name_instances, stamp_name
-from atoll.control.path import PathQuestion, foresee, next_steps
-from atoll.control.pool import MachinePool, rent_of
-from atoll.control.view import ObservedInstance
-from atoll.control.weights import spread_routes
+from atoll.control.decision.names import name_instances, stamp_name
+from atoll.control.decision.path import PathQuestion, foresee, next_steps
+from atoll.control.decision.pool import MachinePool, rent_of
+from atoll.control.decision.view import ObservedInstance
+from atoll.control.decision.weights import spread_routes
 from atoll.deploy.door import StandingState
 from atoll.plan.plan import Instance, Plan, Route
 from atoll.plan.problem import Offer, Problem

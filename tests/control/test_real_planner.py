@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from atoll.control.decide import DrainInstance, StartInstance
-from atoll.control.view import TrafficSeen, TrafficWindow, recall
+from atoll.control.decision.decide import DrainInstance, StartInstance
+from atoll.control.decision.view import TrafficSeen, TrafficWindow, recall
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate

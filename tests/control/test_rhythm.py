@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.control.rhythm import STEP_S, RateHistory, RhythmFile, ServiceRates
+from atoll.control.operation.rhythm import STEP_S, RateHistory, RhythmFile, ServiceRates
 
 DAY = 144
 

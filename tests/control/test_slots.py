@@ -8,10 +8,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.control.decide import DrainInstance, StartInstance, decide
-from atoll.control.pool import MachinePool
-from atoll.control.slots import move_slots
-from atoll.control.view import Memory, ObservedInstance
+from atoll.control.decision.decide import DrainInstance, StartInstance, decide
+from atoll.control.decision.pool import MachinePool
+from atoll.control.decision.slots import move_slots
+from atoll.control.decision.view import Memory, ObservedInstance
 from atoll.plan.plan import Instance, Plan, Route
 from atoll.plan.problem import Problem
 from tests.control.world import POLICY, World, instance, offer, problem, service

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.control.targets import (
+from atoll.control.operation.targets import (
     TARGETS,
     TargetMap,
     TargetSettings,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.control.view import PromiseSeen, TrafficSeen, TrafficWindow
+from atoll.control.decision.view import PromiseSeen, TrafficSeen, TrafficWindow
 from atoll.plan.problem import Offer
 from tests.control.world import EAST, Loop, World, offer, problem, service
 

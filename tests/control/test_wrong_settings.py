@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.control.decide import StartInstance
-from atoll.control.history import History
-from atoll.control.lease import FileLease
-from atoll.control.loop import FleetController, FleetPlace, InstanceStore, TrafficReport
+from atoll.control.decision.decide import StartInstance
+from atoll.control.operation.history import History
+from atoll.control.operation.lease import FileLease
+from atoll.control.operation.loop import FleetController, FleetPlace, InstanceStore, TrafficReport
 from atoll.deploy.door import Deployer, FailureKind, NodeCommand, StartOrder
 from atoll.deploy.kubernetes.client import KubeClient
 from atoll.deploy.kubernetes.deployer import KubernetesDeployer

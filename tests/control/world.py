@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from atoll.control.capacity import CarriedLoad, demand_by_lane, find_mixed
-from atoll.control.decide import (
+from atoll.control.decision.capacity import CarriedLoad, demand_by_lane, find_mixed
+from atoll.control.decision.decide import (
     ControlAction,
     Decision,
     DrainInstance,
@@ -19,9 +19,9 @@ from atoll.control.decide import (
     StopInstance,
     decide,
 )
-from atoll.control.pool import MachinePool, rent_of
-from atoll.control.restate import restate_demand
-from atoll.control.view import (
+from atoll.control.decision.pool import MachinePool, rent_of
+from atoll.control.decision.restate import restate_demand
+from atoll.control.decision.view import (
     ControlPolicy,
     EndNotice,
     Memory,

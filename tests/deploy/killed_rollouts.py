@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from atoll.control.decide import StartInstance
-from atoll.control.history import History
-from atoll.control.lease import FileLease, LeaseHeldError
-from atoll.control.loop import FleetController, FleetPlace, InstanceStore, TrafficReport
-from atoll.control.view import ControlPolicy
+from atoll.control.decision.decide import StartInstance
+from atoll.control.decision.view import ControlPolicy
+from atoll.control.operation.history import History
+from atoll.control.operation.lease import FileLease, LeaseHeldError
+from atoll.control.operation.loop import FleetController, FleetPlace, InstanceStore, TrafficReport
 from atoll.deploy.door import NodeCommand, Standing, StartOrder
 from atoll.deploy.local import LocalDeployer
 from atoll.deploy.local_keeper import ORDER, STATE, KeeperState, process_start

@@ -17,14 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.control.gateways import GatewayAddress, GatewayGroup
-from atoll.control.loop import FleetController, FleetPlace
+from atoll.control.operation.gateways import GatewayAddress, GatewayGroup
+from atoll.control.operation.loop import FleetController, FleetPlace
 from atoll.deploy.door import StartOrder
 from atoll.plan.plan import Flow, Instance, Node, Plan, Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service
 
 if TYPE_CHECKING:
-    from atoll.control.decide import StartInstance
+    from atoll.control.decision.decide import StartInstance
     from atoll.deploy.local import LocalDeployer
     from atoll.runtime.federation.service import GatewayProcess
     from atoll.runtime.local.build import LocalModel
@@ -39,7 +39,7 @@ _KV_BYTES = 128 * 2**20
 _LAST_TERM = 2**31
 
 
-class OperatedFleet:
+class DemoFleet:
     """A fleet of one service on this machine, behind a gateway; see the module."""
 
     def __init__(self, service: str, model: LocalModel, home: Path) -> None:
@@ -53,10 +53,10 @@ class OperatedFleet:
 
     async def open(self) -> None:
         """Start a hub and a gateway in this process, and make a controller that has nothing to do yet."""
-        from atoll.control.history import History
-        from atoll.control.lease import FileLease
-        from atoll.control.loop import InstanceStore
-        from atoll.control.view import ControlPolicy
+        from atoll.control.decision.view import ControlPolicy
+        from atoll.control.operation.history import History
+        from atoll.control.operation.lease import FileLease
+        from atoll.control.operation.loop import InstanceStore
         from atoll.deploy.local import LocalDeployer
         from atoll.deploy.local_slots import pretend_machines
         from atoll.fabric.identity.access import Access
@@ -234,9 +234,9 @@ class OperatedFleet:
 
 
 @contextlib.asynccontextmanager
-async def operate_here(service: str, model: LocalModel, home: Path) -> AsyncIterator[OperatedFleet]:
+async def operate_here(service: str, model: LocalModel, home: Path) -> AsyncIterator[DemoFleet]:
     """Keep a fleet while the block runs; nothing of it is left afterwards."""
-    fleet = OperatedFleet(service, model, home)
+    fleet = DemoFleet(service, model, home)
     try:
         await fleet.open()
         yield fleet

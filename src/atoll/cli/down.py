@@ -20,8 +20,8 @@ from atoll.core.units import pluralize
 from atoll.report.terminal import console, note
 
 if TYPE_CHECKING:
-    from atoll.control.home import FleetHome, FleetRecord
-    from atoll.control.operated import FleetLease, TargetLook
+    from atoll.control.operation.home import FleetHome, FleetRecord
+    from atoll.control.operation.operated import FleetLease, TargetLook
     from atoll.deploy.door import Deployer, Standing
 
 app = typer.Typer(add_completion=False)
@@ -53,8 +53,8 @@ def down(options: DownSettings) -> None:
     History and settings stay, so that `atoll up` brings it back. A controller that operates the fleet has to
     be stopped first.
     """
-    from atoll.control.home import find_home
-    from atoll.control.operated import look_at_targets
+    from atoll.control.operation.home import find_home
+    from atoll.control.operation.operated import look_at_targets
     from atoll.deploy.door import DeployError
 
     home, record = find_home(options.fleet, options.state)
@@ -85,10 +85,10 @@ def _stands(standing: Standing) -> bool:
 def _take_down(
     options: DownSettings, home: FleetHome, record: FleetRecord, looks: tuple[TargetLook, ...]
 ) -> None:
-    from atoll.control.entrance import close_entrance
-    from atoll.control.home import write_holder
-    from atoll.control.operated import open_lease
-    from atoll.control.targets import PoolTarget
+    from atoll.control.operation.entrance import close_entrance
+    from atoll.control.operation.home import write_holder
+    from atoll.control.operation.operated import open_lease
+    from atoll.control.operation.targets import PoolTarget
 
     targets = {
         look.target: look.deployer for look in looks if isinstance(look.deployer, PoolTarget)
@@ -116,7 +116,7 @@ def _end_instances(
     lease: FleetLease,
     holder: str,
 ) -> None:
-    from atoll.control.operated import VALID_S
+    from atoll.control.operation.operated import VALID_S
     from atoll.deploy.door import DeployError
 
     until_s = time.monotonic() + (0.0 if options.now else options.wait)
@@ -158,7 +158,7 @@ def _end_instances(
 
 
 def _say(home: FleetHome, kind: str, text: str, instance: str | None = None, term: int = 0) -> None:
-    from atoll.control.history import HistoryEvent
+    from atoll.control.operation.history import HistoryEvent
 
     event = {
         "at_s": time.time(),

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-    from atoll.control.history import HistoryEvent
-    from atoll.control.home import FleetHome, FleetRecord
-    from atoll.control.operated import TargetLook
+    from atoll.control.operation.history import HistoryEvent
+    from atoll.control.operation.home import FleetHome, FleetRecord
+    from atoll.control.operation.operated import TargetLook
     from atoll.deploy.door import Standing
 
 _GONE_S = 600.0
@@ -86,7 +86,7 @@ class FleetStanding:
 
 def look_at_fleet(home: FleetHome, record: FleetRecord, now_s: float) -> FleetStanding:
     """Ask targets and gateway of a fleet how it stands; who does not answer is named in `errors`."""
-    from atoll.control.operated import look_at_targets
+    from atoll.control.operation.operated import look_at_targets
 
     looks = look_at_targets(home, record) if record.up else ()
     events = home.history.read(last=_RECENT)
@@ -172,7 +172,7 @@ async def _ask_gateway(
     record: FleetRecord,
 ) -> tuple[dict[str, Any] | None, tuple[ServiceRow, ...]]:
     """Return what the gateway says of itself and of traffic; None and nothing where it does not answer."""
-    from atoll.control.gateways import TRAFFIC
+    from atoll.control.operation.gateways import TRAFFIC
     from atoll.telemetry.traffic import TrafficPage
 
     status = await _fetch(record, "/atoll/v1/status")
@@ -197,8 +197,8 @@ async def _ask_gateway(
 
 
 async def _fetch(record: FleetRecord, page: str) -> bytes | None:
-    from atoll.control.gateways import ask_gateway
-    from atoll.control.operated import gateway_address
+    from atoll.control.operation.gateways import ask_gateway
+    from atoll.control.operation.operated import gateway_address
 
     address = gateway_address(record)
     if address is None:

@@ -15,7 +15,7 @@ from atoll.core.units import format_price
 from atoll.report.terminal import console, emit
 
 if TYPE_CHECKING:
-    from atoll.control.history import HistoryEvent
+    from atoll.control.operation.history import HistoryEvent
 
 app = typer.Typer(add_completion=False)
 
@@ -44,7 +44,7 @@ def history(options: HistorySettings) -> None:
 
     Also what failed, in the words of the target. The log only grows; it is written before things are done.
     """
-    from atoll.control.home import find_home
+    from atoll.control.operation.home import find_home
 
     home, _ = find_home(options.fleet, options.state)
     events = home.history.read(instance=options.instance, last=options.last)

@@ -17,7 +17,7 @@ from atoll.core.errors import AtollError, UnknownNameError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from atoll.control.home import FleetHome, FleetRecord
+    from atoll.control.operation.home import FleetHome, FleetRecord
     from atoll.deploy.door import Deployer
 
 app = typer.Typer(add_completion=False)
@@ -78,8 +78,8 @@ def _write(text: str) -> None:
 
 def _find(fleet: str | None, name: str, state: Path | None) -> Callable[[int], str]:
     """Return what reads the last lines of an instance; UnknownNameError suggests the nearest."""
-    from atoll.control.home import find_home, list_homes
-    from atoll.control.operated import look_at_targets
+    from atoll.control.operation.home import find_home, list_homes
+    from atoll.control.operation.operated import look_at_targets
 
     homes: list[tuple[FleetHome, FleetRecord]] = []
     if fleet is not None or state is not None:

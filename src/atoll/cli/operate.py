@@ -32,11 +32,11 @@ from atoll.core.quantities import Duration
 from atoll.report.terminal import console, emit, note
 
 if TYPE_CHECKING:
-    from atoll.control.change import FleetChange
-    from atoll.control.home import FleetHome, FleetRecord
-    from atoll.control.loop import FleetController, Turn
-    from atoll.control.operated import FleetSource, OperatedFleet
-    from atoll.control.view import ControlPolicy
+    from atoll.control.decision.view import ControlPolicy
+    from atoll.control.operation.change import FleetChange
+    from atoll.control.operation.home import FleetHome, FleetRecord
+    from atoll.control.operation.loop import FleetController, Turn
+    from atoll.control.operation.operated import FleetSource, OperatedFleet
 
 app = typer.Typer(add_completion=False)
 _SIMULATED = "In virtual time"
@@ -109,8 +109,8 @@ def operate(options: OperateSettings) -> None:
     check_reach(options)
     if not options.dry_run:
         check_can_ask(options.yes)
-    from atoll.control.operated import FleetSource
-    from atoll.control.view import ControlPolicy
+    from atoll.control.decision.view import ControlPolicy
+    from atoll.control.operation.operated import FleetSource
 
     file = FleetSource(_find_file(options))
     home = home_for(file.problem, options.state)
@@ -130,7 +130,7 @@ def operate(options: OperateSettings) -> None:
 
 def _find_file(options: OperateSettings) -> Path:
     """Return the fleet file: the one that is named, or that of the fleet of this name."""
-    from atoll.control.home import FleetHome, find_home
+    from atoll.control.operation.home import FleetHome, find_home
 
     path = Path(options.fleet)
     if path.is_file():
@@ -150,10 +150,10 @@ def _dry_run(
     file: FleetSource,
     policy: ControlPolicy,
 ) -> None:
-    from atoll.control.change import find_change
-    from atoll.control.home import write_holder
-    from atoll.control.operated import open_fleet, open_gateways
-    from atoll.control.planner import make_planner
+    from atoll.control.operation.change import find_change
+    from atoll.control.operation.home import write_holder
+    from atoll.control.operation.operated import open_fleet, open_gateways
+    from atoll.control.operation.planner import make_planner
 
     token = token_file(options, home, record)
     fleet = open_fleet(home, record, file.problem, token, policy)
@@ -204,9 +204,9 @@ class _Operation:
 
     def run(self) -> None:
         """Take turns until told to stop."""
-        from atoll.control.home import write_holder
-        from atoll.control.operated import open_fleet, open_gateways
-        from atoll.control.planner import make_planner
+        from atoll.control.operation.home import write_holder
+        from atoll.control.operation.operated import open_fleet, open_gateways
+        from atoll.control.operation.planner import make_planner
 
         token = token_file(self.options, self.home, self.record)
         fleet = open_fleet(self.home, self.record, self.file.problem, token, self.policy)
@@ -232,7 +232,7 @@ class _Operation:
 
     def _read_file(self, fleet: OperatedFleet, controller: FleetController) -> OperatedFleet:
         """Read the fleet file if it has changed; one that is broken changes nothing."""
-        from atoll.control.operated import reopen
+        from atoll.control.operation.operated import reopen
 
         try:
             if not self.file.read_again():
@@ -255,7 +255,7 @@ class _Operation:
         return opened
 
     def _take_turn(self, fleet: OperatedFleet, controller: FleetController) -> None:
-        from atoll.control.lease import LeaseHeldError, SupersededError
+        from atoll.control.operation.lease import LeaseHeldError, SupersededError
 
         try:
             self._keep_entrance(fleet, controller)
@@ -280,7 +280,7 @@ class _Operation:
 
     def _keep_entrance(self, fleet: OperatedFleet, controller: FleetController) -> None:
         """Start hub or gateway anew if they have died; those of others are theirs to keep."""
-        from atoll.control.entrance import keep_entrance
+        from atoll.control.operation.entrance import keep_entrance
 
         known = self.record.entrance
         if known is None or known.hub is None:
@@ -292,7 +292,7 @@ class _Operation:
 
     def _use(self, fleet: OperatedFleet, controller: FleetController, record: FleetRecord) -> None:
         """Go on with another entrance."""
-        from atoll.control.operated import renew_gateways
+        from atoll.control.operation.operated import renew_gateways
 
         self.record = fleet.record = record
         self.home.write(record)
@@ -307,7 +307,7 @@ class _Operation:
 
     def _approve(self, fleet: OperatedFleet, controller: FleetController, turn: Turn) -> bool:
         """Show what is new of a change and ask; what was agreed to before is done without asking again."""
-        from atoll.control.change import find_change
+        from atoll.control.operation.change import find_change
 
         change = find_change(turn.view, turn.decision, fleet.map.of_instance)
         wanted = _list_steps(change)
@@ -367,7 +367,7 @@ def _describe_steps(change: FleetChange) -> tuple[tuple[str, str], ...]:
 
 
 def _write_down(home: FleetHome, kind: str, text: str) -> None:
-    from atoll.control.history import HistoryEvent
+    from atoll.control.operation.history import HistoryEvent
 
     event = {"at_s": time.time(), "kind": kind, "text": text[:4000]}
     with contextlib.suppress(AtollError, OSError):

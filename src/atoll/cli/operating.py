@@ -14,8 +14,8 @@ from atoll.cli.options import VerbSettings
 from atoll.core.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
-    from atoll.control.home import Entrance, FleetHome, FleetRecord, WeightsRecord
-    from atoll.control.targets import TargetSettings
+    from atoll.control.operation.home import Entrance, FleetHome, FleetRecord, WeightsRecord
+    from atoll.control.operation.targets import TargetSettings
     from atoll.plan.problem import Problem
 
 STATE_HELP = "The fleet's folder; default: by its name in the user's state folder."
@@ -146,7 +146,7 @@ def choose_targets(
     options: OperatingSettings, problem: Problem, known: FleetRecord | None
 ) -> TargetSettings:
     """Return the targets: as given, else as they were."""
-    from atoll.control.targets import read_names, read_settings
+    from atoll.control.operation.targets import read_names, read_settings
 
     names = ("local",) if known is None else known.targets.names
     if options.on is not None:
@@ -196,7 +196,7 @@ def choose_weights(
     options: OperatingSettings, problem: Problem, known: FleetRecord | None, *, pretends: bool
 ) -> dict[str, WeightsRecord]:
     """Return what serves each service: as given, else as it was, else the weights that the catalog names."""
-    from atoll.control.home import WeightsRecord
+    from atoll.control.operation.home import WeightsRecord
     from atoll.runtime.local.weights import choose_sources, list_needed
 
     engine = next((name for name in _ENGINES if name == (options.engine or "auto")), None)
@@ -254,7 +254,7 @@ def _absolute(source: str) -> str:
 
 def home_for(problem: Problem, state: Path | None) -> FleetHome:
     """Return the home of a fleet that is brought up or operated."""
-    from atoll.control.home import FleetHome, home_of
+    from atoll.control.operation.home import FleetHome, home_of
 
     return FleetHome(state.resolve()) if state is not None else home_of(problem.name)
 
@@ -276,7 +276,7 @@ def make_record(
     options: OperatingSettings, problem: Problem, source: Path, known: FleetRecord | None
 ) -> FleetRecord:
     """Return how a fleet is to be operated: as given, else as it was."""
-    from atoll.control.home import FleetRecord
+    from atoll.control.operation.home import FleetRecord
 
     targets = choose_targets(options, problem, known)
     weights = choose_weights(options, problem, known, pretends=targets.pretends)
@@ -315,7 +315,12 @@ def open_fleet_entrance(
     options: OperatingSettings, home: FleetHome, record: FleetRecord
 ) -> Entrance:
     """Return hub and gateway of a fleet, running: those of others that are named, else its own."""
-    from atoll.control.entrance import EntranceSettings, find_address, open_entrance, use_fabric
+    from atoll.control.operation.entrance import (
+        EntranceSettings,
+        find_address,
+        open_entrance,
+        use_fabric,
+    )
 
     if options.fabric is not None:
         known = record.entrance

@@ -13,9 +13,9 @@ from atoll.core.errors import AtollError
 from atoll.report.terminal import note
 
 if TYPE_CHECKING:
-    from atoll.control.home import Entrance, FleetHome, FleetRecord
-    from atoll.control.loop import FleetController, Turn
-    from atoll.control.view import ObservedInstance
+    from atoll.control.decision.view import ObservedInstance
+    from atoll.control.operation.home import Entrance, FleetHome, FleetRecord
+    from atoll.control.operation.loop import FleetController, Turn
 
 LOOK_HERE_S = 0.5
 LOOK_ELSEWHERE_S = 5.0
@@ -96,7 +96,7 @@ class Rollout:
 
     def _give_up(self) -> None:
         """End what failed; where nothing is left, hub and gateway go as they came."""
-        from atoll.control.entrance import close_entrance
+        from atoll.control.operation.entrance import close_entrance
 
         name, failed = self.record.name, list(self.failed)
         turn = self.controller.turn()

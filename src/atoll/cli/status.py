@@ -83,7 +83,7 @@ def _look_at_operated(
     name: str | None, state: Path | None, now_s: float, *, missing_is_wrong: bool
 ) -> list[FleetStanding]:
     """Return the fleets that are meant: the one that is named, up or not, else all that are up."""
-    from atoll.control.home import find_home, list_homes
+    from atoll.control.operation.home import find_home, list_homes
 
     if name is None and state is None:
         known = [(home, record) for home in list_homes() if (record := home.read()) is not None]

@@ -32,12 +32,12 @@ from atoll.core.quantities import Duration
 from atoll.report.terminal import console, emit, note
 
 if TYPE_CHECKING:
-    from atoll.control.change import FleetChange
-    from atoll.control.home import Entrance, FleetHome, FleetRecord
-    from atoll.control.loop import FleetController, Turn
-    from atoll.control.operated import OperatedFleet
-    from atoll.control.path import CapacityDip
-    from atoll.control.view import View
+    from atoll.control.decision.path import CapacityDip
+    from atoll.control.decision.view import View
+    from atoll.control.operation.change import FleetChange
+    from atoll.control.operation.home import Entrance, FleetHome, FleetRecord
+    from atoll.control.operation.loop import FleetController, Turn
+    from atoll.control.operation.operated import OperatedFleet
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
 
@@ -115,8 +115,8 @@ def up(options: UpSettings) -> None:
 
 def _read(options: UpSettings) -> tuple[Plan | None, Problem, Path]:
     """Return the plan if one is given, the problem, and the fleet file."""
-    from atoll.control.home import list_homes
-    from atoll.control.planner import put_phases_together
+    from atoll.control.operation.home import list_homes
+    from atoll.control.operation.planner import put_phases_together
     from atoll.plan.files.read import is_plan, read_plan, read_problem
 
     if not is_plan(options.plan):
@@ -150,8 +150,8 @@ def _read(options: UpSettings) -> tuple[Plan | None, Problem, Path]:
 def _open(
     options: UpSettings, home: FleetHome, record: FleetRecord, problem: Problem
 ) -> OperatedFleet:
-    from atoll.control.operated import open_fleet
-    from atoll.control.view import ControlPolicy
+    from atoll.control.decision.view import ControlPolicy
+    from atoll.control.operation.operated import open_fleet
 
     return open_fleet(home, record, problem, token_file(options, home, record), ControlPolicy())
 
@@ -166,7 +166,7 @@ def _dry_run(
     problem: Problem,
     pinned: Plan | None,
 ) -> None:
-    from atoll.control.dry_run import OfflineTargets, write_orders
+    from atoll.control.operation.dry_run import OfflineTargets, write_orders
 
     offline = OfflineTargets(record.targets, problem.offers, home.folder)
     fleet = offline.open(home, record, problem, token_file(options, home, record))
@@ -184,10 +184,10 @@ def _dry_run(
 
 
 def _controller(options: UpSettings, fleet: OperatedFleet, pinned: Plan | None) -> FleetController:
-    from atoll.control.home import write_holder
-    from atoll.control.operated import open_gateways
-    from atoll.control.planner import force_plan, make_planner, pin_plan
-    from atoll.control.view import ControlPolicy
+    from atoll.control.decision.view import ControlPolicy
+    from atoll.control.operation.home import write_holder
+    from atoll.control.operation.operated import open_gateways
+    from atoll.control.operation.planner import force_plan, make_planner, pin_plan
 
     planner = make_planner(options.deadline) if pinned is None else pin_plan(pinned)
     gateways = open_gateways(
@@ -220,8 +220,8 @@ def _find_change(
     turn: Turn, fleet: OperatedFleet, controller: FleetController, pinned: Plan | None
 ) -> FleetChange:
     """Return what is about to change; of a plan that was given, the way there was not foreseen yet."""
-    from atoll.control.change import find_change
-    from atoll.control.planner import foresee_dips
+    from atoll.control.operation.change import find_change
+    from atoll.control.operation.planner import foresee_dips
 
     dips: tuple[CapacityDip, ...] = ()
     if pinned is not None:
@@ -240,7 +240,7 @@ def _bring_up(
     problem: Problem,
     pinned: Plan | None,
 ) -> None:
-    from atoll.control.lease import LeaseHeldError
+    from atoll.control.operation.lease import LeaseHeldError
 
     fleet = _open(options, home, record, problem)
     controller = _controller(options, fleet, pinned)
@@ -268,8 +268,8 @@ def _bring_up(
 
 def _approve(run: _UpRun, turn: Turn, say: object) -> bool:
     """Show the change, ask, and open the entrance, so that what is started finds a hub to join."""
-    from atoll.control.operated import open_gateways
-    from atoll.control.planner import pin_plan
+    from atoll.control.operation.operated import open_gateways
+    from atoll.control.operation.planner import pin_plan
 
     del say
     _refuse_impossible(turn, run.fleet, run.controller)
@@ -335,7 +335,7 @@ def _explain_empty(view: View, fleet: OperatedFleet) -> AtollError:
 
 def _note_choice(run: _UpRun, usd_per_hour: float) -> None:
     """Have the history say that nobody planned: somebody chose."""
-    from atoll.control.history import HistoryEvent
+    from atoll.control.operation.history import HistoryEvent
 
     event = HistoryEvent(
         at_s=time.time(),
@@ -349,7 +349,7 @@ def _note_choice(run: _UpRun, usd_per_hour: float) -> None:
 
 def _write_down(home: FleetHome, text: str) -> None:
     """Have the history say why bringing up failed."""
-    from atoll.control.history import HistoryEvent
+    from atoll.control.operation.history import HistoryEvent
 
     with contextlib.suppress(AtollError, OSError):
         last = home.history.read(last=1)

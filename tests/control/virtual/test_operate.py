@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from atoll.control.loop import TrafficReport
-from atoll.control.view import ControlPolicy, TrafficSeen, TrafficWindow
+from atoll.control.decision.view import ControlPolicy, TrafficSeen, TrafficWindow
+from atoll.control.operation.loop import TrafficReport
 from atoll.control.virtual.compare import CONTENDERS, compare_operators, summarize_operations
 from atoll.control.virtual.contenders import (
     AtollOperator,

@@ -137,7 +137,8 @@ def real_templates(asked: Problem) -> tuple[SizedTemplate, ...]:
     return tuple(SizedTemplate(*key, one, 1.0) for key, one in sorted(found.items()))
 
 
-def test_quick_plans_cost_what_the_usual_allocation_finds(unhurried: None) -> None:
+@pytest.mark.usefixtures("unhurried")
+def test_quick_plans_cost_what_the_usual_allocation_finds() -> None:
     asked = real_problem()
     plan = TemplatePlanner(asked.catalog(), real_templates(asked))
     running: tuple[Instance, ...] = ()
@@ -156,7 +157,8 @@ def test_quick_plans_cost_what_the_usual_allocation_finds(unhurried: None) -> No
         running = quick.instances
 
 
-def test_limits_of_the_whole_are_for_the_usual_allocation(unhurried: None) -> None:
+@pytest.mark.usefixtures("unhurried")
+def test_limits_of_the_whole_are_for_the_usual_allocation() -> None:
     asked = real_problem().replace(limits=Limits(spot_share=0.5))
     plan = TemplatePlanner(asked.catalog(), real_templates(asked))
     found = plan(asked)

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from atoll.control.decide import StartInstance
-from atoll.control.history import History
-from atoll.control.lease import FileLease
-from atoll.control.loop import FleetController, FleetPlace, InstanceStore, TrafficReport
-from atoll.control.view import ControlPolicy
+from atoll.control.decision.decide import StartInstance
+from atoll.control.decision.view import ControlPolicy
+from atoll.control.operation.history import History
+from atoll.control.operation.lease import FileLease
+from atoll.control.operation.loop import FleetController, FleetPlace, InstanceStore, TrafficReport
 from atoll.deploy.commands.engines import CommandSettings, ServiceWeights, node_commands
 from atoll.deploy.door import Standing, StartOrder
 from atoll.deploy.slurm.runner import ProcessRunner

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from atoll.control.gateways import GatewayAddress, GatewayGroup
+from atoll.control.operation.gateways import GatewayAddress, GatewayGroup
 from atoll.deploy.commands.engines import STAND_IN_LABEL, label_options
 from atoll.deploy.door import Labels
 from atoll.plan.plan import Route

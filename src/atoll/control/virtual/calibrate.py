@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.control.decision.weights import spread_routes
 from atoll.control.virtual.fluid import FluidQueue, KeptCurve
 from atoll.control.virtual.planner import TemplatePlanner
-from atoll.control.weights import spread_routes
 from atoll.core.errors import InfeasibleError
 from atoll.core.rng import stream
 from atoll.prove.templates import SizedTemplate, size_for_share, size_templates, trim_templates
@@ -113,7 +113,7 @@ def scale_rates(problem: Problem, factors: Mapping[str, float]) -> Problem:
 
 def carried_requests(problem: Problem, plan: Plan) -> dict[str, float]:
     """Return the requests/s that a plan carries of each service."""
-    from atoll.control.capacity import CarriedLoad
+    from atoll.control.decision.capacity import CarriedLoad
 
     names = frozenset(service.name for service in problem.services)
     return dict(CarriedLoad(problem, names, plan.instances).lanes())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from atoll.control.view import ControlPolicy
+from atoll.control.decision.view import ControlPolicy
 from atoll.control.virtual.calibrate import CalibratedFleet
 from atoll.control.virtual.contenders import (
     AtollOperator,

@@ -24,9 +24,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from atoll.control.decide import MakePlan, decide
-from atoll.control.loop import TrafficReport
-from atoll.control.view import ControlPolicy, Memory, View
+from atoll.control.decision.decide import MakePlan, decide
+from atoll.control.decision.view import ControlPolicy, Memory, View
+from atoll.control.operation.loop import TrafficReport
 from atoll.control.virtual.calibrate import carried_requests
 from atoll.control.virtual.demand import DAY_MINUTES, MINUTE_S
 from atoll.control.virtual.planner import TemplatePlanner

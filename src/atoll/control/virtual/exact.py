@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.control.loop import TrafficReport
+from atoll.control.operation.loop import TrafficReport
 from atoll.control.virtual.calibrate import simulate_rates
 from atoll.control.virtual.demand import MINUTE_S
 from atoll.control.virtual.run import FleetOperator, OperationResult, VirtualSetting

@@ -20,10 +20,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.control.capacity import ROUNDING, CarriedLoad
-from atoll.control.forecast import build_profile
-from atoll.control.loop import TrafficReport
-from atoll.control.view import DAY_S, PromiseSeen, TrafficSeen, TrafficWindow
+from atoll.control.decision.capacity import ROUNDING, CarriedLoad
+from atoll.control.decision.forecast import build_profile
+from atoll.control.decision.view import DAY_S, PromiseSeen, TrafficSeen, TrafficWindow
+from atoll.control.operation.loop import TrafficReport
 from atoll.control.virtual.calibrate import open_queue
 from atoll.control.virtual.demand import DAY_MINUTES, MINUTE_S, DemandSeries
 from atoll.control.virtual.fluid import FluidQueue, KeptCurve

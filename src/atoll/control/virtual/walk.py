@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atoll.control.capacity import CarriedLoad
+from atoll.control.decision.capacity import CarriedLoad
 from atoll.control.virtual.planner import TemplatePlanner
 from atoll.core.rng import stream
 from atoll.plan.plan import Plan

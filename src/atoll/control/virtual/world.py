@@ -13,15 +13,15 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from atoll.control.decide import (
+from atoll.control.decision.decide import (
     ControlAction,
     DrainInstance,
     ReweightRoutes,
     StartInstance,
     StopInstance,
 )
-from atoll.control.pool import MachinePool
-from atoll.control.view import ObservedInstance
+from atoll.control.decision.pool import MachinePool
+from atoll.control.decision.view import ObservedInstance
 from atoll.control.virtual.market import MarketSeries
 from atoll.core.rng import stream
 from atoll.deploy.door import FailureKind, Labels, Standing, StandingState

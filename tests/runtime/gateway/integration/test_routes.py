@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from atoll.control.gateways import GatewayAddress, GatewayGroup
+from atoll.control.operation.gateways import GatewayAddress, GatewayGroup
 from atoll.plan.plan import Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 from atoll.runtime.gateway.settings import GatewayLimits

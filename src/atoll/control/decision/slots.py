@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from atoll.control.pool import MachinePool
+from atoll.control.decision.pool import MachinePool
 from atoll.plan.plan import Instance, Node, Plan
 from atoll.plan.problem import Offer
 

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from atoll.control.capacity import (
+from atoll.control.decision.capacity import (
     ROUNDING,
     CarriedLoad,
     Lanes,
@@ -31,8 +31,8 @@ from atoll.control.capacity import (
     find_mixed,
     is_short,
 )
-from atoll.control.pool import MachinePool, rent_of
-from atoll.control.view import ControlPolicy, ObservedInstance
+from atoll.control.decision.pool import MachinePool, rent_of
+from atoll.control.decision.view import ControlPolicy, ObservedInstance
 from atoll.deploy.door import Labels, Standing
 from atoll.plan.plan import Instance, count_machines
 from atoll.plan.problem import Problem

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.control.decide import MakePlan
-from atoll.control.names import name_instances
-from atoll.control.path import CapacityDip, PathQuestion, foresee
-from atoll.control.restate import restate_demand
-from atoll.control.view import ControlPolicy, Memory, View
+from atoll.control.decision.decide import MakePlan
+from atoll.control.decision.names import name_instances
+from atoll.control.decision.path import CapacityDip, PathQuestion, foresee
+from atoll.control.decision.restate import restate_demand
+from atoll.control.decision.view import ControlPolicy, Memory, View
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem
 

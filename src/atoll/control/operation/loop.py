@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from atoll.control.decide import (
+from atoll.control.decision.decide import (
     ControlAction,
     Decision,
     DrainInstance,
@@ -23,9 +23,7 @@ from atoll.control.decide import (
     StopInstance,
     decide,
 )
-from atoll.control.history import History, HistoryEvent
-from atoll.control.lease import Lease, SupersededError
-from atoll.control.view import (
+from atoll.control.decision.view import (
     ControlPolicy,
     EndNotice,
     Memory,
@@ -34,6 +32,8 @@ from atoll.control.view import (
     TrafficSeen,
     View,
 )
+from atoll.control.operation.history import History, HistoryEvent
+from atoll.control.operation.lease import Lease, SupersededError
 from atoll.core.errors import InputError
 from atoll.core.files import atomic_write, read_text_limited
 from atoll.deploy.door import Deployer, DeployError, Standing, StartOrder

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from atoll.control.home import Daemon, Entrance, FleetHome
+from atoll.control.operation.home import Daemon, Entrance, FleetHome
 from atoll.core.errors import AtollError, InputError, UsageError
 from atoll.core.files import read_text_limited
 from atoll.deploy.local_keeper import KeptProcess, process_start

@@ -20,7 +20,13 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.control.view import DAY_S, ControlPolicy, ForecastState, PendingForecast, TrafficSeen
+from atoll.control.decision.view import (
+    DAY_S,
+    ControlPolicy,
+    ForecastState,
+    PendingForecast,
+    TrafficSeen,
+)
 
 Floats = NDArray[np.float64]
 Method = Callable[[Floats, float, float], Floats]

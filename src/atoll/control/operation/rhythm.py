@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from atoll.control.forecast import build_profile
-from atoll.control.view import DAY_S
+from atoll.control.decision.forecast import build_profile
+from atoll.control.decision.view import DAY_S
 from atoll.core.errors import AtollError, InputError
 from atoll.core.files import atomic_write, read_text_limited
 from atoll.core.frozen import Frozen

@@ -21,10 +21,10 @@ from urllib.parse import quote
 
 from pydantic import Field
 
-from atoll.control.history import History
-from atoll.control.lease import FileLease, Lease
-from atoll.control.loop import InstanceStore
-from atoll.control.targets import TargetSettings
+from atoll.control.operation.history import History
+from atoll.control.operation.lease import FileLease, Lease
+from atoll.control.operation.loop import InstanceStore
+from atoll.control.operation.targets import TargetSettings
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.files import atomic_write, read_text_limited
 from atoll.core.frozen import Frozen

@@ -17,22 +17,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from atoll.control.backoff import HeldBack, Lost, count_failures, hold_back, is_late
-from atoll.control.capacity import (
+from atoll.control.decision.backoff import HeldBack, Lost, count_failures, hold_back, is_late
+from atoll.control.decision.capacity import (
     CarriedLoad,
     demand_by_lane,
     find_mixed,
     find_short,
     is_short,
 )
-from atoll.control.forecast import forecast
-from atoll.control.judge import Verdict, judge
-from atoll.control.names import hash_place, name_instances, rename, stamp_name
-from atoll.control.path import CapacityDip, PathQuestion, PathStep, foresee, next_steps
-from atoll.control.pool import MachinePool
-from atoll.control.restate import restate_demand, restate_supply
-from atoll.control.slots import move_slots
-from atoll.control.view import (
+from atoll.control.decision.forecast import forecast
+from atoll.control.decision.judge import Verdict, judge
+from atoll.control.decision.names import hash_place, name_instances, rename, stamp_name
+from atoll.control.decision.path import CapacityDip, PathQuestion, PathStep, foresee, next_steps
+from atoll.control.decision.pool import MachinePool
+from atoll.control.decision.restate import restate_demand, restate_supply
+from atoll.control.decision.slots import move_slots
+from atoll.control.decision.view import (
     ControlPolicy,
     ForecastState,
     Memory,
@@ -41,7 +41,7 @@ from atoll.control.view import (
     View,
     adopt_running,
 )
-from atoll.control.weights import spread_routes
+from atoll.control.decision.weights import spread_routes
 from atoll.core.errors import AtollError
 from atoll.deploy.door import Labels
 from atoll.plan.plan import Instance, Plan, Route, count_machines

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from atoll.control.lease import Lease, LeaseHeldError
-from atoll.control.targets import PoolTarget
+from atoll.control.operation.lease import Lease, LeaseHeldError
+from atoll.control.operation.targets import PoolTarget
 from atoll.deploy.kubernetes.deployer import KubernetesDeployer
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from atoll.control.home import FleetHome, FleetRecord
-from atoll.control.loop import Turn
-from atoll.control.names import hash_place
-from atoll.control.operated import HomeLease, OperatedFleet
-from atoll.control.orders import OrderMaker, command_settings
-from atoll.control.targets import (
+from atoll.control.decision.names import hash_place
+from atoll.control.operation.home import FleetHome, FleetRecord
+from atoll.control.operation.loop import Turn
+from atoll.control.operation.operated import HomeLease, OperatedFleet
+from atoll.control.operation.orders import OrderMaker, command_settings
+from atoll.control.operation.targets import (
     PoolTarget,
     TargetMap,
     TargetName,

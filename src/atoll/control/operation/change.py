@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from atoll.control.decide import Decision, DrainInstance, StartInstance, StopInstance
-from atoll.control.path import CapacityDip
-from atoll.control.pool import rent_of
-from atoll.control.view import View
+from atoll.control.decision.decide import Decision, DrainInstance, StartInstance, StopInstance
+from atoll.control.decision.path import CapacityDip
+from atoll.control.decision.pool import rent_of
+from atoll.control.decision.view import View
 from atoll.core.units import format_price, format_throughput, pluralize
 from atoll.plan.plan import Instance
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from atoll.control.view import Backoff, ControlPolicy, Memory, ObservedInstance, View
+from atoll.control.decision.view import Backoff, ControlPolicy, Memory, ObservedInstance, View
 from atoll.plan.plan import Instance, OfferKey
 
 _OF_THE_SERVICE = ("image", "settings")

@@ -8,28 +8,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from atoll.control.cluster import ClusterLease, find_cluster
-from atoll.control.home import FleetHome, FleetRecord
-from atoll.control.lease import Lease
-from atoll.control.loop import (
+from atoll.control.decision.view import ControlPolicy
+from atoll.control.operation.cluster import ClusterLease, find_cluster
+from atoll.control.operation.home import FleetHome, FleetRecord
+from atoll.control.operation.lease import Lease
+from atoll.control.operation.loop import (
     FleetController,
     FleetPlace,
     Gateways,
     LeaseTaker,
     NoGateways,
 )
-from atoll.control.orders import OrderMaker, command_settings
-from atoll.control.planner import put_phases_together
-from atoll.control.targets import PoolTarget, TargetMap, open_targets
-from atoll.control.view import ControlPolicy
+from atoll.control.operation.orders import OrderMaker, command_settings
+from atoll.control.operation.planner import put_phases_together
+from atoll.control.operation.targets import PoolTarget, TargetMap, open_targets
 from atoll.core.errors import AtollError, InputError
 from atoll.deploy.door import Deployer, DeployError, Standing
 from atoll.plan.files.read import read_problem
 from atoll.plan.problem import Problem
 
 if TYPE_CHECKING:
-    from atoll.control.decide import MakePlan
-    from atoll.control.gateways import GatewayAddress
+    from atoll.control.decision.decide import MakePlan
+    from atoll.control.operation.gateways import GatewayAddress
 
 VALID_S = 90.0
 """For how long a controller that says nothing keeps others from acting."""
@@ -224,7 +224,7 @@ def renew_gateways(
 
     They know what was told, and tell it again to one that was started anew.
     """
-    from atoll.control.gateways import GatewayGroup
+    from atoll.control.operation.gateways import GatewayGroup
 
     address = gateway_address(record)
     if isinstance(before, GatewayGroup) and before.addresses == (address,):
@@ -245,8 +245,8 @@ def open_gateways(
 
     What they see is kept in the fleet's home, for the rhythm of day and week, unless `keep` is off.
     """
-    from atoll.control.gateways import GatewayGroup
-    from atoll.control.rhythm import RateHistory
+    from atoll.control.operation.gateways import GatewayGroup
+    from atoll.control.operation.rhythm import RateHistory
 
     address = gateway_address(record)
     if address is None:
@@ -262,7 +262,7 @@ def open_gateways(
 
 def gateway_address(record: FleetRecord) -> GatewayAddress | None:
     """Where a fleet's gateway is asked; None where it cannot be."""
-    from atoll.control.gateways import GatewayAddress
+    from atoll.control.operation.gateways import GatewayAddress
 
     at = record.entrance
     if at is None or at.url is None or not (at.admin_socket or at.admin_token):

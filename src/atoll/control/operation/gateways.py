@@ -17,9 +17,9 @@ from functools import reduce
 from pathlib import Path
 from typing import NamedTuple
 
-from atoll.control.loop import TrafficReport
-from atoll.control.rhythm import RateHistory
-from atoll.control.view import EndNotice, PromiseSeen, TrafficSeen, TrafficWindow
+from atoll.control.decision.view import EndNotice, PromiseSeen, TrafficSeen, TrafficWindow
+from atoll.control.operation.loop import TrafficReport
+from atoll.control.operation.rhythm import RateHistory
 from atoll.core.errors import AtollError
 from atoll.core.files import read_text_limited
 from atoll.plan.plan import Route

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from atoll.control.capacity import (
+from atoll.control.decision.capacity import (
     ROUNDING,
     CarriedLoad,
     Lanes,
@@ -18,8 +18,8 @@ from atoll.control.capacity import (
     find_mixed,
     is_short,
 )
-from atoll.control.pool import rent_of
-from atoll.control.view import ControlPolicy
+from atoll.control.decision.pool import rent_of
+from atoll.control.decision.view import ControlPolicy
 from atoll.core.units import format_price
 from atoll.plan.plan import Instance, Plan, count_machines
 from atoll.plan.problem import Problem

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import Literal
 
-from atoll.control.decide import StartInstance
-from atoll.control.targets import TargetMap, TargetName, TargetSettings
+from atoll.control.decision.decide import StartInstance
+from atoll.control.operation.targets import TargetMap, TargetName, TargetSettings
 from atoll.core.errors import AtollError
 from atoll.deploy.commands.engines import (
     CommandSettings,

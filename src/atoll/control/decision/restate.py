@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from atoll.control.backoff import HeldBack
-from atoll.control.view import ControlPolicy, View
+from atoll.control.decision.backoff import HeldBack
+from atoll.control.decision.view import ControlPolicy, View
 from atoll.plan.cluster import ANY, Cluster
 from atoll.plan.plan import SINK, SOURCE, Instance, count_machines
 from atoll.plan.problem import Offer, Problem

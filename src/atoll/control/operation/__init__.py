@@ -1,0 +1,1 @@
+"""Operating a fleet: observing, carrying out, and writing down what was decided."""
