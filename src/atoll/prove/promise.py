@@ -279,6 +279,12 @@ class _Prover:
                 for p in stamped.promises
             }
             short = {name for name, promise in own.items() if not promise.is_surely_kept}
+            # What fresh arrivals show is what there is to mend.
+            kept |= {
+                p.service: KeptShares(p.kept, p.kept_ttft, p.kept_tpot)
+                for p in stamped.promises
+                if p.service in short
+            }
             if not short and (self.best is None or self._saves(plan)):
                 self.best = stamped
         worst = min((k.both - targets[n] for n, k in kept.items()), default=0.0)
