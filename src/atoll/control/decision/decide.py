@@ -17,26 +17,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from atoll.control.decision.backoff import HeldBack, Lost, count_failures, hold_back, is_late
+from atoll.control.decision.backoff import count_failures
 from atoll.control.decision.capacity import (
     CarriedLoad,
     demand_by_lane,
     find_mixed,
-    find_short,
     is_short,
 )
 from atoll.control.decision.forecast import forecast
 from atoll.control.decision.judge import Verdict, judge
-from atoll.control.decision.names import hash_place, name_instances, rename, stamp_name
+from atoll.control.decision.names import hash_place, name_instances
 from atoll.control.decision.path import CapacityDip, PathQuestion, PathStep, foresee, next_steps
 from atoll.control.decision.pool import MachinePool
-from atoll.control.decision.restate import restate_demand, restate_supply
+from atoll.control.decision.restate import restate_supply
+from atoll.control.decision.situation import Situation, look_around
 from atoll.control.decision.slots import move_slots
+from atoll.control.decision.triggers import find_triggers, is_due
 from atoll.control.decision.view import (
     ControlPolicy,
     ForecastState,
     Memory,
-    ObservedInstance,
     TrafficSeen,
     View,
     adopt_running,
@@ -44,8 +44,8 @@ from atoll.control.decision.view import (
 from atoll.control.decision.weights import spread_routes
 from atoll.core.errors import AtollError
 from atoll.deploy.door import Labels
-from atoll.plan.plan import Instance, Plan, Route, count_machines
-from atoll.plan.problem import Offer, Problem
+from atoll.plan.plan import Instance, Plan, Route
+from atoll.plan.problem import Problem
 
 MakePlan = Callable[[Problem], Plan]
 """A planner: from a problem to a plan; it may raise an `AtollError`."""
@@ -119,19 +119,19 @@ def decide(
     memory, lost = count_failures(view, memory, policy)
     rates, forecasts = _forecast_all(view, memory, policy)
     memory = replace(memory, forecasts=forecasts)
-    situation = _look(view, before, memory, policy, rates)
+    situation = look_around(view, before, memory, policy, rates)
     memory = replace(memory, plan=situation.in_force)
-    triggers = _find_triggers(situation, lost)
+    triggers = find_triggers(situation, lost)
     told: tuple[str, ...] = ()
     dips: tuple[CapacityDip, ...] = ()
     asked = adopted = False
-    if _is_due(memory, triggers, view.time_s, policy):
+    if is_due(memory, triggers, view.time_s, policy):
         asked = True
         raised = _catch_up(situation)
         learned = _boost(situation, _remember_demand(memory, view.time_s, raised))
         if learned.forecasts != memory.forecasts:
             memory, rates = learned, rates | raised
-            situation = _look(view, before, memory, policy, rates)
+            situation = look_around(view, before, memory, policy, rates)
         memory, verdict, dips = _plan_anew(situation, memory, plan)
         adopted = verdict.adopt
         outcome = "adopted" if adopted else "kept"
@@ -157,178 +157,6 @@ def decide(
     return decision, replace(memory, routes=routes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Situation:
-    """What one decision works with.
-
-    `problem` is the fleet's with the demand to plan for and the offers of now; `observed` are the instances
-    with what the plan in force says of them; `leaving` are those whose machines go soon, `ending` those of
-    them whose streams must move now, and `renewed` the old names of what will be replaced.
-    """
-
-    view: View
-    memory: Memory
-    policy: ControlPolicy
-    problem: Problem
-    observed: tuple[ObservedInstance, ...]
-    in_force: Plan | None
-    held: HeldBack
-    leaving: frozenset[str]
-    ending: frozenset[str]
-    renewed: tuple[str, ...]
-
-    @property
-    def wanted(self) -> tuple[Instance, ...]:
-        """The instances of the plan in force."""
-        return () if self.in_force is None else self.in_force.instances
-
-    def running(self) -> dict[str, Instance]:
-        """Return what starts or serves and will stay, by name."""
-        services = {service.name for service in self.problem.services}
-        return {
-            seen.id: seen.instance
-            for seen in self.observed
-            if seen.standing.state in ("starting", "ready")
-            and seen.id not in self.leaving
-            and seen.instance.service in services
-            and not is_late(seen, self.view, self.policy)
-        }
-
-    def holding(self) -> dict[str, Instance]:
-        """Return what holds machines, by name."""
-        return {seen.id: seen.instance for seen in self.observed if seen.standing.state != "gone"}
-
-    def awaited(self) -> dict[str, Instance]:
-        """Return what is wanted and was never started, as far as is known, by the name it will have."""
-        listed = {seen.id for seen in self.view.instances}
-        listed |= {name for name, _, _ in self.memory.states}
-        return {one.id: one for one in self.wanted if one.id not in listed}
-
-    def ask(self, wanted: Sequence[Instance] | None = None) -> PathQuestion:
-        """Return the question for the next step to the plan in force, or to another."""
-        return PathQuestion(
-            self.problem,
-            self.observed,
-            self.wanted if wanted is None else wanted,
-            self.view.time_s,
-            self.policy,
-            self.held.blocks,
-            late=frozenset(
-                seen.id for seen in self.observed if is_late(seen, self.view, self.policy)
-            ),
-            ending=self.ending,
-            spared=self.leaving - self.ending,
-        )
-
-    def living(self) -> tuple[Instance, ...]:
-        """Return the wanted instances that stand, or can be started now."""
-        running = self.running()
-        standing = [one for one in self.wanted if one.id in running]
-        missing = [one for one in self.wanted if one.id not in running]
-        if not missing:
-            return tuple(standing)
-        holding = (seen.instance for seen in self.observed if seen.standing.state != "gone")
-        pool = MachinePool(self.problem.offers, holding)
-        for one in missing:
-            if not self.held.blocks(one) and pool.has_room(one):
-                pool.take(one)
-                standing.append(one)
-        return tuple(standing)
-
-
-def _look(
-    view: View, before: Memory, memory: Memory, policy: ControlPolicy, rates: Mapping[str, float]
-) -> _Situation:
-    """Put together what is decided on."""
-    leaving, ending = _find_leaving(view, policy)
-    in_force, renewed = _renew(view, before, memory.plan, leaving, policy)
-    planned = {one.id: one for one in (in_force.instances if in_force else ())}
-    boosted = dict(rates)
-    written = {service.name: service.rate_per_s for service in view.problem.services}
-    for state in memory.forecasts:
-        if state.boost > 1.0 and state.service in written:
-            rate = rates.get(state.service, written[state.service])
-            boosted[state.service] = rate * state.boost
-    return _Situation(
-        view=view,
-        memory=memory,
-        policy=policy,
-        problem=restate_demand(view, boosted, policy),
-        observed=tuple(
-            ObservedInstance(seen.standing, planned.get(seen.id, seen.instance))
-            for seen in view.instances
-        ),
-        in_force=in_force,
-        held=hold_back(memory, view.time_s, policy, _count_machines(view)),
-        leaving=leaving,
-        ending=ending,
-        renewed=renewed,
-    )
-
-
-def _count_machines(view: View) -> int:
-    """Return how many machines there are to stand on, those in use included."""
-    return sum(offer.available for offer in view.offers or view.problem.offers)
-
-
-def _find_leaving(view: View, policy: ControlPolicy) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names of instances whose machines go soon, and of those that must be drained now.
-
-    One that never had long, as a job with a short wall time, is replaced after half of its time at the
-    earliest and drained in the last quarter of it. While what may replace it is starting it serves a little
-    longer: a third of that time is enough to move streams.
-    """
-    starting = {s.instance.role for s in view.instances if s.standing.state == "starting"}
-    noticed: dict[str, float] = {}
-    for notice in view.notices:
-        noticed[notice.name] = min(notice.ends_s, noticed.get(notice.name, notice.ends_s))
-    leaving, ending = set(), set()
-    for seen in view.instances:
-        standing = seen.standing
-        if standing.state not in ("starting", "ready"):
-            continue
-        known = [] if standing.ends_s is None else [standing.ends_s]
-        if noticed:
-            hosts = (node.host for node in seen.instance.nodes if node.host is not None)
-            names = {standing.handle, seen.id, *standing.hosts, *hosts}
-            known += [noticed[name] for name in names if name in noticed]
-        if not known:
-            continue
-        life_s, left_s = min(known) - standing.since_s, min(known) - view.time_s
-        if left_s <= min(policy.lead_s, 0.5 * life_s):
-            leaving.add(seen.id)
-        move_s = min(policy.move_s, 0.25 * life_s)
-        if left_s <= (move_s / 3.0 if seen.instance.role in starting else move_s):
-            ending.add(seen.id)
-    return frozenset(leaving), frozenset(ending)
-
-
-def _renew(
-    view: View, before: Memory, plan: Plan | None, leaving: frozenset[str], policy: ControlPolicy
-) -> tuple[Plan | None, tuple[str, ...]]:
-    """Return the plan in force with new names for what will not serve any more, and their old ones.
-
-    What a target has never listed keeps its name: it was not started yet, or the list lags behind.
-    """
-    if plan is None:
-        return None, ()
-    states = {seen.id: seen for seen in view.instances}
-    listed_before = {name for name, _, _ in before.states}
-    taken = {*states, *(one.id for one in plan.instances)}
-    names: dict[str, str] = {}
-    for one in plan.instances:
-        seen = states.get(one.id)
-        if seen is None:
-            over = one.id in listed_before
-        else:
-            serves = seen.standing.state in ("starting", "ready")
-            over = not serves or one.id in leaving or is_late(seen, view, policy)
-        if over:
-            names[one.id] = stamp_name(one.id, view.time_s, taken)
-            taken.add(names[one.id])
-    return rename(plan, lambda one: names.get(one.id, one.id)), tuple(sorted(names))
-
-
 def _forecast_all(
     view: View, memory: Memory, policy: ControlPolicy
 ) -> tuple[dict[str, float], tuple[ForecastState, ...]]:
@@ -343,118 +171,7 @@ def _forecast_all(
     return rates, tuple(states[name] for name in sorted(states))
 
 
-def _find_triggers(situation: _Situation, lost: Sequence[Lost]) -> dict[str, str]:
-    """Return why a plan should be made now, in words, by a short name for each reason."""
-    view, memory, policy = situation.view, situation.memory, situation.policy
-    found: dict[str, str] = {}
-    if memory.planned_s is None:
-        found["first"] = "no plan is known yet"
-    elif view.time_s - memory.planned_s >= policy.epoch_s:
-        found["epoch"] = f"{policy.epoch_s:g} s since the last plan"
-    if memory.asked is not None and memory.asked != view.problem:
-        found["asked"] = "what the fleet asks for has changed"
-    for one in lost:
-        what = "did not start" if one.starting else "was lost"
-        found[f"lost {one.id}"] = f"{one.id} {what}: {one.reason}"
-    for name in situation.renewed:
-        if name in situation.leaving:
-            found[f"ends {name}"] = f"{name} ends soon"
-    found |= _demand_triggers(situation)
-    found |= _market_triggers(situation)
-    for seen in view.promises:
-        if seen.requests >= policy.enough_requests and seen.is_broken:
-            text = f"{seen.service} keeps its promises for {seen.kept:.1%}, not {seen.target:.1%}"
-            found[f"promise {seen.service}"] = text
-    return found
-
-
-def _demand_triggers(situation: _Situation) -> dict[str, str]:
-    """Return services whose demand has left the band of the plan, and lanes that are short."""
-    policy, problem = situation.policy, situation.problem
-    bands = dict(situation.memory.bands)
-    found: dict[str, str] = {}
-    for service in problem.services:
-        rate, planned = service.rate_per_s, bands.get(service.name)
-        if planned is None:
-            continue
-        if not planned * (1.0 - policy.band_down) <= rate <= planned * (1.0 + policy.band_up):
-            text = f"{service.name} is expected to get {rate:.3g} requests/s, planned {planned:.3g}"
-            found[f"demand {service.name}"] = text
-    living = situation.living()
-    mixed = find_mixed(problem, living)
-    carried = CarriedLoad(problem, mixed, living).lanes()
-    for lane in find_short(carried, _find_pressing(situation, mixed)):
-        found[f"short {lane}"] = f"{lane} will carry less than is asked"
-    running = situation.running()
-    for one in situation.wanted:
-        if one.id not in running and situation.held.blocks(one):
-            # By its place: a name changes with every plan, which would make a new reason of an old one.
-            found[f"held {hash_place(one)}"] = f"{one.id} cannot be started there for now"
-    return found
-
-
-def _find_pressing(situation: _Situation, mixed: frozenset[str]) -> dict[str, float]:
-    """Return what lanes must carry not to need a plan at once.
-
-    That is a little less than what is planned for, which may never come, and no less than what is asked now.
-    """
-    now = {seen.service: seen.five_minutes.rate_per_s for seen in situation.view.traffic}
-    pressing = demand_by_lane(situation.problem, mixed)
-    for service in situation.problem.services:
-        rate = service.rate_per_s
-        asked = min(rate, now.get(service.name, rate))
-        share = max(1.0 - situation.policy.slack, asked / rate if rate > 0.0 else 1.0)
-        lanes = (service.name,) if service.name in mixed else map(str, service.roles)
-        for lane in lanes:
-            pressing[lane] *= share
-    return pressing
-
-
-def _market_triggers(situation: _Situation) -> dict[str, str]:
-    """Return offers whose price or count has moved since the plan was made, where that may matter.
-
-    What nobody uses and is dearer, or cannot be had any more, makes no other plan the best.
-    """
-    policy, found = situation.policy, {}
-    used = count_machines(situation.wanted)
-    if situation.memory.planned_s is None or situation.memory.offers == situation.view.offers:
-        return {}
-    before = {offer.key: offer for offer in situation.memory.offers}
-    after = {offer.key: offer for offer in situation.view.offers}
-    for key in sorted(before.keys() | after.keys()):
-        old, new = before.get(key), after.get(key)
-        name = " ".join(key)
-        was, now = (0 if offer is None else offer.available for offer in (old, new))
-        if key not in used and now <= was and _is_no_cheaper(old, new):
-            continue
-        if abs(now - was) > policy.count_moves * max(was, now) or (was == 0) != (now == 0):
-            found[f"count {name}"] = f"{name}: {now} can be had, not {was}"
-        if old is None or new is None:
-            continue
-        moved = abs(new.usd_per_hour - old.usd_per_hour)
-        if moved > policy.price_moves * max(old.usd_per_hour, new.usd_per_hour):
-            text = f"{name} costs ${new.usd_per_hour:.3g}/h, not ${old.usd_per_hour:.3g}/h"
-            found[f"price {name}"] = text
-    return found
-
-
-def _is_no_cheaper(old: Offer | None, new: Offer | None) -> bool:
-    """Return whether an offer, if it is still there, costs no less than before."""
-    return new is None or (old is not None and new.usd_per_hour >= old.usd_per_hour)
-
-
-def _is_due(
-    memory: Memory, triggers: Mapping[str, str], now_s: float, policy: ControlPolicy
-) -> bool:
-    """Return whether to plan: there is a reason that was not planned for a moment ago."""
-    if not triggers:
-        return False
-    if memory.tried_s is None or now_s - memory.tried_s >= policy.retry_s:
-        return True
-    return not triggers.keys() <= set(memory.tried_for)
-
-
-def _catch_up(situation: _Situation) -> dict[str, float]:
+def _catch_up(situation: Situation) -> dict[str, float]:
     """Return more requests/s to plan for of services that ask for more now than all that starts will carry.
 
     They came faster than was foreseen; who only follows them is short again when that has started.
@@ -500,7 +217,7 @@ def _remember_demand(memory: Memory, now_s: float, raised: Mapping[str, float]) 
     return replace(memory, forecasts=tuple(states))
 
 
-def _boost(situation: _Situation, memory: Memory) -> Memory:
+def _boost(situation: Situation, memory: Memory) -> Memory:
     """Return the memory with more to plan for where promises are broken although all of the plan serves."""
     view, policy = situation.view, situation.policy
     ready = {seen.id for seen in view.instances if seen.standing.state == "ready"}
@@ -523,7 +240,7 @@ def _boost(situation: _Situation, memory: Memory) -> Memory:
 
 
 def _plan_anew(
-    situation: _Situation, memory: Memory, plan: MakePlan
+    situation: Situation, memory: Memory, plan: MakePlan
 ) -> tuple[Memory, Verdict, tuple[CapacityDip, ...]]:
     """Ask the planner and judge its answer; return the memory with the plan that is in force then."""
     view, policy = situation.view, situation.policy
@@ -573,7 +290,7 @@ def _plan_anew(
     return replace(memory, plan_hash=named.content_hash()[:16]), verdict, foreseen()
 
 
-def _foresee_later(situation: _Situation, new: Plan) -> Callable[[], tuple[CapacityDip, ...]]:
+def _foresee_later(situation: Situation, new: Plan) -> Callable[[], tuple[CapacityDip, ...]]:
     """Return a function that finds the dips on the way to a plan: once, and only if there may be any."""
     found: list[tuple[CapacityDip, ...]] = []
 
@@ -609,7 +326,7 @@ def _has_room_for_all(asked: PathQuestion) -> bool:
 
 
 def _act(
-    situation: _Situation, memory: Memory, step: PathStep
+    situation: Situation, memory: Memory, step: PathStep
 ) -> tuple[tuple[ControlAction, ...], tuple[Route, ...] | None]:
     """Return the actions of a step in order, and the routes that gateways then have.
 
