@@ -132,8 +132,9 @@ def test_what_cannot_be_started_is_a_refusal(made: Plan) -> None:
     with pytest.raises(DeployError, match="no weights are known for chat"):
         orders(targets, {}).make(one, LABELS, made)
     alone = one.model_copy(update={"role": "chat/llm/prefill"})
+    served = {"chat": replace(CHAT["chat"], engine="vllm")}
     with pytest.raises(DeployError, match="prefill alone"):
-        orders(targets, CHAT).make(alone, LABELS, made)
+        orders(targets, served).make(alone, LABELS, made)
 
 
 def test_a_token_given_as_text_is_kept_for_its_owner(tmp_path: Path) -> None:
