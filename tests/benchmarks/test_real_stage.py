@@ -40,7 +40,7 @@ def test_hops_and_lateness_are_told_apart() -> None:
     assert list(STREAMS) == [1, 2, 4, 8]
     found = look(late_s=0.003)
     assert found.hop_s == pytest.approx(HOP_S)
-    assert found.late_s == pytest.approx(0.003)
+    assert found.late_s == pytest.approx([0.0, 0.003, 0.003, 0.003], abs=1e-12)
     assert look().late_s == pytest.approx(0.0, abs=1e-12)
 
 
@@ -74,7 +74,8 @@ def test_tables_say_what_was_measured(share: float, late_s: float) -> None:
         profile = profile_of(table, None, (1e5,) * table.layers)
         shared_s = profile.shared_s_per_layer * table.layers
         first_s = at(profile.prefill_s_per_layer, 1.0) * table.layers
-        assert shared_s == pytest.approx(min(share * (0.032 + late_s), first_s))
+        # A step of one sequence is late where two streams take turns, and is not where there is one.
+        assert shared_s == pytest.approx(min(share * (0.032 + 0.5 * late_s), first_s))
 
 
 @given(st.lists(st.tuples(st.floats(1.0, 8.0), st.floats(0.01, 0.2)), min_size=1, max_size=8))
