@@ -147,6 +147,18 @@ class ComponentGraph:
         name = component if isinstance(component, str) else component.name
         return _PHASES[self.component(name).kind]
 
+    def parts(self) -> tuple[str, ...]:
+        """Return what may be placed on its own, in order: components, and the phases of llms.
+
+        An llm is "llm" where one executor runs both of its phases, "llm.prefill" and "llm.decode" apart.
+        """
+        names: list[str] = []
+        for component in self.topological_order():
+            names.append(component.name)
+            if component.kind is ComponentKind.LLM:
+                names += [f"{component.name}.{phase.value}" for phase in self.phases(component)]
+        return tuple(names)
+
     def _peel(self) -> tuple[Component, ...]:
         """Take away, again and again, the first component whose feeders are all gone (Kahn)."""
         left = list(self.components)
