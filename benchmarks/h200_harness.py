@@ -113,13 +113,17 @@ class Bench:
 
     def measure(self, calls: Sequence[Call], target_s: float = 0.03, keep: bool = True) -> float:
         """Median time per call in us: ``calls`` form one graph, replayed for ``target_s``."""
-        times = self._host_times(calls) if self.dry else self._graph_times(calls, target_s)
+        times = self.sample(calls, target_s)
         median = statistics.median(times)
         if keep and len(times) >= 5:
             ordered = sorted(times)
             low, high = ordered[len(times) // 10], ordered[-1 - len(times) // 10]
             self.spreads.append((high - low) / median)
         return median / len(calls) * 1e6
+
+    def sample(self, calls: Sequence[Call], target_s: float) -> list[float]:
+        """Seconds of each replay of the graph that ``calls`` form, 5 to 40 of them."""
+        return self._host_times(calls) if self.dry else self._graph_times(calls, target_s)
 
     def _host_times(self, calls: Sequence[Call]) -> list[float]:
         times = []
