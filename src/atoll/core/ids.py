@@ -16,13 +16,17 @@ _MAX_LENGTH = 200
 
 
 class Phase(StrEnum):
-    """What a component does for a request. An llm runs PREFILL and DECODE apart or as BOTH."""
+    """What a component does for a request. An llm runs PREFILL and DECODE apart or as BOTH.
+
+    SERVE is an executor's: it runs parts of an any-to-any model, whatever they are.
+    """
 
     PREFILL = "prefill"
     DECODE = "decode"
     BOTH = "both"
     ENCODE = "encode"
     GENERATE = "generate"
+    SERVE = "serve"
 
 
 def slug(name: str, *, field: str | None = None) -> str:
@@ -75,7 +79,10 @@ def format_node_type(gpu: str, gpu_count: int) -> str:
 
 
 class RoleId(NamedTuple):
-    """What can be placed: a phase of a component of a model; "model/component/phase"."""
+    """What can be placed: a phase of a component of a model, "model/component/phase".
+
+    Executors run several parts that share a device: "model/vision+llm/serve".
+    """
 
     model: str
     component: str
@@ -83,6 +90,11 @@ class RoleId(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.model}/{self.component}/{self.phase}"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts of the model that run, in order."""
+        return tuple(self.component.split("+"))
 
 
 @lru_cache(maxsize=4096)
@@ -104,4 +116,8 @@ def parse_role(text: str, *, field: str | None = None) -> RoleId:
             field=field,
             hint="use one of " + ", ".join(Phase),
         ) from None
-    return RoleId(slug(model, field=field), slug(component, field=field), known_phase)
+    for part in component.split("+"):
+        slug(part, field=field)
+    if "+" in component and known_phase is not Phase.SERVE:
+        raise InputError(f"role {text!r} has several parts", field=field, hint="end it in /serve")
+    return RoleId(slug(model, field=field), component, known_phase)

@@ -136,6 +136,8 @@ def _service(plan: Plan, service: Service) -> ServiceCost:
         _phase(plan, service, role.phase, plan.of_role(role), rate)
         for role in standing or service.roles
     )
+    if service.is_graph:
+        phases = (_executors(plan, service, rate),)
     usd = sum(phase.usd_per_hour for phase in phases)
     return ServiceCost(
         service=service.name,
@@ -172,6 +174,25 @@ def _phase(
         capacity_per_s=supply,
         utilisation=units * rate / supply if supply > 0 else None,
         usd_per_million_tokens=_per(usd, rate * share * per_request, 1e6),
+    )
+
+
+def _executors(plan: Plan, service: Service, rate: float) -> PhaseCost:
+    """What the executors of a service cost; how busy each is, only the performance model can say."""
+    own = [i for i in plan.instances if i.service == service.name and i.is_executor]
+    usd = sum(instance.usd_per_hour for instance in own)
+    served = plan.served_fraction.get(service.name, 1.0)
+    return PhaseCost(
+        phase=Phase.SERVE,
+        share=1.0,
+        usd_per_hour=usd,
+        nodes=len(own),
+        gpus=sum(instance.gpus for instance in own),
+        tokens_per_s=rate * _tokens(service),
+        demand_per_s=service.demand_per_s,
+        capacity_per_s=service.demand_per_s * served,
+        utilisation=None,
+        usd_per_million_tokens=_per(usd, rate * _tokens(service), 1e6),
     )
 
 

@@ -144,7 +144,8 @@ class Instance(Frozen):
     `stages` is the number of hops the latency promise was split into: each has budget SLO / stages
     for its step and hand-over. `partial` says that a node may run only those of its layers that the
     request still needs (overlapping ranges); without it ranges must meet end to start. `kept` says
-    that it ran before and costs no initialisation.
+    that it ran before and costs no initialisation. An executor has one node, whose layers are not told apart
+    ([0, 1)), and its throughput is requests/s that paths lead over it.
     """
 
     id: Name
@@ -199,6 +200,16 @@ class Instance(Frozen):
         return node.region or self.region
 
     @property
+    def is_executor(self) -> bool:
+        """Whether it runs parts of an any-to-any model, not layers of a plain one."""
+        return self.phase is Phase.SERVE
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts of its model that an executor runs."""
+        return self.role_id.parts
+
+    @property
     def gpus(self) -> int:
         """GPUs of all nodes together."""
         return sum(node.gpus for node in self.nodes)
@@ -211,7 +222,10 @@ class Instance(Frozen):
         return tuple(StageView(*held, tuple(groups[held])) for held in sorted(groups))
 
     def describe(self) -> str:
-        """Return the layout in a line: "[0, 32) 2x L40S:2 | [32, 64) H100:1"."""
+        """Return the layout in a line: "[0, 32) 2x L40S:2 | [32, 64) H100:1", or "vision+llm on T4:1"."""
+        if self.is_executor:
+            spot = " spot" if self.nodes[0].market == "spot" else ""
+            return f"{self.role_id.component} on {_slice_name(self.nodes[0])}{spot}"
         stages: list[str] = []
         for stage in self.layout():
             counts = Counter((_slice_name(node), node.market) for node in stage.nodes)
@@ -238,6 +252,33 @@ class Route(Frozen):
     service: Name
     instances: tuple[Name, ...] = Field(min_length=1, max_length=2)
     share: Share
+
+
+class PathStep(Frozen):
+    """Parts of a model that one executor runs for a request; which of several is dealt by weight.
+
+    `instances` are executors by id with their weights, which add up to 1.
+    """
+
+    parts: tuple[str, ...] = Field(min_length=1)
+    instances: dict[Name, Share] = Field(min_length=1)
+
+    @field_validator("instances")
+    @classmethod
+    def _in_order(cls, instances: dict[str, float]) -> dict[str, float]:
+        return dict(sorted(instances.items()))
+
+
+class RequestPath(Frozen):
+    """A way over executors that a share of the requests of a class takes, step by step.
+
+    A request is given its path, and an executor for each step, when it arrives.
+    """
+
+    service: Name
+    klass: str = Field(min_length=1, max_length=120)
+    share: Share
+    steps: tuple[PathStep, ...] = Field(min_length=1)
 
 
 class KeptPromise(Frozen):
@@ -291,7 +332,7 @@ class Plan(Frozen):
     service, empty where only capacity was planned; then `bound` holds for capacities found by simulation, and
     `capacity_bound` whatever a simulation finds. `engines` are, by service, the limits that the plan reckons
     with and that engines are started with, where any are set, and `models` the names of the models that are
-    served, empty where nobody wrote them down.
+    served, empty where nobody wrote them down. Requests of any-to-any models go by `paths` instead of routes.
     """
 
     schema_version: Literal[1] = 1
@@ -299,6 +340,7 @@ class Plan(Frozen):
     problem_name: str
     instances: tuple[Instance, ...] = ()
     routes: tuple[Route, ...] = ()
+    paths: tuple[RequestPath, ...] = ()
     served_fraction: dict[str, Share] = Field(default_factory=dict)
     usd_per_hour: NotNegative
     init_usd: NotNegative = 0.0
@@ -318,8 +360,10 @@ class Plan(Frozen):
 
     @model_serializer(mode="wrap")
     def _without_promises(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out promises that were not looked at."""
+        """Leave out promises that were not looked at, and what only any-to-any models have."""
         fields: dict[str, object] = write(self)
+        if not self.paths:
+            fields.pop("paths", None)
         if not self.promises:
             fields.pop("promises", None)
         if self.capacity_bound is None:
@@ -356,6 +400,20 @@ class Plan(Frozen):
     @classmethod
     def _routes_in_order(cls, routes: tuple[Route, ...]) -> tuple[Route, ...]:
         return tuple(sorted(routes, key=lambda route: (route.service, route.instances)))
+
+    @field_validator("paths")
+    @classmethod
+    def _paths_in_order(cls, paths: tuple[RequestPath, ...]) -> tuple[RequestPath, ...]:
+        return tuple(
+            sorted(
+                paths,
+                key=lambda p: (
+                    p.service,
+                    p.klass,
+                    [(step.parts, list(step.instances)) for step in p.steps],
+                ),
+            )
+        )
 
     @field_validator("served_fraction")
     @classmethod

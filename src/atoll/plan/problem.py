@@ -28,6 +28,7 @@ from atoll.perf.engines import EngineChoice, EngineLaunch, EngineLimits
 from atoll.plan.cluster import Cluster
 from atoll.plan.names import ModelName, Name, NodeTypeName, refuse
 from atoll.plan.plan import Instance, Market, NotNegative, OfferKey, Share
+from atoll.workload.classes import RequestClass
 from atoll.workload.lengths import LengthMix
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
 
 COMPONENT = "llm"
-"""The component every service places; the planner knows plain language models only."""
+"""The component that services of plain language models place."""
 
 ATTAINMENT = 0.95
 """The share of requests that keep their promises, unless a service says otherwise."""
@@ -91,6 +92,18 @@ class Lengths(Frozen):
         )
 
 
+class MeasuredRate(Frozen):
+    """How fast a part was measured to be: requests of a class per second on a kind of node, by itself.
+
+    It counts where the shapes of a part are not public, and before what the performance model says.
+    """
+
+    part: str = Field(min_length=1, max_length=80)
+    kind: NodeTypeName
+    klass: str = Field(min_length=1, max_length=120)
+    per_s: Positive
+
+
 class Service(Frozen):
     """A model to be served, what is promised, and how much is asked of it.
 
@@ -102,6 +115,11 @@ class Service(Frozen):
     `avoid` hold kinds of nodes ("L40S:2") or GPU types ("L40S", any size); an empty `only` allows all.
     `engine_limits` are what its engines are started with; the number format of the KV cache is part of the
     model's name ("llama-3-70b@kv=fp8").
+
+    A service with `classes` is of an any-to-any model, or of one that takes images: requests differ in what
+    they bring and want, and promises are per class; `ttft_s` and `tpot_s` are the loosest of them, and
+    `lengths` those of the llm over all classes. Its parts run on executors. `paths`, if any, are the only
+    ways that requests may go, each a row of executors ("vision", "vision+llm"); `rates` were measured.
     """
 
     name: Name
@@ -118,12 +136,16 @@ class Service(Frozen):
     only: tuple[str, ...] = ()
     avoid: tuple[str, ...] = ()
     engine_limits: EngineLimits = EngineLimits()
+    classes: tuple[RequestClass, ...] = ()
+    paths: tuple[tuple[str, ...], ...] = ()
+    rates: tuple[MeasuredRate, ...] = ()
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out what came later and is not set, so that older problems keep their hash."""
         fields: dict[str, object] = write(self)
-        later = {"attainment": ATTAINMENT, "burstiness": 1.0}
+        later: dict[str, object] = {"attainment": ATTAINMENT, "burstiness": 1.0}
+        later |= {name: fields[name] for name in ("classes", "paths", "rates") if not fields[name]}
         if self.engine_limits.given:
             fields["engine_limits"] = self.engine_limits.model_dump(exclude_none=True)
         else:
@@ -140,10 +162,36 @@ class Service(Frozen):
             raise refuse(error) from error
         return tuple(sorted(set(names)))
 
+    @field_validator("classes")
+    @classmethod
+    def _classes_in_order(cls, classes: tuple[RequestClass, ...]) -> tuple[RequestClass, ...]:
+        _all_different("class", (klass.name for klass in classes))
+        total = sum(klass.share for klass in classes)
+        if classes and abs(total - 1.0) > 1e-6:
+            message = f"the shares of the classes add up to {total:g}"
+            raise refuse(InputError(message, hint="make them add up to 1 (100%)"))
+        return tuple(sorted(classes, key=lambda klass: klass.name))
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether it is served by executors of parts of a model, not by copies of a plain llm."""
+        return bool(self.classes)
+
+    def class_rate_per_s(self, klass: RequestClass) -> float:
+        """Requests per second of a class that capacity is planned for, headroom included."""
+        return self.demand_per_s * klass.share
+
+    def klass(self, name: str) -> RequestClass:
+        """Return the class of this name."""
+        for klass in self.classes:
+            if klass.name == name:
+                return klass
+        raise UnknownNameError(f"class of {self.name}", name, (k.name for k in self.classes))
+
     @property
     def roles(self) -> tuple[RoleId, ...]:
-        """What may be placed: prefill and decode apart, both as one, or all three."""
-        return _roles_of(self.name, self.phases)
+        """What may be placed of a plain llm: prefill and decode apart, both as one, or all three."""
+        return () if self.classes else _roles_of(self.name, self.phases)
 
     @property
     def demand_per_s(self) -> float:
@@ -366,6 +414,11 @@ class Problem(Frozen):
     def roles(self) -> tuple[RoleId, ...]:
         """Every role of every service, in order."""
         return tuple(role for service in self.services for role in service.roles)
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether any service is of an any-to-any model."""
+        return any(service.is_graph for service in self.services)
 
     def service(self, name: str) -> Service:
         """Return the service of this name."""

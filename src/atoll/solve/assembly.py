@@ -28,6 +28,7 @@ from atoll.plan.plan import (
     Market,
     Node,
     Plan,
+    RequestPath,
     Status,
 )
 from atoll.plan.problem import Problem
@@ -154,8 +155,12 @@ def assemble(
     goal: Goal = "cost",
     value: float | None = None,
     catalog: Catalog | None = None,
+    paths: Sequence[RequestPath] = (),
+    served_by_paths: Mapping[str, float] | None = None,
 ) -> Plan:
     """Return a plan of ready instances: adds routes, served fractions, cost, objective and gap.
+
+    Requests of any-to-any services go by `paths`; which share of them is served, `served_by_paths` says.
 
     The objective is the cost, or `value` in tokens/s with another `goal`. A bound a hair on the wrong side
     of the objective, as rounding leaves it, is moved to the objective. The status becomes "partial" where
@@ -164,6 +169,8 @@ def assemble(
     """
     standing = tuple(instances)
     routes, served = routes_of(problem, catalog, standing)
+    graphs = {service.name: 0.0 for service in problem.services if service.is_graph}
+    served |= graphs | dict(served_by_paths or {})
     usd = rent(problem, standing)
     fresh = sum(instance.usd_per_hour for instance in standing if not instance.kept)
     init = problem.settings.init_penalty * fresh
@@ -186,6 +193,7 @@ def assemble(
         problem_name=problem.name,
         instances=standing,
         routes=routes,
+        paths=tuple(paths),
         served_fraction=served,
         usd_per_hour=usd,
         init_usd=init,

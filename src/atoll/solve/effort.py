@@ -7,8 +7,8 @@ is a safety net beside it: whoever reaches it says so in the plan (`cut_short`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from time import perf_counter
 
 from atoll.core.errors import UsageError
@@ -51,7 +51,9 @@ class Effort:
 
     `gap` is the proven distance to the optimum, as a share, at which the search may stop. `cached` keeps
     templates on disk and uses those that are there. `work` multiplies every budget of counted work: linear
-    programmes, integer nodes, evaluations, simulations. The rest is for fixed clusters: `objective` is what
+    programmes, integer nodes, evaluations, simulations. Templates carry what `derating` leaves of them, and
+    parts of any-to-any services take `slowdown` times as long, by service and part: what simulation found.
+    The rest is for fixed clusters: `objective` is what
     the plan is best at (None: what lasts), `partial` lets a node run only some of its layers, `promise`
     allows no pipeline slower than ttft and tpot (False: best effort), and `rank` values the best few plans,
     of which it takes the best.
@@ -65,6 +67,7 @@ class Effort:
     rank: Rank | None = None
     work: float = 1.0
     derating: Derating | None = None
+    slowdown: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not _LEAST_WORK <= self.work <= _MOST_WORK:

@@ -45,6 +45,7 @@ def routes_of(
     parts = [
         _Part.of(service, [i for i in standing if i.service == service.name])
         for service in problem.services
+        if not service.is_graph
     ]
     short = [part for part in parts if part.served < 1.0 and part.prefill and part.decode]
     if short and len(problem.regions) > 1 and problem.cluster is None:

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import JsonValue
 
@@ -21,6 +22,13 @@ from atoll.core.files import YamlFile, load_yaml_file, parse_yaml, read_text_lim
 from atoll.core.ids import slug
 from atoll.perf.engines import EngineLimits
 from atoll.perf.engines import engine as engine_profile
+from atoll.plan.files.classes import (
+    classes_of,
+    lengths_of,
+    paths_of,
+    promises_of,
+    rates_of,
+)
 from atoll.plan.files.cluster import cluster_of_file
 from atoll.plan.files.fleet_schema import EngineEntry, FleetFile, LengthsEntry, ServiceEntry
 from atoll.plan.files.offers import offers_of
@@ -130,23 +138,15 @@ def _service(
     model_field = "model" if entry.model is not None else None
     with document.at(*here, *([model_field] if model_field else [])):
         model = catalog.model(entry.model or name)
-        parts = [component.name for component in model.graph.components]
-        if not model.has_llm or len(parts) > 1:
-            raise InputError(
-                f"{model.name} is made of {', '.join(parts)}; only plain language models are planned",
-                hint="serve a model with one component, an llm",
-            )
     model = _cache_in(document, catalog, here, model, entry.engine)
+    asked = _asked(document, catalog, here, entry, model)
     only = tuple(_nodes(document, catalog, (*here, "only"), entry.only))
     avoid = tuple(_nodes(document, catalog, (*here, "avoid"), entry.avoid))
-    lengths = _lengths(document, (*here, "lengths"), entry.lengths, model.llm.max_context)
     service = Service(
+        **asked,
         name=name,
         model=model.name,
-        ttft_s=entry.ttft,
-        tpot_s=entry.tpot,
         rate_per_s=entry.rate,
-        lengths=lengths,
         phases=_phases(document, here, entry),
         headroom=entry.headroom,
         attainment=entry.attainment,
@@ -165,6 +165,62 @@ def _service(
             hint=f"the pool has {', '.join(sorted(node_types)[:8])}",
         )
     return service
+
+
+def _asked(
+    document: FleetDocument,
+    catalog: Catalog,
+    here: tuple[str, ...],
+    entry: ServiceEntry,
+    model: ModelSpec,
+) -> dict[str, Any]:
+    """What requests of a service are and are promised: lengths of text, or classes."""
+    classes = classes_of(document, here, entry, model)
+    if not classes:
+        parts = ", ".join(component.name for component in model.graph.components)
+        if not model.has_llm:
+            raise document.error(
+                f"{model.name} is made of {parts}, and no class says what requests bring and want",
+                *here,
+                hint="add 'classes', as in classes: {text -> image: {share: 100%}}",
+            )
+        for field in ("ttft", "tpot", "lengths"):
+            if getattr(entry, field) is None:
+                raise document.error(
+                    "this field is required", *here, field, hint=f"add {field!r}, or 'classes'"
+                )
+        for field in ("paths", "rates"):
+            if getattr(entry, field):
+                raise document.error(
+                    "there are no classes that could go them", *here, field, hint="add 'classes'"
+                )
+        assert entry.lengths is not None
+        most = model.llm.max_context
+        lengths = _lengths(document, (*here, "lengths"), entry.lengths, most)
+        return {"ttft_s": entry.ttft, "tpot_s": entry.tpot, "lengths": lengths}
+    if entry.lengths is not None:
+        raise document.error(
+            "lengths are said twice, here and by the classes",
+            *here,
+            "lengths",
+            hint="leave it out; classes have 'input' and 'output'",
+        )
+    if document.content.cluster is not None:
+        raise document.error(
+            "classes are planned on pools, not on fixed clusters",
+            *here,
+            "classes",
+            hint="list the machines under pool.owned",
+        )
+    ttft_s, tpot_s = promises_of(classes)
+    return {
+        "ttft_s": ttft_s,
+        "tpot_s": tpot_s,
+        "lengths": lengths_of(model, classes),
+        "classes": classes,
+        "paths": paths_of(document, here, entry, model),
+        "rates": rates_of(document, catalog, here, entry, model, classes),
+    }
 
 
 def _merge_engine(document: FleetDocument, entry: EngineEntry) -> dict[str, object]:

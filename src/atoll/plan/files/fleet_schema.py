@@ -1,6 +1,7 @@
 """The shape of a fleet file. One field here is one key a person may write.
 
 models:   {NAME: {model: qwen3-32b, ttft: 1600ms, tpot: 100ms, rate: 10/s, lengths: azure-conv}}
+          {NAME: {model: qwen2.5-omni-7b, rate: 2/s, classes: {image+text: {share: 100%, images: {}}}}}
 pool:     {cloud: {regions: [aws/us-east-2], gpus: [L40S, L4]}, owned: {basement: {"RTX3090:2": 4}}}
 cluster:  {nodes: {zurich: {"L4:1": 4, "T4:1": [t4-a]}}, links: [{between: ["*", "*"], bandwidth: 10Gbit/s}]}
 limits:   {budget: $100/h, spot_share: 50%, spread: 2}
@@ -24,52 +25,27 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from atoll.core.frozen import Frozen
-from atoll.core.quantities import Bandwidth, Duration, Rate, UsdPerHour
+from atoll.core.quantities import Duration, Rate
 from atoll.perf.engines import Scheduling
 from atoll.plan.cluster import KV_FILL, NodeProfile
+from atoll.plan.files.class_schema import ClassesField
+from atoll.plan.files.schema_fields import (
+    Above,
+    Count,
+    FirstToken,
+    Latency,
+    Money,
+    NextToken,
+    Number,
+    Price,
+    Requests,
+    Share,
+    Speed,
+    Tokens,
+    text_or_mapping,
+)
 from atoll.plan.plan import Market
 from atoll.plan.problem import ATTAINMENT, Phases, Shortage
-
-# A bare number is in seconds, so "ttft: 1600" would be half an hour: refuse what nobody promises.
-FirstToken = Annotated[Duration, Field(gt=0, le=600)]
-NextToken = Annotated[Duration, Field(gt=0, le=60)]
-Requests = Annotated[Rate, Field(le=1e9)]
-Price = Annotated[UsdPerHour, Field(le=1e6)]
-Money = Annotated[UsdPerHour, Field(le=1e9)]
-Count = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
-Above = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
-Tokens = Annotated[float, Field(strict=True, ge=1, le=1e9)]
-Speed = Annotated[Bandwidth, Field(ge=1e3, le=1e15)]
-Latency = Annotated[Duration, Field(le=10)]
-Number = Annotated[float, Field(strict=True, ge=0, le=1e6)]
-
-
-def _share(value: object) -> object:
-    """Read "50%" as 0.5; numbers pass as they are."""
-    if not isinstance(value, str):
-        return value
-    number, percent, rest = value.strip().partition("%")
-    try:
-        if percent and not rest:
-            return float(number) / 100
-    except ValueError:
-        pass
-    raise PydanticCustomError(
-        "quantity",
-        "{message}",
-        {"message": f"cannot read {value!r} as a share", "hint": "write it like 50% or 0.5"},
-    )
-
-
-Share = Annotated[
-    float,
-    BeforeValidator(_share, json_schema_input_type=str | float),
-    Field(strict=True, ge=0, le=1),
-]
-
-
-def _text_or_mapping(value: object) -> str:
-    return "text" if isinstance(value, str) else "mapping"
 
 
 def _number_or_mapping(value: object) -> str:
@@ -112,7 +88,7 @@ def _lengths(value: object) -> object:
 
 LengthsField = Annotated[
     Annotated[StrictStr, Tag("text")] | Annotated[LengthsEntry, Tag("mapping")],
-    Discriminator(_text_or_mapping),
+    Discriminator(text_or_mapping),
     BeforeValidator(_lengths),
 ]
 
@@ -168,12 +144,35 @@ class ServiceEntry(Frozen):
         default=None,
         description="A model of the catalog, in another precision as MODEL@fp8; the key if left out.",
     )
-    ttft: FirstToken = Field(description="Promised time to the first token, such as 1600ms.")
-    tpot: NextToken = Field(description="Promised time per further token, such as 100ms.")
+    ttft: FirstToken | None = Field(
+        default=None,
+        description="Promised time to the first token, such as 1600ms. Needed unless all classes say theirs.",
+    )
+    tpot: NextToken | None = Field(
+        default=None,
+        description="Promised time per further token, such as 100ms. Needed unless all classes say theirs.",
+    )
     rate: Requests = Field(description="Requests that arrive, such as 10/s or 600/min.")
-    lengths: LengthsField = Field(
+    lengths: LengthsField | None = Field(
+        default=None,
         description="How long prompts and answers are: a mix (azure-code, azure-conv, long-context, "
-        "reasoning), PROMPTxANSWER such as 1024x256, or a mapping of moments."
+        "reasoning), PROMPTxANSWER such as 1024x256, or a mapping of moments. Needed without classes.",
+    )
+    classes: ClassesField | None = Field(
+        default=None,
+        description="What requests bring and want, where that is more than text: a mapping from "
+        "class (text, image+text, image+audio -> audio) to its share and sizes, multimodal, or a trace file.",
+    )
+    paths: list[list[StrictStr]] | None = Field(
+        default=None,
+        min_length=1,
+        description="The only ways that requests may go, each a list of executors, as in [vision, llm] and "
+        "[vision+llm]; all that make sense if left out.",
+    )
+    rates: dict[StrictStr, dict[StrictStr, dict[StrictStr, Requests]]] = Field(
+        default={},
+        description="Parts that were measured: part -> kind of node -> class -> requests, as in vocoder: "
+        "{A100-80:1: {text -> audio: 0.28/s}}; they count before the performance model.",
     )
     phases: Phases = Field(
         default="auto",
@@ -338,7 +337,7 @@ class ClusterEntry(Frozen):
     profiles: (
         Annotated[
             Annotated[StrictStr, Tag("text")] | Annotated[ProfilesByModel, Tag("mapping")],
-            Discriminator(_text_or_mapping),
+            Discriminator(text_or_mapping),
         ]
         | None
     ) = Field(
@@ -403,7 +402,7 @@ class SettingsEntry(Frozen):
 
 FactsField = Annotated[
     Annotated[StrictStr, Tag("text")] | Annotated[dict[StrictStr, object], Tag("mapping")],
-    Discriminator(_text_or_mapping),
+    Discriminator(text_or_mapping),
 ]
 
 

@@ -5,11 +5,13 @@ Rules, per instance and then for the plan as a whole:
     name           services, roles, regions, node types, ids exist and are used once
     host           on a fixed cluster, nodes are machines of it, as they are
     graph          flows run between nodes that exist, each pair once
-    layers         every way from source to sink runs every layer once, in order
+    layers         every way from source to sink runs every layer once, in order; every path all parts that
+                   its class needs
     hops           no way is longer than the stages the latency promise was split into
-    memory         a node's layers fit beside one request's KV cache
+    memory         a node's layers fit beside one request's KV cache; so do an executor's parts
     flow           what enters a node leaves it
-    node-capacity  no node carries more than it can within its share of the promise
+    node-capacity  no node carries more than it can within its share of the promise; no executor works more
+                   than a second a second
     link-capacity  no hop carries more activations than its link, nor all slices of two machines together
     throughput     an instance carries what it says
     region         the nodes of a rented instance stand in its region
@@ -20,8 +22,10 @@ Rules, per instance and then for the plan as a whole:
     kept           instances said to be kept do run now
     demand         every service is served, unless the plan says it is partial
     served         the stated share of demand served is the true one
-    route          routes lead over one instance, or prefill and decode; sum to 1; overload none
-    handover       pairs hand KV over in time, within their interfaces and the links between regions
+    route          routes lead over one instance, or prefill and decode; sum to 1; overload none; paths over
+                   executors lead to those that have the parts, in one region, the ways that are allowed
+    handover       pairs hand KV over in time, within their interfaces and the links between regions; paths
+                   keep the promise of their class with the slowest executors they lead over
     budget, spot-share, max-nodes, spread
                    the limits of the problem
     cost           prices and initialisation add up, and so does the objective, in money or tokens/s
@@ -43,6 +47,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.plan.plan import PROVEN_GAP, Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.cluster import check_shared_links
+from atoll.plan.validate.executors import check_paths
 from atoll.plan.validate.handover import check_handover
 from atoll.plan.validate.instance import check_names, check_node_limits, check_structure
 from atoll.plan.validate.machines import (
@@ -83,7 +88,12 @@ def validate(
     for instance in plan.instances:
         unknown = list(check_names(instance, problem, facts))
         named &= not unknown
-        violations += unknown or check_node_limits(instance, problem, facts)
+        if not instance.is_executor:
+            violations += unknown or check_node_limits(instance, problem, facts)
+        else:
+            violations += unknown
+    if named and (plan.paths or problem.has_graphs):
+        violations += check_paths(plan, problem, facts)
     if named:
         violations += check_handover(plan, problem, facts)
         violations += check_shared_links(plan, problem, facts)

@@ -21,7 +21,7 @@ def check_handover(plan: Plan, problem: Problem, catalog: Catalog) -> Iterator[V
     """
     services = {service.name: service for service in problem.services}
     for instance in plan.instances:
-        if instance.phase is not Phase.BOTH:
+        if instance.phase in (Phase.PREFILL, Phase.DECODE):
             yield from _interfaces(instance, services[instance.service], catalog)
     yield from _pairs(plan, problem, catalog)
 

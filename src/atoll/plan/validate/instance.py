@@ -36,7 +36,7 @@ def check_names(instance: Instance, problem: Problem, catalog: Catalog) -> Itera
     except UnknownNameError as error:
         yield violation("name", here, error.message)
         return
-    if instance.role_id not in service.roles:
+    if instance.role_id not in service.roles and not (instance.is_executor and service.is_graph):
         yield violation("name", here, f"{instance.role} is no role of {service.name}")
     for region in sorted({instance.region, *map(instance.region_of, instance.nodes)}):
         if region not in problem.regions:

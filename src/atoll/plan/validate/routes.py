@@ -46,6 +46,10 @@ def check_served(plan: Plan, problem: Problem) -> Iterator[Violation]:
         yield violation("name", name, "a share or a route of a service nobody asked for")
     short = False
     for service in problem.services:
+        if service.is_graph:
+            # Its executors do the work of what is said to be served (`executors`), or the plan is wrong.
+            short |= plan.served_fraction.get(service.name, 1.0) < 1.0
+            continue
         at_home, at_most = _supply(plan, service)
         demand = service.demand_per_s
         least = 1.0 if not exceeds(demand, at_home) else at_home / demand
@@ -100,7 +104,7 @@ def check_loads(plan: Plan, problem: Problem) -> Iterator[Violation]:
     asked = units_per_s(plan, problem)
     for instance in plan.instances:
         load = asked.get(instance.id, 0.0)
-        if exceeds(load, instance.throughput_per_s):
+        if not instance.is_executor and exceeds(load, instance.throughput_per_s):
             carries = instance.throughput_per_s
             message = f"sends {load:g}/s to {instance.id}, which carries {carries:g}/s"
             yield violation("route", instance.service, message, load - carries)

@@ -38,7 +38,7 @@ PartKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """Machines on offer: `key` is region, node type and market; `sizes` GPUs of slices they may be cut into."""
+    """Machines on offer: `key` is region, node type, market; `sizes` GPUs of slices they may be cut into."""
 
     key: OfferKey
     gpu: str

@@ -1,0 +1,144 @@
+"""What executors of any-to-any models carry, counted the same way by every solver and by the validator.
+
+An executor runs some parts of a model on the GPUs of one machine or slice. A second of it is a second of
+work, and a request of a class takes so many seconds for each part (`perf.components`). Requests go by paths:
+steps, each run by one executor. Until the first text a request spends at most
+
+    the longest of its encoders + handing over what they found + the prompt at the llm
+
+seconds, which must be within its promise; an image takes all parts of its way. Between executors of one
+machine nothing is handed over; between machines it goes through the network interface of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+
+from atoll.catalog.catalog import Catalog
+from atoll.catalog.models import ModelSpec
+from atoll.catalog.nodes import NodeType
+from atoll.core.graph import ComponentKind
+from atoll.perf.components.executor import ExecutorWork, executor_work
+from atoll.perf.components.loads import bytes_between, class_ways
+from atoll.perf.components.measured import Measured
+from atoll.perf.engines import EngineChoice
+from atoll.plan.capacities import node_source
+from atoll.plan.handover import hop_link
+from atoll.plan.plan import Instance, Node
+from atoll.plan.problem import MeasuredRate, Problem, Service
+from atoll.workload.classes import RequestClass
+
+PREFILL, DECODE = ".prefill", ".decode"
+"""What the names of an llm's phases end in."""
+
+
+def work_of(
+    problem: Problem,
+    catalog: Catalog,
+    service: Service,
+    parts: Sequence[str],
+    kind: str,
+    *,
+    machine: str | None = None,
+    tp: int | None = None,
+) -> ExecutorWork | None:
+    """Return what an executor of these parts does on a kind of node; None where they do not fit.
+
+    `machine` is the node type that the kind is a slice of. With `tp` None it is the best one's.
+    """
+    return _work(
+        catalog.model(service.model),
+        tuple(parts),
+        node_source(catalog, kind, machine=machine).node,
+        service.classes,
+        tp,
+        problem.engine_of(service),
+        service.rates,
+    )
+
+
+@lru_cache(maxsize=8192)
+def _work(
+    model: ModelSpec,
+    parts: tuple[str, ...],
+    node: NodeType,
+    classes: tuple[RequestClass, ...],
+    tp: int | None,
+    engine: EngineChoice,
+    rates: tuple[MeasuredRate, ...],
+) -> ExecutorWork | None:
+    measured = Measured.of((rate.part, rate.kind, rate.klass, rate.per_s) for rate in rates)
+    return executor_work(model, parts, node, classes, tp=tp, engine=engine, measured=measured)
+
+
+def node_work(
+    problem: Problem, catalog: Catalog, service: Service, instance: Instance
+) -> ExecutorWork | None:
+    """Return what an executor of a plan does; None where it does not fit."""
+    (node,) = instance.nodes
+    return work_of(
+        problem,
+        catalog,
+        service,
+        instance.parts,
+        node.kind,
+        machine=node.node_type,
+        tp=node.tp,
+    )
+
+
+def ways_of(catalog: Catalog, service: Service, klass: RequestClass) -> tuple[tuple[str, ...], ...]:
+    """Return the sets of parts that a request of a class may be served by, each in the order they run."""
+    return class_ways(catalog.model(service.model), klass)
+
+
+def request_bytes(
+    catalog: Catalog, service: Service, klass: RequestClass
+) -> Mapping[tuple[str, str], float]:
+    """Return the bytes of one request between parts that follow each other."""
+    return bytes_between(catalog.model(service.model), klass)
+
+
+def first_text_parts(model: ModelSpec, way: Sequence[str]) -> tuple[tuple[str, ...], str | None]:
+    """Return the encoders that come before the first text, side by side, and the part that writes it."""
+    llm = next(
+        (
+            part
+            for part in way
+            if _kind_of(model, part) is ComponentKind.LLM and not part.endswith(DECODE)
+        ),
+        None,
+    )
+    if llm is None:
+        return (), None
+    feeding = {c.name for c in model.graph.predecessors(component_of(llm))}
+    return tuple(part for part in way if part in feeding), llm
+
+
+def component_of(part: str) -> str:
+    """Return the component that a part is or is a phase of."""
+    return part.removesuffix(PREFILL).removesuffix(DECODE)
+
+
+def _kind_of(model: ModelSpec, part: str) -> ComponentKind:
+    return model.graph.component(component_of(part)).kind
+
+
+def parts_overlap(parts: Iterable[str]) -> bool:
+    """Whether a set of parts has an llm twice: whole, and a phase of it."""
+    names = tuple(parts)
+    whole = [name for name in names if component_of(name) == name]
+    return len(set(names)) < len(names) or any(
+        name != component_of(name) and component_of(name) in whole for name in names
+    )
+
+
+def handover_s(catalog: Catalog, region: str, sender: Node, receiver: Node, size: float) -> float:
+    """Return the seconds that bytes take from one node to another of the same region."""
+    links = [
+        hop_link(catalog, node.node_type, region, None if node.gpu_ids is None else node.gpus)
+        for node in (sender, receiver)
+    ]
+    slowest = min(link.bandwidth_bytes_per_s for link in links)
+    return size / slowest + max(link.latency_s for link in links)

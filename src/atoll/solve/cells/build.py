@@ -1,0 +1,435 @@
+"""From a problem to the programme of its executors: what could run where, and what that would do.
+
+Any-to-any services bring executors: every option (`options`) on every kind of node where it fits. Plain ones
+bring their templates, as executors of one phase or of the whole llm, so that all compete for the same machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from atoll.catalog.catalog import Catalog
+from atoll.core.errors import AtollError
+from atoll.core.ids import Phase, RoleId, parse_node_type
+from atoll.perf.components.executor import ExecutorWork
+from atoll.plan.executors import component_of, first_text_parts, request_bytes, ways_of, work_of
+from atoll.plan.handover import cut_sizes, hop_link
+from atoll.plan.plan import Instance, OfferKey
+from atoll.plan.problem import Offer, Problem, Service
+from atoll.solve.assembly import keep
+from atoll.solve.cells.options import (
+    Option,
+    allowed_ways,
+    label,
+    options_of,
+    plain_part,
+)
+from atoll.solve.cells.types import (
+    Chain,
+    ClassDemand,
+    ExecutorType,
+    Machines,
+    Programme,
+    Standing,
+)
+from atoll.solve.effort import Effort
+from atoll.solve.templates.library import Libraries
+from atoll.workload.classes import RequestClass
+
+TEXT_CLASS = "text"
+"""The one class of a plain service."""
+SIDE_SHARE = 0.2
+"""Of an image's promise, the most that a part beside the two longest may take."""
+_PART_OF = {Phase.PREFILL: "llm.prefill", Phase.DECODE: "llm.decode", Phase.BOTH: "llm"}
+
+ChooseOptions = Callable[[Service, Sequence[Sequence[str]]], tuple[Option, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What an executor type stands for: parts on a kind of node, a template of a role, or what runs."""
+
+    service: str
+    parts: Option
+    kind: str | None = None
+    role: RoleId | None = None
+    template: int | None = None
+    running: tuple[Instance, ...] = ()
+
+
+@dataclass(frozen=True)
+class Built:
+    """A programme and, by executor type, what it stands for."""
+
+    programme: Programme
+    origins: tuple[Origin, ...]
+
+
+def build_programme(
+    problem: Problem,
+    catalog: Catalog,
+    effort: Effort,
+    libraries: Libraries | None,
+    *,
+    choose: ChooseOptions | None = None,
+    usable: Callable[[str], bool] = lambda _: True,
+) -> Built:
+    """Return the programme of a problem.
+
+    `libraries` has the templates of its plain services, None where there are none. `choose` picks the options of
+    a service, all that make sense by default; `usable` says which kinds of nodes count.
+    """
+    executors: list[ExecutorType] = []
+    origins: list[Origin] = []
+    classes: list[ClassDemand] = []
+    for service in problem.services:
+        if service.is_graph:
+            made = _GraphService(problem, catalog, service, effort, choose, usable)
+            executors += made.executors
+            origins += made.origins
+            classes += made.classes
+        elif libraries is not None:
+            for executor, origin in _templates(problem, service, libraries, effort, usable):
+                executors.append(executor)
+                origins.append(origin)
+            classes.append(_plain_class(service))
+    standing = _standing(problem, catalog, effort, executors, origins)
+    limits = problem.limits
+    programme = Programme(
+        machines=tuple(machines_of(problem, catalog)),
+        executors=tuple(executors),
+        classes=tuple(classes),
+        standing=tuple(standing),
+        budget_usd_per_hour=limits.budget_usd_per_hour,
+        spot_share=limits.spot_share,
+        most_machines=limits.max_nodes,
+        init_penalty=problem.settings.init_penalty,
+        shortage=problem.settings.on_shortage,
+    )
+    return Built(programme, tuple(origins))
+
+
+def machines_of(problem: Problem, catalog: Catalog) -> list[Machines]:
+    """Return the machines on offer, in the problem's order."""
+    cuts = cut_sizes(problem, catalog)
+    return [
+        Machines(
+            offer.key,
+            parse_node_type(offer.node_type).gpu,
+            offer.gpus,
+            offer.available,
+            offer.usd_per_hour,
+            tuple(size for size in offer.sizes if size in cuts[offer.key]),
+            catalog.links.nic_bytes_per_s(offer.region, offer.node_type),
+        )
+        for offer in problem.offers
+    ]
+
+
+def kinds_on_offer(problem: Problem, catalog: Catalog) -> dict[str, tuple[Offer, ...]]:
+    """Return by kind of node the offers whose machines give it."""
+    cuts = cut_sizes(problem, catalog)
+    found: dict[str, list[Offer]] = {}
+    for offer in problem.offers:
+        for size, kind in zip(offer.sizes, offer.kinds, strict=True):
+            if size in cuts[offer.key]:
+                found.setdefault(kind, []).append(offer)
+    return {kind: tuple(offers) for kind, offers in sorted(found.items())}
+
+
+class _GraphService:
+    """The executors and classes of one any-to-any service."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        catalog: Catalog,
+        service: Service,
+        effort: Effort,
+        choose: ChooseOptions | None,
+        usable: Callable[[str], bool],
+    ) -> None:
+        self.problem, self.catalog, self.service, self.effort = problem, catalog, service, effort
+        self.model = catalog.model(service.model)
+        self.ways = {klass.name: self._ways(klass) for klass in service.classes}
+        every = [way for ways in self.ways.values() for way in ways]
+        if choose is None:
+            self.options = options_of(self.model, service, every)
+        else:
+            self.options = choose(service, every)
+        self.kinds = {
+            kind: offers
+            for kind, offers in kinds_on_offer(problem, catalog).items()
+            if service.allows(kind) and usable(kind)
+        }
+        self.executors: list[ExecutorType] = []
+        self.origins: list[Origin] = []
+        for option in self.options:
+            for kind, offers in self.kinds.items():
+                self._add(option, kind, offers)
+        self.classes = [self._class(klass) for klass in service.classes]
+
+    def _ways(self, klass: RequestClass) -> tuple[tuple[str, ...], ...]:
+        """The ways of a class, with an llm's phases together, apart, or both as the service says."""
+        ways = ways_of(self.catalog, self.service, klass)
+        apart = [way for way in ways if any(part != component_of(part) for part in way)]
+        together = [way for way in ways if way not in apart]
+        if self.service.phases == "together" or not apart:
+            return tuple(together)
+        return tuple(apart) if self.service.phases == "apart" else ways
+
+    def _add(self, option: Option, kind: str, offers: Sequence[Offer]) -> None:
+        """Add the executor of an option on a kind of node, as slow as on the slowest machine that gives it."""
+        works = [
+            self._work(option, kind, machine)
+            for machine in sorted({offer.node_type for offer in offers})
+        ]
+        if not works or any(work is None for work in works):
+            return
+        sure = [work for work in works if work is not None]
+        keys = set.intersection(*(set(work.seconds) for work in sure))
+        known = self.service.paths
+        seconds: dict[tuple[str, str], float] = {}
+        latency: dict[tuple[str, str], float] = {}
+        for klass, part in sorted(keys):
+            name = label(part, option) if known else part
+            slowed = self.effort.slowdown.get((self.service.name, part), 1.0)
+            seconds[klass, name] = slowed * max(work.seconds[klass, part] for work in sure)
+            latency[klass, name] = max(work.latency_s[klass, part] for work in sure)
+        if not seconds:
+            return
+        parts = tuple(label(part, option) for part in option) if known else option
+        self.executors.append(
+            ExecutorType(
+                self.service.name, parts, ((kind, 1),), seconds, latency, label="+".join(option)
+            )
+        )
+        self.origins.append(Origin(self.service.name, option, kind=kind))
+
+    def _work(self, option: Option, kind: str, machine: str) -> ExecutorWork | None:
+        try:
+            return work_of(
+                self.problem,
+                self.catalog,
+                self.service,
+                option,
+                kind,
+                machine=machine,
+                tp=parse_node_type(kind).gpu_count,
+            )
+        except AtollError:
+            return None  # it does not split over so many GPUs
+
+    def _class(self, klass: RequestClass) -> ClassDemand:
+        ways = self.ways[klass.name]
+        if self.service.paths:
+            ways = tuple(dict.fromkeys(allowed_ways(self.service.paths, ways)))
+        size = request_bytes(self.catalog, self.service, klass)
+        chains = tuple(dict.fromkeys(c for way in ways for c in self._chains(klass, way, size)))
+        between = {
+            (a, b): size[plain_part(a), plain_part(b)]
+            for way in ways
+            for a in way
+            for b in way
+            if (plain_part(a), plain_part(b)) in size
+        }
+        return ClassDemand(
+            self.service.name,
+            klass.name,
+            self.service.class_rate_per_s(klass),
+            ways,
+            chains,
+            between,
+            self.service.priority,
+        )
+
+    def _chains(
+        self, klass: RequestClass, way: Sequence[str], size: Mapping[tuple[str, str], float]
+    ) -> list[Chain]:
+        """What bounds the latency of two parts together; parts beside them have a share set aside."""
+        named = {plain_part(part): part for part in way}
+        found: list[Chain] = []
+        encoders, llm = first_text_parts(self.model, tuple(named))
+        if klass.ttft_s is not None and llm is not None:
+            for encoder in encoders:
+                moving = self._moving_s(size.get((encoder, llm), 0.0))
+                found.append(Chain(named[encoder], named[llm], klass.ttft_s - moving))
+        if klass.image_s is not None and len(way) > 1:
+            plain = tuple(named)
+            moving = sum(self._moving_s(size.get(pair, 0.0)) for pair in size)
+            # The two that come first take longest of their least: the rest is small beside them.
+            longest = sorted(plain, key=lambda part: -self._least_s(klass, part))[:2]
+            first, second = sorted(longest, key=plain.index)
+            aside = sum(
+                self._most_s(klass, part, SIDE_SHARE * klass.image_s)
+                for part in plain
+                if part not in longest
+            )
+            found.append(Chain(named[first], named[second], klass.image_s - moving - aside))
+        return found
+
+    def _moving_s(self, size: float) -> float:
+        """Seconds that bytes take between the slowest slices on offer."""
+        links = [
+            hop_link(self.catalog, offer.node_type, offer.region, parse_node_type(kind).gpu_count)
+            for kind, offers in self.kinds.items()
+            for offer in offers
+        ]
+        if not links:
+            return 0.0
+        slowest = min(link.bandwidth_bytes_per_s for link in links)
+        return size / slowest + max(link.latency_s for link in links)
+
+    def _latencies(self, klass: RequestClass, part: str) -> list[float]:
+        return [
+            seconds
+            for executor in self.executors
+            for (name, labelled), seconds in executor.latency_s.items()
+            if name == klass.name and plain_part(labelled) == part
+        ]
+
+    def _least_s(self, klass: RequestClass, part: str) -> float:
+        return min(self._latencies(klass, part), default=0.0)
+
+    def _most_s(self, klass: RequestClass, part: str, limit_s: float) -> float:
+        """The longest that a part may take: executors that take longer than the limit are dropped for it."""
+        for executor in self.executors:
+            for key in [
+                key
+                for key, seconds in executor.latency_s.items()
+                if key[0] == klass.name and plain_part(key[1]) == part and seconds > limit_s
+            ]:
+                executor.seconds.pop(key, None)  # type: ignore[attr-defined]
+        kept = [s for s in self._latencies(klass, part) if s <= limit_s]
+        return max(kept, default=0.0)
+
+
+# Plain services
+
+
+def _plain_class(service: Service) -> ClassDemand:
+    parts = [_PART_OF[role.phase] for role in service.roles]
+    ways = []
+    if "llm" in parts:
+        ways.append(("llm",))
+    if "llm.prefill" in parts:
+        ways.append(("llm.prefill", "llm.decode"))
+    return ClassDemand(
+        service.name, TEXT_CLASS, service.demand_per_s, tuple(ways), priority=service.priority
+    )
+
+
+def _templates(
+    problem: Problem,
+    service: Service,
+    libraries: Libraries,
+    effort: Effort,
+    usable: Callable[[str], bool],
+) -> list[tuple[ExecutorType, Origin]]:
+    """The templates of a plain service as executors; one second of them is so many requests."""
+    found: list[tuple[ExecutorType, Origin]] = []
+    for role in service.roles:
+        library = libraries.roles[str(role)]
+        rates = library.throughput
+        if effort.derating is not None:
+            rates = effort.derating.throughput(str(role), library)
+        per_request = service.demand(role) / service.demand_per_s if service.demand_per_s else 1.0
+        part = _PART_OF[role.phase]
+        for index, (row, rate) in enumerate(zip(library.counts, rates, strict=True)):
+            uses = tuple(
+                (kind, int(count))
+                for kind, count in zip(libraries.kinds, row, strict=True)
+                if count
+            )
+            if rate <= 0.0 or not all(service.allows(k) and usable(k) for k, _ in uses):
+                continue
+            seconds = {(TEXT_CLASS, part): per_request / float(rate)}
+            executor = ExecutorType(
+                service.name, (part,), uses, seconds, {(TEXT_CLASS, part): 0.0}, label=str(role)
+            )
+            found.append((executor, Origin(service.name, (part,), role=role, template=index)))
+    return found
+
+
+# What runs
+
+
+def _standing(
+    problem: Problem,
+    catalog: Catalog,
+    effort: Effort,
+    executors: list[ExecutorType],
+    origins: list[Origin],
+) -> list[Standing]:
+    """What runs and may stay: executors of a type that there is, and plain instances as they are."""
+    known = {
+        (origin.service, origin.parts, origin.kind): index
+        for index, origin in enumerate(origins)
+        if origin.kind is not None
+    }
+    offers = {offer.key: offer for offer in problem.offers}
+    names = {service.name: service for service in problem.services}
+    groups: dict[tuple[int, tuple[OfferKey, ...]], list[Instance]] = {}
+    for instance in problem.running:
+        service = names.get(instance.service)
+        keys = tuple((instance.region, n.node_type, n.market) for n in instance.nodes)
+        if service is None or any(key not in offers for key in keys):
+            continue
+        if any(
+            node.gpus not in offers[key].sizes or not service.allows(node.kind)
+            for node, key in zip(instance.nodes, keys, strict=True)
+        ):
+            continue
+        index: int | None = None
+        if instance.is_executor and service.is_graph:
+            index = known.get((service.name, instance.parts, instance.nodes[0].kind))
+        elif not instance.is_executor and instance.role_id in service.roles:
+            index = _add_running(problem, catalog, effort, service, instance, executors, origins)
+        if index is not None:
+            groups.setdefault((index, keys), []).append(instance)
+    standing = []
+    for (index, keys), group in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1])):
+        standing.append(Standing(index, keys, len(group)))
+        origin = origins[index]
+        origins[index] = Origin(
+            origin.service,
+            origin.parts,
+            origin.kind,
+            origin.role,
+            origin.template,
+            (*origin.running, *group),
+        )
+    return standing
+
+
+def _add_running(
+    problem: Problem,
+    catalog: Catalog,
+    effort: Effort,
+    service: Service,
+    instance: Instance,
+    executors: list[ExecutorType],
+    origins: list[Origin],
+) -> int | None:
+    """Add a plain instance that runs as a type of its own: it has its own layout."""
+    kept = keep(problem, catalog, instance)
+    share = 1.0 if effort.derating is None else effort.derating.share(kept)
+    rate = kept.throughput_per_s * share
+    if rate <= 0.0:
+        return None
+    role = instance.role_id
+    per_request = service.demand(role) / service.demand_per_s if service.demand_per_s else 1.0
+    part = _PART_OF[role.phase]
+    executors.append(
+        ExecutorType(
+            service.name,
+            (part,),
+            instance.node_counts,
+            {(TEXT_CLASS, part): per_request / rate},
+            {(TEXT_CLASS, part): 0.0},
+            label=f"running {instance.id}",
+        )
+    )
+    origins.append(Origin(service.name, (part,), role=role))
+    return len(executors) - 1

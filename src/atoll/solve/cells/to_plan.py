@@ -1,0 +1,272 @@
+"""From what a programme found to a plan: executors on slices of machines, and paths over them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+from atoll.catalog.catalog import Catalog
+from atoll.core.errors import InternalError
+from atoll.core.ids import Phase, RoleId, parse_node_type
+from atoll.plan.plan import (
+    SINK,
+    SOURCE,
+    Flow,
+    Instance,
+    Market,
+    Node,
+    OfferKey,
+    PathStep,
+    Plan,
+    RequestPath,
+)
+from atoll.plan.problem import Problem
+from atoll.solve.assembly import NewInstance, assemble, build_instance, infeasible, keep, price
+from atoll.solve.cells.build import Built, Origin
+from atoll.solve.cells.matching import WayFlow, match_ways
+from atoll.solve.cells.options import plain_part
+from atoll.solve.cells.packing import pack_together
+from atoll.solve.cells.types import Answer, Placed
+from atoll.solve.derating import apply_all
+from atoll.solve.effort import Effort
+from atoll.solve.templates.library import Libraries
+
+_MARKETS: tuple[Market, ...] = ("owned", "on-demand", "spot")
+_TRICKLE = 1e-9
+"""Share of a class below which a path is rounding."""
+
+
+def plan_of(
+    problem: Problem,
+    catalog: Catalog,
+    built: Built,
+    answer: Answer,
+    libraries: Libraries | None,
+    effort: Effort,
+    *,
+    solver: str,
+    reasons: Sequence[str] = (),
+) -> Plan:
+    """Return the plan of an answer; "infeasible", with its reasons, where there is none."""
+    if answer.status == "infeasible":
+        return infeasible(
+            problem,
+            solver=solver,
+            reasons=(*answer.reasons, *reasons),
+            cut_short=answer.cut_short,
+        )
+    made = _Executors(problem, catalog, built, answer, libraries)
+    ways = [way for way in match_ways(built.programme, answer) if way.klass in made.classes(way)]
+    served = _served(problem, answer)
+    paths = list(_paths(ways, made.by_type))
+    passing = _passing(problem, paths, served)
+    instances = [
+        _carrying(instance, passing.get(instance.id, 0.0)) if instance.is_executor else instance
+        for instance in apply_all(effort.derating, made.instances)
+    ]
+    packed = pack_together(problem, sorted(instances, key=lambda i: i.id), paths)
+    return assemble(
+        problem,
+        packed,
+        catalog=catalog,
+        status=answer.status,
+        solver=solver,
+        bound=answer.bound,
+        reasons=(*answer.reasons, *reasons),
+        cut_short=answer.cut_short,
+        paths=paths,
+        served_by_paths=served,
+    )
+
+
+class _Executors:
+    """The instances of an answer, by executor type and region."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        catalog: Catalog,
+        built: Built,
+        answer: Answer,
+        libraries: Libraries | None,
+    ) -> None:
+        self.problem, self.catalog, self.built = problem, catalog, built
+        self.libraries = libraries
+        self.by_type: dict[tuple[int, str], list[str]] = defaultdict(list)
+        self.instances: list[Instance] = []
+        self.taken = {instance.id for instance in problem.running}
+        left: dict[int, list[Instance]] = {
+            index: list(origin.running) for index, origin in enumerate(built.origins)
+        }
+        for placed in answer.placed:
+            self._place(placed, built.origins[placed.executor], left[placed.executor])
+
+    def classes(self, way: WayFlow) -> tuple[str, ...]:
+        """The classes of the service that a way belongs to; none where it is a plain one."""
+        return tuple(k.name for k in self.problem.service(way.service).classes)
+
+    def _place(self, placed: Placed, origin: Origin, running: list[Instance]) -> None:
+        sources: Counter[tuple[OfferKey, str]] = Counter()
+        for key, kind, number in placed.slices:
+            sources[key, kind] += number
+        for _ in range(placed.kept):
+            same = next(
+                (i for i in running if i.region == placed.region and _covered(i, sources)), None
+            )
+            if same is None:
+                raise InternalError(f"nothing of {origin.service} runs in {placed.region} to keep")
+            running.remove(same)
+            for node in same.nodes:
+                sources[(same.region, node.node_type, node.market), node.kind] -= 1
+            kept = self._kept(same)
+            self._add(placed, kept)
+        for _ in range(placed.count - placed.kept):
+            self._add(placed, self._new(placed, origin, sources))
+
+    def _add(self, placed: Placed, instance: Instance) -> None:
+        self.taken.add(instance.id)
+        self.instances.append(instance)
+        self.by_type[placed.executor, placed.region].append(instance.id)
+
+    def _kept(self, running: Instance) -> Instance:
+        if not running.is_executor:
+            return keep(self.problem, self.catalog, running)
+        usd = price(self.problem, running.region, running.nodes)
+        return running.model_copy(update={"usd_per_hour": usd, "kept": True})
+
+    def _new(
+        self, placed: Placed, origin: Origin, sources: Counter[tuple[OfferKey, str]]
+    ) -> Instance:
+        if origin.kind is None:
+            return self._new_template(placed, origin, sources)
+        key = _take(sources, origin.kind)
+        role = RoleId(origin.service, "+".join(origin.parts), Phase.SERVE)
+        gpus, machine = parse_node_type(origin.kind).gpu_count, parse_node_type(key[1]).gpu_count
+        node = Node(
+            id="n0",
+            node_type=key[1],
+            market=key[2],
+            start=0,
+            end=1,
+            tp=gpus,
+            gpu_ids=None if gpus == machine else tuple(range(gpus)),
+        )
+        return Instance(
+            id=self._next_id(f"{origin.service}-{'-'.join(origin.parts)}"),
+            service=origin.service,
+            role=str(role),
+            region=placed.region,
+            stages=1,
+            nodes=(node,),
+            flows=(),
+            throughput_per_s=0.0,
+            usd_per_hour=price(self.problem, placed.region, (node,)),
+        )
+
+    def _new_template(
+        self, placed: Placed, origin: Origin, sources: Counter[tuple[OfferKey, str]]
+    ) -> Instance:
+        if self.libraries is None or origin.role is None or origin.template is None:
+            raise InternalError(f"{origin.service}: a second copy of what only runs")
+        layout = self.libraries.roles[str(origin.role)].layout(origin.template)
+        kinds = Counter(kind for stage in layout.stages for kind in stage.nodes)
+        rented: Counter[tuple[str, str, Market]] = Counter()
+        for kind, number in sorted(kinds.items()):
+            for _ in range(number):
+                _, node_type, market = _take(sources, kind)
+                rented[kind, node_type, market] += 1
+        choice = NewInstance(str(origin.role), placed.region, layout, dict(rented))
+        name = self._next_id(f"{origin.service}-{origin.role.phase}")
+        return build_instance(self.problem, self.catalog, choice, id=name)
+
+    def _next_id(self, stem: str) -> str:
+        number = 0
+        while f"{stem}-{number}" in self.taken:
+            number += 1
+        return f"{stem}-{number}"
+
+
+def _covered(instance: Instance, sources: Mapping[tuple[OfferKey, str], int]) -> bool:
+    """Whether the slices that an answer takes are those that an instance has."""
+    own = Counter(((instance.region, n.node_type, n.market), n.kind) for n in instance.nodes)
+    return all(sources.get(key, 0) >= count for key, count in own.items())
+
+
+def _take(sources: Counter[tuple[OfferKey, str]], kind: str) -> OfferKey:
+    """Take a slice of this kind: one's own first, spot last."""
+    offers = [key for (key, of_kind), left in sources.items() if of_kind == kind and left > 0]
+    if not offers:
+        raise InternalError(f"no {kind} left to take")
+    key = min(offers, key=lambda k: (_MARKETS.index(k[2]), k))
+    sources[key, kind] -= 1
+    return key
+
+
+def _served(problem: Problem, answer: Answer) -> dict[str, float]:
+    """The share of its requests that each any-to-any service serves: that of its worst served class."""
+    found = {}
+    for service in problem.services:
+        if service.is_graph:
+            shares = [answer.served.get((service.name, k.name), 0.0) for k in service.classes]
+            least = min(shares, default=1.0)
+            found[service.name] = 1.0 if least >= 1.0 - 1e-9 else max(0.0, least)
+    return found
+
+
+def _paths(
+    ways: Sequence[WayFlow], by_type: Mapping[tuple[int, str], Sequence[str]]
+) -> list[RequestPath]:
+    """Ways over types of executors as paths over executors: those of a type share evenly."""
+    totals: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for way in ways:
+        totals[way.service, way.klass] += way.rate_per_s
+    merged: defaultdict[
+        tuple[str, str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]], float
+    ] = defaultdict(float)
+    for way in ways:
+        total = totals[way.service, way.klass]
+        if total <= 0.0 or way.rate_per_s <= _TRICKLE * total:
+            continue
+        steps = tuple(
+            (tuple(plain_part(part) for part in parts), tuple(by_type[executor, way.region]))
+            for executor, parts in way.steps
+        )
+        merged[way.service, way.klass, steps] += way.rate_per_s / total
+    kept: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for (service, klass, _), share in merged.items():
+        kept[service, klass] += share
+    return [
+        RequestPath(
+            service=service,
+            klass=klass,
+            share=min(1.0, share / kept[service, klass]),
+            steps=tuple(
+                PathStep(parts=parts, instances={name: 1.0 / len(names) for name in names})
+                for parts, names in steps
+            ),
+        )
+        for (service, klass, steps), share in sorted(merged.items())
+    ]
+
+
+def _passing(
+    problem: Problem, paths: Sequence[RequestPath], served: Mapping[str, float]
+) -> dict[str, float]:
+    """Requests/s that paths lead over each executor."""
+    passing: defaultdict[str, float] = defaultdict(float)
+    for path in paths:
+        service = problem.service(path.service)
+        rate = service.class_rate_per_s(service.klass(path.klass)) * served[service.name]
+        for step in path.steps:
+            for name, weight in step.instances.items():
+                passing[name] += rate * path.share * weight
+    return dict(passing)
+
+
+def _carrying(instance: Instance, per_s: float) -> Instance:
+    flows = (
+        (Flow(src=SOURCE, dst="n0", per_s=per_s), Flow(src="n0", dst=SINK, per_s=per_s))
+        if per_s > 0
+        else ()
+    )
+    return instance.model_copy(update={"flows": flows, "throughput_per_s": per_s})
