@@ -103,7 +103,7 @@ class TestDescribe:
 
     def test_unknown_is_said(self) -> None:
         rows = {row.field: row for row in describe(Catalog.default(), "qwen2.5-omni-7b").rows}
-        assert rows["talker.head_dim"].value == UNKNOWN
+        assert rows["talker.params"].value == UNKNOWN
         assert rows["total_params"].value == UNKNOWN
         assert rows["talker.heads"].confidence == "low"
 

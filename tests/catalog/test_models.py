@@ -189,8 +189,8 @@ def test_what_is_not_public_stays_unknown() -> None:
     assert omni.weight_bytes is None
     talker = omni.components["talker"]
     assert isinstance(talker, GeneratorSpec)
-    assert talker.head_dim is None
-    assert "head_dim" in talker.unknown
+    assert talker.params is None
+    assert "params" in talker.unknown
     assert omni.facts["talker.heads"].confidence == "low"
 
 

@@ -69,7 +69,7 @@ def test_models(capsys: Capture) -> None:
     components = found["qwen2.5-omni-7b"]["components"]
     assert isinstance(components, dict)
     assert components["talker"]["part"] == "generator"
-    assert "head_dim" not in components["talker"]
+    assert "params" not in components["talker"]
     assert found["qwen2.5-omni-7b"]["total_params"] is None
 
 

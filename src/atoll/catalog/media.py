@@ -180,7 +180,12 @@ class EncoderSpec:
 class GeneratorSpec:
     """What turns an llm's output into sound or pictures; unknown fields are None.
 
-    `params` is the published count of parameters, where there is one.
+    `params` is the published count of parameters, where there is one. `frames_per_second` are codes (of an
+    autoregressive one) or spectrogram frames for a second of speech. `steps` of denoising take `passes`
+    through the layers each, where requests do not say how many. `dual_stream` has weights of its own for
+    text beside those for the picture. `conv_flops` are operations of convolutions for a pixel, or for a
+    second of speech. A frame's further codebooks, where there are any, come from `predictor_layers`, run
+    once for each.
     """
 
     kind: GeneratorKind
@@ -198,6 +203,14 @@ class GeneratorSpec:
     patch_size: int | None = None
     codebooks: int | None = None
     codebook_size: int | None = None
+    frames_per_second: float | None = None
+    steps: int | None = None
+    passes: int | None = None
+    dual_stream: bool = False
+    conv_flops: float | None = None
+    predictor_layers: int | None = None
+    predictor_intermediate: int | None = None
+    predictor_kv_heads: int | None = None
     moe: MoeSpec | None = None
     params: int | None = None
     dtype: DType = BF16

@@ -1,0 +1,384 @@
+"""How long batches take at parts that work on whole requests: encoders, denoisers, vocoders, VAEs.
+
+The unit is what a request of a class brings to a part: all its images, all its speech. n requests together
+take
+
+    t(n) = fixed + n item                      `rounds` times, where a part denoises in steps
+
+which is the line through t(1) and t(N) with N the largest batch; times are convex in n,
+so in between the line is no faster than they are. Beside the GPU, `Host` counts what an engine does for every
+request and every pixel before it can start.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from atoll.catalog.media import EncoderSpec, GeneratorSpec
+from atoll.catalog.models import ModelSpec
+from atoll.catalog.transformer import TransformerSpec
+from atoll.core.errors import InputError
+from atoll.perf.components.kernels import EAGER_LAYER_S, Kernels
+from atoll.perf.components.loads import (
+    image_latents,
+    is_text_encoder,
+    media_tokens,
+    speech_codes,
+    video_groups,
+)
+from atoll.perf.operators import ACTIVATION_BYTES
+from atoll.workload.classes import RequestClass
+
+MOST_IMAGES = 8
+"""Requests that an engine denoises together at most, where memory and promises allow; an assumption."""
+MOST_SPEECH = 16
+"""Requests whose speech a vocoder makes together at most; an assumption."""
+_LIVE_ROWS = 4.0
+_PIXEL_BYTES = 4.0 * 96.0 * ACTIVATION_BYTES
+_AUDIO_POSITIONS_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Seconds that an engine's host takes before an encoder starts, for every request and every megapixel.
+
+    Decoding, resizing, normalising and cutting into patches run on the host, one request after another.
+    """
+
+    request_s: float = 0.0
+    megapixel_s: float = 0.0
+
+
+NO_HOST = Host()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTime:
+    """Batches of requests of one class at one part: `rounds` times `fixed_s` + `item_s` for each request.
+
+    `request_bytes` are bytes of activations that one request takes on each GPU while it is there.
+    """
+
+    fixed_s: float
+    item_s: float
+    max_batch: int
+    rounds: int
+    request_bytes: float
+    grounds: str = ""
+
+    def seconds(self, requests: float) -> float:
+        """Return the seconds of a batch of so many requests, all rounds of it."""
+        return self.rounds * (self.fixed_s + requests * self.item_s)
+
+    def largest_within(self, budget_s: float) -> int:
+        """Return the largest batch that takes no longer than `budget_s`, 0 where one alone does."""
+        if self.seconds(1.0) > budget_s:
+            return 0
+        if self.item_s <= 0.0:
+            return self.max_batch
+        room = (budget_s / self.rounds - self.fixed_s) / self.item_s
+        return max(1, math.floor(min(self.max_batch, room + 1e-9)))
+
+
+def batch_time(
+    model: ModelSpec,
+    part: str,
+    klass: RequestClass,
+    kernels: Kernels,
+    *,
+    most_tokens: int,
+    host: Host = NO_HOST,
+) -> BatchTime:
+    """Return how long batches of requests of a class take at a part that generates no tokens.
+
+    `most_tokens` is what the engine puts into a step: an encoder takes as many requests at a time.
+    """
+    spec = model.components[part]
+    if isinstance(spec, EncoderSpec):
+        return _encoder(spec, media_tokens(model, klass)[part], klass, kernels, most_tokens, host)
+    if isinstance(spec, TransformerSpec):
+        if not is_text_encoder(model, part):
+            raise InputError(f"{part} of model {model.name} generates tokens", field="part")
+        return _text(spec, klass, kernels, most_tokens)
+    if spec.kind == "vae":
+        return _pixels(spec, klass, kernels)
+    if spec.frames_per_second is not None:
+        return _speech(spec, klass, kernels)
+    if spec.kind == "diffusion":
+        return _denoise(model, spec, klass, kernels)
+    raise InputError(
+        f"the shapes of {part} of model {model.name} are not public",
+        field="model",
+        hint="give a measured rate for it",
+    )
+
+
+def _line(
+    seconds: Callable[[float], float],
+    most: int,
+    *,
+    rounds: int,
+    request_bytes: float,
+    grounds: str,
+    host_s: float = 0.0,
+) -> BatchTime:
+    """The line through the times of one request and of the largest batch."""
+    alone = seconds(1.0)
+    item = (seconds(float(most)) - alone) / (most - 1) if most > 1 else alone
+    item = min(item, alone)
+    fixed = max(0.0, alone - item)
+    return BatchTime(fixed, item + host_s, most, rounds, request_bytes, grounds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Media:
+    """Positions of one kind of medium in a request: all of them, and those that attend to each other."""
+
+    positions: float
+    segment: float
+    window: float | None
+
+
+def _encoder(
+    spec: EncoderSpec,
+    tokens: float,
+    klass: RequestClass,
+    kernels: Kernels,
+    most_tokens: int,
+    host: Host,
+) -> BatchTime:
+    media = _media(spec, klass)
+    positions = sum(medium.positions for medium in media)
+    full = spec.layers if spec.full_attention_layers is None else len(spec.full_attention_layers)
+
+    def layer(requests: float, windowed: bool) -> float:
+        rows = requests * positions
+        # Products run over all positions at once; attention differs by the kind of medium.
+        segments = [
+            (m.positions, m.window if windowed and m.window is not None else m.segment)
+            for m in media
+        ]
+        reach = sum(count * min(count, segment) for count, segment in segments) / positions
+        took = kernels.layer(
+            rows,
+            reach,
+            hidden=spec.hidden,
+            inner=spec.intermediate,
+            heads=spec.heads,
+            head_dim=spec.hidden / spec.heads,
+            gated=spec.gated_mlp,
+            dtype=spec.dtype,
+        )
+        return max(took, EAGER_LAYER_S)
+
+    def seconds(requests: float) -> float:
+        total = full * layer(requests, False)
+        if spec.layers > full:
+            total += (spec.layers - full) * layer(requests, True)
+        return total + _ends(spec, kernels, requests * positions, requests * tokens)
+
+    most = max(1, int(most_tokens // max(1.0, tokens)))
+    wide = max(3.0 * spec.intermediate, 4.0 * spec.hidden) / kernels.tp
+    row_bytes = (_LIVE_ROWS * spec.hidden + wide) * ACTIVATION_BYTES
+    return _line(
+        seconds,
+        most,
+        rounds=1,
+        request_bytes=positions * row_bytes,
+        grounds=kernels.provenance,
+        host_s=host.request_s + host.megapixel_s * _megapixels(klass),
+    )
+
+
+def _ends(spec: EncoderSpec, kernels: Kernels, rows: float, tokens: float) -> float:
+    """Seconds of the embedding of patches (or of sound) and of the projector."""
+    if spec.patch_size is not None:
+        pixels = 3.0 * spec.temporal_patch * spec.patch_size**2
+        total = kernels.product(rows, spec.hidden, pixels, spec.dtype)
+    else:
+        total = kernels.product(2.0 * rows, spec.hidden, 3.0 * (spec.mel_bins or 1), spec.dtype)
+        total += kernels.product(rows, spec.hidden, 3.0 * spec.hidden, spec.dtype)
+    widths = spec.projector or (spec.hidden * spec.merge**2, spec.output_dim)
+    for wide, out in itertools.pairwise(widths):
+        total += kernels.product(tokens, out, wide, spec.dtype)
+    return total
+
+
+def _media(spec: EncoderSpec, klass: RequestClass) -> list[_Media]:
+    found: list[_Media] = []
+    if spec.kind == "audio":
+        assert klass.audio_s is not None
+        rate = spec.tokens_per_second or 25.0
+        if spec.max_positions is not None:
+            rate = spec.max_positions / _AUDIO_POSITIONS_S
+        found.append(_Media(klass.audio_s * rate, rate * _AUDIO_POSITIONS_S, None))
+        return found
+    assert spec.patch_size is not None
+    window = None if spec.window_px is None else float((spec.window_px // spec.patch_size) ** 2)
+    tile = 0.0
+    if spec.rule == "tiles":
+        tile = float(spec.patches_per_tile + spec.class_token)
+    if klass.images is not None:
+        image = float(spec.image_patches(klass.images.height_px, klass.images.width_px))
+        found.append(_Media(klass.images.count * image, tile or image, window))
+    if klass.video is not None:
+        group = tile or float(spec.image_patches(klass.video.height_px, klass.video.width_px))
+        found.append(_Media(video_groups(spec, klass) * group, group, window))
+    return found
+
+
+def _megapixels(klass: RequestClass) -> float:
+    pixels = 0.0
+    if klass.images is not None:
+        pixels += klass.images.count * klass.images.width_px * klass.images.height_px
+    if klass.video is not None:
+        pixels += klass.video.frames * klass.video.width_px * klass.video.height_px
+    return pixels / 1e6
+
+
+def _text(
+    spec: TransformerSpec, klass: RequestClass, kernels: Kernels, most_tokens: int
+) -> BatchTime:
+    """A transformer that reads the prompt once: its layers attend backwards, which halves the pairs."""
+
+    def seconds(requests: float) -> float:
+        rows = requests * klass.input_tokens
+        took = kernels.layer(
+            rows,
+            0.5 * klass.input_tokens,
+            hidden=spec.hidden,
+            inner=spec.intermediate,
+            heads=spec.heads,
+            head_dim=spec.head_dim,
+            gated=spec.gated_mlp,
+            dtype=spec.mlp_dtype,
+        )
+        return spec.layers * max(took, EAGER_LAYER_S)
+
+    most = max(1, int(most_tokens // max(1.0, klass.input_tokens)))
+    row_bytes = (_LIVE_ROWS * spec.hidden + 3.0 * spec.intermediate / kernels.tp) * ACTIVATION_BYTES
+    return _line(
+        seconds,
+        most,
+        rounds=1,
+        request_bytes=klass.input_tokens * row_bytes,
+        grounds=kernels.provenance,
+    )
+
+
+def _denoise(
+    model: ModelSpec, spec: GeneratorSpec, klass: RequestClass, kernels: Kernels
+) -> BatchTime:
+    """One step of denoising: joint attention over picture and text, products shared or of their own."""
+    wanted = klass.image_output
+    assert wanted is not None
+    hidden, inner, heads = _shape(spec)
+    layers = spec.layers or 1
+    _, pixels = image_latents(model, klass)
+    text = klass.input_tokens * wanted.count
+    passes = 2 if wanted.guided else 1
+
+    def seconds(requests: float) -> float:
+        images = requests * wanted.count * passes
+        streams = [requests * passes * pixels, requests * passes * text]
+        if not spec.dual_stream:
+            streams = [sum(streams)]
+        total = sum(_block(spec, kernels, rows, images) for rows in streams)
+        rows = requests * passes * (pixels + text)
+        together = (pixels + text) / wanted.count
+        total += kernels.attention(rows, together, heads, spec.head_dim or hidden / heads)
+        total += kernels.all_reduces(rows, hidden)
+        return layers * max(total, EAGER_LAYER_S)
+
+    rows = passes * (pixels + text)
+    row_bytes = (_LIVE_ROWS * hidden + 3.0 * inner / kernels.tp) * ACTIVATION_BYTES
+    return _line(
+        seconds,
+        MOST_IMAGES,
+        rounds=wanted.steps,
+        request_bytes=rows * row_bytes,
+        grounds=kernels.provenance,
+    )
+
+
+def _block(spec: GeneratorSpec, kernels: Kernels, rows: float, sequences: float) -> float:
+    """Products and passes of one block over one stream, modulation included, attention left out."""
+    hidden, inner, heads = _shape(spec)
+    share = math.ceil(heads / kernels.tp) * (spec.head_dim or hidden / heads)
+    wide = math.ceil(inner / kernels.tp)
+    total = kernels.product(rows, 3.0 * share, hidden, spec.dtype)
+    total += kernels.product(rows, hidden, share, spec.dtype)
+    total += kernels.product(rows, wide, hidden, spec.dtype)
+    total += kernels.product(rows, hidden, wide, spec.dtype)
+    # Six vectors that scale, shift and gate: one product for every sequence, and passes that apply them.
+    total += kernels.product(sequences, 6.0 * hidden / kernels.tp, hidden, spec.dtype)
+    return total + kernels.passes(rows, 14.0 * hidden) + kernels.passes(rows, 2.0 * wide)
+
+
+def _shape(spec: GeneratorSpec) -> tuple[int, int, int]:
+    """Hidden size, MLP width and heads."""
+    if spec.hidden is None or spec.heads is None:
+        raise InputError("a generator's hidden size or heads are not public", field="model")
+    return spec.hidden, spec.intermediate or 4 * spec.hidden, spec.heads
+
+
+def _speech(spec: GeneratorSpec, klass: RequestClass, kernels: Kernels) -> BatchTime:
+    """Speech from codes: steps over spectrogram frames (or one pass over codes), then convolutions."""
+    assert klass.speech_s is not None
+    hidden, inner, heads = _shape(spec)
+    frames = speech_codes(spec, klass)
+    layers, times = spec.layers or 1, (spec.steps or 1) * (spec.passes or 1)
+    denoises = spec.kind == "diffusion"
+
+    def seconds(requests: float) -> float:
+        rows = requests * frames
+        if denoises:
+            layer = _block(spec, kernels, rows, requests)
+            layer += kernels.attention(rows, frames, heads, spec.head_dim or hidden / heads)
+        else:
+            layer = kernels.layer(
+                rows,
+                frames,
+                hidden=hidden,
+                inner=inner,
+                heads=heads,
+                head_dim=spec.head_dim or hidden / heads,
+                gated=True,
+                dtype=spec.dtype,
+            )
+        flops = requests * (klass.speech_s or 0.0) * (spec.conv_flops or 0.0)
+        return times * layers * max(layer, EAGER_LAYER_S) + kernels.convolutions(flops)
+
+    row_bytes = (_LIVE_ROWS * hidden + 3.0 * inner / kernels.tp) * ACTIVATION_BYTES
+    grounds = "shapes from public configurations, convolutions counted; " + kernels.provenance
+    return _line(
+        seconds,
+        MOST_SPEECH,
+        rounds=1,
+        request_bytes=frames * row_bytes,
+        grounds=grounds,
+    )
+
+
+def _pixels(spec: GeneratorSpec, klass: RequestClass, kernels: Kernels) -> BatchTime:
+    """Latents to pixels, by convolutions."""
+    wanted = klass.image_output
+    assert wanted is not None
+    if spec.conv_flops is None:
+        raise InputError(
+            "the operations per pixel of a decoder are not known",
+            field="model",
+            hint="give a measured rate for it",
+        )
+    pixels = wanted.count * wanted.width_px * wanted.height_px
+    flops = pixels * spec.conv_flops
+    return _line(
+        lambda requests: kernels.convolutions(requests * flops) + EAGER_LAYER_S,
+        MOST_IMAGES,
+        rounds=1,
+        request_bytes=pixels * _PIXEL_BYTES,
+        grounds="convolutions counted from shapes, at an assumed share of the rate of products",
+    )

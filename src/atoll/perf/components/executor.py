@@ -1,0 +1,192 @@
+"""What an executor of some parts on a slice of a machine carries: seconds of it per class and part.
+
+Seconds of parts add up (`solve.cells.types`), so each is worked out as if the executor did nothing else,
+with the memory that all of its parts leave. Parts that make tokens (llm, talker) use the capacity models:
+with both phases together `MixedCapacityModel`, apart `CapacityModel`. Parts that work on whole requests run
+the largest batch whose time stays within their share of the promise:
+
+    first text   encoders and prefill share the time to it in proportion to what each takes alone
+    speech       talker and vocoder share the time until a listener would run dry, speech - ahead
+    image        text encoder, denoiser and decoder share the time until the image
+
+Without a promise the engine's limit and memory bound a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from atoll.catalog.models import ModelSpec
+from atoll.catalog.nodes import NodeType
+from atoll.core.errors import UnknownNameError, UsageError
+from atoll.core.ids import Phase
+from atoll.perf.components.batches import BatchTime
+from atoll.perf.components.makers import token_rate
+from atoll.perf.components.measured import Measured
+from atoll.perf.components.sites import (
+    Site,
+    decode_seconds,
+    open_site,
+    prompt_seconds,
+    tp_choices,
+)
+from atoll.perf.constants import ConstantTable
+from atoll.perf.engines import EngineChoice
+from atoll.workload.classes import RequestClass
+
+Key = tuple[str, str]
+"""Class and part."""
+
+
+@dataclass(frozen=True)
+class ExecutorWork:
+    """An executor of some parts on a slice of a machine: what a request takes of it, by (class, part).
+
+    `seconds` are executor time per request; a pair is absent where the class does not need the part or its
+    promise cannot be kept. `latency_s` is how long a request is there when nothing else is. `kv_tokens` is
+    room for tokens of the llm, in all copies. `limits` says what bounds the batch, `provenance` what the
+    figures rest on.
+    """
+
+    parts: tuple[str, ...]
+    node: NodeType
+    tp: int
+    seconds: Mapping[Key, float] = field(hash=False)
+    latency_s: Mapping[Key, float] = field(hash=False)
+    weight_bytes: float
+    kv_tokens: int
+    limits: Mapping[Key, str] = field(hash=False)
+    provenance: str
+
+
+def executor_work(
+    model: ModelSpec,
+    parts: Sequence[str],
+    node: NodeType,
+    classes: Sequence[RequestClass],
+    *,
+    tp: int | None = None,
+    engine: str | EngineChoice = "vllm",
+    constants: ConstantTable | None = None,
+    measured: Measured | None = None,
+) -> ExecutorWork | None:
+    """Return what an executor of `parts` on `node` carries; None where it does not fit.
+
+    A node of n GPUs with tp below n holds n / tp copies side by side. Without `tp` the best is taken: the one
+    that keeps most promises, then takes the least time for the mix of classes, then splits most.
+    """
+    check_parts(model, parts)
+    best: tuple[tuple[int, float], ExecutorWork] | None = None
+    for size in tp_choices(model, parts, node, tp):
+        site = open_site(model, parts, node, classes, size, engine, constants)
+        if site is None:
+            continue
+        work = _work(site, classes, measured)
+        shares = {klass.name: klass.share for klass in classes}
+        spent = sum(shares[name] * seconds for (name, _), seconds in work.seconds.items())
+        rank = (len(work.seconds), -spent)
+        if best is None or rank >= best[0]:
+            best = (rank, work)
+    return None if best is None else best[1]
+
+
+def check_parts(model: ModelSpec, parts: Sequence[str]) -> None:
+    """Refuse parts that a model does not have, and none at all."""
+    if not parts:
+        raise UsageError("an executor runs at least one part", field="parts")
+    known = model.graph.parts()
+    for part in parts:
+        if part not in known:
+            raise UnknownNameError("part", part, known, field="parts")
+
+
+def _work(site: Site, classes: Sequence[RequestClass], measured: Measured | None) -> ExecutorWork:
+    seconds: dict[Key, float] = {}
+    latency: dict[Key, float] = {}
+    limits: dict[Key, str] = {}
+    grounds: dict[str, None] = {}
+    copies = site.node.count // site.tp
+    for klass in classes:
+        for part in site.parts:
+            if part not in site.needs[klass.name]:
+                continue
+            key = (klass.name, part)
+            known = measured.request_seconds(part, site.node, klass) if measured else None
+            if known is not None:
+                seconds[key], limits[key] = known, "measured"
+                # A single request is taken to be alone on one copy.
+                latency[key] = known * copies
+                grounds[f"{part}: {measured.source if measured else ''}"] = None
+                continue
+            found = _predict(site, klass, part)
+            grounds[site.grounds(part)] = None
+            latency[key], limits[key] = found.latency_s, found.limit
+            if found.seconds > 0.0:
+                seconds[key] = found.seconds / copies
+    return ExecutorWork(
+        parts=site.parts,
+        node=site.node,
+        tp=site.tp,
+        seconds=seconds,
+        latency_s=latency,
+        weight_bytes=site.space.weight_bytes,
+        kv_tokens=site.llm_tokens,
+        limits=limits,
+        provenance="; ".join(grounds),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Seconds of one copy for a request, 0 where the promise cannot be kept."""
+
+    seconds: float
+    latency_s: float
+    limit: str
+
+
+def _predict(site: Site, klass: RequestClass, part: str) -> _Found:
+    budget = site.budget(klass, part)
+    if part in site.models:
+        rate = token_rate(site, klass, part, budget)
+        alone = time_alone(site, klass, part)
+        seconds = 1.0 / rate.requests_per_s if rate.requests_per_s > 0.0 else 0.0
+        return _Found(seconds, alone, rate.limit)
+    times = site.batches[klass.name, part]
+    return batched(times, budget, site.promise(klass, part), site.most(times))
+
+
+def batched(times: BatchTime, budget_s: float, promise_s: float, most: int) -> _Found:
+    """Return seconds per request in the largest batch that `budget_s` allows, a share of the promise.
+
+    A request that alone takes longer than its share still runs, by itself, as long as the promise is kept.
+    """
+    alone = times.seconds(1.0)
+    if alone > promise_s:
+        return _Found(0.0, alone, "promise: one request alone takes longer")
+    within = times.largest_within(budget_s)
+    batch = max(1, min(within, most))
+    if batch == most:
+        limit = "memory" if most < times.max_batch else "the engine's largest batch"
+    else:
+        limit = "promise"
+    return _Found(times.seconds(batch) / batch, alone, limit)
+
+
+def time_alone(site: Site, klass: RequestClass, part: str) -> float:
+    """Return how long a request is at a part that makes tokens while nothing else is there.
+
+    For an llm that is until its first token, for its decode phase nothing, for a talker until all codes are
+    made.
+    """
+    model = site.models[part]
+    lengths = site.lengths(klass, part)
+    phase = site.phase(part)
+    if phase is Phase.DECODE:
+        return 0.0
+    most = model.engine.max_tokens if phase is Phase.PREFILL else model.engine.mixed_tokens
+    first = prompt_seconds(model, lengths.input_mean, float(most))
+    if part not in site.talkers:
+        return first
+    return first + lengths.output_mean * decode_seconds(model, lengths.decode_context)

@@ -1,0 +1,304 @@
+"""A place where parts run together: one tensor-parallel size on one slice, memory and times worked out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from atoll.catalog.media import GeneratorSpec
+from atoll.catalog.models import ModelSpec
+from atoll.catalog.nodes import NodeType
+from atoll.core.errors import UsageError
+from atoll.core.ids import Phase
+from atoll.perf.capacity import copy_node, piece_times
+from atoll.perf.components.batches import BatchTime, Host, batch_time
+from atoll.perf.components.kernels import Kernels
+from atoll.perf.components.loads import (
+    class_parts,
+    class_ways,
+    component_of,
+    kv_bytes,
+    llm_lengths,
+    talker_lengths,
+)
+from atoll.perf.components.shapes import autoregressive_spec
+from atoll.perf.components.space import Space, fit, phase_of
+from atoll.perf.components.talkers import talker_model
+from atoll.perf.constants import ConstantTable
+from atoll.perf.engines import EngineChoice, EngineProfile
+from atoll.perf.layers import splits_evenly, tp_sizes
+from atoll.perf.step import (
+    AnalyticStepModel,
+    Position,
+    StepModel,
+    analytic,
+    profile_on,
+    window_counts,
+)
+from atoll.workload.classes import RequestClass
+from atoll.workload.lengths import LengthMix
+
+NEVER_S = float("inf")
+
+
+@dataclass(frozen=True)
+class Site:
+    """Parts of a model on one slice at one tensor-parallel size; times are those of one copy.
+
+    `models` has the step model of every part that makes tokens, `batches` by (class, part) the times of all
+    others.
+    """
+
+    model: ModelSpec
+    parts: tuple[str, ...]
+    node: NodeType
+    tp: int
+    space: Space
+    kernels: Kernels
+    models: Mapping[str, AnalyticStepModel]
+    batches: Mapping[tuple[str, str], BatchTime]
+    needs: Mapping[str, frozenset[str]]
+    engine: EngineProfile
+    constants: ConstantTable | None
+
+    @property
+    def talkers(self) -> frozenset[str]:
+        """Parts that make codes of speech."""
+        return frozenset(part for part in self.models if is_talker(self.model, part))
+
+    @property
+    def llm_tokens(self) -> int:
+        """Tokens of the llm that find room, in all copies; 0 without one."""
+        held = [tokens for part, tokens in self.space.kv_tokens.items() if part not in self.talkers]
+        return max(held, default=0)
+
+    def phase(self, part: str) -> Phase:
+        """Return the phase that a part is, both where it is whole."""
+        return phase_of(part)
+
+    def lengths(self, klass: RequestClass, part: str) -> LengthMix:
+        """Return the lengths that a part which makes tokens sees of a class."""
+        if is_talker(self.model, part):
+            return talker_lengths(self.model, component_of(part), klass)
+        return llm_lengths(self.model, klass)
+
+    def most(self, times: BatchTime) -> int:
+        """Return the largest batch for which there is memory, one at least."""
+        room = self.space.for_batches / max(1.0, times.request_bytes)
+        return max(1, min(times.max_batch, int(room)))
+
+    def grounds(self, part: str) -> str:
+        """Return what the times of a part rest on."""
+        if part in self.models:
+            return f"{part}: {self.models[part].provenance}"
+        found = [times.grounds for (_, name), times in self.batches.items() if name == part]
+        return f"{part}: {found[0] if found else self.kernels.provenance}"
+
+    def promise(self, klass: RequestClass, part: str) -> float:
+        """Return the seconds that are promised to what a part contributes to; infinite where none are."""
+        return _promise(self.model, klass, part)
+
+    def budget(self, klass: RequestClass, part: str) -> float:
+        """Return the share of that promise which a part has: as its time alone is to all that count."""
+        promise = _promise(self.model, klass, part)
+        if promise == NEVER_S:
+            return NEVER_S
+        group = _group(self.model, klass, part)
+        if group == [part]:
+            return promise
+        times = {name: self._alone(klass, name) for name in group}
+        total = sum(times.values())
+        return promise * times[part] / total if total > 0.0 else promise
+
+    def _alone(self, klass: RequestClass, part: str) -> float:
+        """The time of one request at a part on this kind of slice, wherever it runs in truth."""
+        spec = autoregressive_spec(self.model, part)
+        if spec is None:
+            times = self.batches.get((klass.name, part))
+            if times is None:
+                times = batch_time(
+                    self.model, part, klass, self.kernels, most_tokens=self.engine.max_tokens
+                )
+            return times.seconds(1.0)
+        model = self.models.get(part)
+        if model is None:
+            tp = self.tp if splits_evenly(spec, self.tp) else 1
+            model = step_model(self.model, part, self.node, tp, self.engine, self.constants)
+        lengths = self.lengths(klass, part)
+        first = prompt_seconds(model, lengths.input_mean, float(model.engine.max_tokens))
+        if not is_talker(self.model, part):
+            return first
+        return first + lengths.output_mean * decode_seconds(model, lengths.decode_context)
+
+
+def is_talker(model: ModelSpec, part: str) -> bool:
+    """Return whether a part makes codes of speech one after another."""
+    spec = model.components[component_of(part)]
+    return isinstance(spec, GeneratorSpec) and spec.kind == "autoregressive"
+
+
+def prompt_seconds(model: StepModel, tokens: float, most: float) -> float:
+    """Return the seconds of one prompt, alone, in pieces of `most` tokens."""
+    counts = window_counts(model.spec, model.kinds)
+    return float(piece_times(model, counts, tokens, most, Position.WHOLE).all_s[-1])
+
+
+def decode_seconds(model: StepModel, context: float) -> float:
+    """Return the seconds of one decoding step of a single sequence."""
+    from atoll.perf.batch import Batch
+    from atoll.perf.step import step_seconds
+
+    return float(step_seconds(model, Batch.decode(1.0, context), 0, model.spec.layers))
+
+
+def _promise(model: ModelSpec, klass: RequestClass, part: str) -> float:
+    if klass.image_output is not None:
+        return klass.image_s if klass.image_s is not None else NEVER_S
+    if _speaks(model, klass, part):
+        if klass.ahead_s is None or klass.speech_s is None:
+            return NEVER_S
+        return klass.speech_s - klass.ahead_s
+    if phase_of(part) is Phase.DECODE:
+        return NEVER_S
+    return klass.ttft_s if klass.ttft_s is not None else NEVER_S
+
+
+def _speaks(model: ModelSpec, klass: RequestClass, part: str) -> bool:
+    """Whether a part stands behind the llm in a class that wants speech."""
+    if klass.speech_s is None:
+        return False
+    name = component_of(part)
+    return isinstance(model.components[name], GeneratorSpec)
+
+
+def _group(model: ModelSpec, klass: RequestClass, part: str) -> list[str]:
+    """The parts of a way that share a promise with a part."""
+    way = next(way for way in class_ways(model, klass) if part in way)
+    speaks = _speaks(model, klass, part)
+    return [
+        name
+        for name in way
+        if _speaks(model, klass, name) == speaks and phase_of(name) is not Phase.DECODE
+    ]
+
+
+def step_model(
+    model: ModelSpec,
+    part: str,
+    node: NodeType,
+    tp: int,
+    engine: EngineProfile,
+    constants: ConstantTable | None,
+) -> AnalyticStepModel:
+    """Return the step model of one copy of a part that makes tokens."""
+    spec = autoregressive_spec(model, part)
+    assert spec is not None
+    copy = copy_node(node, tp)
+    found = analytic(spec, copy, tp=tp, engine=engine, constants=constants)
+    component = model.components[component_of(part)]
+    if isinstance(component, GeneratorSpec):
+        return talker_model(component, found, constants)
+    return found
+
+
+def tp_choices(
+    model: ModelSpec, parts: Sequence[str], node: NodeType, tp: int | None
+) -> tuple[int, ...]:
+    """Return the tensor-parallel sizes that all parts of an executor can run at, ascending."""
+    sizes = [size for size in range(1, node.count + 1) if node.count % size == 0]
+    for part in parts:
+        spec = autoregressive_spec(model, part)
+        if spec is not None:
+            sizes = [size for size in sizes if size in tp_sizes(spec, node.count)]
+    if tp is None:
+        return tuple(sizes)
+    if tp not in sizes:
+        raise UsageError(
+            f"{', '.join(parts)} cannot be split over {tp} of the {node.count} GPUs of {node.id}",
+            hint=f"use one of {', '.join(map(str, sizes))}",
+            field="tp",
+        )
+    return (tp,)
+
+
+def open_site(
+    model: ModelSpec,
+    parts: Sequence[str],
+    node: NodeType,
+    classes: Sequence[RequestClass],
+    tp: int,
+    engine: str | EngineChoice,
+    constants: ConstantTable | None,
+    host: Host | None = None,
+) -> Site | None:
+    """Return the parts at one tensor-parallel size; None where they do not fit in memory."""
+    profile = profile_on(engine, node)
+    kernels = Kernels.of(copy_node(node, tp), tp, profile, constants)
+    needs = {klass.name: class_parts(model, klass) for klass in classes}
+    batches: dict[tuple[str, str], BatchTime] = {}
+    for part in parts:
+        if autoregressive_spec(model, part) is not None:
+            continue
+        for klass in classes:
+            if part in needs[klass.name]:
+                batches[klass.name, part] = batch_time(
+                    model,
+                    part,
+                    klass,
+                    kernels,
+                    most_tokens=profile.max_tokens,
+                    host=host if host is not None else ENGINE_HOST,
+                )
+    makers = [part for part in parts if autoregressive_spec(model, part) is not None]
+    full = max((t.request_bytes * t.max_batch for t in batches.values()), default=0.0)
+    single = max((t.request_bytes for t in batches.values()), default=0.0)
+    space = None
+    # Beside a KV cache the largest batch is set aside; alone, a batch takes what there is.
+    for batch_bytes in (full, single) if makers else (single,):
+        space = fit(
+            model,
+            parts,
+            node,
+            tp,
+            profile,
+            batch_bytes=batch_bytes,
+            kv_weights=_kv_weights(model, makers, classes, needs),
+        )
+        if space is not None:
+            if makers:
+                space = Space(space.weight_bytes, space.engines, batch_bytes, space.kv_tokens)
+            break
+    if space is None:
+        return None
+    models = {
+        part: step_model(model, part, node, tp, space.engines[part], constants) for part in makers
+    }
+    return Site(
+        model, tuple(parts), node, tp, space, kernels, models, batches, needs, profile, constants
+    )
+
+
+ENGINE_HOST = Host()
+
+
+def _kv_weights(
+    model: ModelSpec,
+    makers: Sequence[str],
+    classes: Sequence[RequestClass],
+    needs: Mapping[str, frozenset[str]],
+) -> dict[str, float]:
+    """How much KV cache requests leave at each part that keeps one, by their shares of all requests."""
+    found: dict[str, float] = {}
+    for part in makers:
+        spec = autoregressive_spec(model, part)
+        assert spec is not None
+        found[part] = 0.0
+        for klass in classes:
+            if part not in needs[klass.name]:
+                continue
+            if is_talker(model, part):
+                lengths = talker_lengths(model, component_of(part), klass)
+            else:
+                lengths = llm_lengths(model, klass)
+            found[part] += klass.share * kv_bytes(spec, lengths.decode_context)
+    return found
