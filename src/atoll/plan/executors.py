@@ -20,13 +20,13 @@ from atoll.catalog.models import ModelSpec
 from atoll.catalog.nodes import NodeType
 from atoll.core.graph import ComponentKind
 from atoll.perf.components.executor import ExecutorWork, executor_work
-from atoll.perf.components.loads import bytes_between, class_ways
-from atoll.perf.components.measured import Measured
+from atoll.perf.components.loads import bytes_between, class_ways, component_of
+from atoll.perf.components.measured import Measured, MeasuredRate
 from atoll.perf.engines import EngineChoice
 from atoll.plan.capacities import node_source
 from atoll.plan.handover import hop_link
 from atoll.plan.plan import Instance, Node
-from atoll.plan.problem import MeasuredRate, Problem, Service
+from atoll.plan.problem import Problem, Service
 from atoll.workload.classes import RequestClass
 
 PREFILL, DECODE = ".prefill", ".decode"
@@ -68,7 +68,7 @@ def _work(
     engine: EngineChoice,
     rates: tuple[MeasuredRate, ...],
 ) -> ExecutorWork | None:
-    measured = Measured.of((rate.part, rate.kind, rate.klass, rate.per_s) for rate in rates)
+    measured = Measured(rates=rates, source="the fleet file") if rates else None
     return executor_work(model, parts, node, classes, tp=tp, engine=engine, measured=measured)
 
 
@@ -114,11 +114,6 @@ def first_text_parts(model: ModelSpec, way: Sequence[str]) -> tuple[tuple[str, .
         return (), None
     feeding = {c.name for c in model.graph.predecessors(component_of(llm))}
     return tuple(part for part in way if part in feeding), llm
-
-
-def component_of(part: str) -> str:
-    """Return the component that a part is or is a phase of."""
-    return part.removesuffix(PREFILL).removesuffix(DECODE)
 
 
 def _kind_of(model: ModelSpec, part: str) -> ComponentKind:

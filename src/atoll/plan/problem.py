@@ -24,6 +24,7 @@ from pydantic_core import PydanticCustomError
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase, RoleId, format_node_type, parse_node_type, parse_role
+from atoll.perf.components.measured import MeasuredRate
 from atoll.perf.engines import EngineChoice, EngineLaunch, EngineLimits
 from atoll.plan.cluster import Cluster
 from atoll.plan.names import ModelName, Name, NodeTypeName, refuse
@@ -90,18 +91,6 @@ class Lengths(Frozen):
             self.output_mean_square,
             self.input_tail,
         )
-
-
-class MeasuredRate(Frozen):
-    """How fast a part was measured to be: requests of a class per second on a kind of node, by itself.
-
-    It counts where the shapes of a part are not public, and before what the performance model says.
-    """
-
-    part: str = Field(min_length=1, max_length=80)
-    kind: NodeTypeName
-    klass: str = Field(min_length=1, max_length=120)
-    per_s: Positive
 
 
 class Service(Frozen):

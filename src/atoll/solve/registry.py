@@ -2,8 +2,9 @@
 
     plan = solve(problem)
 
-There are two families. Where nodes are on offer, the cheapest of them are rented (`rent`); where a cluster is
-given, layers are placed on it (`place`). Nobody else has to know which family a problem belongs to.
+There are three families. Where nodes are on offer, the cheapest of them are rented (`rent`); where a cluster
+is given, layers are placed on it (`place`); where models have several components, those are put together on
+executors (`cells`). Nobody else has to know which family a problem belongs to.
 """
 
 from __future__ import annotations
@@ -253,11 +254,15 @@ def require_packages() -> None:
 
 
 def _family(problem: Problem) -> SolverFamily:
-    """Return the solvers for a problem: the one place that asks whether it has a cluster."""
+    """Return the solvers for a problem: the one place that asks whether it has a cluster or classes."""
     if problem.cluster is not None:
         from atoll.solve.place.solver import FAMILY as PLACING
 
         return PLACING
+    if problem.has_graphs:
+        from atoll.solve.cells.solver import FAMILY as COMPOSING
+
+        return COMPOSING
     from atoll.solve.rent.solver import FAMILY as RENTING
 
     return RENTING
@@ -265,13 +270,17 @@ def _family(problem: Problem) -> SolverFamily:
 
 def _check_name(name: str, problem: Problem) -> None:
     """Refuse a solver that nobody knows, or that is for another kind of problem."""
+    from atoll.solve.cells.solver import FAMILY as COMPOSING
     from atoll.solve.place.solver import FAMILY as PLACING
     from atoll.solve.rent.solver import FAMILY as RENTING
 
     fitting = solvers(problem)
     if name in fitting:
         return
-    if name not in (*RENTING.names, *PLACING.names):
-        raise UnknownNameError("solver", name, (*RENTING.names, *PLACING.names))
-    what = "no fixed cluster" if name in PLACING.names else "a fixed cluster"
+    known = (*RENTING.names, *PLACING.names, *COMPOSING.names)
+    if name not in known:
+        raise UnknownNameError("solver", name, known)
+    what = "classes of requests" if problem.has_graphs else "no classes of requests"
+    if problem.cluster is not None or name in PLACING.names:
+        what = "a fixed cluster" if problem.cluster is not None else "no fixed cluster"
     raise UsageError(f"{problem.name} has {what}", hint=f"use {', '.join(fitting)}", field="solver")

@@ -9,11 +9,11 @@ from atoll.catalog.document import SchemaDocument
 from atoll.catalog.media import EncoderSpec
 from atoll.catalog.models import ModelSpec
 from atoll.core.errors import InputError, UnknownNameError
-from atoll.core.ids import parse_node_type
 from atoll.perf.components.loads import class_ways, llm_lengths
-from atoll.plan.files.class_schema import ClassEntry
+from atoll.perf.components.measured import MeasuredRate
+from atoll.plan.files.class_schema import ClassEntry, ImageEntry, ImagesEntry, VideoEntry
 from atoll.plan.files.fleet_schema import FleetFile, ServiceEntry
-from atoll.plan.problem import Lengths, MeasuredRate
+from atoll.plan.problem import Lengths
 from atoll.workload.classes import (
     ImageOutput,
     Images,
@@ -69,9 +69,9 @@ def _from_entry(
     with document.at(*here):
         brings, wants = parse_class_name(name)
         # What the name says and no size is given for comes in the usual size.
-        images = entry.images or ({} if "image" in brings else None)
-        video = entry.video or ({} if "video" in brings else None)
-        image = entry.image or ({} if "image" in wants else None)
+        images = entry.images or (ImagesEntry() if "image" in brings else None)
+        video = entry.video or (VideoEntry() if "video" in brings else None)
+        image = entry.image or (ImageEntry() if "image" in wants else None)
         text = "text" in wants
         return RequestClass.parse(
             {
@@ -94,12 +94,11 @@ def _from_entry(
         )
 
 
-def _sized(entry: object) -> dict[str, object]:
+def _sized(entry: ImagesEntry | VideoEntry | ImageEntry) -> dict[str, object]:
     """The fields of an entry, its size in two."""
-    fields: dict[str, object] = {} if isinstance(entry, dict) else dict(entry)  # type: ignore[call-overload]
-    size = fields.pop("size", None)
-    if isinstance(size, tuple):
-        fields["width_px"], fields["height_px"] = size
+    fields: dict[str, object] = dict(entry)
+    fields.pop("size")
+    fields["width_px"], fields["height_px"] = entry.size
     return fields
 
 
@@ -226,25 +225,19 @@ def rates_of(
     here: tuple[str, ...],
     entry: ServiceEntry,
     model: ModelSpec,
-    classes: tuple[RequestClass, ...],
 ) -> tuple[MeasuredRate, ...]:
-    """Return what was measured of parts, checked against the model, the catalog and the classes."""
+    """Return what was measured of parts, checked against the model and the catalog."""
     found = []
-    names = [klass.name for klass in classes]
-    for part, kinds in entry.rates.items():
+    for part, places in entry.rates.items():
         with document.at(*here, "rates", part):
             if part not in model.graph.parts():
                 raise UnknownNameError(f"part of {model.name}", part, model.graph.parts())
-        for kind, rates in kinds.items():
-            with document.at(*here, "rates", part, kind):
-                gpu, count = parse_node_type(kind)
-                node = catalog.node(f"{catalog.gpu(gpu).name}:{count}").id
-            for klass, rate in rates.items():
-                where = (*here, "rates", part, kind, klass)
-                with document.at(*where):
-                    if klass not in names:
-                        raise UnknownNameError("class", klass, names)
+        for place, rates in places.items():
+            with document.at(*here, "rates", part, place):
+                on = catalog.node(place).id if ":" in place else catalog.gpu(place).name
+            for unit, rate in rates.items():
                 if rate <= 0:
+                    where = (*here, "rates", part, place, unit)
                     raise document.error("a rate of 0", *where, hint="leave it out")
-                found.append(MeasuredRate(part=part, kind=node, klass=klass, per_s=rate))
+                found.append(MeasuredRate(part=part, on=on, per_s=rate, unit=unit))
     return tuple(found)

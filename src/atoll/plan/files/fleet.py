@@ -219,7 +219,7 @@ def _asked(
         "lengths": lengths_of(model, classes),
         "classes": classes,
         "paths": paths_of(document, here, entry, model),
-        "rates": rates_of(document, catalog, here, entry, model, classes),
+        "rates": rates_of(document, catalog, here, entry, model),
     }
 
 

@@ -26,6 +26,7 @@ from pydantic_core import PydanticCustomError
 
 from atoll.core.frozen import Frozen
 from atoll.core.quantities import Duration, Rate
+from atoll.perf.components.measured import Unit
 from atoll.perf.engines import Scheduling
 from atoll.plan.cluster import KV_FILL, NodeProfile
 from atoll.plan.files.class_schema import ClassesField
@@ -169,10 +170,11 @@ class ServiceEntry(Frozen):
         description="The only ways that requests may go, each a list of executors, as in [vision, llm] and "
         "[vision+llm]; all that make sense if left out.",
     )
-    rates: dict[StrictStr, dict[StrictStr, dict[StrictStr, Requests]]] = Field(
+    rates: dict[StrictStr, dict[StrictStr, dict[Unit, Requests]]] = Field(
         default={},
-        description="Parts that were measured: part -> kind of node -> class -> requests, as in vocoder: "
-        "{A100-80:1: {text -> audio: 0.28/s}}; they count before the performance model.",
+        description="Parts that were measured: part -> GPU or node type -> unit (request, image, frame, "
+        "audio_s, speech_s, token) -> how many, as in vocoder: {A100-80: {speech_s: 12/s}}. They count before "
+        "what the performance model says.",
     )
     phases: Phases = Field(
         default="auto",

@@ -225,9 +225,9 @@ def _check_shares(plan: Plan, problem: Problem) -> Iterator[Violation]:
         (p.service, p.klass, tuple((s.parts, tuple(s.instances.items())) for s in p.steps))
         for p in plan.paths
     )
-    for (service, klass, _), count in counted.items():
+    for (name, of_class, _), count in counted.items():
         if count > 1:
-            yield violation("route", f"{service} {klass}", f"{count} paths are the same")
+            yield violation("route", f"{name} {of_class}", f"{count} paths are the same")
     shares: defaultdict[tuple[str, str], float] = defaultdict(float)
     for path in plan.paths:
         shares[path.service, path.klass] += path.share

@@ -1,7 +1,7 @@
 """From a problem to the programme of its executors: what could run where, and what that would do.
 
 Any-to-any services bring executors: every option (`options`) on every kind of node where it fits. Plain ones
-bring their templates, as executors of one phase or of the whole llm, so that all compete for the same machines.
+bring their templates, as executors of a phase or of the whole llm: all compete for the same machines.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.errors import AtollError
 from atoll.core.ids import Phase, RoleId, parse_node_type
 from atoll.perf.components.executor import ExecutorWork
-from atoll.plan.executors import component_of, first_text_parts, request_bytes, ways_of, work_of
+from atoll.perf.components.loads import component_of
+from atoll.plan.executors import first_text_parts, request_bytes, ways_of, work_of
 from atoll.plan.handover import cut_sizes, hop_link
 from atoll.plan.plan import Instance, OfferKey
 from atoll.plan.problem import Offer, Problem, Service
@@ -77,8 +78,8 @@ def build_programme(
 ) -> Built:
     """Return the programme of a problem.
 
-    `libraries` has the templates of its plain services, None where there are none. `choose` picks the options of
-    a service, all that make sense by default; `usable` says which kinds of nodes count.
+    `libraries` has the templates of its plain services, None where there are none. `choose` picks the options
+    of a service, all that make sense by default; `usable` says which kinds of nodes count.
     """
     executors: list[ExecutorType] = []
     origins: list[Origin] = []
@@ -90,7 +91,7 @@ def build_programme(
             origins += made.origins
             classes += made.classes
         elif libraries is not None:
-            for executor, origin in _templates(problem, service, libraries, effort, usable):
+            for executor, origin in _templates(service, libraries, effort, usable):
                 executors.append(executor)
                 origins.append(origin)
             classes.append(_plain_class(service))
@@ -180,7 +181,7 @@ class _GraphService:
         return tuple(apart) if self.service.phases == "apart" else ways
 
     def _add(self, option: Option, kind: str, offers: Sequence[Offer]) -> None:
-        """Add the executor of an option on a kind of node, as slow as on the slowest machine that gives it."""
+        """Add the executor of an option on a kind of node, as slow as on any machine that gives it."""
         works = [
             self._work(option, kind, machine)
             for machine in sorted({offer.node_type for offer in offers})
@@ -321,7 +322,6 @@ def _plain_class(service: Service) -> ClassDemand:
 
 
 def _templates(
-    problem: Problem,
     service: Service,
     libraries: Libraries,
     effort: Effort,

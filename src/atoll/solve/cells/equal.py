@@ -2,7 +2,7 @@
 
 For each GPU type a cell of 2^i GPUs is planned to carry the most (the budget problem, solved exactly here),
 cells that are no better than smaller ones together are dropped (Algorithm 1), and the rest are mixed greedily
-until demand is met (Algorithm 2). A service takes the GPU type that is cheapest for it. Services share no machine.
+until demand is met (Algorithm 2). A service takes the GPU type that is cheapest for it, on its own machines.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ from itertools import combinations
 
 from atoll.catalog.models import ModelSpec
 from atoll.core.graph import ComponentKind
-from atoll.plan.executors import DECODE, PREFILL, component_of
+from atoll.perf.components.loads import component_of
+from atoll.plan.executors import DECODE, PREFILL
 from atoll.plan.problem import Service
 
 Option = tuple[str, ...]
