@@ -165,6 +165,10 @@ class Answer:
 
     `objective` is USD/h with what starting costs ("cost"), or the multiple of demand ("most"), `bound` what
     is proven of the best. `ways` has requests/s by (service, class, way, region).
+
+    Where not all demand is met, `share` is the common share (weighed by priority: the mean), `share_bound`
+    what is proven of the largest, and cost and bound are those of the cheapest at that share. `split` has,
+    for classes with chains, the flows of each way: (service, class, way, part, executor, region).
     """
 
     status: Literal["optimal", "feasible", "partial", "infeasible"]
@@ -181,3 +185,6 @@ class Answer:
     iterations: int = 0
     cut_short: bool = False
     reasons: tuple[str, ...] = ()
+    share: float = 1.0
+    share_bound: float = 1.0
+    split: Mapping[tuple[str, str, int, str, int, str], float] = field(default_factory=dict)
