@@ -173,7 +173,7 @@ class ServiceEntry(Frozen):
     rates: dict[StrictStr, dict[StrictStr, dict[Unit, Requests]]] = Field(
         default={},
         description="Parts that were measured: part -> GPU or node type -> unit (request, image, frame, "
-        "audio_s, speech_s, token) -> how many, as in vocoder: {A100-80: {speech_s: 12/s}}. They count before "
+        "audio_s, speech_s, token) -> how many, as in vocoder: {A100-80: {speech_s: 12/s}}. They go before "
         "what the performance model says.",
     )
     phases: Phases = Field(
