@@ -12,7 +12,7 @@ from atoll.core.rng import stream
 from atoll.perf.batch import Batch
 from atoll.perf.step import AnalyticStepModel, step_seconds
 from atoll.plan.cluster import NodeProfile
-from atoll.sim.arrays import Floats, Longs, Records
+from atoll.sim.arrays import EVENT, Floats, Longs, Records
 from atoll.sim.tasks import arrays as a
 from atoll.sim.tasks.demand import Demand, amount, draw_wants
 from atoll.sim.tasks.fleet import (
@@ -86,7 +86,7 @@ def build(fleet: TaskFleet, demand: Demand, *, routing: int, query_s: float, see
         item_s=_item_seconds(fleet),
         size=size,
         box=_boxes(fleet),
-        heap=np.zeros(events, a.EVENT),
+        heap=np.zeros(events, EVENT),
         ending=np.zeros((len(unit), most), a.ENDING),
         todo=np.zeros(len(executor), np.int64),
         random=stream(seed, "tasks").integers(1, 2147483398, size=2, dtype=np.int64),
@@ -307,7 +307,7 @@ def _requests(
     clipped = np.zeros(count, bool)
     for at, spec in enumerate(fleet.classes):
         mine = np.flatnonzero(demand.klass == at)
-        own = Demand(*(column[mine] for column in demand))
+        own = demand.take(mine)
         speech_s[mine] = amount(spec.speech, own)
         for k, edge in enumerate(class_edges(fleet, spec)):
             size[request["edge"][mine] + k] = amount(edge.bytes, own)

@@ -32,6 +32,10 @@ class Demand(NamedTuple):
     input: Floats
     output: Floats
 
+    def take(self, rows: Longs) -> Demand:
+        """Return some of the requests."""
+        return Demand(self.arrival_s[rows], self.klass[rows], self.input[rows], self.output[rows])
+
 
 class Wants(NamedTuple):
     """What requests of one class want of one part."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.core.compiling import part as kernel
 from atoll.routing.compiled import by_weight, draw, round_robin
-from atoll.sim.heap import push
 from atoll.sim.tasks.arrays import (
     AUDIO,
     CHUNK,
@@ -20,6 +18,7 @@ from atoll.sim.tasks.arrays import (
     TOKENS,
     TaskSim,
 )
+from atoll.sim.tasks.kernel import kernel, push
 
 
 @kernel

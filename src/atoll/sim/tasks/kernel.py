@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from numba import types
 from numba.core import cgutils
 from numba.core.typing.templates import AttributeTemplate, infer_getattr
 from numba.extending import intrinsic, lower_getattr_generic, models, register_model
 
+from atoll.core.compiling import part
+from atoll.sim import heap, stepping
 from atoll.sim.kernel import TableType
 from atoll.sim.tasks.arrays import LAYOUT
+
+kernel = part
+# Compiled for whatever has the arrays that they name.
+push = cast(Callable[..., None], heap.push)
+pop = cast(Callable[..., int], heap.pop)
+end_push = cast(Callable[..., None], heap.end_push)
+end_remove = cast(Callable[..., int], heap.end_remove)
+whole_seconds = cast(Callable[..., float], stepping.whole_seconds)
 
 
 class TaskSimType(types.Type):  # type: ignore[misc]

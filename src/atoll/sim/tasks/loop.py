@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 from atoll.core.compiling import entry
-from atoll.core.compiling import part as kernel
 from atoll.sim.arrays import Longs
-from atoll.sim.heap import KINDS, pop, push
+from atoll.sim.heap import KINDS
 from atoll.sim.tasks.arrays import STEP, TaskSim
 from atoll.sim.tasks.handover import arrive, kick, receive
-from atoll.sim.tasks.kernel import task_sim_at
+from atoll.sim.tasks.kernel import kernel, pop, push, task_sim_at
 from atoll.sim.tasks.steps import end, start
 
 COMPILED_AS = "the simulator of tasks"

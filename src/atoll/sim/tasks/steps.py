@@ -6,12 +6,10 @@ due a chunk, not for every token: counters hold the batch, a heap of endings say
 
 from __future__ import annotations
 
-from atoll.core.compiling import part as kernel
 from atoll.sim.arrays import CACHED, LENGTH
-from atoll.sim.heap import end_push, end_remove
-from atoll.sim.stepping import whole_seconds
 from atoll.sim.tasks.arrays import AUDIO, BATCHES, DENOISES, JOBS, PREFILL, TEXT, TaskSim
 from atoll.sim.tasks.handover import complete, count_waiting, dequeue, stream
+from atoll.sim.tasks.kernel import end_push, end_remove, kernel, whole_seconds
 
 NO_WORK = -1.0
 
