@@ -97,12 +97,12 @@ def _mix_on(
     }
     rates = {size: answer.objective for size, answer in found.items() if answer is not None}
     cells = efficient_cells(lambda gpus: rates.get(gpus, 0.0), sizes[-1])
-    mix = greedy_mix(cells, 1.0)
-    if mix is None:
+    if not cells:
         return ()
+    mix = greedy_mix(cells, 1.0)
     parts = tuple(
         (answer, number)
-        for gpus, number in sorted(mix.counts.items())
+        for gpus, number in sorted(mix.cells.items())
         if (answer := found[gpus]) is not None
     )
     carried = sum(answer.objective * number for answer, number in parts)
