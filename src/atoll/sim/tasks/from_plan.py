@@ -41,7 +41,7 @@ from atoll.sim.tasks.result import TaskResult
 from atoll.sim.tasks.run import Routing, simulate_tasks
 from atoll.workload.classes import RequestClass
 
-CHUNK_S = 2.0
+CHUNK_S = 6.0
 """Seconds of speech that are rendered at a time, as their codes come."""
 
 
