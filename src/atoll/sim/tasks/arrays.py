@@ -43,7 +43,7 @@ RUN = _record(
 )
 # Its units are `first` and `count` - 1 more; `turn` had the last step, `at` has the one under way. `work_s`
 # are seconds of work that was sent to it and is not done, as routing estimates them.
-EXECUTOR = _record(i8="box first count turn at", f8="work_s busy_s", flag="busy kicked")
+EXECUTOR = _record(i8="box first count turn at", f8="work_s busy_s step_end_s", flag="busy kicked")
 UNIT = _record(
     # Fixed; those from `kind` to `cached_rows` are for `sim.stepping`.
     i8="executor type phase emits most budget kind row kinds start end cached_rows"

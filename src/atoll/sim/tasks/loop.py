@@ -32,6 +32,7 @@ def start_next(z: TaskSim, e: int, now: float) -> None:
         executor.busy = True
         executor.turn = turn
         executor.at = u
+        executor.step_end_s = now + took
         push(z, now + took, STEP, e)
         break
 
