@@ -16,8 +16,8 @@ from atoll.sim.tasks.fleet import (
     PartModel,
     PartNeed,
     PathSpec,
-    PathStep,
     Promises,
+    StepSpec,
     StepTable,
     TaskFleet,
     TokenPart,
@@ -33,7 +33,7 @@ TABLE = StepTable(
 def path(klass: str, *steps: tuple[str, str], share: float = 1.0) -> PathSpec:
     """Return a path of service "s": (parts joined by "+", executors joined by "+") step by step."""
     made = tuple(
-        PathStep(tuple(parts.split("+")), tuple((name, 1.0) for name in executors.split("+")))
+        StepSpec(tuple(parts.split("+")), tuple((name, 1.0) for name in executors.split("+")))
         for parts, executors in steps
     )
     return PathSpec("s", klass, share, made)
@@ -186,13 +186,13 @@ def _random_paths(
         ways.append((*_CHAINS[name][:i], "llm.prefill", "llm.decode", *_CHAINS[name][i + 1 :]))
     found: list[PathSpec] = []
     for way in ways:
-        steps = tuple(PathStep((part,), weighed(part)) for part in way)
+        steps = tuple(StepSpec((part,), weighed(part)) for part in way)
         found.append(PathSpec("s", name, float(rng.uniform(0.2, 1.0)), steps))
         # The first two parts together where somebody has both.
         both = tuple(
             (e.name, 1.0) for e in executors if way[0] in e.parts and way[1:2] and way[1] in e.parts
         )
         if both:
-            joined = (PathStep(way[:2], both), *steps[2:])
+            joined = (StepSpec(way[:2], both), *steps[2:])
             found.append(PathSpec("s", name, float(rng.uniform(0.2, 1.0)), joined))
     return found

@@ -95,6 +95,7 @@ class Unit:
     prompts: list[Job] = field(default_factory=list)
     pieces: list[tuple[Job, int]] = field(default_factory=list)
     stepping: list[Job] = field(default_factory=list)
+    leaving: list[Job] = field(default_factory=list)
     busy_s: float = 0.0
 
 
@@ -312,7 +313,7 @@ class Reference:
         self.control_s = max(self.control_s, self.now) + self.query_s * len(able)
         job.known_s = self.control_s
 
-    def send(self, job: Job, edge: PartEdge, share: float, what: Callable[[Job], None]) -> None:
+    def send(self, job: Job, edge: PartEdge, share: float, what: Callable[[Job], None]) -> float:
         to = job.request.jobs[edge.dst]
         if to.unit is None:
             self.choose(to)
@@ -332,6 +333,7 @@ class Reference:
             self.in_s[k] = max(self.in_s[k], now) + size / b.nic_bytes_per_s
             there = max(self.out_s[i], self.in_s[k]) + max(a.latency_s, b.latency_s)
         self.push(there, lambda: what(to))
+        return there
 
     def out_edges(self, job: Job) -> list[PartEdge]:
         edges = [e for e in job.request.spec.edges if e.src == job.part]
@@ -419,13 +421,23 @@ class Reference:
         assert request.path is not None
         if all(request.jobs[part].finished for part in request.path.parts):
             request.end_s = self.now
+        gone = self.now
         for edge in self.out_edges(job):
             share = 1.0
             if edge.streamed:
                 share = 0.0
                 if self.into_tokens(job, edge):
                     share = 1.0 - min(1.0, edge.chunk_tokens / job.answer)
-            self.send(job, edge, share, lambda to, e=edge: self.take_all(to, e))  # type: ignore[misc]
+            there = self.send(job, edge, share, lambda to, e=edge: self.take_all(to, e))  # type: ignore[misc]
+            gone = max(gone, there)
+        if isinstance(job.model, TokenPart) and job.model.phase == "prefill":
+            self.push(gone, lambda: self.give_up(job))
+
+    def give_up(self, job: Job) -> None:
+        """Free the KV cache that a prompt had until it was where it was wanted."""
+        assert job.unit is not None
+        job.unit.leaving.remove(job)
+        self.kick(job.unit.executor)
 
     # Steps.
 
@@ -504,7 +516,7 @@ class Reference:
             self.count_items(job, 1)
 
     def held(self, unit: Unit) -> float:
-        return sum(job.held for job in [*unit.running, *unit.prompts])
+        return sum(job.held for job in [*unit.running, *unit.prompts, *unit.leaving])
 
     def start_tokens(self, unit: Unit, model: TokenPart) -> float | None:
         eager = model.admission == "prompts"
@@ -586,7 +598,7 @@ class Reference:
             if model.emits == "text" and math.isnan(job.request.first_text_s):
                 job.request.first_text_s = self.now
             if model.phase == "prefill":
-                job.held = 0.0
+                unit.leaving.append(job)
                 self.complete(job)
             else:
                 unit.running.append(job)

@@ -22,8 +22,8 @@ from atoll.sim.tasks.fleet import (
     PartModel,
     PartNeed,
     PathSpec,
-    PathStep,
     Promises,
+    StepSpec,
     StepTable,
     TaskFleet,
     TokenPart,
@@ -272,6 +272,23 @@ def test_messages_take_turns_at_interfaces() -> None:
     assert found.nic_busy["x"][1] == 0.0
 
 
+def test_a_prompt_keeps_its_cache_until_it_is_where_it_is_wanted() -> None:
+    needs = {"llm.prefill": PartNeed(), "llm.decode": PartNeed()}
+    edges = (PartEdge("llm.prefill", "llm.decode", Amount(per_input=10.0)),)
+    klass = ClassSpec("s", "a", 1.0, needs, edges)
+    devices = (
+        executor("e", "x", llm__prefill=TokenPart(FLAT, kv_tokens=15, phase="prefill")),
+        executor("f", "y", llm__decode=TokenPart(FLAT, kv_tokens=1000, phase="decode")),
+    )
+    boxes = (Box("x", 100.0), Box("y", 100.0))
+    way = path("a", ("llm.prefill", "e"), ("llm.decode", "f"))
+    found = simulate_tasks(TaskFleet(devices, (klass,), (way,), boxes), demand=at(0.0, 0.0))
+    # 10 tokens of 15: the second prompt begins when the first is gone, 1 s after it was computed.
+    assert found.columns.ttft_s == pytest.approx([0.1, 1.2])
+    assert found.columns.e2e_s == pytest.approx([1.1 + 0.09, 2.2 + 0.09])
+    assert found.columns.tpot_s == pytest.approx((1.0 + 0.09) / 9)
+
+
 def test_messages_inside_a_box_do_not() -> None:
     found = simulate_tasks(handed(100.0, 1000.0, boxes=("x", "x")), demand=at(0.0, 0.0))
     assert found.columns.e2e_s == pytest.approx([0.2 + 0.101 + 0.1, 0.2 + 0.101 + 0.2])
@@ -295,7 +312,7 @@ def test_parts_begin_when_all_that_feeds_them_is_there() -> None:
 def pair(weights: tuple[float, float] = (1.0, 1.0)) -> TaskFleet:
     part = BatchPart({"a": 0.1})
     klass = ClassSpec("s", "a", 10.0, {"eye": PartNeed()})
-    steps = (PathStep(("eye",), (("e", weights[0]), ("f", weights[1]))),)
+    steps = (StepSpec(("eye",), (("e", weights[0]), ("f", weights[1]))),)
     devices = (executor("e", eye=part), executor("f", eye=part))
     return TaskFleet(devices, (klass,), (PathSpec("s", "a", 1.0, steps),))
 

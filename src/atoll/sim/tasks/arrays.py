@@ -24,8 +24,8 @@ NOTHING, TEXT, AUDIO, IMAGE = range(4)
 # Routing.
 DRAWN, DEALT, DYNAMIC = range(3)
 # Kinds of event: a step ends on an executor; a job that nothing feeds may begin; all of an edge has arrived,
-# that was not streamed or was; a chunk has arrived.
-STEP, READY, FED, CLOSED, CHUNK = range(5)
+# that was not streamed or was; a chunk has arrived; a KV cache that was computed here is where it is wanted.
+STEP, READY, FED, CLOSED, CHUNK, GONE = range(6)
 JOBS = 1 << 28
 """More than there are jobs: endings are sorted by step * JOBS + job, so that no two are equal."""
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from atoll.sim.arrays import Floats, Longs, Records
 from atoll.sim.result import Spread
 from atoll.sim.tasks import arrays as a
-from atoll.sim.tasks.build import Built
+from atoll.sim.tasks.build import BuiltTasks
 from atoll.sim.tasks.fleet import ClassSpec, Promises
 
 
@@ -125,7 +125,7 @@ class TaskResult:
         return next(e for e in self.executors if e.name == name)
 
     @classmethod
-    def of(cls, built: Built, *, warmup: float, cpu_s: float) -> TaskResult:
+    def of(cls, built: BuiltTasks, *, warmup: float, cpu_s: float) -> TaskResult:
         """Read the result off a run."""
         sim, fleet = built.sim, built.fleet
         run = sim.run[0]
@@ -245,7 +245,7 @@ def _kept(
     return kept, float((~broken)[judged].mean()) if judged.any() else None
 
 
-def _executors(built: Built, clock: float) -> tuple[ExecutorResult, ...]:
+def _executors(built: BuiltTasks, clock: float) -> tuple[ExecutorResult, ...]:
     found: list[ExecutorResult] = []
     for spec, row in zip(built.fleet.executors, built.sim.executor, strict=True):
         units = range(int(row["first"]), int(row["first"] + row["count"]))
