@@ -105,6 +105,12 @@ def test_runs_that_cannot_be_are_refused() -> None:
         simulate_tasks(fleet(), requests=10, routing="guess")  # type: ignore[arg-type]
 
 
+def test_a_scaled_fleet_has_more_requests_in_the_same_time() -> None:
+    once, thrice = (simulate_tasks(fleet().scaled(x), duration_s=300.0) for x in (1.0, 3.0))
+    assert once.arrived == pytest.approx(300, rel=0.2)
+    assert thrice.arrived == pytest.approx(3 * 300, rel=0.1)
+
+
 def test_texts_that_no_cache_holds_are_cut_and_counted() -> None:
     long = replace(CLASS, input_tokens=900.0, output_tokens=500.0)
     found = simulate_tasks(fleet(classes=(long,)), requests=3)

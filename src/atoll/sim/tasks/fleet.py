@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
@@ -300,6 +300,11 @@ class TaskFleet:
     def paths_of(self, klass: ClassSpec) -> tuple[PathSpec, ...]:
         """Return the paths of a class."""
         return tuple(p for p in self.paths if (p.service, p.klass) == klass.key)
+
+    def scaled(self, factor: float) -> TaskFleet:
+        """Return the same fleet with so many times as many requests of every class."""
+        classes = tuple(replace(k, rate_per_s=k.rate_per_s * factor) for k in self.classes)
+        return replace(self, classes=classes)
 
     def part_type(self, service: str, part: str) -> type[PartModel]:
         """Return what kind of part it is."""
