@@ -238,6 +238,14 @@ def test_speech_comes_in_pieces() -> None:
     assert found.klass("a").kept == {"ahead": 1.0}
 
 
+def test_the_tail_of_speech_is_where_it_is_least_ahead() -> None:
+    found = simulate_tasks(speech(streamed=True), requests=300, seed=1, warmup=0.0)
+    ahead = found.klass("a").ahead_s
+    assert ahead.p99 == pytest.approx(np.percentile(found.columns.ahead_s, 1))
+    assert ahead.mean == pytest.approx(found.columns.ahead_s.mean())
+    assert found.columns.ahead_s.min() < found.columns.ahead_s.max()
+
+
 def test_speech_that_is_not_streamed_is_rendered_at_the_end() -> None:
     found = simulate_tasks(speech(streamed=False), demand=at(0.0), warmup=0.0)
     assert found.columns.first_audio_s[0] == pytest.approx(0.19 + 0.29 + 0.02)

@@ -20,7 +20,8 @@ class ClassResult:
     """Requests of one class that came after the warm-up; times in seconds.
 
     `ttft_s` until the first text, `tpot_s` per token after it, `first_audio_s` until the first sound,
-    `ahead_s` by how much speech is complete before a listener who starts with its first piece has heard all,
+    `ahead_s` by how much speech is complete before a listener who starts with its first piece has heard all
+    (less is worse: 99 % of requests are ahead by `p99` or more),
     `image_s` until the images. `kept` are the shares of judged requests that kept each promise there is,
     `kept_all` all of them (None: there is none). One that is not finished is judged by what is broken
     already. `requests_per_s` are those that finished in the steady window. `part_s` is, by part, how long
@@ -206,14 +207,16 @@ def _class(
     kept, kept_all = _kept(spec.promises, columns, mine, clock)
     spreads = {
         name: Spread.of(getattr(columns, name)[mine])
-        for name in ("e2e_s", "ttft_s", "tpot_s", "first_audio_s", "ahead_s", "image_s")
+        for name in ("e2e_s", "ttft_s", "tpot_s", "first_audio_s", "image_s")
     }
+    behind = Spread.of(-columns.ahead_s[mine])
     return ClassResult(
         service=spec.service,
         name=spec.name,
         arrived=int(mine.sum()),
         finished=int(done.sum()),
         in_flight=int((~done).sum()),
+        ahead_s=Spread(*(None if value is None else -value for value in behind)),
         kept=kept,
         kept_all=kept_all,
         requests_per_s=per_s,
@@ -297,7 +300,7 @@ def _part(name: str, unit: Records, clock: float, over_s: float) -> PartResult:
         busy=(float(unit["busy_s"]) - over_s) / span,
         steps=int(unit["step_count"]),
         batch_mean=float(unit["batch_sum"]) / max(int(unit["step_count"]), 1),
-        queue_mean=queued / span,
+        queue_mean=max(0.0, queued / span),
         kv_mean=held / span / room if unit["type"] == a.TOKENS else 0.0,
         kv_peak=float(unit["peak"]) / room if unit["type"] == a.TOKENS else 0.0,
         prompt_tokens=int(unit["prompt_tokens"]),
