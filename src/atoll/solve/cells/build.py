@@ -13,7 +13,6 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.errors import AtollError
 from atoll.core.ids import Phase, RoleId, parse_node_type
 from atoll.perf.components.executor import ExecutorWork
-from atoll.perf.components.loads import component_of
 from atoll.plan.executors import first_text_parts, request_bytes, ways_of, work_of
 from atoll.plan.handover import cut_sizes, hop_link
 from atoll.plan.plan import Instance, OfferKey
@@ -153,7 +152,7 @@ class _GraphService:
     ) -> None:
         self.problem, self.catalog, self.service, self.effort = problem, catalog, service, effort
         self.model = catalog.model(service.model)
-        self.ways = {klass.name: self._ways(klass) for klass in service.classes}
+        self.ways = {k.name: ways_of(catalog, service, k) for k in service.classes}
         every = [way for ways in self.ways.values() for way in ways]
         if choose is None:
             self.options = options_of(self.model, service, every)
@@ -170,15 +169,6 @@ class _GraphService:
             for kind, offers in self.kinds.items():
                 self._add(option, kind, offers)
         self.classes = [self._class(klass) for klass in service.classes]
-
-    def _ways(self, klass: RequestClass) -> tuple[tuple[str, ...], ...]:
-        """The ways of a class, with an llm's phases together, apart, or both as the service says."""
-        ways = ways_of(self.catalog, self.service, klass)
-        apart = [way for way in ways if any(part != component_of(part) for part in way)]
-        together = [way for way in ways if way not in apart]
-        if self.service.phases == "together" or not apart:
-            return tuple(together)
-        return tuple(apart) if self.service.phases == "apart" else ways
 
     def _add(self, option: Option, kind: str, offers: Sequence[Offer]) -> None:
         """Add the executor of an option on a kind of node, as slow as on any machine that gives it."""
