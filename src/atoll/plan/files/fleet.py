@@ -192,7 +192,7 @@ def _asked(
         for field in ("paths", "rates"):
             if getattr(entry, field):
                 raise document.error(
-                    "there are no classes that could go them", *here, field, hint="add 'classes'"
+                    "only services with classes have it", *here, field, hint="add 'classes'"
                 )
         assert entry.lengths is not None
         most = model.llm.max_context
@@ -218,7 +218,7 @@ def _asked(
         "tpot_s": tpot_s,
         "lengths": lengths_of(model, classes),
         "classes": classes,
-        "paths": paths_of(document, here, entry, model),
+        "paths": paths_of(document, here, entry, model, classes),
         "rates": rates_of(document, catalog, here, entry, model),
     }
 
