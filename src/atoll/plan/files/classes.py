@@ -12,7 +12,7 @@ from atoll.catalog.document import SchemaDocument
 from atoll.catalog.media import EncoderSpec
 from atoll.catalog.models import ModelSpec
 from atoll.core.errors import InputError, UnknownNameError
-from atoll.perf.components.loads import llm_lengths
+from atoll.perf.components.loads import llm_lengths, media_tokens
 from atoll.perf.components.measured import MeasuredRate
 from atoll.plan.executors import parts_overlap, phase_ways
 from atoll.plan.files.class_schema import ClassEntry, ImageEntry, ImagesEntry, VideoEntry
@@ -86,8 +86,6 @@ def _written(document: FleetDocument, *here: str) -> Iterator[None]:
     with document.at(*here):
         try:
             yield
-        except UnknownNameError:
-            raise
         except InputError as error:
             if error.path is not None:
                 raise
@@ -103,8 +101,8 @@ def _check_context(model: ModelSpec, klass: RequestClass) -> None:
     """Refuse requests that are longer on average than the model's context."""
     if not model.has_llm:
         return
-    lengths = llm_lengths(model, klass)
-    longest, most = lengths.input_mean + lengths.output_mean, model.llm.max_context
+    media = sum(media_tokens(model, klass).values())
+    longest, most = klass.input_tokens + media + klass.output_tokens, model.llm.max_context
     if longest > most:
         raise InputError(
             f"requests of {longest:,.0f} tokens, media included, exceed the model's {most:,}",
