@@ -121,7 +121,7 @@ def test_promises_may_be_left_out() -> None:
 
 
 def test_labels_tell_classes_apart() -> None:
-    own = service("classes: {text (a): {share: 0.5}, text (b.1): {share: 0.5, input: 9}}")
+    own = service("classes: {text (a): {share: 0.5}, text (b.1): {share: 0.5, ttft: 9s}}")
     assert [k.name for k in own.classes] == ["text (a)", "text (b.1)"]
 
 
@@ -143,6 +143,26 @@ def test_the_order_of_the_file_changes_nothing() -> None:
         }
         hashes.add(parse_fleet(text(yaml.safe_dump(body, sort_keys=False))).content_hash())
     assert len(hashes) == 1
+
+
+def test_classes_of_text_alone_are_a_plain_service() -> None:
+    mixed = "classes: {text: {share: 0.5, input: 100, output: 50}, text (long): {share: 0.5, input: 300}}"
+    own = service(mixed)
+    assert not own.is_graph
+    assert (own.ttft_s, own.tpot_s) == (3.0, 0.1)
+    assert (own.lengths.input_mean, own.lengths.output_mean) == (200.0, 100.0)
+    assert own.lengths.input_mean_square == 0.5 * 100**2 + 0.5 * 300**2
+    one = service("classes: {text: {share: 1, input: 512, output: 128, input_cv: 1.5}}")
+    assert one == service("lengths: {input: 512, output: 128, input_cv: 1.5}")
+    # What a plain service cannot say makes it one of executors.
+    for more in (
+        "\npaths: [[llm]]",
+        "\nrates: {llm: {L4: {request: 1/s}}}",
+    ):
+        assert service(mixed + more).is_graph
+    assert service(mixed, promise=False).is_graph
+    assert service(mixed.replace("input: 300", "ttft: 9s")).is_graph
+    assert service("classes: {image+text: {share: 1}}").is_graph
 
 
 # What is refused: field, line, and a word of the reason
@@ -425,7 +445,7 @@ def test_promises_of_text_where_only_images_are_wanted() -> None:
 
 
 def test_classes_need_a_pool() -> None:
-    cluster = text(TEXT).partition("pool:")[0] + (
+    cluster = text("classes: {audio: {share: 1}}").partition("pool:")[0] + (
         "cluster:\n  nodes: {lab: {L4:1: 2}}\n  links:\n"
         "    - {between: ['*', '*'], bandwidth: 1Gbit/s, latency: 1ms}\n"
     )

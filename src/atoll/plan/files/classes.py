@@ -266,6 +266,18 @@ def lengths_of(model: ModelSpec, classes: tuple[RequestClass, ...]) -> Lengths:
     )
 
 
+def is_plain(model: ModelSpec, classes: Sequence[RequestClass]) -> bool:
+    """Return whether all classes need the llm alone and have the same promises, as a plain service's."""
+    promises = {(klass.ttft_s, klass.tpot_s) for klass in classes}
+    ways = {way for klass in classes for way in phase_ways(model, klass, "together")}
+    return (
+        model.has_llm
+        and ways == {(model.llm_name,)}
+        and len(promises) == 1
+        and not any(promise is None for pair in promises for promise in pair)
+    )
+
+
 def promises_of(classes: tuple[RequestClass, ...]) -> tuple[float, float]:
     """Return the loosest promises of any class, seconds to the first text and per token."""
     first = [klass.ttft_s for klass in classes if klass.ttft_s is not None]

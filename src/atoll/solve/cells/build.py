@@ -381,6 +381,9 @@ def _standing(
             continue
         index: int | None = None
         if instance.is_executor and service.is_graph:
+            node = instance.nodes[0]
+            if node.tp != node.gpus or len(instance.nodes) > 1:
+                continue  # another split takes other times
             index = known.get((service.name, instance.parts, instance.nodes[0].kind))
         elif not instance.is_executor and instance.role_id in service.roles:
             index = _add_running(problem, catalog, effort, service, instance, executors, origins)
