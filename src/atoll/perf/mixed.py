@@ -47,12 +47,23 @@ _LEAST_SEQUENCES = 1.0 / 16.0
 
 
 class MixedCapacityModel:
-    """What one copy of a node's layers carries of both phases, in requests/s."""
+    """What one copy of a node's layers carries of both phases, in requests/s.
+
+    Without `waits` requests are there when there is room for them: the whole KV cache is in use, and none
+    queues.
+    """
 
     def __init__(
-        self, prompts: RoleLoad, answers: RoleLoad, model: StepModel, *, link: Link | None = None
+        self,
+        prompts: RoleLoad,
+        answers: RoleLoad,
+        model: StepModel,
+        *,
+        link: Link | None = None,
+        waits: bool = True,
     ) -> None:
         self._prompts, self._answers, self._model = prompts, answers, model
+        self._waits = waits
         self._link = link
         lengths = prompts.lengths
         memory = MemoryModel.of(
@@ -137,8 +148,10 @@ class MixedCapacityModel:
         more = (self._pieces - 1.0) * plain
         turn = self._packed[position] / self._full + more
         once = 0.5 * lengths.input_mean_square / lengths.input_mean**2
-        with np.errstate(invalid="ignore"):
-            queue = once * turn * longest_wait(rate * turn, depth, self._prompts.share)
+        queue = np.zeros_like(turn)
+        if self._waits:
+            with np.errstate(invalid="ignore"):
+                queue = once * turn * longest_wait(rate * turn, depth, self._prompts.share)
         first = mixed + more + residual
         hop_first = np.where(depth > 1.0, self._hop_s(lengths.input_mean), 0.0)
         hop = np.where(depth > 1.0, self._hop_s(1.0), 0.0)
@@ -150,7 +163,9 @@ class MixedCapacityModel:
         token_s = (paced + np.where(depth > 1.0, residual, 0.0) + hop) * depth
         prompt_s = (first + hop_first) * depth
         stay = rate * (lengths.output_mean * token_s + prompt_s)
-        taken = places_taken(self._places[position], booked_spread(lengths, Phase.BOTH))
+        taken = self._places[position]
+        if self._waits:
+            taken = places_taken(taken, booked_spread(lengths, Phase.BOTH))
         # By how much each limit is passed, in units of it: the first to rise above 0 binds.
         with np.errstate(divide="ignore", invalid="ignore"):
             passed = np.maximum(token_s / self._answers.slo_s, stay / taken[:, None])

@@ -20,6 +20,15 @@ from atoll.perf.operators import AllReduce
 
 EAGER_LAYER_S = 0.4e-3
 """Least time of a layer that is launched from PyTorch, as for the stage engine (`perf.engines`)."""
+EAGER_PASSES = 26.0
+"""Activations, in hidden sizes, that kernels between the products of such a layer read and write for a
+position when nothing is fused: two norms, copies of queries, keys and values, what turns or normalises them,
+two
+scalings and two sums. The MLP's activation comes on top. Counted from a plain vision transformer."""
+EAGER_LAUNCHES = 14.0
+"""Launches of such kernels in a layer."""
+MODULATION_PASSES = 14.0
+"""The same for scaling, shifting and gating by vectors, in layers that are told the step of denoising."""
 CONV_SHARE = 0.5
 """Share of the rate of matrix products that convolutions of decoders reach; an assumption, low confidence."""
 
@@ -31,6 +40,8 @@ class Kernels:
     node: NodeType
     tp: int
     constants: GpuConstants
+    engine: EngineProfile
+    table: ConstantTable | None = None
 
     @classmethod
     def of(
@@ -39,7 +50,8 @@ class Kernels:
         """Return the operators on the GPUs of a node, at the clocks that an engine's load leaves them."""
         table = constants if constants is not None else default_constants()
         fitted = table.for_gpu(node.gpu)
-        return cls(node, tp, fitted.under_load() if engine.keeps_busy else fitted)
+        found = fitted.under_load() if engine.keeps_busy else fitted
+        return cls(node, tp, found, engine, constants)
 
     def _speed(self, op: OpClass) -> OpSpeed:
         gpu = self.node.gpu
@@ -82,9 +94,10 @@ class Kernels:
         reach = min(rows, segment)
         return op.seconds(rows * reach, rows, rows, reach)
 
-    def passes(self, rows: float, elements: float) -> float:
-        """Return seconds of a pass over `elements` activations of each row."""
-        return operators.elementwise(elements, self._speed(OpClass.ELEMENTWISE)).seconds(rows)
+    def passes(self, rows: float, elements: float, launches: float = 1.0) -> float:
+        """Return seconds of so many kernels that pass over `elements` activations of each row in all."""
+        op = operators.elementwise(elements, self._speed(OpClass.ELEMENTWISE))
+        return op.row_s * rows + launches * op.t0_s
 
     def all_reduces(self, rows: float, hidden: int) -> float:
         """Return seconds of the two sums over GPUs of a layer; 0 where it is not split."""
@@ -121,7 +134,8 @@ class Kernels:
         total += self.product(rows, hidden, share, dtype)
         total += self.product(rows, ups * wide, hidden, dtype)
         total += self.product(rows, hidden, wide, dtype)
-        total += self.passes(rows, 8.0 * hidden) + self.passes(rows, (ups + 1.0) * wide)
+        between = EAGER_PASSES * hidden + (5.0 if gated else 2.0) * wide
+        total += self.passes(rows, between, EAGER_LAUNCHES)
         return total + self.all_reduces(rows, hidden)
 
     def convolutions(self, flops: float) -> float:

@@ -41,7 +41,7 @@ def token_rate(site: Site, klass: RequestClass, part: str, budget_s: float) -> T
     if phase is Phase.BOTH:
         prompts = RoleLoad("prompts", spec, Phase.PREFILL, first_s, lengths, together=True)
         answers = RoleLoad("answers", spec, Phase.DECODE, token_s, lengths, together=True)
-        mixed = MixedCapacityModel(prompts, answers, model)
+        mixed = MixedCapacityModel(prompts, answers, model, waits=first_s < NO_PROMISE_S)
         rate = float(mixed.throughputs([1], [Position.WHOLE])[0, 0, spec.layers])
         return TokenRate(rate, _mixed_limit(rate, first_s, token_s))
     promise = first_s if phase is Phase.PREFILL else token_s

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from atoll.catalog.media import GeneratorSpec
+from atoll.catalog.media import EncoderSpec, GeneratorSpec
 from atoll.catalog.models import ModelSpec
 from atoll.catalog.nodes import NodeType
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase
 from atoll.perf.capacity import copy_node, piece_times
-from atoll.perf.components.batches import BatchTime, Host, batch_time
+from atoll.perf.components.batches import BatchTime, batch_time, largest_input_bytes
 from atoll.perf.components.kernels import Kernels
 from atoll.perf.components.loads import (
     class_parts,
@@ -229,7 +229,6 @@ def open_site(
     tp: int,
     engine: str | EngineChoice,
     constants: ConstantTable | None,
-    host: Host | None = None,
 ) -> Site | None:
     """Return the parts at one tensor-parallel size; None where they do not fit in memory."""
     profile = profile_on(engine, node)
@@ -242,12 +241,7 @@ def open_site(
         for klass in classes:
             if part in needs[klass.name]:
                 batches[klass.name, part] = batch_time(
-                    model,
-                    part,
-                    klass,
-                    kernels,
-                    most_tokens=profile.max_tokens,
-                    host=host if host is not None else ENGINE_HOST,
+                    model, part, klass, kernels, most_tokens=profile.max_tokens
                 )
     makers = [part for part in parts if autoregressive_spec(model, part) is not None]
     full = max((t.request_bytes * t.max_batch for t in batches.values()), default=0.0)
@@ -262,11 +256,10 @@ def open_site(
             tp,
             profile,
             batch_bytes=batch_bytes,
+            largest_bytes=_largest_bytes(model, parts) if makers else 0.0,
             kv_weights=_kv_weights(model, makers, classes, needs),
         )
         if space is not None:
-            if makers:
-                space = Space(space.weight_bytes, space.engines, batch_bytes, space.kv_tokens)
             break
     if space is None:
         return None
@@ -278,7 +271,14 @@ def open_site(
     )
 
 
-ENGINE_HOST = Host()
+def _largest_bytes(model: ModelSpec, parts: Sequence[str]) -> float:
+    """Bytes per GPU for the largest input of any encoder that runs beside the llm."""
+    specs = [model.components[component_of(part)] for part in parts]
+    if not model.has_llm or model.llm not in specs:
+        return 0.0
+    context = model.llm.max_context
+    found = [largest_input_bytes(s, context) for s in specs if isinstance(s, EncoderSpec)]
+    return max(found, default=0.0)
 
 
 def _kv_weights(
