@@ -55,9 +55,9 @@ def fit(
 ) -> Space | None:
     """Return how the memory of a node is shared out among parts; None where they do not fit.
 
-    `batch_bytes` are activations that the other parts need for a batch, per GPU, and `largest_bytes` what
-    the engine would set aside for an encoder's largest input (see `batches`); `kv_weights` says how much of
-    the KV cache each token-making part needs against the others.
+    `batch_bytes` are activations that the other parts need at least for a batch, per GPU, and
+    `largest_bytes` what they would like for their largest batch or input (see `batches`). `kv_weights` says
+    how much of the KV cache each token-making part needs against the others.
     """
     makers = {
         part: spec for part in parts if (spec := autoregressive_spec(model, part)) is not None

@@ -75,7 +75,7 @@ def executor_steps(
     )
     if work is None:
         return None
-    site = open_site(model, parts, node, classes, work.tp, engine, constants)
+    site = open_site(model, parts, node, classes, work.tp, engine, constants, measured)
     assert site is not None
     copies = node.count // work.tp
     found: dict[Key, PartSteps] = {}
@@ -90,10 +90,6 @@ def executor_steps(
                     lengths=site.lengths(klass, part),
                     kv_tokens=site.space.kv_tokens[part] // copies,
                 )
-                continue
-            known = measured.request_seconds(part, node, klass) if measured else None
-            if known is not None:
-                found[klass.name, part] = PartSteps(item_s=known * copies)
                 continue
             times = site.batches[klass.name, part]
             found[klass.name, part] = PartSteps(
