@@ -10,20 +10,27 @@ a time there (Hugging Face libraries), and so they do here.
 Figure 2 has requests/s of InternVL3-38B in four layouts of eight GPUs, for eight workloads of which the copy
 of the paper at hand names seven: the fourth is taken to be 1680 x 1050, 1000/300, the "lower resolution" of
 its table 3, which its prefill-bound figure agrees with.
+
+Layers measured on an H200 (`component_measure`) are compared one by one.
 """
 
 from __future__ import annotations
 
+import csv
 import math
 import statistics
 from collections.abc import Sequence
 
 from atoll.catalog import Catalog
+from atoll.catalog.dtypes import BF16
+from atoll.perf.components.batches import batch_time
 from atoll.perf.components.executor import ExecutorWork, executor_work
+from atoll.perf.components.kernels import Kernels
 from atoll.perf.components.loads import llm_lengths
-from atoll.perf.engines import EngineChoice, EngineLimits
+from atoll.perf.engines import EngineChoice, EngineLimits, engine
 from atoll.workload.classes import ImageOutput, Images, RequestClass, Video
-from benchmarks.report import Figure, finish, options
+from benchmarks.component_measure import SHAPES
+from benchmarks.report import ROOT, Figure, finish, options
 
 IMAGE = Images(count=1, width_px=784, height_px=588)
 VIDEO = Video(frames=40, width_px=700, height_px=560)
@@ -68,6 +75,7 @@ WORKLOADS = (
     (960, 640, 2, 1000, 300),
     (896, 640, 1, 1000, 300),
 )
+LAUNCHED_S = 0.22e-3
 STARVED_SHARE = 0.785
 """Share of memory that leaves a monolith 105,000 tokens of KV cache. Cornserve's scripts note that many (and
 280,000 without the encoder): the engine of that time set memory aside for the largest video that it could be
@@ -90,9 +98,9 @@ def work(
 ) -> ExecutorWork:
     """Return what an executor carries; it must fit."""
     catalog = Catalog.default()
-    engine = EngineChoice("vllm", EngineLimits(gpu_memory_utilization=memory_share))
+    choice = EngineChoice("vllm", EngineLimits(gpu_memory_utilization=memory_share))
     found = executor_work(
-        catalog.model(model), parts, catalog.node(node), [klass], tp=tp, engine=engine
+        catalog.model(model), parts, catalog.node(node), [klass], tp=tp, engine=choice
     )
     assert found is not None, (model, parts, node)
     return found
@@ -161,6 +169,49 @@ def layout_rates(
     }
 
 
+def layer_ratios() -> list[float]:
+    """Print predictions for layers that were measured on an H200; return predicted over measured times."""
+    node = Catalog.default().node("H200:1")
+    kernels = Kernels.of(node, 1, engine("vllm", node.gpu), None)
+    print("\nLayers on an H200, ms: predicted (measured)\n")
+    found = []
+    with (ROOT / "benchmarks" / "results" / "h200_components.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        case, count, segment = row["case"], int(row["rows"]), int(row["segment"])
+        if case in SHAPES:
+            hidden, inner, heads, gated = SHAPES[case]
+            took = kernels.layer(
+                count,
+                segment,
+                hidden=hidden,
+                inner=inner,
+                heads=heads,
+                head_dim=hidden / heads,
+                gated=gated,
+                dtype=BF16,
+            )
+            # Plain functions were launched sooner than an engine's modules are.
+            took = max(took, LAUNCHED_S)
+        elif case == "qwen-image-dit":
+            side = 16 * math.isqrt(count)
+            picture = ImageOutput(width_px=side, height_px=side, steps=1)
+            klass = RequestClass(
+                name="text -> image", share=1, input_tokens=segment, image_output=picture
+            )
+            image = Catalog.default().model("qwen-image")
+            times = batch_time(image, "dit", klass, kernels, most_tokens=8192)
+            took = times.seconds(1.0) / 60.0
+        else:
+            continue
+        measured = float(row["ms"])
+        found.append(1e3 * took / measured)
+        print(
+            f"  {case:16s} {count:6d} {segment:6d}  {1e3 * took:7.3f} ({measured:.3f})  {found[-1]:4.2f}"
+        )
+    return found
+
+
 def off(ratio: float) -> float:
     """Return by how much a ratio is off, whichever is larger: 1 is twice or half."""
     return max(ratio, 1.0 / ratio) - 1.0
@@ -198,6 +249,7 @@ def main() -> None:
         )
         verdict = "" if best == theirs else f"  predicted {best}, paper {theirs}"
         print(f"  {label:24s} {llm_lengths(internvl, klass).input_mean:6.0f}  {cells}{verdict}")
+    layers = layer_ratios()
     tested = [error for key, error in errors.items() if key not in FITTED]
     spread = math.exp(statistics.median(math.log(ratio) for ratio in ratios))
     figures = [
@@ -213,6 +265,8 @@ def main() -> None:
         ),
         Figure("figure2_median_ratio", spread),
         Figure("figure2_max_ratio_err", max(map(off, ratios))),
+        Figure("h200_layers_median_err", statistics.median(map(off, layers))),
+        Figure("h200_layers_max_err", max(map(off, layers))),
     ]
     finish(figures)
 

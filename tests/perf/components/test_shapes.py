@@ -6,7 +6,7 @@ import pytest
 
 from atoll.catalog.dtypes import BF16
 from atoll.perf.batch import Batch
-from atoll.perf.components.kernels import EAGER_PASSES, Kernels
+from atoll.perf.components.kernels import EAGER_PASSES, EAGER_SHARE, UNALIGNED_SLOWER, Kernels
 from atoll.perf.components.shapes import (
     autoregressive_spec,
     component_weight_bytes,
@@ -78,9 +78,18 @@ def test_a_layer_by_hand() -> None:
     )
     products = 2.0 * rows * (4 * hidden**2 + 2 * hidden * inner) / gpu.fp16_flops
     pairs = 4.0 * hidden * rows * 256.0 / gpu.fp16_flops
-    passes = 2.0 * rows * (EAGER_PASSES * hidden + 2 * inner) / gpu.bandwidth_bytes_per_s
+    moved = 2.0 * rows * (EAGER_PASSES * hidden + 2 * inner)
+    passes = moved / (gpu.bandwidth_bytes_per_s * EAGER_SHARE)
     # Where limits meet the larger one counts, nearly: attention of short segments waits for memory.
     memory = 2.0 * rows * 4 * hidden / gpu.bandwidth_bytes_per_s
     assert took == pytest.approx(products + max(pairs, memory) + passes, rel=0.02)
     whole = kernels.attention(rows, rows, 16, 64.0)
     assert whole == pytest.approx(4.0 * hidden * rows**2 / gpu.fp16_flops, rel=0.02)
+
+
+def test_products_of_odd_sizes_are_slow_on_hopper_alone() -> None:
+    for name, slower in (("H200:1", UNALIGNED_SLOWER), ("A100-80:1", 1.0)):
+        kernels = Kernels.of(node(name), 1, engine("none"), None)
+        odd = kernels.product(40_000.0, 1280, 3420, BF16)
+        even = kernels.product(40_000.0, 1280, 3424, BF16)
+        assert odd / even == pytest.approx(slower, rel=0.1)

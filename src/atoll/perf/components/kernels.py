@@ -8,7 +8,7 @@ and keys. They are launched kernel by kernel, so that a layer takes `eager_s` at
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from atoll.catalog.dtypes import DType
@@ -23,14 +23,23 @@ EAGER_LAYER_S = 0.4e-3
 EAGER_PASSES = 26.0
 """Activations, in hidden sizes, that kernels between the products of such a layer read and write for a
 position when nothing is fused: two norms, copies of queries, keys and values, what turns or normalises them,
-two
-scalings and two sums. The MLP's activation comes on top. Counted from a plain vision transformer."""
+two scalings and two sums. The MLP's activation comes on top. Counted from a plain vision transformer."""
+EAGER_SHARE = 0.5
+"""Share of the rate of streaming kernels that such ones reach: on an H200 they moved 1.6 to 1.9 TB/s."""
 EAGER_LAUNCHES = 14.0
 """Launches of such kernels in a layer."""
 MODULATION_PASSES = 14.0
 """The same for scaling, shifting and gating by vectors, in layers that are told the step of denoising."""
-CONV_SHARE = 0.5
-"""Share of the rate of matrix products that convolutions of decoders reach; an assumption, low confidence."""
+DUAL_LAYER_S = 2.3e-3
+"""Least time of a block with two streams launched from PyTorch: blocks of 1,524 and 2,024 positions both took
+that long on the host of an H200."""
+CONV_SHARE = 0.4
+"""Share of the rate of matrix products that convolutions of decoders reach: 0.25 to 0.58 on an H200, 0.39
+over a whole decoder of pixels."""
+ALIGNED = 8
+UNALIGNED_SLOWER = 3.2
+"""How much longer products take on Hopper whose sizes are no multiples of `ALIGNED`: 220 against 696 TFLOP/s
+on an H200 for a depth of 3420 and 3456. Older GPUs lose less, how much was not measured."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +78,14 @@ class Kernels:
 
     def product(self, rows: float, n: float, k: float, dtype: DType) -> float:
         """Return seconds of a (rows, k) x (k, n) product on one GPU, its weights in `dtype`."""
-        c = self.constants.op(OpClass.GEMM)
+        c, speed = self.constants.op(OpClass.GEMM), self._products
+        strict = self.node.gpu.architecture.lower().startswith(("hopper", "blackwell"))
+        if strict and (k % ALIGNED or n % ALIGNED):
+            speed = replace(speed, e_f=speed.e_f / UNALIGNED_SLOWER)
         op = operators.gemm(
             n,
             k,
-            self._products,
+            speed,
             weight_bytes=dtype.bytes_per_weight,
             pad_k=c.pad_k,
             pad_n=c.pad_n,
@@ -97,7 +109,7 @@ class Kernels:
     def passes(self, rows: float, elements: float, launches: float = 1.0) -> float:
         """Return seconds of so many kernels that pass over `elements` activations of each row in all."""
         op = operators.elementwise(elements, self._speed(OpClass.ELEMENTWISE))
-        return op.row_s * rows + launches * op.t0_s
+        return op.row_s * rows / EAGER_SHARE + launches * op.t0_s
 
     def all_reduces(self, rows: float, hidden: int) -> float:
         """Return seconds of the two sums over GPUs of a layer; 0 where it is not split."""
