@@ -44,6 +44,7 @@ from atoll.workload.lengths import LengthMix
 
 _GRID_POINTS = 48
 _LEAST_SEQUENCES = 1.0 / 16.0
+_LIMITS = ("promise per token", "KV memory", "promise of the first token")
 
 
 class MixedCapacityModel:
@@ -136,8 +137,39 @@ class MixedCapacityModel:
         rates[:, :, 1:] = np.minimum.accumulate(rates[:, :, 1:], axis=2)
         return rates
 
+    def limit(self) -> str:
+        """Return what bounds the requests/s of a single node with all layers."""
+        depth, position = np.ones((1, 1, 1)), Position.WHOLE
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = float(self._rates(depth, position)[0, -1])
+            rate, *pressures = self._pressures(depth, position)
+        if self._places[position][-1] < 1.0:
+            return "memory: no room for one request"
+        if found <= 0.0:
+            return "promise: one request alone takes longer"
+        at = [float(np.interp(found, rate[-1], pressure[0, -1])) for pressure in pressures]
+        most = max(at)
+        if most < 1.0 - 1e-3:
+            return "the engine's largest batch"
+        return _LIMITS[at.index(most)]
+
     def _rates(self, depth: Array, position: Position) -> Array:
         """Requests/s at a position: (stage counts, layers + 1)."""
+        rate, per_token, room, first = self._pressures(depth, position)
+        # By how much each limit is passed, in units of it: the first to rise above 0 binds.
+        passed = np.maximum(np.maximum(per_token, room), first) - 1.0
+        passed[:, 0] = -1.0
+        fits = self._places[position] >= 1.0
+        if self._tail:
+            count = depth[..., 0]
+            hop_tail = np.where(count > 1.0, self._tail_hop_s, 0.0)
+            step_s = self._tail_pieces[position].stage_seconds(count)
+            in_time = (step_s + hop_tail) * count <= self._prompts.slo_s
+            fits = fits & self._tail_fits[position] & in_time
+        return np.where(fits, _largest(passed, rate), 0.0)
+
+    def _pressures(self, depth: Array, position: Position) -> tuple[Array, Array, Array, Array]:
+        """Requests/s by batch, and what they need in units of each limit (`_LIMITS`)."""
         lengths = self._prompts.lengths
         plain, mixed = self._plain[position], self._mixed[position]
         share = self._share
@@ -166,19 +198,13 @@ class MixedCapacityModel:
         taken = self._places[position]
         if self._waits:
             taken = places_taken(taken, booked_spread(lengths, Phase.BOTH))
-        # By how much each limit is passed, in units of it: the first to rise above 0 binds.
         with np.errstate(divide="ignore", invalid="ignore"):
-            passed = np.maximum(token_s / self._answers.slo_s, stay / taken[:, None])
-            passed = np.maximum(passed, (prompt_s + queue * depth) / self._prompts.slo_s) - 1.0
-        passed[:, 0] = -1.0
-        fits = self._places[position] >= 1.0
-        if self._tail:
-            count = depth[..., 0]
-            hop_tail = np.where(count > 1.0, self._tail_hop_s, 0.0)
-            step_s = self._tail_pieces[position].stage_seconds(count)
-            in_time = (step_s + hop_tail) * count <= self._prompts.slo_s
-            fits = fits & self._tail_fits[position] & in_time
-        return np.where(fits, _largest(passed, rate), 0.0)
+            return (
+                rate,
+                token_s / self._answers.slo_s,
+                stay / taken[:, None],
+                (prompt_s + queue * depth) / self._prompts.slo_s,
+            )
 
     def _hop_s(self, tokens: float) -> float:
         if self._link is None:

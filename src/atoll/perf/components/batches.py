@@ -223,7 +223,7 @@ def _encoder(
         most,
         rounds=1,
         request_bytes=positions * row_bytes,
-        grounds=kernels.provenance,
+        grounds=f"{kernels.provenance}; host time fitted to one system, low confidence",
         host_s=host.request_s + host.megapixel_s * _megapixels(klass),
     )
 
