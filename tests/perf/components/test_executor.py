@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from atoll.core.errors import UnknownNameError, UsageError
 from atoll.core.ids import Phase
 from atoll.perf.capacity import CapacityModel, RoleLoad
-from atoll.perf.components.batches import BatchTime
+from atoll.perf.components.batches import ENGINE_HOST, BatchTime, Host
 from atoll.perf.components.executor import batched, executor_work
 from atoll.perf.components.loads import llm_lengths
 from atoll.perf.memory import MemoryModel
@@ -252,3 +252,18 @@ def test_provenance_names_the_parts() -> None:
     found = work("qwen2.5-omni-7b", ["llm", "vocoder"], "A100-80:1", SPEECH)
     assert "llm: " in found.provenance
     assert "vocoder: shapes from public configurations" in found.provenance
+
+
+def test_a_better_host_prepares_media_sooner() -> None:
+    vl, on, key = model("qwen2.5-vl-7b"), node("A100-80:1"), ("image+text", "vision")
+    usual = executor_work(vl, ["vision"], on, [IMAGE])
+    better = executor_work(vl, ["vision"], on, [IMAGE], host=Host(0.0, 0.0))
+    assert usual is not None
+    assert better is not None
+    spent = ENGINE_HOST.request_s + ENGINE_HOST.megapixel_s * 0.84 * 0.56
+    assert usual.seconds[key] - better.seconds[key] == pytest.approx(spent)
+    text = executor_work(vl, ["llm"], on, [IMAGE], host=Host(1.0, 1.0))
+    plain = executor_work(vl, ["llm"], on, [IMAGE])
+    assert text is not None
+    assert plain is not None
+    assert text.seconds == plain.seconds

@@ -21,7 +21,7 @@ from atoll.catalog.models import ModelSpec
 from atoll.catalog.nodes import NodeType
 from atoll.core.errors import UnknownNameError, UsageError
 from atoll.core.ids import Phase
-from atoll.perf.components.batches import BatchTime
+from atoll.perf.components.batches import ENGINE_HOST, BatchTime, Host
 from atoll.perf.components.makers import token_rate
 from atoll.perf.components.measured import Measured
 from atoll.perf.components.sites import (
@@ -70,16 +70,18 @@ def executor_work(
     engine: str | EngineChoice = "vllm",
     constants: ConstantTable | None = None,
     measured: Measured | None = None,
+    host: Host = ENGINE_HOST,
 ) -> ExecutorWork | None:
     """Return what an executor of `parts` on `node` carries; None where it does not fit.
 
     A node of n GPUs with tp below n holds n / tp copies side by side. Without `tp` the best is taken: the one
-    that keeps most promises, then takes the least time for the mix of classes, then splits most.
+    that keeps most promises, then takes the least time for the mix of classes, then splits most. `host` is
+    what preparing media takes beside the GPU.
     """
     check_parts(model, parts)
     best: tuple[tuple[int, float], ExecutorWork] | None = None
     for size in tp_choices(model, parts, node, tp):
-        site = open_site(model, parts, node, classes, size, engine, constants, measured)
+        site = open_site(model, parts, node, classes, size, engine, constants, measured, host)
         if site is None:
             continue
         work = _work(site, classes)

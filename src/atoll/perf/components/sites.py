@@ -11,7 +11,13 @@ from atoll.catalog.nodes import NodeType
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase
 from atoll.perf.capacity import copy_node, piece_times
-from atoll.perf.components.batches import BatchTime, batch_time, largest_input_bytes
+from atoll.perf.components.batches import (
+    ENGINE_HOST,
+    BatchTime,
+    Host,
+    batch_time,
+    largest_input_bytes,
+)
 from atoll.perf.components.kernels import Kernels
 from atoll.perf.components.loads import (
     class_parts,
@@ -62,6 +68,7 @@ class Site:
     engine: EngineProfile
     constants: ConstantTable | None
     measured: Measured | None
+    host: Host
 
     @property
     def talkers(self) -> frozenset[str]:
@@ -127,7 +134,9 @@ class Site:
         if spec is None:
             times = self.batches.get((klass.name, part))
             if times is None:
-                times = _times(self.model, part, klass, self.kernels, self.node, self.measured)
+                times = _times(
+                    self.model, part, klass, self.kernels, self.node, self.measured, self.host
+                )
             return times.seconds(1.0)
         model = self.models.get(part)
         if model is None:
@@ -239,6 +248,7 @@ def open_site(
     engine: str | EngineChoice,
     constants: ConstantTable | None,
     measured: Measured | None = None,
+    host: Host = ENGINE_HOST,
 ) -> Site | None:
     """Return the parts at one tensor-parallel size; None where they do not fit in memory."""
     profile = profile_on(engine, node)
@@ -250,7 +260,8 @@ def open_site(
             continue
         for klass in classes:
             if part in needs[klass.name]:
-                batches[klass.name, part] = _times(model, part, klass, kernels, node, measured)
+                times = _times(model, part, klass, kernels, node, measured, host)
+                batches[klass.name, part] = times
     makers = [part for part in parts if autoregressive_spec(model, part) is not None]
     full = max((t.request_bytes * t.max_batch for t in batches.values()), default=0.0)
     single = max((t.request_bytes for t in batches.values()), default=0.0)
@@ -283,6 +294,7 @@ def open_site(
         profile,
         constants,
         measured,
+        host,
     )
 
 
@@ -293,11 +305,13 @@ def _times(
     kernels: Kernels,
     node: NodeType,
     measured: Measured | None,
+    host: Host,
 ) -> BatchTime:
     """Times of batches: measured ones, as batches of one on each copy, or else predicted ones."""
     known = measured.request_seconds(part, node, klass) if measured is not None else None
     if known is None or measured is None:
-        return batch_time(model, part, klass, kernels, most_tokens=kernels.engine.max_tokens)
+        most = kernels.engine.max_tokens
+        return batch_time(model, part, klass, kernels, most_tokens=most, host=host)
     copies = node.count // kernels.tp
     return BatchTime(0.0, known * copies, 1, 1, 0.0, measured.source)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from atoll.catalog.models import ModelSpec
 from atoll.catalog.nodes import NodeType
+from atoll.perf.components.batches import ENGINE_HOST, Host
 from atoll.perf.components.executor import Key, check_parts, executor_work
 from atoll.perf.components.measured import Measured
 from atoll.perf.components.sites import open_site
@@ -57,6 +58,7 @@ def executor_steps(
     engine: str | EngineChoice = "vllm",
     constants: ConstantTable | None = None,
     measured: Measured | None = None,
+    host: Host = ENGINE_HOST,
 ) -> ExecutorSteps | None:
     """Return what an executor of `parts` on `node` is to a simulator; None where it does not fit.
 
@@ -72,10 +74,11 @@ def executor_steps(
         engine=engine,
         constants=constants,
         measured=measured,
+        host=host,
     )
     if work is None:
         return None
-    site = open_site(model, parts, node, classes, work.tp, engine, constants, measured)
+    site = open_site(model, parts, node, classes, work.tp, engine, constants, measured, host)
     assert site is not None
     copies = node.count // work.tp
     found: dict[Key, PartSteps] = {}
