@@ -46,10 +46,6 @@ TABLE = {
     ("qwen2.5-omni-7b", "video"): 1.28,
     ("qwen2.5-omni-7b", "audio"): 34.04,
     ("qwen2.5-omni-7b", "text"): 1.09,
-    (
-        "qwen2.5-omni-7b",
-        "video",
-    ): "the same encoder as Qwen2.5-VL's, which took 1.4 times as long there",
     ("qwen2.5-omni-7b", "audio out"): 0.28,
     ("qwen-image", "text"): 15.67,
     ("qwen-image", "image out"): 0.20,
@@ -66,6 +62,7 @@ NOTES = {
         "internvl3-38b",
         "video",
     ): "0.74 of 40 frames would be 113 % of the GPU's peak: fewer frames there",
+    ("qwen2.5-omni-7b", "video"): "the encoder of Qwen2.5-VL, which took 1.4 times as long",
     ("qwen2.5-omni-7b", "audio out"): "how long speech lasted is not said",
     ("qwen-image", "image out"): "eager kernels of a pipeline that fuses less than counted here",
 }
