@@ -33,7 +33,13 @@ import numpy as np
 from atoll.catalog.links import Link
 from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
-from atoll.perf.capacity import RoleLoad, booked_spread, booked_tokens, piece_times
+from atoll.perf.capacity import (
+    PerPosition,
+    RoleLoad,
+    booked_spread,
+    booked_tokens,
+    piece_times,
+)
 from atoll.perf.engines import BOOKED_SHARE
 from atoll.perf.grid import Indices
 from atoll.perf.memory import MemoryModel
@@ -72,15 +78,13 @@ class MixedCapacityModel:
         )
         context = lengths.decode_context
         booked = BOOKED_SHARE * context / booked_tokens(lengths, Phase.BOTH)
-        self._places = {
-            position: memory.sequences_by_layers(context, position) * booked
-            for position in Position
-        }
+        self._places = PerPosition(
+            lambda position: memory.sequences_by_layers(context, position) * booked
+        )
         self._tail = lengths.input_tail if lengths.input_tail > lengths.input_mean else 0.0
-        self._tail_fits = {
-            position: memory.sequences_by_layers(max(1.0, self._tail), position) >= 1.0
-            for position in Position
-        }
+        self._tail_fits = PerPosition(
+            lambda position: memory.sequences_by_layers(max(1.0, self._tail), position) >= 1.0
+        )
         most_tokens = float(model.engine.mixed_tokens)
         # Every sequence in a step brings its share of a prompt along.
         most = most_tokens / (1.0 + lengths.input_mean / lengths.output_mean)
@@ -98,13 +102,12 @@ class MixedCapacityModel:
         self._mixed = self._times(running, self._prompts_in_step)
         self._packed = self._times(running, self._full)
         # The longest prompt that must keep the promise, alone.
-        self._tail_pieces = {
-            position: piece_times(model, self._counts, self._tail, most_tokens, position)
-            for position in Position
-        }
+        self._tail_pieces = PerPosition(
+            lambda position: piece_times(model, self._counts, self._tail, most_tokens, position)
+        )
         self._tail_hop_s = self._hop_s(min(self._tail, most_tokens))
 
-    def _times(self, running: Array, prompts: Array) -> dict[Position, Array]:
+    def _times(self, running: Array, prompts: Array) -> PerPosition[Array]:
         """Seconds of steps by position: (layers + 1, batches)."""
         lengths, zero = self._prompts.lengths, np.zeros_like(running)
         spread = lengths.input_mean_square / lengths.input_mean**2
@@ -112,13 +115,14 @@ class MixedCapacityModel:
         context = zero + lengths.decode_context
         parts = self._model.parts(Batch(rows, prompts, zero, running, context, spread))
         layers = slowest_run(self._counts, parts.layers)
-        found = {}
-        for position in Position:
+
+        def at(position: Position) -> Array:
             total = layers + _fixed(parts, position)
             # Tables have noise: a larger batch is never faster, nor are more layers.
             total = np.maximum.accumulate(total, axis=1)
-            found[position] = np.maximum.accumulate(total, axis=0)
-        return found
+            return np.asarray(np.maximum.accumulate(total, axis=0))
+
+        return PerPosition(at)
 
     def throughputs(self, stages: Sequence[int], positions: Sequence[Position]) -> Array:
         """Return requests/s, (positions, stage counts, layers + 1), promises split evenly over stages."""
