@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import csv
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
+from unittest import mock
 
 import numpy as np
 
@@ -24,7 +26,7 @@ from atoll.catalog.media import EncoderSpec, GeneratorSpec
 from atoll.catalog.models import ComponentSpec, ModelSpec
 from atoll.core.graph import Component, ComponentGraph, ComponentKind
 from atoll.perf.calibrate import Accuracy, accuracy, fit, op_classes
-from atoll.perf.components.batches import batch_time
+from atoll.perf.components import batches
 from atoll.perf.components.kernels import Kernels
 from atoll.perf.constants import (
     ConstantTable,
@@ -40,6 +42,8 @@ from benchmarks.report import ROOT, Figure, finish
 
 RESULTS = ROOT / "benchmarks" / "results"
 PART = "part"
+NO_HOST = batches.Host(request_s=0.0, megapixel_s=0.0)
+"""Chains begin with pixels on the GPU."""
 ATTENTION_FILE, ATTENTION = "h200_attention.csv", "sdpa_flash"
 """The attention that the chains ran (`attention` in `h200_components_meta.json`)."""
 PATCH = 14
@@ -155,7 +159,9 @@ def planned_seconds(row: Row, kernels: Kernels) -> float:
             room = row.batch * sized.image_tokens(side, side)
         elif isinstance(sized, EncoderSpec):
             room = row.batch * sized.audio_tokens(klass.audio_s or 0.0)
-        times = batch_time(_model(sized), PART, klass, kernels, most_tokens=room)
+        times = batches.batch_time(
+            _model(sized), PART, klass, kernels, most_tokens=room, host=NO_HOST
+        )
         return times.seconds(row.batch)
 
     if row.chain == "vit-l-14":
@@ -165,24 +171,11 @@ def planned_seconds(row: Row, kernels: Kernels) -> float:
 
 def kernel_seconds(row: Row, kernels: Kernels) -> float:
     """Return what the kernels of a chain are predicted to take, with no host behind them."""
-    spec = spec_of(row.chain)
-    if isinstance(spec, GeneratorSpec):
-        # Blocks are long enough for the least time of a launched layer not to show.
+    with ExitStack() as stack:
+        for name in dir(batches):
+            if name.endswith("_LAYER_S"):  # least times of layers that a host launches
+                stack.enter_context(mock.patch.object(batches, name, 0.0))
         return planned_seconds(row, kernels)
-    rows = float(row.batch * row.tokens)
-    total = row.layers * kernels.layer(
-        rows,
-        float(row.tokens),
-        hidden=spec.hidden,
-        inner=spec.intermediate,
-        heads=spec.heads,
-        head_dim=spec.hidden / spec.heads,
-        gated=spec.gated_mlp,
-        dtype=spec.dtype,
-    )
-    if row.chain == "vit-l-14":
-        total += kernels.product(rows, spec.hidden, 3.0 * PATCH**2, spec.dtype)
-    return total
 
 
 def with_own_attention() -> ConstantTable:

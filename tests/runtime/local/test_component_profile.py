@@ -21,7 +21,14 @@ from atoll.catalog.media import EncoderSpec, GeneratorSpec
 from atoll.catalog.models import ComponentSpec, ModelSpec
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.graph import Component, ComponentGraph, ComponentKind
-from atoll.runtime.local.component_modules import CONV_FLOPS, attend, conv_positions, segments_of
+from atoll.runtime.local.component_modules import (
+    CONV_FLOPS,
+    Layer,
+    attend,
+    conv_positions,
+    rotate,
+    segments_of,
+)
 from atoll.runtime.local.component_profile import (
     BatchSeconds,
     ComponentProfile,
@@ -61,6 +68,7 @@ TILES = EncoderSpec(
     layer_scale=True,
     patch_size=4,
     merge=2,
+    positions=17,
     class_token=True,
     image_size=16,
     max_tiles=4,
@@ -285,6 +293,22 @@ def test_attention_stays_within_segments(positions: int, length: int, seed: int)
     cut = segments_of(positions, length)
     assert sum(groups * size for groups, size in cut) == positions
     torch.testing.assert_close(attend(q, k, v, cut), whole.transpose(1, 2).flatten(2))
+
+
+def test_queries_and_keys_are_turned_where_no_positions_are_learned() -> None:
+    for spec, turned in ((GRID, True), (TILES, False), (AUDIO, False), (CODES, True)):
+        module = pieces(spec).sections[0].module
+        assert isinstance(module, torch.nn.Module)
+        layers = [m for m in module.modules() if isinstance(m, Layer)]
+        assert len(layers) == spec.layers
+        assert all((layer.turns is not None) == turned for layer in layers)
+
+
+def test_a_turn_by_nothing_changes_nothing_and_a_half_turn_the_sign() -> None:
+    x = torch.randn(1, 3, 2, 4, dtype=torch.bfloat16)
+    still = torch.ones(3, 2, dtype=torch.complex64)
+    assert torch.equal(rotate(x, still), x)
+    assert torch.equal(rotate(x, -still), -x)
 
 
 def test_what_is_not_public_is_named() -> None:

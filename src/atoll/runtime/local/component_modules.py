@@ -69,8 +69,17 @@ class Mlp(nn.Module):
         return self.down(functional.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
 
 
+def rotate(x: Tensor, turns: Tensor) -> Tensor:
+    """Rotary positions on (items, positions, heads, width), as a complex product in fp32."""
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turns[:, None]).flatten(3).type_as(x)
+
+
 class Layer(nn.Module):
-    """A layer of an encoder: attention within segments, then an MLP, each on the normed input."""
+    """A layer of an encoder: attention within segments, then an MLP, each on the normed input.
+
+    With `rotary`, queries and keys are turned by their positions, as many as there are in `segments`.
+    """
 
     def __init__(
         self,
@@ -86,10 +95,16 @@ class Layer(nn.Module):
         mlp_bias: bool = True,
         qk_norm: bool = False,
         scaled: bool = False,
+        rotary: bool = False,
     ) -> None:
         super().__init__()
         self.heads, self.segments = heads, segments
-        wide = heads * (head_dim or hidden // heads)
+        width = head_dim or hidden // heads
+        wide = heads * width
+        positions = sum(groups * length for groups, length in segments)
+        turns = torch.ones(positions, width // 2, dtype=torch.complex64) if rotary else None
+        self.turns: Tensor | None
+        self.register_buffer("turns", turns, persistent=False)
         self.norm1, self.norm2 = _norm(hidden, norm_bias), _norm(hidden, norm_bias)
         self.qkv, self.out = nn.Linear(hidden, 3 * wide, bias=qkv_bias), nn.Linear(wide, hidden)
         self.q_norm, self.k_norm = (_norm(wide, False) if qk_norm else None for _ in "qk")
@@ -103,6 +118,8 @@ class Layer(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (y.unflatten(-1, (self.heads, -1)) for y in (q, k, v))
+        if self.turns is not None:
+            q, k = rotate(q, self.turns), rotate(k, self.turns)
         y = self.out(attend(q, k, v, self.segments))
         x = x + (y if self.scale1 is None else y * self.scale1)
         y = self.mlp(self.norm2(x))
@@ -152,12 +169,6 @@ class EncoderTail(nn.Module):
         for number, product in enumerate(self.products):
             x = product(functional.gelu(x) if number else x)
         return x
-
-
-def rotate(x: Tensor, turns: Tensor) -> Tensor:
-    """Rotary positions on (items, positions, heads, width), as a complex product in fp32."""
-    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * turns[:, None]).flatten(3).type_as(x)
 
 
 class Stream(nn.Module):

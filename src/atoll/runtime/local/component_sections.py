@@ -183,6 +183,8 @@ class ComponentBuilder:
                 mlp_bias=spec.mlp_bias,
                 qk_norm=spec.qk_norm,
                 scaled=spec.layer_scale,
+                # Encoders of images that learn no positions turn queries and keys by them.
+                rotary=spec.kind == "vision" and not spec.positions,
             )
 
         def stem() -> EncoderStem:
@@ -307,7 +309,13 @@ class ComponentBuilder:
         else:
             section = self._some(
                 lambda: Layer(
-                    hidden, inner, heads, segments_of(frames, frames), head_dim=width, gated=True
+                    hidden,
+                    inner,
+                    heads,
+                    segments_of(frames, frames),
+                    head_dim=width,
+                    gated=True,
+                    rotary=True,
                 ),
                 layers,
                 lambda batch: self._random(batch, frames, hidden),
