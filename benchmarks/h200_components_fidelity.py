@@ -57,6 +57,7 @@ VIT = EncoderSpec(
     rule="tiles",
     norm_bias=True,
     patch_size=PATCH,
+    positions=1025,
     class_token=True,
     max_tiles=1,
     projector=(1024,),

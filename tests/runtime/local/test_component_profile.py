@@ -363,3 +363,13 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_made(
     monkeypatch.setattr("os.sysconf", lambda _name: 100)
     with pytest.raises(InputError, match=r"--shrink: weights of part take .*--shrink \d+"):
         profile_component(model_of(DIT), "part", ITEM, CPU)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_batches_that_do_not_fit_are_refused_before_they_are_made(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("os.sysconf", lambda _name: 4000)  # 16 MB
+    huge = replace(CPU, batches=(1, 4096))
+    with pytest.raises(InputError, match=r"--batch: a batch of 4096 takes .*smaller batches"):
+        profile_component(model_of(TINY[name]), "part", ITEM, huge)

@@ -172,7 +172,9 @@ def profile_component(
     if device.type == "cpu":
         torch.set_num_threads(chosen.threads)
     torch.manual_seed(0)
-    piece = ComponentBuilder(model, spec, size, chosen.shrink, device, dtype).build(part)
+    piece = ComponentBuilder(
+        model, spec, size, chosen.shrink, device, dtype, max(chosen.batches)
+    ).build(part)
     tell = progress or (lambda _text: None)
     found: list[BatchSeconds] = []
     with torch.inference_mode():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -42,7 +42,9 @@ from atoll.workload.classes import ImageOutput, RequestClass
 
 _AUDIO_WINDOW_S = 30.0
 _SPARE = 0.8
-"""Share of the memory that is free which weights may take: activations need the rest."""
+"""Share of the memory that is free which weights and activations may take."""
+_ALIVE = {"encoder": 8.0, "block": 16.0}
+"""Activations alive at once for a position, in hidden sizes, beside those of the MLP; generous."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +62,21 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """An item of a component: in words, its unit and how much of it, the sections, and notes."""
+    """An item of a component: in words, its unit and how much of it, the sections, and notes.
+
+    `activations` is how many of an item are alive at once, about.
+    """
 
     item: str
     unit: Unit
     amount: float
     sections: tuple[Section, ...]
+    activations: float
     notes: tuple[str, ...] = ()
 
 
 class ComponentBuilder:
-    """Turns the shapes of a component into sections on a device."""
+    """Turns the shapes of a component into sections on a device, with room for `largest` items at a time."""
 
     def __init__(
         self,
@@ -80,9 +86,11 @@ class ComponentBuilder:
         shrink: int,
         device: torch.device,
         dtype: torch.dtype,
+        largest: int = 1,
     ) -> None:
         self.model, self.spec, self.item = model, spec, item
         self.shrink, self.device, self.dtype = shrink, device, dtype
+        self.largest = largest
 
     def build(self, part: str) -> Piece:
         """Return the component as what is run for an item of it."""
@@ -97,7 +105,7 @@ class ComponentBuilder:
         built = tuple(
             Section(self._place(s.module), s.inputs, s.times, s.weights) for s in found.sections
         )
-        return Piece(found.item, found.unit, found.amount, built, found.notes)
+        return replace(found, sections=built)
 
     def _place(self, make: Callable[[], nn.Module]) -> nn.Module:
         usual = torch.get_default_dtype()
@@ -109,18 +117,26 @@ class ComponentBuilder:
             torch.set_default_dtype(usual)
 
     def _fits(self, part: str, piece: Piece) -> None:
-        """Refuse weights that the machine has no room for before any is made."""
+        """Refuse what the machine has no room for before any of it is made."""
         if self.device.type == "cuda":
             free = float(torch.cuda.mem_get_info(self.device)[0])
         else:
             free = float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-        need = sum(s.weights for s in piece.sections) * self.dtype.itemsize
-        if need > _SPARE * free:
-            more = self.shrink * math.ceil(need / (_SPARE * max(1.0, free)))
+        weights = sum(s.weights for s in piece.sections) * self.dtype.itemsize
+        if weights > _SPARE * free:
+            more = self.shrink * math.ceil(weights / (_SPARE * max(1.0, free)))
             raise InputError(
-                f"weights of {part} take {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
+                f"weights of {part} take {weights / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
                 field="--shrink",
                 hint=f"build fewer layers with --shrink {more}",
+            )
+        batch = self.largest * piece.activations * self.dtype.itemsize
+        if weights + batch > _SPARE * free:
+            raise InputError(
+                f"a batch of {self.largest} takes {batch / 1e9:.1f} GB beside weights of "
+                f"{weights / 1e9:.1f}, {free / 1e9:.1f} GB are free",
+                field="--batch",
+                hint="use smaller batches or items",
             )
 
     def _random(self, *shape: int) -> Any:
@@ -226,7 +242,8 @@ class ComponentBuilder:
                         float(spec.layer_params),
                     )
                 )
-        return Piece(word, unit, amount, tuple(sections), notes)
+        alive = positions * (_ALIVE["encoder"] * spec.hidden + 3.0 * spec.intermediate)
+        return Piece(word, unit, amount, tuple(sections), alive, notes)
 
     def _some(
         self,
@@ -288,12 +305,14 @@ class ComponentBuilder:
         lengths = (text, tokens) if spec.dual_stream else (text + tokens,)
         copies = 2 if self.item.guided else 1
         guided = ", each with the prompt and without" if self.item.guided else ""
+        _, hidden, inner, _, _ = self._shape(spec)
         return Piece(
             f"picture of {width} x {height} pixels, {tokens} positions and {text} of text, "
             f"{steps} steps{guided}",
             "image",
             1.0,
             (self._blocks(spec, lengths, copies, float(steps)),),
+            copies * sum(lengths) * (_ALIVE["block"] * hidden + 2.0 * inner),
             (f"one step was run and counts {steps} times; what decodes pictures is not in it",),
         )
 
@@ -323,14 +342,16 @@ class ComponentBuilder:
                 4.0 * hidden * heads * width + 3.0 * hidden * inner,
             )
         sections = [section]
+        alive = frames * (_ALIVE["block"] * hidden + 3.0 * inner)
         if spec.conv_flops:
-            sections.append(self._convolutions(spec.conv_flops * seconds))
+            flops = spec.conv_flops * seconds
+            sections.append(self._convolutions(flops))
+            alive = max(alive, 3.0 * CONV_CHANNELS * conv_positions(flops / self.shrink))
             notes += ("its convolutions are stand-ins with as many operations",)
         else:
             notes += ("the operations of its convolutions are not public: left out",)
-        return Piece(
-            f"speech of {seconds:g} s, {frames} frames", "speech_s", seconds, tuple(sections), notes
-        )
+        word = f"speech of {seconds:g} s, {frames} frames"
+        return Piece(word, "speech_s", seconds, tuple(sections), alive, notes)
 
     def _convolutions(self, flops: float) -> Section:
         positions = conv_positions(flops / self.shrink)
