@@ -27,6 +27,7 @@ from atoll.catalog.models import ComponentSpec, ModelSpec
 from atoll.core.graph import Component, ComponentGraph, ComponentKind
 from atoll.perf.calibrate import Accuracy, accuracy, fit, op_classes
 from atoll.perf.components import batches
+from atoll.perf.components import kernels as operators
 from atoll.perf.components.kernels import Kernels
 from atoll.perf.constants import (
     ConstantTable,
@@ -44,6 +45,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 PART = "part"
 NO_HOST = batches.Host(request_s=0.0, megapixel_s=0.0)
 """Chains begin with pixels on the GPU."""
+HOST_TIMES = ("_LAYER_S", "LAUNCH_S")
+"""How the model's constants are called that say what a host needs to launch kernels."""
 ATTENTION_FILE, ATTENTION = "h200_attention.csv", "sdpa_flash"
 """The attention that the chains ran (`attention` in `h200_components_meta.json`)."""
 PATCH = 14
@@ -173,9 +176,10 @@ def planned_seconds(row: Row, kernels: Kernels) -> float:
 def kernel_seconds(row: Row, kernels: Kernels) -> float:
     """Return what the kernels of a chain are predicted to take, with no host behind them."""
     with ExitStack() as stack:
-        for name in dir(batches):
-            if name.endswith("_LAYER_S"):  # least times of layers that a host launches
-                stack.enter_context(mock.patch.object(batches, name, 0.0))
+        for module in (batches, operators):
+            for name in dir(module):
+                if name.endswith(HOST_TIMES):
+                    stack.enter_context(mock.patch.object(module, name, 0.0))
         return planned_seconds(row, kernels)
 
 
