@@ -196,7 +196,7 @@ def _encoder(
             for m in media
         ]
         reach = sum(count * min(count, segment) for count, segment in segments) / positions
-        took = kernels.layer(
+        return kernels.layer(
             rows,
             reach,
             hidden=spec.hidden,
@@ -209,7 +209,6 @@ def _encoder(
             scaled=spec.layer_scale,
             rotary=spec.kind == "vision" and not spec.positions,
         )
-        return took
 
     def seconds(requests: float) -> float:
         total = full * layer(requests, False)
@@ -382,9 +381,8 @@ def _speech(spec: GeneratorSpec, klass: RequestClass, kernels: Kernels) -> Batch
                 dtype=spec.dtype,
             )
         flops = requests * (klass.speech_s or 0.0) * (spec.conv_flops or 0.0)
-        return times * layers * max(
-            layer, (6.0 + BLOCK_LAUNCHES) * LAUNCH_S if denoises else 0.0
-        ) + kernels.convolutions(flops)
+        launched = (6.0 + BLOCK_LAUNCHES) * LAUNCH_S if denoises else 0.0
+        return times * layers * max(layer, launched) + kernels.convolutions(flops)
 
     row_bytes = (_LIVE_ROWS * hidden + 3.0 * inner / kernels.tp) * ACTIVATION_BYTES
     grounds = "shapes from public configurations, convolutions counted; " + kernels.provenance

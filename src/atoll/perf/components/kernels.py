@@ -22,15 +22,15 @@ LAUNCH_S = 18e-6
 """Host time of a kernel launched from PyTorch modules: 16 to 20 us beside an H200 where nothing else ran."""
 PLAIN_PASSES, PLAIN_LAUNCHES = 10.0, 5.0
 """Activations, in hidden sizes, that kernels between the products of a plain layer read and write for a
-position, and how many such kernels there are: two norms, two sums, and the MLP's activation, whose width comes
-on top."""
+position, and how many such kernels there are: two norms, two sums, and the MLP's activation, whose width
+comes on top."""
 SMALL_PASSES, SMALL_LAUNCHES = 4.0, 2.0
 """What norms of queries and keys add, and what two scaled branches add."""
 ROTARY_PASSES, ROTARY_LAUNCHES = 28.0, 6.0
 """What turning queries and keys adds: 14 hidden sizes, at half the rate since halves lie apart."""
 BLOCK_PASSES, BLOCK_LAUNCHES = 54.0, 24.0
-"""The same of a denoiser's block: norms that are scaled, shifted and gated one by one, turns in fp32, norms of
-queries and keys, streams joined."""
+"""The same of a denoiser's block: norms that are scaled, shifted and gated one by one, turns in fp32, norms
+of queries and keys, streams joined."""
 DECODER_S = 0.4e-3
 """Least time of a decoder of pixels."""
 EXPONENTIAL_FLOPS = {"ampere": 128.0, "ada": 64.0, "hopper": 256.0, "blackwell": 512.0}
