@@ -73,12 +73,40 @@ def solve(programme: Programme) -> Best:
 
 
 def _units(programme: Programme) -> list[tuple[int, str]]:
+    """Return (type, region) that some request can visit: what idles does not dilute the share of spot."""
     regions = sorted({machine.key[0] for machine in programme.machines})
-    return [
+    units = [
         (e, region)
         for e in range(len(programme.executors))
         for region in regions
         if _most(programme, e, region) > 0
+    ]
+    able = [
+        {
+            (executor.service, name, part)
+            for e, where in units
+            if where == region
+            for executor in [programme.executors[e]]
+            for name, part in executor.seconds
+        }
+        for region in regions
+    ]
+    visited = {
+        (klass.service, klass.name, part, region)
+        for klass in programme.classes
+        if klass.rate_per_s > 0.0
+        for region, runs in zip(regions, able, strict=True)
+        for way in klass.ways
+        if all((klass.service, klass.name, part) in runs for part in way)
+        for part in way
+    }
+    return [
+        (e, region)
+        for e, region in units
+        if any(
+            (programme.executors[e].service, name, part, region) in visited
+            for name, part in programme.executors[e].seconds
+        )
     ]
 
 
@@ -113,7 +141,10 @@ def _list_costs(programme: Programme, units: list[tuple[int, str]]) -> dict[Coun
         base = [0] * len(units)
         held = [0] * len(programme.machines)
         for number, standing in zip(kept, programme.standing, strict=True):
-            base[place[standing.executor, standing.offers[0][0]]] += number
+            unit = (standing.executor, standing.offers[0][0])
+            if unit not in place:
+                continue
+            base[place[unit]] += number
             kinds = [k for k, n in programme.executors[standing.executor].uses for _ in range(n)]
             for key, kind in zip(standing.offers, kinds, strict=True):
                 o = [machine.key for machine in programme.machines].index(key)

@@ -38,6 +38,7 @@ _BATCH = 40
 _TOLERANCE = 1e-7
 """Of integer solves. At 1e-9 HiGHS 1.15 has cut off best solutions of small programmes in its presolve; flows
 are made exact afterwards, with the whole numbers fixed."""
+_USED = 1e-9
 _STEP_COST = 5
 """What one solve of the linear programme counts beside its iterations."""
 
@@ -73,12 +74,15 @@ class _ChainRows:
 
 @dataclass(frozen=True, slots=True)
 class Relaxed:
-    """The optimum of the relaxation over all units: the bound, and what each unit costs beyond its worth."""
+    """The optimum of the relaxation over all units.
+
+    The bound, what an executor of each unit costs beyond its worth, and which units it uses.
+    """
 
     feasible: bool
     objective: float
-    values: Floats
     excess: Floats
+    used: NDArray[np.bool_]
     complete: bool
 
 
@@ -341,13 +345,17 @@ class Master:
             self.work.charge(result.iterations)
             if result.status != "optimal":
                 complete = result.status == "infeasible" and not len(self._outside())
-                return Relaxed(False, np.inf, result.values, np.zeros(self.table.units), complete)
+                none = np.zeros(self.table.units)
+                return Relaxed(False, np.inf, none, none > 0.0, complete)
             excess = self.excess(result)
             outside = self._outside()
             paying = outside[excess[outside] < -_NEGATIVE]
             complete = not len(paying)
             if complete or time_limit_s <= 0.0:
-                return Relaxed(True, result.objective, result.values, excess, complete)
+                used = np.zeros(self.table.units, np.bool_)
+                inside = self.inside
+                used[inside] = result.values[self.unit_column[inside]] > _USED
+                return Relaxed(True, result.objective, excess, used, complete)
             best = np.argsort(excess[paying], kind="stable")[:_BATCH]
             self.add_units(np.sort(paying[best]))
 

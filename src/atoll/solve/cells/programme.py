@@ -34,9 +34,10 @@ ITERATIONS = 80_000
 """Simplex iterations of the usual effort."""
 _FEW = 120
 """Units that the first integer programme has: enough for all of small problems."""
+_MANY = 3_000
 _GROWTH = 3
-"""How many times as many units the next integer programme has at most."""
-_EARLY = 0.2
+"""Units that the next integer programme has at most, or this many times as many as the one before."""
+_EARLY = 0.35
 """Share of the work left that an integer programme gets which is not the last."""
 _LEAST = 2_000
 """Iterations that every integer programme gets: the first must find something."""
@@ -268,9 +269,11 @@ class _Search:
         best = _Found(None, None, math.inf, floor)
         if start is not None and start.whole is not None and start.routed is not None:
             best = replace(start, objective=self._worth(goal, start.whole, start.routed))
+        # Those of the relaxation come first, so that the first integer programme has all that is needed.
         order = np.argsort(relaxed.excess, kind="stable")
+        order = np.concatenate([order[relaxed.used[order]], order[~relaxed.used[order]]])
         order = order[self.table.fresh[order]]
-        number = min(len(order), _FEW)
+        number = min(len(order), max(_FEW, 2 * int(relaxed.used.sum())))
         while True:
             last = (
                 number >= len(order)
@@ -288,10 +291,10 @@ class _Search:
                 break
             # All whose excess is below the distance that is left, but not too many at once.
             wanted = best.objective - self._slack(best) - floor
-            enough = int(np.searchsorted(relaxed.excess[order], wanted))
+            enough = int((relaxed.excess[order] < wanted).sum())
             if enough <= number:
                 break
-            number = min(max(enough, number), _GROWTH * number)
+            number = min(enough, max(_MANY, _GROWTH * number))
         gone = result.status == "infeasible" and number >= len(order)
         return best if best.whole is not None else replace(best, infeasible=gone)
 
