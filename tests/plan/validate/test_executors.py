@@ -23,10 +23,17 @@ OFFERS = (
 )
 
 
+RATES = {
+    "vision": {"L4": {"image": "6/s"}, "T4": {"image": "1/s"}},
+    "llm": {"A100-80": {"request": "5.1/s"}},
+}
+"""Measured, so that what stands where does not hang on the performance model."""
+
+
 @cache
 def apart() -> tuple[Problem, Plan]:
     """Two executors for vision and one for the llm, each with slices of machines or whole ones."""
-    problem = fleet({"see": seeing(rate="10/s", paths=[["vision", "llm"]])}, OFFERS)
+    problem = fleet({"see": seeing(rate="10/s", rates=RATES, paths=[["vision", "llm"]])}, OFFERS)
     return problem, solve(problem)
 
 
@@ -297,7 +304,7 @@ def test_an_executor_that_no_path_leads_to_carries_nothing() -> None:
 
 def judged(plan: Plan, **fields: object) -> set[str]:
     """The rules that a plan breaks for a service that differs in some fields."""
-    problem = fleet({"see": seeing(**{"rate": "10/s", **fields})}, OFFERS)
+    problem = fleet({"see": seeing(**{"rate": "10/s", "rates": RATES, **fields})}, OFFERS)
     return {v.rule for v in validate(plan, problem, same_problem=False)}
 
 
@@ -318,19 +325,21 @@ def test_only_allowed_paths_are_gone_in_any_order_that_the_parts_allow() -> None
 
 def test_promises_that_the_executors_cannot_keep_together() -> None:
     _, plan = apart()
-    found = judged(plan, ttft="100ms")
-    assert found & {"handover", "node-capacity"}
-    assert "node-capacity" in judged(plan, tpot="1ms")
+    assert judged(plan, ttft="600ms") == {"handover"}
+    assert judged(plan, ttft="100ms") == {"node-capacity"}
+    assert "node-capacity" in judged(plan, rates={}, tpot="1ms")
 
 
 def test_a_first_text_comes_in_time_from_some_promise_on() -> None:
-    """Below it each executor may keep its own share of the promise, and all together do not."""
+    """Half a second for three images, a fifth for the prompt, and the way from the one to the other."""
     _, plan = apart()
-    within = {ms: judged(plan, ttft=f"{ms}ms") for ms in (*range(100, 800, 25), 1500, 3000)}
+    least = 3 / 6 + 1 / 5.1
+    assert judged(plan, ttft=f"{least:.4f}s") == {"handover"}
+    within = {ms: judged(plan, ttft=f"{1000 * least + ms:.1f}ms") for ms in range(0, 200, 8)}
     kept = min(ms for ms, found in within.items() if not found)
+    assert 0 < kept < 192
     assert all(not found for ms, found in within.items() if ms >= kept)
-    late = {rule for ms, found in within.items() if ms < kept for rule in found}
-    assert late == {"handover", "node-capacity"}
+    assert all(found == {"handover"} for ms, found in within.items() if ms < kept)
 
 
 def test_services_that_may_not_stand_there() -> None:
@@ -354,7 +363,7 @@ def test_interfaces_between_machines_carry_so_much() -> None:
     """A thousand times the requests on a thousand times the executors' speed: the network is what is left."""
     _, plan = apart()
     rates = {
-        part: {gpu: {"request": "1000000/s"} for gpu in ("A100-80", "L4")}
+        part: {gpu: {"request": "1000000/s"} for gpu in ("A100-80", "L4", "T4")}
         for part in ("vision", "llm")
     }
     assert "link-capacity" not in judged(plan, rates=rates)
