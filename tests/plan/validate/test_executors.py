@@ -323,6 +323,25 @@ def test_only_allowed_paths_are_gone_in_any_order_that_the_parts_allow() -> None
     assert judged(plan, paths=[["vision+llm"]]) == {"route"}
 
 
+def test_an_executor_of_an_allowed_path_is_one() -> None:
+    """Two executors of all parts, the one for images and the other for the rest, are not one for both."""
+    problem = fleet({"see": seeing(rate="10/s", rates=RATES, only=["A100-80"])}, OFFERS)
+    whole = solve(problem, solver="monolith")
+    assert rules(whole, problem) == set()
+    assert {i.role_id.component for i in whole.instances} == {"vision+llm"}
+    assert judged(whole, paths=[["vision+llm"]]) == set()
+    first, second = (i.id for i in whole.instances[:2])
+    old = seen(whole)
+    steps = (
+        PathStep(parts=("vision",), instances={first: 1.0}),
+        PathStep(parts=("llm",), instances={second: 1.0}),
+    )
+    split = with_path(whole, old, steps=steps)
+    assert "route" in judged(split, paths=[["vision+llm"]])
+    assert "route" not in judged(split)
+    assert "route" not in judged(split, paths=[["vision+llm", "vision+llm"]])
+
+
 def test_promises_that_the_executors_cannot_keep_together() -> None:
     _, plan = apart()
     assert judged(plan, ttft="600ms") == {"handover"}

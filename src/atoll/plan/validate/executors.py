@@ -6,7 +6,7 @@ Everything is worked out again from the problem, the catalog and the performance
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError, UnknownNameError, UsageError
@@ -124,7 +124,10 @@ def _check_path(
         yield violation(
             "route", here, f"leads from region to region ({', '.join(sorted(regions))})"
         )
-    if service.paths and not any(_follows(path, executors, allowed) for allowed in service.paths):
+    edges = request_bytes(catalog, service, klass)
+    if service.paths and not any(
+        _follows(path, executors, allowed, edges) for allowed in service.paths
+    ):
         yield violation("route", here, "is none of the paths that the service allows")
     order = [part for step in path.steps for part in step.parts]
     ways = ways_of(catalog, service, klass)
@@ -137,11 +140,28 @@ def _check_path(
 
 
 def _follows(
-    path: RequestPath, executors: Mapping[str, Instance], allowed: tuple[str, ...]
+    path: RequestPath,
+    executors: Mapping[str, Instance],
+    allowed: tuple[str, ...],
+    edges: Iterable[tuple[str, str]],
 ) -> bool:
-    """Whether the executors of a path are some of an allowed one; `_check_order` knows their order."""
-    names = {executors[name].role_id.component for step in path.steps for name in step.instances}
-    return names <= set(allowed)
+    """Whether the executors of a path are some of an allowed one; `_check_order` knows their order.
+
+    Parts of one executor of it, one of which takes what the other makes, are run by the very same one.
+    """
+    held = {
+        part: (number, {executors[name].role_id.component for name in step.instances})
+        for number, step in enumerate(path.steps)
+        for part in step.parts
+    }
+    if any(not kinds <= set(allowed) for _, kinds in held.values()):
+        return False
+    for first, second in edges:
+        if first in held and second in held and held[first][0] != held[second][0]:
+            shared = held[first][1] & held[second][1]
+            if any(allowed.count(kind) < 2 for kind in shared):
+                return False
+    return True
 
 
 def _check_order(

@@ -24,7 +24,7 @@ from atoll.plan.problem import Problem
 from atoll.solve.assembly import NewInstance, assemble, build_instance, infeasible, keep, price
 from atoll.solve.cells.build import Built, Origin
 from atoll.solve.cells.matching import WayFlow, match_ways
-from atoll.solve.cells.options import plain_part
+from atoll.solve.cells.options import plain_parts
 from atoll.solve.cells.packing import pack_together
 from atoll.solve.cells.types import Answer, Placed
 from atoll.solve.derating import apply_all
@@ -228,7 +228,10 @@ def _paths(
         if total <= 0.0 or way.rate_per_s <= _TRICKLE * total:
             continue
         steps = tuple(
-            (tuple(plain_part(part) for part in parts), tuple(by_type[executor, way.region]))
+            (
+                tuple(each for part in parts for each in plain_parts(part)),
+                tuple(by_type[executor, way.region]),
+            )
             for executor, parts in way.steps
         )
         merged[way.service, way.klass, steps] += way.rate_per_s / total
