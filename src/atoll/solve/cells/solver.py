@@ -9,6 +9,7 @@ They choose the best machines and numbers for their cut.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.compiling import compile_entries
@@ -16,6 +17,7 @@ from atoll.core.errors import UsageError
 from atoll.core.units import format_price, format_share
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem, Service
+from atoll.plan.validate.executors import check_paths
 from atoll.solve.cells.build import Built, ChooseOptions, build_programme
 from atoll.solve.cells.equal import plan_cells
 from atoll.solve.cells.options import Option, named_options
@@ -62,7 +64,26 @@ def solve(
         built.programme, gap=effort.gap, work=effort.work, deadline_s=deadline.share(1.0)
     )
     _tell(on_progress, "allocating", _describe(answer), 1.0)
-    return plan_of(problem, catalog, built, answer, libraries, effort, solver=name, reasons=reasons)
+    plan = plan_of(problem, catalog, built, answer, libraries, effort, solver=name, reasons=reasons)
+    if not _overloads_interfaces(plan, problem, catalog):
+        return plan
+    _tell(on_progress, "allocating", "again, within the machines' network interfaces")
+    built = build_programme(
+        problem, catalog, effort, libraries, choose=choose, within_interfaces=True
+    )
+    limited = solve_programme(
+        built.programme, gap=effort.gap, work=effort.work, deadline_s=deadline.share(1.0)
+    )
+    # What is proven without the limit holds with it, and no more: it counts hand-overs inside machines.
+    limited = replace(limited, bound=min(limited.bound, answer.bound))
+    return plan_of(
+        problem, catalog, built, limited, libraries, effort, solver=name, reasons=reasons
+    )
+
+
+def _overloads_interfaces(plan: Plan, problem: Problem, catalog: Catalog) -> bool:
+    """Whether more is handed over between machines than their interfaces carry, and nothing else is wrong."""
+    return any(v.rule == "link-capacity" for v in check_paths(plan, problem, catalog))
 
 
 def missing_executors(problem: Problem, built: Built) -> tuple[str, ...]:
