@@ -22,10 +22,11 @@ from atoll.plan.plan import (
 )
 from atoll.plan.problem import Problem
 from atoll.solve.assembly import NewInstance, assemble, build_instance, infeasible, keep, price
+from atoll.solve.cells.boxes import Box
 from atoll.solve.cells.build import Built, Origin
 from atoll.solve.cells.matching import WayFlow, match_ways
 from atoll.solve.cells.options import plain_part
-from atoll.solve.cells.packing import pack_together
+from atoll.solve.cells.packing import keep_local, place_in
 from atoll.solve.cells.types import Answer, Placed
 from atoll.solve.derating import apply_all
 from atoll.solve.effort import Effort
@@ -46,8 +47,12 @@ def plan_of(
     *,
     solver: str,
     reasons: Sequence[str] = (),
+    boxes: Sequence[Box] = (),
 ) -> Plan:
-    """Return the plan of an answer; "infeasible", with its reasons, where there is none."""
+    """Return the plan of an answer; "infeasible", with its reasons, where there is none.
+
+    With `boxes` executors stand in these machines, and paths stay on a machine as far as they can.
+    """
     if answer.status == "infeasible":
         return infeasible(
             problem,
@@ -64,7 +69,9 @@ def plan_of(
         _carrying(instance, passing.get(instance.id, 0.0)) if instance.is_executor else instance
         for instance in apply_all(effort.derating, made.instances)
     ]
-    packed = pack_together(problem, sorted(instances, key=lambda i: i.id), paths)
+    packed = place_in(problem, sorted(instances, key=lambda i: i.id), boxes, made.by_type)
+    if boxes:
+        paths = list(keep_local(paths, packed))
     return assemble(
         problem,
         packed,
