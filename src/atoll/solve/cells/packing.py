@@ -8,16 +8,15 @@ executor of the same machine as long as there is one with room.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from atoll.catalog.catalog import Catalog
-from atoll.plan.executors import machine_of
-from atoll.plan.plan import Instance, PathStep, Plan, RequestPath
+from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.executors import machine_traffic
 from atoll.plan.validate.violation import exceeds
 from atoll.solve.cells.boxes import Box
+from atoll.solve.cells.types import Programme
 from atoll.solve.packing import pack
 
 _TRICKLE = 1e-9
@@ -34,22 +33,28 @@ def overloads_interfaces(plan: Plan, problem: Problem, catalog: Catalog) -> bool
     )
 
 
+Seats = dict[tuple[str, int, int], list[str]]
+"""Executors by region, box (its number) and type."""
+
+
 def place_in(
     problem: Problem,
     instances: Sequence[Instance],
     boxes: Sequence[Box],
     by_type: Mapping[tuple[int, str], Sequence[str]],
-) -> tuple[Instance, ...]:
-    """Return instances with a slot and GPUs for every slice; new executors stand in the boxes given.
+) -> tuple[tuple[Instance, ...], Seats]:
+    """Return instances with a slot and GPUs for every slice, and who sits in which box.
 
-    Where something runs already, or slices of several machines make one instance, they are packed as usual.
+    New executors stand in the boxes given. Where something runs already, or slices of several machines make
+    one instance, all are packed as usual and nobody has a seat.
     """
     known = {instance.id: instance for instance in instances}
     movable = all(not i.kept for i in instances) and all(len(i.nodes) == 1 for i in instances)
     if not boxes or not movable:
-        return pack(problem, instances)
+        return pack(problem, instances), {}
+    seats: Seats = {}
     left = {key: list(names) for key, names in by_type.items()}
-    for box in boxes:
+    for index, box in enumerate(boxes):
         start = 0
         taken = []
         for executor, _, number in box.executors:
@@ -58,6 +63,7 @@ def place_in(
             for name in mine:
                 waiting.remove(name)
             taken += mine
+            seats.setdefault((box.offer[0], index, executor), []).extend(mine)
         # By falling size at multiples of it: no hole is left.
         for name in sorted(taken, key=lambda one: (-known[one].gpus, one)):
             instance = known[name]
@@ -67,66 +73,80 @@ def place_in(
                 start += node.gpus
                 seated = node.model_copy(update={"slot": box.slot, "gpu_ids": gpus})
                 known[name] = instance.model_copy(update={"nodes": (seated,)})
-    return tuple(known[instance.id] for instance in instances)
+    return tuple(known[instance.id] for instance in instances), seats
 
 
 def _offer(instance: Instance) -> tuple[str, str, str]:
     return (instance.region, instance.nodes[0].node_type, instance.nodes[0].market)
 
 
-def keep_local(
-    paths: Sequence[RequestPath], instances: Sequence[Instance]
-) -> tuple[RequestPath, ...]:
-    """Return paths of single executors that go on in the same machine as far as weights allow.
+Spread = dict[str, float]
+"""Requests/s by executor."""
 
-    Every executor gets as much as before.
+
+def local_paths(
+    boxes: Sequence[Box], seats: Mapping[tuple[str, int, int], Sequence[str]], programme: Programme
+) -> list[tuple[str, str, float, tuple[tuple[str, str], ...]]]:
+    """Return ways of single requests over executors of boxes: service, class, requests/s, (part, executor).
+
+    Every executor runs a part for as many as its box's flows say. From part to part a request stays on its
+    executor if that has room, or on its machine. `seats` has the executors by box (offer and slot, as its
+    index in `boxes`) and type.
     """
-    machines = {i.id: machine_of(i) for i in instances if i.is_executor}
-    found: defaultdict[tuple[str, str, tuple[tuple[tuple[str, ...], str], ...]], float]
-    found = defaultdict(float)
-    for path in paths:
-        ways: list[tuple[tuple[str, ...], float]] = [((), 1.0)]
-        for step in path.steps:
-            ways = _extend(ways, dict(step.instances), machines)
-        for names, share in ways:
-            steps = tuple((step.parts, n) for step, n in zip(path.steps, names, strict=True))
-            found[path.service, path.klass, steps] += path.share * share
-    return tuple(
-        RequestPath(
-            service=service,
-            klass=klass,
-            share=min(1.0, share),
-            steps=tuple(PathStep(parts=parts, instances={n: 1.0}) for parts, n in steps),
-        )
-        for (service, klass, steps), share in sorted(found.items())
-    )
+    spreads: dict[tuple[str, str, int], dict[str, Spread]] = {}
+    place: dict[str, int] = {}
+    for number, box in enumerate(boxes):
+        for (service, klass, way, part, executor), rate in box.flows:
+            names = seats[box.offer[0], number, executor]
+            at = spreads.setdefault((service, klass, way), {}).setdefault(part, {})
+            for name in names:
+                place[name] = number
+                at[name] = at.get(name, 0.0) + rate / len(names)
+    demands = {demand.key: demand for demand in programme.classes}
+    found = []
+    for (service, klass, way), by_part in sorted(spreads.items()):
+        order = demands[service, klass].ways[way]
+        total = min(sum(by_part.get(part, {}).values()) for part in order)
+        ways: list[tuple[tuple[str, ...], float]] = [((), total)]
+        for part in order:
+            room = by_part[part]
+            scale = total / sum(room.values())
+            ways = _extend(ways, {name: rate * scale for name, rate in room.items()}, place, total)
+        found += [
+            (service, klass, rate, tuple(zip(order, names, strict=True))) for names, rate in ways
+        ]
+    return found
 
 
 def _extend(
     ways: Sequence[tuple[tuple[str, ...], float]],
-    room: dict[str, float],
-    machines: Mapping[str, tuple[object, ...]],
+    room: Spread,
+    place: Mapping[str, int],
+    total: float,
 ) -> list[tuple[tuple[str, ...], float]]:
-    """Add a step to ways: first on machines where a way has been, then wherever there is room."""
+    """Add a part to ways: on the executor they came from, then on a machine they were on, then anywhere."""
+    least = _TRICKLE * total
     longer: list[tuple[tuple[str, ...], float]] = []
     waiting = list(ways)
-    for near in (True, False):
+    for near in ("executor", "machine", "anywhere"):
         rest = []
-        for names, share in waiting:
-            here = {machines[name] for name in names}
+        for names, rate in waiting:
+            left = rate
+            been = {place[name] for name in names}
             for name in sorted(room):
-                if near and machines[name] not in here:
+                same = name in names if near == "executor" else place[name] in been
+                if near != "anywhere" and not same:
                     continue
-                some = min(share, room[name])
-                if some > _TRICKLE:
+                some = min(left, room[name])
+                if some > least:
                     longer.append(((*names, name), some))
                     room[name] -= some
-                    share -= some
-            if share > _TRICKLE:
-                rest.append((names, share))
+                    left -= some
+            if left > least:
+                rest.append((names, left))
         waiting = rest
     if waiting:
         # Rounding: what is left goes where there is most room.
         most = max(sorted(room), key=lambda name: room[name])
-        longer += [((*names, most), share) for names, share in waiting]
+        longer += [((*names, most), rate) for names, rate in waiting]
     return longer
