@@ -25,7 +25,7 @@ from atoll.solve.assembly import NewInstance, assemble, build_instance, infeasib
 from atoll.solve.cells.boxes import Box
 from atoll.solve.cells.build import Built, Origin
 from atoll.solve.cells.matching import WayFlow, match_ways
-from atoll.solve.cells.options import plain_part
+from atoll.solve.cells.options import plain_parts
 from atoll.solve.cells.packing import local_paths, place_in
 from atoll.solve.cells.types import Answer, Placed
 from atoll.solve.derating import apply_all
@@ -237,7 +237,10 @@ def _paths(
         if total <= 0.0 or way.rate_per_s <= _TRICKLE * total:
             continue
         steps = tuple(
-            (tuple(plain_part(part) for part in parts), tuple(by_type[executor, way.region]))
+            (
+                tuple(each for part in parts for each in plain_parts(part)),
+                tuple(by_type[executor, way.region]),
+            )
             for executor, parts in way.steps
         )
         merged[way.service, way.klass, steps] += way.rate_per_s / total
@@ -269,9 +272,9 @@ def _seated_paths(
         steps: list[tuple[tuple[str, ...], str]] = []
         for part, name in visits:
             if steps and steps[-1][1] == name:
-                steps[-1] = ((*steps[-1][0], plain_part(part)), name)
+                steps[-1] = ((*steps[-1][0], *plain_parts(part)), name)
             else:
-                steps.append(((plain_part(part),), name))
+                steps.append((plain_parts(part), name))
         totals[service, klass] += rate
         merged[service, klass, tuple(steps)] += rate
     return [
