@@ -208,8 +208,8 @@ def test_interfaces_between_machines_hold() -> None:
     )
     assert free.objective < held.objective
     assert plan.usd_per_hour == pytest.approx(held.objective)
-    assert plan.bound == pytest.approx(free.bound)
-    assert plan.status == "feasible"
+    assert plan.bound is not None
+    assert free.bound * (1 - 1e-9) <= plan.bound <= plan.usd_per_hour
     assert sum(i.parts == ("llm.decode",) for i in plan.instances) > 1
 
 

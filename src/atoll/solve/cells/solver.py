@@ -17,10 +17,11 @@ from atoll.core.errors import UsageError
 from atoll.core.units import format_price, format_share
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem, Service
-from atoll.plan.validate.executors import check_paths
 from atoll.solve.cells.build import Built, ChooseOptions, build_programme
 from atoll.solve.cells.equal import plan_cells
 from atoll.solve.cells.options import Option, named_options
+from atoll.solve.cells.packing import overloads_interfaces
+from atoll.solve.cells.patterns import solve_with_topology
 from atoll.solve.cells.programme import solve_programme
 from atoll.solve.cells.to_plan import plan_of
 from atoll.solve.cells.types import Answer
@@ -65,25 +66,36 @@ def solve(
     )
     _tell(on_progress, "allocating", _describe(answer), 1.0)
     plan = plan_of(problem, catalog, built, answer, libraries, effort, solver=name, reasons=reasons)
-    if not _overloads_interfaces(plan, problem, catalog):
+    if not overloads_interfaces(plan, problem, catalog):
         return plan
-    _tell(on_progress, "allocating", "again, within the machines' network interfaces")
+    _tell(on_progress, "topology", "more goes between machines than their interfaces carry")
+    bound = answer.bound
+    answer, boxes = solve_with_topology(
+        built.programme, gap=effort.gap, work=effort.work, deadline_s=deadline.share(1.0)
+    )
+    plan = plan_of(
+        problem,
+        catalog,
+        built,
+        answer,
+        libraries,
+        effort,
+        solver=name,
+        reasons=reasons,
+        boxes=boxes,
+    )
+    if not overloads_interfaces(plan, problem, catalog):
+        return plan
+    # What runs has its place, whatever would hand over less: then no executor takes more than its share of
+    # an interface. What is proven without that limit holds with it, and no more.
     built = build_programme(
         problem, catalog, effort, libraries, choose=choose, within_interfaces=True
     )
-    limited = solve_programme(
+    answer = solve_programme(
         built.programme, gap=effort.gap, work=effort.work, deadline_s=deadline.share(1.0)
     )
-    # What is proven without the limit holds with it, and no more: it counts hand-overs inside machines.
-    limited = replace(limited, bound=min(limited.bound, answer.bound))
-    return plan_of(
-        problem, catalog, built, limited, libraries, effort, solver=name, reasons=reasons
-    )
-
-
-def _overloads_interfaces(plan: Plan, problem: Problem, catalog: Catalog) -> bool:
-    """Whether more is handed over between machines than their interfaces carry, and nothing else is wrong."""
-    return any(v.rule == "link-capacity" for v in check_paths(plan, problem, catalog))
+    answer = replace(answer, bound=min(answer.bound, bound))
+    return plan_of(problem, catalog, built, answer, libraries, effort, solver=name, reasons=reasons)
 
 
 def missing_executors(problem: Problem, built: Built) -> tuple[str, ...]:
