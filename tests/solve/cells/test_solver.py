@@ -169,6 +169,30 @@ def test_shortage_is_shared_or_weighed_or_refused() -> None:
     assert refused.reasons
 
 
+@pytest.mark.parametrize("budget", ["$1/h", "$2.8/h", "$4.7/h"])
+def test_classes_of_a_service_are_served_alike(budget: str) -> None:
+    """A service is served as far as its worst served class: one alone has the same share, weighed or not."""
+    shares = []
+    for how in ("fraction", "priority"):
+        limits = {"budget": budget}
+        problem = fleet({"see": seeing()}, limits=limits, settings={"on_shortage": how})
+        plan = planned(problem)
+        assert plan.status == "partial"
+        shares.append(served(plan))
+        assert all(i.throughput_per_s > 0.0 for i in plan.instances)
+    assert shares[0] > 0.0
+    assert shares[1] == pytest.approx(shares[0], rel=2 * GAP)
+
+
+def test_a_class_that_nothing_runs_is_paid_for_by_nobody() -> None:
+    spoken = {"share": "40%", "audio": "8s", "speech": "10s", "ahead": "1s"}
+    classes = {"text": {"share": "60%", "tpot": "1ms"}, "audio -> audio": spoken}
+    models = {"speak": {**SPEAKING, "classes": classes}, "see": seeing(rate="1/s")}
+    plan = planned(fleet(models, settings={"on_shortage": "priority"}))
+    assert plan.served_fraction == {"see": 1.0, "speak": 0.0}
+    assert {i.service for i in plan.instances} == {"see"}
+
+
 def test_what_fits_nowhere_is_named() -> None:
     plan = planned(fleet({"see": seeing()}, (offer("T4:1", 0.5),)))
     assert plan.status == "infeasible"
