@@ -135,6 +135,19 @@ def test_simple_rules_are_valid_and_no_cheaper() -> None:
                 assert served(other) == 1.0
 
 
+def test_executors_have_no_part_that_nobody_uses_of_them() -> None:
+    """Of a model whose parts all touch: others are started with what lies between those that are used."""
+    for models in ({"see": seeing()}, {"see": seeing(rate="12/s")}):
+        for offers in (OFFERS, BOXES):
+            plan = planned(fleet(models, offers))
+            used: dict[str, set[str]] = {instance.id: set() for instance in plan.instances}
+            for path in plan.paths:
+                for step in path.steps:
+                    for name in step.instances:
+                        used[name] |= set(step.parts)
+            assert {i.id: set(i.parts) for i in plan.instances} == used
+
+
 def test_one_executor_for_everything_runs_everything() -> None:
     plan = planned(fleet({"see": seeing()}), solver="monolith")
     assert all(len(path.steps) == 1 for path in plan.paths)
