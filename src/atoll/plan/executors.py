@@ -129,6 +129,14 @@ def parts_overlap(parts: Iterable[str]) -> bool:
     )
 
 
+def machine_of(executor: Instance) -> tuple[object, ...]:
+    """Return what tells its machine from others: offer and slot, or itself where it has a whole one."""
+    node = executor.nodes[0]
+    if node.gpu_ids is None:
+        return (executor.id,)
+    return (executor.region, node.node_type, node.market, node.slot)
+
+
 def handover_s(catalog: Catalog, region: str, sender: Node, receiver: Node, size: float) -> float:
     """Return the seconds that bytes take from one node to another of the same region."""
     links = [

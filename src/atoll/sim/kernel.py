@@ -14,6 +14,7 @@ not the last, and nothing checks them.
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -38,17 +39,17 @@ from numba.extending import (
 from numba.np.numpy_support import from_dtype
 
 from atoll.core.compiling import part
-from atoll.sim.arrays import LAYOUT, WORDS, Longs, Sim
+from atoll.sim.arrays import LAYOUT, WORDS, Longs
 
 kernel = part
 _BYTES = ir.IntType(8).as_pointer()
 _LONG = ir.IntType(64)
 
 
-def table_of(sim: Sim) -> Longs:
+def table_of(sim: Any, layout: Mapping[str, tuple[np.dtype[Any], int]] = LAYOUT) -> Longs:
     """Return the addresses and shapes of the arrays of a run, which must outlive the table."""
-    table = np.zeros((len(LAYOUT), WORDS), np.int64)
-    for at, (name, (dtype, dimensions)) in enumerate(LAYOUT.items()):
+    table = np.zeros((len(layout), WORDS), np.int64)
+    for at, (name, (dtype, dimensions)) in enumerate(layout.items()):
         array = getattr(sim, name)
         if array.dtype != dtype or array.ndim != dimensions or not array.flags.c_contiguous:
             raise TypeError(f"{name} is {array.dtype}, {array.ndim} dimensions")

@@ -14,12 +14,13 @@ from atoll.perf.components.executor import ExecutorWork
 from atoll.plan.executors import (
     first_text_parts,
     handover_s,
+    machine_of,
     node_work,
     parts_overlap,
     request_bytes,
     ways_of,
 )
-from atoll.plan.plan import Instance, Node, Plan, RequestPath
+from atoll.plan.plan import Instance, Plan, RequestPath
 from atoll.plan.problem import Problem, Service
 from atoll.plan.validate.violation import TOLERANCE, Violation, differs, exceeds, violation
 from atoll.workload.classes import RequestClass
@@ -186,7 +187,7 @@ def _check_promise(
                 handover_s(catalog, a.region, a.nodes[0], b.nodes[0], per)
                 for a in holders[first]
                 for b in holders[second]
-                if a.id != b.id and not _same_machine(a, b)
+                if a.id != b.id and machine_of(a) != machine_of(b)
             ),
             default=0.0,
         )
@@ -205,18 +206,6 @@ def _check_promise(
         if exceeds(took, klass.image_s):
             message = f"an image after {took:.3g} s, {klass.image_s:g} s are promised"
             yield violation("handover", here, message, took - klass.image_s)
-
-
-def _same_machine(a: Instance, b: Instance) -> bool:
-    return _machine(a) == _machine(b)
-
-
-def _machine(instance: Instance) -> tuple[object, ...]:
-    """What tells machines apart: offer and slot, or the executor itself where it has a whole one."""
-    node: Node = instance.nodes[0]
-    if node.gpu_ids is None:
-        return (instance.id,)
-    return (instance.region, node.node_type, node.market, node.slot)
 
 
 def _check_shares(plan: Plan, problem: Problem) -> Iterator[Violation]:
@@ -311,10 +300,10 @@ def machine_traffic(
             for a, x in a_step.instances.items():
                 for b, y in b_step.instances.items():
                     out, into = executors[a], executors[b]
-                    if _same_machine(out, into) or a == b:
+                    if machine_of(out) == machine_of(into) or a == b:
                         continue
-                    sent[_machine(out)] += rate * x * y * size
-                    received[_machine(into)] += rate * x * y * size
-                    places[_machine(out)] = (out.region, out.nodes[0].node_type)
-                    places[_machine(into)] = (into.region, into.nodes[0].node_type)
+                    sent[machine_of(out)] += rate * x * y * size
+                    received[machine_of(into)] += rate * x * y * size
+                    places[machine_of(out)] = (out.region, out.nodes[0].node_type)
+                    places[machine_of(into)] = (into.region, into.nodes[0].node_type)
     return {m: (*place, sent[m], received[m]) for m, place in places.items()}

@@ -7,7 +7,7 @@ bring their templates, as executors of a phase or of the whole llm: all compete 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import AtollError
@@ -294,15 +294,21 @@ class _GraphService:
         return min(self._latencies(klass, part), default=0.0)
 
     def _most_s(self, klass: RequestClass, part: str, limit_s: float) -> float:
-        """The longest that a part may take: executors that take longer than the limit are dropped for it."""
-        for executor in self.executors:
-            for key in [
+        """The longest that a part may take: executors that take longer than the limit are none for it."""
+        kept = []
+        for index, executor in enumerate(self.executors):
+            slow = {
                 key
                 for key, seconds in executor.latency_s.items()
                 if key[0] == klass.name and plain_part(key[1]) == part and seconds > limit_s
-            ]:
-                executor.seconds.pop(key, None)  # type: ignore[attr-defined]
-        kept = [s for s in self._latencies(klass, part) if s <= limit_s]
+            }
+            left = {key: s for key, s in executor.seconds.items() if key not in slow}
+            self.executors[index] = replace(executor, seconds=left)
+            kept += [
+                executor.latency_s[key]
+                for key in left
+                if key[0] == klass.name and plain_part(key[1]) == part
+            ]
         return max(kept, default=0.0)
 
 
@@ -311,7 +317,7 @@ class _GraphService:
 
 def _plain_class(service: Service) -> ClassDemand:
     parts = [_PART_OF[role.phase] for role in service.roles]
-    ways = []
+    ways: list[tuple[str, ...]] = []
     if "llm" in parts:
         ways.append(("llm",))
     if "llm.prefill" in parts:

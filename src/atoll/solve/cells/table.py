@@ -102,8 +102,8 @@ class Table:
     def slice_prices(self, cell: Floats) -> Floats:
         """Return what the slices of one executor of each unit cost at these prices of slices."""
         owner = np.repeat(np.arange(self.units), np.diff(self.use_start))
-        total: Floats = np.bincount(owner, self.use_count * cell[self.use_cell], self.units)
-        return total
+        total = np.bincount(owner, self.use_count * cell[self.use_cell], self.units)
+        return total.astype(np.float64)
 
     def best_ratio(self, worth: Floats) -> Floats:
         """Return the most that one executor of each unit earns at these worths of entries z."""

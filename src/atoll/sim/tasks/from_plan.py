@@ -1,0 +1,291 @@
+"""From a plan for any-to-any models to what is simulated: its executors, machines, classes and paths."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from atoll.catalog.catalog import Catalog
+from atoll.catalog.media import GeneratorSpec
+from atoll.catalog.models import ModelSpec
+from atoll.core.errors import InputError
+from atoll.core.graph import ComponentKind
+from atoll.perf.components.loads import component_of, media_tokens, speech_codes
+from atoll.perf.components.measured import Measured
+from atoll.perf.components.steps import ExecutorSteps, PartSteps, executor_steps
+from atoll.perf.constants import ConstantTable
+from atoll.plan.capacities import node_source
+from atoll.plan.executors import DECODE, PREFILL, machine_of, request_bytes, ways_of
+from atoll.plan.handover import hop_link
+from atoll.plan.plan import Instance, Plan
+from atoll.plan.problem import Problem, Service
+from atoll.sim.tasks.fleet import (
+    Amount,
+    BatchPart,
+    Box,
+    ClassSpec,
+    DiffusionPart,
+    Emits,
+    ExecutorSpec,
+    PartEdge,
+    PartModel,
+    PartNeed,
+    PathSpec,
+    PathStep,
+    PhaseName,
+    Promises,
+    TaskFleet,
+    TokenPart,
+)
+from atoll.workload.classes import RequestClass
+
+CHUNK_S = 2.0
+"""Seconds of speech that are rendered at a time, as their codes come."""
+
+
+def task_fleet(
+    plan: Plan,
+    problem: Problem,
+    catalog: Catalog,
+    *,
+    services: Collection[str] | None = None,
+    constants: ConstantTable | None = None,
+    scale: float = 1.0,
+) -> TaskFleet:
+    """Return the any-to-any services of a plan as a simulator runs them, or those named, at their demand.
+
+    Demand is what arrives, without headroom, times `scale`, and the share of it that the plan serves.
+    """
+    graphs = [
+        service
+        for service in problem.services
+        if service.is_graph
+        and (services is None or service.name in services)
+        and service.rate_per_s > 0.0
+        and plan.served_fraction.get(service.name, 1.0) > 0.0
+    ]
+    if not graphs:
+        raise InputError(
+            "the plan serves no any-to-any model", field="paths", hint="simulate it as a plain one"
+        )
+    names = {service.name for service in graphs}
+    standing = [i for i in plan.instances if i.is_executor and i.service in names]
+    steps = {i.id: _steps(problem, catalog, i, constants) for i in standing}
+    return TaskFleet(
+        executors=tuple(
+            ExecutorSpec(
+                i.id,
+                _box_name(i),
+                i.service,
+                _parts(
+                    problem.service(i.service),
+                    catalog.model(problem.service(i.service).model),
+                    steps[i.id],
+                ),
+            )
+            for i in standing
+        ),
+        classes=tuple(
+            _class(plan, catalog, service, klass, steps, standing, scale)
+            for service in graphs
+            for klass in service.classes
+        ),
+        paths=tuple(
+            PathSpec(
+                path.service,
+                path.klass,
+                path.share,
+                tuple(PathStep(step.parts, tuple(step.instances.items())) for step in path.steps),
+            )
+            for path in plan.paths
+            if path.service in names and path.share > 0.0
+        ),
+        boxes=tuple(_boxes(catalog, standing)),
+    )
+
+
+def _steps(
+    problem: Problem, catalog: Catalog, instance: Instance, constants: ConstantTable | None
+) -> ExecutorSteps:
+    service = problem.service(instance.service)
+    (node,) = instance.nodes
+    found = executor_steps(
+        catalog.model(service.model),
+        instance.parts,
+        node_source(catalog, node.kind, machine=node.node_type).node,
+        service.classes,
+        tp=node.tp,
+        engine=problem.engine_of(service),
+        constants=constants,
+        measured=Measured(rates=service.rates) if service.rates else None,
+    )
+    if found is None:
+        raise InputError(f"{instance.id} does not fit on {node.kind}", hint="plan again")
+    return found
+
+
+def _box_name(instance: Instance) -> str:
+    return " ".join(map(str, machine_of(instance)))
+
+
+def _boxes(catalog: Catalog, standing: list[Instance]) -> list[Box]:
+    boxes = {}
+    for instance in standing:
+        node = instance.nodes[0]
+        link = hop_link(catalog, node.node_type, instance.region)
+        boxes[_box_name(instance)] = Box(
+            _box_name(instance),
+            catalog.links.nic_bytes_per_s(instance.region, node.node_type),
+            link.latency_s,
+        )
+    return [boxes[name] for name in sorted(boxes)]
+
+
+# Parts
+
+
+def _parts(service: Service, model: ModelSpec, steps: ExecutorSteps) -> dict[str, PartModel]:
+    found: dict[str, PartModel] = {}
+    for part in steps.parts:
+        by_class = {k: one for (k, of_part), one in sorted(steps.steps.items()) if of_part == part}
+        if not by_class:
+            continue  # no class asks for it
+        first = next(iter(by_class.values()))
+        if first.model is not None:
+            found[part] = _tokens(model, part, first)
+            continue
+        # One fixed time for batches of all classes: what a class has more of it counts with its items.
+        fixed = min(one.fixed_s for one in by_class.values())
+        pieces = {k: _pieces(model, part, service.klass(k)) for k in by_class}
+        items = {k: (one.item_s + one.fixed_s - fixed) / pieces[k] for k, one in by_class.items()}
+        kind = DiffusionPart if first.rounds > 1 and not _speaker(model, part) else BatchPart
+        rounds = first.rounds if kind is BatchPart else 1
+        found[part] = kind(
+            {k: seconds * rounds for k, seconds in items.items()},
+            fixed * rounds,
+            max(1, min(one.max_batch for one in by_class.values())),
+            _emits(model, part),
+        )
+    return found
+
+
+def _tokens(model: ModelSpec, part: str, one: PartSteps) -> TokenPart:
+    assert one.model is not None
+    phase: PhaseName = "both"
+    if part.endswith(PREFILL):
+        phase = "prefill"
+    elif part.endswith(DECODE):
+        phase = "decode"
+    return TokenPart(
+        one.model,
+        max(2, one.kv_tokens),
+        one.model.engine.max_sequences,
+        one.model.engine.max_tokens,
+        phase,
+        "text" if _is_llm(model, part) else "",
+    )
+
+
+def _is_llm(model: ModelSpec, part: str) -> bool:
+    return model.graph.component(component_of(part)).kind is ComponentKind.LLM
+
+
+def _emits(model: ModelSpec, part: str) -> Emits:
+    """What a client sees of a part: the last of the generators makes sound or pictures."""
+    component = model.graph.component(component_of(part))
+    if component.kind is not ComponentKind.GENERATOR or model.graph.successors(component.name):
+        return ""
+    return "audio" if model.has_llm else "image"
+
+
+def _speaker(model: ModelSpec, part: str) -> GeneratorSpec | None:
+    """The part that makes the codes which another one makes sound of, None where it makes none of codes."""
+    for component in model.graph.predecessors(component_of(part)):
+        spec = model.components[component.name]
+        if isinstance(spec, GeneratorSpec) and spec.kind == "autoregressive":
+            return spec
+    return None
+
+
+def _pieces(model: ModelSpec, part: str, klass: RequestClass) -> float:
+    """In how many pieces a request of a class comes to a part: speech in some seconds at a time."""
+    speaker = _speaker(model, part)
+    if speaker is None or klass.speech_s is None:
+        return 1.0
+    return max(1.0, speech_codes(speaker, klass) / _chunk_tokens(speaker))
+
+
+def _chunk_tokens(speaker: GeneratorSpec) -> int:
+    return max(1, round((speaker.frames_per_second or 1.0) * CHUNK_S))
+
+
+# Classes
+
+
+def _class(
+    plan: Plan,
+    catalog: Catalog,
+    service: Service,
+    klass: RequestClass,
+    steps: Mapping[str, ExecutorSteps],
+    standing: list[Instance],
+    scale: float,
+) -> ClassSpec:
+    model = catalog.model(service.model)
+    parts = sorted({part for way in ways_of(catalog, service, klass) for part in way})
+    rounds = {
+        part: next(
+            (
+                steps[i.id].steps[klass.name, part].rounds
+                for i in standing
+                if i.service == service.name and (klass.name, part) in steps[i.id].steps
+            ),
+            1,
+        )
+        for part in parts
+    }
+    served = plan.served_fraction.get(service.name, 1.0)
+    # A fraction is one of the demand with its headroom; the headroom is the first to go.
+    rate = service.rate_per_s * klass.share * min(1.0, served * service.headroom) * scale
+    size = request_bytes(catalog, service, klass)
+    return ClassSpec(
+        service.name,
+        klass.name,
+        rate,
+        needs={part: _need(model, part, klass, rounds[part]) for part in parts},
+        edges=tuple(
+            _edge(model, first, second, amount)
+            for (first, second), amount in sorted(size.items())
+            if first in parts and second in parts
+        ),
+        promises=Promises(klass.ttft_s, klass.tpot_s, klass.ahead_s, klass.image_s),
+        input_tokens=klass.input_tokens,
+        output_tokens=klass.output_tokens,
+        input_cv=klass.input_cv,
+        output_cv=klass.output_cv,
+        speech=Amount(per_output=(klass.speech_s or 0.0) / klass.output_tokens),
+    )
+
+
+def _need(model: ModelSpec, part: str, klass: RequestClass, rounds: int) -> PartNeed:
+    """What a request asks of a part; batches are of whole requests."""
+    media = sum(media_tokens(model, klass).values()) if model.has_llm else 0.0
+    if _is_llm(model, part):
+        return PartNeed(prompt=Amount(fixed=media, per_input=1.0))
+    spec = model.components[component_of(part)]
+    if isinstance(spec, GeneratorSpec) and spec.kind == "autoregressive":
+        # Speech takes as long as what it says.
+        codes = speech_codes(spec, klass) / klass.output_tokens
+        return PartNeed(
+            prompt=Amount(fixed=media, per_input=1.0, per_output=1.0),
+            answer=Amount(per_output=codes),
+        )
+    return PartNeed(steps=1 if _speaker(model, part) else rounds)
+
+
+def _edge(model: ModelSpec, first: str, second: str, size: float) -> PartEdge:
+    """What goes from part to part; codes are made sound of as they come."""
+    spec = model.components[component_of(first)]
+    if isinstance(spec, GeneratorSpec) and spec.kind == "autoregressive":
+        chunk = _chunk_tokens(spec)
+        return PartEdge(first, second, Amount(fixed=size), chunk_tokens=chunk, streamed=True)
+    return PartEdge(first, second, Amount(fixed=size))

@@ -1,0 +1,312 @@
+"""The best answer to small any-to-any programmes by trying all numbers of executors.
+
+A second formulation that shares nothing with the solver: whole numbers are listed, slices are laid into
+machines one by one, and requests go over explicit paths (an executor type for every part, chains checked path
+by path) in a linear programme of `scipy`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linprog
+
+from atoll.solve.cells.types import ClassDemand, Programme
+
+_SAME = 1e-7
+Counts = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Best:
+    """The largest share or multiple, and the least cost at it (goal "cost") in USD/h."""
+
+    share: float
+    cost: float
+
+
+def count_candidates(programme: Programme) -> int:
+    """Return how many vectors of counts `solve` lists at most."""
+    number = 1
+    for e, region in _units(programme):
+        number *= _most(programme, e, region) + 1
+    for standing in programme.standing:
+        number *= standing.count + 1
+    return number
+
+
+def solve(programme: Programme) -> Best:
+    """Return the best of all; share 0 where nothing can be served."""
+    units = _units(programme)
+    costs = _list_costs(programme, units)
+    goal = programme.goal
+    paths = _list_paths(programme, units)
+    cap = 1.0 if goal == "cost" else math.inf
+    if goal == "cost":
+        failed: list[np.ndarray] = []
+        for total, usd in sorted(costs.items(), key=lambda item: (item[1], item[0])):
+            vector = np.array(total)
+            if any((vector <= other).all() for other in failed):
+                continue
+            if _share(programme, paths, total, cap) >= 1.0 - _SAME:
+                return Best(1.0, usd)
+            failed = [other for other in failed if not (other <= vector).all()] + [vector]
+        if programme.shortage == "fail":
+            return Best(0.0, math.inf)
+    shares = {total: _share(programme, paths, total, cap) for total in _maximal(costs)}
+    share = max(shares.values(), default=0.0)
+    if share <= _SAME or goal == "most":
+        return Best(share, math.inf)
+    failed = []
+    for total, usd in sorted(costs.items(), key=lambda item: (item[1], item[0])):
+        vector = np.array(total)
+        if any((vector <= other).all() for other in failed):
+            continue
+        if _share(programme, paths, total, cap) >= share * (1.0 - _SAME):
+            return Best(share, usd)
+        failed.append(vector)
+    raise AssertionError("the largest share is reached by nothing")
+
+
+def _units(programme: Programme) -> list[tuple[int, str]]:
+    regions = sorted({machine.key[0] for machine in programme.machines})
+    return [
+        (e, region)
+        for e in range(len(programme.executors))
+        for region in regions
+        if _most(programme, e, region) > 0
+    ]
+
+
+def _most(programme: Programme, e: int, region: str) -> int:
+    most = math.inf
+    for kind, count in programme.executors[e].uses:
+        room = sum(
+            machine.available * (machine.gpus // int(kind.rsplit(":", 1)[1]))
+            for machine in _offering(programme, kind, region)
+        )
+        most = min(most, room // count)
+    return int(most)
+
+
+def _offering(programme: Programme, kind: str, region: str) -> list:  # type: ignore[type-arg]
+    gpu, size = kind.rsplit(":", 1)
+    return [
+        machine
+        for machine in programme.machines
+        if machine.key[0] == region and machine.gpu == gpu and int(size) in machine.sizes
+    ]
+
+
+# -------------------------------------------------------------------- machines
+
+
+def _list_costs(programme: Programme, units: list[tuple[int, str]]) -> dict[Counts, float]:
+    """Return the least cost by number of executors of each unit, where limits allow it at all."""
+    costs: dict[Counts, float] = {}
+    place = {unit: i for i, unit in enumerate(units)}
+    for kept in itertools.product(*(range(s.count + 1) for s in programme.standing)):
+        base = [0] * len(units)
+        held = [0] * len(programme.machines)
+        for number, standing in zip(kept, programme.standing, strict=True):
+            base[place[standing.executor, standing.offers[0][0]]] += number
+            kinds = [k for k, n in programme.executors[standing.executor].uses for _ in range(n)]
+            for key, kind in zip(standing.offers, kinds, strict=True):
+                o = [machine.key for machine in programme.machines].index(key)
+                held[o] += number * int(kind.rsplit(":", 1)[1])
+        for fresh in _count_up(programme, units):
+            usd = _cheapest(programme, units, fresh, tuple(held))
+            if usd < math.inf:
+                total = tuple(a + b for a, b in zip(base, fresh, strict=True))
+                costs[total] = min(usd, costs.get(total, math.inf))
+    return costs
+
+
+def _count_up(programme: Programme, units: list[tuple[int, str]]) -> Iterator[Counts]:
+    """List new executors whose GPUs are there, type by type and region by region."""
+    room: dict[tuple[str, str], int] = {}
+    for machine in programme.machines:
+        at = (machine.key[0], machine.gpu)
+        room[at] = room.get(at, 0) + machine.available * machine.gpus
+
+    def extend(counts: tuple[int, ...], left: dict[tuple[str, str], int]) -> Iterator[Counts]:
+        if len(counts) == len(units):
+            yield counts
+            return
+        e, region = units[len(counts)]
+        number, left = 0, dict(left)
+        while True:
+            yield from extend((*counts, number), left)
+            for kind, count in programme.executors[e].uses:
+                gpu, size = kind.rsplit(":", 1)
+                left[region, gpu] -= int(size) * count
+                if left[region, gpu] < 0:
+                    return
+            number += 1
+
+    yield from extend((), room)
+
+
+def _cheapest(
+    programme: Programme, units: list[tuple[int, str]], fresh: Counts, held: Counts
+) -> float:
+    """Return the least rent and cost of starting over all ways to take the slices of offers."""
+    slices: dict[tuple[str, str], int] = {}
+    for (e, region), number in zip(units, fresh, strict=True):
+        for kind, count in programme.executors[e].uses:
+            if number * count:
+                slices[kind, region] = slices.get((kind, region), 0) + number * count
+    options = [
+        [
+            tuple(zip((m.key for m in offering), counts, strict=True))
+            for counts in itertools.product(range(number + 1), repeat=len(offering))
+            if sum(counts) == number
+        ]
+        for (kind, region), number in slices.items()
+        for offering in [_offering(programme, kind, region)]
+    ]
+    sizes = [int(kind.rsplit(":", 1)[1]) for kind, _ in slices]
+    best = math.inf
+    for choice in itertools.product(*options):
+        best = min(best, _price(programme, choice, sizes, held))
+    return best
+
+
+def _price(programme: Programme, choice: tuple, sizes: list[int], held: Counts) -> float:  # type: ignore[type-arg]
+    rent = start = 0.0
+    machines = spot = used = 0
+    for o, machine in enumerate(programme.machines):
+        mine = [
+            size
+            for size, taken in zip(sizes, choice, strict=True)
+            for key, count in taken
+            if key == machine.key
+            for _ in range(count)
+        ]
+        gpus = sum(mine) + held[o]
+        number = _pack(sorted(mine, reverse=True), held[o], machine.gpus)
+        if number > machine.available:
+            return math.inf
+        rent += number * machine.usd_per_hour
+        start += sum(mine) / machine.gpus * machine.usd_per_hour
+        machines += number
+        used += gpus
+        spot += gpus if machine.key[2] == "spot" else 0
+    limits = (
+        (programme.budget_usd_per_hour, rent),
+        (programme.most_machines, machines),
+        (None if programme.spot_share is None else programme.spot_share * used, spot),
+    )
+    if any(limit is not None and value > limit + 1e-9 for limit, value in limits):
+        return math.inf
+    return rent + programme.init_penalty * start
+
+
+def _pack(sizes: list[int], held: int, gpus: int) -> int:
+    """Return machines for slices laid down one after the other; with some held, what their sum needs."""
+    if held:
+        return -(-(sum(sizes) + held) // gpus)
+    free: list[int] = []
+    for size in sizes:
+        at = next((i for i, room in enumerate(free) if room >= size), None)
+        if at is None:
+            free.append(gpus)
+            at = len(free) - 1
+        free[at] -= size
+    return len(free)
+
+
+# -------------------------------------------------------------------- flows
+
+_Path = tuple[int, dict[int, float]]
+"""Which class, and the seconds of every unit that a request takes."""
+
+
+def _list_paths(programme: Programme, units: list[tuple[int, str]]) -> list[_Path]:
+    paths = []
+    regions = sorted({region for _, region in units})
+    for t, klass in enumerate(programme.classes):
+        for way in klass.ways:
+            for region in regions:
+                paths += list(_paths_of(programme, units, t, klass, tuple(way), region))
+    return paths
+
+
+def _paths_of(
+    programme: Programme,
+    units: list[tuple[int, str]],
+    t: int,
+    klass: ClassDemand,
+    way: tuple[str, ...],
+    region: str,
+) -> Iterator[_Path]:
+    able = [
+        [
+            j
+            for j, (e, where) in enumerate(units)
+            if where == region
+            and programme.executors[e].service == klass.service
+            and (klass.name, part) in programme.executors[e].seconds
+        ]
+        for part in way
+    ]
+    for chosen in itertools.product(*able):
+        at = dict(zip(way, chosen, strict=True))
+        late = {
+            part: programme.executors[units[j][0]].latency_s.get((klass.name, part), 0.0)
+            for part, j in at.items()
+        }
+        if any(
+            late[c.first] + late[c.second] > c.budget_s + 1e-9
+            for c in klass.chains
+            if c.first in at and c.second in at
+        ):
+            continue
+        takes: dict[int, float] = {}
+        for part, j in at.items():
+            seconds = programme.executors[units[j][0]].seconds[klass.name, part]
+            takes[j] = takes.get(j, 0.0) + seconds
+        yield t, takes
+
+
+def _share(programme: Programme, paths: list[_Path], total: Counts, cap: float) -> float:
+    """Return the largest common (or priority-weighed) share of demand that so many executors serve."""
+    asked = [t for t, klass in enumerate(programme.classes) if klass.rate_per_s > 0.0]
+    mine = [path for path in paths if all(total[j] for j in path[1]) and path[0] in asked]
+    weighed = programme.goal == "cost" and programme.shortage == "priority"
+    number = len(asked) if weighed else 1
+    weights = [programme.classes[t].priority for t in asked] if weighed else [1.0]
+    cost = np.zeros(number + len(mine))
+    cost[:number] = -np.array(weights) / sum(weights)
+    upper = np.zeros((len(total), len(cost)))
+    equal = np.zeros((len(asked), len(cost)))
+    for k, (t, takes) in enumerate(mine):
+        for j, seconds in takes.items():
+            upper[j, number + k] = seconds
+        equal[asked.index(t), number + k] = 1.0
+    for i, t in enumerate(asked):
+        equal[i, i if weighed else 0] = -programme.classes[t].rate_per_s
+    bounds = [(0.0, None if math.isinf(cap) else cap)] * number + [(0.0, None)] * len(mine)
+    result = linprog(
+        cost,
+        A_ub=upper,
+        b_ub=np.array(total, float),
+        A_eq=equal,
+        b_eq=np.zeros(len(asked)),
+        bounds=bounds,
+        method="highs",
+    )
+    return -float(result.fun) if result.status == 0 else 0.0
+
+
+def _maximal(costs: dict[Counts, float]) -> list[Counts]:
+    """Return the counts that no other one exceeds."""
+    return [
+        total
+        for total in costs
+        if not any((*total[:i], total[i] + 1, *total[i + 1 :]) in costs for i in range(len(total)))
+    ]
