@@ -98,7 +98,7 @@ class ClassUse(Frozen):
 
 
 class Handover(Frozen):
-    """What goes from one executor to another: requests/s and bytes/s, from machine to machine or inside one."""
+    """What goes from one executor to another: requests/s and bytes/s, inside a machine or between two."""
 
     service: str
     src: str

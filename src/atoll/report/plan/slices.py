@@ -27,6 +27,8 @@ def list_slices(plan: Plan) -> Grid:
         for node, instance in sorted(slices, key=lambda entry: entry[0].gpu_ids or ()):
             taken |= set(node.gpu_ids or ())
             held = f"[{node.start}, {node.end})"
+            if instance.is_executor:
+                held = "+".join(instance.parts)
             rows.append((*here, format_gpus(node.gpu_ids or ()), instance.id, held))
         idle = sorted(set(range(slices[0][0].machine_gpus)) - taken)
         if idle:
