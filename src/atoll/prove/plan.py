@@ -53,7 +53,7 @@ def plan(
         capacity_only=capacity_only,
         stats=own,
     )
-    if made.promises and error_bars:
+    if made.promises and error_bars and not problem.has_graphs:
         made = _with_chances(made, problem, facts, deadline)
     if stats is not None:
         # All of it, simulations included, not only what solvers took.
@@ -104,6 +104,25 @@ def _plan(
     if not problem.hosts:
         if not simulates:
             return find(problem, chosen, deadline_s)
+        if problem.has_graphs:
+            from atoll.prove.executors import keep_graph_promises
+
+            return keep_graph_promises(
+                problem,
+                facts,
+                # Plain services of the fleet are sized alone first: those have solvers of their own.
+                lambda asked, spent, seconds: solve(
+                    asked,
+                    effort=spent,
+                    deadline_s=seconds,
+                    on_progress=on_progress,
+                    catalog=facts,
+                    stats=stats,
+                ),
+                chosen,
+                deadline=deadline,
+                say=lambda text: say("promises", text),
+            )
         from atoll.prove.promise import keep_promises
 
         return keep_promises(

@@ -28,10 +28,18 @@ def sized_like(plan: Plan, problem: Problem, catalog: Catalog) -> tuple[Problem,
     if not plan.promises or problem.cluster is not None:
         return problem, None
     sized = problem.replace(settings=problem.settings.model_copy(update={"sized_for": "share"}))
+    return sized, derating_of(plan, sized, catalog)
+
+
+def derating_of(plan: Plan, problem: Problem, catalog: Catalog) -> Derating:
+    """Return what templates of a problem carry where those of a plan carry what they do in it.
+
+    Others of a role carry what those of the plan do on average.
+    """
     shares: dict[tuple[str, NodeSet], float] = {}
     by_role: dict[str, list[float]] = {}
     for instance in plan.instances:
-        whole = keep(sized, catalog, instance).throughput_per_s
+        whole = keep(problem, catalog, instance).throughput_per_s
         share = min(1.0, instance.throughput_per_s / whole) if whole > 0.0 else 1.0
         shares[instance.role, node_set(instance)] = share
         by_role.setdefault(instance.role, []).append(share)
@@ -40,7 +48,7 @@ def sized_like(plan: Plan, problem: Problem, catalog: Catalog) -> tuple[Problem,
         for role, some in by_role.items()
         for size in range(1, MOST_NODES + 1)
     }
-    return sized, Derating(shares, priors)
+    return Derating(shares, priors)
 
 
 def lower_priors(derating: Derating, is_beaten: Callable[[Derating], bool]) -> Derating:

@@ -18,6 +18,7 @@ from atoll.plan.executors import DECODE, PREFILL, machine_of, request_bytes, way
 from atoll.plan.handover import hop_link
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem, Service
+from atoll.sim.tasks.demand import Arrivals
 from atoll.sim.tasks.fleet import (
     Amount,
     BatchPart,
@@ -30,15 +31,17 @@ from atoll.sim.tasks.fleet import (
     PartModel,
     PartNeed,
     PathSpec,
-    PathStep,
     PhaseName,
     Promises,
+    StepSpec,
     TaskFleet,
     TokenPart,
 )
+from atoll.sim.tasks.result import TaskResult
+from atoll.sim.tasks.run import Routing, simulate_tasks
 from atoll.workload.classes import RequestClass
 
-CHUNK_S = 2.0
+CHUNK_S = 6.0
 """Seconds of speech that are rendered at a time, as their codes come."""
 
 
@@ -94,7 +97,7 @@ def task_fleet(
                 path.service,
                 path.klass,
                 path.share,
-                tuple(PathStep(step.parts, tuple(step.instances.items())) for step in path.steps),
+                tuple(StepSpec(step.parts, tuple(step.instances.items())) for step in path.steps),
             )
             for path in plan.paths
             if path.service in names and path.share > 0.0
@@ -289,3 +292,20 @@ def _edge(model: ModelSpec, first: str, second: str, size: float) -> PartEdge:
         chunk = _chunk_tokens(spec)
         return PartEdge(first, second, Amount(fixed=size), chunk_tokens=chunk, streamed=True)
     return PartEdge(first, second, Amount(fixed=size))
+
+
+def simulate_service(
+    plan: Plan,
+    problem: Problem,
+    catalog: Catalog,
+    service: str,
+    *,
+    requests: int,
+    seed: int,
+    constants: ConstantTable | None = None,
+    routing: Routing = "dealt",
+) -> TaskResult:
+    """Simulate one any-to-any service of a plan under its demand; services share no executors."""
+    fleet = task_fleet(plan, problem, catalog, services=(service,), constants=constants)
+    arrivals = Arrivals(problem.service(service).burstiness)
+    return simulate_tasks(fleet, requests=requests, seed=seed, routing=routing, arrivals=arrivals)

@@ -1,0 +1,405 @@
+"""Plans with any-to-any models that keep their promises for a share of requests: simulated and tightened.
+
+The plan for capacity alone is simulated first. Where too few requests of a service keep a promise, executors
+that the promise is about are planned as if they took longer, those of the same parts and the same kind of
+node together: with encoders and prompts where first texts are late, with the llm's answers where tokens are,
+with generators where speech or images are. Kinds of executors that no plan has used yet count in full, those
+with parts that were too slow elsewhere by the root of what these were: parts that share a device wait for
+each other, and only a simulation says how long. When a plan keeps its promises, half of what was added last
+is taken back as long as that makes it cheaper. Plain services in the same fleet are sized alone first
+(`promise`), and their templates carry in the whole plan what they carry there; a simulation of the whole plan
+looks at all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from atoll.core.graph import ComponentKind
+from atoll.perf.components.loads import component_of
+from atoll.plan.executors import DECODE, PREFILL
+from atoll.plan.plan import KeptPromise
+from atoll.prove.kept import FRESH_SEED, KeptSample, KeptShares, look_at
+from atoll.prove.promise import keep_promises
+from atoll.solve.effort import Countdown, Effort
+from atoll.solve.resizing import derating_of
+
+if TYPE_CHECKING:
+    from atoll.catalog.catalog import Catalog
+    from atoll.perf.constants import ConstantTable
+    from atoll.plan.plan import Plan
+    from atoll.plan.problem import Problem, Service
+    from atoll.sim.tasks.result import ClassResult, TaskResult
+
+Solve = Callable[["Problem", Effort, float], "Plan"]
+Say = Callable[[str], None]
+Executors = tuple[str, str, str]
+"""Executors that are alike: service, parts, kind of node."""
+
+TTFT, TPOT, AHEAD, IMAGE = "ttft", "tpot", "ahead", "image"
+_ROUNDS, _PROBES = 40, 4
+"""How often promises may be missed before the best so far is taken, and how often less is tried then."""
+_STEPS = ((0.5, 1.6), (0.2, 1.35), (0.05, 1.2), (0.0, 1.1))
+"""By what executors are slowed down that lose requests: by how far the share kept is from its target."""
+_MOST = 30.0
+_BUSY = 0.7
+"""Executors are to blame for what is late that are busy for this share of what the busiest of them is."""
+_TRIAL_SEED, _TRIAL_RUNS, _MOST_RUNS = 1, 2, 6
+_FRESH_RUNS, _MOST_FRESH = 4, 16
+_REQUESTS = 4_000
+_SAME = 1e-3
+"""A plan that is not cheaper by this share is none."""
+
+
+@dataclass(frozen=True)
+class GraphShares:
+    """Shares of a service's requests that kept all promises, and each of them.
+
+    `busy` is by executor the share of time that it worked.
+    """
+
+    all: float
+    each: Mapping[str, float] = field(hash=False)
+    busy: Mapping[str, float] = field(hash=False)
+
+
+def keep_graph_promises(
+    problem: Problem,
+    catalog: Catalog,
+    solve: Solve,
+    effort: Effort,
+    *,
+    deadline: Countdown,
+    say: Say = lambda _text: None,
+) -> Plan:
+    """Return the cheapest plan found whose promises enough of every service's requests keep.
+
+    Where a target cannot be met the plan comes as close as was found, and says what falls short.
+    """
+    return _GraphProver(problem, catalog, solve, effort, deadline, say).run()
+
+
+class _GraphProver:
+    def __init__(
+        self,
+        problem: Problem,
+        catalog: Catalog,
+        solve: Solve,
+        effort: Effort,
+        deadline: Countdown,
+        say: Say,
+    ) -> None:
+        self.problem, self.catalog, self.solve = problem, catalog, solve
+        self.effort, self.deadline, self.say = effort, deadline, say
+        self.graphs = [s for s in problem.services if s.is_graph and s.rate_per_s > 0.0]
+        self.plain = plain_problem(problem)
+        self.slow: dict[Executors, float] = {}
+
+    def run(self) -> Plan:
+        if self.plain is not None:
+            self._size_plain(self.plain)
+        plan, kept = self._search()
+        return self._finish(plan, kept)
+
+    def _size_plain(self, plain: Problem) -> None:
+        """Size the plain services alone; what their templates carry there they carry in the whole plan."""
+        self.say("plain services alone")
+        alone = keep_promises(
+            plain,
+            self.catalog,
+            self.solve,
+            self.effort,
+            deadline=Countdown(self.deadline.share(0.5)),
+            say=self.say,
+        )
+        if alone.promises:
+            derating = derating_of(alone, plain, self.catalog)
+            self.effort = replace(self.effort, derating=derating)
+
+    def _search(self) -> tuple[Plan, dict[str, GraphShares]]:
+        best: tuple[Plan, dict[str, GraphShares]] | None = None
+        closest: tuple[float, Plan, dict[str, GraphShares]] | None = None
+        enough: dict[Executors, float] = {}
+        lacking: dict[Executors, float] = {}
+        for number in range(_ROUNDS):
+            plan = self._plan()
+            if plan.status == "infeasible" or not self.graphs:
+                return best or (plan, {})
+            kept = self._try(plan)
+            short = self._short(kept)
+            worst = min((k.all - self._target(name) for name, k in kept.items()), default=0.0)
+            self.say(
+                f"trial {number + 1}: ${plan.usd_per_hour:.2f}/h, {worst:+.1%} over the target"
+            )
+            if closest is None or worst > closest[0]:
+                closest = (worst, plan, kept)
+            if not short:
+                best, enough = (plan, kept), dict(self.slow)
+                break
+            lacking = dict(self.slow)
+            if not self._tighten(plan, kept, short) or self.deadline.passed:
+                break
+        if best is None:
+            assert closest is not None
+            return closest[1], closest[2]
+        return self._loosen(best, enough, lacking)
+
+    def _loosen(
+        self,
+        best: tuple[Plan, dict[str, GraphShares]],
+        enough: Mapping[Executors, float],
+        lacking: Mapping[Executors, float],
+    ) -> tuple[Plan, dict[str, GraphShares]]:
+        """Try less than what was enough, half way to what was not, while that makes the plan cheaper."""
+        low, high = dict(lacking), dict(enough)
+        for _ in range(_PROBES):
+            if low == high or not high or self.deadline.passed:
+                break
+            self.slow = {key: 0.5 * (high[key] + low.get(key, 1.0)) for key in high}
+            plan = self._plan()
+            if plan.usd_per_hour >= best[0].usd_per_hour * (1.0 - _SAME):
+                low = dict(self.slow)
+                continue
+            kept = self._try(plan)
+            if self._short(kept):
+                low = dict(self.slow)
+            else:
+                best, high = (plan, kept), dict(self.slow)
+                self.say(f"${plan.usd_per_hour:.2f}/h will do")
+        self.slow = dict(high)
+        return best
+
+    def _plan(self) -> Plan:
+        slow = dict(self.slow)
+        for (service, parts, _), factor in self.slow.items():
+            key = (service, parts, "*")
+            slow[key] = min(slow.get(key, factor**0.5), factor**0.5)
+        effort = replace(self.effort, slowdown=slow)
+        return self.solve(self.problem, effort, self.deadline.share(0.5))
+
+    def _target(self, service: str) -> float:
+        return self.problem.service(service).attainment
+
+    def _try(self, plan: Plan) -> dict[str, GraphShares]:
+        """What requests keep on the arrivals of trials."""
+        samples = sample_graphs(
+            plan,
+            self.problem,
+            self.catalog,
+            first_seed=_TRIAL_SEED,
+            least=_TRIAL_RUNS,
+            most=_MOST_RUNS,
+        )
+        return {name: _mean(runs) for name, runs in samples.items()}
+
+    def _short(self, kept: Mapping[str, GraphShares]) -> list[str]:
+        return [name for name, shares in kept.items() if shares.all < self._target(name)]
+
+    def _tighten(self, plan: Plan, kept: Mapping[str, GraphShares], short: list[str]) -> bool:
+        """Slow the executors down that lose requests; False where none can be any further."""
+        moved = False
+        for name in short:
+            shares = kept[name]
+            lost = {promise: 1.0 - share for promise, share in shares.each.items()}
+            worst = max(lost.values(), default=0.0)
+            guilty = {promise for promise, share in lost.items() if share >= 0.5 * worst}
+            parts = set(guilty_parts(self.catalog, self.problem.service(name), guilty))
+            blamed = [
+                i
+                for i in plan.instances
+                if i.service == name and i.is_executor and parts & set(i.parts)
+            ]
+            most = max((shares.busy.get(i.id, 0.0) for i in blamed), default=0.0)
+            missing = self._target(name) - shares.all
+            step = next(factor for least, factor in _STEPS if missing >= least)
+            keys = {
+                (name, i.role_id.component, i.nodes[0].kind)
+                for i in blamed
+                if shares.busy.get(i.id, 0.0) >= _BUSY * most
+            }
+            for key in sorted(keys):
+                now = self.slow.get(key, self._start(key))
+                if now < _MOST:
+                    self.slow[key] = min(_MOST, now * step)
+                    moved = True
+        return moved
+
+    def _start(self, key: Executors) -> float:
+        """What executors of a kind counted with before they were looked at."""
+        like = [factor for (s, p, _), factor in self.slow.items() if (s, p) == key[:2]]
+        return float(min(like)) ** 0.5 if like else 1.0
+
+    def _finish(self, plan: Plan, kept: Mapping[str, GraphShares]) -> Plan:
+        """The plan with what its requests keep on arrivals that it was not sized with."""
+        if plan.status == "infeasible":
+            return plan
+        del kept
+        samples = sample_graphs(
+            plan,
+            self.problem,
+            self.catalog,
+            first_seed=FRESH_SEED,
+            least=_FRESH_RUNS,
+            most=_MOST_FRESH,
+        )
+        promises = [
+            _promise(self.problem.service(name), runs) for name, runs in sorted(samples.items())
+        ]
+        if self.plain is not None:
+            promises += look_at(
+                plain_plan(plan), self.plain, self.catalog, self.deadline, first_seed=FRESH_SEED
+            )
+        # The bound is that of the programme with parts slowed down as simulation asked for.
+        return plan.model_copy(
+            update={"promises": tuple(sorted(promises, key=lambda promise: promise.service))}
+        )
+
+
+def guilty_parts(catalog: Catalog, service: Service, promises: set[str]) -> list[str]:
+    """Return the parts of a model that promises are about: those to give more room where they are broken."""
+    model = catalog.model(service.model)
+    parts = set()
+    concerned = {
+        ComponentKind.GENERATOR: {AHEAD, IMAGE},
+        ComponentKind.ENCODER: {TTFT, IMAGE},
+    }
+    for part in model.graph.parts():
+        kind = model.graph.component(component_of(part)).kind
+        about = concerned.get(kind, {TTFT, TPOT})
+        if part.endswith(PREFILL):
+            about = {TTFT}
+        elif part.endswith(DECODE):
+            about = {TPOT}
+        if promises & about:
+            parts.add(part)
+    return sorted(parts)
+
+
+def sample_graphs(
+    plan: Plan,
+    problem: Problem,
+    catalog: Catalog,
+    *,
+    first_seed: int,
+    least: int,
+    most: int,
+    constants: ConstantTable | None = None,
+    requests: int = _REQUESTS,
+) -> dict[str, list[GraphShares]]:
+    """Return by any-to-any service what requests keep, in `least` to `most` simulations.
+
+    Services of which it is not sure whether they are above their target are simulated more often.
+    """
+    from atoll.sim.tasks.from_plan import simulate_service
+
+    found: dict[str, list[GraphShares]] = {}
+    for service in problem.services:
+        served = plan.served_fraction.get(service.name, 1.0)
+        if not service.is_graph or service.rate_per_s <= 0.0 or served <= 0.0:
+            continue
+        runs: list[GraphShares] = []
+        while len(runs) < least or (len(runs) < most and not _sure(runs, service.attainment)):
+            result = simulate_service(
+                plan,
+                problem,
+                catalog,
+                service.name,
+                requests=requests,
+                seed=first_seed + len(runs),
+                constants=constants,
+            )
+            runs.append(_shares(result))
+        found[service.name] = runs
+    return found
+
+
+def _shares(result: TaskResult) -> GraphShares:
+    """Shares over all classes, each with as many requests as were judged of it."""
+    promised = [c for c in result.classes if c.kept_all is not None]
+    each: dict[str, float] = {}
+    for name in (TTFT, TPOT, AHEAD, IMAGE):
+        own = [c for c in promised if name in c.kept]
+        if own:
+            each[name] = _weigh(own, [c.kept[name] for c in own])
+    busy = {executor.name: executor.busy for executor in result.executors}
+    return GraphShares(_weigh(promised, [c.kept_all or 0.0 for c in promised]), each, busy)
+
+
+def _weigh(classes: list[ClassResult], shares: list[float]) -> float:
+    counts = [max(1, c.arrived) for c in classes]
+    return float(np.average(shares, weights=counts)) if classes else 1.0
+
+
+def _mean(runs: list[GraphShares]) -> GraphShares:
+    names = runs[0].each
+    return GraphShares(
+        float(np.mean([run.all for run in runs])),
+        {name: float(np.mean([run.each[name] for run in runs])) for name in names},
+        {name: float(np.mean([run.busy[name] for run in runs])) for name in runs[0].busy},
+    )
+
+
+def _sample(runs: list[GraphShares]) -> KeptSample:
+    """Two promises stand for all: what comes first, and what comes after."""
+    return KeptSample(
+        tuple(
+            KeptShares(
+                run.all,
+                min(run.each.get(TTFT, 1.0), run.each.get(IMAGE, 1.0)),
+                min(run.each.get(TPOT, 1.0), run.each.get(AHEAD, 1.0)),
+            )
+            for run in runs
+        )
+    )
+
+
+def _sure(runs: list[GraphShares], target: float) -> bool:
+    sample = _sample(runs)
+    return len(runs) > 1 and (sample.is_sure(target) or sample.is_hopeless(target))
+
+
+_CAUSES = {
+    TTFT: "first texts come too late: encoders and prompts wait",
+    TPOT: "tokens come too slowly",
+    AHEAD: "speech comes too slowly",
+    IMAGE: "images take too long",
+}
+
+
+def _promise(service: Service, runs: list[GraphShares]) -> KeptPromise:
+    sample, mean = _sample(runs), _mean(runs)
+    half = sample.half
+    cause = None
+    if mean.all < service.attainment and mean.each:
+        cause = _CAUSES[min(mean.each, key=lambda name: mean.each[name])]
+    return KeptPromise(
+        service=service.name,
+        target=service.attainment,
+        kept=mean.all,
+        low=max(0.0, mean.all - half),
+        high=min(1.0, mean.all + half),
+        kept_ttft=sample.mean.ttft,
+        kept_tpot=sample.mean.tpot,
+        cause=cause,
+    )
+
+
+def plain_problem(problem: Problem) -> Problem | None:
+    """Return the problem of the plain services alone, None where there are none."""
+    plain = tuple(service for service in problem.services if not service.is_graph)
+    if not plain:
+        return None
+    running = tuple(instance for instance in problem.running if not instance.is_executor)
+    return problem.replace(services=plain, running=running)
+
+
+def plain_plan(plan: Plan) -> Plan:
+    """Return a plan without its executors and their paths, as the simulator of plain models takes it."""
+    instances = tuple(i for i in plan.instances if not i.is_executor)
+    names = {instance.service for instance in instances}
+    served = {name: share for name, share in plan.served_fraction.items() if name in names}
+    return plan.model_copy(update={"instances": instances, "paths": (), "served_fraction": served})
