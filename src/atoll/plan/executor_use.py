@@ -22,6 +22,8 @@ from atoll.plan.plan import Instance, Market, Node, PathStep, Plan, RequestPath
 from atoll.plan.problem import Problem, Service
 from atoll.workload.classes import RequestClass
 
+_NOTHING = 1e-6
+"""A part that takes less than this share of its executors is asked for nothing."""
 MachineKey = tuple[str, str, str, str]
 """Region, node type, market, and which machine of those it is."""
 
@@ -138,7 +140,10 @@ class ExecutorPlanUse(Frozen):
         return tuple(use for use in self.classes if use.service == service)
 
     def parts(self) -> tuple[PartUse, ...]:
-        """Return how busy each part of each service keeps its executors, the busiest executors first."""
+        """Return how busy each part of each service keeps its executors, the busiest executors first.
+
+        Parts that nothing is asked of come last.
+        """
         found: dict[tuple[str, str], list[ExecutorUse]] = {}
         for use in self.executors:
             for part in use.parts:
@@ -154,7 +159,12 @@ class ExecutorPlanUse(Frozen):
             )
             for (service, part), uses in found.items()
         ]
-        return tuple(sorted(parts, key=lambda p: (-round(p.busy, 9), -round(p.own, 9), p.service)))
+        return tuple(
+            sorted(
+                parts,
+                key=lambda p: (p.own < _NOTHING, -round(p.busy, 9), -round(p.own, 9), p.service),
+            )
+        )
 
 
 def executor_use(plan: Plan, problem: Problem, catalog: Catalog) -> ExecutorPlanUse:

@@ -136,6 +136,20 @@ def explain_problem(
     when such a plan was made.
     """
     facts = problem.catalog() if catalog is None else catalog
+    if problem.has_graphs:
+        from atoll.solve.explain.executors import explain_executors
+
+        return explain_executors(
+            problem,
+            plan,
+            node_types=node_types,
+            repairs=node_types is None if repairs is None else repairs,
+            deadline_s=deadline_s,
+            most_plans=most_plans,
+            cached=cached,
+            on_progress=on_progress,
+            catalog=facts,
+        )
     derating = None
     if plan is not None:
         problem, derating = sized_like(plan, problem, facts)
