@@ -102,8 +102,10 @@ class _GraphProver:
     def run(self) -> Plan:
         if self.plain is not None:
             self._size_plain(self.plain)
-        plan, kept = self._search()
-        return self._finish(plan, kept)
+        if len(self.problem.services) > 1:
+            for service in self.graphs:
+                self._size_alone(service)
+        return self._finish(self._search(self.problem)[0])
 
     def _size_plain(self, plain: Problem) -> None:
         """Size the plain services alone; what their templates carry there they carry in the whole plan."""
@@ -120,16 +122,21 @@ class _GraphProver:
             derating = derating_of(alone, plain, self.catalog)
             self.effort = replace(self.effort, derating=derating)
 
-    def _search(self) -> tuple[Plan, dict[str, GraphShares]]:
-        best: tuple[Plan, dict[str, GraphShares]] | None = None
+    def _size_alone(self, service: Service) -> None:
+        """Find what executors of one service carry in a plan of its own: that is a smaller question."""
+        self.say(f"{service.name} alone")
+        running = tuple(i for i in self.problem.running if i.service == service.name)
+        self._search(self.problem.replace(services=(service,), running=running))
+
+    def _search(self, problem: Problem) -> tuple[Plan, dict[str, GraphShares]]:
+        """Return the cheapest plan found that keeps its promises, or the one that comes closest."""
         closest: tuple[float, Plan, dict[str, GraphShares]] | None = None
-        enough: dict[Executors, float] = {}
         lacking: dict[Executors, float] = {}
         for number in range(_ROUNDS):
-            plan = self._plan()
+            plan = self._plan(problem)
             if plan.status == "infeasible" or not self.graphs:
-                return best or (plan, {})
-            kept = self._try(plan)
+                return plan, {}
+            kept = self._try(plan, problem)
             short = self._short(kept)
             worst = min((k.all - self._target(name) for name, k in kept.items()), default=0.0)
             self.say(
@@ -138,18 +145,16 @@ class _GraphProver:
             if closest is None or worst > closest[0]:
                 closest = (worst, plan, kept)
             if not short:
-                best, enough = (plan, kept), dict(self.slow)
-                break
+                return self._loosen(problem, (plan, kept), dict(self.slow), lacking)
             lacking = dict(self.slow)
             if not self._tighten(plan, kept, short) or self.deadline.passed:
                 break
-        if best is None:
-            assert closest is not None
-            return closest[1], closest[2]
-        return self._loosen(best, enough, lacking)
+        assert closest is not None
+        return closest[1], closest[2]
 
     def _loosen(
         self,
+        problem: Problem,
         best: tuple[Plan, dict[str, GraphShares]],
         enough: Mapping[Executors, float],
         lacking: Mapping[Executors, float],
@@ -160,11 +165,11 @@ class _GraphProver:
             if low == high or not high or self.deadline.passed:
                 break
             self.slow = {key: 0.5 * (high[key] + low.get(key, 1.0)) for key in high}
-            plan = self._plan()
+            plan = self._plan(problem)
             if plan.usd_per_hour >= best[0].usd_per_hour * (1.0 - _SAME):
                 low = dict(self.slow)
                 continue
-            kept = self._try(plan)
+            kept = self._try(plan, problem)
             if self._short(kept):
                 low = dict(self.slow)
             else:
@@ -173,22 +178,22 @@ class _GraphProver:
         self.slow = dict(high)
         return best
 
-    def _plan(self) -> Plan:
+    def _plan(self, problem: Problem) -> Plan:
         slow = dict(self.slow)
         for (service, parts, _), factor in self.slow.items():
             key = (service, parts, "*")
             slow[key] = min(slow.get(key, factor**0.5), factor**0.5)
         effort = replace(self.effort, slowdown=slow)
-        return self.solve(self.problem, effort, self.deadline.share(0.5))
+        return self.solve(problem, effort, self.deadline.share(0.5))
 
     def _target(self, service: str) -> float:
         return self.problem.service(service).attainment
 
-    def _try(self, plan: Plan) -> dict[str, GraphShares]:
+    def _try(self, plan: Plan, problem: Problem) -> dict[str, GraphShares]:
         """What requests keep on the arrivals of trials."""
         samples = sample_graphs(
             plan,
-            self.problem,
+            problem,
             self.catalog,
             first_seed=_TRIAL_SEED,
             least=_TRIAL_RUNS,
@@ -233,11 +238,10 @@ class _GraphProver:
         like = [factor for (s, p, _), factor in self.slow.items() if (s, p) == key[:2]]
         return float(min(like)) ** 0.5 if like else 1.0
 
-    def _finish(self, plan: Plan, kept: Mapping[str, GraphShares]) -> Plan:
+    def _finish(self, plan: Plan) -> Plan:
         """The plan with what its requests keep on arrivals that it was not sized with."""
         if plan.status == "infeasible":
             return plan
-        del kept
         samples = sample_graphs(
             plan,
             self.problem,
