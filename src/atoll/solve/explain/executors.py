@@ -53,6 +53,7 @@ from atoll.solve.explain.explanation import (
     tight_constraints,
 )
 from atoll.solve.explain.merit import merit
+from atoll.solve.explain.prices import price_use
 from atoll.solve.explain.repairs import Found, sort_repairs, weigh
 from atoll.solve.explain.whatif import OutOfTimeError, Planner, SolvedProblem, worth
 from atoll.solve.progress import OnProgress, Progress
@@ -168,6 +169,7 @@ class _Told:
         self.asked: list[tuple[Constraint, Problem]] = []
         self.found: list[Found] | None = None
         self.uses: tuple[NodeUse, ...] = ()
+        self.kinds: frozenset[str] | None = None
 
     @property
     def base(self) -> Plan:
@@ -249,9 +251,25 @@ class _Told:
                 self.found.append(Found(change))
 
     def explain_nodes(self, node_types: Sequence[str] | None) -> None:
-        """Say who uses each node type, or that it is not used at its price."""
+        """Say who uses each node type; of those that are asked for, at which price they would be used."""
         wanted = self.problem.node_types if node_types is None else node_types
-        self.uses = tuple(_node_use(kind, self.base, self.problem) for kind in wanted)
+        uses = [_node_use(kind, self.base, self.problem) for kind in wanted]
+        if node_types is not None:
+            self.kinds = frozenset(
+                kind for o in self.problem.offers if o.node_type in wanted for kind in o.kinds
+            )
+            uses = [self._price(use) for use in uses]
+        self.uses = tuple(uses)
+
+    def _price(self, use: NodeUse) -> NodeUse:
+        """Add at which price a node type would be used, where it is not and there is time to ask."""
+        if use.verdict != "too-dear":
+            return use
+        try:
+            return price_use(use, self.planner.best(self.problem) or self.base, self.planner)
+        except OutOfTimeError:
+            self.left_out.append(f"at which price {use.node_type} would be used")
+            return use
 
     def finish(self, *, only_nodes: bool = False) -> Explanation:
         """Return everything that was found."""
@@ -283,7 +301,11 @@ class _Told:
             left_out=tuple(self.left_out),
             ways=tuple(self.ways),
             parts=() if only_nodes else use.parts(),
-            fits=tuple(part_fits(problem, self.catalog)),
+            fits=tuple(
+                fit
+                for fit in part_fits(problem, self.catalog)
+                if self.kinds is None or fit.kind in self.kinds
+            ),
         )
 
     def _settle(self, constraint: Constraint, looser: Problem, again: Plan) -> Constraint:
