@@ -166,8 +166,8 @@ def _busy_with(group: ExecutorGroup) -> str | None:
 
 
 def _percent(share: float) -> str:
-    """A share for a narrow column: "82%", "0.4%"."""
-    return f"{share:.0%}" if share >= 0.0095 or share <= 1e-9 else format_share(share)
+    """A share for a narrow column: "82%"; what is not nothing is not "0%"."""
+    return f"{share:.0%}" if share >= 0.005 or share <= 1e-9 else "<1%"
 
 
 def _list_classes(classes: Sequence[ClassUse]) -> Grid:

@@ -12,7 +12,7 @@ from atoll.plan.cost import cost_report, idle_by_region
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem
 from atoll.report.plan.routes import list_ways
-from atoll.report.plan.slices import list_slices
+from atoll.report.plan.slices import HOLDS, list_slices
 from atoll.report.promises import draw_verdicts, judge_plan
 from atoll.report.render import Grid
 from atoll.report.terminal import table, tighten
@@ -176,7 +176,7 @@ def _draw_slices(plan: Plan, width: int) -> Table:
     keep = [
         at
         for at, name in enumerate(grid.columns)
-        if wide <= width or name not in ("market", "layers")
+        if wide <= width or name not in ("market", *HOLDS)
     ]
     columns = [grid.columns[at] for at in keep]
     rows = [[row[at] for at in keep] for row in grid.rows]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from atoll.plan.plan import Instance, Node, Plan, format_gpus
 from atoll.report.render import Grid
 
-_COLUMNS = ("region", "machine", "market", "GPUs", "instance", "layers")
+_COLUMNS = ("region", "machine", "market", "GPUs", "instance")
+HOLDS = ("layers", "runs")
+"""What the last column is called: layers of plain models, or also parts of others."""
 
 
 def list_slices(plan: Plan) -> Grid:
@@ -33,7 +35,8 @@ def list_slices(plan: Plan) -> Grid:
         idle = sorted(set(range(slices[0][0].machine_gpus)) - taken)
         if idle:
             rows.append((*here, format_gpus(idle), "idle", None))
-    return Grid(_COLUMNS, rows)
+    runs = any(instance.is_executor for instance in plan.instances)
+    return Grid((*_COLUMNS, HOLDS[runs]), rows)
 
 
 def _rank(machine: str | int) -> tuple[int, str]:
