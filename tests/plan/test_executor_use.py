@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.perf.components.executor import ExecutorWork
-from atoll.plan.executor_use import ExecutorPlanUse, executor_use
+from atoll.plan.executor_use import ExecutorPlanUse, executor_use, pair_flows
 from atoll.plan.executors import node_work
 from atoll.plan.plan import Plan
 from atoll.plan.validate.check import validate
@@ -41,11 +41,21 @@ def test_bytes_between_machines_are_those_of_the_validator() -> None:
     executors = {i.id: i for i in MADE.instances}
     traffic = machine_traffic(MADE, ASKED, CATALOG, executors)
     sent = sum(out for _, _, out, _ in traffic.values())
-    hands = use_of(MADE).handovers
-    assert sum(h.bytes_per_s for h in hands if h.between_machines) == pytest.approx(sent)
-    inside = [h for h in hands if not h.between_machines]
-    assert [(h.src, h.dst) for h in inside] == [("think-0", "speak-0")]
+    flows = pair_flows(MADE, ASKED, CATALOG)
+    assert sum(f.bytes_per_s for f in flows if f.between_machines) == pytest.approx(sent)
+    inside = [f for f in flows if not f.between_machines]
+    assert [(f.src, f.dst) for f in inside] == [("think-0", "speak-0")]
     assert inside[0].requests_per_s == pytest.approx(0.4)
+
+
+def test_handovers_are_by_kind_of_executor() -> None:
+    hands = {hand.src: hand for hand in use_of(MADE).handovers}
+    assert set(hands) == {"vision on T4:1", "audio+llm on L40S:1"}
+    seen, thought = hands["vision on T4:1"], hands["audio+llm on L40S:1"]
+    assert seen.dst == "audio+llm on L40S:1"
+    assert seen.requests_per_s == pytest.approx(0.6)
+    assert seen.network_bytes_per_s == seen.bytes_per_s > 0
+    assert thought.network_bytes_per_s == 0 < thought.bytes_per_s
 
 
 def test_kv_tokens_are_of_executors_with_an_llm() -> None:
@@ -78,8 +88,8 @@ def test_times_are_within_promises_and_only_where_something_is_wanted() -> None:
 def test_the_busiest_part_comes_first_and_idle_ones_last() -> None:
     idle = graphs.executor("idle-0", "omni", "vision", "T4:1", 0.5)
     parts = use_of(MADE.model_copy(update={"instances": (*MADE.instances, idle)})).parts()
-    assert (parts[0].service, parts[0].part) == ("omni", "vocoder")
-    assert parts[0].busy >= max(part.busy for part in parts)
+    assert parts[0].busy == max(part.busy for part in parts)
+    assert [part.busy for part in parts] == sorted((part.busy for part in parts), reverse=True)
     seen = next(part for part in parts if part.part == "vision")
     assert seen.executors == 3
     assert seen.own == pytest.approx(seen.seconds_per_s / 3)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from atoll.core.errors import UsageError
@@ -26,6 +28,7 @@ from atoll.report.plan.show import (
 )
 from atoll.solve.explain.explanation import FITS, DeployedWay, Explanation, PartFit
 from tests.plan import builders, graphs
+from tests.plan.builders import few
 from tests.report.test_pages import HARMLESS, HOSTILE, Elements
 
 ASKED, MADE = graphs.problem(), graphs.plan()
@@ -91,7 +94,7 @@ def test_busy_shares_are_by_part_and_in_all() -> None:
     }
     thinking = next(one for one in use.executors if one.id == "think-0")
     assert rows["audio+llm"]["busy"] == f"{thinking.busy:.0%}"
-    assert str(rows["audio+llm"]["with"]).startswith("audio <1%, llm ")
+    assert str(rows["audio+llm"]["with"]).endswith(f"llm {thinking.busy_by_part['llm']:.0%}")
     assert rows["vision"][""] == "2x"
     assert rows["vision"]["with"] is None
     assert rows["vision"]["KV tokens"] is None
@@ -261,3 +264,38 @@ def test_explanations_tell_of_ways_parts_and_what_does_not_fit() -> None:
     assert set(
         Explanation(**{**dict(explanation), "ways": (), "parts": (), "fits": ()}).model_dump()
     ).isdisjoint({"ways", "parts", "fits"})
+
+
+# Any plan
+
+slices = st.lists(
+    st.tuples(
+        st.sampled_from(["vision", "llm", "vision+llm", "audio", "talker+vocoder"]),
+        st.integers(0, 2),
+        st.integers(0, 3),
+    ),
+    max_size=10,
+    unique_by=lambda slice_: slice_[1:],
+)
+
+
+@few
+@given(slices)
+def test_every_executor_is_in_one_box_of_its_machine(cut: list[tuple[str, int, int]]) -> None:
+    executors = tuple(
+        graphs.executor(f"e-{slot}-{gpu}", "omni", parts, "L40S:4", 2.5, gpus=(gpu,), slot=slot)
+        for parts, slot, gpu in cut
+    )
+    ids = " ".join(one.id for one in executors if "llm" in one.parts)
+    paths = (graphs.path("omni", "text", 1.0, ("llm", ids)),) if ids else ()
+    picture = drawn(MADE.model_copy(update={"instances": executors, "paths": paths}))
+    boxes = [box for machine in picture.machines for box in machine.boxes]
+    for one in executors:
+        assert sum(f"{one.id}," in f"{box.title[:-1]}," for box in boxes) == 1
+    number = sum(
+        int(machine.label.partition("x ")[0]) if "x " in machine.label else 1
+        for machine in picture.machines
+    )
+    assert number == len({slot for _, slot, _ in cut})
+    root = ElementTree.fromstring(machines_svg.render_machines_svg(picture))
+    assert float(root.attrib["width"]) > 0

@@ -82,7 +82,7 @@ class FleetPlan(Shown, Plan):
 
     @property
     def handovers(self) -> Sequence[Handover]:
-        """What goes from executor to executor: requests/s and bytes/s."""
+        """What goes from executors of one kind to those of another: requests/s and bytes/s."""
         return self._use().handovers
 
     def _use(self) -> ExecutorPlanUse:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from pydantic import Field
 
@@ -99,8 +100,8 @@ class ClassUse(Frozen):
         return _slowest(path.image_made_s for path in self.paths)
 
 
-class Handover(Frozen):
-    """What goes from one executor to another: requests/s and bytes/s, inside a machine or between two."""
+class PairFlow(NamedTuple):
+    """What goes from one executor to another: requests/s, bytes/s, and whether from machine to machine."""
 
     service: str
     src: str
@@ -108,6 +109,20 @@ class Handover(Frozen):
     requests_per_s: float
     bytes_per_s: float
     between_machines: bool
+
+
+class Handover(Frozen):
+    """What goes from executors of one kind to those of another: `src` and `dst` are such as "vision on T4:1".
+
+    `bytes_per_s` are all that is handed over, `network_bytes_per_s` those that go from machine to machine.
+    """
+
+    service: str
+    src: str
+    dst: str
+    requests_per_s: float
+    bytes_per_s: float
+    network_bytes_per_s: float
 
 
 class PartUse(Frozen):
@@ -194,7 +209,7 @@ def executor_use(plan: Plan, problem: Problem, catalog: Catalog) -> ExecutorPlan
             for service in problem.services
             for klass in service.classes
         ),
-        handovers=_handovers(plan, known, catalog, executors),
+        handovers=_handovers(pair_flows(plan, problem, catalog), executors),
     )
 
 
@@ -207,6 +222,12 @@ def machine_of(instance: Instance, node: Node) -> MachineKey:
     else:
         which = f"machine {node.slot or 0}"
     return (instance.region_of(node), node.node_type, node.market, which)
+
+
+def describe_executor(one: Instance) -> str:
+    """Return what an executor runs, and on which kind of node: "vision on T4:1", "llm on L40S:2 spot"."""
+    spot = " spot" if one.nodes[0].market == "spot" else ""
+    return f"{'+'.join(one.parts)} on {one.nodes[0].kind}{spot}"
 
 
 def describe_path(steps: Iterable[PathStep], executors: Mapping[str, Instance]) -> str:
@@ -379,54 +400,80 @@ class _Timed:
         return sum(took or 0.0 for took in times) + moving
 
     def _moving_s(self, first: str, second: str) -> float:
+        """The longest that handing over takes, from kind of slice to kind of slice."""
         size = self.size.get((first, second), 0.0)
         return max(
             (
                 handover_s(self.catalog, a.region, a.nodes[0], b.nodes[0], size)
-                for a in self.holders[first]
-                for b in self.holders[second]
-                if a.id != b.id and machine_of(a, a.nodes[0]) != machine_of(b, b.nodes[0])
+                for a, here in _slices(self.holders[first])
+                for b, there in _slices(self.holders[second])
+                if len(here | there) > 1
             ),
             default=0.0,
         )
 
 
-def _handovers(
-    plan: Plan,
-    known: Iterable[tuple[RequestPath, Service, RequestClass]],
-    catalog: Catalog,
-    executors: Mapping[str, Instance],
-) -> tuple[Handover, ...]:
-    """What goes between executors, both ends of which are in the plan."""
+def _slices(executors: Iterable[Instance]) -> list[tuple[Instance, set[MachineKey]]]:
+    """Executors on slices that are alike as one of them, with the machines that they are on."""
+    found: dict[tuple[object, ...], tuple[Instance, set[MachineKey]]] = {}
+    for one in executors:
+        node = one.nodes[0]
+        key = (one.region, node.node_type, node.gpu_ids is None, node.gpus)
+        found.setdefault(key, (one, set()))[1].add(machine_of(one, node))
+    return list(found.values())
+
+
+def pair_flows(plan: Plan, problem: Problem, catalog: Catalog) -> list[PairFlow]:
+    """Return what goes between single executors, both of which are in the plan, in order of their names."""
+    executors = {i.id: i for i in plan.instances if i.is_executor}
+    machines = {name: machine_of(one, one.nodes[0]) for name, one in executors.items()}
     requests: defaultdict[tuple[str, str, str], float] = defaultdict(float)
     sizes: defaultdict[tuple[str, str, str], float] = defaultdict(float)
-    for path, service, klass in known:
+    for path in plan.paths:
+        found = _class_of(path, problem)
+        if found is None:
+            continue
+        service, klass = found
         rate = _rate(plan, service, klass) * path.share
-        step_of = {part: step for step in path.steps for part in step.parts}
-        passed: set[tuple[str, str]] = set()
+        step_of = {part: number for number, step in enumerate(path.steps) for part in step.parts}
+        between: defaultdict[tuple[int, int], float] = defaultdict(float)
         for (first, second), size in request_bytes(catalog, service, klass).items():
-            a_step, b_step = step_of.get(first), step_of.get(second)
-            if a_step is None or b_step is None or a_step is b_step:
-                continue
-            for a, x in a_step.instances.items():
-                for b, y in b_step.instances.items():
-                    if a == b or a not in executors or b not in executors or x * y <= 0.0:
-                        continue
-                    sizes[service.name, a, b] += rate * x * y * size
-                    if (a, b) not in passed:  # two edges of one request are one request
-                        passed.add((a, b))
+            if first in step_of and second in step_of and step_of[first] != step_of[second]:
+                # Two edges of one request between the same steps are one request.
+                between[step_of[first], step_of[second]] += size
+        for (at, to), size in between.items():
+            for a, x in path.steps[at].instances.items():
+                for b, y in path.steps[to].instances.items():
+                    if a != b and a in executors and b in executors and x * y > 0.0:
                         requests[service.name, a, b] += rate * x * y
+                        sizes[service.name, a, b] += rate * x * y * size
+    return [
+        PairFlow(*key, requests[key], size, machines[key[1]] != machines[key[2]])
+        for key, size in sorted(sizes.items())
+    ]
+
+
+def _handovers(
+    flows: Iterable[PairFlow], executors: Mapping[str, Instance]
+) -> tuple[Handover, ...]:
+    """What goes between single executors, as what goes between kinds of them."""
+    names = {name: describe_executor(one) for name, one in executors.items()}
+    sums: defaultdict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for flow in flows:
+        total = sums[flow.service, names[flow.src], names[flow.dst]]
+        total[0] += flow.requests_per_s
+        total[1] += flow.bytes_per_s
+        total[2] += flow.bytes_per_s if flow.between_machines else 0.0
     return tuple(
         Handover(
             service=service,
-            src=a,
-            dst=b,
-            requests_per_s=requests[service, a, b],
+            src=src,
+            dst=dst,
+            requests_per_s=rate,
             bytes_per_s=size,
-            between_machines=machine_of(executors[a], executors[a].nodes[0])
-            != machine_of(executors[b], executors[b].nodes[0]),
+            network_bytes_per_s=network,
         )
-        for (service, a, b), size in sorted(sizes.items())
+        for (service, src, dst), (rate, size, network) in sorted(sums.items())
     )
 
 

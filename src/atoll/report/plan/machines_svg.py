@@ -15,7 +15,14 @@ from atoll.catalog.catalog import Catalog
 from atoll.catalog.models import ModelSpec
 from atoll.core.units import format_price, format_throughput, pluralize
 from atoll.perf.components.loads import component_of
-from atoll.plan.executor_use import ExecutorPlanUse, ExecutorUse, MachineKey, machine_of
+from atoll.plan.executor_use import (
+    ExecutorPlanUse,
+    ExecutorUse,
+    MachineKey,
+    PairFlow,
+    machine_of,
+    pair_flows,
+)
 from atoll.plan.plan import Instance, Node, Plan
 from atoll.plan.problem import Problem
 from atoll.report.plan.layout_svg import PlacedText, choose_colours
@@ -151,7 +158,8 @@ def draw_machines(
                 box_of |= {name: (at, box) for name in work.members if work.executors}
             y += machine.height + _BETWEEN
         tall = max(tall, y - _BETWEEN + _EDGE)
-    arrows, left_out = _draw_arrows(use, box_of, colours, boxes)
+    flows = pair_flows(plan, problem, catalog)
+    arrows, left_out = _draw_arrows(flows, box_of, colours, boxes)
     right = [machine.x + machine.width for machine in boxes]
     right += [arrow.label.x + _half(arrow.label.text) for arrow in arrows]
     return MachinesDrawing(
@@ -360,20 +368,21 @@ class _Edge:
 
 
 def _draw_arrows(
-    use: ExecutorPlanUse,
+    flows: Iterable[PairFlow],
     box_of: Mapping[str, tuple[int, WorkBox]],
     colours: Mapping[str, str],
     machines: Sequence[MachineBox],
 ) -> tuple[tuple[FlowArrow, ...], int]:
     edges: dict[tuple[int, int], _Edge] = {}
-    for hand in use.handovers:
-        if hand.src not in box_of or hand.dst not in box_of:
-            continue
-        src, dst = box_of[hand.src], box_of[hand.dst]
-        edge = edges.setdefault((id(src[1]), id(dst[1])), _Edge(hand.service, src, dst))
-        edge.requests_per_s += hand.requests_per_s
-        if hand.between_machines:
-            edge.bytes_per_s += hand.bytes_per_s
+    for flow in flows:
+        src, dst = box_of[flow.src], box_of[flow.dst]
+        key = (id(src[1]), id(dst[1]))
+        if key not in edges:
+            edges[key] = _Edge(flow.service, src, dst)
+        edge = edges[key]
+        edge.requests_per_s += flow.requests_per_s
+        if flow.between_machines:
+            edge.bytes_per_s += flow.bytes_per_s
             edge.between = True
     order = sorted(
         edges.values(),
