@@ -103,7 +103,7 @@ def test_a_plan_explains_itself(capsys: Captured) -> None:
     for part in (
         "Ways to deploy that have a name",
         "monolith",
-        "the first is the bottleneck",
+        "the bottleneck first",
         "memory",
     ):
         assert part in " ".join(out.split())

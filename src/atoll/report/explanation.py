@@ -25,7 +25,7 @@ _NO_SAVING = "no single change was found that is cheaper"
 _NOTHING_MORE = "no single change was found that carries more"
 _NOTHING_BINDS = "nothing: no offer is used up and no limit is set"
 _WAYS = "Ways to deploy that have a name"
-_PARTS = "How busy executors are, and with which part; the first is the bottleneck"
+_PARTS = "Executors by part, the bottleneck first"
 _MISFITS = "Parts that do not run on a kind of node, alone there"
 LEFT_OUT = "Not asked (allow more with --plans or --deadline)"
 

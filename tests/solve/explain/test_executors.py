@@ -13,7 +13,7 @@ from atoll.plan.plan import KeptPromise, Plan
 from atoll.plan.problem import Problem
 from atoll.solve.effort import Effort
 from atoll.solve.explain.changes import free_paths, loosen_classes
-from atoll.solve.explain.executors import more_gpu_types, part_fits, slowdown_of
+from atoll.solve.explain.executors import more_gpu_types, part_fits, slow_others, slowdown_of
 from atoll.solve.explain.explain import explain_problem
 from atoll.solve.explain.explanation import FITS, Explanation, RepairKind
 from atoll.solve.explain.merit import relaxes
@@ -160,6 +160,18 @@ def test_a_plan_that_keeps_promises_is_planned_again_as_it_was_sized() -> None:
     explanation = explain_problem(asked, promised, deadline_s=600.0, most_plans=2)
     assert explanation.usd_per_hour == roomy.usd_per_hour
     assert explanation.again is not None
+    assert all(way.estimated for way in explanation.ways)
+    assert not any(way.estimated for way in explained().ways)
+    assert explanation.again.nothing, "what was not simulated must not look cheaper"
+
+
+def test_others_are_slowed_down_only_until_they_beat_the_plan_no_more() -> None:
+    slow = {("look", "llm", "T4:1"): 2.0, ("look", "vision", "*"): 1.5}
+    assert slow_others(slow, lambda _: False) == slow
+    enough = slow_others(slow, lambda tried: tried["look", "vision", "*"] < 2.0)
+    assert enough == {**slow, ("look", "vision", "*"): 2.25}
+    most = slow_others(slow, lambda _: True)
+    assert most == {**slow, ("look", "vision", "*"): 30.0}
 
 
 def test_no_time_at_all_says_so() -> None:

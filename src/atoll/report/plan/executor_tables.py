@@ -23,7 +23,7 @@ from atoll.report.render import Grid
 from atoll.report.terminal import table, tighten
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
 MOST_PATHS = 24
 """Paths of a class listed one by one, the largest first."""
@@ -112,22 +112,23 @@ def list_services(plan: Plan, problem: Problem, use: ExecutorPlanUse) -> list[Se
     return found
 
 
-def draw_services(plan: Plan, problem: Problem, use: ExecutorPlanUse) -> list[Table]:
+def draw_services(plan: Plan, problem: Problem, use: ExecutorPlanUse) -> list[RenderableType]:
     """Return the tables of every any-to-any service for a terminal."""
-    drawn: list[Table] = []
+    from rich.text import Text
+
+    drawn: list[RenderableType] = []
     for tables in list_services(plan, problem, use):
         name = tables.service
-        drawn += [
-            _draw(tables.executors, f"Executors of {tables.title}"),
-            _draw(tables.classes, f"Classes of {name}", caption=TIMES),
-        ]
-        if tables.paths.rows:
-            drawn.append(_draw(tables.paths, f"Paths of {name}"))
-    return drawn
-
-
-def _draw(grid: Grid, title: str, caption: str | None = None) -> Table:
-    return tighten(table(grid.columns, grid.rows, title=title, right=grid.right, caption=caption))
+        for title, grid in (
+            (f"Executors of {tables.title}", tables.executors),
+            (f"Classes of {name}", tables.classes),
+            (f"Paths of {name}", tables.paths),
+        ):
+            if grid.rows:
+                # A table folds its own title to its width, and some are narrow.
+                own = tighten(table(grid.columns, grid.rows, right=grid.right))
+                drawn += [Text(title, style="italic"), own]
+    return [*drawn, Text(TIMES, style="dim"), Text("")]
 
 
 def _list_executors(groups: Sequence[ExecutorGroup], problem: Problem) -> Grid:

@@ -6,12 +6,14 @@ parts cannot run on which kinds of nodes, and why.
 
 A plan that keeps its promises leaves its executors some time, which simulation found that they need. Planning
 again leaves the same: executors of a kind that the plan has as much as there, others of the service as much
-as its executors on average. So nothing looks cheaper only because it was not simulated.
+as its executors on average, or more, until planning again finds nothing cheaper. The search that made the
+plan simulated what came near it, and what it found of the others is not part of a plan. So nothing looks
+cheaper only because it was not simulated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from atoll.catalog.catalog import Catalog
@@ -55,7 +57,7 @@ from atoll.solve.explain.explanation import (
 from atoll.solve.explain.merit import merit
 from atoll.solve.explain.prices import price_use
 from atoll.solve.explain.repairs import Found, sort_repairs, weigh
-from atoll.solve.explain.whatif import OutOfTimeError, Planner, SolvedProblem, worth
+from atoll.solve.explain.whatif import OutOfTimeError, Planner, SolvedProblem, gains, worth
 from atoll.solve.progress import OnProgress, Progress
 from atoll.solve.registry import compare_solvers, solve
 from atoll.solve.resizing import sized_like
@@ -70,6 +72,13 @@ _GPUS = 3
 """Constraints whose worth is asked, and GPU types that are not on offer yet."""
 _LOOSER = 2.0
 _MOST_SLOW = 30.0
+_RAISED = (1.0, 1.2, 1.5, 2.0, 4.0, _MOST_SLOW)
+"""By what executors that a plan does not have are slowed down further, one after the other."""
+_SIZING = 0.1
+"""Share of the time that finding that out may take each time."""
+_OTHERS = "*"
+Slowdown = dict[tuple[str, str, str], float]
+"""How much longer executors take, by service, parts and kind of node; "*": kinds that are not named."""
 
 
 def explain_executors(
@@ -93,13 +102,21 @@ def explain_executors(
 
     sized, derating = (problem, None) if plan is None else sized_like(plan, problem, catalog)
     effort = Effort(cached=cached, work=_WORK, derating=derating)
-    if plan is not None and plan.promises:
-        effort = replace(effort, slowdown=slowdown_of(plan, problem, catalog))
     asked = soft(sized)
+    solver = ExecutorSolver(catalog)
+    if plan is not None and plan.promises and plan.status != "infeasible":
+        tell(0, "planning again")
+        given, known = plan, slowdown_of(plan, problem, catalog)
+
+        def is_beaten(slow: Slowdown) -> bool:
+            again = solver(asked, replace(effort, slowdown=slow), _SIZING * deadline_s).plan
+            return gains(given, again, asked)
+
+        effort = replace(effort, slowdown=slow_others(known, is_beaten))
     planner = Planner(
         asked,
         catalog,
-        ExecutorSolver(catalog),
+        solver,
         effort,
         most_plans=most,
         most_seconds=deadline_s,
@@ -130,14 +147,25 @@ class ExecutorSolver:
         return SolvedProblem(plan)
 
 
-def slowdown_of(
-    plan: Plan, problem: Problem, catalog: Catalog
-) -> dict[tuple[str, str, str], float]:
+def slow_others(slow: Slowdown, is_beaten: Callable[[Slowdown], bool]) -> Slowdown:
+    """Return slowdowns with those of kinds that a plan does not have raised until it is beaten no more."""
+    raised = slow
+    for factor in _RAISED:
+        raised = {
+            key: _clamp(slowed * factor) if key[2] == _OTHERS else slowed
+            for key, slowed in slow.items()
+        }
+        if not is_beaten(raised):
+            break
+    return raised
+
+
+def slowdown_of(plan: Plan, problem: Problem, catalog: Catalog) -> Slowdown:
     """Return how much longer executors count as taking, so that those of a plan are just full.
 
     By service, parts and kind of node; "*" stands for kinds that the plan does not have.
     """
-    found: dict[tuple[str, str, str], float] = {}
+    found: Slowdown = {}
     use = executor_use(plan, problem, catalog)
     for service in problem.services:
         own = [one for one in use.of_service(service.name) if one.busy]
@@ -146,7 +174,7 @@ def slowdown_of(
         mean = _clamp(len(own) / sum(one.busy or 0.0 for one in own))
         ways = [way for klass in service.classes for way in ways_of(catalog, service, klass)]
         for option in options_of(catalog.model(service.model), service, ways):
-            found[service.name, "+".join(option), "*"] = mean
+            found[service.name, "+".join(option), _OTHERS] = mean
         for one in own:
             key = (service.name, "+".join(one.parts), one.kind)
             found[key] = min(found.get(key, _MOST_SLOW), _clamp(1.0 / (one.busy or 1.0)))
@@ -209,7 +237,8 @@ class _Told:
                     catalog=self.catalog,
                 )
             )
-            self.ways = [_way(one) for one in compared]
+            estimated = bool(self.base.promises)
+            self.ways = [_way(one, estimated=estimated) for one in compared]
         missing = [name for name in names if name not in {way.name for way in self.ways}]
         if missing:
             self.left_out.append(f"what {', '.join(missing)} would cost")
@@ -327,7 +356,7 @@ def _way_names(problem: Problem) -> tuple[str, ...]:
     return baselines(problem)
 
 
-def _way(compared: Compared) -> DeployedWay:
+def _way(compared: Compared, *, estimated: bool) -> DeployedWay:
     return DeployedWay(
         name=compared.solver,
         status=compared.status,
@@ -336,6 +365,7 @@ def _way(compared: Compared) -> DeployedWay:
         served=compared.served,
         ratio=compared.ratio,
         broken=compared.broken,
+        estimated=estimated,
     )
 
 

@@ -311,7 +311,8 @@ class DeployedWay(Frozen):
     """The best plan of a way to deploy any-to-any models that has a name, such as E/P/D.
 
     `ratio` is its cost over that of the plan explained, where both serve the same; `broken` names the rules
-    that it breaks, and then there is no plan.
+    that it breaks, and then there is no plan. It is `estimated` where the plan explained keeps its promises
+    in simulation: this one was not simulated, its executors are taken to need as much room.
     """
 
     name: str
@@ -321,6 +322,7 @@ class DeployedWay(Frozen):
     served: float | None = None
     ratio: float | None = None
     broken: tuple[str, ...] = ()
+    estimated: bool = False
 
     @property
     def text(self) -> str:
@@ -330,6 +332,7 @@ class DeployedWay(Frozen):
         if self.status in (None, "infeasible") or not self.served:
             return "no plan"
         text = f"{format_price(self.usd_per_hour or 0.0)} on {pluralize(self.nodes or 0, 'node')}"
+        text = f"about {text}" if self.estimated else text
         if self.ratio is not None:
             return f"{text}, x{self.ratio:.2f}"
         return f"{text}, serves {format_share(self.served)}"
