@@ -11,12 +11,12 @@ from rich.console import Console
 
 from atoll.core.errors import UsageError
 from atoll.plan.diff import diff
-from atoll.plan.executor_use import PartUse, executor_use
+from atoll.plan.executor_use import ExecutorPlanUse, PartUse, executor_use
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.report.diff import render_diff_fragment
 from atoll.report.explanation import draw_explanation, render_explanation_fragment
-from atoll.report.plan import machines_svg
+from atoll.report.plan import machines_svg, rented_page
 from atoll.report.plan.executor_tables import list_services
 from atoll.report.plan.machines_svg import MachinesDrawing, draw_machines
 from atoll.report.plan.show import (
@@ -46,26 +46,22 @@ def drawn(plan: Plan = MADE, problem: Problem = ASKED) -> MachinesDrawing:
     return draw_machines(plan, problem, catalog, executor_use(plan, problem, catalog))
 
 
-def named(text: str) -> tuple[Problem, Plan]:
-    """The problem and the plan with a class called otherwise, past all checks of names."""
-    services = tuple(
-        service.model_copy(
-            update={
-                "classes": tuple(
-                    k.model_copy(update={"name": text}) if k.name == graphs.SCANS else k
-                    for k in service.classes
-                )
-            }
-        )
-        for service in ASKED.services
+def named(text: str) -> tuple[ExecutorPlanUse, Plan]:
+    """How the plan is used and the plan, with a class and a part called otherwise, past all checks."""
+    use = executor_use(MADE, ASKED, ASKED.catalog())
+    classes = tuple(
+        one.model_copy(update={"klass": text}) if one.klass == graphs.SCANS else one
+        for one in use.classes
+    )
+    executors = tuple(
+        one.model_copy(update={"parts": (text,)}) if one.id == "see-0" else one
+        for one in use.executors
     )
     paths = tuple(
         p.model_copy(update={"klass": text}) if p.klass == graphs.SCANS else p for p in MADE.paths
     )
-    return (
-        ASKED.model_copy(update={"services": services}),
-        MADE.model_copy(update={"paths": paths}),
-    )
+    renamed = use.model_copy(update={"classes": classes, "executors": executors})
+    return renamed, MADE.model_copy(update={"paths": paths})
 
 
 # Tables
@@ -209,14 +205,16 @@ def test_a_page_has_the_drawing_and_the_tables_and_is_the_same_each_time() -> No
     assert "Machines and executors" in Elements(render_plan_fragment(MADE, ASKED)).text
 
 
-def test_class_names_are_never_markup() -> None:
-    pages = [
-        Elements(render_plan_page(plan, asked)) for asked, plan in map(named, (HARMLESS, HOSTILE))
-    ]
-    assert pages[1].text.count(HOSTILE) == pages[0].text.count(HARMLESS) >= 2
+def test_names_are_never_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = []
+    for text in (HARMLESS, HOSTILE):
+        use, _ = named(text)
+        monkeypatch.setattr(rented_page, "executor_use", lambda *_, use=use: use)
+        monkeypatch.setattr("atoll.plan.executor_use.executor_use", lambda *_, use=use: use)
+        pages.append(Elements(render_plan_page(MADE, ASKED)))
+        assert text in shown(width=500)
+    assert pages[1].text.count(HOSTILE) == pages[0].text.count(HARMLESS) >= 3
     assert pages[0].tags == pages[1].tags
-    asked, plan = named(HOSTILE)
-    assert HOSTILE in shown(plan, asked, width=400)
 
 
 def test_diffs_escape_class_names_too() -> None:
