@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 from atoll.catalog.catalog import Catalog
@@ -18,7 +19,7 @@ from atoll.plan.executors import DECODE, PREFILL, machine_of, request_bytes, way
 from atoll.plan.handover import hop_link
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem, Service
-from atoll.sim.tasks.demand import Arrivals
+from atoll.sim.tasks.demand import Arrivals, draw_demand
 from atoll.sim.tasks.fleet import (
     Amount,
     BatchPart,
@@ -43,6 +44,8 @@ from atoll.workload.classes import RequestClass
 
 CHUNK_S = 6.0
 """Seconds of speech that are rendered at a time, as their codes come."""
+_MOST_WARM_UP = 0.5
+"""Share of a run that may be left out of its figures, and is not reached."""
 
 
 def task_fleet(
@@ -309,3 +312,43 @@ def simulate_service(
     fleet = task_fleet(plan, problem, catalog, services=(service,), constants=constants)
     arrivals = Arrivals(problem.service(service).burstiness)
     return simulate_tasks(fleet, requests=requests, seed=seed, routing=routing, arrivals=arrivals)
+
+
+def simulate_plan(
+    plan: Plan,
+    problem: Problem,
+    catalog: Catalog,
+    *,
+    duration_s: float,
+    seed: int = 0,
+    routing: Routing = "dealt",
+    query_s: float = 0.0,
+    warm_up_s: float = 0.0,
+    until_s: float = math.inf,
+    constants: ConstantTable | None = None,
+) -> TaskResult:
+    """Simulate all any-to-any services of a plan together: they share machines and their interfaces.
+
+    Their demand lasts `duration_s` seconds, and all of it is waited for, or until `until_s`. Requests of the
+    first `warm_up_s` seconds are left out of the figures. See `simulate_tasks` for the rest.
+    """
+    fleet = task_fleet(plan, problem, catalog, constants=constants)
+    names = {klass.service for klass in fleet.classes}
+    arrivals = Arrivals(cv_of={s.name: s.burstiness for s in problem.services if s.name in names})
+    demand = draw_demand(fleet, arrivals, requests=None, duration_s=duration_s, seed=seed)
+    last_s = float(demand.arrival_s[-1])
+    if warm_up_s >= _MOST_WARM_UP * last_s:
+        raise InputError(
+            f"a warm-up of {warm_up_s:g} s leaves less than half of {last_s:g} s to judge",
+            field="warm_up",
+            hint="let it run for longer",
+        )
+    return simulate_tasks(
+        fleet,
+        demand=demand,
+        duration_s=None if math.isinf(until_s) else until_s,
+        seed=seed,
+        routing=routing,
+        query_s=query_s,
+        warmup=warm_up_s / last_s,
+    )
