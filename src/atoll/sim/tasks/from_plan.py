@@ -74,7 +74,8 @@ def task_fleet(
             "the plan serves no any-to-any model", field="paths", hint="simulate it as a plain one"
         )
     names = {service.name for service in graphs}
-    standing = [i for i in plan.instances if i.is_executor and i.service in names]
+    used = _used_parts(plan)
+    standing = [i for i in plan.instances if i.is_executor and i.service in names and i.id in used]
     steps = {i.id: _steps(problem, catalog, i, constants) for i in standing}
     return TaskFleet(
         executors=tuple(
@@ -86,6 +87,7 @@ def task_fleet(
                     problem.service(i.service),
                     catalog.model(problem.service(i.service).model),
                     steps[i.id],
+                    used[i.id],
                 ),
             )
             for i in standing
@@ -107,6 +109,21 @@ def task_fleet(
         ),
         boxes=tuple(_boxes(catalog, standing)),
     )
+
+
+def _used_parts(plan: Plan) -> dict[str, set[str]]:
+    """The parts that paths lead to, by executor.
+
+    An executor may hold parts that nobody asks it for, with no room to run them: they set no limits.
+    """
+    used: dict[str, set[str]] = {}
+    for path in plan.paths:
+        if path.share > 0.0:
+            for step in path.steps:
+                for name, weight in step.instances.items():
+                    if weight > 0.0:
+                        used.setdefault(name, set()).update(step.parts)
+    return used
 
 
 def _steps(
@@ -149,9 +166,13 @@ def _boxes(catalog: Catalog, standing: list[Instance]) -> list[Box]:
 # Parts
 
 
-def _parts(service: Service, model: ModelSpec, steps: ExecutorSteps) -> dict[str, PartModel]:
+def _parts(
+    service: Service, model: ModelSpec, steps: ExecutorSteps, used: Collection[str]
+) -> dict[str, PartModel]:
     found: dict[str, PartModel] = {}
     for part in steps.parts:
+        if part not in used:
+            continue
         by_class = {k: one for (k, of_part), one in sorted(steps.steps.items()) if of_part == part}
         if not by_class:
             continue  # no class asks for it
