@@ -12,12 +12,7 @@ import typer
 
 from atoll.api.plan import FleetPlan
 from atoll.cli.progress import bar, show_progress
-from atoll.cli.simulate_tasks import (
-    check_options,
-    parse_routing,
-    refuse_task_options,
-    show_tasks,
-)
+from atoll.cli.simulate_tasks import check_options, parse_routing, show_tasks
 from atoll.cli.trace import say_rows
 from atoll.core.errors import InfeasibleError, InputError, UnknownNameError, UsageError
 from atoll.core.files import check_target
@@ -210,14 +205,13 @@ def simulate(
     opened_fleet = _fleet(target, fleet, overlay)
     if service is not None:
         _check_service(service, opened_fleet.problem)
+    check_options(_given(context), opened_fleet.problem)
     plan = _plan_to_simulate(target, fleet, opened_fleet)
     _check_plan(plan, target)
     for epoch in epochs:
         _check_plan(FleetPlan.of(epoch.plan, opened_fleet.problem), target)
     plan = _start_engines_with(plan, limits, kv_cache_dtype)
-    asked = _given(context)
     if any(instance.is_executor for instance in plan.instances):
-        check_options(asked, plan)
         with bar("simulating", 1.0):
             mixed = plan.simulate_tasks(
                 duration_s=duration_s,
@@ -228,7 +222,6 @@ def simulate(
         show_tasks(mixed, requests_out, report, as_json=as_json)
         _judge(mixed, least)
         return
-    refuse_task_options(asked)
     chosen = replace(
         options,
         epochs=tuple(epochs),
@@ -260,14 +253,13 @@ def simulate(
 
 def _given(context: typer.Context) -> frozenset[str]:
     """The options on the command line, as they are written there."""
-    from click.core import ParameterSource
-
-    return frozenset(
-        max(parameter.opts, key=len)
-        for parameter in context.command.params
-        if parameter.name
-        and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
-    )
+    found = set()
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        # By name: typer may bring a click of its own.
+        if source is not None and source.name == "COMMANDLINE":
+            found.add(max(parameter.opts, key=len))
+    return frozenset(found)
 
 
 def _check_files(

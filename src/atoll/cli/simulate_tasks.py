@@ -10,7 +10,7 @@ from atoll.core.errors import UnknownNameError, UsageError
 from atoll.report.terminal import emit, note
 
 if TYPE_CHECKING:
-    from atoll.plan.plan import Plan
+    from atoll.plan.problem import Problem
     from atoll.sim.tasks.mixed import MixedReport
     from atoll.sim.tasks.run import Routing
 
@@ -26,28 +26,26 @@ _PLAIN_ONLY = ("--policy", "--batching")
 _ROUTINGS: tuple[Routing, ...] = ("static", "dealt", "dynamic")
 
 
-def check_options(given: Collection[str], plan: Plan) -> None:
-    """Raise UsageError for an option on the command line that a plan with executors has no use for."""
+def check_options(given: Collection[str], problem: Problem) -> None:
+    """Raise UsageError for an option on the command line that none of the services has a use for."""
+    if not problem.has_graphs:
+        for option in _TASK_OPTIONS:
+            if option in given:
+                raise UsageError(
+                    f"{option} is for any-to-any services, and the fleet has none",
+                    hint="leave it out, or say --policy",
+                )
+        return
     for option, why in _REFUSED.items():
         if option in given:
             raise UsageError(f"{option}: {why}", hint="leave it out")
-    if all(instance.is_executor for instance in plan.instances):
+    if all(service.is_graph for service in problem.services):
         for option in _PLAIN_ONLY:
             if option in given:
                 raise UsageError(
-                    f"{option} is for plain services, and the plan has none",
+                    f"{option} is for plain services, and the fleet has none",
                     hint="leave it out, or say --routing",
                 )
-
-
-def refuse_task_options(given: Collection[str]) -> None:
-    """Raise UsageError for an option that only any-to-any services know."""
-    for option in _TASK_OPTIONS:
-        if option in given:
-            raise UsageError(
-                f"{option} is for any-to-any services, and the plan has none",
-                hint="leave it out, or say --policy",
-            )
 
 
 def parse_routing(name: str | None, *, queries: bool = False) -> Routing:
