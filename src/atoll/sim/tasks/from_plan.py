@@ -175,11 +175,15 @@ def _boxes(catalog: Catalog, standing: list[Instance]) -> list[Box]:
 
 
 def _parts(
-    service: Service, model: ModelSpec, steps: ExecutorSteps, used: Collection[str]
+    service: Service,
+    model: ModelSpec,
+    steps: ExecutorSteps,
+    used: Collection[str] | None = None,
 ) -> dict[str, PartModel]:
+    """The parts of an executor, or those of them that are used."""
     found: dict[str, PartModel] = {}
     for part in steps.parts:
-        if part not in used:
+        if used is not None and part not in used:
             continue
         by_class = {k: one for (k, of_part), one in sorted(steps.steps.items()) if of_part == part}
         if not by_class:
