@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Literal
 
 from atoll.plan.plan import Market
@@ -110,7 +110,7 @@ def _draw_classes(rng: random.Random, service: str, parts: list[str]) -> list[Cl
                 rate,
                 tuple(ways),
                 tuple(chains),
-                {pair: 1e6 for pair in zip(parts, parts[1:], strict=False)},
+                dict.fromkeys(pairwise(parts), 1e6),
                 priority=rng.choice((1.0, 2.0, 5.0)),
             )
         )
@@ -131,10 +131,11 @@ def _draw_executors(
     executors = []
     for k, group in enumerate(chosen):
         kind = rng.choice(kinds)
-        uses = ((kind, 1),) if rng.random() < 0.9 else ((kind, 1), (rng.choice(kinds), 1))
-        uses = tuple(
-            sorted({name: sum(n for i, n in uses if i == name) for name, _ in uses}.items())
-        )
+        counts = {kind: 1}
+        if rng.random() < 0.1:
+            other = rng.choice(kinds)
+            counts[other] = counts.get(other, 0) + 1
+        uses = tuple(sorted(counts.items()))
         size = sum(int(name.rsplit(":", 1)[1]) * n for name, n in uses)
         speed = rng.uniform(0.5, 1.5) * size**0.9
         seconds = {

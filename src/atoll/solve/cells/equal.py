@@ -97,12 +97,12 @@ def _mix_on(
     }
     rates = {size: answer.objective for size, answer in found.items() if answer is not None}
     cells = efficient_cells(lambda gpus: rates.get(gpus, 0.0), sizes[-1])
-    mix = greedy_mix(cells, 1.0)
-    if mix is None:
+    if not cells:
         return ()
+    mix = greedy_mix(cells, 1.0)
     parts = tuple(
         (answer, number)
-        for gpus, number in sorted(mix.counts.items())
+        for gpus, number in sorted(mix.cells.items())
         if (answer := found[gpus]) is not None
     )
     carried = sum(answer.objective * number for answer, number in parts)
@@ -161,6 +161,7 @@ def _join(built: Built, mixes: Sequence[_Mix]) -> Answer:
     placed: list[Placed] = []
     flows: defaultdict[tuple[str, str, str, int, str], float] = defaultdict(float)
     ways: defaultdict[tuple[str, str, int, str], float] = defaultdict(float)
+    split: defaultdict[tuple[str, str, int, str, int, str], float] = defaultdict(float)
     for mix in mixes:
         key, region = mix.machines.key, mix.machines.region
         counts: Counter[int] = Counter()
@@ -177,6 +178,8 @@ def _join(built: Built, mixes: Sequence[_Mix]) -> Answer:
                 flows[at] += flow.rate_per_s * share
             for (service, klass, way, _), rate in answer.ways.items():
                 ways[service, klass, way, region] += rate * share
+            for (service, klass, way, part, executor, _), rate in answer.split.items():
+                split[service, klass, way, part, executor, region] += rate * share
         placed += [
             Placed(
                 executor,
@@ -197,6 +200,7 @@ def _join(built: Built, mixes: Sequence[_Mix]) -> Answer:
         machines=dict(machines),
         flows=tuple(Flow(*at, rate) for at, rate in sorted(flows.items())),
         ways=dict(ways),
+        split=dict(split),
         served={demand.key: 1.0 for demand in built.programme.classes},
         usd_per_hour=usd,
         init_usd=0.0,
