@@ -1,11 +1,14 @@
 """Plans with any-to-any models that keep their promises for a share of requests: simulated and tightened.
 
-The plan for capacity alone is simulated first. Where too few requests of a service keep a promise, the parts
-that the promise is about are planned as if they took longer: encoders and prompts where first texts are late,
-the llm's answers where tokens are, generators where speech or images are. What was too much is searched
-between the last that was enough and the last that was not, as long as that makes the plan cheaper. Plain
-services in the same fleet are sized alone first (`promise`), and their templates carry in the whole plan what
-they carry there; a simulation of the whole plan looks at all of them.
+The plan for capacity alone is simulated first. Where too few requests of a service keep a promise, executors
+that the promise is about are planned as if they took longer, those of the same parts and the same kind of
+node together: with encoders and prompts where first texts are late, with the llm's answers where tokens are,
+with generators where speech or images are. Kinds of executors that no plan has used yet count in full, those
+with parts that were too slow elsewhere by the root of what these were: parts that share a device wait for
+each other, and only a simulation says how long. When a plan keeps its promises, half of what was added last
+is taken back as long as that makes it cheaper. Plain services in the same fleet are sized alone first
+(`promise`), and their templates carry in the whole plan what they carry there; a simulation of the whole plan
+looks at all of them.
 """
 
 from __future__ import annotations
@@ -34,12 +37,17 @@ if TYPE_CHECKING:
 
 Solve = Callable[["Problem", Effort, float], "Plan"]
 Say = Callable[[str], None]
+Executors = tuple[str, str, str]
+"""Executors that are alike: service, parts, kind of node."""
 
-TTFT, TPOT, AHEAD, IMAGE = "ttft_s", "tpot_s", "ahead_s", "image_s"
-_ROUNDS, _PROBES = 14, 4
+TTFT, TPOT, AHEAD, IMAGE = "ttft", "tpot", "ahead", "image"
+_ROUNDS, _PROBES = 40, 4
 """How often promises may be missed before the best so far is taken, and how often less is tried then."""
-_STEP, _MOST = 1.2, 8.0
-"""By what a part is slowed down when it loses requests, and at most in all."""
+_STEPS = ((0.5, 1.6), (0.2, 1.35), (0.05, 1.2), (0.0, 1.1))
+"""By what executors are slowed down that lose requests: by how far the share kept is from its target."""
+_MOST = 30.0
+_BUSY = 0.7
+"""Executors are to blame for what is late that are busy for this share of what the busiest of them is."""
 _TRIAL_SEED, _TRIAL_RUNS, _MOST_RUNS = 1, 2, 6
 _FRESH_RUNS, _MOST_FRESH = 4, 16
 _REQUESTS = 4_000
@@ -49,10 +57,14 @@ _SAME = 1e-3
 
 @dataclass(frozen=True)
 class GraphShares:
-    """Shares of a service's requests that kept all promises, and each of them."""
+    """Shares of a service's requests that kept all promises, and each of them.
+
+    `busy` is by executor the share of time that it worked.
+    """
 
     all: float
     each: Mapping[str, float] = field(hash=False)
+    busy: Mapping[str, float] = field(hash=False)
 
 
 def keep_graph_promises(
@@ -85,7 +97,7 @@ class _GraphProver:
         self.effort, self.deadline, self.say = effort, deadline, say
         self.graphs = [s for s in problem.services if s.is_graph and s.rate_per_s > 0.0]
         self.plain = plain_problem(problem)
-        self.slow: dict[tuple[str, str], float] = {}
+        self.slow: dict[Executors, float] = {}
 
     def run(self) -> Plan:
         if self.plain is not None:
@@ -111,8 +123,8 @@ class _GraphProver:
     def _search(self) -> tuple[Plan, dict[str, GraphShares]]:
         best: tuple[Plan, dict[str, GraphShares]] | None = None
         closest: tuple[float, Plan, dict[str, GraphShares]] | None = None
-        enough: dict[tuple[str, str], float] = {}
-        lacking: dict[tuple[str, str], float] = {}
+        enough: dict[Executors, float] = {}
+        lacking: dict[Executors, float] = {}
         for number in range(_ROUNDS):
             plan = self._plan()
             if plan.status == "infeasible" or not self.graphs:
@@ -129,7 +141,7 @@ class _GraphProver:
                 best, enough = (plan, kept), dict(self.slow)
                 break
             lacking = dict(self.slow)
-            if not self._tighten(kept, short) or self.deadline.passed:
+            if not self._tighten(plan, kept, short) or self.deadline.passed:
                 break
         if best is None:
             assert closest is not None
@@ -139,8 +151,8 @@ class _GraphProver:
     def _loosen(
         self,
         best: tuple[Plan, dict[str, GraphShares]],
-        enough: Mapping[tuple[str, str], float],
-        lacking: Mapping[tuple[str, str], float],
+        enough: Mapping[Executors, float],
+        lacking: Mapping[Executors, float],
     ) -> tuple[Plan, dict[str, GraphShares]]:
         """Try less than what was enough, half way to what was not, while that makes the plan cheaper."""
         low, high = dict(lacking), dict(enough)
@@ -162,7 +174,11 @@ class _GraphProver:
         return best
 
     def _plan(self) -> Plan:
-        effort = replace(self.effort, slowdown=dict(self.slow))
+        slow = dict(self.slow)
+        for (service, parts, _), factor in self.slow.items():
+            key = (service, parts, "*")
+            slow[key] = min(slow.get(key, factor**0.5), factor**0.5)
+        effort = replace(self.effort, slowdown=slow)
         return self.solve(self.problem, effort, self.deadline.share(0.5))
 
     def _target(self, service: str) -> float:
@@ -183,22 +199,39 @@ class _GraphProver:
     def _short(self, kept: Mapping[str, GraphShares]) -> list[str]:
         return [name for name, shares in kept.items() if shares.all < self._target(name)]
 
-    def _tighten(self, kept: Mapping[str, GraphShares], short: list[str]) -> bool:
-        """Slow the parts down that lose requests; False where none can be any further."""
+    def _tighten(self, plan: Plan, kept: Mapping[str, GraphShares], short: list[str]) -> bool:
+        """Slow the executors down that lose requests; False where none can be any further."""
         moved = False
         for name in short:
-            service, shares = self.problem.service(name), kept[name]
+            shares = kept[name]
             lost = {promise: 1.0 - share for promise, share in shares.each.items()}
             worst = max(lost.values(), default=0.0)
             guilty = {promise for promise, share in lost.items() if share >= 0.5 * worst}
-            for part in guilty_parts(self.catalog, service, guilty):
-                now = self.slow.get((name, part), 1.0)
+            parts = set(guilty_parts(self.catalog, self.problem.service(name), guilty))
+            blamed = [
+                i
+                for i in plan.instances
+                if i.service == name and i.is_executor and parts & set(i.parts)
+            ]
+            most = max((shares.busy.get(i.id, 0.0) for i in blamed), default=0.0)
+            missing = self._target(name) - shares.all
+            step = next(factor for least, factor in _STEPS if missing >= least)
+            keys = {
+                (name, i.role_id.component, i.nodes[0].kind)
+                for i in blamed
+                if shares.busy.get(i.id, 0.0) >= _BUSY * most
+            }
+            for key in sorted(keys):
+                now = self.slow.get(key, self._start(key))
                 if now < _MOST:
-                    missing = self._target(name) - shares.all
-                    step = _STEP if missing < 0.2 else _STEP * _STEP
-                    self.slow[name, part] = min(_MOST, now * step)
+                    self.slow[key] = min(_MOST, now * step)
                     moved = True
         return moved
+
+    def _start(self, key: Executors) -> float:
+        """What executors of a kind counted with before they were looked at."""
+        like = [factor for (s, p, _), factor in self.slow.items() if (s, p) == key[:2]]
+        return float(min(like)) ** 0.5 if like else 1.0
 
     def _finish(self, plan: Plan, kept: Mapping[str, GraphShares]) -> Plan:
         """The plan with what its requests keep on arrivals that it was not sized with."""
@@ -292,7 +325,8 @@ def _shares(result: TaskResult) -> GraphShares:
         own = [c for c in promised if name in c.kept]
         if own:
             each[name] = _weigh(own, [c.kept[name] for c in own])
-    return GraphShares(_weigh(promised, [c.kept_all or 0.0 for c in promised]), each)
+    busy = {executor.name: executor.busy for executor in result.executors}
+    return GraphShares(_weigh(promised, [c.kept_all or 0.0 for c in promised]), each, busy)
 
 
 def _weigh(classes: list[ClassResult], shares: list[float]) -> float:
@@ -305,6 +339,7 @@ def _mean(runs: list[GraphShares]) -> GraphShares:
     return GraphShares(
         float(np.mean([run.all for run in runs])),
         {name: float(np.mean([run.each[name] for run in runs])) for name in names},
+        {name: float(np.mean([run.busy[name] for run in runs])) for name in runs[0].busy},
     )
 
 

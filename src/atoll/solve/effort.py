@@ -52,7 +52,8 @@ class Effort:
     `gap` is the proven distance to the optimum, as a share, at which the search may stop. `cached` keeps
     templates on disk and uses those that are there. `work` multiplies every budget of counted work: linear
     programmes, integer nodes, evaluations, simulations. Templates carry what `derating` leaves of them, and
-    parts of any-to-any services take `slowdown` times as long, by service and part: what simulation found.
+    executors of any-to-any services take `slowdown` times as long, by service, parts and kind of node ("*":
+    kinds that are not named): what simulation found.
     The rest is for fixed clusters: `objective` is what
     the plan is best at (None: what lasts), `partial` lets a node run only some of its layers, `promise`
     allows no pipeline slower than ttft and tpot (False: best effort), and `rank` values the best few plans,
@@ -67,7 +68,7 @@ class Effort:
     rank: Rank | None = None
     work: float = 1.0
     derating: Derating | None = None
-    slowdown: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    slowdown: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not _LEAST_WORK <= self.work <= _MOST_WORK:

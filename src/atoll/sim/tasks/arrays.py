@@ -24,8 +24,8 @@ NOTHING, TEXT, AUDIO, IMAGE = range(4)
 # Routing.
 DRAWN, DEALT, DYNAMIC = range(3)
 # Kinds of event: a step ends on an executor; a job that nothing feeds may begin; all of an edge has arrived,
-# that was not streamed or was; a chunk has arrived.
-STEP, READY, FED, CLOSED, CHUNK = range(5)
+# that was not streamed or was; a chunk has arrived; a KV cache that was computed here is where it is wanted.
+STEP, READY, FED, CLOSED, CHUNK, GONE = range(6)
 JOBS = 1 << 28
 """More than there are jobs: endings are sorted by step * JOBS + job, so that no two are equal."""
 
@@ -43,7 +43,7 @@ RUN = _record(
 )
 # Its units are `first` and `count` - 1 more; `turn` had the last step, `at` has the one under way. `work_s`
 # are seconds of work that was sent to it and is not done, as routing estimates them.
-EXECUTOR = _record(i8="box first count turn at", f8="work_s busy_s", flag="busy kicked")
+EXECUTOR = _record(i8="box first count turn at", f8="work_s busy_s step_end_s", flag="busy kicked")
 UNIT = _record(
     # Fixed; those from `kind` to `cached_rows` are for `sim.stepping`.
     i8="executor type phase emits most budget kind row kinds start end cached_rows"

@@ -39,7 +39,7 @@ ROUTINGS = {"static": a.DRAWN, "dealt": a.DEALT, "dynamic": a.DYNAMIC}
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltTasks:
     """A run that is ready to start, and what its numbers mean: part names by unit, and speech by request."""
 
     sim: a.TaskSim
@@ -49,7 +49,9 @@ class Built:
     clipped: int
 
 
-def build(fleet: TaskFleet, demand: Demand, *, routing: int, query_s: float, seed: int) -> Built:
+def build(
+    fleet: TaskFleet, demand: Demand, *, routing: int, query_s: float, seed: int
+) -> BuiltTasks:
     """Return a run of a fleet under demand."""
     names = {part: at for at, part in enumerate(_part_names(fleet))}
     times = TimesBuilder()
@@ -95,7 +97,7 @@ def build(fleet: TaskFleet, demand: Demand, *, routing: int, query_s: float, see
         prefix=steps.prefix,
         curve=steps.curve,
     )
-    return Built(sim, fleet, unit_names, speech_s, clipped)
+    return BuiltTasks(sim, fleet, unit_names, speech_s, clipped)
 
 
 def _part_names(fleet: TaskFleet) -> list[str]:

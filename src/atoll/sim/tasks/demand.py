@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -18,10 +19,11 @@ from atoll.workload.sampling import LogNormal
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """When requests come: gaps of each service with a CV (1: Poisson), or all `at_once` at time 0."""
+    """When requests come: gaps with a CV (1: Poisson), by service where told, or all `at_once` at time 0."""
 
     cv: float = 1.0
     at_once: bool = False
+    cv_of: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
 class Demand(NamedTuple):
@@ -61,24 +63,13 @@ def draw_demand(
         raise InputError("at least one request comes", field="requests")
     if duration_s is not None and (arrivals.at_once or not 0.0 < duration_s < math.inf):
         raise InputError("requests come at once or for some seconds", field="duration_s")
-    times: list[Floats] = []
-    classes: list[Longs] = []
-    for service in dict.fromkeys(klass.service for klass in fleet.classes):
-        own = [at for at, klass in enumerate(fleet.classes) if klass.service == service]
-        rates = np.array([fleet.classes[at].rate_per_s for at in own])
-        total = float(rates.sum())
-        rng = stream(seed, "tasks", "arrivals", service)
-        came = _times(rng, arrivals, total, requests, duration_s)
-        drawn = np.searchsorted(np.cumsum(rates) / total, rng.random(len(came)), side="right")
-        times.append(came)
-        classes.append(np.array(own)[np.minimum(drawn, len(own) - 1)])
-    arrival_s, klass = np.concatenate(times), np.concatenate(classes)
     if arrivals.at_once:
-        # Services in proportion to their rates, in no order.
-        weight = np.array([k.rate_per_s for k in fleet.classes])
+        weight = np.array([klass.rate_per_s for klass in fleet.classes])
         rng = stream(seed, "tasks", "arrivals")
         klass = rng.choice(len(weight), size=requests, p=weight / weight.sum())
         arrival_s = np.zeros(len(klass))
+    else:
+        arrival_s, klass = _arrivals(fleet, arrivals, requests, duration_s, seed)
     order = np.argsort(arrival_s, kind="stable")[:requests]
     arrival_s, klass = arrival_s[order], klass[order].astype(np.int64)
     if not len(arrival_s):
@@ -123,16 +114,37 @@ def _tokens(values: Floats) -> Longs:
     return np.maximum(1, np.rint(values)).astype(np.int64)
 
 
+def _arrivals(
+    fleet: TaskFleet,
+    arrivals: Arrivals,
+    requests: int | None,
+    duration_s: float | None,
+    seed: int,
+) -> tuple[Floats, Longs]:
+    """Times and classes of the requests of all services, one service after the other."""
+    times: list[Floats] = []
+    classes: list[Longs] = []
+    for service in dict.fromkeys(klass.service for klass in fleet.classes):
+        own = [at for at, klass in enumerate(fleet.classes) if klass.service == service]
+        rates = np.array([fleet.classes[at].rate_per_s for at in own])
+        total = float(rates.sum())
+        rng = stream(seed, "tasks", "arrivals", service)
+        cv = arrivals.cv_of.get(service, arrivals.cv)
+        times.append(_times(rng, cv, total, requests, duration_s))
+        chance = rng.random(len(times[-1]))
+        drawn = np.searchsorted(np.cumsum(rates) / total, chance, side="right")
+        classes.append(np.array(own)[np.minimum(drawn, len(own) - 1)])
+    return np.concatenate(times), np.concatenate(classes)
+
+
 def _times(
     rng: np.random.Generator,
-    arrivals: Arrivals,
+    cv: float,
     rate: float,
     requests: int | None,
     duration_s: float | None,
 ) -> Floats:
-    if arrivals.at_once:
-        return np.zeros(0)
-    renewal = Renewal("poisson" if arrivals.cv == 1.0 else "gamma", arrivals.cv)
+    renewal = Renewal("poisson" if cv == 1.0 else "gamma", cv)
     first = renewal.first(rng)
     if requests is not None:
         return np.asarray(np.cumsum([first, *renewal.gaps(rng, requests - 1)]) / rate)

@@ -104,7 +104,8 @@ class TokenPart:
     """A part that makes token after token: continuous batching over a KV cache of `kv_tokens` tokens.
 
     A step has one token of every running sequence and prompts, cut to fit, up to `max_tokens` in all. With
-    `phase` "prefill" it computes prompts and their first token, with "decode" the tokens after the first.
+    `phase` "prefill" it computes prompts and their first token, and keeps their KV cache until it is where it
+    is wanted; with "decode" it makes the tokens after the first.
 
     A sequence is let in when its prompt and its whole answer fit (`admission` "booked": what planned
     capacities assume), or when its prompt and a token do ("prompts", as vLLM): then, where the cache is
@@ -244,7 +245,7 @@ class ClassSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class PathStep:
+class StepSpec:
     """Parts that one executor runs, and who it may be: (executor, weight)."""
 
     parts: tuple[str, ...]
@@ -258,7 +259,7 @@ class PathSpec:
     service: str
     klass: str
     share: float
-    steps: tuple[PathStep, ...]
+    steps: tuple[StepSpec, ...]
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -31,9 +31,9 @@ from atoll.sim.tasks.fleet import (
     PartModel,
     PartNeed,
     PathSpec,
-    PathStep,
     PhaseName,
     Promises,
+    StepSpec,
     TaskFleet,
     TokenPart,
 )
@@ -41,7 +41,7 @@ from atoll.sim.tasks.result import TaskResult
 from atoll.sim.tasks.run import Routing, simulate_tasks
 from atoll.workload.classes import RequestClass
 
-CHUNK_S = 2.0
+CHUNK_S = 6.0
 """Seconds of speech that are rendered at a time, as their codes come."""
 
 
@@ -97,7 +97,7 @@ def task_fleet(
                 path.service,
                 path.klass,
                 path.share,
-                tuple(PathStep(step.parts, tuple(step.instances.items())) for step in path.steps),
+                tuple(StepSpec(step.parts, tuple(step.instances.items())) for step in path.steps),
             )
             for path in plan.paths
             if path.service in names and path.share > 0.0

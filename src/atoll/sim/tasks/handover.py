@@ -11,6 +11,7 @@ from atoll.sim.tasks.arrays import (
     DRAWN,
     DYNAMIC,
     FED,
+    GONE,
     IMAGE,
     PREFILL,
     READY,
@@ -182,13 +183,18 @@ def carry(z: TaskSim, source: int, target: int, size: float, now: float) -> floa
 
 
 @kernel
-def send(z: TaskSim, j: int, to: int, kind: int, size: float, now: float) -> None:
-    """Send something from a job to one that it feeds; where nobody runs that yet, somebody is chosen."""
+def send(z: TaskSim, j: int, to: int, kind: int, size: float, now: float) -> float:
+    """Send something from a job to one that it feeds and return when it is there.
+
+    Where nobody runs that one yet, somebody is chosen.
+    """
     if z.job[to].unit < 0:
         choose(z, to, now)
     leaves = max(now, z.job[to].known_s)
     source, target = z.unit[z.job[j].unit].executor, z.unit[z.job[to].unit].executor
-    push(z, carry(z, source, target, size, leaves), kind, to)
+    there = carry(z, source, target, size, leaves)
+    push(z, there, kind, to)
+    return there
 
 
 @kernel
@@ -243,6 +249,7 @@ def finish(z: TaskSim, j: int, now: float) -> None:
         request.end_s = now
         z.run[0].finished += 1
     one = z.part[klass.part + job.part]
+    gone = now
     for i in range(one.edge, one.edge + one.edges):
         link = z.link[klass.edge + i]
         to = request.job + link.dst
@@ -250,12 +257,14 @@ def finish(z: TaskSim, j: int, now: float) -> None:
             continue
         size = z.size[request.edge + i]
         if not link.streamed:
-            send(z, j, to, FED, size, now)
+            gone = max(gone, send(z, j, to, FED, size, now))
         elif z.part[klass.part + link.dst].type == TOKENS:
             sent = min(1.0, link.chunk / job.answer)
             send(z, j, to, CLOSED, (1.0 - sent) * size, now)
         else:
             send(z, j, to, CLOSED, 0.0, now)
+    if job.held > 0.0:
+        push(z, gone, GONE, j)
 
 
 @kernel

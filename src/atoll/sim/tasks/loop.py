@@ -7,10 +7,10 @@ import math
 from atoll.core.compiling import entry
 from atoll.sim.arrays import Longs
 from atoll.sim.heap import KINDS
-from atoll.sim.tasks.arrays import STEP, TaskSim
+from atoll.sim.tasks.arrays import GONE, STEP, TaskSim
 from atoll.sim.tasks.handover import arrive, kick, receive
 from atoll.sim.tasks.kernel import kernel, pop, push, task_sim_at
-from atoll.sim.tasks.steps import end, start
+from atoll.sim.tasks.steps import drop, end, start
 
 COMPILED_AS = "the simulator of tasks"
 
@@ -32,6 +32,7 @@ def start_next(z: TaskSim, e: int, now: float) -> None:
         executor.busy = True
         executor.turn = turn
         executor.at = u
+        executor.step_end_s = now + took
         push(z, now + took, STEP, e)
         break
 
@@ -76,6 +77,9 @@ def advance(z: TaskSim, most: int) -> bool:
             z.executor[e].busy = False
             end(z, z.executor[e].at, now)
             kick(z, e)
+        elif value % KINDS == GONE:
+            drop(z, value // KINDS)
+            kick(z, z.unit[z.job[value // KINDS].unit].executor)
         else:
             receive(z, value % KINDS, value // KINDS, now)
     return False

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from atoll.sim.arrays import Floats, Longs, Records
 from atoll.sim.result import Spread
 from atoll.sim.tasks import arrays as a
-from atoll.sim.tasks.build import Built
+from atoll.sim.tasks.build import BuiltTasks
 from atoll.sim.tasks.fleet import ClassSpec, Promises
 
 
@@ -125,7 +125,7 @@ class TaskResult:
         return next(e for e in self.executors if e.name == name)
 
     @classmethod
-    def of(cls, built: Built, *, warmup: float, cpu_s: float) -> TaskResult:
+    def of(cls, built: BuiltTasks, *, warmup: float, cpu_s: float) -> TaskResult:
         """Read the result off a run."""
         sim, fleet = built.sim, built.fleet
         run = sim.run[0]
@@ -137,8 +137,9 @@ class TaskResult:
         low, high = warmup * clock, (1.0 - warmup) * clock
         steady = (end_s > low) & (end_s <= high)
         window = max(high - low, 1e-12)
-        makespan = clock - float(columns.arrival_s[0])
         finished = int(run["finished"])
+        last = float(end_s.max()) if finished == len(came) else clock
+        makespan = last - float(columns.arrival_s[0])
         return cls(
             classes=tuple(
                 _class(
@@ -244,24 +245,34 @@ def _kept(
     return kept, float((~broken)[judged].mean()) if judged.any() else None
 
 
-def _executors(built: Built, clock: float) -> tuple[ExecutorResult, ...]:
+def _executors(built: BuiltTasks, clock: float) -> tuple[ExecutorResult, ...]:
     found: list[ExecutorResult] = []
     for spec, row in zip(built.fleet.executors, built.sim.executor, strict=True):
         units = range(int(row["first"]), int(row["first"] + row["count"]))
-        parts = tuple(_part(built.unit_names[u], built.sim.unit[u], clock) for u in units)
+        # A step that is cut off by the end of the run was not all in it.
+        over_s = max(0.0, float(row["step_end_s"]) - clock) if row["busy"] else 0.0
+        parts = tuple(
+            _part(
+                built.unit_names[u],
+                built.sim.unit[u],
+                clock,
+                over_s if u == int(row["at"]) else 0.0,
+            )
+            for u in units
+        )
         busy = sum(part.busy for part in parts)
         found.append(ExecutorResult(spec.name, spec.box, spec.service, busy, parts))
     return tuple(found)
 
 
-def _part(name: str, unit: Records, clock: float) -> PartResult:
+def _part(name: str, unit: Records, clock: float, over_s: float) -> PartResult:
     room = max(float(unit["room"]), 1.0)
     held = float(unit["used"]) * clock - float(unit["used_moment"])
     queued = float(unit["waiting"]) * clock - float(unit["queue_moment"])
     span = max(clock, 1e-12)
     return PartResult(
         part=name,
-        busy=float(unit["busy_s"]) / span,
+        busy=(float(unit["busy_s"]) - over_s) / span,
         steps=int(unit["step_count"]),
         batch_mean=float(unit["batch_sum"]) / max(int(unit["step_count"]), 1),
         queue_mean=queued / span,

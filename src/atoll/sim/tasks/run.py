@@ -56,6 +56,8 @@ def simulate_tasks(
         raise InputError(f"{query_s!r} is not a time in seconds", field="query_s")
     if not 0.0 <= warmup < 0.5:
         raise InputError(f"{warmup!r} is not a share of 0 to 0.5", field="warmup")
+    if demand is not None and requests is not None:
+        raise InputError("requests are drawn or given", field="requests", hint="leave it out")
     begun = time.process_time()
     if demand is None:
         demand = draw_demand(

@@ -118,6 +118,13 @@ def hold(z: TaskSim, u: int, tokens: float) -> None:
 
 
 @kernel
+def drop(z: TaskSim, j: int) -> None:
+    """Free the KV cache of a job."""
+    hold(z, z.job[j].unit, -z.job[j].held)
+    z.job[j].held = 0.0
+
+
+@kernel
 def join(z: TaskSim, u: int, j: int) -> None:
     """Let a job whose prompt is in the cache make a token in every step from the next on."""
     unit, job = z.unit[u], z.job[j]
@@ -157,8 +164,7 @@ def make_room(z: TaskSim, u: int) -> None:
                 youngest = i
         j = leave(z, u, youngest)
         job = z.job[j]
-        hold(z, u, -job.held)
-        job.held = 0.0
+        drop(z, j)
         job.computed = 0
         job.target = job.prompt + job.made
         z.request[job.request].retries += 1
@@ -252,9 +258,9 @@ def token_start(z: TaskSim, u: int) -> float:
 
 @kernel
 def release(z: TaskSim, u: int, j: int, now: float) -> None:
-    """Free the KV cache of a job that has all its tokens."""
-    hold(z, u, -z.job[j].held)
-    z.job[j].held = 0.0
+    """Free the KV cache of a job that has all its tokens, unless others want it."""
+    if z.unit[u].phase != PREFILL:
+        drop(z, j)
     complete(z, j, now)
 
 

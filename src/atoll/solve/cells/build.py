@@ -191,13 +191,15 @@ class _GraphService:
         sure = [work for work in works if work is not None]
         keys = set.intersection(*(set(work.seconds) for work in sure))
         known = self.service.paths
+        slow, name = self.effort.slowdown, "+".join(option)
+        others = slow.get((self.service.name, name, "*"), 1.0)
+        slowed = slow.get((self.service.name, name, kind), others)
         seconds: dict[tuple[str, str], float] = {}
         latency: dict[tuple[str, str], float] = {}
         for klass, part in sorted(keys):
-            name = label(part, option) if known else part
-            slowed = self.effort.slowdown.get((self.service.name, part), 1.0)
-            seconds[klass, name] = slowed * max(work.seconds[klass, part] for work in sure)
-            latency[klass, name] = max(work.latency_s[klass, part] for work in sure)
+            part_name = label(part, option) if known else part
+            seconds[klass, part_name] = slowed * max(work.seconds[klass, part] for work in sure)
+            latency[klass, part_name] = max(work.latency_s[klass, part] for work in sure)
         if not seconds:
             return
         parts = tuple(label(part, option) for part in option) if known else option
