@@ -1,15 +1,21 @@
 """Fleets of any-to-any and plain models on mixed GPUs: what mixing saves, and how long planning takes.
 
-Prices are the catalog's, on demand, in one region; promises are those of `examples/any-to-any.yaml`. A plan on
-one GPU type alone is asked of the same solver with the other offers left out. The large fleet has sixteen
-boxes of eight GPUs, four of each of four types, and four services, at several loads up to one that the boxes
-cannot carry.
+Prices are the catalog's, on demand, in one region of AWS or GCP; promises are those of
+`examples/any-to-any.yaml`. A plan on one GPU type alone is asked of the same solver with the other offers left
+out. The large fleet has sixteen boxes of eight GPUs, four of each of four types, and four services, at several
+loads up to one that the boxes cannot carry. Every such plan is made in a process of its own, with nothing in
+memory and no templates read from disk; `python -m benchmarks.cells_fleets LOAD` makes one.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
+import subprocess
+import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 
 from atoll.api.fleet import Fleet
 from atoll.core.ids import parse_node_type
@@ -24,7 +30,7 @@ PATIENT_S = 3600.0
 """Time to plan: work is what is measured, and a busy machine must not cut it short."""
 BOXES = 4
 """Boxes of eight of each GPU type in the large fleet."""
-LOADS = (1.0, 4.0, 12.0)
+LOADS = (1.0, 12.0, 20.0, 40.0)
 """Multiples of demand in the large fleet; the last is more than the boxes carry."""
 
 Entry = dict[str, object]
@@ -107,6 +113,14 @@ PICTURES: Entry = {
     },
 }
 
+FLEETS: dict[str, dict[str, Entry]] = {
+    "speech, documents, chat": {"assistant": ASSISTANT, "documents": DOCUMENTS, "chat": CHAT},
+    "speech, vision, chat": {"assistant": ASSISTANT, "vision": VISION, "chat": CHAT},
+    "documents, pictures": {"documents": DOCUMENTS, "pictures": PICTURES},
+}
+REGIONS = {"aws/us-east-1": GPUS, "gcp/us-central1": ("A100-80", "L4", "T4")}
+"""Where GPUs are rented, and which of them there are."""
+
 
 @dataclass(frozen=True)
 class Saving:
@@ -126,59 +140,46 @@ class Saving:
 
 @dataclass(frozen=True)
 class Timed:
-    """A plan, and the seconds that it took."""
+    """A plan of the large fleet: what it costs in USD/h, how much it serves, and the seconds that it took.
 
-    name: str
-    plan: Plan
+    `cpu_s` and `wall_s` are those of the solver alone, `process_cpu_s` also those of starting Python.
+    """
+
+    load: float
+    status: str
+    usd_per_hour: float
+    gap: float
+    served: float
     cpu_s: float
     wall_s: float
+    process_cpu_s: float
 
 
-def mixed_fleets(quick: bool) -> dict[str, Problem]:
-    """Return the fleets that are planned on mixed and on equal GPUs."""
-    cloud = {"regions": ["aws/us-east-1"], "gpus": list(GPUS), "available": 16}
-    found = {
-        "speech, documents, chat": Fleet.load(ROOT / "examples" / "any-to-any.yaml").problem,
-        "speech, vision, chat": _fleet(
-            {"assistant": ASSISTANT, "vision": VISION, "chat": CHAT}, {"cloud": cloud}
-        ),
-    }
-    if not quick:
-        found["documents, pictures"] = _fleet(
-            {"documents": DOCUMENTS, "pictures": PICTURES}, {"cloud": cloud}
-        )
-    return found
+def mixed_cases(quick: bool) -> Iterator[tuple[str, Problem]]:
+    """Yield fleets to plan on mixed and on equal GPUs: services, a region's GPUs, and how much demand."""
+    for (region, gpus), (name, services), load in itertools.product(
+        REGIONS.items(), FLEETS.items(), (4.0,) if quick else (1.0, 4.0)
+    ):
+        cloud = {"regions": [region], "gpus": list(gpus), "available": 32}
+        yield f"{name}, {region}, x{load:g}", fleet(services, {"cloud": cloud}, load)
 
 
 def large_fleet(load: float) -> Problem:
     """Return four services on sixteen boxes, at a multiple of their demand."""
-    offers = Fleet.from_dict(
-        {
-            "models": {"assistant": ASSISTANT},
-            "pool": {
-                "cloud": {
-                    "regions": ["aws/us-east-1"],
-                    "node_types": [f"{gpu}:8" for gpu in GPUS],
-                    "available": BOXES,
-                }
-            },
-        }
-    ).problem.offers
+    boxes = [f"{gpu}:8" for gpu in GPUS]
+    cloud = {"regions": ["aws/us-east-1"], "node_types": boxes, "available": BOXES}
     services = {"assistant": ASSISTANT, "documents": DOCUMENTS, "vision": VISION, "chat": CHAT}
-    problem = _fleet(
-        services,
-        {"cloud": {"regions": ["aws/us-east-1"], "node_types": ["L4:8"], "available": BOXES}},
-    )
+    return fleet(services, {"cloud": cloud}, load)
+
+
+def fleet(services: Mapping[str, Entry], pool: Entry, load: float = 1.0) -> Problem:
+    """Return the problem of services on a pool, at a multiple of their demand."""
+    problem = Fleet.from_dict({"models": dict(services), "pool": pool}).problem
     return problem.replace(
-        offers=offers,
         services=tuple(
             s.model_copy(update={"rate_per_s": s.rate_per_s * load}) for s in problem.services
-        ),
+        )
     )
-
-
-def _fleet(models: Entry, pool: Entry) -> Problem:
-    return Fleet.from_dict({"models": models, "pool": pool}).problem
 
 
 def saving(name: str, problem: Problem) -> Saving:
@@ -187,8 +188,9 @@ def saving(name: str, problem: Problem) -> Saving:
     if not _serves_all(mixed):
         raise RuntimeError(f"{name}: not served by all GPUs together: {mixed.reasons}")
     alone: dict[str, float | None] = {}
-    for gpu in GPUS:
-        offers = tuple(o for o in problem.offers if parse_node_type(o.node_type).gpu == gpu)
+    gpus = {o.node_type: parse_node_type(o.node_type).gpu for o in problem.offers}
+    for gpu in sorted(set(gpus.values())):
+        offers = tuple(o for o in problem.offers if gpus[o.node_type] == gpu)
         plan = _plan(problem.replace(offers=offers))
         alone[gpu] = plan.usd_per_hour if _serves_all(plan) else None
     return Saving(name, mixed.usd_per_hour, mixed.gap or 0.0, alone)
@@ -203,8 +205,28 @@ def _plan(problem: Problem) -> Plan:
     return solve(problem, deadline_s=PATIENT_S)
 
 
-def time_plan(name: str, problem: Problem) -> Timed:
-    """Plan from nothing, templates and all, and take the time; nothing is read from caches on disk."""
+def time_plan(load: float) -> Timed:
+    """Plan the large fleet, templates and all, and take the time; nothing is read from caches on disk."""
+    problem = large_fleet(load)
     wall, cpu = time.perf_counter(), time.process_time()
     plan = solve(problem, deadline_s=PATIENT_S, effort=Effort(cached=False))
-    return Timed(name, plan, time.process_time() - cpu, time.perf_counter() - wall)
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    served = min(plan.served_fraction.values(), default=0.0)
+    usd, gap = plan.usd_per_hour, plan.gap or 0.0
+    return Timed(load, plan.status, usd, gap, served, cpu, wall, time.process_time())
+
+
+def time_fresh(load: float) -> Timed:
+    """Return `time_plan` of a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.cells_fleets", str(load)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return Timed(**json.loads(done.stdout.splitlines()[-1]))
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(time_plan(float(sys.argv[1])))))

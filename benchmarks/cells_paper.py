@@ -10,8 +10,8 @@ The labels of figure 2 are taken from the published script that ran its four dep
 names seven of eight workloads and misreads some. What measured columns say decides between the two. An
 encoder of InternVL3 takes one tile after another, so that two of them, where they bound 2E/3PD, carry the
 same tiles/s in every column: 9 tiles x 3.2 = 28.8 (1920 x 1080, columns 1 to 3), 7 x 4.0 = 28 (1680 x 1050,
-column 5), 10 x 2.8 = 28 (two of 896 x 896, column 7). With the copy's 960 x 640 x 2 (14 tiles) it would be 39,
-with its 896 x 640 (13 tiles) in column 8 it would be 56: more than in any other column.
+column 5), 10 x 2.8 = 28 (two of 896 x 896, column 7), and fewer elsewhere. With the copy's 960 x 640 x 2 (14
+tiles) it would be 39, with its 896 x 640 (13 tiles) in column 8 it would be 56.
 """
 
 from __future__ import annotations
@@ -136,13 +136,41 @@ TABLE3_DEPLOYMENTS: dict[str, Deployment] = {
     "EP/D": {("vision+llm.prefill", 2): 4, ("llm.decode", 2): 4},
     "E/P/D": {("vision", 1): 2, ("llm.prefill", 2): 2, ("llm.decode", 2): 4},
 }
-"""Section 7.3.2's, on 16 GPUs."""
+"""Section 7.3.2's, on 16 GPUs; its E/P/D leaves two of them idle."""
+
+
+OMNI_DEPLOYMENTS: dict[int, dict[str, Deployment]] = {
+    boxes: {
+        f"1 thinker, {8 * boxes - 1} talkers with vocoder": {
+            ("vision+audio+llm", 1): 1,
+            ("talker+vocoder", 1): 8 * boxes - 1,
+        }
+    }
+    for boxes in (1, 2)
+}
+"""Section 7.2's plans of Qwen2.5-Omni, by boxes; encoders run beside the thinker."""
+OMNI3_DEPLOYMENTS: dict[int, dict[str, Deployment]] = {
+    1: {
+        "1 thinker x2, 5 talkers, 1 vocoder": {
+            ("vision+audio+llm", 2): 1,
+            ("talker", 1): 5,
+            ("code2wav", 1): 1,
+        }
+    },
+    2: {
+        "3 thinkers x2, 10 talkers with vocoder": {
+            ("vision+audio+llm", 2): 3,
+            ("talker+code2wav", 1): 10,
+        }
+    },
+}
+"""Figure 7's plans of Qwen3-Omni, by boxes; encoders run beside the thinker."""
 
 
 def servegen(
     *, audio: bool = True, speech: float = 0.2, video: float = 0.5, sound: float = 0.5
 ) -> Classes:
-    """Return footnote 6's requests: an image each, half with a video, half with sound, a fifth answered aloud.
+    """Return footnote 6's requests: an image each, half with video, half with sound, a fifth answered aloud.
 
     Video and sound come independently of each other, as in the published script.
     """
@@ -211,9 +239,7 @@ def build(problem: Problem, catalog: Catalog, cut: str | None = None) -> Built:
         assert cut is not None
         return named_options(cut, catalog.model(service.model), ways)
 
-    return build_programme(
-        problem, catalog, Effort(), None, choose=None if cut is None else choose
-    )
+    return build_programme(problem, catalog, Effort(), None, choose=None if cut is None else choose)
 
 
 def carry_most(
@@ -266,6 +292,20 @@ def deployed(programme: Programme, deployment: Deployment) -> float:
         if spent > 0.0:
             rates.append(count / spent)
     return min(rates, default=0.0)
+
+
+def cut_down(programme: Programme, gpus: int) -> Programme:
+    """Return the programme on machines of fewer GPUs each, as cells of that many are."""
+    machines = tuple(
+        replace(
+            m,
+            gpus=gpus,
+            usd_per_hour=m.usd_per_hour * gpus / m.gpus,
+            sizes=tuple(size for size in m.sizes if size <= gpus),
+        )
+        for m in programme.machines
+    )
+    return replace(programme, machines=machines)
 
 
 def one_at_a_time(programme: Programme, parts: Sequence[str]) -> Programme:
