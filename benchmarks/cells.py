@@ -95,7 +95,7 @@ def measure_omni(catalog: Catalog) -> list[Figure]:
         problem = equal_gpus(cells_paper.OMNI, cells_paper.servegen(), boxes)
         programme = build(problem, catalog).programme
         ours = carry_most(programme)
-        monoliths = _monoliths(boxes, catalog)
+        monoliths = monoliths_of(boxes, catalog)
         assert ours is not None
         gpus = 8 * boxes
         print(f"  {gpus:2d} GPUs  exact plan {ours.per_s:7.3f}  {ours.text}")
@@ -120,8 +120,8 @@ def measure_omni(catalog: Catalog) -> list[Figure]:
     return figures
 
 
-def _monoliths(boxes: int, catalog: Catalog) -> dict[str, Most]:
-    """What monoliths of Qwen2.5-Omni carry, by how well their parts batch."""
+def monoliths_of(boxes: int, catalog: Catalog) -> dict[str, Most]:
+    """Return what monoliths of Qwen2.5-Omni carry, by how well their parts batch."""
     classes = cells_paper.servegen()
     ideal = build(equal_gpus(cells_paper.OMNI, classes, boxes), catalog, "monolith").programme
     single = equal_gpus(cells_paper.OMNI, classes, boxes, engine={"max_num_seqs": 1})

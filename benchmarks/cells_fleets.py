@@ -1,10 +1,10 @@
 """Fleets of any-to-any and plain models on mixed GPUs: what mixing saves, and how long planning takes.
 
 Prices are the catalog's, on demand, in one region of AWS or GCP; promises are those of
-`examples/any-to-any.yaml`. A plan on one GPU type alone is asked of the same solver with the other offers left
-out. The large fleet has sixteen boxes of eight GPUs, four of each of four types, and four services, at several
-loads up to one that the boxes cannot carry. Every such plan is made in a process of its own, with nothing in
-memory and no templates read from disk; `python -m benchmarks.cells_fleets LOAD` makes one.
+`examples/any-to-any.yaml`. A plan on one GPU type alone is asked of the same solver with the other offers
+left out. The large fleet has sixteen boxes of eight GPUs, four of each of four types, and four services, at
+several loads up to one that the boxes cannot carry. Every such plan is made in a process of its own, with
+nothing in memory and no templates read from disk; `python -m benchmarks.cells_fleets LOAD` makes one.
 """
 
 from __future__ import annotations
