@@ -20,7 +20,7 @@ from atoll.solve.cells.types import (
 )
 from tests.reference import cells_brute
 
-MOST_CANDIDATES = 20_000
+MOST_CANDIDATES = 6_000
 """Vectors of counts that a case may have for trying everything to stay quick."""
 _SAME = 1e-6
 _SIZES = (1, 2, 4, 8)

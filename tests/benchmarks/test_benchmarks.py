@@ -99,6 +99,24 @@ def test_h200_fidelity(tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_h200_components_fidelity() -> None:
+    printed = python("-m", "benchmarks.h200_components_fidelity", "--quick")
+    figures = last_line(printed)
+    # Far above what is reported: only a broken model or file comes near.
+    limits = {
+        "vit_median": 25.0,
+        "vit_p95": 50.0,
+        "internvit_median": 20.0,
+        "dit_median": 40.0,
+        "whisper_median": 25.0,
+        "all_median": 30.0,
+        "own_all_median": 30.0,
+    }
+    for key, limit in limits.items():
+        assert 0.0 < number(figures, key) < limit, key
+    assert printed.count("qwen-image ") == 16
+
+
 def test_perf_accuracy_says_what_it_skipped(tmp_path: Path) -> None:
     printed = python("-c", BLOCKED, "--quick", "--data", tmp_path / "absent")
     figures = last_line(printed)

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import h200_components as components
 from benchmarks.h200_components import FULL, TINY, Chain
+from benchmarks.h200_components_fidelity import read_rows, spec_of
 from benchmarks.h200_harness import Bench, attention_reference, relative_error
 
 pytestmark = pytest.mark.engine
@@ -149,3 +150,17 @@ def test_a_run_out_of_time_says_so(tmp_path: Path) -> None:
     assert components.main(["--tiny", "--budget-s", "0", "--out", str(tmp_path)]) == 1
     meta = json.loads((tmp_path / "h200_components_meta.json").read_text(encoding="utf-8"))
     assert list(meta["cut_short"]) == NAMES
+
+
+def test_predictions_are_made_for_the_shapes_that_were_measured() -> None:
+    for chain in FULL.chains:
+        spec = spec_of(chain.name)
+        assert (spec.hidden, spec.heads, spec.intermediate) == (
+            chain.hidden,
+            chain.heads,
+            chain.mlp,
+        )
+    points = {(c.name, *point) for c in FULL.chains for point in c.points}
+    assert {
+        (r.chain, r.tokens, r.text, r.batch) for r in read_rows() if r.mode == "graph"
+    } == points

@@ -20,8 +20,12 @@ COLUMNS = {
     "h200_layers.csv": (
         "model,phase,sequences,tokens,context,layers_timed,latency_us_per_layer,mode,attention_impl"
     ),
+    "h200_components.csv": (
+        "chain,mode,batch,tokens_per_item,text_tokens,layers,median_us,p90_us,per_layer_us"
+    ),
 }
-WORDS = {"kind", "name", "model", "impl", "phase", "mode", "attention_impl"}
+WORDS = {"kind", "name", "model", "impl", "phase", "mode", "attention_impl", "chain"}
+TIMES = ("latency", "median_us", "p90_us", "per_layer_us")
 
 
 def rows(name: str) -> list[dict[str, str]]:
@@ -42,6 +46,8 @@ def test_columns_are_the_documented_ones_and_every_cell_is_filled(name: str) -> 
                 assert value
             elif column == "is_fastest":
                 assert value in ("0", "1")
+            elif column == "text_tokens":
+                assert float(value) >= 0.0
             else:
                 assert float(value) > 0.0
 
@@ -49,7 +55,7 @@ def test_columns_are_the_documented_ones_and_every_cell_is_filled(name: str) -> 
 @pytest.mark.parametrize("name", COLUMNS)
 def test_no_point_is_measured_twice(name: str) -> None:
     keys = [
-        tuple(value for column, value in row.items() if not column.startswith("latency"))
+        tuple(value for column, value in row.items() if not column.startswith(TIMES))
         for row in rows(name)
     ]
     assert len(set(keys)) == len(keys)
@@ -96,4 +102,32 @@ def test_the_conditions_are_on_record() -> None:
     assert meta["errors"] == {}
     assert meta["cut_short"] == {}
     for key in ("date_utc", "driver", "cuda", "torch", "triton", "nvidia_smi"):
+        assert meta[key]
+
+
+def test_components_are_measured_in_every_mode_and_no_host_outlasts_its_run() -> None:
+    modes: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
+    for row in rows("h200_components.csv"):
+        shape = tuple(row[name] for name in ("chain", "batch", "tokens_per_item", "text_tokens"))
+        modes[shape][row["mode"]] = float(row["median_us"])
+        assert float(row["per_layer_us"]) == pytest.approx(
+            float(row["median_us"]) / float(row["layers"]), abs=0.001
+        )
+        assert float(row["p90_us"]) >= float(row["median_us"])
+    assert len(modes) == 52
+    for found in modes.values():
+        assert set(found) >= {"graph", "eager", "host"}
+        assert set(found) <= {"graph", "eager", "host", "end_to_end"}
+        assert found["host"] < found["eager"]
+        # Clocks wander by some per cent from one to the next.
+        assert found["graph"] < 1.05 * found["eager"]
+
+
+def test_the_conditions_of_components_are_on_record() -> None:
+    meta = json.loads((RESULTS / "h200_components_meta.json").read_text(encoding="utf-8"))
+    assert meta["gpu"] == "NVIDIA H200"
+    assert meta["tiny"] is False
+    for key in ("errors", "case_errors", "cut_short"):
+        assert meta[key] == {}
+    for key in ("date_utc", "driver", "cuda", "torch", "host_cpu", "attention"):
         assert meta[key]

@@ -73,12 +73,40 @@ def solve(programme: Programme) -> Best:
 
 
 def _units(programme: Programme) -> list[tuple[int, str]]:
+    """Return (type, region) that some request can visit: what idles does not dilute the share of spot."""
     regions = sorted({machine.key[0] for machine in programme.machines})
-    return [
+    units = [
         (e, region)
         for e in range(len(programme.executors))
         for region in regions
         if _most(programme, e, region) > 0
+    ]
+    able = [
+        {
+            (executor.service, name, part)
+            for e, where in units
+            if where == region
+            for executor in [programme.executors[e]]
+            for name, part in executor.seconds
+        }
+        for region in regions
+    ]
+    visited = {
+        (klass.service, klass.name, part, region)
+        for klass in programme.classes
+        if klass.rate_per_s > 0.0
+        for region, runs in zip(regions, able, strict=True)
+        for way in klass.ways
+        if all((klass.service, klass.name, part) in runs for part in way)
+        for part in way
+    }
+    return [
+        (e, region)
+        for e, region in units
+        if any(
+            (programme.executors[e].service, name, part, region) in visited
+            for name, part in programme.executors[e].seconds
+        )
     ]
 
 
@@ -113,7 +141,10 @@ def _list_costs(programme: Programme, units: list[tuple[int, str]]) -> dict[Coun
         base = [0] * len(units)
         held = [0] * len(programme.machines)
         for number, standing in zip(kept, programme.standing, strict=True):
-            base[place[standing.executor, standing.offers[0][0]]] += number
+            unit = (standing.executor, standing.offers[0][0])
+            if unit not in place:
+                continue
+            base[place[unit]] += number
             kinds = [k for k, n in programme.executors[standing.executor].uses for _ in range(n)]
             for key, kind in zip(standing.offers, kinds, strict=True):
                 o = [machine.key for machine in programme.machines].index(key)
@@ -310,3 +341,133 @@ def _maximal(costs: dict[Counts, float]) -> list[Counts]:
         for total in costs
         if not any((*total[:i], total[i] + 1, *total[i + 1 :]) in costs for i in range(len(total)))
     ]
+
+
+# -------------------------------------------------------------------- machines with NICs
+
+
+def solve_boxes(programme: Programme) -> Best:
+    """Return the best with NICs, by trying all machines with all executors in them.
+
+    Requests go over paths of executors in machines; what they carry from one machine to another takes the
+    NICs of both. Types on one slice only, without starts and shares of spot.
+    """
+    offers = [_offer_choices(programme, o) for o in range(len(programme.machines))]
+    tried: list[tuple[float, tuple[tuple[int, dict[int, int]], ...]]] = []
+    for choice in itertools.product(*offers):
+        boxes = tuple((o, box) for o, each in enumerate(choice) for box in each)
+        rent = sum(programme.machines[o].usd_per_hour for o, _ in boxes)
+        budget, most = programme.budget_usd_per_hour, programme.most_machines
+        if (budget is None or rent <= budget + 1e-9) and (most is None or len(boxes) <= most):
+            tried.append((rent, boxes))
+    tried.sort(key=lambda item: item[0])
+    cap = 1.0 if programme.goal == "cost" else math.inf
+    shares = [_box_share(programme, boxes, cap) for _, boxes in tried]
+    best = max(shares)
+    cost = next(usd for (usd, _), s in zip(tried, shares, strict=True) if s >= best * (1 - _SAME))
+    return Best(best, cost)
+
+
+def _offer_choices(programme: Programme, o: int) -> list[tuple[dict[int, int], ...]]:
+    """List sets of machines of an offer, each full of executors."""
+    machine = programme.machines[o]
+    fitting = [
+        (e, int(executor.uses[0][0].rsplit(":", 1)[1]))
+        for e, executor in enumerate(programme.executors)
+        if executor.uses[0][0].rsplit(":", 1)[0] == machine.gpu
+        and int(executor.uses[0][0].rsplit(":", 1)[1]) in machine.sizes
+    ]
+    full = []
+    for counts in itertools.product(*(range(machine.gpus // size + 1) for _, size in fitting)):
+        left = machine.gpus - sum(n * s for n, (_, s) in zip(counts, fitting, strict=True))
+        if left >= 0 and all(left < size for _, size in fitting):
+            full.append({e: n for n, (e, _) in zip(counts, fitting, strict=True) if n})
+    return [
+        boxes
+        for number in range(machine.available + 1)
+        for boxes in itertools.combinations_with_replacement(full, number)
+    ]
+
+
+def _box_share(
+    programme: Programme, boxes: tuple[tuple[int, dict[int, int]], ...], cap: float
+) -> float:
+    places = [(b, e) for b, (_, inside) in enumerate(boxes) for e in inside]
+    rows: dict[tuple[str, int, int], int] = {(("work"), b, e): i for i, (b, e) in enumerate(places)}
+    limit = [float(boxes[b][1][e]) for b, e in places]
+    for b, (o, _) in enumerate(boxes):
+        nic = programme.machines[o].nic_bytes_per_s
+        if nic < math.inf:
+            for side in ("out", "in"):
+                rows[side, b, 0] = len(limit)
+                limit.append(1.0)
+    columns: list[tuple[int, dict[int, float]]] = []
+    for t, klass in enumerate(programme.classes):
+        for way in klass.ways:
+            able = [
+                [
+                    (b, e)
+                    for b, e in places
+                    if programme.executors[e].service == klass.service
+                    and (klass.name, part) in programme.executors[e].seconds
+                ]
+                for part in way
+            ]
+            for chosen in itertools.product(*able):
+                takes = _box_path(
+                    programme, boxes, klass, dict(zip(way, chosen, strict=True)), rows
+                )
+                if takes is not None:
+                    columns.append((t, takes))
+    cost = np.zeros(1 + len(columns))
+    cost[0] = -1.0
+    upper = np.zeros((len(limit), len(cost)))
+    equal = np.zeros((len(programme.classes), len(cost)))
+    for k, (t, takes) in enumerate(columns):
+        for row, value in takes.items():
+            upper[row, 1 + k] = value
+        equal[t, 1 + k] = 1.0
+    for t, klass in enumerate(programme.classes):
+        equal[t, 0] = -klass.rate_per_s
+    result = linprog(
+        cost,
+        A_ub=upper if limit else None,
+        b_ub=np.array(limit) if limit else None,
+        A_eq=equal,
+        b_eq=np.zeros(len(equal)),
+        bounds=[(0.0, None if math.isinf(cap) else cap)] + [(0.0, None)] * len(columns),
+        method="highs",
+    )
+    return -float(result.fun) if result.status == 0 else 0.0
+
+
+def _box_path(
+    programme: Programme,
+    boxes: tuple[tuple[int, dict[int, int]], ...],
+    klass: ClassDemand,
+    at: dict[str, tuple[int, int]],
+    rows: dict[tuple[str, int, int], int],
+) -> dict[int, float] | None:
+    """Return what a path takes of executors and NICs, None where it breaks a chain or leaves its region."""
+    if len({programme.machines[boxes[b][0]].key[0] for b, _ in at.values()}) > 1:
+        return None
+    for chain in klass.chains:
+        if chain.first in at and chain.second in at:
+            late = sum(
+                programme.executors[at[part][1]].latency_s.get((klass.name, part), 0.0)
+                for part in (chain.first, chain.second)
+            )
+            if late > chain.budget_s + 1e-9:
+                return None
+    takes: dict[int, float] = {}
+    for part, (b, e) in at.items():
+        row = rows["work", b, e]
+        takes[row] = takes.get(row, 0.0) + programme.executors[e].seconds[klass.name, part]
+    for (part, after), size in klass.bytes_between.items():
+        if part in at and after in at and at[part][0] != at[after][0]:
+            for side, (b, _) in (("out", at[part]), ("in", at[after])):
+                if (side, b, 0) in rows:
+                    nic = programme.machines[boxes[b][0]].nic_bytes_per_s
+                    row = rows[side, b, 0]
+                    takes[row] = takes.get(row, 0.0) + size / nic
+    return takes

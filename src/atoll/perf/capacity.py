@@ -164,7 +164,7 @@ class CapacityTable:
         return self.throughput[:, stages - 1, :]
 
 
-class _PerPosition(dict[Position, PositionArray], Generic[PositionArray]):
+class PerPosition(dict[Position, PositionArray], Generic[PositionArray]):
     """Arrays by position, worked out when they are first asked for: single nodes have one position only."""
 
     def __init__(self, make: Callable[[Position], PositionArray]) -> None:
@@ -195,16 +195,16 @@ class CapacityModel:
         self._grid = self._batch_grid()
         self._pieces = max(1.0, 1.0 / float(self._grid[0]))
         parts = _regular(model.parts(self._batches(self._grid)), self._grid)
-        self._fixed = _PerPosition(lambda position: _fixed_seconds(parts, position))
+        self._fixed = PerPosition(lambda position: _fixed_seconds(parts, position))
         self._counts = window_counts(model.spec, model.kinds)
         self._stack_s = slowest_run(self._counts, parts.layers)
         # Copies side by side have a share of the node's link each.
         self._link = link and link.share(model.tp, model.node.count)
         self._transfer_s = self._transfer(self._grid * self._tokens_per_request)
-        self._places = _PerPosition(self._requests)
-        self._room = _PerPosition(lambda position: self._taken(self._places[position]))
-        self._tail_room = _PerPosition(self._tail_fits)
-        self._tail_pieces = _PerPosition(
+        self._places = PerPosition(self._requests)
+        self._room = PerPosition(lambda position: self._taken(self._places[position]))
+        self._tail_room = PerPosition(self._tail_fits)
+        self._tail_pieces = PerPosition(
             lambda position: piece_times(model, self._counts, self._tail, self._most, position)
         )
 

@@ -33,7 +33,13 @@ import numpy as np
 from atoll.catalog.links import Link
 from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
-from atoll.perf.capacity import RoleLoad, booked_spread, booked_tokens, piece_times
+from atoll.perf.capacity import (
+    PerPosition,
+    RoleLoad,
+    booked_spread,
+    booked_tokens,
+    piece_times,
+)
 from atoll.perf.engines import BOOKED_SHARE
 from atoll.perf.grid import Indices
 from atoll.perf.memory import MemoryModel
@@ -44,15 +50,27 @@ from atoll.workload.lengths import LengthMix
 
 _GRID_POINTS = 48
 _LEAST_SEQUENCES = 1.0 / 16.0
+_LIMITS = ("promise per token", "KV memory", "promise of the first token")
 
 
 class MixedCapacityModel:
-    """What one copy of a node's layers carries of both phases, in requests/s."""
+    """What one copy of a node's layers carries of both phases, in requests/s.
+
+    Without `waits` requests are there when there is room for them: the whole KV cache is in use, and none
+    queues.
+    """
 
     def __init__(
-        self, prompts: RoleLoad, answers: RoleLoad, model: StepModel, *, link: Link | None = None
+        self,
+        prompts: RoleLoad,
+        answers: RoleLoad,
+        model: StepModel,
+        *,
+        link: Link | None = None,
+        waits: bool = True,
     ) -> None:
         self._prompts, self._answers, self._model = prompts, answers, model
+        self._waits = waits
         self._link = link
         lengths = prompts.lengths
         memory = MemoryModel.of(
@@ -60,15 +78,13 @@ class MixedCapacityModel:
         )
         context = lengths.decode_context
         booked = BOOKED_SHARE * context / booked_tokens(lengths, Phase.BOTH)
-        self._places = {
-            position: memory.sequences_by_layers(context, position) * booked
-            for position in Position
-        }
+        self._places = PerPosition(
+            lambda position: memory.sequences_by_layers(context, position) * booked
+        )
         self._tail = lengths.input_tail if lengths.input_tail > lengths.input_mean else 0.0
-        self._tail_fits = {
-            position: memory.sequences_by_layers(max(1.0, self._tail), position) >= 1.0
-            for position in Position
-        }
+        self._tail_fits = PerPosition(
+            lambda position: memory.sequences_by_layers(max(1.0, self._tail), position) >= 1.0
+        )
         most_tokens = float(model.engine.mixed_tokens)
         # Every sequence in a step brings its share of a prompt along.
         most = most_tokens / (1.0 + lengths.input_mean / lengths.output_mean)
@@ -86,13 +102,12 @@ class MixedCapacityModel:
         self._mixed = self._times(running, self._prompts_in_step)
         self._packed = self._times(running, self._full)
         # The longest prompt that must keep the promise, alone.
-        self._tail_pieces = {
-            position: piece_times(model, self._counts, self._tail, most_tokens, position)
-            for position in Position
-        }
+        self._tail_pieces = PerPosition(
+            lambda position: piece_times(model, self._counts, self._tail, most_tokens, position)
+        )
         self._tail_hop_s = self._hop_s(min(self._tail, most_tokens))
 
-    def _times(self, running: Array, prompts: Array) -> dict[Position, Array]:
+    def _times(self, running: Array, prompts: Array) -> PerPosition[Array]:
         """Seconds of steps by position: (layers + 1, batches)."""
         lengths, zero = self._prompts.lengths, np.zeros_like(running)
         spread = lengths.input_mean_square / lengths.input_mean**2
@@ -100,13 +115,14 @@ class MixedCapacityModel:
         context = zero + lengths.decode_context
         parts = self._model.parts(Batch(rows, prompts, zero, running, context, spread))
         layers = slowest_run(self._counts, parts.layers)
-        found = {}
-        for position in Position:
+
+        def at(position: Position) -> Array:
             total = layers + _fixed(parts, position)
             # Tables have noise: a larger batch is never faster, nor are more layers.
             total = np.maximum.accumulate(total, axis=1)
-            found[position] = np.maximum.accumulate(total, axis=0)
-        return found
+            return np.asarray(np.maximum.accumulate(total, axis=0))
+
+        return PerPosition(at)
 
     def throughputs(self, stages: Sequence[int], positions: Sequence[Position]) -> Array:
         """Return requests/s, (positions, stage counts, layers + 1), promises split evenly over stages."""
@@ -125,8 +141,39 @@ class MixedCapacityModel:
         rates[:, :, 1:] = np.minimum.accumulate(rates[:, :, 1:], axis=2)
         return rates
 
+    def limit(self) -> str:
+        """Return what bounds the requests/s of a single node with all layers."""
+        depth, position = np.ones((1, 1, 1)), Position.WHOLE
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = float(self._rates(depth, position)[0, -1])
+            rate, *pressures = self._pressures(depth, position)
+        if self._places[position][-1] < 1.0:
+            return "memory: no room for one request"
+        if found <= 0.0:
+            return "promise: one request alone takes longer"
+        at = [float(np.interp(found, rate[-1], pressure[0, -1])) for pressure in pressures]
+        most = max(at)
+        if most < 1.0 - 1e-3:
+            return "the engine's largest batch"
+        return _LIMITS[at.index(most)]
+
     def _rates(self, depth: Array, position: Position) -> Array:
         """Requests/s at a position: (stage counts, layers + 1)."""
+        rate, per_token, room, first = self._pressures(depth, position)
+        # By how much each limit is passed, in units of it: the first to rise above 0 binds.
+        passed = np.maximum(np.maximum(per_token, room), first) - 1.0
+        passed[:, 0] = -1.0
+        fits = self._places[position] >= 1.0
+        if self._tail:
+            count = depth[..., 0]
+            hop_tail = np.where(count > 1.0, self._tail_hop_s, 0.0)
+            step_s = self._tail_pieces[position].stage_seconds(count)
+            in_time = (step_s + hop_tail) * count <= self._prompts.slo_s
+            fits = fits & self._tail_fits[position] & in_time
+        return np.where(fits, _largest(passed, rate), 0.0)
+
+    def _pressures(self, depth: Array, position: Position) -> tuple[Array, Array, Array, Array]:
+        """Requests/s by batch, and what they need in units of each limit (`_LIMITS`)."""
         lengths = self._prompts.lengths
         plain, mixed = self._plain[position], self._mixed[position]
         share = self._share
@@ -137,8 +184,10 @@ class MixedCapacityModel:
         more = (self._pieces - 1.0) * plain
         turn = self._packed[position] / self._full + more
         once = 0.5 * lengths.input_mean_square / lengths.input_mean**2
-        with np.errstate(invalid="ignore"):
-            queue = once * turn * longest_wait(rate * turn, depth, self._prompts.share)
+        queue = np.zeros_like(turn)
+        if self._waits:
+            with np.errstate(invalid="ignore"):
+                queue = once * turn * longest_wait(rate * turn, depth, self._prompts.share)
         first = mixed + more + residual
         hop_first = np.where(depth > 1.0, self._hop_s(lengths.input_mean), 0.0)
         hop = np.where(depth > 1.0, self._hop_s(1.0), 0.0)
@@ -150,20 +199,16 @@ class MixedCapacityModel:
         token_s = (paced + np.where(depth > 1.0, residual, 0.0) + hop) * depth
         prompt_s = (first + hop_first) * depth
         stay = rate * (lengths.output_mean * token_s + prompt_s)
-        taken = places_taken(self._places[position], booked_spread(lengths, Phase.BOTH))
-        # By how much each limit is passed, in units of it: the first to rise above 0 binds.
+        taken = self._places[position]
+        if self._waits:
+            taken = places_taken(taken, booked_spread(lengths, Phase.BOTH))
         with np.errstate(divide="ignore", invalid="ignore"):
-            passed = np.maximum(token_s / self._answers.slo_s, stay / taken[:, None])
-            passed = np.maximum(passed, (prompt_s + queue * depth) / self._prompts.slo_s) - 1.0
-        passed[:, 0] = -1.0
-        fits = self._places[position] >= 1.0
-        if self._tail:
-            count = depth[..., 0]
-            hop_tail = np.where(count > 1.0, self._tail_hop_s, 0.0)
-            step_s = self._tail_pieces[position].stage_seconds(count)
-            in_time = (step_s + hop_tail) * count <= self._prompts.slo_s
-            fits = fits & self._tail_fits[position] & in_time
-        return np.where(fits, _largest(passed, rate), 0.0)
+            return (
+                rate,
+                token_s / self._answers.slo_s,
+                stay / taken[:, None],
+                (prompt_s + queue * depth) / self._prompts.slo_s,
+            )
 
     def _hop_s(self, tokens: float) -> float:
         if self._link is None:

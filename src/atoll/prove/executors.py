@@ -13,6 +13,7 @@ looks at all of them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -31,8 +32,9 @@ from atoll.solve.resizing import derating_of
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.perf.constants import ConstantTable
-    from atoll.plan.plan import Plan
+    from atoll.plan.plan import Instance, Plan
     from atoll.plan.problem import Problem, Service
+    from atoll.sim.tasks.fleet import Promises
     from atoll.sim.tasks.result import ClassResult, TaskResult
 
 Solve = Callable[["Problem", Effort, float], "Plan"]
@@ -51,6 +53,29 @@ _BUSY = 0.7
 _TRIAL_SEED, _TRIAL_RUNS, _MOST_RUNS = 1, 2, 6
 _FRESH_RUNS, _MOST_FRESH = 4, 16
 _REQUESTS = 4_000
+_ALONE = 1_500
+"""Requests in a simulation of one executor alone."""
+_LOADS = (
+    1.0,
+    0.92,
+    0.85,
+    0.78,
+    0.7,
+    0.62,
+    0.54,
+    0.46,
+    0.38,
+    0.3,
+    0.23,
+    0.17,
+    0.12,
+    0.08,
+    0.05,
+    0.03,
+)
+"""How busy executors may be planned to be."""
+_ROUGH_GAP, _ROUGH_WORK = 0.05, 0.2
+"""How good plans are from which it is learnt what executors carry: gap, and share of the effort."""
 _SAME = 1e-3
 """A plan that is not cheaper by this share is none."""
 
@@ -98,12 +123,15 @@ class _GraphProver:
         self.graphs = [s for s in problem.services if s.is_graph and s.rate_per_s > 0.0]
         self.plain = plain_problem(problem)
         self.slow: dict[Executors, float] = {}
+        self.known: set[Executors] = set()
 
     def run(self) -> Plan:
         if self.plain is not None:
             self._size_plain(self.plain)
-        plan, kept = self._search()
-        return self._finish(plan, kept)
+        if len(self.problem.services) > 1:
+            for service in self.graphs:
+                self._size_alone(service)
+        return self._finish(self._search(self.problem, rough=False)[0])
 
     def _size_plain(self, plain: Problem) -> None:
         """Size the plain services alone; what their templates carry there they carry in the whole plan."""
@@ -120,36 +148,70 @@ class _GraphProver:
             derating = derating_of(alone, plain, self.catalog)
             self.effort = replace(self.effort, derating=derating)
 
-    def _search(self) -> tuple[Plan, dict[str, GraphShares]]:
-        best: tuple[Plan, dict[str, GraphShares]] | None = None
+    def _size_alone(self, service: Service) -> None:
+        """Find what executors of one service carry in a plan of its own: that is a smaller question."""
+        self.say(f"{service.name} alone")
+        running = tuple(i for i in self.problem.running if i.service == service.name)
+        self._search(self.problem.replace(services=(service,), running=running), rough=True)
+
+    def _learn(self, plan: Plan, problem: Problem) -> bool:
+        """Simulate kinds of executors alone that no plan has used before; whether there were any."""
+        new: dict[Executors, Instance] = {}
+        for instance in plan.instances:
+            if instance.is_executor and _kind_of(instance) not in self.known:
+                new.setdefault(_kind_of(instance), instance)
+        for key, instance in sorted(new.items()):
+            self.known.add(key)
+            load = load_alone(plan, problem, self.catalog, instance)
+            if load < 1.0:
+                self.slow[key] = max(self.slow.get(key, 1.0), 1.0 / load)
+        return bool(new)
+
+    def _search(self, problem: Problem, *, rough: bool) -> tuple[Plan, dict[str, GraphShares]]:
+        """Return the cheapest plan found that keeps its promises, or the one that comes closest.
+
+        Plans are rough ones at first, and where `rough` to the end: enough to learn what executors carry.
+        """
         closest: tuple[float, Plan, dict[str, GraphShares]] | None = None
-        enough: dict[Executors, float] = {}
         lacking: dict[Executors, float] = {}
+        fine, eager = False, 0
+        before: Counter[Executors] = Counter()
         for number in range(_ROUNDS):
-            plan = self._plan()
+            plan = self._plan(problem, fine=fine)
             if plan.status == "infeasible" or not self.graphs:
-                return best or (plan, {})
-            kept = self._try(plan)
+                return plan, {}
+            late = self.deadline.passed
+            if self._learn(plan, problem) and number < _ROUNDS - 1 and not late:
+                self.say(f"round {number + 1}: ${plan.usd_per_hour:.2f}/h, executors alone")
+                continue
+            kept = self._try(plan, problem)
             short = self._short(kept)
             worst = min((k.all - self._target(name) for name, k in kept.items()), default=0.0)
             self.say(
                 f"trial {number + 1}: ${plan.usd_per_hour:.2f}/h, {worst:+.1%} over the target"
             )
-            if closest is None or worst > closest[0]:
+            if closest is None or (worst, fine) > (closest[0], False):
                 closest = (worst, plan, kept)
+            if not short and (rough or fine or late):
+                if rough or late:
+                    return plan, kept
+                return self._loosen(problem, (plan, kept), dict(self.slow), lacking)
             if not short:
-                best, enough = (plan, kept), dict(self.slow)
-                break
+                fine = True
+                continue
             lacking = dict(self.slow)
-            if not self._tighten(plan, kept, short) or self.deadline.passed:
+            now = Counter(_kind_of(i) for i in plan.instances if i.is_executor)
+            # Where more room for the same executors changes nothing, more of it will.
+            eager = eager + 1 if now == before else 0
+            before = now
+            if not self._tighten(plan, kept, short, 1 << eager) or late:
                 break
-        if best is None:
-            assert closest is not None
-            return closest[1], closest[2]
-        return self._loosen(best, enough, lacking)
+        assert closest is not None
+        return closest[1], closest[2]
 
     def _loosen(
         self,
+        problem: Problem,
         best: tuple[Plan, dict[str, GraphShares]],
         enough: Mapping[Executors, float],
         lacking: Mapping[Executors, float],
@@ -160,11 +222,11 @@ class _GraphProver:
             if low == high or not high or self.deadline.passed:
                 break
             self.slow = {key: 0.5 * (high[key] + low.get(key, 1.0)) for key in high}
-            plan = self._plan()
+            plan = self._plan(problem)
             if plan.usd_per_hour >= best[0].usd_per_hour * (1.0 - _SAME):
                 low = dict(self.slow)
                 continue
-            kept = self._try(plan)
+            kept = self._try(plan, problem)
             if self._short(kept):
                 low = dict(self.slow)
             else:
@@ -173,22 +235,26 @@ class _GraphProver:
         self.slow = dict(high)
         return best
 
-    def _plan(self) -> Plan:
+    def _plan(self, problem: Problem, *, fine: bool = True) -> Plan:
         slow = dict(self.slow)
         for (service, parts, _), factor in self.slow.items():
             key = (service, parts, "*")
             slow[key] = min(slow.get(key, factor**0.5), factor**0.5)
         effort = replace(self.effort, slowdown=slow)
-        return self.solve(self.problem, effort, self.deadline.share(0.5))
+        if not fine:
+            effort = replace(
+                effort, gap=max(_ROUGH_GAP, effort.gap), work=max(0.01, _ROUGH_WORK * effort.work)
+            )
+        return self.solve(problem, effort, self.deadline.share(0.5))
 
     def _target(self, service: str) -> float:
         return self.problem.service(service).attainment
 
-    def _try(self, plan: Plan) -> dict[str, GraphShares]:
+    def _try(self, plan: Plan, problem: Problem) -> dict[str, GraphShares]:
         """What requests keep on the arrivals of trials."""
         samples = sample_graphs(
             plan,
-            self.problem,
+            problem,
             self.catalog,
             first_seed=_TRIAL_SEED,
             least=_TRIAL_RUNS,
@@ -199,7 +265,9 @@ class _GraphProver:
     def _short(self, kept: Mapping[str, GraphShares]) -> list[str]:
         return [name for name, shares in kept.items() if shares.all < self._target(name)]
 
-    def _tighten(self, plan: Plan, kept: Mapping[str, GraphShares], short: list[str]) -> bool:
+    def _tighten(
+        self, plan: Plan, kept: Mapping[str, GraphShares], short: list[str], power: int
+    ) -> bool:
         """Slow the executors down that lose requests; False where none can be any further."""
         moved = False
         for name in short:
@@ -215,12 +283,8 @@ class _GraphProver:
             ]
             most = max((shares.busy.get(i.id, 0.0) for i in blamed), default=0.0)
             missing = self._target(name) - shares.all
-            step = next(factor for least, factor in _STEPS if missing >= least)
-            keys = {
-                (name, i.role_id.component, i.nodes[0].kind)
-                for i in blamed
-                if shares.busy.get(i.id, 0.0) >= _BUSY * most
-            }
+            step = next(factor for least, factor in _STEPS if missing >= least) ** power
+            keys = {_kind_of(i) for i in blamed if shares.busy.get(i.id, 0.0) >= _BUSY * most}
             for key in sorted(keys):
                 now = self.slow.get(key, self._start(key))
                 if now < _MOST:
@@ -233,11 +297,10 @@ class _GraphProver:
         like = [factor for (s, p, _), factor in self.slow.items() if (s, p) == key[:2]]
         return float(min(like)) ** 0.5 if like else 1.0
 
-    def _finish(self, plan: Plan, kept: Mapping[str, GraphShares]) -> Plan:
+    def _finish(self, plan: Plan) -> Plan:
         """The plan with what its requests keep on arrivals that it was not sized with."""
         if plan.status == "infeasible":
             return plan
-        del kept
         samples = sample_graphs(
             plan,
             self.problem,
@@ -257,6 +320,49 @@ class _GraphProver:
         return plan.model_copy(
             update={"promises": tuple(sorted(promises, key=lambda promise: promise.service))}
         )
+
+
+def _kind_of(executor: Instance) -> Executors:
+    return (executor.service, executor.role_id.component, executor.nodes[0].kind)
+
+
+def load_alone(plan: Plan, problem: Problem, catalog: Catalog, executor: Instance) -> float:
+    """Return how busy an executor may be planned for enough requests to keep what it promises, alone.
+
+    The largest of a few loads, found by halving; 1 where it has no promise to keep by itself, and the least
+    where none will do. Executors that run only some parts may lose half of what all may.
+    """
+    from atoll.sim.tasks.demand import Arrivals
+    from atoll.sim.tasks.from_plan import alone_fleet
+    from atoll.sim.tasks.run import simulate_tasks
+
+    service = problem.service(executor.service)
+    model = catalog.model(service.model)
+    components = {component_of(part) for part in executor.parts}
+    whole = len(components) == len(model.graph.components)
+    target = service.attainment if whole else 0.5 + 0.5 * service.attainment
+
+    def keeps(load: float) -> bool:
+        fleet = alone_fleet(plan, problem, catalog, executor, load)
+        if fleet is None or not any(_promised(klass.promises) for klass in fleet.classes):
+            return True
+        arrivals = Arrivals(service.burstiness)
+        result = simulate_tasks(fleet, requests=_ALONE, seed=_TRIAL_SEED, arrivals=arrivals)
+        return _shares(result).all >= target
+
+    low, high = -1, len(_LOADS)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if keeps(_LOADS[middle]):
+            high = middle
+        else:
+            low = middle
+    return _LOADS[min(high, len(_LOADS) - 1)]
+
+
+def _promised(promises: Promises) -> bool:
+    kept = (promises.ttft_s, promises.tpot_s, promises.ahead_s, promises.image_s)
+    return any(promise is not None for promise in kept)
 
 
 def guilty_parts(catalog: Catalog, service: Service, promises: set[str]) -> list[str]:

@@ -195,8 +195,11 @@ class LinearProgram:
         start: Floats | None = None,
         node_limit: int | None = None,
         iteration_limit: int | None = None,
+        tolerance: float = _TOLERANCE,
     ) -> MipResult:
         """Solve with integrality, from `start` if given, to a relative or absolute gap.
+
+        `tolerance` is how far from whole, and from its rows, a solution may be.
 
         `node_limit` and `iteration_limit` stop it after so many nodes and about so many simplex iterations
         in all, at the same point each time, with the best values so far and the bound proven so far.
@@ -209,9 +212,9 @@ class LinearProgram:
             ("time_limit", time_limit_s),
             ("mip_rel_gap", gap),
             ("mip_abs_gap", absolute_gap),
-            ("mip_feasibility_tolerance", _TOLERANCE),
-            ("primal_feasibility_tolerance", _TOLERANCE),
-            ("dual_feasibility_tolerance", _TOLERANCE),
+            ("mip_feasibility_tolerance", tolerance),
+            ("primal_feasibility_tolerance", tolerance),
+            ("dual_feasibility_tolerance", tolerance),
             ("mip_max_nodes", _NO_LIMIT if node_limit is None else node_limit),
         ]
         for key, value in options:

@@ -6,10 +6,11 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from atoll.core.errors import AtollError, InputError, UnknownNameError
-from atoll.sim.tasks.demand import Arrivals
+from atoll.sim.tasks.demand import Arrivals, Demand
 from atoll.sim.tasks.fleet import (
     BatchPart,
     Box,
@@ -101,8 +102,26 @@ def test_runs_that_cannot_be_are_refused() -> None:
         simulate_tasks(fleet(), duration_s=10.0, arrivals=Arrivals(at_once=True))
     with pytest.raises(InputError, match="is not a share"):
         simulate_tasks(fleet(), requests=10, warmup=0.5)
+    with pytest.raises(InputError, match="no request comes in that time"):
+        simulate_tasks(fleet(), duration_s=1e-9)
+    one = np.ones(2)
+    for times, classes, message in (
+        ([1.0, 0.5], [0, 0], "in order of their arrival"),
+        ([-1.0, 0.5], [0, 0], "in order of their arrival"),
+        ([0.0, 0.5], [0, 1], "of no class"),
+        ([2.0, 3.0], [0, 0], "no request comes"),
+    ):
+        demand = Demand(np.array(times), np.array(classes), one, one)
+        with pytest.raises(InputError, match=message):
+            simulate_tasks(fleet(), demand=demand, duration_s=1.0)
     with pytest.raises(UnknownNameError, match="routing"):
         simulate_tasks(fleet(), requests=10, routing="guess")  # type: ignore[arg-type]
+
+
+def test_a_scaled_fleet_has_more_requests_in_the_same_time() -> None:
+    once, thrice = (simulate_tasks(fleet().scaled(x), duration_s=300.0) for x in (1.0, 3.0))
+    assert once.arrived == pytest.approx(300, rel=0.2)
+    assert thrice.arrived == pytest.approx(3 * 300, rel=0.1)
 
 
 def test_texts_that_no_cache_holds_are_cut_and_counted() -> None:

@@ -61,6 +61,7 @@ def test_waits_as_an_md1_queue_does(load: float) -> None:
     assert mean is not None
     assert mean - 0.1 == pytest.approx(wait, rel=0.03)
     assert found.executor("e").busy == pytest.approx(load, rel=0.02)
+    assert found.klass("a").part_s["eye"].mean == pytest.approx(mean)
     # Little's law.
     assert found.executor("e").parts[0].queue_mean == pytest.approx(load / 0.1 * wait, rel=0.04)
 
@@ -237,6 +238,14 @@ def test_speech_comes_in_pieces() -> None:
     assert found.klass("a").kept == {"ahead": 1.0}
 
 
+def test_the_tail_of_speech_is_where_it_is_least_ahead() -> None:
+    found = simulate_tasks(speech(streamed=True), requests=300, seed=1, warmup=0.0)
+    ahead = found.klass("a").ahead_s
+    assert ahead.p99 == pytest.approx(np.percentile(found.columns.ahead_s, 1))
+    assert ahead.mean == pytest.approx(found.columns.ahead_s.mean())
+    assert found.columns.ahead_s.min() < found.columns.ahead_s.max()
+
+
 def test_speech_that_is_not_streamed_is_rendered_at_the_end() -> None:
     found = simulate_tasks(speech(streamed=False), demand=at(0.0), warmup=0.0)
     assert found.columns.first_audio_s[0] == pytest.approx(0.19 + 0.29 + 0.02)
@@ -307,6 +316,8 @@ def test_parts_begin_when_all_that_feeds_them_is_there() -> None:
     way = path("a", ("eye", "e"), ("ear", "f"), ("llm", "g"))
     found = simulate_tasks(TaskFleet(devices, (klass,), (way,)), demand=at(0.0))
     assert found.columns.ttft_s[0] == pytest.approx(0.8)
+    means = {part: spread.mean for part, spread in found.klass("a").part_s.items()}
+    assert means == pytest.approx({"eye": 0.3, "ear": 0.7, "llm": 0.19})
 
 
 def pair(weights: tuple[float, float] = (1.0, 1.0)) -> TaskFleet:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+from atoll.plan.plan import OfferKey
 from atoll.solve.cells.types import Answer, Programme
 
 _SAME = 1e-9
@@ -61,8 +62,7 @@ def _work(programme: Programme, answer: Answer) -> list[str]:
 def _machines(programme: Programme, answer: Answer) -> list[str]:
     wrong = []
     offers = {machine.key: machine for machine in programme.machines}
-    gpus: Counter[tuple[str, str, str]] = Counter()
-    fresh: dict[tuple[str, str, str], float] = defaultdict(float)
+    gpus: Counter[OfferKey] = Counter()
     standing = Counter[int]()
     for item in programme.standing:
         standing[item.executor] += item.count
@@ -80,27 +80,39 @@ def _machines(programme: Programme, answer: Answer) -> list[str]:
             wrong.append(f"executor {placed.executor} holds {dict(taken)}")
         if placed.kept > min(placed.count, standing[placed.executor]):
             wrong.append(f"executor {placed.executor}: {placed.kept} kept")
-        fresh_share = 1.0 - placed.kept / placed.count
-        if placed.kept in (0, placed.count):
-            for key, kind, count in placed.slices:
-                size = int(kind.rsplit(":", 1)[1])
-                fresh[key] += fresh_share * count * size / offers[key].gpus
     for key, used in gpus.items():
         number = answer.machines.get(key, 0)
         if used > number * offers[key].gpus or number > offers[key].available:
             wrong.append(f"{key}: {used} GPUs of {number} machines")
+    return wrong + _money(programme, answer) + _limits(programme, answer, gpus)
+
+
+def _money(programme: Programme, answer: Answer) -> list[str]:
+    offers = {machine.key: machine for machine in programme.machines}
     rent = sum(offers[key].usd_per_hour * n for key, n in answer.machines.items())
+    wrong = []
     if not _close(rent, answer.usd_per_hour):
         wrong.append(f"rent {rent} is not {answer.usd_per_hour}")
     if programme.goal == "cost" and not _close(rent + answer.init_usd, answer.objective):
         wrong.append("the objective is not rent and starts")
-    if all(p.kept in (0, p.count) for p in answer.placed):
-        start = sum(offers[key].usd_per_hour * share for key, share in fresh.items())
+    # Which slices are new is only told where all or none of a type are.
+    if all(placed.kept in (0, placed.count) for placed in answer.placed):
+        start = sum(
+            offers[key].usd_per_hour * count * int(kind.rsplit(":", 1)[1]) / offers[key].gpus
+            for placed in answer.placed
+            if not placed.kept
+            for key, kind, count in placed.slices
+        )
         if not _close(programme.init_penalty * start, answer.init_usd):
             wrong.append(f"starting costs {programme.init_penalty * start}, not {answer.init_usd}")
+    return wrong
+
+
+def _limits(programme: Programme, answer: Answer, gpus: Counter[OfferKey]) -> list[str]:
+    wrong = []
     budget, most = programme.budget_usd_per_hour, programme.most_machines
-    if budget is not None and rent > budget + _SAME:
-        wrong.append(f"rent {rent} beyond {budget}")
+    if budget is not None and answer.usd_per_hour > budget + _SAME:
+        wrong.append(f"rent {answer.usd_per_hour} beyond {budget}")
     if most is not None and sum(answer.machines.values()) > most:
         wrong.append("too many machines")
     if programme.spot_share is not None:

@@ -61,7 +61,7 @@ def test_parallel_encoders_share_one_order() -> None:
         type_of("c", 0.2),
     )
     programme = Programme((), types, (klass,))
-    flows = {(part, e): 1.0 for part, e in zip("aabbcc", range(6), strict=True)}
+    flows = dict.fromkeys(zip("aabbcc", range(6), strict=True), 1.0)
     paths = match_ways(programme, answer_of(flows, 2.0, tied=True))
     assert [[e for e, _ in path.steps] for path in paths] == [[0, 3, 5], [1, 2, 4]]
 

@@ -21,7 +21,14 @@ from atoll.catalog.media import EncoderSpec, GeneratorSpec
 from atoll.catalog.models import ModelSpec
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import InputError
-from atoll.perf.components.kernels import EAGER_LAYER_S, Kernels
+from atoll.perf.batch import Batch
+from atoll.perf.components.kernels import (
+    BLOCK_LAUNCHES,
+    BLOCK_PASSES,
+    DECODER_S,
+    LAUNCH_S,
+    Kernels,
+)
 from atoll.perf.components.loads import (
     image_latents,
     is_text_encoder,
@@ -29,13 +36,24 @@ from atoll.perf.components.loads import (
     speech_codes,
     video_groups,
 )
+from atoll.perf.layers import splits_evenly
 from atoll.perf.operators import ACTIVATION_BYTES
+from atoll.perf.step import analytic, step_seconds
 from atoll.workload.classes import RequestClass
 
 MOST_IMAGES = 8
 """Requests that an engine denoises together at most, where memory and promises allow; an assumption."""
 MOST_SPEECH = 16
 """Requests whose speech a vocoder makes together at most; an assumption."""
+LARGEST_INPUT = 32_768
+"""Tokens of the largest single input that an engine prepares for, where the llm's context is longer."""
+LIVE_HIDDENS = 20.6
+"""Activations alive at once for a position of that input, in hidden sizes. Fitted to one figure, with low
+confidence: Cornserve's scripts note KV cache for 280,000 tokens of InternVL3-38B on two A100-80, and for
+105,000
+with its encoder beside it, of which the encoder's weights explain 43,000."""
+LARGEST_INPUT_SHARE = 0.5
+"""Share of the memory left beside weights that is set aside for it at most: who has less limits the input."""
 _LIVE_ROWS = 4.0
 _PIXEL_BYTES = 4.0 * 96.0 * ACTIVATION_BYTES
 _AUDIO_POSITIONS_S = 30.0
@@ -43,16 +61,20 @@ _AUDIO_POSITIONS_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Seconds that an engine's host takes before an encoder starts, for every request and every megapixel.
+    """Seconds that an engine's host takes around an encoder, for every request and every megapixel.
 
-    Decoding, resizing, normalising and cutting into patches run on the host, one request after another.
+    Requests are taken apart and embeddings handed on; pictures are resized, normalised and cut into patches,
+    one request after another. Both figures are fitted, each to one number of Cornserve's table 1 (on hosts of
+    A100-80): `request_s` to the audio encoder of Qwen2.5-Omni, `megapixel_s` to videos of Qwen2.5-VL-32B.
+    Confidence is low. A current library took 0.01 to 0.034 s for a megapixel on one thread of an H200's host,
+    and an engine that prepares pictures beside the GPU's work hides it.
     """
 
-    request_s: float = 0.0
-    megapixel_s: float = 0.0
+    request_s: float = 0.0253
+    megapixel_s: float = 0.044
 
 
-NO_HOST = Host()
+ENGINE_HOST = Host()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +105,18 @@ class BatchTime:
         return max(1, math.floor(min(self.max_batch, room + 1e-9)))
 
 
+def largest_input_bytes(spec: EncoderSpec, context: int) -> float:
+    """Return bytes per GPU that engines set aside beside an llm for an encoder's largest input.
+
+    They try it out when they start: a video (or a sound) that fills the llm's context.
+    """
+    tokens = min(context, LARGEST_INPUT)
+    positions = float(tokens) * spec.merge**2
+    if spec.kind == "audio" and spec.max_positions is not None and spec.tokens_per_second:
+        positions *= spec.max_positions / _AUDIO_POSITIONS_S / spec.tokens_per_second
+    return positions * LIVE_HIDDENS * spec.hidden * ACTIVATION_BYTES
+
+
 def batch_time(
     model: ModelSpec,
     part: str,
@@ -90,7 +124,7 @@ def batch_time(
     kernels: Kernels,
     *,
     most_tokens: int,
-    host: Host = NO_HOST,
+    host: Host = ENGINE_HOST,
 ) -> BatchTime:
     """Return how long batches of requests of a class take at a part that generates no tokens.
 
@@ -162,7 +196,7 @@ def _encoder(
             for m in media
         ]
         reach = sum(count * min(count, segment) for count, segment in segments) / positions
-        took = kernels.layer(
+        return kernels.layer(
             rows,
             reach,
             hidden=spec.hidden,
@@ -171,8 +205,10 @@ def _encoder(
             head_dim=spec.hidden / spec.heads,
             gated=spec.gated_mlp,
             dtype=spec.dtype,
+            qk_norm=spec.qk_norm,
+            scaled=spec.layer_scale,
+            rotary=spec.kind == "vision" and not spec.positions,
         )
-        return max(took, EAGER_LAYER_S)
 
     def seconds(requests: float) -> float:
         total = full * layer(requests, False)
@@ -188,7 +224,7 @@ def _encoder(
         most,
         rounds=1,
         request_bytes=positions * row_bytes,
-        grounds=kernels.provenance,
+        grounds=f"{kernels.provenance}; host time fitted to one system, low confidence",
         host_s=host.request_s + host.megapixel_s * _megapixels(klass),
     )
 
@@ -242,21 +278,16 @@ def _megapixels(klass: RequestClass) -> float:
 def _text(
     spec: TransformerSpec, klass: RequestClass, kernels: Kernels, most_tokens: int
 ) -> BatchTime:
-    """A transformer that reads the prompt once: its layers attend backwards, which halves the pairs."""
+    """A transformer that reads the prompt once, as an engine prefills it, without the output matrix."""
+    tp = kernels.tp if splits_evenly(spec, kernels.tp) else 1
+    model = analytic(spec, kernels.node, tp=tp, engine=kernels.engine, constants=kernels.table)
+    spread = 1.0 + klass.input_cv**2
 
     def seconds(requests: float) -> float:
-        rows = requests * klass.input_tokens
-        took = kernels.layer(
-            rows,
-            0.5 * klass.input_tokens,
-            hidden=spec.hidden,
-            inner=spec.intermediate,
-            heads=spec.heads,
-            head_dim=spec.head_dim,
-            gated=spec.gated_mlp,
-            dtype=spec.mlp_dtype,
-        )
-        return spec.layers * max(took, EAGER_LAYER_S)
+        batch = Batch.prefill(requests * klass.input_tokens, requests, length_spread=spread)
+        parts = model.parts(batch)
+        head = parts.head
+        return float(step_seconds(model, batch, 0, spec.layers) - head)
 
     most = max(1, int(most_tokens // max(1.0, klass.input_tokens)))
     row_bytes = (_LIVE_ROWS * spec.hidden + 3.0 * spec.intermediate / kernels.tp) * ACTIVATION_BYTES
@@ -265,7 +296,7 @@ def _text(
         most,
         rounds=1,
         request_bytes=klass.input_tokens * row_bytes,
-        grounds=kernels.provenance,
+        grounds=model.provenance,
     )
 
 
@@ -291,7 +322,7 @@ def _denoise(
         together = (pixels + text) / wanted.count
         total += kernels.attention(rows, together, heads, spec.head_dim or hidden / heads)
         total += kernels.all_reduces(rows, hidden)
-        return layers * max(total, EAGER_LAYER_S)
+        return layers * max(total, (6.0 + BLOCK_LAUNCHES) * len(streams) * LAUNCH_S)
 
     rows = passes * (pixels + text)
     row_bytes = (_LIVE_ROWS * hidden + 3.0 * inner / kernels.tp) * ACTIVATION_BYTES
@@ -315,7 +346,7 @@ def _block(spec: GeneratorSpec, kernels: Kernels, rows: float, sequences: float)
     total += kernels.product(rows, hidden, wide, spec.dtype)
     # Six vectors that scale, shift and gate: one product for every sequence, and passes that apply them.
     total += kernels.product(sequences, 6.0 * hidden / kernels.tp, hidden, spec.dtype)
-    return total + kernels.passes(rows, 14.0 * hidden) + kernels.passes(rows, 2.0 * wide)
+    return total + kernels.passes(rows, BLOCK_PASSES * hidden + 2.0 * wide, BLOCK_LAUNCHES)
 
 
 def _shape(spec: GeneratorSpec) -> tuple[int, int, int]:
@@ -350,7 +381,8 @@ def _speech(spec: GeneratorSpec, klass: RequestClass, kernels: Kernels) -> Batch
                 dtype=spec.dtype,
             )
         flops = requests * (klass.speech_s or 0.0) * (spec.conv_flops or 0.0)
-        return times * layers * max(layer, EAGER_LAYER_S) + kernels.convolutions(flops)
+        launched = (6.0 + BLOCK_LAUNCHES) * LAUNCH_S if denoises else 0.0
+        return times * layers * max(layer, launched) + kernels.convolutions(flops)
 
     row_bytes = (_LIVE_ROWS * hidden + 3.0 * inner / kernels.tp) * ACTIVATION_BYTES
     grounds = "shapes from public configurations, convolutions counted; " + kernels.provenance
@@ -376,7 +408,7 @@ def _pixels(spec: GeneratorSpec, klass: RequestClass, kernels: Kernels) -> Batch
     pixels = wanted.count * wanted.width_px * wanted.height_px
     flops = pixels * spec.conv_flops
     return _line(
-        lambda requests: kernels.convolutions(requests * flops) + EAGER_LAYER_S,
+        lambda requests: kernels.convolutions(requests * flops) + DECODER_S,
         MOST_IMAGES,
         rounds=1,
         request_bytes=pixels * _PIXEL_BYTES,

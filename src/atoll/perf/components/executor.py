@@ -15,13 +15,13 @@ Without a promise the engine's limit and memory bound a batch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from atoll.catalog.models import ModelSpec
 from atoll.catalog.nodes import NodeType
 from atoll.core.errors import UnknownNameError, UsageError
 from atoll.core.ids import Phase
-from atoll.perf.components.batches import BatchTime
+from atoll.perf.components.batches import ENGINE_HOST, BatchTime, Host
 from atoll.perf.components.makers import token_rate
 from atoll.perf.components.measured import Measured
 from atoll.perf.components.sites import (
@@ -70,19 +70,21 @@ def executor_work(
     engine: str | EngineChoice = "vllm",
     constants: ConstantTable | None = None,
     measured: Measured | None = None,
+    host: Host = ENGINE_HOST,
 ) -> ExecutorWork | None:
     """Return what an executor of `parts` on `node` carries; None where it does not fit.
 
     A node of n GPUs with tp below n holds n / tp copies side by side. Without `tp` the best is taken: the one
-    that keeps most promises, then takes the least time for the mix of classes, then splits most.
+    that keeps most promises, then takes the least time for the mix of classes, then splits most. `host` is
+    what preparing media takes beside the GPU.
     """
     check_parts(model, parts)
     best: tuple[tuple[int, float], ExecutorWork] | None = None
     for size in tp_choices(model, parts, node, tp):
-        site = open_site(model, parts, node, classes, size, engine, constants)
+        site = open_site(model, parts, node, classes, size, engine, constants, measured, host)
         if site is None:
             continue
-        work = _work(site, classes, measured)
+        work = _work(site, classes)
         shares = {klass.name: klass.share for klass in classes}
         spent = sum(shares[name] * seconds for (name, _), seconds in work.seconds.items())
         rank = (len(work.seconds), -spent)
@@ -101,7 +103,7 @@ def check_parts(model: ModelSpec, parts: Sequence[str]) -> None:
             raise UnknownNameError("part", part, known, field="parts")
 
 
-def _work(site: Site, classes: Sequence[RequestClass], measured: Measured | None) -> ExecutorWork:
+def _work(site: Site, classes: Sequence[RequestClass]) -> ExecutorWork:
     seconds: dict[Key, float] = {}
     latency: dict[Key, float] = {}
     limits: dict[Key, str] = {}
@@ -112,13 +114,6 @@ def _work(site: Site, classes: Sequence[RequestClass], measured: Measured | None
             if part not in site.needs[klass.name]:
                 continue
             key = (klass.name, part)
-            known = measured.request_seconds(part, site.node, klass) if measured else None
-            if known is not None:
-                seconds[key], limits[key] = known, "measured"
-                # A single request is taken to be alone on one copy.
-                latency[key] = known * copies
-                grounds[f"{part}: {measured.source if measured else ''}"] = None
-                continue
             found = _predict(site, klass, part)
             grounds[site.grounds(part)] = None
             latency[key], limits[key] = found.latency_s, found.limit
@@ -148,13 +143,17 @@ class _Found:
 
 def _predict(site: Site, klass: RequestClass, part: str) -> _Found:
     budget = site.budget(klass, part)
+    known = site.measured_seconds(klass, part)
     if part in site.models:
-        rate = token_rate(site, klass, part, budget)
         alone = time_alone(site, klass, part)
+        if known is not None:
+            return _Found(known, alone, "measured")
+        rate = token_rate(site, klass, part, budget)
         seconds = 1.0 / rate.requests_per_s if rate.requests_per_s > 0.0 else 0.0
         return _Found(seconds, alone, rate.limit)
     times = site.batches[klass.name, part]
-    return batched(times, budget, site.promise(klass, part), site.most(times))
+    found = batched(times, budget, site.promise(klass, part), site.most(times))
+    return found if known is None else replace(found, limit="measured")
 
 
 def batched(times: BatchTime, budget_s: float, promise_s: float, most: int) -> _Found:

@@ -8,7 +8,7 @@ and keys. They are launched kernel by kernel, so that a layer takes `eager_s` at
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from atoll.catalog.dtypes import DType
@@ -18,10 +18,30 @@ from atoll.perf.constants import ConstantTable, GpuConstants, OpClass, OpSpeed, 
 from atoll.perf.engines import EngineProfile
 from atoll.perf.operators import AllReduce
 
-EAGER_LAYER_S = 0.4e-3
-"""Least time of a layer that is launched from PyTorch, as for the stage engine (`perf.engines`)."""
-CONV_SHARE = 0.5
-"""Share of the rate of matrix products that convolutions of decoders reach; an assumption, low confidence."""
+LAUNCH_S = 18e-6
+"""Host time of a kernel launched from PyTorch modules: 16 to 20 us beside an H200 where nothing else ran."""
+PLAIN_PASSES, PLAIN_LAUNCHES = 10.0, 5.0
+"""Activations, in hidden sizes, that kernels between the products of a plain layer read and write for a
+position, and how many such kernels there are: two norms, two sums, and the MLP's activation, whose width
+comes on top."""
+SMALL_PASSES, SMALL_LAUNCHES = 4.0, 2.0
+"""What norms of queries and keys add, and what two scaled branches add."""
+ROTARY_PASSES, ROTARY_LAUNCHES = 28.0, 6.0
+"""What turning queries and keys adds: 14 hidden sizes, at half the rate since halves lie apart."""
+BLOCK_PASSES, BLOCK_LAUNCHES = 54.0, 24.0
+"""The same of a denoiser's block: norms that are scaled, shifted and gated one by one, turns in fp32, norms
+of queries and keys, streams joined."""
+DECODER_S = 0.4e-3
+"""Least time of a decoder of pixels."""
+EXPONENTIAL_FLOPS = {"ampere": 128.0, "ada": 64.0, "hopper": 256.0, "blackwell": 512.0}
+"""Operations of matrix products that a GPU does in the time of one exponential."""
+CONV_SHARE = 0.4
+"""Share of the rate of matrix products that convolutions of decoders reach: 0.25 to 0.58 on an H200, 0.39
+over a whole decoder of pixels."""
+ALIGNED = 8
+UNALIGNED_SLOWER = 3.2
+"""How much longer products take on Hopper whose sizes are no multiples of `ALIGNED`: 220 against 696 TFLOP/s
+on an H200 for a depth of 3420 and 3456. Older GPUs lose less, how much was not measured."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +51,8 @@ class Kernels:
     node: NodeType
     tp: int
     constants: GpuConstants
+    engine: EngineProfile
+    table: ConstantTable | None = None
 
     @classmethod
     def of(
@@ -39,7 +61,8 @@ class Kernels:
         """Return the operators on the GPUs of a node, at the clocks that an engine's load leaves them."""
         table = constants if constants is not None else default_constants()
         fitted = table.for_gpu(node.gpu)
-        return cls(node, tp, fitted.under_load() if engine.keeps_busy else fitted)
+        found = fitted.under_load() if engine.keeps_busy else fitted
+        return cls(node, tp, found, engine, constants)
 
     def _speed(self, op: OpClass) -> OpSpeed:
         gpu = self.node.gpu
@@ -57,11 +80,14 @@ class Kernels:
 
     def product(self, rows: float, n: float, k: float, dtype: DType) -> float:
         """Return seconds of a (rows, k) x (k, n) product on one GPU, its weights in `dtype`."""
-        c = self.constants.op(OpClass.GEMM)
+        c, speed = self.constants.op(OpClass.GEMM), self._products
+        strict = self.node.gpu.architecture.lower().startswith(("hopper", "blackwell"))
+        if strict and (k % ALIGNED or n % ALIGNED):
+            speed = replace(speed, e_f=speed.e_f / UNALIGNED_SLOWER)
         op = operators.gemm(
             n,
             k,
-            self._products,
+            speed,
             weight_bytes=dtype.bytes_per_weight,
             pad_k=c.pad_k,
             pad_n=c.pad_n,
@@ -71,20 +97,27 @@ class Kernels:
     def attention(self, rows: float, segment: float, heads: int, head_dim: float) -> float:
         """Return seconds of attention of `rows` positions, each over the `segment` positions around it."""
         share = math.ceil(heads / self.tp)
+        speed = self._speed(OpClass.ATTENTION_PREFILL)
+        # Constants are of heads of 128. A pair costs products by its width, but one exponential.
+        ratio = EXPONENTIAL_FLOPS.get(self.node.gpu.architecture.lower().split()[0], 0.0)
+        fixed = min(1.0, ratio * speed.e_f / (4.0 * 128.0))
+        if head_dim < 128.0:
+            speed = replace(speed, e_f=speed.e_f / ((1.0 - fixed) + fixed * 128.0 / head_dim))
         op = operators.prefill_attention(
             share,
             share,
             head_dim,
-            self._speed(OpClass.ATTENTION_PREFILL),
+            speed,
             kv_bytes=operators.ACTIVATION_BYTES,
             serial_ns=self.constants.op(OpClass.ATTENTION_PREFILL).serial_ns,
         )
         reach = min(rows, segment)
         return op.seconds(rows * reach, rows, rows, reach)
 
-    def passes(self, rows: float, elements: float) -> float:
-        """Return seconds of a pass over `elements` activations of each row."""
-        return operators.elementwise(elements, self._speed(OpClass.ELEMENTWISE)).seconds(rows)
+    def passes(self, rows: float, elements: float, launches: float = 1.0) -> float:
+        """Return seconds of so many kernels that pass over `elements` activations of each row in all."""
+        op = operators.elementwise(elements, self._speed(OpClass.ELEMENTWISE))
+        return op.row_s * rows + launches * op.t0_s
 
     def all_reduces(self, rows: float, hidden: int) -> float:
         """Return seconds of the two sums over GPUs of a layer; 0 where it is not split."""
@@ -111,6 +144,9 @@ class Kernels:
         head_dim: float,
         gated: bool,
         dtype: DType,
+        qk_norm: bool = False,
+        scaled: bool = False,
+        rotary: bool = False,
     ) -> float:
         """Return seconds of one layer: norm, QKV, attention, output, norm, MLP, and sums over GPUs."""
         share = math.ceil(heads / self.tp) * head_dim
@@ -121,8 +157,11 @@ class Kernels:
         total += self.product(rows, hidden, share, dtype)
         total += self.product(rows, ups * wide, hidden, dtype)
         total += self.product(rows, hidden, wide, dtype)
-        total += self.passes(rows, 8.0 * hidden) + self.passes(rows, (ups + 1.0) * wide)
-        return total + self.all_reduces(rows, hidden)
+        small = float(qk_norm) + float(scaled)
+        between = PLAIN_PASSES + SMALL_PASSES * small + ROTARY_PASSES * rotary
+        launches = PLAIN_LAUNCHES + SMALL_LAUNCHES * small + ROTARY_LAUNCHES * rotary
+        total += self.passes(rows, between * hidden + (5.0 if gated else 2.0) * wide, launches)
+        return max(total + self.all_reduces(rows, hidden), (5.0 + launches) * LAUNCH_S)
 
     def convolutions(self, flops: float) -> float:
         """Return seconds of convolutions, all on one GPU or split evenly."""

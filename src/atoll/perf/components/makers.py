@@ -41,19 +41,11 @@ def token_rate(site: Site, klass: RequestClass, part: str, budget_s: float) -> T
     if phase is Phase.BOTH:
         prompts = RoleLoad("prompts", spec, Phase.PREFILL, first_s, lengths, together=True)
         answers = RoleLoad("answers", spec, Phase.DECODE, token_s, lengths, together=True)
-        mixed = MixedCapacityModel(prompts, answers, model)
+        mixed = MixedCapacityModel(prompts, answers, model, waits=first_s < NO_PROMISE_S)
         rate = float(mixed.throughputs([1], [Position.WHOLE])[0, 0, spec.layers])
-        return TokenRate(rate, _mixed_limit(rate, first_s, token_s))
+        return TokenRate(rate, mixed.limit())
     promise = first_s if phase is Phase.PREFILL else token_s
     role = RoleLoad(phase.value, spec, phase, promise, lengths)
     found = CapacityModel(role, model).detail(spec.layers, 1, promise, Position.WHOLE)
     per_request = lengths.input_mean if phase is Phase.PREFILL else lengths.output_mean
     return TokenRate(found.throughput / per_request, found.limit)
-
-
-def _mixed_limit(rate: float, first_s: float, token_s: float) -> str:
-    if rate <= 0.0:
-        return "promise or memory: not one request"
-    if min(first_s, token_s) < NO_PROMISE_S:
-        return "promise, KV memory or the engine's largest batch"
-    return "KV memory or the engine's largest batch"

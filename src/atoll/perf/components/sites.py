@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from atoll.catalog.media import GeneratorSpec
+from atoll.catalog.media import EncoderSpec, GeneratorSpec
 from atoll.catalog.models import ModelSpec
 from atoll.catalog.nodes import NodeType
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase
 from atoll.perf.capacity import copy_node, piece_times
-from atoll.perf.components.batches import BatchTime, Host, batch_time
+from atoll.perf.components.batches import (
+    ENGINE_HOST,
+    BatchTime,
+    Host,
+    batch_time,
+    largest_input_bytes,
+)
 from atoll.perf.components.kernels import Kernels
 from atoll.perf.components.loads import (
     class_parts,
@@ -21,6 +27,7 @@ from atoll.perf.components.loads import (
     llm_lengths,
     talker_lengths,
 )
+from atoll.perf.components.measured import Measured
 from atoll.perf.components.shapes import autoregressive_spec
 from atoll.perf.components.space import Space, fit, phase_of
 from atoll.perf.components.talkers import talker_model
@@ -60,6 +67,8 @@ class Site:
     needs: Mapping[str, frozenset[str]]
     engine: EngineProfile
     constants: ConstantTable | None
+    measured: Measured | None
+    host: Host
 
     @property
     def talkers(self) -> frozenset[str]:
@@ -89,10 +98,19 @@ class Site:
 
     def grounds(self, part: str) -> str:
         """Return what the times of a part rest on."""
+        if self.measured is not None and any(rate.part == part for rate in self.measured.rates):
+            return f"{part}: {self.measured.source}"
         if part in self.models:
             return f"{part}: {self.models[part].provenance}"
         found = [times.grounds for (_, name), times in self.batches.items() if name == part]
         return f"{part}: {found[0] if found else self.kernels.provenance}"
+
+    def measured_seconds(self, klass: RequestClass, part: str) -> float | None:
+        """Return the measured seconds of one copy for a request, None where nothing was measured."""
+        if self.measured is None:
+            return None
+        known = self.measured.request_seconds(part, self.node, klass)
+        return None if known is None else known * (self.node.count // self.tp)
 
     def promise(self, klass: RequestClass, part: str) -> float:
         """Return the seconds that are promised to what a part contributes to; infinite where none are."""
@@ -116,8 +134,8 @@ class Site:
         if spec is None:
             times = self.batches.get((klass.name, part))
             if times is None:
-                times = batch_time(
-                    self.model, part, klass, self.kernels, most_tokens=self.engine.max_tokens
+                times = _times(
+                    self.model, part, klass, self.kernels, self.node, self.measured, self.host
                 )
             return times.seconds(1.0)
         model = self.models.get(part)
@@ -229,7 +247,8 @@ def open_site(
     tp: int,
     engine: str | EngineChoice,
     constants: ConstantTable | None,
-    host: Host | None = None,
+    measured: Measured | None = None,
+    host: Host = ENGINE_HOST,
 ) -> Site | None:
     """Return the parts at one tensor-parallel size; None where they do not fit in memory."""
     profile = profile_on(engine, node)
@@ -241,44 +260,70 @@ def open_site(
             continue
         for klass in classes:
             if part in needs[klass.name]:
-                batches[klass.name, part] = batch_time(
-                    model,
-                    part,
-                    klass,
-                    kernels,
-                    most_tokens=profile.max_tokens,
-                    host=host if host is not None else ENGINE_HOST,
-                )
+                times = _times(model, part, klass, kernels, node, measured, host)
+                batches[klass.name, part] = times
     makers = [part for part in parts if autoregressive_spec(model, part) is not None]
     full = max((t.request_bytes * t.max_batch for t in batches.values()), default=0.0)
     single = max((t.request_bytes for t in batches.values()), default=0.0)
-    space = None
     # Beside a KV cache the largest batch is set aside; alone, a batch takes what there is.
-    for batch_bytes in (full, single) if makers else (single,):
-        space = fit(
-            model,
-            parts,
-            node,
-            tp,
-            profile,
-            batch_bytes=batch_bytes,
-            kv_weights=_kv_weights(model, makers, classes, needs),
-        )
-        if space is not None:
-            if makers:
-                space = Space(space.weight_bytes, space.engines, batch_bytes, space.kv_tokens)
-            break
+    space = fit(
+        model,
+        parts,
+        node,
+        tp,
+        profile,
+        batch_bytes=single,
+        largest_bytes=max(full, _largest_bytes(model, parts)) if makers else 0.0,
+        kv_weights=_kv_weights(model, makers, classes, needs),
+    )
     if space is None:
         return None
     models = {
         part: step_model(model, part, node, tp, space.engines[part], constants) for part in makers
     }
     return Site(
-        model, tuple(parts), node, tp, space, kernels, models, batches, needs, profile, constants
+        model,
+        tuple(parts),
+        node,
+        tp,
+        space,
+        kernels,
+        models,
+        batches,
+        needs,
+        profile,
+        constants,
+        measured,
+        host,
     )
 
 
-ENGINE_HOST = Host()
+def _times(
+    model: ModelSpec,
+    part: str,
+    klass: RequestClass,
+    kernels: Kernels,
+    node: NodeType,
+    measured: Measured | None,
+    host: Host,
+) -> BatchTime:
+    """Times of batches: measured ones, as batches of one on each copy, or else predicted ones."""
+    known = measured.request_seconds(part, node, klass) if measured is not None else None
+    if known is None or measured is None:
+        most = kernels.engine.max_tokens
+        return batch_time(model, part, klass, kernels, most_tokens=most, host=host)
+    copies = node.count // kernels.tp
+    return BatchTime(0.0, known * copies, 1, 1, 0.0, measured.source)
+
+
+def _largest_bytes(model: ModelSpec, parts: Sequence[str]) -> float:
+    """Bytes per GPU for the largest input of any encoder that runs beside the llm."""
+    specs = [model.components[component_of(part)] for part in parts]
+    if not model.has_llm or model.llm not in specs:
+        return 0.0
+    context = model.llm.max_context
+    found = [largest_input_bytes(s, context) for s in specs if isinstance(s, EncoderSpec)]
+    return max(found, default=0.0)
 
 
 def _kv_weights(

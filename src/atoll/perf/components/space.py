@@ -15,6 +15,7 @@ from atoll.catalog.models import ModelSpec
 from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.ids import Phase
+from atoll.perf.components.batches import LARGEST_INPUT_SHARE
 from atoll.perf.components.loads import component_of
 from atoll.perf.components.shapes import autoregressive_spec, component_weight_bytes
 from atoll.perf.engines import EngineProfile
@@ -49,12 +50,14 @@ def fit(
     engine: EngineProfile,
     *,
     batch_bytes: float,
+    largest_bytes: float,
     kv_weights: Mapping[str, float],
 ) -> Space | None:
     """Return how the memory of a node is shared out among parts; None where they do not fit.
 
-    `batch_bytes` are activations that the other parts need for a batch, per GPU; `kv_weights` says how much
-    of the KV cache each token-making part needs against the others.
+    `batch_bytes` are activations that the other parts need at least for a batch, per GPU, and
+    `largest_bytes` what they would like for their largest batch or input (see `batches`). `kv_weights` says
+    how much of the KV cache each token-making part needs against the others.
     """
     makers = {
         part: spec for part in parts if (spec := autoregressive_spec(model, part)) is not None
@@ -77,7 +80,10 @@ def fit(
     total = sum(weights.values())
     usable = node.gpu.memory_bytes * engine.memory_share - engine.reserve_bytes
     activations = max((memory.activation_bytes for memory in memories.values()), default=0.0)
-    left = usable - total - activations - batch_bytes
+    free = usable - total - activations
+    # In this order, so that more parts never leave more room.
+    batch_bytes = max(batch_bytes, min(largest_bytes, LARGEST_INPUT_SHARE * free))
+    left = free - batch_bytes
     if left <= 0.0:
         return None
     engines: dict[str, EngineProfile] = {}
@@ -94,7 +100,7 @@ def fit(
         engines[part] = profile
         restricted = MemoryModel.of(makers[part], node, tp=tp, engine=profile, phase=phase_of(part))
         tokens[part] = restricted.kv_tokens(0, makers[part].layers) * (node.count // tp)
-    return Space(total * node.count, engines, left + batch_bytes, tokens)
+    return Space(total * node.count, engines, batch_bytes if makers else free, tokens)
 
 
 def _held(spec: TransformerSpec, memory: MemoryModel) -> float:

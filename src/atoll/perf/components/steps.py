@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from atoll.catalog.models import ModelSpec
 from atoll.catalog.nodes import NodeType
+from atoll.perf.components.batches import ENGINE_HOST, Host
 from atoll.perf.components.executor import Key, check_parts, executor_work
 from atoll.perf.components.measured import Measured
 from atoll.perf.components.sites import open_site
@@ -57,6 +58,7 @@ def executor_steps(
     engine: str | EngineChoice = "vllm",
     constants: ConstantTable | None = None,
     measured: Measured | None = None,
+    host: Host = ENGINE_HOST,
 ) -> ExecutorSteps | None:
     """Return what an executor of `parts` on `node` is to a simulator; None where it does not fit.
 
@@ -72,10 +74,11 @@ def executor_steps(
         engine=engine,
         constants=constants,
         measured=measured,
+        host=host,
     )
     if work is None:
         return None
-    site = open_site(model, parts, node, classes, work.tp, engine, constants)
+    site = open_site(model, parts, node, classes, work.tp, engine, constants, measured, host)
     assert site is not None
     copies = node.count // work.tp
     found: dict[Key, PartSteps] = {}
@@ -90,10 +93,6 @@ def executor_steps(
                     lengths=site.lengths(klass, part),
                     kv_tokens=site.space.kv_tokens[part] // copies,
                 )
-                continue
-            known = measured.request_seconds(part, node, klass) if measured else None
-            if known is not None:
-                found[klass.name, part] = PartSteps(item_s=known * copies)
                 continue
             times = site.batches[klass.name, part]
             found[klass.name, part] = PartSteps(

@@ -13,7 +13,7 @@ from atoll.catalog.media import GeneratorSpec
 from atoll.perf.batch import Batch
 from atoll.perf.components.shapes import predictor_spec
 from atoll.perf.constants import ConstantTable
-from atoll.perf.operators import Num
+from atoll.perf.operators import Num, larger
 from atoll.perf.step import AnalyticStepModel, StepParts, analytic, step_seconds
 
 
@@ -29,7 +29,10 @@ class TalkerStepModel(AnalyticStepModel):
         found = super().parts(batch)
         nothing = 0.0 * batch.outputs
         own = Batch(nothing, nothing, nothing, batch.outputs, nothing + 0.5 * self.further)
-        after = step_seconds(self.predictor, own, 0, self.predictor.spec.layers, host=False)
+        layers = self.predictor.spec.layers
+        after = step_seconds(self.predictor, own, 0, layers, host=False)
+        # A loop inside a step is launched piece by piece.
+        after = larger(after, layers * self.engine.prefill_layer_s)
         return replace(found, head=found.head + self.further * after)
 
 

@@ -68,7 +68,8 @@ JOB = _record(
     " prompt answer target computed piece made join mark chunk"
     # Edges whose data is not all there, and edges of which there is nothing yet.
     " feeders starts",
-    f8="work_s known_s held",
+    # When it might begin, and when it was finished.
+    f8="work_s known_s held begin_s finish_s",
     flag="active queued chunked begun worked finished",
 )
 REQUEST = _record(

@@ -72,8 +72,6 @@ def draw_demand(
         arrival_s, klass = _arrivals(fleet, arrivals, requests, duration_s, seed)
     order = np.argsort(arrival_s, kind="stable")[:requests]
     arrival_s, klass = arrival_s[order], klass[order].astype(np.int64)
-    if not len(arrival_s):
-        raise InputError("no request comes in that time", field="duration_s", hint="take longer")
     tokens = np.zeros((2, len(klass)))
     for at, one in enumerate(fleet.classes):
         mine = np.flatnonzero(klass == at)
@@ -81,6 +79,16 @@ def draw_demand(
         tokens[0, mine] = _lengths(rng, one.input_tokens, one.input_cv, len(mine))
         tokens[1, mine] = _lengths(rng, one.output_tokens, one.output_cv, len(mine))
     return Demand(arrival_s, klass, tokens[0], tokens[1])
+
+
+def check_demand(fleet: TaskFleet, demand: Demand, until_s: float) -> None:
+    """Refuse requests that cannot be simulated."""
+    if not len(demand.klass) or not demand.arrival_s[0] <= until_s:
+        raise InputError("no request comes in that time", field="duration_s", hint="take longer")
+    if demand.arrival_s[0] < 0.0 or (np.diff(demand.arrival_s) < 0.0).any():
+        raise InputError("requests are in order of their arrival, from 0 on", field="demand")
+    if demand.klass.min() < 0 or demand.klass.max() >= len(fleet.classes):
+        raise InputError("a request is of no class of the fleet", field="demand")
 
 
 def draw_wants(

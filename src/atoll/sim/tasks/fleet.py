@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
@@ -286,8 +286,9 @@ class TaskFleet:
         if not self.classes or not self.executors:
             raise InputError("there is nothing to simulate", field="fleet")
         self._check_kinds()
+        by_name = {executor.name: executor for executor in self.executors}
         for path in self.paths:
-            self._check_path(path)
+            self._check_path(path, by_name)
         for klass in self.classes:
             if sum(p.share for p in self.paths_of(klass)) <= 0.0:
                 raise InputError(
@@ -300,6 +301,11 @@ class TaskFleet:
     def paths_of(self, klass: ClassSpec) -> tuple[PathSpec, ...]:
         """Return the paths of a class."""
         return tuple(p for p in self.paths if (p.service, p.klass) == klass.key)
+
+    def scaled(self, factor: float) -> TaskFleet:
+        """Return the same fleet with so many times as many requests of every class."""
+        classes = tuple(replace(k, rate_per_s=k.rate_per_s * factor) for k in self.classes)
+        return replace(self, classes=classes)
 
     def part_type(self, service: str, part: str) -> type[PartModel]:
         """Return what kind of part it is."""
@@ -324,7 +330,7 @@ class TaskFleet:
                         field="executors",
                     )
 
-    def _check_path(self, path: PathSpec) -> None:
+    def _check_path(self, path: PathSpec, executors: Mapping[str, ExecutorSpec]) -> None:
         klass = next((k for k in self.classes if k.key == (path.service, path.klass)), None)
         if klass is None:
             raise UnknownNameError(
@@ -339,16 +345,15 @@ class TaskFleet:
                     f"{'+'.join(step.parts)} is sent to nobody", field=f"paths of '{path.klass}'"
                 )
             for name, _ in step.executors:
-                found = next((e for e in self.executors if e.name == name), None)
-                if found is None:
-                    raise UnknownNameError("executor", name, [e.name for e in self.executors])
+                if name not in executors:
+                    raise UnknownNameError("executor", name, executors, field="paths")
                 for part in step.parts:
                     if part not in klass.needs:
                         raise InputError(
                             f"class '{klass.name}' does not say what it needs of {part}",
                             field="classes",
                         )
-                    if not _runs(found, klass, part):
+                    if not _runs(executors[name], klass, part):
                         raise InputError(
                             f"{name} does not run {part} for class '{klass.name}'", field="paths"
                         )
@@ -392,9 +397,11 @@ def _runs(executor: ExecutorSpec, klass: ClassSpec, part: str) -> bool:
 
 
 def _unique(what: str, names: list[str] | tuple[str, ...]) -> list[str]:
+    seen: set[str] = set()
     for name in names:
-        if list(names).count(name) > 1:
+        if name in seen:
             raise InputError(f"'{name}' appears twice", field=what)
+        seen.add(name)
     return list(names)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from atoll.catalog.catalog import Catalog
 from atoll.catalog.media import GeneratorSpec
@@ -14,7 +15,14 @@ from atoll.perf.components.measured import Measured
 from atoll.perf.components.steps import ExecutorSteps, PartSteps, executor_steps
 from atoll.perf.constants import ConstantTable
 from atoll.plan.capacities import node_source
-from atoll.plan.executors import DECODE, PREFILL, machine_of, request_bytes, ways_of
+from atoll.plan.executors import (
+    DECODE,
+    PREFILL,
+    machine_of,
+    node_work,
+    request_bytes,
+    ways_of,
+)
 from atoll.plan.handover import hop_link
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem, Service
@@ -292,6 +300,83 @@ def _edge(model: ModelSpec, first: str, second: str, size: float) -> PartEdge:
         chunk = _chunk_tokens(spec)
         return PartEdge(first, second, Amount(fixed=size), chunk_tokens=chunk, streamed=True)
     return PartEdge(first, second, Amount(fixed=size))
+
+
+def alone_fleet(
+    plan: Plan, problem: Problem, catalog: Catalog, executor: Instance, load: float
+) -> TaskFleet | None:
+    """Return one executor of a plan by itself, as busy as `load` by what its parts are planned to take.
+
+    Requests of the service's classes, in their shares, come to it for the parts that it has, and are promised
+    what those parts have to do with. None where it serves no class.
+    """
+    service = problem.service(executor.service)
+    work = node_work(problem, catalog, service, executor)
+    if work is None:
+        return None
+    model = catalog.model(service.model)
+    steps = _steps(problem, catalog, executor, None)
+    own: dict[str, tuple[str, ...]] = {}
+    for klass in service.classes:
+        used = {part for way in ways_of(catalog, service, klass) for part in way}
+        own[klass.name] = tuple(
+            p for p in executor.parts if p in used and (klass.name, p) in work.seconds
+        )
+    served = [klass for klass in service.classes if own[klass.name]]
+    busy = sum(k.share * sum(work.seconds[k.name, p] for p in own[k.name]) for k in served)
+    if busy <= 0.0:
+        return None
+    classes = []
+    for klass in served:
+        parts = own[klass.name]
+        whole = _class(plan, catalog, service, klass, {executor.id: steps}, [executor], 1.0)
+        edges = tuple(e for e in whole.edges if e.src in parts and e.dst in parts)
+        fed = {edge.dst for edge in edges}
+        needs = {
+            part: need if part in fed else replace(need, items=_pieces(model, part, klass))
+            for part, need in whole.needs.items()
+            if part in parts
+        }
+        classes.append(
+            replace(
+                whole,
+                rate_per_s=klass.share * load / busy,
+                needs=needs,
+                edges=edges,
+                promises=_own_promises(model, klass, parts),
+            )
+        )
+    return TaskFleet(
+        executors=(
+            ExecutorSpec(
+                executor.id, _box_name(executor), service.name, _parts(service, model, steps)
+            ),
+        ),
+        classes=tuple(classes),
+        paths=tuple(
+            PathSpec(
+                service.name,
+                klass.name,
+                1.0,
+                (StepSpec(own[klass.name], ((executor.id, 1.0),)),),
+            )
+            for klass in served
+        ),
+        boxes=tuple(_boxes(catalog, [executor])),
+    )
+
+
+def _own_promises(model: ModelSpec, klass: RequestClass, parts: Collection[str]) -> Promises:
+    """The promises of a class that an executor of some parts can keep or break by itself."""
+    first = any(_is_llm(model, p) and not p.endswith(DECODE) for p in parts)
+    later = any(_is_llm(model, p) and not p.endswith(PREFILL) for p in parts)
+    made = {_emits(model, p) for p in parts}
+    return Promises(
+        klass.ttft_s if first else None,
+        klass.tpot_s if later else None,
+        klass.ahead_s if "audio" in made else None,
+        klass.image_s if "image" in made else None,
+    )
 
 
 def simulate_service(

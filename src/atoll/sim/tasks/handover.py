@@ -236,6 +236,7 @@ def finish(z: TaskSim, j: int, now: float) -> None:
     request = z.request[job.request]
     klass = z.klass[request.klass]
     job.finished = True
+    job.finish_s = now
     emits = z.unit[job.unit].emits
     if emits == TEXT:
         request.last_text_s = now
@@ -271,6 +272,7 @@ def finish(z: TaskSim, j: int, now: float) -> None:
 def begin(z: TaskSim, j: int, now: float) -> None:
     """Let a job begin: what it needs first is there."""
     job = z.job[j]
+    job.begin_s = now
     unit = z.unit[job.unit]
     if unit.type == TOKENS:
         job.target = job.prompt

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from atoll.sim.arrays import Floats, Longs, Records
 from atoll.sim.result import Spread
 from atoll.sim.tasks import arrays as a
-from atoll.sim.tasks.build import BuiltTasks
+from atoll.sim.tasks.build import BuiltTasks, class_parts
 from atoll.sim.tasks.fleet import ClassSpec, Promises
 
 
@@ -20,10 +20,12 @@ class ClassResult:
     """Requests of one class that came after the warm-up; times in seconds.
 
     `ttft_s` until the first text, `tpot_s` per token after it, `first_audio_s` until the first sound,
-    `ahead_s` by how much speech is complete before a listener who starts with its first piece has heard all,
+    `ahead_s` by how much speech is complete before a listener who starts with its first piece has heard all
+    (less is worse: 99 % of requests are ahead by `p99` or more),
     `image_s` until the images. `kept` are the shares of judged requests that kept each promise there is,
     `kept_all` all of them (None: there is none). One that is not finished is judged by what is broken
-    already. `requests_per_s` are those that finished in the steady window.
+    already. `requests_per_s` are those that finished in the steady window. `part_s` is, by part, how long
+    requests are there: from when what it needs has come until it is done, waiting included.
     """
 
     service: str
@@ -40,6 +42,7 @@ class ClassResult:
     kept: Mapping[str, float]
     kept_all: float | None
     requests_per_s: float
+    part_s: Mapping[str, Spread]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,7 @@ class TaskResult:
                     judged & (columns.klass == at),
                     clock,
                     float((steady & (columns.klass == at)).sum()) / window,
+                    _times_at_parts(built, at, judged),
                 )
                 for at, spec in enumerate(fleet.classes)
             ),
@@ -191,26 +195,47 @@ def _columns(came: Records, speech_s: Floats) -> TaskColumns:
 
 
 def _class(
-    spec: ClassSpec, columns: TaskColumns, mine: NDArray[np.bool_], clock: float, per_s: float
+    spec: ClassSpec,
+    columns: TaskColumns,
+    mine: NDArray[np.bool_],
+    clock: float,
+    per_s: float,
+    part_s: Mapping[str, Spread],
 ) -> ClassResult:
     e2e = columns.e2e_s[mine]
     done = np.isfinite(e2e)
     kept, kept_all = _kept(spec.promises, columns, mine, clock)
     spreads = {
         name: Spread.of(getattr(columns, name)[mine])
-        for name in ("e2e_s", "ttft_s", "tpot_s", "first_audio_s", "ahead_s", "image_s")
+        for name in ("e2e_s", "ttft_s", "tpot_s", "first_audio_s", "image_s")
     }
+    behind = Spread.of(-columns.ahead_s[mine])
     return ClassResult(
         service=spec.service,
         name=spec.name,
         arrived=int(mine.sum()),
         finished=int(done.sum()),
         in_flight=int((~done).sum()),
+        ahead_s=Spread(*(None if value is None else -value for value in behind)),
         kept=kept,
         kept_all=kept_all,
         requests_per_s=per_s,
+        part_s=part_s,
         **spreads,
     )
+
+
+def _times_at_parts(built: BuiltTasks, at: int, judged: NDArray[np.bool_]) -> dict[str, Spread]:
+    sim, spec = built.sim, built.fleet.classes[at]
+    came = sim.request[: len(judged)]
+    first = came["job"][judged & (came["klass"] == at)]
+    found: dict[str, Spread] = {}
+    for k, part in enumerate(class_parts(built.fleet, spec)):
+        jobs = sim.job[first + k]
+        done = jobs[jobs["finished"]]
+        if len(done):
+            found[part] = Spread.of(done["finish_s"] - done["begin_s"])
+    return found
 
 
 def _kept(
@@ -275,7 +300,7 @@ def _part(name: str, unit: Records, clock: float, over_s: float) -> PartResult:
         busy=(float(unit["busy_s"]) - over_s) / span,
         steps=int(unit["step_count"]),
         batch_mean=float(unit["batch_sum"]) / max(int(unit["step_count"]), 1),
-        queue_mean=queued / span,
+        queue_mean=max(0.0, queued / span),
         kv_mean=held / span / room if unit["type"] == a.TOKENS else 0.0,
         kv_peak=float(unit["peak"]) / room if unit["type"] == a.TOKENS else 0.0,
         prompt_tokens=int(unit["prompt_tokens"]),

@@ -46,7 +46,7 @@ def simulate_tasks(
     from atoll.sim.kernel import table_of
     from atoll.sim.tasks.arrays import LAYOUT
     from atoll.sim.tasks.build import ROUTINGS, build
-    from atoll.sim.tasks.demand import Arrivals, draw_demand
+    from atoll.sim.tasks.demand import Arrivals, check_demand, draw_demand
     from atoll.sim.tasks.loop import run
     from atoll.sim.tasks.result import TaskResult
 
@@ -63,6 +63,7 @@ def simulate_tasks(
         demand = draw_demand(
             fleet, arrivals or Arrivals(), requests=requests, duration_s=duration_s, seed=seed
         )
+    check_demand(fleet, demand, math.inf if duration_s is None else duration_s)
     built = build(fleet, demand, routing=ROUTINGS[routing], query_s=query_s, seed=seed)
     if duration_s is not None:
         built.sim.run["until_s"] = duration_s

@@ -53,6 +53,21 @@ def whole_of(master: Master, values: Floats) -> Whole:
     )
 
 
+def values_of(master: Master, whole: Whole, routed: Routed) -> Floats:
+    """Return the columns of a master programme for a solution whose units are all in it."""
+    values = np.zeros(master.lp.columns)
+    values[master.share_columns] = routed.shares
+    values[master.entry_columns] = routed.entries
+    values[master.machine_columns] = whole.machines
+    values[master.slice_columns] = whole.slices
+    values[master.kept_columns] = whole.kept
+    for j, count in whole.units.items():
+        values[master.unit_column[j]] = count
+    used = np.flatnonzero(routed.z > 0.0)
+    values[master.z_column[used]] = routed.z[used]
+    return values
+
+
 def route(
     table: Table, whole: Whole, weights: Floats | None, least: float, cap: float, work: Counter
 ) -> Routed | None:

@@ -33,8 +33,12 @@ _SAME_S = 1e-9
 """Latency beyond a chain's budget that counts as rounding, in s."""
 _NEGATIVE = 1e-7
 """Reduced cost below which a unit is worth adding."""
-_BATCH = 200
+_BATCH = 40
 """Units added at once."""
+_TOLERANCE = 1e-7
+"""Of integer solves. At 1e-9 HiGHS 1.15 has cut off best solutions of small programmes in its presolve; flows
+are made exact afterwards, with the whole numbers fixed."""
+_USED = 1e-9
 _STEP_COST = 5
 """What one solve of the linear programme counts beside its iterations."""
 
@@ -70,12 +74,15 @@ class _ChainRows:
 
 @dataclass(frozen=True, slots=True)
 class Relaxed:
-    """The optimum of the relaxation over all units: the bound, and what each unit costs beyond its worth."""
+    """The optimum of the relaxation over all units.
+
+    The bound, what an executor of each unit costs beyond its worth, and which units it uses.
+    """
 
     feasible: bool
     objective: float
-    values: Floats
     excess: Floats
+    used: NDArray[np.bool_]
     complete: bool
 
 
@@ -338,25 +345,27 @@ class Master:
             self.work.charge(result.iterations)
             if result.status != "optimal":
                 complete = result.status == "infeasible" and not len(self._outside())
-                return Relaxed(False, np.inf, result.values, np.zeros(self.table.units), complete)
+                none = np.zeros(self.table.units)
+                return Relaxed(False, np.inf, none, none > 0.0, complete)
             excess = self.excess(result)
             outside = self._outside()
             paying = outside[excess[outside] < -_NEGATIVE]
             complete = not len(paying)
-            if complete or self.work.left <= 0.0 or time_limit_s <= 0.0:
-                return Relaxed(True, result.objective, result.values, excess, complete)
+            if complete or time_limit_s <= 0.0:
+                used = np.zeros(self.table.units, np.bool_)
+                inside = self.inside
+                used[inside] = result.values[self.unit_column[inside]] > _USED
+                return Relaxed(True, result.objective, excess, used, complete)
             best = np.argsort(excess[paying], kind="stable")[:_BATCH]
             self.add_units(np.sort(paying[best]))
 
     def _outside(self) -> Ints:
+        """Return units that could be taken in."""
         return np.flatnonzero((self.unit_row < 0) & self.table.fresh)
 
-    @property
-    def outside(self) -> Ints:
-        """Units that could be taken in."""
-        return self._outside()
-
-    def solve_integer(self, *, gap: float, start: Floats | None, time_limit_s: float) -> MipResult:
+    def solve_integer(
+        self, *, gap: float, start: Floats | None, time_limit_s: float, iterations: int
+    ) -> MipResult:
         """Solve over the units inside with whole executors, slices and machines."""
         whole = np.concatenate(
             [
@@ -367,14 +376,13 @@ class Master:
             ]
         )
         self.lp.set_integer(whole.astype(np.int64))
-        if start is not None:
-            start = np.concatenate([start, np.zeros(self.lp.columns - len(start))])
         result = self.lp.solve_mip(
             time_limit_s=time_limit_s,
             gap=gap,
             absolute_gap=1e-9,
             start=start,
-            iteration_limit=max(1, int(self.work.left)),
+            iteration_limit=iterations,
+            tolerance=_TOLERANCE,
         )
         self.work.charge(result.iterations, result.nodes)
         return result

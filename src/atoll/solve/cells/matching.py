@@ -119,7 +119,7 @@ def _couple(
         for p in members:
             late = _latencies(programme, klass, p, flows[p])
             sign = -1.0 if colour.get(p, False) else 1.0
-            order = sorted(flows[p], key=lambda e: (sign * late[e], e))  # noqa: B023
+            order = sorted(flows[p], key=lambda e: (sign * late[e], e))
             items = [(r, {p: e}) for r, e in _scale(flows[p], order, rate)]
             block = items if block is None else _join(block, items, by_order=True)
         blocks.append(block or [])

@@ -1,9 +1,9 @@
 """Mixtures of cells of powers of two GPUs: the algorithms of the Cornserve paper, and the exact answer.
 
-A *cell* is (GPUs, requests/s). Algorithm 1 keeps cells that beat the largest efficient one before them, scaled
-up; Algorithm 2 covers a target with the largest cell that does not exceed what is left, the smallest at the
-end. The paper calls that optimal. It is not: cells (1, 1), (2, 2.1), (4, 4.3) and a target of 4.25 take 5 GPUs
-by Algorithm 2 and 4 at best. Both are kept as baselines. As printed they do not end where one GPU serves
+A *cell* is (GPUs, requests/s). Algorithm 1 keeps cells that beat the largest efficient one before them,
+scaled up; Algorithm 2 covers a target with the largest cell that does not exceed what is left, the smallest
+at the end. The paper calls that optimal. It is not: cells (1, 1), (2, 2.1), (4, 4.3) for 4.25 take 5 GPUs by
+Algorithm 2 and 4 at best. Both are kept as baselines. As printed they do not end where one GPU serves
 nothing (a model that does not fit it): there the smallest cell is taken for ever. Here cells that serve
 nothing are left out, which is what the text means.
 """
@@ -35,7 +35,7 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class MixStatistics:
-    """Of `cases` random ones, in how many Algorithm 2 takes more GPUs, and how many times as many at worst."""
+    """Of `cases` random ones, in how many Algorithm 2 takes more GPUs, and by which factor at worst."""
 
     cases: int
     worse: int

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,29 +26,25 @@ from atoll.solve.cells.presolve import undominated
 from atoll.solve.cells.table import Table, make_table
 from atoll.solve.cells.types import Answer, Programme
 from atoll.solve.effort import Countdown
+from atoll.solve.lp import MipResult
 
 Floats = NDArray[np.float64]
 
-ITERATIONS = 400_000
+ITERATIONS = 80_000
 """Simplex iterations of the usual effort."""
 _FEW = 120
-"""Units up to which the integer programme has all of them from the start."""
+"""Units that the first integer programme has: enough for all of small problems."""
+_MANY = 3_000
 _GROWTH = 3
+"""Units that the next integer programme has at most, or this many times as many as the one before."""
+_EARLY = 0.35
+"""Share of the work left that an integer programme gets which is not the last."""
+_LEAST = 2_000
+"""Iterations that every integer programme gets: the first must find something."""
 _ALL = 1.0 - 1e-7
 """A share from which on the relaxation serves everything."""
 _SLACK = 1e-9
 """How much of a share found before may be lost in the search for the cheapest."""
-
-
-@dataclass(frozen=True)
-class _Found:
-    """The outcome of one search: values (None: none found), what they are worth, and what is proven."""
-
-    values: Floats | None
-    objective: float
-    bound: float
-    infeasible: bool
-    late: bool
 
 
 def solve_programme(
@@ -84,24 +81,27 @@ def _solve_most(table: Table, gap: float, counter: Counter, end: Countdown) -> A
     bound = -relaxed.objective if relaxed.complete else _largest(table)
     search = _Search(table.at_scale(bound), gap, counter, end)
     search.master.add_units(rough.inside)
-    return search.answer_share("most")
+    return search.answer_share()
 
 
 def _solve_cost(table: Table, gap: float, counter: Counter, end: Countdown) -> Answer:
+    """Return the cheapest answer for all demand, or for as much of it as can be met."""
     programme = table.programme
     search = _Search(table, gap, counter, end)
     if programme.shortage != "priority" and table.missing:
         return answers.nothing(table, table.missing, counter, late=False)
     search.master.seek_share()
     relaxed = search.master.relax(end.left)
-    short = relaxed.complete and -relaxed.objective < _ALL
+    share = -relaxed.objective
+    short = relaxed.feasible and relaxed.complete and share < _ALL
     if not short:
         answer = search.answer_all(None)
-        if answer is not None:
+        if isinstance(answer, Answer):
             return answer
-    if programme.shortage == "fail" and (short or search.proven_short):
-        return answers.nothing(table, table.missing or _SHORT, counter, late=search.late)
-    return search.answer_share("cost")
+        short = answer.infeasible
+    if programme.shortage == "fail" and short:
+        return search.answer_nothing(_SHORT, share)
+    return search.answer_share()
 
 
 _SHORT = ("machines, budget and limits do not allow all demand to be met",)
@@ -115,8 +115,39 @@ def _largest(table: Table) -> float:
     return float(table.most.sum() / max(least.min(), 1e-9))
 
 
+@dataclass(frozen=True)
+class _Goal:
+    """What a search is for: the largest weighed share, or the least money at a share of `level`.
+
+    Every class gets a share of `least` or more.
+    """
+
+    seeks: Literal["share", "cost"]
+    level: float = -math.inf
+    least: float = 0.0
+
+    def set_on(self, master: Master) -> None:
+        """Make it the goal of a master programme."""
+        master.bound_shares(self.least, 1.0)
+        if self.seeks == "share":
+            master.seek_share()
+        else:
+            master.seek_cost(self.level)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The outcome of one search: whole numbers and flows (None: none found), their worth, what is proven."""
+
+    whole: Whole | None
+    routed: Routed | None
+    objective: float
+    bound: float
+    infeasible: bool = False
+
+
 class _Search:
-    """Searches on one master programme, and what they found."""
+    """Searches on one table, and the master programme of the relaxation that they share."""
 
     def __init__(self, table: Table, gap: float, counter: Counter, end: Countdown) -> None:
         self.table = table
@@ -124,86 +155,66 @@ class _Search:
         self.counter = counter
         self.end = end
         self.late = False
-        self.proven_short = False
         self.weights: Floats | None = None
         if table.programme.goal == "cost" and table.programme.shortage == "priority":
             priority = [table.programme.classes[t].priority for t in table.classes]
             weights = np.maximum(0.0, np.array(priority))
             self.weights = weights / max(float(weights.sum()), 1e-12)
-        self.master = Master(table, weights=self.weights, cap=1.0, work=counter)
+        self.master = self._make_master()
+
+    def _make_master(self) -> Master:
+        return Master(self.table, weights=self.weights, cap=1.0, work=self.counter)
 
     # ---------------------------------------------------------------- answers
 
-    def answer_all(self, start: Floats | None) -> Answer | None:
-        """Return the cheapest answer that serves everybody, None where there is none or none was found."""
-        master = self.master
-        master.bound_shares(1.0, 1.0)
-        master.seek_cost(-math.inf)
-        found = self.prove(start)
-        self.proven_short = found.infeasible
-        if found.values is not None:
-            whole = answers.whole_of(master, found.values)
-            routed = self.route(whole, least=1.0)
-            if routed is not None:
-                master.bound_shares(0.0, 1.0)
-                return self.answer(whole, routed, found, (1.0, 1.0))
-        master.bound_shares(0.0, 1.0)
-        return None
+    def answer_all(self, start: _Found | None) -> Answer | _Found:
+        """Return the cheapest answer that serves everybody, or what is known where none was found."""
+        found = self.prove(_Goal("cost", least=1.0), start)
+        if found.whole is None or found.routed is None:
+            return found
+        return self.answer(found, (1.0, 1.0))
 
-    def answer_share(self, goal: str) -> Answer:
+    def answer_share(self) -> Answer:
         """Return the answer with the largest share of demand, the cheapest of those."""
-        master, fail = self.master, self.table.programme.shortage == "fail"
-        master.bound_shares(0.0, 1.0)
-        master.seek_share()
-        most = self.prove(None)
-        if most.values is None or -most.objective <= _SLACK:
-            reasons = _SHORT if most.infeasible or most.values is not None else _UNKNOWN
-            return answers.nothing(
-                self.table, self.table.missing or reasons, self.counter, late=self.late
-            )
-        level = min(1.0, -most.objective)
-        if goal == "cost" and level >= 1.0 - _SLACK:
-            answer = self.answer_all(most.values)
-            if answer is not None:
+        programme = self.table.programme
+        most = self.prove(_Goal("share"), None)
+        if most.whole is None or most.routed is None or -most.objective <= _SLACK:
+            known = most.infeasible or -most.bound <= _SLACK
+            return self.answer_nothing(_SHORT if known else _UNKNOWN, -most.bound)
+        level = self.level_of(most.routed)
+        if programme.goal == "cost" and level >= 1.0 - _SLACK:
+            answer = self.answer_all(most)
+            if isinstance(answer, Answer):
                 return answer
-        elif goal == "cost" and fail:
-            reasons = _SHORT if -most.bound < 1.0 - _SLACK else _UNKNOWN
-            return answers.nothing(self.table, reasons, self.counter, late=self.late)
-        first = answers.whole_of(master, most.values)
-        routed = self.route(first)
-        if routed is None:
-            return answers.nothing(self.table, _UNKNOWN, self.counter, late=self.late)
-        level = min(level, self.level_of(routed))
-        master.seek_cost(level * (1.0 - _SLACK))
-        cheap = self.prove(most.values)
-        whole = first
-        if cheap.values is not None:
-            second = answers.whole_of(master, cheap.values)
-            flows = self.route(second)
-            if flows is not None and self.level_of(flows) >= level * (1.0 - 10 * _SLACK):
-                whole, routed = second, flows
-        reached = self.level_of(routed)
-        return self.answer(whole, routed, cheap, (reached, max(reached, -most.bound)), goal)
+        elif programme.goal == "cost" and programme.shortage == "fail":
+            return self.answer_nothing(_SHORT if -most.bound < _ALL else _UNKNOWN, -most.bound)
+        cheap = self.prove(_Goal("cost", level * (1.0 - _SLACK)), most)
+        if cheap.whole is None or cheap.routed is None:
+            cheap = replace(most, bound=cheap.bound)
+        share = self.level_of(cheap.routed or most.routed)
+        return self.answer(cheap, (share, max(share, -most.bound)))
 
     def answer_empty(self) -> Answer:
         """Return the answer to no demand: nothing."""
-        classes = self.table.programme.classes
-        served = {klass.key: 1.0 for klass in classes}
+        served = {klass.key: 1.0 for klass in self.table.programme.classes}
         return Answer("optimal", (), {}, (), {}, served, 0.0, 0.0, 0.0, 0.0)
 
-    def answer(
-        self,
-        whole: Whole,
-        routed: Routed,
-        found: _Found,
-        share: tuple[float, float],
-        goal: str = "cost",
-    ) -> Answer:
-        """Return the answer of whole numbers and flows; `found` has the bound on cost, `share` is proven."""
+    def answer_nothing(self, reasons: tuple[str, ...], share_bound: float) -> Answer:
+        """Return that there is no answer, why, and which share could still be served."""
+        bound = max(0.0, share_bound) * self.table.scale
+        reasons = self.table.missing or reasons
+        empty = answers.nothing(self.table, reasons, self.counter, late=self.late)
+        most = self.table.programme.goal == "most"
+        return replace(empty, share_bound=bound, bound=bound if most else empty.bound)
+
+    def answer(self, found: _Found, share: tuple[float, float]) -> Answer:
+        """Return the answer of what was found; `share` is what is served, and what is proven of that."""
         table = self.table
-        whole = answers.trim(table, whole, routed)
+        assert found.whole is not None
+        assert found.routed is not None
+        whole = answers.trim(table, found.whole, found.routed)
         rent, start = answers.costs(table, whole)
-        flows, ways, split = answers.list_flows(table, routed)
+        flows, ways, split = answers.list_flows(table, found.routed)
         cost = rent + start
         bound = min(cost, max(0.0, found.bound * self.master.money))
         cheap = _near(cost, bound, self.gap)
@@ -215,7 +226,7 @@ class _Search:
             machines={k: int(n) for k, n in zip(keys, whole.machines, strict=True) if n},
             flows=flows,
             ways=ways,
-            served=answers.served(table, routed),
+            served=answers.served(table, found.routed),
             usd_per_hour=rent,
             init_usd=start,
             objective=cost,
@@ -223,19 +234,16 @@ class _Search:
             nodes=self.counter.nodes,
             iterations=self.counter.iterations,
             cut_short=self.late,
-            share=share[0],
-            share_bound=share[1],
+            share=share[0] * table.scale,
+            share_bound=share[1] * table.scale,
             split=split,
         )
-        if goal == "most":
-            most = share[0] * table.scale
+        if table.programme.goal == "most":
             return replace(
                 answer,
                 status="optimal" if widest else "feasible",
-                objective=most,
-                bound=share[1] * table.scale,
-                share=most,
-                share_bound=share[1] * table.scale,
+                objective=answer.share,
+                bound=answer.share_bound,
             )
         if share[0] < 1.0 - _SLACK:
             return replace(answer, status="partial", reasons=table.missing or _SHORT)
@@ -245,57 +253,88 @@ class _Search:
         """Return the weighed share that flows serve."""
         return float(self.master.weights @ routed.shares)
 
-    def route(self, whole: Whole, least: float = 0.0) -> Routed | None:
-        """Return exact flows for whole numbers."""
-        return answers.route(self.table, whole, self.weights, least, 1.0, self.counter)
-
     # ---------------------------------------------------------------- proofs
 
-    def prove(self, start: Floats | None) -> _Found:
-        """Return the best integer solution for the master's goal and a bound over all units."""
-        master = self.master
-        relaxed = master.relax(self.end.left)
+    def prove(self, goal: _Goal, start: _Found | None) -> _Found:
+        """Return the best integer solution for a goal and a bound over all units."""
+        goal.set_on(self.master)
+        relaxed = self.master.relax(self.end.left)
         if not relaxed.feasible:
             self.late = self.late or self.end.passed
-            return _Found(None, math.inf, -math.inf, relaxed.complete, self.late)
+            return _Found(None, None, math.inf, -math.inf, relaxed.complete)
         floor = relaxed.objective
         if not relaxed.complete:
-            beyond = np.minimum(0.0, relaxed.excess) * np.where(
-                self.table.fresh, self.table.most, 0
-            )
-            floor += float(beyond.sum())
-        master.add_units(self._nearest(relaxed.excess, _FEW))
-        best, objective, bound = start, math.inf, -math.inf
+            most = np.where(self.table.fresh, self.table.most, 0.0)
+            floor += float((np.minimum(0.0, relaxed.excess) * most).sum())
+        best = _Found(None, None, math.inf, floor)
+        if start is not None and start.whole is not None and start.routed is not None:
+            best = replace(start, objective=self._worth(goal, start.whole, start.routed))
+        # Those of the relaxation come first, so that the first integer programme has all that is needed.
+        order = np.argsort(relaxed.excess, kind="stable")
+        order = np.concatenate([order[relaxed.used[order]], order[~relaxed.used[order]]])
+        order = order[self.table.fresh[order]]
+        number = min(len(order), max(_FEW, 2 * int(relaxed.used.sum())))
         while True:
-            result = master.solve_integer(
-                gap=0.5 * self.gap, start=best, time_limit_s=self.end.left
+            last = (
+                number >= len(order)
+                or self._slack(best) < float(relaxed.excess[order[number]]) + floor - best.objective
             )
-            self.late = self.late or result.timed_out
-            outside = master.outside
-            if result.values is not None:
-                best, objective = result.values, result.objective
+            result, found = self._solve_over(goal, order[:number], best, last=last)
+            if found is not None and found.objective < best.objective:
+                best = found
             inner = math.inf if result.status == "infeasible" else result.bound
-            left_out = float(relaxed.excess[outside].min(initial=math.inf))
-            bound = min(max(floor, inner), floor + max(0.0, left_out))
-            slack = max(0.5 * self.gap * abs(objective), 1e-9) if best is not None else 0.0
-            done = not len(outside) or objective - bound <= slack
-            if done or self.counter.left <= 0.0 or self.end.passed:
+            beyond = relaxed.excess[order[number:]].min(initial=math.inf)
+            bound = min(max(floor, inner), floor + max(0.0, float(beyond)))
+            best = replace(best, bound=max(floor, min(bound, best.objective)))
+            done = best.objective - best.bound <= self._slack(best)
+            if done or number >= len(order) or self.counter.left <= 0.0 or self.end.passed:
                 break
-            wanted = outside[relaxed.excess[outside] < objective - slack - floor]
-            if not len(wanted):
+            # All whose excess is below the distance that is left, but not too many at once.
+            wanted = best.objective - self._slack(best) - floor
+            enough = int((relaxed.excess[order] < wanted).sum())
+            if enough <= number:
                 break
-            number = min(len(wanted), (_GROWTH - 1) * max(_FEW, len(master.inside)))
-            master.add_units(self._nearest(relaxed.excess, number))
-        if math.isinf(objective):
-            gone = result.status == "infeasible" and not len(master.outside)
-            return _Found(None, math.inf, bound, gone, self.late)
-        return _Found(best, objective, min(bound, objective), False, self.late)
+            number = min(enough, max(_MANY, _GROWTH * number))
+        gone = result.status == "infeasible" and number >= len(order)
+        return best if best.whole is not None else replace(best, infeasible=gone)
 
-    def _nearest(self, excess: Floats, number: int) -> NDArray[np.int64]:
-        """Return that many units outside, those that cost least beyond their worth."""
-        outside = self.master.outside
-        order = np.argsort(excess[outside], kind="stable")[:number]
-        return np.sort(outside[order])
+    def _slack(self, found: _Found) -> float:
+        """Return the distance to the bound that will do."""
+        if math.isinf(found.objective):
+            return 0.0
+        return max(0.5 * self.gap * abs(found.objective), 1e-9)
+
+    def _solve_over(
+        self, goal: _Goal, units: NDArray[np.int64], best: _Found, *, last: bool
+    ) -> tuple[MipResult, _Found | None]:
+        """Solve the integer programme over some units, and make the flows of what it finds exact."""
+        master = self._make_master()
+        used = [] if best.whole is None else list(best.whole.units)
+        master.add_units(np.unique(np.concatenate([units, np.array(used, np.int64)])))
+        goal.set_on(master)
+        start = None
+        if best.whole is not None and best.routed is not None:
+            start = answers.values_of(master, best.whole, best.routed)
+        share = 1.0 if last else _EARLY
+        result = master.solve_integer(
+            gap=0.5 * self.gap,
+            start=start,
+            time_limit_s=self.end.left,
+            iterations=max(_LEAST, int(share * self.counter.left)),
+        )
+        self.late = self.late or result.timed_out
+        if result.values is None:
+            return result, None
+        whole = answers.whole_of(master, result.values)
+        routed = answers.route(self.table, whole, self.weights, goal.least, 1.0, self.counter)
+        if routed is None or self.level_of(routed) < goal.level * (1.0 - 10 * _SLACK):
+            return result, None
+        return result, _Found(whole, routed, self._worth(goal, whole, routed), -math.inf)
+
+    def _worth(self, goal: _Goal, whole: Whole, routed: Routed) -> float:
+        if goal.seeks == "share":
+            return -self.level_of(routed)
+        return sum(answers.costs(self.table, whole)) / self.master.money
 
 
 def _near(value: float, bound: float, gap: float) -> bool:

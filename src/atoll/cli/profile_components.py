@@ -1,0 +1,280 @@
+"""Rates of components for `atoll profile`: measured here, or derived from measurements of executors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from atoll.cli.progress import live_line
+from atoll.core.errors import InputError, MissingDependencyError, UsageError, shorten
+from atoll.core.files import atomic_write, check_target, load_yaml
+from atoll.core.ids import parse_node_type
+from atoll.core.units import format_duration
+from atoll.report.terminal import console, emit, table
+
+if TYPE_CHECKING:
+    from rich.console import ConsoleRenderable, Group
+
+    from atoll.perf.components.measured import MeasuredRate
+    from atoll.runtime.local.component_profile import ComponentProfile
+    from atoll.runtime.local.executor_profile import ExecutorRates
+
+_ENDINGS = (".yaml", ".yml", ".json")
+_UNITS = {"image": "images/s", "audio_s": "s of sound/s", "speech_s": "s of speech/s"}
+Tree = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was asked of a component, as it was written."""
+
+    batch: str
+    items: int
+    size: str | None
+    seconds: float
+    steps: int | None
+    text_tokens: int
+    guided: bool
+    shrink: int
+    threads: int
+
+
+def show_component(
+    part: str,
+    model: str | None,
+    service: str | None,
+    node_type: str,
+    asked: Asked,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure a component of a model of the catalog on this machine, and print or write its rate."""
+    from atoll.catalog.load import load_catalog
+    from atoll.runtime.local.component_profile import (
+        ItemOptions,
+        RunOptions,
+        check_component,
+        find_device,
+        profile_component,
+    )
+
+    if model is None:
+        raise UsageError(
+            "--component needs --model", hint="name a model of the catalog: atoll catalog models"
+        )
+    on = _one_gpu(node_type)
+    if out is not None:
+        check_target(out, _ENDINGS)
+    spec = load_catalog().model(model)
+    check_component(spec, part)
+    name = service or spec.name
+    width, height = _size(asked.size)
+    item = ItemOptions(width, height, asked.seconds, asked.text_tokens, asked.steps, asked.guided)
+    options = RunOptions(_batches(asked.batch), asked.items, asked.shrink, asked.threads)
+    if find_spec("torch") is None:
+        raise MissingDependencyError("torch", "engine", needed_for="running a component")
+    device = find_device()
+    if device != "cpu" and on == "CPU":
+        raise InputError(
+            "the component would run on a GPU, not on a CPU",
+            field="--as",
+            hint="name the GPU as the catalog does, like H200:1",
+        )
+    with live_line("building") as say:
+        found = profile_component(spec, part, item, options, say)
+    rate = found.rate(on)
+    data = {
+        **found.model_dump(mode="json"),
+        "best_batch": found.best.batch,
+        "rates": _rates([rate]),
+    }
+    emit(data, as_json, lambda: _draw(found, rate, name))
+    _write(out, name, [rate])
+
+
+def show_executors(
+    path: Path, service: str | None, node_type: str, out: Path | None, as_json: bool
+) -> None:
+    """Turn measured throughputs of executors into seconds and rates, and print or write them."""
+    from atoll.runtime.local.executor_profile import derive_rates, read_executor_profile
+
+    if out is not None:
+        check_target(out, _ENDINGS)
+        if service is None:
+            raise UsageError("--out needs --name", hint="name the service of the fleet file")
+    kind = parse_node_type(node_type, field="--as")
+    profile = read_executor_profile(path)
+    try:
+        found = derive_rates(profile, kind.gpu if kind.gpu_count == 1 else str(kind))
+    except InputError as error:
+        raise error.locate(path=path) from error
+    data = {
+        "alpha": found.alpha,
+        "seconds": [
+            {
+                "executor": one.executor,
+                "on": one.on,
+                "class": one.klass,
+                "part": one.part,
+                "seconds": one.seconds,
+            }
+            for one in found.seconds
+        ],
+        "rates": _rates(found.rates),
+    }
+    emit(data, as_json, lambda: _draw_executors(found, path))
+    _write(out, service or "", found.rates)
+
+
+def _one_gpu(node_type: str) -> str:
+    kind = parse_node_type(node_type, field="--as")
+    if kind.gpu_count != 1:
+        raise InputError(
+            f"a component is measured on one GPU, {kind} has {kind.gpu_count}",
+            field="--as",
+            hint=f"write {kind.gpu}:1; its rate counts for each GPU",
+        )
+    return kind.gpu
+
+
+def _size(text: str | None) -> tuple[int | None, int | None]:
+    if text is None:
+        return None, None
+    wide, cross, high = text.lower().partition("x")
+    if not (cross and wide.isdecimal() and high.isdecimal() and len(text) < 16):
+        raise InputError(
+            f"{shorten(text)!r} is no size in pixels",
+            field="--size",
+            hint="write WIDTHxHEIGHT, like 448x448",
+        )
+    return int(wide), int(high)
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and len(word) < 6 for word in words):
+        raise InputError(
+            f"{shorten(text)!r} are no batch sizes", field="--batch", hint="write 1,2,4,8"
+        )
+    return tuple(sorted({int(word) for word in words}))
+
+
+def _draw(found: ComponentProfile, rate: MeasuredRate, name: str) -> ConsoleRenderable:
+    entry = f"{{{rate.part}: {{{rate.on}: {{{rate.unit}: {_per_s(rate)}}}}}}}"
+    lines = [
+        f"An item is one {found.item}.",
+        f"Best: {rate.per_s:.4g} {_UNITS[found.unit]} in batches of {found.best.batch}.",
+        *(f"Note: {text}." for text in found.notes),
+        *([f"Note: a CPU plays {rate.on}."] if found.device == "cpu" != rate.on.lower() else []),
+        f"For the fleet file, in models.{name}: rates: {entry}",
+    ]
+    drawn = table(
+        ("batch", "takes", "per item", "items/s"),
+        [
+            (
+                one.batch,
+                format_duration(one.seconds),
+                format_duration(one.seconds / one.batch),
+                f"{one.items_per_s:.4g}",
+            )
+            for one in found.batches
+        ],
+        title=f"{found.part} of {found.model} on {found.device}, {found.dtype}",
+        right=("batch", "takes", "per item", "items/s"),
+    )
+    return _above(drawn, lines)
+
+
+def _draw_executors(found: ExecutorRates, path: Path) -> ConsoleRenderable:
+    rates = ", ".join(f"{r.part} {_per_s(r)} on {r.on}" for r in found.rates)
+    drawn = table(
+        ("executor", "on", "class", "part", "seconds", "slowed by"),
+        [
+            (
+                one.executor,
+                one.on,
+                one.klass,
+                one.part,
+                format_duration(one.seconds),
+                f"{found.alpha[one.executor]:.3g}",
+            )
+            for one in found.seconds
+        ],
+        title=f"Seconds of a request, from {path.name}",
+        right=("seconds", "slowed by"),
+    )
+    return _above(drawn, [f"Requests that use a part, of parts alone: {rates}."])
+
+
+def _above(drawn: ConsoleRenderable, lines: Iterable[str]) -> Group:
+    """A table with lines below it that are not folded to its width."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(drawn, *(Text(line) for line in lines))
+
+
+def _per_s(rate: MeasuredRate) -> str:
+    return f"{rate.per_s:.6g}/s"
+
+
+def _rates(rates: Iterable[MeasuredRate]) -> dict[str, dict[str, dict[str, str]]]:
+    """Rates as a fleet file has them: part -> GPU or node type -> unit -> rate."""
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    for rate in rates:
+        found.setdefault(rate.part, {}).setdefault(rate.on, {})[rate.unit] = _per_s(rate)
+    return found
+
+
+def _write(out: Path | None, name: str, rates: Iterable[MeasuredRate]) -> None:
+    """Add rates to a file that has nothing but rates."""
+    if out is None:
+        return
+    import yaml
+
+    known: Tree = {}
+    if out.exists():
+        known = _known(out)
+    merged = _merge(known, {"models": {name: {"rates": _rates(rates)}}})
+    if out.suffix.lower() == ".json":
+        atomic_write(out, json.dumps(merged, indent=2) + "\n")
+    else:
+        atomic_write(out, yaml.safe_dump(merged, sort_keys=False, allow_unicode=True))
+    console(stderr=True).print(f"wrote {out}", markup=False)
+
+
+def _known(out: Path) -> Tree:
+    """The rates of a file that was written before; others would lose what else they say."""
+    data = load_yaml(out)
+    models = data.get("models") if isinstance(data, dict) else None
+    only = isinstance(data, dict) and set(data) == {"models"} and isinstance(models, dict)
+    if isinstance(models, dict):
+        only = only and all(
+            isinstance(entry, dict) and set(entry) == {"rates"} and isinstance(entry["rates"], dict)
+            for entry in models.values()
+        )
+    if not only:
+        raise InputError(
+            "the file has more than rates, which would be lost",
+            path=out,
+            field="--out",
+            hint="name a new file, and copy its rates into this one",
+        )
+    assert isinstance(data, dict)
+    return data
+
+
+def _merge(old: Tree, new: Tree) -> Tree:
+    """Mappings of both, level by level; of anything else the new."""
+    merged = dict(old)
+    for key, value in new.items():
+        before = merged.get(key)
+        if isinstance(before, dict) and isinstance(value, dict):
+            merged[key] = _merge(before, value)
+        else:
+            merged[key] = value
+    return merged
