@@ -197,3 +197,55 @@ def check_exact(count: int, seed: int = 0) -> tuple[int, int, float]:
     """Return how many random cases were checked, how many are equal, and the worst relative error."""
     errors = [check_case(make_case(seed + i)).error for i in range(count)]
     return count, sum(error <= _SAME for error in errors), max(errors, default=0.0)
+
+
+_PARTS = {"image": 0.2, "audio": 0.1, "video": 0.6, "llm": 1.0, "speech": 1.5}
+"""Seconds of a part on a slow GPU, before a random factor."""
+_WAYS = {
+    "text": ("llm",),
+    "look": ("image", "llm"),
+    "talk": ("audio", "llm", "speech"),
+    "watch": ("image", "video", "llm", "speech"),
+}
+_GPUS = {"P": (2.0, 1.0), "Q": (4.0, 2.2), "R": (1.0, 0.45), "S": (6.0, 3.4)}
+"""USD/h and speed."""
+
+
+def make_large(seed: int, goal: Literal["cost", "most"], *, options: int = 25) -> Programme:
+    """Return 16 machines of 8 GPUs of 4 types, and 4 services with `options` sets of parts on 16 kinds.
+
+    Seconds go with part, GPU and size; parts that need memory are slower in company.
+    """
+    rng = random.Random(seed)
+    machines = tuple(
+        Machines(("east", f"8x{gpu}", "on-demand"), gpu, 8, 4, 8 * usd, _SIZES)
+        for gpu, (usd, _) in _GPUS.items()
+    )
+    groups = [g for n in range(1, 6) for g in combinations(_PARTS, n)][:options]
+    executors: list[ExecutorType] = []
+    classes: list[ClassDemand] = []
+    for service in ("s", "t", "u", "v"):
+        base = {(c, p): rng.uniform(0.5, 2.0) * s for c in _WAYS for p, s in _PARTS.items()}
+        scaling = {part: rng.uniform(0.6, 0.98) for part in _PARTS}
+        fit = {(part, gpu): rng.uniform(0.7, 1.2) for part in _PARTS for gpu in _GPUS}
+        for group in groups:
+            for gpu, (_, speed) in _GPUS.items():
+                for size in _SIZES:
+                    if "llm" in group and size < 2 and gpu in "PR":
+                        continue
+                    company = 1.0 + 0.08 * (len(group) - 1) / size
+                    seconds = {
+                        (c, p): base[c, p]
+                        / (fit[p, gpu] * speed * size ** scaling[p])
+                        * (company if p in ("llm", "speech") else 1.0)
+                        for c, way in _WAYS.items()
+                        for p in group
+                        if p in way
+                    }
+                    latency = {key: 3.0 * value for key, value in seconds.items()}
+                    uses = ((f"{gpu}:{size}", 1),)
+                    executors.append(ExecutorType(service, group, uses, seconds, latency))
+        classes += [
+            ClassDemand(service, c, 0.6 * rng.uniform(1.0, 4.0), (way,)) for c, way in _WAYS.items()
+        ]
+    return Programme(machines, tuple(executors), tuple(classes), goal=goal)

@@ -34,13 +34,17 @@ WayKey = tuple[int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One machine: its offer, executors (type, kind of slice, how many), and traffic in and out (bytes/s)."""
+    """One machine: its offer, executors (type, kind of slice, how many), and traffic in and out (bytes/s).
+
+    `flows` has requests/s by (service, class, way, part, executor type) for which its executors run a part.
+    """
 
     offer: OfferKey
     slot: int
     executors: tuple[tuple[int, str, int], ...]
     bytes_in_per_s: float = 0.0
     bytes_out_per_s: float = 0.0
+    flows: tuple[tuple[tuple[str, str, int, str, int], float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

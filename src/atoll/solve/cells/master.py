@@ -38,6 +38,8 @@ _BATCH = 40
 _TOLERANCE = 1e-7
 """Of integer solves. At 1e-9 HiGHS 1.15 has cut off best solutions of small programmes in its presolve; flows
 are made exact afterwards, with the whole numbers fixed."""
+_COLUMNS = 6000.0
+"""Columns up to which an iteration of an integer solve counts as one."""
 _USED = 1e-9
 _STEP_COST = 5
 """What one solve of the linear programme counts beside its iterations."""
@@ -57,11 +59,11 @@ class Counter:
         """Iterations left."""
         return self.allowance - self.spent
 
-    def charge(self, iterations: int, nodes: int = 0) -> None:
-        """Count a solve."""
+    def charge(self, iterations: int, nodes: int = 0, dear: float = 1.0) -> None:
+        """Count a solve, an iteration as `dear`."""
         self.iterations += iterations
         self.nodes += nodes
-        self.spent += iterations + _STEP_COST
+        self.spent += dear * iterations + _STEP_COST
 
 
 @dataclass
@@ -99,6 +101,7 @@ class Master:
         prices = [m.usd_per_hour for m in programme.machines if m.usd_per_hour > 0.0]
         self.money = max(prices, default=1.0)
         self._common = weights is None
+        self._cap = cap
         self._limits: dict[str, int] = {}
         self.unit_row = np.full(table.units, -1, np.int64)
         self.unit_column = np.full(table.units, -1, np.int64)
@@ -363,10 +366,34 @@ class Master:
         """Return units that could be taken in."""
         return np.flatnonzero((self.unit_row < 0) & self.table.fresh)
 
+    def _add_links(self) -> None:
+        """Add n >= z where one executor could do more than the whole demand: it is there or it is not.
+
+        The relaxation would take the fraction of an executor that the flow needs.
+        """
+        table = self.table
+        z = np.flatnonzero((self.z_column >= 0) & (table.z_load < 1.0))
+        if not len(z):
+            return
+        each = np.arange(len(z))
+        row, column = [each, each], [self.unit_column[table.z_unit[z]], self.z_column[z]]
+        value = [np.ones(len(z)), np.full(len(z), -1.0)]
+        for item, kept in zip(table.kept, self.kept_columns, strict=True):
+            mine = np.flatnonzero(table.z_unit[z] == item.unit)
+            row.append(mine)
+            column.append(np.full(len(mine), kept))
+            value.append(np.ones(len(mine)))
+        entries = Sparse.of(
+            np.concatenate(row), np.concatenate(column), np.concatenate(value), len(z)
+        )
+        self.lp.add_rows(np.zeros(len(z)), np.full(len(z), np.inf), entries)
+
     def solve_integer(
         self, *, gap: float, start: Floats | None, time_limit_s: float, iterations: int
     ) -> MipResult:
-        """Solve over the units inside with whole executors, slices and machines."""
+        """Solve over the units inside with whole executors, slices and machines; for one solve only."""
+        if self._cap <= 1.0:
+            self._add_links()
         whole = np.concatenate(
             [
                 self.machine_columns,
@@ -376,15 +403,17 @@ class Master:
             ]
         )
         self.lp.set_integer(whole.astype(np.int64))
+        # What an iteration takes grows with the columns.
+        dear = max(1.0, self.lp.columns / _COLUMNS)
         result = self.lp.solve_mip(
             time_limit_s=time_limit_s,
             gap=gap,
             absolute_gap=1e-9,
             start=start,
-            iteration_limit=iterations,
+            iteration_limit=max(1, int(iterations / dear)),
             tolerance=_TOLERANCE,
         )
-        self.work.charge(result.iterations, result.nodes)
+        self.work.charge(result.iterations, result.nodes, dear)
         return result
 
 

@@ -332,11 +332,18 @@ class PatternMaster:
                 for side in (block.out, block.into)
             )
             each = nic / max(1, len(boxes)) if block.out else 0.0
+            flows = []
+            for z, column in zip(block.z, self.z_columns[i], strict=True):
+                if values[column] > _ZERO and boxes:
+                    klass = self.programme.classes[z.way[0]]
+                    rate = float(values[column]) * klass.rate_per_s * self.scale / len(boxes)
+                    flows.append(((*klass.key, z.way[1], z.part, z.executor), rate))
             found += [
                 replace(
                     box,
                     bytes_out_per_s=max(0.0, float(out)) * each,
                     bytes_in_per_s=max(0.0, float(into)) * each,
+                    flows=tuple(sorted(flows)),
                 )
                 for box in boxes
             ]

@@ -19,6 +19,8 @@ from atoll.plan.problem import Problem, Service
 from atoll.solve.cells.build import Built, ChooseOptions, build_programme
 from atoll.solve.cells.equal import plan_cells
 from atoll.solve.cells.options import Option, named_options
+from atoll.solve.cells.packing import overloads_interfaces
+from atoll.solve.cells.patterns import solve_with_topology
 from atoll.solve.cells.programme import solve_programme
 from atoll.solve.cells.to_plan import plan_of
 from atoll.solve.cells.types import Answer
@@ -62,7 +64,24 @@ def solve(
         built.programme, gap=effort.gap, work=effort.work, deadline_s=deadline.share(1.0)
     )
     _tell(on_progress, "allocating", _describe(answer), 1.0)
-    return plan_of(problem, catalog, built, answer, libraries, effort, solver=name, reasons=reasons)
+    plan = plan_of(problem, catalog, built, answer, libraries, effort, solver=name, reasons=reasons)
+    if not overloads_interfaces(plan, problem, catalog):
+        return plan
+    _tell(on_progress, "topology", "more goes between machines than their interfaces carry")
+    answer, boxes = solve_with_topology(
+        built.programme, gap=effort.gap, work=effort.work, deadline_s=deadline.share(1.0)
+    )
+    return plan_of(
+        problem,
+        catalog,
+        built,
+        answer,
+        libraries,
+        effort,
+        solver=name,
+        reasons=reasons,
+        boxes=boxes,
+    )
 
 
 def missing_executors(problem: Problem, built: Built) -> tuple[str, ...]:

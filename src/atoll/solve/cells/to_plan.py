@@ -22,10 +22,11 @@ from atoll.plan.plan import (
 )
 from atoll.plan.problem import Problem
 from atoll.solve.assembly import NewInstance, assemble, build_instance, infeasible, keep, price
+from atoll.solve.cells.boxes import Box
 from atoll.solve.cells.build import Built, Origin
 from atoll.solve.cells.matching import WayFlow, match_ways
 from atoll.solve.cells.options import plain_part
-from atoll.solve.cells.packing import pack_together
+from atoll.solve.cells.packing import local_paths, place_in
 from atoll.solve.cells.types import Answer, Placed
 from atoll.solve.derating import apply_all
 from atoll.solve.effort import Effort
@@ -46,8 +47,12 @@ def plan_of(
     *,
     solver: str,
     reasons: Sequence[str] = (),
+    boxes: Sequence[Box] = (),
 ) -> Plan:
-    """Return the plan of an answer; "infeasible", with its reasons, where there is none."""
+    """Return the plan of an answer; "infeasible", with its reasons, where there is none.
+
+    With `boxes` executors stand in these machines, and paths stay on a machine as far as they can.
+    """
     if answer.status == "infeasible":
         return infeasible(
             problem,
@@ -64,7 +69,11 @@ def plan_of(
         _carrying(instance, passing.get(instance.id, 0.0)) if instance.is_executor else instance
         for instance in apply_all(effort.derating, made.instances)
     ]
-    packed = pack_together(problem, sorted(instances, key=lambda i: i.id), paths)
+    packed, seats = place_in(problem, sorted(instances, key=lambda i: i.id), boxes, made.by_type)
+    if seats:
+        paths = _seated_paths(local_paths(boxes, seats, built.programme))
+        passing = _passing(problem, paths, served)
+        packed = tuple(_carrying(i, passing.get(i.id, 0.0)) if i.is_executor else i for i in packed)
     return assemble(
         problem,
         packed,
@@ -209,7 +218,7 @@ def _served(problem: Problem, answer: Answer) -> dict[str, float]:
         if service.is_graph:
             shares = [answer.served.get((service.name, k.name), 0.0) for k in service.classes]
             least = min(shares, default=1.0)
-            found[service.name] = 1.0 if least >= 1.0 - 1e-9 else max(0.0, least)
+            found[service.name] = 1.0 if least >= 1.0 - 5e-7 else max(0.0, least)
     return found
 
 
@@ -246,6 +255,33 @@ def _paths(
             ),
         )
         for (service, klass, steps), share in sorted(merged.items())
+    ]
+
+
+def _seated_paths(
+    ways: Sequence[tuple[str, str, float, tuple[tuple[str, str], ...]]],
+) -> list[RequestPath]:
+    """Ways of parts over single executors as paths: parts that follow each other on one are one step."""
+    totals: defaultdict[tuple[str, str], float] = defaultdict(float)
+    merged: defaultdict[tuple[str, str, tuple[tuple[tuple[str, ...], str], ...]], float]
+    merged = defaultdict(float)
+    for service, klass, rate, visits in ways:
+        steps: list[tuple[tuple[str, ...], str]] = []
+        for part, name in visits:
+            if steps and steps[-1][1] == name:
+                steps[-1] = ((*steps[-1][0], plain_part(part)), name)
+            else:
+                steps.append(((plain_part(part),), name))
+        totals[service, klass] += rate
+        merged[service, klass, tuple(steps)] += rate
+    return [
+        RequestPath(
+            service=service,
+            klass=klass,
+            share=min(1.0, rate / totals[service, klass]),
+            steps=tuple(PathStep(parts=parts, instances={name: 1.0}) for parts, name in route),
+        )
+        for (service, klass, route), rate in sorted(merged.items())
     ]
 
 
