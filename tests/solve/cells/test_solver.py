@@ -133,6 +133,8 @@ def test_simple_rules_are_valid_and_no_cheaper() -> None:
             if other.status != "infeasible":
                 assert other.usd_per_hour >= best.usd_per_hour * (1 - GAP), name
                 assert served(other) == 1.0
+                # Nothing is proven of plans by other rules.
+                assert (other.status, other.bound, other.gap) == ("feasible", None, None)
 
 
 def test_executors_have_no_part_that_nobody_uses_of_them() -> None:

@@ -17,6 +17,7 @@ from atoll.core.errors import UsageError
 from atoll.core.units import format_price, format_share
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem, Service
+from atoll.solve.cells.boxes import Box
 from atoll.solve.cells.build import Built, ChooseOptions, build_programme
 from atoll.solve.cells.equal import plan_cells
 from atoll.solve.cells.options import Option, named_options
@@ -56,16 +57,29 @@ def solve(
     _tell(on_progress, "options", "how long parts take on every kind of node")
     built = build_programme(problem, catalog, effort, libraries, choose=choose)
     reasons = missing_executors(problem, built)
-    if reasons and problem.settings.on_shortage == "fail":
+
+    def make(built: Built, answer: Answer, boxes: Sequence[Box] = ()) -> Plan:
         return plan_of(
-            problem, catalog, built, _nothing(), libraries, effort, solver=name, reasons=reasons
+            problem,
+            catalog,
+            built,
+            answer,
+            libraries,
+            effort,
+            solver=name,
+            reasons=reasons,
+            boxes=boxes,
+            proven=name == DEFAULT,
         )
+
+    if reasons and problem.settings.on_shortage == "fail":
+        return make(built, _nothing())
     _tell(on_progress, "allocating", f"{len(built.programme.executors):,} kinds of executors")
     answer = solve_programme(
         built.programme, gap=effort.gap, work=effort.work, deadline_s=deadline.share(1.0)
     )
     _tell(on_progress, "allocating", _describe(answer), 1.0)
-    plan = plan_of(problem, catalog, built, answer, libraries, effort, solver=name, reasons=reasons)
+    plan = make(built, answer)
     if not overloads_interfaces(plan, problem, catalog):
         return plan
     _tell(on_progress, "topology", "more goes between machines than their interfaces carry")
@@ -73,17 +87,7 @@ def solve(
     answer, boxes = solve_with_topology(
         built.programme, gap=effort.gap, work=effort.work, deadline_s=deadline.share(1.0)
     )
-    plan = plan_of(
-        problem,
-        catalog,
-        built,
-        answer,
-        libraries,
-        effort,
-        solver=name,
-        reasons=reasons,
-        boxes=boxes,
-    )
+    plan = make(built, answer, boxes)
     if not overloads_interfaces(plan, problem, catalog):
         return plan
     # What runs has its place, whatever would hand over less: then no executor takes more than its share of
@@ -94,8 +98,7 @@ def solve(
     answer = solve_programme(
         built.programme, gap=effort.gap, work=effort.work, deadline_s=deadline.share(1.0)
     )
-    answer = replace(answer, bound=min(answer.bound, bound))
-    return plan_of(problem, catalog, built, answer, libraries, effort, solver=name, reasons=reasons)
+    return make(built, replace(answer, bound=min(answer.bound, bound)))
 
 
 def missing_executors(problem: Problem, built: Built) -> tuple[str, ...]:

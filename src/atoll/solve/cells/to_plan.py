@@ -50,9 +50,11 @@ def plan_of(
     solver: str,
     reasons: Sequence[str] = (),
     boxes: Sequence[Box] = (),
+    proven: bool = True,
 ) -> Plan:
     """Return the plan of an answer; "infeasible", with its reasons, where there is none.
 
+    Its bound is the plan's if `proven`: that of a simple rule holds for plans by the rule alone.
     With `boxes` executors stand in these machines, and paths stay on a machine as far as they can.
     """
     if answer.status == "infeasible":
@@ -84,7 +86,7 @@ def plan_of(
         catalog=catalog,
         status=answer.status,
         solver=solver,
-        bound=answer.bound,
+        bound=answer.bound if proven else None,
         reasons=(*answer.reasons, *reasons),
         cut_short=answer.cut_short,
         paths=paths,
