@@ -15,8 +15,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 from atoll.catalog import Catalog
+from atoll.plan.problem import Problem
 from atoll.solve.cells.mixes import compare_mixes, efficient_cells, exact_mix, greedy_mix
 from atoll.solve.cells.types import ExecutorType, Programme
 from benchmarks import cells_fleets, cells_paper
@@ -127,12 +129,19 @@ def measure_omni(catalog: Catalog) -> list[Figure]:
     return figures
 
 
+def _monoliths(problem: Problem, catalog: Catalog) -> Programme:
+    """Return the programme of monoliths with times by part; on equal GPUs it is all one where a part runs."""
+    cut = {e.label for e in build(problem, catalog, "monolith").programme.executors}
+    free = build(problem, catalog).programme
+    return replace(free, executors=tuple(e for e in free.executors if e.label in cut))
+
+
 def monoliths_of(boxes: int, catalog: Catalog) -> dict[str, Most]:
     """Return what monoliths of Qwen2.5-Omni carry, by how well their parts batch."""
     classes = cells_paper.servegen()
-    ideal = build(equal_gpus(cells_paper.OMNI, classes, boxes), catalog, "monolith").programme
+    ideal = _monoliths(equal_gpus(cells_paper.OMNI, classes, boxes), catalog)
     single = equal_gpus(cells_paper.OMNI, classes, boxes, engine={"max_num_seqs": 1})
-    alone = build(single, catalog, "monolith").programme
+    alone = _monoliths(single, catalog)
     makers = ("llm", "talker")
     batched = {part for e in ideal.executors for part in e.parts} - set(makers)
     variants: dict[str, Programme] = {
