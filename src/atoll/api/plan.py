@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from atoll.api.explanation import FleetExplanation
     from atoll.api.report import FleetReport
     from atoll.api.tasks import FleetTaskReport
+    from atoll.plan.executor_use import ClassUse, ExecutorPlanUse, ExecutorUse, Handover
     from atoll.plan.validate.violation import Violation
     from atoll.sim.api import Progress as OnSimulated
     from atoll.sim.options import SimOptions
@@ -38,6 +39,7 @@ class FleetPlan(Shown, Plan):
 
     _problem: Problem | None = PrivateAttr(None)
     _stats: SolveStats = PrivateAttr(default_factory=SolveStats)
+    _executor_use: ExecutorPlanUse | None = PrivateAttr(None)
 
     @classmethod
     def of(cls, plan: Plan, problem: Problem, stats: SolveStats | None = None) -> FleetPlan:
@@ -66,6 +68,32 @@ class FleetPlan(Shown, Plan):
                 "this plan does not know its fleet", hint="read it with Fleet.load_plan"
             )
         return self._problem
+
+    @property
+    def executors(self) -> Sequence[ExecutorUse]:
+        """The executors of its any-to-any services: parts, kind of node, requests/s, how busy with what."""
+        return self._use().executors
+
+    @property
+    def classes(self) -> Sequence[ClassUse]:
+        """The classes of requests of those services: promises beside what they take, and their paths.
+
+        `paths`, a field of every plan, are the same paths as the router gets them.
+        """
+        return self._use().classes
+
+    @property
+    def handovers(self) -> Sequence[Handover]:
+        """What goes from executors of one kind to those of another: requests/s and bytes/s."""
+        return self._use().handovers
+
+    def _use(self) -> ExecutorPlanUse:
+        if self._executor_use is None:
+            from atoll.plan.executor_use import executor_use
+
+            # A frozen plan has one answer; it is worked out when somebody asks.
+            self._executor_use = executor_use(self, self.problem, self.problem.catalog())
+        return self._executor_use
 
     def violations(self) -> Sequence[Violation]:
         """Return what is wrong with the plan, by the independent validator; nothing if it holds."""

@@ -113,7 +113,6 @@ def _plan(
                 # Plain services of the fleet are sized alone first: those have solvers of their own.
                 lambda asked, spent, seconds: solve(
                     asked,
-                    solver=solver if asked.has_graphs else None,
                     effort=spent,
                     deadline_s=seconds,
                     on_progress=on_progress,

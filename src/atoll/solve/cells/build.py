@@ -74,18 +74,23 @@ def build_programme(
     *,
     choose: ChooseOptions | None = None,
     usable: Callable[[str], bool] = lambda _: True,
+    within_interfaces: bool = False,
 ) -> Built:
     """Return the programme of a problem.
 
     `libraries` has the templates of its plain services, None where there are none. `choose` picks the options
-    of a service, all that make sense by default; `usable` says which kinds of nodes count.
+    of a service, all that make sense by default; `usable` says which kinds of nodes count. With
+    `within_interfaces` no executor takes more requests than its share of the machine's interface hands over,
+    as if nothing were handed over inside machines: its plans keep that limit, and there may be cheaper ones.
     """
     executors: list[ExecutorType] = []
     origins: list[Origin] = []
     classes: list[ClassDemand] = []
     for service in problem.services:
         if service.is_graph:
-            made = _GraphService(problem, catalog, service, effort, choose, usable)
+            made = _GraphService(
+                problem, catalog, service, effort, choose, usable, within_interfaces
+            )
             executors += made.executors
             origins += made.origins
             classes += made.classes
@@ -149,7 +154,9 @@ class _GraphService:
         effort: Effort,
         choose: ChooseOptions | None,
         usable: Callable[[str], bool],
+        within_interfaces: bool,
     ) -> None:
+        self.within_interfaces = within_interfaces
         self.problem, self.catalog, self.service, self.effort = problem, catalog, service, effort
         self.model = catalog.model(service.model)
         ways = {k.name: ways_of(catalog, service, k) for k in service.classes}
@@ -202,8 +209,10 @@ class _GraphService:
                 took = {key[1]: max(work.latency_s[key] for work in sure) for key in keys}
                 alone = self._latency_s(klass, took)
                 if alone is not None:
-                    busy = sum(max(work.seconds[key] for work in sure) for key in keys)
-                    seconds[klass.name, part] = slowed * busy
+                    busy = slowed * sum(max(work.seconds[key] for work in sure) for key in keys)
+                    if self.within_interfaces:
+                        busy = max(busy, self._handing_s(klass, part, kind, offers))
+                    seconds[klass.name, part] = busy
                     latency[klass.name, part] = alone
         if not seconds:
             return
@@ -212,6 +221,25 @@ class _GraphService:
             ExecutorType(self.service.name, parts, ((kind, 1),), seconds, latency, label=name)
         )
         self.origins.append(Origin(self.service.name, option, kind=kind))
+
+    def _handing_s(
+        self, klass: RequestClass, part: str, kind: str, offers: Sequence[Offer]
+    ) -> float:
+        """Seconds that a share of the interface takes for what a request hands to some parts, or they on."""
+        size = request_bytes(self.catalog, self.service, klass)
+        gpus = parse_node_type(kind).gpu_count
+        slowest = min(
+            self.catalog.links.nic_bytes_per_s(offer.region, offer.node_type) * gpus / offer.gpus
+            for offer in offers
+        )
+        most = 0.0
+        for way in self.ways[klass.name]:
+            if part in way:
+                others = [other for other in way if other != part]
+                taken = sum(_bytes_between(size, other, part) for other in others)
+                given = sum(_bytes_between(size, part, other) for other in others)
+                most = max(most, taken, given)
+        return most / slowest
 
     def _latency_s(self, klass: RequestClass, took: Mapping[str, float]) -> float | None:
         """How long a request is at parts of one executor, as chains count it; None where that is too long.

@@ -118,18 +118,22 @@ class _Executors:
         sources: Counter[tuple[OfferKey, str]] = Counter()
         for key, kind, number in placed.slices:
             sources[key, kind] += number
-        for _ in range(placed.kept):
+        # What runs on slices that are taken anyway stays, also where starting another costs nothing.
+        stay = 0
+        while stay < placed.count:
             same = next(
                 (i for i in running if i.region == placed.region and _covered(i, sources)), None
             )
             if same is None:
-                raise InternalError(f"nothing of {origin.service} runs in {placed.region} to keep")
+                break
             running.remove(same)
             for node in same.nodes:
                 sources[(same.region, node.node_type, node.market), node.kind] -= 1
-            kept = self._kept(same)
-            self._add(placed, kept)
-        for _ in range(placed.count - placed.kept):
+            self._add(placed, self._kept(same))
+            stay += 1
+        if stay < placed.kept:
+            raise InternalError(f"nothing of {origin.service} runs in {placed.region} to keep")
+        for _ in range(placed.count - stay):
             self._add(placed, self._new(placed, origin, sources))
 
     def _add(self, placed: Placed, instance: Instance) -> None:
