@@ -28,18 +28,14 @@ from atoll.sim.tasks.fleet import TaskFleet
 from atoll.sim.tasks.result import TaskResult
 from atoll.sim.tasks.run import Routing, simulate_tasks
 from benchmarks.cells_sim_fleets import (
-    IMAGE,
-    INTERNVL,
-    OMNI,
-    TEXT,
     fleet_at,
+    images_problem,
     internvl_routed,
     omni_monoliths,
+    omni_problem,
     omni_published,
     plan_most,
-    problem_of,
     run_to_the_end,
-    servegen,
     talker_alone_s,
 )
 from benchmarks.report import Figure, finish, options
@@ -151,7 +147,7 @@ def _three(values: Sequence[float]) -> str:
 def measure_omni(catalog: Catalog, *, quick: bool) -> list[Figure]:
     """Simulate section 7.2 and return its figures."""
     seeds = (1,) if quick else (1, 2, 3, 4, 5)
-    problem = problem_of(OMNI, servegen(audio=True, speech=True))
+    problem = omni_problem()
     plan, most = plan_most(problem, catalog)
     ours = _making(plan, problem, catalog)
     monoliths = _making(omni_monoliths(problem, catalog), problem, catalog)
@@ -205,8 +201,7 @@ def _making(plan: Plan, problem: Problem, catalog: Catalog) -> Make:
 def measure_routing(catalog: Catalog, *, quick: bool) -> list[Figure]:
     """Simulate section 7.4 and return its figures."""
     requests = 4_000 if quick else 16_000
-    classes = {"image -> text": {"share": 1.0, "images": IMAGE, **TEXT}}
-    problem = problem_of(INTERNVL, classes)
+    problem = images_problem()
     make = _making(internvl_routed(problem, catalog, DEDICATED), problem, catalog)
 
     def run(routing: Routing, query_s: float = 0.0) -> TaskResult:
