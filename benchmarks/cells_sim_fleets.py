@@ -1,17 +1,14 @@
 """Deployments of any-to-any models on sixteen A100-80, as Cornserve's sections 7.2 and 7.4 have them.
 
-Sizes of requests are footnote 2's: an image (600 tokens), 20 frames of video (10,000), 8 s of sound (200),
-1,000 tokens of text and 100 of answer, which are 30 s where they are spoken. Texts vary as much as their mean
-(lognormal, a CV of 1): what ServeGen shows is long-tailed. All else is as footnote 6 says.
+Requests are those of `cells_paper`, but texts vary as much as their mean (lognormal, a CV of 1): what
+ServeGen shows is long-tailed.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from atoll.api.fleet import Fleet
 from atoll.catalog import Catalog
 from atoll.plan.plan import Instance, Node, PathStep, Plan, RequestPath
 from atoll.plan.problem import Problem
@@ -24,16 +21,13 @@ from atoll.solve.cells.to_plan import plan_of
 from atoll.solve.effort import Effort
 from atoll.solve.packing import pack
 from atoll.workload.classes import RequestClass
+from benchmarks.cells_paper import IMAGE, INTERNVL, OMNI, TEXT, equal_gpus, servegen
 
-OMNI, INTERNVL = "qwen2.5-omni-7b", "internvl3-38b"
 SERVICE, BOX, BOXES = "model", "A100-80:8", 2
+"""As `equal_gpus` calls them."""
 GAP = 1e-3
 """Proven gap at which a search for the most throughput may stop."""
-SPREAD = 1.0
-"""CV of text lengths."""
-IMAGE = {"count": 1, "size": "800x600"}
-VIDEO = {"frames": 20, "size": "1024x768"}
-TEXT = {"input": 1000, "output": 100, "input_cv": SPREAD, "output_cv": SPREAD}
+_SPREAD = {"input_cv": 1.0, "output_cv": 1.0}
 
 Steps = Sequence[tuple[tuple[str, ...], str]]
 """Parts, and the group of executors that run them, step by step."""
@@ -51,33 +45,16 @@ class Group:
     count: int
 
 
-def servegen(*, audio: bool, speech: bool) -> dict[str, dict[str, object]]:
-    """Return footnote 6's requests: an image, half with video, half with sound, a fifth answered aloud."""
-    found: dict[str, dict[str, object]] = {}
-    for sees, hears, speaks in itertools.product(
-        (False, True), (False, True) if audio else (False,), (False, True) if speech else (False,)
-    ):
-        share = 0.5 * (0.5 if audio else 1.0)
-        if speech:
-            share *= 0.2 if speaks else 0.8
-        entry: dict[str, object] = {"share": share, "images": IMAGE, **TEXT}
-        if sees:
-            entry["video"] = VIDEO
-        if hears:
-            entry["audio"] = "8s"
-        if speaks:
-            entry["speech"] = "30s"
-        brings = "+".join(["image", *["video"] * sees, *["audio"] * hears])
-        found[f"{brings} -> {'audio' if speaks else 'text'}"] = entry
-    return found
+def omni_problem() -> Problem:
+    """Return one request/s of footnote 6 for Qwen2.5-Omni on sixteen GPUs, without promises."""
+    classes = {name: {**entry, **_SPREAD} for name, entry in servegen().items()}
+    return equal_gpus(OMNI, classes, BOXES)
 
 
-def problem_of(model: str, classes: dict[str, dict[str, object]]) -> Problem:
-    """Return one request/s of a model on sixteen GPUs, without promises."""
-    offer = {"region": "lab", "node_type": BOX, "available": BOXES, "usd_per_hour": "$8/h"}
-    service = {"model": model, "rate": "1/s", "classes": classes}
-    pool = {"offers": [{**offer, "market": "owned"}]}
-    return Fleet.from_dict({"models": {SERVICE: service}, "pool": pool}).problem
+def images_problem() -> Problem:
+    """Return one request/s with an image each for InternVL3 on sixteen GPUs, without promises."""
+    entry = {"share": 1.0, "images": IMAGE, **TEXT, **_SPREAD}
+    return equal_gpus(INTERNVL, {"image -> text": entry}, BOXES)
 
 
 def plan_most(problem: Problem, catalog: Catalog) -> tuple[Plan, float]:
