@@ -174,3 +174,33 @@ def test_another_numba_compiles_in_its_own_way(monkeypatch: pytest.MonkeyPatch) 
         assert outer(8.0) == 2.0
         assert inner(8.0) == 4.0
     assert compiling._load_linking() is linking
+
+
+INTRINSICS = """
+from numba import types
+from numba.extending import intrinsic
+from atoll.core.compiling import entry
+
+def numbered(value):
+    @intrinsic
+    def constant(_typing):
+        def codegen(context, builder, _signature, _args):
+            return context.get_constant(types.int64, value)
+        return types.int64(), codegen
+
+    @entry("()")
+    def run():
+        return constant()
+    return run
+
+print(*[numbered(value)() for value in (1, 2, 3)])
+"""
+
+
+def test_entries_bring_intrinsics_of_their_own_one_after_the_other(tmp_path: Path) -> None:
+    script = tmp_path / "intrinsics.py"
+    script.write_text(INTRINSICS)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["1", "2", "3"], done.stderr

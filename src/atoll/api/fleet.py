@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from atoll.solve.comparison import Compared
     from atoll.solve.effort import Effort
     from atoll.solve.progress import OnProgress
+    from atoll.workload.classes import RequestClass
 
 """Share of requests that should keep both promises, unless said otherwise."""
 
@@ -101,6 +102,11 @@ class Fleet:
         from atoll.solve.registry import baselines
 
         return baselines(self.problem)
+
+    @property
+    def classes(self) -> dict[str, tuple[RequestClass, ...]]:
+        """Classes of requests by any-to-any service; plain services have none and are left out."""
+        return {s.name: s.classes for s in self.problem.services if s.is_graph}
 
     def plan(
         self,

@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from atoll.api.diff import FleetDiff
     from atoll.api.explanation import FleetExplanation
     from atoll.api.report import FleetReport
+    from atoll.api.tasks import FleetTaskReport
+    from atoll.plan.executor_use import ClassUse, ExecutorPlanUse, ExecutorUse, Handover
     from atoll.plan.validate.violation import Violation
     from atoll.sim.api import Progress as OnSimulated
     from atoll.sim.options import SimOptions
+    from atoll.sim.tasks.run import Routing
     from atoll.solve.progress import OnProgress
     from atoll.workload.requests import Requests, Workload
 
@@ -36,6 +39,7 @@ class FleetPlan(Shown, Plan):
 
     _problem: Problem | None = PrivateAttr(None)
     _stats: SolveStats = PrivateAttr(default_factory=SolveStats)
+    _executor_use: ExecutorPlanUse | None = PrivateAttr(None)
 
     @classmethod
     def of(cls, plan: Plan, problem: Problem, stats: SolveStats | None = None) -> FleetPlan:
@@ -64,6 +68,32 @@ class FleetPlan(Shown, Plan):
                 "this plan does not know its fleet", hint="read it with Fleet.load_plan"
             )
         return self._problem
+
+    @property
+    def executors(self) -> Sequence[ExecutorUse]:
+        """The executors of its any-to-any services: parts, kind of node, requests/s, how busy with what."""
+        return self._use().executors
+
+    @property
+    def classes(self) -> Sequence[ClassUse]:
+        """The classes of requests of those services: promises beside what they take, and their paths.
+
+        `paths`, a field of every plan, are the same paths as the router gets them.
+        """
+        return self._use().classes
+
+    @property
+    def handovers(self) -> Sequence[Handover]:
+        """What goes from executors of one kind to those of another: requests/s and bytes/s."""
+        return self._use().handovers
+
+    def _use(self) -> ExecutorPlanUse:
+        if self._executor_use is None:
+            from atoll.plan.executor_use import executor_use
+
+            # A frozen plan has one answer; it is worked out when somebody asks.
+            self._executor_use = executor_use(self, self.problem, self.problem.catalog())
+        return self._executor_use
 
     def violations(self) -> Sequence[Violation]:
         """Return what is wrong with the plan, by the independent validator; nothing if it holds."""
@@ -141,6 +171,10 @@ class FleetPlan(Shown, Plan):
         from atoll.sim.api import simulate
         from atoll.sim.options import SimOptions
 
+        if any(instance.is_executor for instance in self.instances):
+            raise UsageError(
+                "this plan serves any-to-any models", hint="simulate it with simulate_tasks"
+            )
         chosen = options or SimOptions(seed=seed)
         if options is not None and seed:
             chosen = replace(options, seed=seed)
@@ -154,6 +188,62 @@ class FleetPlan(Shown, Plan):
             self, self.problem, self.problem.catalog(), requests, chosen, progress=on_progress
         )
         return FleetReport.of(found, self.problem)
+
+    def simulate_tasks(
+        self,
+        *,
+        seed: int = 0,
+        duration_s: float = 600.0,
+        routing: Routing = "dealt",
+        query_s: float = 0.0,
+        options: SimOptions | None = None,
+        on_progress: OnSimulated | None = None,
+    ) -> FleetTaskReport:
+        """Run a plan with any-to-any services under its own demand, plain services beside them.
+
+        Demand lasts `duration_s` seconds and is waited for. `routing` says how requests find executors:
+        "static" and "dealt" when they come, "dynamic" at every hand-over, which costs `query_s` seconds of
+        the control plane for each executor that it asks (`sim.tasks.run`). Of `options`, when to start
+        measuring and when to stop hold for all, the rest for plain services.
+        """
+        from dataclasses import replace
+
+        from atoll.api.tasks import FleetTaskReport
+        from atoll.prove.executors import plain_plan, plain_problem
+        from atoll.sim.options import SimOptions
+        from atoll.sim.tasks.from_plan import simulate_plan
+
+        chosen = options or SimOptions(seed=seed)
+        if options is not None and seed:
+            chosen = replace(options, seed=seed)
+        plain, own = None, plain_problem(self.problem)
+        instances = plain_plan(self)
+        if own is not None and instances.instances:
+            plain = FleetPlan.of(instances, own).simulate(
+                duration_s=duration_s, options=chosen, on_progress=on_progress
+            )
+        tasks = simulate_plan(
+            self,
+            self.problem,
+            self.problem.catalog(),
+            duration_s=duration_s,
+            seed=chosen.seed,
+            routing=routing,
+            query_s=query_s,
+            warm_up_s=chosen.from_s,
+            until_s=chosen.until_s,
+            constants=chosen.constants,
+        )
+        return FleetTaskReport(
+            plan_name=self.problem_name,
+            problem=self.problem,
+            usd_per_hour=self.usd_per_hour,
+            tasks=tasks,
+            plain=plain,
+            routing=routing,
+            query_s=query_s,
+            seed=chosen.seed,
+        )
 
     def _requests(
         self,

@@ -71,6 +71,7 @@ class SimulatedOptions(Protocol):
 def simulate_operation(options: SimulatedOptions) -> None:
     """Operate a fleet under a trace in virtual time, beside other ways to do so, and show what each cost."""
     from atoll.api.fleet import Fleet
+    from atoll.plan.unserved import refuse_unserved
     from atoll.solve.registry import require_packages
 
     if options.output is not None:
@@ -80,6 +81,7 @@ def simulate_operation(options: SimulatedOptions) -> None:
         raise UsageError(f"{days:g} days", hint=f"up to {_MOST_DAYS:g}", field="--days")
     require_packages()
     problem = Fleet.load(options.fleet).problem
+    refuse_unserved(problem)
     if problem.cluster is not None:
         raise InfeasibleError(
             f"{problem.name} stands on machines of its own",

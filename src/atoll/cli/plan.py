@@ -114,7 +114,10 @@ def plan(
     ] = True,
     report: Annotated[
         Path | None,
-        typer.Option("--report", help="Write a report as one .html file; of a cluster also .svg."),
+        typer.Option(
+            "--report",
+            help="Write a report as one .html file; of a cluster or executors also .svg.",
+        ),
     ] = None,
     running: Annotated[
         Path | None,
@@ -348,7 +351,7 @@ def _show(
         return
     from atoll.solve.registry import count_templates
 
-    data = {
+    data: dict[str, object] = {
         "plan": plan.model_dump(mode="json"),
         "cost": cost_report(plan, fleet.problem),
         "compare": compared,
@@ -356,4 +359,10 @@ def _show(
     }
     if commands:
         data["commands"] = written
+    if fleet.problem.has_graphs:
+        data |= {
+            "executors": plan.executors,
+            "classes": plan.classes,
+            "handovers": plan.handovers,
+        }
     emit(data, True)

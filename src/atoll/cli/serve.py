@@ -166,6 +166,7 @@ def _plan_and_weights(options: ServeSettings) -> tuple[Plan, dict[str, LocalMode
     from atoll.catalog.catalog import Catalog
     from atoll.engine.weights.sources import DEFAULT_MODEL
     from atoll.plan.files.read import is_plan, read_plan
+    from atoll.plan.unserved import refuse_unserved
     from atoll.runtime.local.weights import check_weights, choose_sources, list_needed
 
     plan = read_plan(options.plan) if is_plan(options.plan) else None
@@ -181,6 +182,7 @@ def _plan_and_weights(options: ServeSettings) -> tuple[Plan, dict[str, LocalMode
     else:
         names |= plan.models
         services = services_of(plan, options.only)
+    refuse_unserved(plan, None if fleet is None else fleet.problem, only=services)
     catalog = Catalog.default() if fleet is None else fleet.catalog
     chosen = choose_sources(
         list_needed(names, services, catalog, plan),

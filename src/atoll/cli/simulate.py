@@ -12,6 +12,7 @@ import typer
 
 from atoll.api.plan import FleetPlan
 from atoll.cli.progress import bar, show_progress
+from atoll.cli.simulate_tasks import check_options, parse_routing, show_tasks
 from atoll.cli.trace import say_rows
 from atoll.core.errors import InfeasibleError, InputError, UnknownNameError, UsageError
 from atoll.core.files import check_target
@@ -25,16 +26,19 @@ if TYPE_CHECKING:
     from atoll.plan.problem import Problem
     from atoll.sim.options import Epoch, Failure, SimOptions
     from atoll.sim.result import SimReport
+    from atoll.sim.tasks.mixed import MixedReport
     from atoll.workload.requests import Workload
 
 app = typer.Typer(add_completion=False)
 _CANNOT_STAND = frozenset(("name", "host", "layers", "hops", "memory"))
 """Rules without which a plan cannot run, whatever is asked of it; its own structure aside."""
 _ENGINE = "Engines, where other than the fleet file says"
+_TASKS = "Any-to-any services"
 
 
 @app.command()
 def simulate(
+    context: typer.Context,
     target: Annotated[
         Path, typer.Argument(help="A plan.json, or a fleet file or problem.json to plan first.")
     ],
@@ -93,6 +97,24 @@ def simulate(
     attain: Annotated[
         str | None,
         typer.Option("--attain", help="Fail (code 5) if a smaller share keeps its promises."),
+    ] = None,
+    routing: Annotated[
+        str | None,
+        typer.Option(
+            "--routing",
+            help="How requests find executors: static or dealt when they come (the default), dynamic at "
+            "every hand-over.",
+            rich_help_panel=_TASKS,
+        ),
+    ] = None,
+    query_ms: Annotated[
+        float | None,
+        typer.Option(
+            "--query-ms",
+            min=0.0,
+            help="With --routing dynamic: milliseconds to ask an executor how much it has to do.",
+            rich_help_panel=_TASKS,
+        ),
     ] = None,
     requests_out: Annotated[
         Path | None, typer.Option("--requests", help="Write every request: .csv or .parquet.")
@@ -155,9 +177,9 @@ def simulate(
 ) -> None:
     """Run a plan under a workload, event by event, and show how its promises fare.
 
-    A trace that names no models goes to all services, by what is asked of each, or to --service. A plan that
-    is not valid is refused (code 7). The first run on a machine compiles the simulator, which takes some
-    seconds.
+    A trace that names no models goes to all services, by what is asked of each, or to --service. Any-to-any
+    services run under their own classes of requests. A plan that is not valid is refused (code 7). The first
+    run on a machine compiles the simulator, which takes some seconds.
     """
     least = None if attain is None else parse_share(attain, field="--attain")
     duration_s = parse_duration(duration, field="--for")
@@ -174,6 +196,7 @@ def simulate(
         prefix_caching=prefix_caching,
         scheduling=scheduling,
     )
+    chosen_routing = parse_routing(routing, queries=query_ms is not None)
     workload = None if trace is None else _workload(trace)
     epochs = [_epoch(text) for text in then or []]
     from atoll.solve.registry import require_packages
@@ -182,11 +205,23 @@ def simulate(
     opened_fleet = _fleet(target, fleet, overlay)
     if service is not None:
         _check_service(service, opened_fleet.problem)
+    check_options(_given(context), opened_fleet.problem)
     plan = _plan_to_simulate(target, fleet, opened_fleet)
     _check_plan(plan, target)
     for epoch in epochs:
         _check_plan(FleetPlan.of(epoch.plan, opened_fleet.problem), target)
     plan = _start_engines_with(plan, limits, kv_cache_dtype)
+    if any(instance.is_executor for instance in plan.instances):
+        with bar("simulating", 1.0):
+            mixed = plan.simulate_tasks(
+                duration_s=duration_s,
+                routing=chosen_routing,
+                query_s=(query_ms or 0.0) / 1e3,
+                options=options,
+            )
+        show_tasks(mixed, requests_out, report, as_json=as_json)
+        _judge(mixed, least)
+        return
     chosen = replace(
         options,
         epochs=tuple(epochs),
@@ -214,6 +249,17 @@ def simulate(
     if simulated.attainment is None:
         note("note: no request was judged; let it run for longer, or with a shorter --warm-up")
     _judge(simulated, least)
+
+
+def _given(context: typer.Context) -> frozenset[str]:
+    """The options on the command line, as they are written there."""
+    found = set()
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        # By name: typer may bring a click of its own.
+        if source is not None and source.name == "COMMANDLINE":
+            found.add(max(parameter.opts, key=len))
+    return frozenset(found)
 
 
 def _check_files(
@@ -395,7 +441,7 @@ def _write(simulated: FleetReport, requests_out: Path | None, report: Path | Non
         atomic_write(report, render_simulation_page(simulated, simulated.problem))
 
 
-def _judge(simulated: SimReport, least: float | None) -> None:
+def _judge(simulated: SimReport | MixedReport, least: float | None) -> None:
     if least is None:
         return
     kept = simulated.attainment

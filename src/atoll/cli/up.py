@@ -118,12 +118,16 @@ def _read(options: UpSettings) -> tuple[Plan | None, Problem, Path]:
     from atoll.control.operation.home import list_homes
     from atoll.control.operation.planner import put_phases_together
     from atoll.plan.files.read import is_plan, read_plan, read_problem
+    from atoll.plan.unserved import refuse_unserved
 
     if not is_plan(options.plan):
         if options.fleet is not None:
             raise UsageError(f"{options.plan} is a fleet file itself", hint="leave --fleet out")
-        return None, put_phases_together(read_problem(options.plan)), options.plan.resolve()
+        asked = read_problem(options.plan)
+        refuse_unserved(asked)
+        return None, put_phases_together(asked), options.plan.resolve()
     plan, source = read_plan(options.plan), options.fleet
+    refuse_unserved(plan)
     if source is None:
         for home in list_homes():
             record = home.read()
@@ -136,6 +140,7 @@ def _read(options: UpSettings) -> tuple[Plan | None, Problem, Path]:
             hint="name the fleet file that the plan was made for",
         )
     problem = put_phases_together(read_problem(source))
+    refuse_unserved(problem)
     names = {service.name for service in problem.services}
     strange = sorted({one.service for one in plan.instances} - names)
     if strange:

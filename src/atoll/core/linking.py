@@ -10,6 +10,7 @@ import gc
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from types import BuiltinFunctionType, ModuleType
 from typing import Any
@@ -229,12 +230,12 @@ class EntryCompiler(Compiler):  # type: ignore[misc]
         library = self.state.library = EntryLibrary(codegen, func.__qualname__)
         library.enable_object_caching()
         say(f"compiling {known_as(func)}, once on this machine")
-        typing = self.state.typingctx
+        typing, target = self.state.typingctx, self.state.targetctx
         with (
             _quietly(),
             _operators_remembered(),
             # What numba brings along was loaded when this compiler was made.
-            _replaced(self.state.targetctx, "load_additional_registries", _nothing),
+            _replaced(target, "load_additional_registries", partial(_install_new, target)),
             _replaced(codegen, "_library_class", PartLibrary),
             # A part has no place in memory that could point to its environment.
             _replaced(codegen, "set_env", _nothing),
@@ -259,6 +260,12 @@ def _plainly(message: str, *_args: Any, **_kws: Any) -> str:
 
 def _nothing(*_args: Any, **_kws: Any) -> None:
     """Do nothing."""
+
+
+def _install_new(target: Any) -> None:
+    """Install what came since: numba puts intrinsics into whichever registry it finds first."""
+    for registry in list(target._registries):
+        target.install_registry(registry)
 
 
 @contextmanager

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+
 from atoll.core.frozen import Frozen
+from atoll.core.ids import Phase, parse_role
 from atoll.core.units import format_price, format_throughput
+from atoll.plan.executor_diff import ExecutorChange, PathChange, executor_changes, path_changes
 from atoll.plan.plan import Instance, Market, Plan
 from atoll.plan.validate.violation import differs
 
@@ -22,6 +26,7 @@ class KeptInstance(Frozen):
     after: str
     relaid: bool
     moved: bool = False
+    executor: bool = Field(default=False, exclude=True)
 
     @property
     def text(self) -> str | None:
@@ -39,6 +44,11 @@ class ChangedInstance(Frozen):
     layout: str
     throughput_per_s: float
     usd_per_hour: float
+
+    @property
+    def is_executor(self) -> bool:
+        """Whether it runs parts of an any-to-any model."""
+        return parse_role(self.role).phase is Phase.SERVE
 
 
 class NodeChange(Frozen):
@@ -64,6 +74,8 @@ class PlanDiff(Frozen):
     """Everything that changes from plan `before` to plan `after`.
 
     `idle_before` and `idle_after` are paid per hour for GPUs of cut machines that no instance has.
+    `executors` and `paths` are of any-to-any models: what becomes of executors, equal ones together, and the
+    paths whose shares change. Executors are among `kept`, `started` and `stopped`, too, one by one.
     """
 
     before: str
@@ -78,29 +90,40 @@ class PlanDiff(Frozen):
     usd_after: float
     idle_before: float = 0.0
     idle_after: float = 0.0
+    executors: tuple[ExecutorChange, ...] = ()
+    paths: tuple[PathChange, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_executors(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out what only any-to-any models have."""
+        fields: dict[str, object] = write(self)
+        later = ("executors", "paths")
+        return {name: value for name, value in fields.items() if value or name not in later}
 
     @property
     def empty(self) -> bool:
         """Whether nothing changes."""
         moved = any(pair.relaid or pair.moved for pair in self.kept)
-        changed = self.started or self.stopped or self.services or moved
+        changed = self.started or self.stopped or self.services or self.paths or moved
         return not changed and not differs(self.usd_before, self.usd_after)
 
     def text(self) -> str:
         """Return the changes for people, one a line."""
         lines = [f"{_money(self.usd_before, self.usd_after)}; {len(self.kept)} instances stay"]
-        lines += [f"+ {_line(instance)}" for instance in self.started]
-        lines += [f"- {_line(instance)}" for instance in self.stopped]
+        lines += [f"+ {_line(instance)}" for instance in self.started if not instance.is_executor]
+        lines += [f"- {_line(instance)}" for instance in self.stopped if not instance.is_executor]
         lines += [
             f"~ {pair.before}{'' if pair.before == pair.after else f' -> {pair.after}'}: {pair.text}"
             for pair in self.kept
-            if pair.text
+            if pair.text and not pair.executor
         ]
+        lines += [line for change in self.executors for line in change.lines()]
         lines += [f"rent {_nodes(change)}" for change in self.rented]
         lines += [f"return {_nodes(change)}" for change in self.returned]
         lines += [_service_line(change) for change in self.services]
         if differs(self.idle_before, self.idle_after):
             lines.append(f"idle GPUs: {_money(self.idle_before, self.idle_after)}")
+        lines += [f"path of {change.text}" for change in self.paths]
         return "nothing changes" if self.empty else "\n".join(lines)
 
 
@@ -118,6 +141,7 @@ def diff(before: Plan, after: Plan) -> PlanDiff:
                 after=b.id,
                 relaid=a.placement_key != b.placement_key,
                 moved=_gpus(a) != _gpus(b),
+                executor=a.is_executor,
             )
             for a, b in pairs
         ),
@@ -130,6 +154,8 @@ def diff(before: Plan, after: Plan) -> PlanDiff:
         usd_after=after.usd_per_hour,
         idle_before=before.idle_usd,
         idle_after=after.idle_usd,
+        executors=executor_changes(before, after, ((a, b, _gpus(a) != _gpus(b)) for a, b in pairs)),
+        paths=path_changes(before, after),
     )
 
 
@@ -237,5 +263,6 @@ def _service_line(change: ServiceChange) -> str:
         after = change.throughput_after.get(role, 0.0)
         if differs(before, after):
             change_of_rate = f"{format_throughput(before)} -> {format_throughput(after)}"
-            rates.append(f"{role.rsplit('/', 1)[-1]} {change_of_rate}")
+            _, component, phase = role.rsplit("/", 2)
+            rates.append(f"{component if phase == Phase.SERVE else phase} {change_of_rate}")
     return "; ".join([f"{change.service}: {_money(change.usd_before, change.usd_after)}", *rates])

@@ -26,7 +26,7 @@ from atoll.perf.engines import EngineChoice
 from atoll.plan.capacities import node_source
 from atoll.plan.handover import hop_link
 from atoll.plan.plan import Instance, Node
-from atoll.plan.problem import Problem, Service
+from atoll.plan.problem import Phases, Problem, Service
 from atoll.workload.classes import RequestClass
 
 PREFILL, DECODE = ".prefill", ".decode"
@@ -90,7 +90,18 @@ def node_work(
 
 def ways_of(catalog: Catalog, service: Service, klass: RequestClass) -> tuple[tuple[str, ...], ...]:
     """Return the sets of parts that a request of a class may be served by, each in the order they run."""
-    return class_ways(catalog.model(service.model), klass)
+    return phase_ways(catalog.model(service.model), klass, service.phases)
+
+
+def phase_ways(
+    model: ModelSpec, klass: RequestClass, phases: Phases
+) -> tuple[tuple[str, ...], ...]:
+    """Return the ways of a class with an llm's phases together, apart, or both; one without an llm is all."""
+    ways = class_ways(model, klass)
+    apart = tuple(way for way in ways if any(part != component_of(part) for part in way))
+    if phases == "auto" or not apart:
+        return ways
+    return apart if phases == "apart" else tuple(way for way in ways if way not in apart)
 
 
 def request_bytes(

@@ -161,6 +161,17 @@ class Service(Frozen):
             raise refuse(InputError(message, hint="make them add up to 1 (100%)"))
         return tuple(sorted(classes, key=lambda klass: klass.name))
 
+    @field_validator("paths")
+    @classmethod
+    def _paths_in_order(cls, paths: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
+        return tuple(sorted(set(paths)))
+
+    @field_validator("rates")
+    @classmethod
+    def _rates_in_order(cls, rates: tuple[MeasuredRate, ...]) -> tuple[MeasuredRate, ...]:
+        _all_different("measured rate", (f"{r.part} on {r.on} per {r.unit}" for r in rates))
+        return tuple(sorted(rates, key=lambda rate: (rate.part, rate.on, rate.unit)))
+
     @property
     def is_graph(self) -> bool:
         """Whether it is served by executors of parts of a model, not by copies of a plain llm."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from atoll.core.errors import UsageError
 from atoll.core.graph import ComponentKind
 from atoll.perf.components.loads import component_of
 from atoll.plan.executors import DECODE, PREFILL
@@ -105,6 +106,14 @@ def keep_graph_promises(
 
     Where a target cannot be met the plan comes as close as was found, and says what falls short.
     """
+    for limit in ("survive", "spot_loss_per_h"):
+        if getattr(problem.limits, limit):
+            name = limit.removesuffix("_per_h")
+            raise UsageError(
+                "losses of machines are not simulated for any-to-any models yet",
+                field=f"limits.{name}",
+                hint="leave it out, or plan plain services in a fleet of their own",
+            )
     return _GraphProver(problem, catalog, solve, effort, deadline, say).run()
 
 
@@ -176,10 +185,15 @@ class _GraphProver:
         lacking: dict[Executors, float] = {}
         fine, eager = False, 0
         before: Counter[Executors] = Counter()
+        found: Plan | None = None
         for number in range(_ROUNDS):
             plan = self._plan(problem, fine=fine)
             if plan.status == "infeasible" or not self.graphs:
-                return plan, {}
+                # More room than there is was asked for: what was found before is as close as it gets.
+                if closest is None and found is not None:
+                    return found, self._try(found, problem)
+                return (plan, {}) if closest is None else closest[1:]
+            found = plan
             late = self.deadline.passed
             if self._learn(plan, problem) and number < _ROUNDS - 1 and not late:
                 self.say(f"round {number + 1}: ${plan.usd_per_hour:.2f}/h, executors alone")
@@ -223,7 +237,9 @@ class _GraphProver:
                 break
             self.slow = {key: 0.5 * (high[key] + low.get(key, 1.0)) for key in high}
             plan = self._plan(problem)
-            if plan.usd_per_hour >= best[0].usd_per_hour * (1.0 - _SAME):
+            if plan.status == "infeasible" or plan.usd_per_hour >= best[0].usd_per_hour * (
+                1.0 - _SAME
+            ):
                 low = dict(self.slow)
                 continue
             kept = self._try(plan, problem)
@@ -441,10 +457,14 @@ def _weigh(classes: list[ClassResult], shares: list[float]) -> float:
 
 
 def _mean(runs: list[GraphShares]) -> GraphShares:
-    names = runs[0].each
+    # A run may have no request of a rare class, and so of its promise.
+    names = sorted({name for run in runs for name in run.each})
     return GraphShares(
         float(np.mean([run.all for run in runs])),
-        {name: float(np.mean([run.each[name] for run in runs])) for name in names},
+        {
+            name: float(np.mean([run.each[name] for run in runs if name in run.each]))
+            for name in names
+        },
         {name: float(np.mean([run.busy[name] for run in runs])) for name in runs[0].busy},
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from atoll.core.units import format_price, format_throughput, pluralize
+from atoll.core.units import format_price, format_share, format_throughput, pluralize
 from atoll.plan.diff import PlanDiff, ServiceChange
 from atoll.report.render import Grid, render_fragment
 
@@ -43,6 +43,8 @@ def _gather(change: PlanDiff) -> dict[str, object]:
         "instances": _list_instances(change),
         "nodes": _list_nodes(change),
         "services": _list_services(change),
+        "executors": _list_executors(change),
+        "paths": _list_paths(change),
     }
 
 
@@ -68,12 +70,43 @@ def _list_instances(change: PlanDiff) -> Grid:
         )
         for what, instances in (("start", change.started), ("stop", change.stopped))
         for instance in instances
+        if not instance.is_executor
     ]
     for pair in change.kept:
-        if pair.text:
+        if pair.text and not pair.executor:
             name = pair.before if pair.before == pair.after else f"{pair.before} -> {pair.after}"
             rows.append(("move", name, None, pair.text, None, None))
     return Grid(columns, rows, columns[4:])
+
+
+def _list_executors(change: PlanDiff) -> Grid:
+    """Executors of any-to-any models, equal ones together, where any of them changes."""
+    columns = ("service", "parts", "on", "region", "stay", "start again", "start", "stop", "cost")
+    rows = [
+        (
+            one.service,
+            one.parts,
+            one.kind,
+            one.region,
+            one.kept - one.restarted,
+            one.restarted or None,
+            one.started or None,
+            one.stopped or None,
+            f"{format_price(one.usd_before)} to {format_price(one.usd_after)}",
+        )
+        for one in change.executors
+        if one.changes
+    ]
+    return Grid(columns, rows, columns[4:])
+
+
+def _list_paths(change: PlanDiff) -> Grid:
+    columns = ("service", "class", "path", "share before", "after")
+    rows = [
+        (path.service, path.klass, path.path, format_share(path.before), format_share(path.after))
+        for path in change.paths
+    ]
+    return Grid(columns, rows, columns[3:])
 
 
 def _list_nodes(change: PlanDiff) -> Grid:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from atoll.core.units import format_price, format_share, format_throughput, pluralize
 from atoll.report.render import Grid, render_fragment
 from atoll.report.terminal import table
-from atoll.solve.explain.explanation import Explanation
+from atoll.solve.explain.explanation import FITS, Explanation
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,6 +24,9 @@ _NO_REPAIR = "no single change was found that serves more"
 _NO_SAVING = "no single change was found that is cheaper"
 _NOTHING_MORE = "no single change was found that carries more"
 _NOTHING_BINDS = "nothing: no offer is used up and no limit is set"
+_WAYS = "Ways to deploy that have a name"
+_PARTS = "Executors by part, the bottleneck first"
+_MISFITS = "Parts that do not run on a kind of node, alone there"
 LEFT_OUT = "Not asked (allow more with --plans or --deadline)"
 
 
@@ -70,6 +73,37 @@ def _list_demand(explanation: Explanation) -> Grid:
     return Grid(columns, rows, columns[1:])
 
 
+def _list_executors(explanation: Explanation) -> list[tuple[str, Grid]]:
+    """What any-to-any models add: ways to deploy beside the plan, and how busy parts keep executors."""
+    found = []
+    if explanation.ways:
+        rows: list[tuple[object, ...]] = [("this plan", format_price(explanation.usd_per_hour))]
+        rows += [(way.name, way.text) for way in explanation.ways]
+        found.append((_WAYS, Grid(("executors", "best plan"), rows)))
+    if explanation.parts:
+        columns = ("service", "part", "executors", "busy", "with it")
+        lines = [
+            (use.service, use.part, use.executors, f"{use.busy:.0%}", f"{use.own:.0%}")
+            for use in explanation.parts
+        ]
+        found.append((_PARTS, Grid(columns, lines, columns[2:])))
+    return found
+
+
+def list_misfits(explanation: Explanation) -> Grid:
+    """Return a row for each reason with the parts and the kinds of nodes that do not go together for it."""
+    kinds: dict[tuple[str, str, str], list[str]] = {}
+    for fit in explanation.fits:
+        if fit.reason != FITS:
+            why = f"{fit.reason} (other classes do)" if fit.carries else fit.reason
+            kinds.setdefault((fit.service, fit.part, why), []).append(fit.kind)
+    parts: dict[tuple[str, str, str], list[str]] = {}
+    for (service, part, why), names in kinds.items():
+        parts.setdefault((service, why, ", ".join(names)), []).append(part)
+    rows = [(service, ", ".join(some), on, why) for (service, why, on), some in parts.items()]
+    return Grid(("service", "parts", "not on", "why"), rows)
+
+
 def list_repairs(explanation: Explanation) -> list[tuple[str, list[str]]]:
     """Return titles and the repairs under each; nothing where none were looked for.
 
@@ -103,14 +137,20 @@ def draw_explanation(
     parts += [Text(note) for note in notes]
     if not only_nodes:
         demand = _list_demand(explanation)
-        parts += [
-            _draw_list(_BINDS, list_constraints(explanation)),
-            Text(""),
-            table(demand.columns, demand.rows, title="Demand", right=demand.right),
-        ]
+        parts.append(_draw_list(_BINDS, list_constraints(explanation)))
+        if demand.rows or not explanation.parts:
+            parts += [
+                Text(""),
+                table(demand.columns, demand.rows, title="Demand", right=demand.right),
+            ]
+        for title, grid in _list_executors(explanation):
+            parts += [Text(""), table(grid.columns, grid.rows, title=title, right=grid.right)]
     parts += [_draw_list(title, lines) for title, lines in list_repairs(explanation)]
     if explanation.node_types:
         parts += [Text(""), _draw_nodes(explanation)]
+    misfits = list_misfits(explanation)
+    if misfits.rows:
+        parts += [Text(""), table(misfits.columns, misfits.rows, title=_MISFITS)]
     if explanation.left_out:
         parts.append(_draw_list(LEFT_OUT, explanation.left_out))
     return Group(*parts)
@@ -146,9 +186,12 @@ def _gather(explanation: Explanation, notes: Sequence[str]) -> dict[str, object]
         "notes": notes,
         "lists": lists,
         "demand": _list_demand(explanation),
+        "executors": _list_executors(explanation),
         "node_types": Grid(
             ("node type", "why"), [(use.node_type, use.text) for use in explanation.node_types]
         ),
+        "misfits": list_misfits(explanation),
+        "misfits_title": _MISFITS,
         "left_out": explanation.left_out,
         "left_out_title": LEFT_OUT,
     }

@@ -31,7 +31,7 @@ def judge_plan(plan: Plan) -> list[PromiseVerdict]:
 
 def _judge_promise(promise: KeptPromise) -> PromiseVerdict:
     between = f"{format_share(promise.low)} to {format_share(promise.high)}"
-    text = _say_kept(promise.service, promise.kept, promise.target, promise.kept >= promise.target)
+    text = say_kept(promise.service, promise.kept, promise.target, promise.kept >= promise.target)
     text += f", simulated: {between} with 95% confidence"
     after = promise.kept_after_loss
     if after is not None:
@@ -58,7 +58,7 @@ def judge_run(report: SimReport, problem: Problem) -> list[PromiseVerdict]:
                 text = f"{service.name}: no request was judged, none had ended or was late"
                 verdicts.append(PromiseVerdict(text, None))
             continue
-        text = _say_kept(service.name, kept, target, kept >= target)
+        text = say_kept(service.name, kept, target, kept >= target)
         if kept < target:
             ttft, tpot = service.attainment_ttft or 0.0, service.attainment_tpot or 0.0
             text += f": TTFT {format_share(ttft)}, TPOT {format_share(tpot)}"
@@ -74,7 +74,8 @@ def draw_verdicts(verdicts: Sequence[PromiseVerdict]) -> list[Text]:
     return [Text(verdict.text, style=styles[verdict.is_kept]) for verdict in verdicts]
 
 
-def _say_kept(service: str, kept: float, target: float, is_kept: bool) -> str:
+def say_kept(service: str, kept: float, target: float, is_kept: bool) -> str:
+    """Return in words for which share of its requests a service keeps its promises."""
     # In words, too: not everybody sees red and green, and files have no colours.
     only = "" if is_kept else "only "
     return (

@@ -13,11 +13,12 @@ from atoll.core.files import atomic_write
 
 if TYPE_CHECKING:
     from atoll.sim.result import SimReport
+    from atoll.sim.tasks.mixed import MixedReport
 
 ENDINGS = (".csv", ".parquet")
 
 
-def write_requests(result: SimReport, path: Path) -> None:
+def write_requests(result: SimReport | MixedReport, path: Path) -> None:
     """Write the requests of a run, in the format its ending names."""
     kind = path.suffix.lower()
     if kind not in ENDINGS:
@@ -25,7 +26,7 @@ def write_requests(result: SimReport, path: Path) -> None:
     atomic_write(path, _parquet(result) if kind == ".parquet" else _csv(result))
 
 
-def _csv(result: SimReport) -> str:
+def _csv(result: SimReport | MixedReport) -> str:
     table = result.columns()
     out = io.StringIO()
     out.write(",".join(table) + "\n")
@@ -42,7 +43,7 @@ def _format_cell(column: np.ndarray) -> list[str]:
     return [str(value) for value in column.tolist()]
 
 
-def _parquet(result: SimReport) -> bytes:
+def _parquet(result: SimReport | MixedReport) -> bytes:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

@@ -39,6 +39,8 @@ def derating_of(plan: Plan, problem: Problem, catalog: Catalog) -> Derating:
     shares: dict[tuple[str, NodeSet], float] = {}
     by_role: dict[str, list[float]] = {}
     for instance in plan.instances:
+        if instance.is_executor:
+            continue  # executors have no templates: `Effort.slowdown` is theirs
         whole = keep(problem, catalog, instance).throughput_per_s
         share = min(1.0, instance.throughput_per_s / whole) if whole > 0.0 else 1.0
         shares[instance.role, node_set(instance)] = share

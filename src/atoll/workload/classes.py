@@ -20,6 +20,8 @@ Modality = Literal["text", "image", "video", "audio"]
 INPUTS: tuple[Modality, ...] = ("text", "image", "video", "audio")
 OUTPUTS: tuple[Modality, ...] = ("text", "audio", "image")
 MAX_PIXELS = 16_384
+_LONGEST = 120
+"""Characters of the longest name."""
 _NAME = re.compile(r"([a-z+ ]+?)(?:\s*->\s*([a-z+ ]+?))?(?:\s*\(([A-Za-z0-9 ._-]{1,40})\))?")
 
 Pixels = Annotated[int, Field(ge=1, le=MAX_PIXELS)]
@@ -65,7 +67,7 @@ class RequestClass(Frozen):
     complete before a listener who starts with its first second needs its last, `image_s` until the image.
     """
 
-    name: str = Field(min_length=1, max_length=120)
+    name: str = Field(min_length=1, max_length=_LONGEST)
     share: float = Field(gt=0, le=1)
     input_tokens: Tokens = 300.0
     output_tokens: Tokens = 150.0
@@ -129,7 +131,8 @@ def parse_class_name(name: str) -> tuple[tuple[Modality, ...], tuple[Modality, .
     >>> parse_class_name("image+audio -> audio")
     (('text', 'image', 'audio'), ('text', 'audio'))
     """
-    match = _NAME.fullmatch(name.strip())
+    # Names are short (`RequestClass`): a long one is not worth a search.
+    match = _NAME.fullmatch(name) if len(name) <= _LONGEST and name == name.strip() else None
     known = f"({', '.join(INPUTS)}) -> what it wants ({', '.join(OUTPUTS)})"
     hint = f"write what it brings {known}, as in image+text"
     if match is None:
@@ -137,11 +140,11 @@ def parse_class_name(name: str) -> tuple[tuple[Modality, ...], tuple[Modality, .
     brings = {word.strip() for word in match[1].split("+")} | {"text"}
     wants = {word.strip() for word in (match[2] or "text").split("+")}
     wants |= {"text"} if "image" not in wants else set()
-    for found, possible in ((brings, INPUTS), (wants, OUTPUTS)):
+    for found, possible, do in ((brings, INPUTS, "bring"), (wants, OUTPUTS, "want")):
         unknown = sorted(found - set(possible))
         if unknown:
             raise InputError(
-                f"'{unknown[0]}' in class '{name[:60]}' is nothing that requests bring or want",
+                f"'{unknown[0]}' in class '{name[:60]}' is nothing that requests {do}",
                 field="classes",
                 hint=hint,
             )

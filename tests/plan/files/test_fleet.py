@@ -366,7 +366,7 @@ def test_what_runs_is_read_from_a_plan(tmp_path: Path) -> None:
         (chat(only=["H1000"]), ("models.chat.only.0", "unknown gpu")),
         (chat(headroom=0.5), ("models.chat.headroom", "greater than or equal to 1")),
         (chat(phases="both"), ("models.chat.phases", "'auto', 'apart' or 'together'")),
-        (chat(model="qwen-image"), ("models.chat.model", "only plain language models")),
+        (chat(model="qwen-image"), ("models.chat", "no class says what requests bring")),
         (changed(pool={}), ("pool", "the pool is empty", "cloud, owned or offers")),
         (changed(pool=None), ("no nodes", "add a 'pool'")),
         (changed(models={}), ("models", "at least 1 needed")),

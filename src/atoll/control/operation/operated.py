@@ -26,6 +26,7 @@ from atoll.core.errors import AtollError, InputError
 from atoll.deploy.door import Deployer, DeployError, Standing
 from atoll.plan.files.read import read_problem
 from atoll.plan.problem import Problem
+from atoll.plan.unserved import refuse_unserved
 
 if TYPE_CHECKING:
     from atoll.control.decision.decide import MakePlan
@@ -96,7 +97,9 @@ class FleetSource:
         return changed
 
     def _read(self) -> Problem:
-        return put_phases_together(read_problem(self.path))
+        problem = read_problem(self.path)
+        refuse_unserved(problem)
+        return put_phases_together(problem)
 
     def _look(self) -> tuple[int, int, int]:
         try:

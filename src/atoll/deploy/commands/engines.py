@@ -28,6 +28,7 @@ from atoll.deploy.commands.weights import WEIGHTS, check_source, is_stored
 from atoll.deploy.door import Labels, NodeCommand
 from atoll.perf.engines import EngineLaunch
 from atoll.plan.plan import Instance, Node, Plan
+from atoll.plan.unserved import refuse_unserved
 from atoll.runtime.adapters.base import MachineShare, RunDirectory, ServedModel, single_node
 from atoll.runtime.adapters.devices import VISIBLE, assign_devices
 from atoll.runtime.adapters.sglang import sglang_endpoint
@@ -176,6 +177,7 @@ def plan_commands(
     plan: Plan, weights: Mapping[str, ServiceWeights], settings: CommandSettings
 ) -> dict[str, tuple[NodeCommand, ...]]:
     """Return the commands of every instance of a plan whose service has weights, by instance."""
+    refuse_unserved(plan, only=weights)
     return {
         instance.id: node_commands(
             instance,

@@ -16,7 +16,7 @@ from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import InputError
 from atoll.core.graph import ComponentKind
 from atoll.perf.operators import ACTIVATION_BYTES
-from atoll.workload.classes import RequestClass
+from atoll.workload.classes import RequestClass, parse_class_name
 from atoll.workload.lengths import LengthMix
 
 _CODE_BYTES = 4.0
@@ -51,6 +51,7 @@ def component_of(part: str) -> str:
 
 def _needed(model: ModelSpec, klass: RequestClass) -> set[str]:
     needed: set[str] = set()
+    _, wanted = parse_class_name(klass.name)
     if klass.images is not None or klass.video is not None:
         field = "images" if klass.images is not None else "video"
         found = [name for name, spec in encoders(model) if spec.kind == "vision"]
@@ -64,14 +65,13 @@ def _needed(model: ModelSpec, klass: RequestClass) -> set[str]:
         needed |= set(makers)
         needed |= {c.name for c in model.graph.sources() if is_text_encoder(model, c.name)}
         needed |= {model.llm_name} if model.has_llm else set()
-        return needed
-    if not model.has_llm:
+    if not model.has_llm and (klass.image_output is None or "text" in wanted):
         raise InputError(
             f"model {model.name} writes no text, which class '{klass.name}' wants",
             field="classes",
             hint="name what it wants after '->', as in text -> image, or use a model with an llm",
         )
-    needed.add(model.llm_name)
+    needed |= {model.llm_name} if model.has_llm else set()
     if klass.speech_s is not None:
         speakers = _speakers(model)
         _first(speakers, model, klass, "speech_s", "does not speak")

@@ -48,12 +48,17 @@ class Measured(Frozen):
     def request_seconds(self, part: str, node: NodeType, klass: RequestClass) -> float | None:
         """Return the seconds that a request of a class takes of a whole node, None where nothing is known.
 
-        A rate on the very node type goes before one on its GPU type.
+        A rate on the very node type goes before one on its GPU type. Those of several units add up, as of
+        images and frames for requests that bring both. What a request has none of was not measured with it.
         """
         for on, scale in ((node.id, 1), (node.gpu.name, node.count)):
-            for rate in self.rates:
-                if rate.part == part and rate.on == on:
-                    return amount(klass, rate.unit) / (rate.per_s * scale)
+            seconds = sum(
+                amount(klass, rate.unit) / (rate.per_s * scale)
+                for rate in self.rates
+                if rate.part == part and rate.on == on
+            )
+            if seconds > 0.0:
+                return seconds
         return None
 
 

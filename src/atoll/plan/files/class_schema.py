@@ -15,10 +15,11 @@ from atoll.plan.files.schema_fields import (
     Number,
     Share,
     Spoken,
-    Tokens,
     text_or_mapping,
 )
 from atoll.workload.classes import MAX_PIXELS
+
+Tokens = Annotated[float, Field(strict=True, ge=1, le=1e7)]
 
 
 def _size(value: object) -> object:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import numpy as np
 
 from atoll.catalog.catalog import Catalog
@@ -9,8 +12,9 @@ from atoll.catalog.document import SchemaDocument
 from atoll.catalog.media import EncoderSpec
 from atoll.catalog.models import ModelSpec
 from atoll.core.errors import InputError, UnknownNameError
-from atoll.perf.components.loads import class_ways, llm_lengths
+from atoll.perf.components.loads import llm_lengths, media_tokens
 from atoll.perf.components.measured import MeasuredRate
+from atoll.plan.executors import parts_overlap, phase_ways
 from atoll.plan.files.class_schema import ClassEntry, ImageEntry, ImagesEntry, VideoEntry
 from atoll.plan.files.fleet_schema import FleetFile, ServiceEntry
 from atoll.plan.problem import Lengths
@@ -29,6 +33,18 @@ NO_PROMISE_S = (600.0, 60.0)
 """First text and per token where no class is promised any: the most that a fleet file may promise."""
 _BUILT_IN = "multimodal"
 _SAMPLE = 20_000
+_SLOWEST_PER_S = 1e-6
+"""The smallest rate that is taken for a measured one: one request in eleven days."""
+_WRITTEN = {
+    "input_tokens": "input",
+    "output_tokens": "output",
+    "audio_s": "audio",
+    "speech_s": "speech",
+    "image_output": "image",
+    "images": "images",
+    "video": "video",
+}
+"""What a fleet file calls fields of classes; errors about others are about the class."""
 
 
 def classes_of(
@@ -54,9 +70,44 @@ def classes_of(
                 hint="make them add up to 100%",
             )
     for klass in found:
-        with document.at(*here, "classes", klass.name):
-            class_ways(model, klass)
+        inside = () if isinstance(entry.classes, str) else (klass.name,)
+        with _written(document, *here, "classes", *inside):
+            phase_ways(model, klass, entry.phases)
+            _check_context(model, klass)
+    for field in ("ttft", "tpot"):
+        if getattr(entry, field) is not None and not any(map(_wants_text, found)):
+            raise document.error("no class wants text", *here, field, hint="leave it out")
     return found
+
+
+@contextmanager
+def _written(document: FleetDocument, *here: str) -> Iterator[None]:
+    """Errors raised inside are about a class, and call its fields what the file does."""
+    with document.at(*here):
+        try:
+            yield
+        except InputError as error:
+            if error.path is not None:
+                raise
+            field = _WRITTEN.get(error.field or "")
+            raise InputError(error.message, field=field, hint=error.hint) from None
+
+
+def _wants_text(klass: RequestClass) -> bool:
+    return "text" in parse_class_name(klass.name)[1]
+
+
+def _check_context(model: ModelSpec, klass: RequestClass) -> None:
+    """Refuse requests that are longer on average than the model's context."""
+    if not model.has_llm:
+        return
+    media = sum(media_tokens(model, klass).values())
+    longest, most = klass.input_tokens + media + klass.output_tokens, model.llm.max_context
+    if longest > most:
+        raise InputError(
+            f"requests of {longest:,.0f} tokens, media included, exceed the model's {most:,}",
+            hint="use less text or smaller media, or a model with a longer context",
+        )
 
 
 def _from_entry(
@@ -66,8 +117,11 @@ def _from_entry(
     name: str,
     entry: ClassEntry,
 ) -> RequestClass:
-    with document.at(*here):
+    with _written(document, *here):
         brings, wants = parse_class_name(name)
+        for field in ("output", "output_cv", "ttft", "tpot"):
+            if "text" not in wants and field in entry.model_fields_set:
+                raise document.error("the class wants no text", *here, field, hint="leave it out")
         # What the name says and no size is given for comes in the usual size.
         images = entry.images or (ImagesEntry() if "image" in brings else None)
         video = entry.video or (VideoEntry() if "video" in brings else None)
@@ -117,7 +171,7 @@ def _from_workload(
         from atoll.workload.traces import read_trace
 
         path = document.folder / name
-        if not path.exists():
+        if not path.is_file():
             raise UnknownNameError("workload with classes", name, (_BUILT_IN, "a trace file"))
         requests = collect(read_trace(path))
     if len(requests) == 0:
@@ -128,52 +182,73 @@ def _from_workload(
 def summarize_classes(
     requests: Requests, model: ModelSpec, *, ttft_s: float | None, tpot_s: float | None
 ) -> tuple[RequestClass, ...]:
-    """Return the classes of requests with their shares and mean sizes.
+    """Return the classes of requests with their shares and mean sizes: text, and text with images.
 
     Prompts of a workload count their media: images take what the model's encoder makes of them, at their
-    usual size, and the rest is text.
+    usual size, and the rest is text. A workload says nothing of the size of other media.
     """
     encoder = next(
         (s for s in model.components.values() if isinstance(s, EncoderSpec) and s.kind == "vision"),
         None,
     )
     usual = Images()
+    plain = np.array([_is_text(name) for name in requests.classes], dtype=bool)[requests.klass]
     found = []
-    for index, klass in enumerate(requests.classes):
-        rows = np.flatnonzero(requests.klass == index)
+    for is_text in (True, False):
+        rows = np.flatnonzero(plain == is_text)
         if len(rows) == 0:
             continue
-        plain = klass == TEXT
-        count = 0.0
-        if not plain:
+        count = media = 0.0
+        if not is_text:
             if encoder is None:
                 raise InputError(
                     f"{model.name} takes no images, and the workload has some",
                     hint="take a model with a vision encoder, or a workload of text",
                 )
-            count = 1.0 if requests.items is None else float(requests.items[rows].mean())
-        prompt, answer = (a[rows].astype(np.float64) for a in (requests.input, requests.output))
-        media = 0.0
-        if encoder is not None and not plain:
+            # A request with images that does not say how many brings one.
+            count = 1.0
+            if requests.items is not None:
+                count = float(np.maximum(1, requests.items[rows]).mean())
             media = count * encoder.image_tokens(usual.height_px, usual.width_px)
+        prompt, answer = (a[rows].astype(np.float64) for a in (requests.input, requests.output))
+        text = max(1.0, float(prompt.mean()) - media)
         found.append(
-            RequestClass(
-                name="text" if plain else "image+text",
-                share=len(rows) / len(requests),
-                input_tokens=max(1.0, float(prompt.mean()) - media),
-                output_tokens=max(1.0, float(answer.mean())),
-                input_cv=_spread(prompt),
-                output_cv=_spread(answer),
-                images=None if plain else usual.model_copy(update={"count": count}),
-                ttft_s=ttft_s,
-                tpot_s=tpot_s,
+            RequestClass.parse(
+                {
+                    "name": "text" if is_text else "image+text",
+                    "share": len(rows) / len(requests),
+                    "input_tokens": text,
+                    "output_tokens": max(1.0, float(answer.mean())),
+                    # Prompts vary by as many tokens as they do, whatever part of them is text.
+                    "input_cv": _spread(prompt, text),
+                    "output_cv": _spread(answer, float(answer.mean())),
+                    "images": None if is_text else Images.parse({"count": count}),
+                    "ttft_s": ttft_s,
+                    "tpot_s": tpot_s,
+                }
             )
         )
     return tuple(found)
 
 
-def _spread(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
-    mean = float(values.mean())
+def _is_text(name: str) -> bool:
+    """Whether requests of a workload's class are text alone; images are the only media that may come."""
+    brings: tuple[str, ...] = ("text",)
+    wants: tuple[str, ...] = ("text",)
+    if name != TEXT:
+        try:
+            brings, wants = parse_class_name(name)
+        except InputError:
+            brings = (name,)
+    if set(brings) - {"text", "image"} or wants != ("text",):
+        raise InputError(
+            f"the workload has requests of class '{name[:60]}', and says nothing of their sizes",
+            hint="write the classes into the fleet file; workloads have text and images",
+        )
+    return "image" not in brings
+
+
+def _spread(values: np.ndarray[tuple[int], np.dtype[np.float64]], mean: float) -> float:
     return min(20.0, float(values.std()) / mean) if mean > 0 else 0.0
 
 
@@ -191,6 +266,18 @@ def lengths_of(model: ModelSpec, classes: tuple[RequestClass, ...]) -> Lengths:
     )
 
 
+def is_plain(model: ModelSpec, classes: Sequence[RequestClass]) -> bool:
+    """Return whether all classes need the llm alone and have the same promises, as a plain service's."""
+    promises = {(klass.ttft_s, klass.tpot_s) for klass in classes}
+    ways = {way for klass in classes for way in phase_ways(model, klass, "together")}
+    return (
+        model.has_llm
+        and ways == {(model.llm_name,)}
+        and len(promises) == 1
+        and not any(promise is None for pair in promises for promise in pair)
+    )
+
+
 def promises_of(classes: tuple[RequestClass, ...]) -> tuple[float, float]:
     """Return the loosest promises of any class, seconds to the first text and per token."""
     first = [klass.ttft_s for klass in classes if klass.ttft_s is not None]
@@ -199,11 +286,18 @@ def promises_of(classes: tuple[RequestClass, ...]) -> tuple[float, float]:
 
 
 def paths_of(
-    document: FleetDocument, here: tuple[str, ...], entry: ServiceEntry, model: ModelSpec
+    document: FleetDocument,
+    here: tuple[str, ...],
+    entry: ServiceEntry,
+    model: ModelSpec,
+    classes: Sequence[RequestClass],
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the paths that a service allows: parts of each executor in the order of the model."""
+    """Return the paths that a service allows: parts of each executor in the order of the model.
+
+    Every path is one that some class can go, and every class has one.
+    """
     order = model.graph.parts()
-    paths = []
+    paths: dict[tuple[str, ...], int] = {}
     for number, path in enumerate(entry.paths or ()):
         steps = []
         for at, executor in enumerate(path):
@@ -212,11 +306,50 @@ def paths_of(
                 for part in parts:
                     if part not in order:
                         raise UnknownNameError(f"part of {model.name}", part, order)
-                steps.append("+".join(sorted(set(parts), key=order.index)))
+                if parts_overlap(parts):
+                    raise InputError(f"'{executor}' has a part twice", hint="name each part once")
+                steps.append("+".join(sorted(parts, key=order.index)))
         if not steps:
-            raise document.error("a path without executors", *here, "paths", number)
-        paths.append(tuple(steps))
+            hint = "name its executors, as in [vision, llm]"
+            raise document.error("a path without executors", *here, "paths", number, hint=hint)
+        if tuple(steps) in paths:
+            first = paths[tuple(steps)]
+            message = f"the same as path {first}"
+            raise document.error(message, *here, "paths", number, hint="leave it out")
+        paths[tuple(steps)] = number
+    if paths:
+        _check_paths(document, here, entry, model, classes, tuple(paths))
     return tuple(paths)
+
+
+def _check_paths(
+    document: FleetDocument,
+    here: tuple[str, ...],
+    entry: ServiceEntry,
+    model: ModelSpec,
+    classes: Sequence[RequestClass],
+    paths: Sequence[tuple[str, ...]],
+) -> None:
+    has = [{part for executor in path for part in executor.split("+")} for path in paths]
+    useful = set()
+    for klass in classes:
+        ways = phase_ways(model, klass, entry.phases)
+        goes = [n for n, parts in enumerate(has) if any(parts >= set(way) for way in ways)]
+        if not goes:
+            needs = " or ".join(", ".join(way) for way in ways)
+            raise document.error(
+                f"class '{klass.name}' can go none of the paths: it needs {needs}",
+                *here,
+                "paths",
+                hint="add a path whose executors have these parts",
+            )
+        useful |= set(goes)
+    for number in range(len(paths)):
+        if number not in useful:
+            message = "no class can go this path: it lacks parts that all of them need"
+            raise document.error(
+                message, *here, "paths", number, hint="complete it, or leave it out"
+            )
 
 
 def rates_of(
@@ -232,12 +365,21 @@ def rates_of(
         with document.at(*here, "rates", part):
             if part not in model.graph.parts():
                 raise UnknownNameError(f"part of {model.name}", part, model.graph.parts())
+            if not places:
+                raise InputError("measured nowhere", hint="leave it out, or say on which GPUs")
+        seen: dict[str, str] = {}
         for place, rates in places.items():
             with document.at(*here, "rates", part, place):
                 on = catalog.node(place).id if ":" in place else catalog.gpu(place).name
+                if on in seen:
+                    raise InputError(f"the same as {seen[on]}", hint="give each place once")
+                if not rates:
+                    raise InputError("nothing was measured", hint="leave it out, or add a rate")
+            seen[on] = place
             for unit, rate in rates.items():
-                if rate <= 0:
+                if rate < _SLOWEST_PER_S:
                     where = (*here, "rates", part, place, unit)
-                    raise document.error("a rate of 0", *where, hint="leave it out")
+                    message = f"a rate of {rate:g}/s is none"
+                    raise document.error(message, *where, hint="leave it out, or check its unit")
                 found.append(MeasuredRate(part=part, on=on, per_s=rate, unit=unit))
     return tuple(found)

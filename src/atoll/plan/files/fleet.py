@@ -24,6 +24,7 @@ from atoll.perf.engines import EngineLimits
 from atoll.perf.engines import engine as engine_profile
 from atoll.plan.files.classes import (
     classes_of,
+    is_plain,
     lengths_of,
     paths_of,
     promises_of,
@@ -174,7 +175,10 @@ def _asked(
     entry: ServiceEntry,
     model: ModelSpec,
 ) -> dict[str, Any]:
-    """What requests of a service are and are promised: lengths of text, or classes."""
+    """What requests of a service are and are promised: lengths of text, or classes.
+
+    Classes of text alone under one promise say no more than lengths do: the service is a plain one then.
+    """
     classes = classes_of(document, here, entry, model)
     if not classes:
         parts = ", ".join(component.name for component in model.graph.components)
@@ -192,7 +196,7 @@ def _asked(
         for field in ("paths", "rates"):
             if getattr(entry, field):
                 raise document.error(
-                    "there are no classes that could go them", *here, field, hint="add 'classes'"
+                    "only services with classes have it", *here, field, hint="add 'classes'"
                 )
         assert entry.lengths is not None
         most = model.llm.max_context
@@ -205,6 +209,9 @@ def _asked(
             "lengths",
             hint="leave it out; classes have 'input' and 'output'",
         )
+    ttft_s, tpot_s = promises_of(classes)
+    if not entry.paths and not entry.rates and is_plain(model, classes):
+        return {"ttft_s": ttft_s, "tpot_s": tpot_s, "lengths": lengths_of(model, classes)}
     if document.content.cluster is not None:
         raise document.error(
             "classes are planned on pools, not on fixed clusters",
@@ -212,13 +219,12 @@ def _asked(
             "classes",
             hint="list the machines under pool.owned",
         )
-    ttft_s, tpot_s = promises_of(classes)
     return {
         "ttft_s": ttft_s,
         "tpot_s": tpot_s,
         "lengths": lengths_of(model, classes),
         "classes": classes,
-        "paths": paths_of(document, here, entry, model),
+        "paths": paths_of(document, here, entry, model, classes),
         "rates": rates_of(document, catalog, here, entry, model),
     }
 

@@ -147,11 +147,13 @@ class ServiceEntry(Frozen):
     )
     ttft: FirstToken | None = Field(
         default=None,
-        description="Promised time to the first token, such as 1600ms. Needed unless all classes say theirs.",
+        description="Promised time to the first token, such as 1600ms. Needed without classes; with "
+        "them it is the promise of those that say none and want text, and none if left out.",
     )
     tpot: NextToken | None = Field(
         default=None,
-        description="Promised time per further token, such as 100ms. Needed unless all classes say theirs.",
+        description="Promised time per further token, such as 100ms. Needed without classes, like "
+        "the first.",
     )
     rate: Requests = Field(description="Requests that arrive, such as 10/s or 600/min.")
     lengths: LengthsField | None = Field(

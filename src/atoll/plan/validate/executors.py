@@ -6,10 +6,10 @@ Everything is worked out again from the problem, the catalog and the performance
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from atoll.catalog.catalog import Catalog
-from atoll.core.errors import InputError, UnknownNameError
+from atoll.core.errors import InputError, UnknownNameError, UsageError
 from atoll.perf.components.executor import ExecutorWork
 from atoll.plan.executors import (
     first_text_parts,
@@ -39,6 +39,9 @@ def check_executor(
         return [violation("layers", here, "an executor stands on one node")], None
     (node,) = instance.nodes
     broken: list[Violation] = []
+    if (node.start, node.end) != (0, 1):
+        message = f"its node holds [{node.start}, {node.end}), and parts have no layers"
+        broken.append(violation("layers", here, message))
     unknown = [part for part in instance.parts if part not in model.graph.parts()]
     if unknown:
         return [violation("name", here, f"{model.name} has no part {unknown[0]}")], None
@@ -51,7 +54,7 @@ def check_executor(
         broken.append(violation("region", here, f"its node is in {node.region}"))
     try:
         work = node_work(problem, catalog, service, instance)
-    except InputError as error:
+    except (InputError, UsageError) as error:
         broken.append(violation("memory", here, error.message))
         return broken, None
     if work is None:
@@ -121,7 +124,10 @@ def _check_path(
         yield violation(
             "route", here, f"leads from region to region ({', '.join(sorted(regions))})"
         )
-    if service.paths and not any(_follows(path, executors, allowed) for allowed in service.paths):
+    edges = request_bytes(catalog, service, klass)
+    if service.paths and not any(
+        _follows(path, executors, allowed, edges) for allowed in service.paths
+    ):
         yield violation("route", here, "is none of the paths that the service allows")
     order = [part for step in path.steps for part in step.parts]
     ways = ways_of(catalog, service, klass)
@@ -134,14 +140,27 @@ def _check_path(
 
 
 def _follows(
-    path: RequestPath, executors: Mapping[str, Instance], allowed: tuple[str, ...]
+    path: RequestPath,
+    executors: Mapping[str, Instance],
+    allowed: tuple[str, ...],
+    edges: Iterable[tuple[str, str]],
 ) -> bool:
-    """Whether the executors of a path are some of an allowed one, in its order."""
-    left = iter(allowed)
-    for step in path.steps:
-        names = {executors[name].role_id.component for name in step.instances}
-        if len(names) != 1 or not any(name in names for name in left):
-            return False
+    """Whether the executors of a path are some of an allowed one; `_check_order` knows their order.
+
+    Parts of one executor of it, one of which takes what the other makes, are run by the very same one.
+    """
+    held = {
+        part: (number, {executors[name].role_id.component for name in step.instances})
+        for number, step in enumerate(path.steps)
+        for part in step.parts
+    }
+    if any(not kinds <= set(allowed) for _, kinds in held.values()):
+        return False
+    for first, second in edges:
+        if first in held and second in held and held[first][0] != held[second][0]:
+            shared = held[first][1] & held[second][1]
+            if any(allowed.count(kind) < 2 for kind in shared):
+                return False
     return True
 
 
@@ -243,7 +262,7 @@ def _check_work(plan: Plan, problem: Problem, works: Works) -> Iterator[Violatio
             message = f"works {seconds:.4g} seconds a second"
             yield violation("node-capacity", instance.id, message, seconds - 1.0)
         carried = passing.get(instance.id, 0.0)
-        if differs(carried, instance.throughput_per_s) and abs(carried) > TOLERANCE:
+        if differs(carried, instance.throughput_per_s):
             message = f"{carried:g} requests/s pass, {instance.throughput_per_s:g}/s are stated"
             yield violation("throughput", instance.id, message)
 

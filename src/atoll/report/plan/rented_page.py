@@ -15,9 +15,13 @@ from atoll.core.units import (
     pluralize,
 )
 from atoll.plan.cost import cost_report
+from atoll.plan.executor_use import executor_use
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
+from atoll.report.plan.executor_tables import TIMES, ServiceTables
+from atoll.report.plan.executor_tables import list_services as list_graph_services
 from atoll.report.plan.layout_svg import LayoutDrawing, choose_colours, draw_layout
+from atoll.report.plan.machines_svg import MachinesDrawing, draw_machines
 from atoll.report.plan.rented_tables import (
     IDLE,
     InstanceGroup,
@@ -48,6 +52,15 @@ class DrawnInstance:
     drawing: LayoutDrawing
 
 
+@dataclass(frozen=True)
+class ExecutorPages:
+    """Any-to-any services: the machines drawn, tables for each service, and what times mean."""
+
+    drawing: MachinesDrawing
+    services: Sequence[ServiceTables]
+    times: str
+
+
 def gather_rented_plan(
     plan: Plan, problem: Problem, compared: Sequence[Compared]
 ) -> dict[str, object]:
@@ -69,6 +82,7 @@ def gather_rented_plan(
         "service_costs": costs,
         "region_costs": places,
         "node_costs": kinds,
+        "graphs": _gather_executors(plan, problem),
         "colours": colours,
         "layouts": [
             DrawnInstance(*_name_group(group), draw_layout(group.example, colours))
@@ -85,6 +99,17 @@ def gather_rented_plan(
         "settings": _list_settings(plan, problem),
         "problem_hash": plan.problem_hash,
     }
+
+
+def _gather_executors(plan: Plan, problem: Problem) -> ExecutorPages | None:
+    """What any-to-any services have of the page; None where there are none."""
+    if not problem.has_graphs:
+        return None
+    catalog = problem.catalog()
+    use = executor_use(plan, problem, catalog)
+    return ExecutorPages(
+        draw_machines(plan, problem, catalog, use), list_graph_services(plan, problem, use), TIMES
+    )
 
 
 def _list_figures(plan: Plan) -> list[tuple[str, str]]:

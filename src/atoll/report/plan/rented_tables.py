@@ -12,7 +12,7 @@ from atoll.plan.cost import cost_report, idle_by_region
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem
 from atoll.report.plan.routes import list_ways
-from atoll.report.plan.slices import list_slices
+from atoll.report.plan.slices import HOLDS, list_slices
 from atoll.report.promises import draw_verdicts, judge_plan
 from atoll.report.render import Grid
 from atoll.report.terminal import table, tighten
@@ -64,7 +64,10 @@ class InstanceGroup:
 
 
 def group_instances(plan: Plan) -> list[InstanceGroup]:
-    """Return the instances of a plan with equal ones folded, by service, phase, region and layout."""
+    """Return the instances of a plan with equal ones folded, by service, phase, region and layout.
+
+    Executors of any-to-any models have tables of their own (`executor_tables`).
+    """
 
     def key(instance: Instance) -> tuple[str, int, str, str, bool]:
         phase = _PHASES.index(instance.phase)
@@ -72,7 +75,7 @@ def group_instances(plan: Plan) -> list[InstanceGroup]:
         return (instance.service, phase, instance.region, instance.describe(), kept)
 
     groups: dict[tuple[str, int, str, str, bool], list[Instance]] = {}
-    for instance in sorted(plan.instances, key=key):
+    for instance in sorted((i for i in plan.instances if not i.is_executor), key=key):
         groups.setdefault(key(instance), []).append(instance)
     return [
         InstanceGroup(
@@ -142,13 +145,20 @@ def draw_rented_plan(
     if shortage is not None:
         parts.append(Text(shortage, style="bold red"))
     parts += _draw_instances(plan, problem, width)
+    if problem.has_graphs:
+        from atoll.plan.executor_use import executor_use
+        from atoll.report.plan.executor_tables import draw_services
+
+        parts += draw_services(plan, problem, executor_use(plan, problem, problem.catalog()))
     if any(node.gpu_ids is not None for i in plan.instances for node in i.nodes):
         parts.append(_draw_slices(plan, width))
     if _varies(plan):
         ways = list_ways(plan)
         title = "Ways of requests"
         parts.append(_tighten(table(ways.columns, ways.rows, title=title, right=ways.right)))
-    parts += [_draw_roles(plan, problem), _draw_costs(plan, problem, width)]
+    if problem.roles:
+        parts.append(_draw_roles(plan, problem))
+    parts.append(_draw_costs(plan, problem, width))
     if compared:
         parts.append(_draw_comparison(plan, problem, compared))
     parts.append(Text(f"{plan.problem_name}: {describe_plan(plan)}", style="bold"))
@@ -166,7 +176,7 @@ def _draw_slices(plan: Plan, width: int) -> Table:
     keep = [
         at
         for at, name in enumerate(grid.columns)
-        if wide <= width or name not in ("market", "layers")
+        if wide <= width or name not in ("market", *HOLDS)
     ]
     columns = [grid.columns[at] for at in keep]
     rows = [[row[at] for at in keep] for row in grid.rows]
@@ -266,6 +276,8 @@ def list_phases(plan: Plan, problem: Problem, *, costs: bool) -> Grid:
     rows: list[tuple[object, ...]] = []
     for service in cost_report(plan, problem).services:
         for phase in service.phases:
+            if phase.phase is Phase.SERVE:
+                continue  # executors carry parts of requests, not tokens
             tokens_usd = phase.usd_per_million_tokens
             use = phase.demand_per_s / phase.capacity_per_s if phase.capacity_per_s > 0 else None
             served = None if plan.status == "infeasible" else format_share(service.served)

@@ -70,14 +70,23 @@ def render_plan_fragment(
 
 
 def list_endings(problem: Problem) -> tuple[str, ...]:
-    """Return the endings that a report of a plan may have: drawings are of fixed clusters only."""
-    return (".html",) if problem.cluster is None else (".html", ".svg")
+    """Return the endings that a report of a plan may have: drawings are of fixed clusters and executors."""
+    drawn = problem.cluster is not None or problem.has_graphs
+    return (".html", ".svg") if drawn else (".html",)
 
 
 def render_plan_svg(plan: Plan, problem: Problem, *, catalog: Catalog | None = None) -> str:
-    """Return the placement of the one service of a plan on a fixed cluster as the text of an SVG file."""
+    """Return a plan as the text of an SVG file: its one service on a fixed cluster, or its executors."""
     if ".svg" not in list_endings(problem):
         raise UsageError("a .svg is for fixed clusters", hint="name an .html file for the report")
+    if problem.cluster is None:
+        from atoll.plan.executor_use import executor_use
+        from atoll.report.plan.machines_svg import draw_machines, render_machines_svg
+
+        known = catalog or problem.catalog()
+        return render_machines_svg(
+            draw_machines(plan, problem, known, executor_use(plan, problem, known))
+        )
     if len(plan.instances) != 1:
         raise UsageError("one .svg holds one model", hint="name an .html file for the report")
     from atoll.report.plan.placement_svg import render_placement_svg

@@ -5,7 +5,9 @@ from __future__ import annotations
 from atoll.plan.plan import Instance, Node, Plan, format_gpus
 from atoll.report.render import Grid
 
-_COLUMNS = ("region", "machine", "market", "GPUs", "instance", "layers")
+_COLUMNS = ("region", "machine", "market", "GPUs", "instance")
+HOLDS = ("layers", "runs")
+"""What the last column is called: layers of plain models, or also parts of others."""
 
 
 def list_slices(plan: Plan) -> Grid:
@@ -27,11 +29,14 @@ def list_slices(plan: Plan) -> Grid:
         for node, instance in sorted(slices, key=lambda entry: entry[0].gpu_ids or ()):
             taken |= set(node.gpu_ids or ())
             held = f"[{node.start}, {node.end})"
+            if instance.is_executor:
+                held = "+".join(instance.parts)
             rows.append((*here, format_gpus(node.gpu_ids or ()), instance.id, held))
         idle = sorted(set(range(slices[0][0].machine_gpus)) - taken)
         if idle:
             rows.append((*here, format_gpus(idle), "idle", None))
-    return Grid(_COLUMNS, rows)
+    runs = any(instance.is_executor for instance in plan.instances)
+    return Grid((*_COLUMNS, HOLDS[runs]), rows)
 
 
 def _rank(machine: str | int) -> tuple[int, str]:

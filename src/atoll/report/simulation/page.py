@@ -49,7 +49,7 @@ def _gather(report: SimReport, problem: Problem) -> dict[str, object]:
         "cards": _list_figures(report),
         "promises": list_promises(report, problem),
         "colours": {s.name: choose_colour(i) for i, s in enumerate(report.services)},
-        "latencies": _plot_latencies(report, problem),
+        "latencies": plot_latencies(report, problem),
         "timelines": _plot_timelines(report),
         "bin": format_duration(report.series.bin_s),
         "heat": map_heat(
@@ -89,7 +89,8 @@ def _list_figures(report: SimReport) -> list[tuple[str, str]]:
     return figures
 
 
-def _plot_latencies(report: SimReport, problem: Problem) -> list[LinePlot]:
+def plot_latencies(report: SimReport, problem: Problem) -> list[LinePlot]:
+    """Return the distributions of latencies, a line for each service."""
     requests = report.requests
     promises = [problem.service(service.name) for service in report.services]
     none: list[float | None] = [None for _ in promises]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -26,7 +27,7 @@ from atoll.plan.executors import (
 from atoll.plan.handover import hop_link
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem, Service
-from atoll.sim.tasks.demand import Arrivals
+from atoll.sim.tasks.demand import Arrivals, draw_demand
 from atoll.sim.tasks.fleet import (
     Amount,
     BatchPart,
@@ -51,6 +52,8 @@ from atoll.workload.classes import RequestClass
 
 CHUNK_S = 6.0
 """Seconds of speech that are rendered at a time, as their codes come."""
+_MOST_WARM_UP = 0.5
+"""Share of a run that may be left out of its figures, and is not reached."""
 
 
 def task_fleet(
@@ -79,7 +82,8 @@ def task_fleet(
             "the plan serves no any-to-any model", field="paths", hint="simulate it as a plain one"
         )
     names = {service.name for service in graphs}
-    standing = [i for i in plan.instances if i.is_executor and i.service in names]
+    used = _used_parts(plan)
+    standing = [i for i in plan.instances if i.is_executor and i.service in names and i.id in used]
     steps = {i.id: _steps(problem, catalog, i, constants) for i in standing}
     return TaskFleet(
         executors=tuple(
@@ -91,6 +95,7 @@ def task_fleet(
                     problem.service(i.service),
                     catalog.model(problem.service(i.service).model),
                     steps[i.id],
+                    used[i.id],
                 ),
             )
             for i in standing
@@ -112,6 +117,21 @@ def task_fleet(
         ),
         boxes=tuple(_boxes(catalog, standing)),
     )
+
+
+def _used_parts(plan: Plan) -> dict[str, set[str]]:
+    """The parts that paths lead to, by executor.
+
+    An executor may hold parts that nobody asks it for, with no room to run them: they set no limits.
+    """
+    used: dict[str, set[str]] = {}
+    for path in plan.paths:
+        if path.share > 0.0:
+            for step in path.steps:
+                for name, weight in step.instances.items():
+                    if weight > 0.0:
+                        used.setdefault(name, set()).update(step.parts)
+    return used
 
 
 def _steps(
@@ -154,9 +174,17 @@ def _boxes(catalog: Catalog, standing: list[Instance]) -> list[Box]:
 # Parts
 
 
-def _parts(service: Service, model: ModelSpec, steps: ExecutorSteps) -> dict[str, PartModel]:
+def _parts(
+    service: Service,
+    model: ModelSpec,
+    steps: ExecutorSteps,
+    used: Collection[str] | None = None,
+) -> dict[str, PartModel]:
+    """The parts of an executor, or those of them that are used."""
     found: dict[str, PartModel] = {}
     for part in steps.parts:
+        if used is not None and part not in used:
+            continue
         by_class = {k: one for (k, of_part), one in sorted(steps.steps.items()) if of_part == part}
         if not by_class:
             continue  # no class asks for it
@@ -394,3 +422,43 @@ def simulate_service(
     fleet = task_fleet(plan, problem, catalog, services=(service,), constants=constants)
     arrivals = Arrivals(problem.service(service).burstiness)
     return simulate_tasks(fleet, requests=requests, seed=seed, routing=routing, arrivals=arrivals)
+
+
+def simulate_plan(
+    plan: Plan,
+    problem: Problem,
+    catalog: Catalog,
+    *,
+    duration_s: float,
+    seed: int = 0,
+    routing: Routing = "dealt",
+    query_s: float = 0.0,
+    warm_up_s: float = 0.0,
+    until_s: float = math.inf,
+    constants: ConstantTable | None = None,
+) -> TaskResult:
+    """Simulate all any-to-any services of a plan together: they share machines and their interfaces.
+
+    Their demand lasts `duration_s` seconds, and all of it is waited for, or until `until_s`. Requests of the
+    first `warm_up_s` seconds are left out of the figures. See `simulate_tasks` for the rest.
+    """
+    fleet = task_fleet(plan, problem, catalog, constants=constants)
+    names = {klass.service for klass in fleet.classes}
+    arrivals = Arrivals(cv_of={s.name: s.burstiness for s in problem.services if s.name in names})
+    demand = draw_demand(fleet, arrivals, requests=None, duration_s=duration_s, seed=seed)
+    last_s = float(demand.arrival_s[-1])
+    if warm_up_s >= _MOST_WARM_UP * last_s:
+        raise InputError(
+            f"a warm-up of {warm_up_s:g} s leaves less than half of {last_s:g} s to judge",
+            field="warm_up",
+            hint="let it run for longer",
+        )
+    return simulate_tasks(
+        fleet,
+        demand=demand,
+        duration_s=None if math.isinf(until_s) else until_s,
+        seed=seed,
+        routing=routing,
+        query_s=query_s,
+        warmup=warm_up_s / last_s,
+    )

@@ -13,7 +13,6 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.errors import AtollError
 from atoll.core.ids import Phase, RoleId, parse_node_type
 from atoll.perf.components.executor import ExecutorWork
-from atoll.perf.components.loads import component_of
 from atoll.plan.executors import first_text_parts, request_bytes, ways_of, work_of
 from atoll.plan.handover import cut_sizes, hop_link
 from atoll.plan.plan import Instance, OfferKey
@@ -22,9 +21,9 @@ from atoll.solve.assembly import keep
 from atoll.solve.cells.options import (
     Option,
     allowed_ways,
-    label,
     options_of,
-    plain_part,
+    plain_parts,
+    runs_on,
 )
 from atoll.solve.cells.types import (
     Chain,
@@ -75,18 +74,23 @@ def build_programme(
     *,
     choose: ChooseOptions | None = None,
     usable: Callable[[str], bool] = lambda _: True,
+    within_interfaces: bool = False,
 ) -> Built:
     """Return the programme of a problem.
 
     `libraries` has the templates of its plain services, None where there are none. `choose` picks the options
-    of a service, all that make sense by default; `usable` says which kinds of nodes count.
+    of a service, all that make sense by default; `usable` says which kinds of nodes count. With
+    `within_interfaces` no executor takes more requests than its share of the machine's interface hands over,
+    as if nothing were handed over inside machines: its plans keep that limit, and there may be cheaper ones.
     """
     executors: list[ExecutorType] = []
     origins: list[Origin] = []
     classes: list[ClassDemand] = []
     for service in problem.services:
         if service.is_graph:
-            made = _GraphService(problem, catalog, service, effort, choose, usable)
+            made = _GraphService(
+                problem, catalog, service, effort, choose, usable, within_interfaces
+            )
             executors += made.executors
             origins += made.origins
             classes += made.classes
@@ -150,15 +154,25 @@ class _GraphService:
         effort: Effort,
         choose: ChooseOptions | None,
         usable: Callable[[str], bool],
+        within_interfaces: bool,
     ) -> None:
+        self.within_interfaces = within_interfaces
         self.problem, self.catalog, self.service, self.effort = problem, catalog, service, effort
         self.model = catalog.model(service.model)
-        self.ways = {klass.name: self._ways(klass) for klass in service.classes}
-        every = [way for ways in self.ways.values() for way in ways]
+        ways = {k.name: ways_of(catalog, service, k) for k in service.classes}
+        every = [way for some in ways.values() for way in some]
+        paths = service.paths
         if choose is None:
             self.options = options_of(self.model, service, every)
         else:
             self.options = choose(service, every)
+            paths = (tuple("+".join(option) for option in self.options),)
+        if paths:
+            ways = {
+                name: tuple(dict.fromkeys(allowed_ways(self.model, paths, some)))
+                for name, some in ways.items()
+            }
+        self.ways = ways
         self.kinds = {
             kind: offers
             for kind, offers in kinds_on_offer(problem, catalog).items()
@@ -171,15 +185,6 @@ class _GraphService:
                 self._add(option, kind, offers)
         self.classes = [self._class(klass) for klass in service.classes]
 
-    def _ways(self, klass: RequestClass) -> tuple[tuple[str, ...], ...]:
-        """The ways of a class, with an llm's phases together, apart, or both as the service says."""
-        ways = ways_of(self.catalog, self.service, klass)
-        apart = [way for way in ways if any(part != component_of(part) for part in way)]
-        together = [way for way in ways if way not in apart]
-        if self.service.phases == "together" or not apart:
-            return tuple(together)
-        return tuple(apart) if self.service.phases == "apart" else ways
-
     def _add(self, option: Option, kind: str, offers: Sequence[Offer]) -> None:
         """Add the executor of an option on a kind of node, as slow as on any machine that gives it."""
         works = [
@@ -189,26 +194,69 @@ class _GraphService:
         if not works or any(work is None for work in works):
             return
         sure = [work for work in works if work is not None]
-        keys = set.intersection(*(set(work.seconds) for work in sure))
-        known = self.service.paths
         slow, name = self.effort.slowdown, "+".join(option)
         others = slow.get((self.service.name, name, "*"), 1.0)
         slowed = slow.get((self.service.name, name, kind), others)
         seconds: dict[tuple[str, str], float] = {}
         latency: dict[tuple[str, str], float] = {}
-        for klass, part in sorted(keys):
-            part_name = label(part, option) if known else part
-            seconds[klass, part_name] = slowed * max(work.seconds[klass, part] for work in sure)
-            latency[klass, part_name] = max(work.latency_s[klass, part] for work in sure)
+        for klass in self.service.classes:
+            labels = {part for way in self.ways[klass.name] for part in way}
+            for part in sorted(labels):
+                keys = [(klass.name, each) for each in plain_parts(part)]
+                known = all(key in work.seconds for key in keys for work in sure)
+                if not runs_on(part, option) or not known:
+                    continue
+                took = {key[1]: max(work.latency_s[key] for work in sure) for key in keys}
+                alone = self._latency_s(klass, took)
+                if alone is not None:
+                    busy = slowed * sum(max(work.seconds[key] for work in sure) for key in keys)
+                    if self.within_interfaces:
+                        busy = max(busy, self._handing_s(klass, part, kind, offers))
+                    seconds[klass.name, part] = busy
+                    latency[klass.name, part] = alone
         if not seconds:
             return
-        parts = tuple(label(part, option) for part in option) if known else option
+        parts = tuple(sorted({part for _, part in seconds}))
         self.executors.append(
-            ExecutorType(
-                self.service.name, parts, ((kind, 1),), seconds, latency, label="+".join(option)
-            )
+            ExecutorType(self.service.name, parts, ((kind, 1),), seconds, latency, label=name)
         )
         self.origins.append(Origin(self.service.name, option, kind=kind))
+
+    def _handing_s(
+        self, klass: RequestClass, part: str, kind: str, offers: Sequence[Offer]
+    ) -> float:
+        """Seconds that a share of the interface takes for what a request hands to some parts, or they on."""
+        size = request_bytes(self.catalog, self.service, klass)
+        gpus = parse_node_type(kind).gpu_count
+        slowest = min(
+            self.catalog.links.nic_bytes_per_s(offer.region, offer.node_type) * gpus / offer.gpus
+            for offer in offers
+        )
+        most = 0.0
+        for way in self.ways[klass.name]:
+            if part in way:
+                others = [other for other in way if other != part]
+                taken = sum(_bytes_between(size, other, part) for other in others)
+                given = sum(_bytes_between(size, part, other) for other in others)
+                most = max(most, taken, given)
+        return most / slowest
+
+    def _latency_s(self, klass: RequestClass, took: Mapping[str, float]) -> float | None:
+        """How long a request is at parts of one executor, as chains count it; None where that is too long.
+
+        For an image that is all of them. Until the first text it is the llm, encoders beside it being
+        checked here, or the longest of the encoders.
+        """
+        if klass.image_s is not None:
+            total = sum(took.values())
+            return total if len(took) == 1 or total <= klass.image_s else None
+        encoders, llm = first_text_parts(self.model, tuple(took))
+        if llm is None:
+            return max(took.values())
+        before = max((took[encoder] for encoder in encoders), default=0.0)
+        if klass.ttft_s is not None and encoders and before + took[llm] > klass.ttft_s:
+            return None
+        return took[llm]
 
     def _work(self, option: Option, kind: str, machine: str) -> ExecutorWork | None:
         try:
@@ -226,16 +274,14 @@ class _GraphService:
 
     def _class(self, klass: RequestClass) -> ClassDemand:
         ways = self.ways[klass.name]
-        if self.service.paths:
-            ways = tuple(dict.fromkeys(allowed_ways(self.service.paths, ways)))
         size = request_bytes(self.catalog, self.service, klass)
         chains = tuple(dict.fromkeys(c for way in ways for c in self._chains(klass, way, size)))
         between = {
-            (a, b): size[plain_part(a), plain_part(b)]
+            (a, b): moved
             for way in ways
             for a in way
             for b in way
-            if (plain_part(a), plain_part(b)) in size
+            if a != b and (moved := _bytes_between(size, a, b)) > 0.0
         }
         return ClassDemand(
             self.service.name,
@@ -251,25 +297,29 @@ class _GraphService:
         self, klass: RequestClass, way: Sequence[str], size: Mapping[tuple[str, str], float]
     ) -> list[Chain]:
         """What bounds the latency of two parts together; parts beside them have a share set aside."""
-        named = {plain_part(part): part for part in way}
+        named = {each: part for part in way for each in plain_parts(part)}
         found: list[Chain] = []
         encoders, llm = first_text_parts(self.model, tuple(named))
         if klass.ttft_s is not None and llm is not None:
             for encoder in encoders:
-                moving = self._moving_s(size.get((encoder, llm), 0.0))
-                found.append(Chain(named[encoder], named[llm], klass.ttft_s - moving))
+                if named[encoder] != named[llm]:
+                    moving = self._moving_s(size.get((encoder, llm), 0.0))
+                    found.append(Chain(named[encoder], named[llm], klass.ttft_s - moving))
         if klass.image_s is not None and len(way) > 1:
-            plain = tuple(named)
-            moving = sum(self._moving_s(size.get(pair, 0.0)) for pair in size)
+            moving = sum(
+                self._moving_s(size.get((a, b), 0.0))
+                for a, b in size
+                if a in named and b in named and named[a] != named[b]
+            )
             # The two that come first take longest of their least: the rest is small beside them.
-            longest = sorted(plain, key=lambda part: -self._least_s(klass, part))[:2]
-            first, second = sorted(longest, key=plain.index)
+            longest = sorted(way, key=lambda part: -self._least_s(klass, part))[:2]
+            first, second = sorted(longest, key=list(way).index)
             aside = sum(
                 self._most_s(klass, part, SIDE_SHARE * klass.image_s)
-                for part in plain
+                for part in way
                 if part not in longest
             )
-            found.append(Chain(named[first], named[second], klass.image_s - moving - aside))
+            found.append(Chain(first, second, klass.image_s - moving - aside))
         return found
 
     def _moving_s(self, size: float) -> float:
@@ -284,34 +334,27 @@ class _GraphService:
         slowest = min(link.bandwidth_bytes_per_s for link in links)
         return size / slowest + max(link.latency_s for link in links)
 
-    def _latencies(self, klass: RequestClass, part: str) -> list[float]:
-        return [
-            seconds
-            for executor in self.executors
-            for (name, labelled), seconds in executor.latency_s.items()
-            if name == klass.name and plain_part(labelled) == part
-        ]
-
     def _least_s(self, klass: RequestClass, part: str) -> float:
-        return min(self._latencies(klass, part), default=0.0)
+        key = (klass.name, part)
+        return min((e.latency_s[key] for e in self.executors if key in e.latency_s), default=0.0)
 
     def _most_s(self, klass: RequestClass, part: str, limit_s: float) -> float:
         """The longest that a part may take: executors that take longer than the limit are none for it."""
-        kept = []
+        kept, key = [], (klass.name, part)
         for index, executor in enumerate(self.executors):
-            slow = {
-                key
-                for key, seconds in executor.latency_s.items()
-                if key[0] == klass.name and plain_part(key[1]) == part and seconds > limit_s
-            }
-            left = {key: s for key, s in executor.seconds.items() if key not in slow}
-            self.executors[index] = replace(executor, seconds=left)
-            kept += [
-                executor.latency_s[key]
-                for key in left
-                if key[0] == klass.name and plain_part(key[1]) == part
-            ]
+            if key not in executor.seconds:
+                continue
+            if executor.latency_s[key] > limit_s:
+                left = {other: s for other, s in executor.seconds.items() if other != key}
+                self.executors[index] = replace(executor, seconds=left)
+            else:
+                kept.append(executor.latency_s[key])
         return max(kept, default=0.0)
+
+
+def _bytes_between(size: Mapping[tuple[str, str], float], first: str, second: str) -> float:
+    """Bytes of a request that go from some parts to others."""
+    return sum(size.get((a, b), 0.0) for a in plain_parts(first) for b in plain_parts(second))
 
 
 # Plain services
@@ -391,6 +434,9 @@ def _standing(
             continue
         index: int | None = None
         if instance.is_executor and service.is_graph:
+            node = instance.nodes[0]
+            if node.tp != node.gpus or len(instance.nodes) > 1:
+                continue  # another split takes other times
             index = known.get((service.name, instance.parts, instance.nodes[0].kind))
         elif not instance.is_executor and instance.role_id in service.roles:
             index = _add_running(problem, catalog, effort, service, instance, executors, origins)

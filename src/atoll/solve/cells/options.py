@@ -9,7 +9,7 @@ Parts that do not touch (two encoders without their llm) never share: two execut
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
 from atoll.catalog.models import ModelSpec
@@ -97,23 +97,30 @@ def _in_order(parts: Iterable[str], order: Sequence[str]) -> Option:
     return tuple(sorted(parts, key=order.index))
 
 
-def label(part: str, option: Option) -> str:
-    """Return what a part is called where only one kind of executor may run it."""
-    return f"{part}@{'+'.join(option)}"
+def label(parts: Sequence[str], option: Option) -> str:
+    """Return what parts are called that one executor of this kind runs for a request, all of them."""
+    return f"{','.join(parts)}@{'+'.join(option)}"
 
 
-def plain_part(labelled: str) -> str:
-    """Return the part that a label speaks of."""
-    return labelled.partition("@")[0]
+def plain_parts(labelled: str) -> tuple[str, ...]:
+    """Return the parts that a label speaks of; a part without one is itself."""
+    return tuple(labelled.partition("@")[0].split(","))
+
+
+def runs_on(labelled: str, option: Option) -> bool:
+    """Whether executors of these parts run what a label speaks of."""
+    parts, at, where = labelled.partition("@")
+    return where == "+".join(option) if at else parts in option
 
 
 def allowed_ways(
-    paths: Sequence[Sequence[str]], ways: Sequence[Sequence[str]]
+    model: ModelSpec, paths: Sequence[Sequence[str]], ways: Sequence[Sequence[str]]
 ) -> Iterator[tuple[str, ...]]:
-    """Yield the ways of a class over the paths that a service allows, parts labelled by their executor.
+    """Yield the ways of a class over the paths that a service allows, labelled by their executors.
 
-    Every part runs on the first executor of a path that has it; executors that a class needs nothing of are
-    passed by. A path that lacks a part of a way is none for it.
+    Every part runs on the first executor of a path that has it, and with parts that take what it makes and
+    run there, too, on the very same one. Executors that a class needs nothing of are passed by. A path that
+    lacks a part of a way is none for it.
     """
     for path in paths:
         executors = [tuple(executor.split("+")) for executor in path]
@@ -122,4 +129,41 @@ def allowed_ways(
                 part: next((option for option in executors if part in option), None) for part in way
             }
             if all(holder is not None for holder in holders.values()):
-                yield tuple(label(part, option) for part, option in holders.items() if option)
+                yield _grouped(model, {part: o for part, o in holders.items() if o is not None})
+
+
+def _grouped(model: ModelSpec, holders: Mapping[str, Option]) -> tuple[str, ...]:
+    """Put parts of one executor together where one feeds the other, in an order that they can run in."""
+    groups: list[list[str]] = []
+    for part, option in holders.items():
+        near = [
+            group
+            for group in groups
+            if holders[group[0]] == option and any(_touch(model, part, other) for other in group)
+        ]
+        groups = [group for group in groups if group not in near]
+        groups.append([*(other for group in near for other in group), part])
+    placed: list[list[str]] = []
+    while groups:
+        ready = next(
+            group
+            for group in groups
+            if not any(
+                _before(model, other, part)
+                for rest in groups
+                if rest is not group
+                for other in rest
+                for part in group
+            )
+        )
+        groups.remove(ready)
+        placed.append(ready)
+    return tuple(label(group, holders[group[0]]) for group in placed)
+
+
+def _before(model: ModelSpec, first: str, second: str) -> bool:
+    """Whether a part takes what another makes, phases of an llm included."""
+    if component_of(first) == component_of(second):
+        return first.endswith(PREFILL) and second.endswith(DECODE)
+    edges = {(edge.src, edge.dst) for edge in model.graph.edges}
+    return (component_of(first), component_of(second)) in edges

@@ -9,6 +9,7 @@ They choose the best machines and numbers for their cut.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.compiling import compile_entries
@@ -68,10 +69,11 @@ def solve(
     if not overloads_interfaces(plan, problem, catalog):
         return plan
     _tell(on_progress, "topology", "more goes between machines than their interfaces carry")
+    bound = answer.bound
     answer, boxes = solve_with_topology(
         built.programme, gap=effort.gap, work=effort.work, deadline_s=deadline.share(1.0)
     )
-    return plan_of(
+    plan = plan_of(
         problem,
         catalog,
         built,
@@ -82,6 +84,18 @@ def solve(
         reasons=reasons,
         boxes=boxes,
     )
+    if not overloads_interfaces(plan, problem, catalog):
+        return plan
+    # What runs has its place, whatever would hand over less: then no executor takes more than its share of
+    # an interface. What is proven without that limit holds with it, and no more.
+    built = build_programme(
+        problem, catalog, effort, libraries, choose=choose, within_interfaces=True
+    )
+    answer = solve_programme(
+        built.programme, gap=effort.gap, work=effort.work, deadline_s=deadline.share(1.0)
+    )
+    answer = replace(answer, bound=min(answer.bound, bound))
+    return plan_of(problem, catalog, built, answer, libraries, effort, solver=name, reasons=reasons)
 
 
 def missing_executors(problem: Problem, built: Built) -> tuple[str, ...]:

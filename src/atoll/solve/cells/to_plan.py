@@ -25,7 +25,7 @@ from atoll.solve.assembly import NewInstance, assemble, build_instance, infeasib
 from atoll.solve.cells.boxes import Box
 from atoll.solve.cells.build import Built, Origin
 from atoll.solve.cells.matching import WayFlow, match_ways
-from atoll.solve.cells.options import plain_part
+from atoll.solve.cells.options import plain_parts
 from atoll.solve.cells.packing import local_paths, place_in
 from atoll.solve.cells.types import Answer, Placed
 from atoll.solve.derating import apply_all
@@ -118,18 +118,22 @@ class _Executors:
         sources: Counter[tuple[OfferKey, str]] = Counter()
         for key, kind, number in placed.slices:
             sources[key, kind] += number
-        for _ in range(placed.kept):
+        # What runs on slices that are taken anyway stays, also where starting another costs nothing.
+        stay = 0
+        while stay < placed.count:
             same = next(
                 (i for i in running if i.region == placed.region and _covered(i, sources)), None
             )
             if same is None:
-                raise InternalError(f"nothing of {origin.service} runs in {placed.region} to keep")
+                break
             running.remove(same)
             for node in same.nodes:
                 sources[(same.region, node.node_type, node.market), node.kind] -= 1
-            kept = self._kept(same)
-            self._add(placed, kept)
-        for _ in range(placed.count - placed.kept):
+            self._add(placed, self._kept(same))
+            stay += 1
+        if stay < placed.kept:
+            raise InternalError(f"nothing of {origin.service} runs in {placed.region} to keep")
+        for _ in range(placed.count - stay):
             self._add(placed, self._new(placed, origin, sources))
 
     def _add(self, placed: Placed, instance: Instance) -> None:
@@ -237,7 +241,10 @@ def _paths(
         if total <= 0.0 or way.rate_per_s <= _TRICKLE * total:
             continue
         steps = tuple(
-            (tuple(plain_part(part) for part in parts), tuple(by_type[executor, way.region]))
+            (
+                tuple(each for part in parts for each in plain_parts(part)),
+                tuple(by_type[executor, way.region]),
+            )
             for executor, parts in way.steps
         )
         merged[way.service, way.klass, steps] += way.rate_per_s / total
@@ -269,9 +276,9 @@ def _seated_paths(
         steps: list[tuple[tuple[str, ...], str]] = []
         for part, name in visits:
             if steps and steps[-1][1] == name:
-                steps[-1] = ((*steps[-1][0], plain_part(part)), name)
+                steps[-1] = ((*steps[-1][0], *plain_parts(part)), name)
             else:
-                steps.append(((plain_part(part),), name))
+                steps.append((plain_parts(part), name))
         totals[service, klass] += rate
         merged[service, klass, tuple(steps)] += rate
     return [

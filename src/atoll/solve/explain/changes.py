@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from atoll.catalog.catalog import Catalog
@@ -10,6 +10,13 @@ from atoll.plan.cluster import Cluster, ClusterLink, ClusterNode
 from atoll.plan.problem import Offer, Problem, Service
 from atoll.solve.explain.explanation import Constraint, ExtraNodes, RepairKind
 
+_CLASS_PROMISES: Mapping[str, tuple[str, str]] = {
+    "ttft": ("ttft_s", "TTFT"),
+    "tpot": ("tpot_s", "TPOT"),
+    "ahead": ("ahead_s", "speech ahead"),
+    "image": ("image_s", "time to the image"),
+}
+"""Promises of classes: the field, and what it is called."""
 FASTER = 10.0
 """How many times the bandwidth, and the share of the latency, that a faster link has."""
 
@@ -180,6 +187,47 @@ def loosen_promise(problem: Problem, service: Service, kind: RepairKind, factor:
     after = before * factor
     looser = _with_service(problem, service.name, **{f"{kind}_s": after})
     return Change(kind, f"{kind.upper()} of {service.name}", looser, before=before, after=after)
+
+
+def loosen_classes(
+    problem: Problem, service: Service, kind: RepairKind, factor: float
+) -> Change | None:
+    """Return the problem with one kind of promise of all classes of a service loosened; None without any.
+
+    Seconds become `factor` times what they are, and speech may be that much less ahead of a listener.
+    """
+    name, word = _CLASS_PROMISES[kind]
+    given = [value for k in service.classes if (value := getattr(k, name)) is not None]
+    times = 1.0 / factor if kind == "ahead" else factor
+    if not any(given):
+        return None
+    classes = tuple(
+        klass
+        if (value := getattr(klass, name)) is None
+        else klass.model_copy(update={name: value * times})
+        for klass in service.classes
+    )
+    fields: dict[str, object] = {"classes": classes}
+    if kind in ("ttft", "tpot"):
+        # The service's own are the loosest of its classes.
+        fields[name] = getattr(service, name) * times
+    looser = _with_service(problem, service.name, **fields)
+    before = max(given)
+    where = f"{word} of {service.name}, all classes,"
+    return Change(kind, where, looser, before=before, after=before * times)
+
+
+def free_paths(problem: Problem) -> list[Change]:
+    """Return the problem with each service free to take any path over executors."""
+    return [
+        Change(
+            "paths",
+            f"any path for {service.name} (without `paths`)",
+            _with_service(problem, service.name, paths=()),
+        )
+        for service in _demanded(problem)
+        if service.paths
+    ]
 
 
 def faster_links(problem: Problem, rules: Iterable[int]) -> Problem:

@@ -28,7 +28,7 @@ from atoll.solve.explain.explanation import (
 )
 from atoll.solve.explain.merit import merit
 from atoll.solve.explain.node_types import node_use
-from atoll.solve.explain.prices import break_even, estimate_worth, nearest_first
+from atoll.solve.explain.prices import estimate_worth, nearest_first, price_use
 from atoll.solve.explain.repairs import find_repairs
 from atoll.solve.explain.solvers import ClusterSolver, RentSolver
 from atoll.solve.explain.whatif import (
@@ -136,6 +136,20 @@ def explain_problem(
     when such a plan was made.
     """
     facts = problem.catalog() if catalog is None else catalog
+    if problem.has_graphs:
+        from atoll.solve.explain.executors import explain_executors
+
+        return explain_executors(
+            problem,
+            plan,
+            node_types=node_types,
+            repairs=node_types is None if repairs is None else repairs,
+            deadline_s=deadline_s,
+            most_plans=most_plans,
+            cached=cached,
+            on_progress=on_progress,
+            catalog=facts,
+        )
     derating = None
     if plan is not None:
         problem, derating = sized_like(plan, problem, facts)
@@ -302,23 +316,8 @@ def _explain_node_types(
     by_type = {use.node_type: use for use in uses}
     for done, kind in enumerate(dear):
         try:
-            by_type[kind] = _ask_price(by_type[kind], best, planner)
+            by_type[kind] = price_use(by_type[kind], best, planner)
         except OutOfTimeError:
             left_out.append(f"at which price {', '.join(dear[done:])} would be used")
             break
     return tuple(by_type[use.node_type] for use in uses)
-
-
-def _ask_price(use: NodeUse, best: Plan, planner: Planner) -> NodeUse:
-    price = break_even(use.node_type, best, planner.problem, planner)
-    if price is None:
-        return use
-    if price.factor is None:
-        return use.model_copy(update={"verdict": "idle", "asked": True})
-    return use.model_copy(
-        update={
-            "asked": True,
-            "break_even_usd_per_hour": (use.usd_per_hour or 0.0) * price.factor,
-            "exact": price.exact,
-        }
-    )

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
 from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase, RoleId
 from atoll.core.units import format_duration, format_price, format_share, pluralize
+from atoll.plan.executor_use import PartUse
 from atoll.plan.plan import Goal, Market, Plan, Status
 from atoll.plan.problem import Problem
 
@@ -43,7 +46,12 @@ RepairKind = Literal[
     "pinning",
     "links",
     "best-effort",
+    "ahead",
+    "image",
+    "gpus",
+    "paths",
 ]
+"""The last four are of any-to-any models."""
 Verdict = Literal["used", "too-dear", "idle", "carries-nothing", "not-offered"]
 """Used; would be if it were cheaper; not even for free; holds no role; nothing of it can be had."""
 
@@ -52,6 +60,8 @@ LEAST_SERVED = 1e-3
 LEAST_USD = 0.005
 """Nor is a saving that rounds to nothing."""
 _LEAST_TOKENS = 1e-3
+FITS = "carries all classes"
+"""Why a part runs on a kind of node, where it does without exception."""
 
 
 class Worth(Frozen):
@@ -297,6 +307,51 @@ class NodeUse(Frozen):
         return f"not used: {price} would have to fall to {goal}{', an estimate' if self.estimated else ''}"
 
 
+class DeployedWay(Frozen):
+    """The best plan of a way to deploy any-to-any models that has a name, such as E/P/D.
+
+    `ratio` is its cost over that of the plan explained, where both serve the same; `broken` names the rules
+    that it breaks, and then there is no plan. It is `estimated` where the plan explained keeps its promises
+    in simulation: this one was not simulated, its executors are taken to need as much room.
+    """
+
+    name: str
+    status: Status | None = None
+    usd_per_hour: float | None = None
+    nodes: int | None = None
+    served: float | None = None
+    ratio: float | None = None
+    broken: tuple[str, ...] = ()
+    estimated: bool = False
+
+    @property
+    def text(self) -> str:
+        """What becomes of it, in words."""
+        if self.broken:
+            return f"breaks {', '.join(self.broken)}"
+        if self.status in (None, "infeasible") or not self.served:
+            return "no plan"
+        text = f"{format_price(self.usd_per_hour or 0.0)} on {pluralize(self.nodes or 0, 'node')}"
+        text = f"about {text}" if self.estimated else text
+        if self.ratio is not None:
+            return f"{text}, x{self.ratio:.2f}"
+        return f"{text}, serves {format_share(self.served)}"
+
+
+class PartFit(Frozen):
+    """Whether a part of a model can run alone on a kind of node, and if not (or not for all), why.
+
+    `reason` is the same for all kinds of nodes that fail alike, `detail` says more of this one.
+    """
+
+    service: str
+    part: str
+    kind: str
+    carries: bool
+    reason: str
+    detail: str = ""
+
+
 class Explanation(Frozen):
     """Everything asked about one plan of one problem.
 
@@ -305,7 +360,8 @@ class Explanation(Frozen):
     `bound` is proven of the objective of any plan. `repairs` is None where none were looked for; where demand
     is met they are changes that are cheaper, or carry more. `plans` counts how often was planned again, and
     `left_out` names the questions that were not asked. With a `goal` other than cost, a fixed cluster's,
-    `objective` and `bound` are tokens/s.
+    `objective` and `bound` are tokens/s. Of any-to-any models: `ways` are ways to deploy that have a name,
+    `parts` how busy each part keeps its executors, the bottleneck first, and `fits` which parts run where.
     """
 
     schema_version: Literal[1] = 1
@@ -323,6 +379,16 @@ class Explanation(Frozen):
     node_types: tuple[NodeUse, ...] = ()
     plans: int = 0
     left_out: tuple[str, ...] = ()
+    ways: tuple[DeployedWay, ...] = ()
+    parts: tuple[PartUse, ...] = ()
+    fits: tuple[PartFit, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_executors(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out what only any-to-any models have."""
+        fields: dict[str, object] = write(self)
+        later = ("ways", "parts", "fits")
+        return {name: value for name, value in fields.items() if value or name not in later}
 
     @property
     def short(self) -> bool:
@@ -439,6 +505,6 @@ def _amount(kind: ConstraintKind | RepairKind, value: float) -> str:
         return format_price(value)
     if kind == "spot-share":
         return format_share(value)
-    if kind in ("ttft", "tpot"):
+    if kind in ("ttft", "tpot", "ahead", "image"):
         return format_duration(value)
     return f"{value:g}"

@@ -14,6 +14,7 @@ from atoll.plan.cluster import Cluster
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Limits, Offer, Problem, Service
 from atoll.solve.explain.explanation import served_share
+from atoll.workload.classes import RequestClass
 
 _DIGITS = 6
 """Shares, USD and tokens/s that differ less are equal: rounded, so that the order is one."""
@@ -66,8 +67,19 @@ def relaxes(looser: Problem, tighter: Problem) -> bool:
 
 
 def _allows_service(looser: Service, tighter: Service) -> bool:
-    changed = {"ttft_s": 0.0, "tpot_s": 0.0, "phases": "auto", "only": (), "avoid": ()}
+    changed: dict[str, object] = {
+        "ttft_s": 0.0,
+        "tpot_s": 0.0,
+        "phases": "auto",
+        "only": (),
+        "avoid": (),
+    }
+    changed |= {"classes": (), "paths": ()}
     if _with(looser, changed) != _with(tighter, changed):
+        return False
+    if not _allows_classes(looser.classes, tighter.classes):
+        return False
+    if looser.paths and looser.paths != tighter.paths:
         return False
     pins_fewer = set(looser.avoid) <= set(tighter.avoid) and (
         not looser.only or (bool(tighter.only) and set(tighter.only) <= set(looser.only))
@@ -77,6 +89,17 @@ def _allows_service(looser: Service, tighter: Service) -> bool:
         and looser.tpot_s >= tighter.tpot_s
         and looser.phases in ("auto", tighter.phases)
         and pins_fewer
+    )
+
+
+def _allows_classes(looser: tuple[RequestClass, ...], tighter: tuple[RequestClass, ...]) -> bool:
+    """Whether classes are the same but for promises, and none of those is tighter."""
+    promises = {"ttft_s": None, "tpot_s": None, "ahead_s": None, "image_s": None}
+    return len(looser) == len(tighter) and all(
+        a.model_copy(update=promises) == b.model_copy(update=promises)
+        and all(_is_no_less(getattr(a, p), getattr(b, p)) for p in promises if p != "ahead_s")
+        and (a.ahead_s is None or (b.ahead_s is not None and a.ahead_s <= b.ahead_s))
+        for a, b in zip(looser, tighter, strict=True)
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Offer, Problem
-from atoll.solve.explain.explanation import LEAST_SERVED, ExtraNodes, served_share
+from atoll.solve.explain.explanation import LEAST_SERVED, ExtraNodes, NodeUse, served_share
 from atoll.solve.explain.whatif import Planner, SolvedProblem
 from atoll.solve.templates.library import Libraries
 
@@ -66,6 +66,22 @@ def break_even(kind: str, base: Plan, problem: Problem, planner: Planner) -> Bre
             return _bisect_price(kind, served, mean, problem, planner)
         factor = min(1.0, factor + (cost - objective) / slope)
     return BreakEven(factor, exact)
+
+
+def price_use(use: NodeUse, best: Plan, planner: Planner) -> NodeUse:
+    """Return why a node type is not used with the price at which it would be, by planning again."""
+    price = break_even(use.node_type, best, planner.problem, planner)
+    if price is None:
+        return use
+    if price.factor is None:
+        return use.model_copy(update={"verdict": "idle", "asked": True})
+    return use.model_copy(
+        update={
+            "asked": True,
+            "break_even_usd_per_hour": (use.usd_per_hour or 0.0) * price.factor,
+            "exact": price.exact,
+        }
+    )
 
 
 def estimate_worth(

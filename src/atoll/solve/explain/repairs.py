@@ -86,7 +86,12 @@ def find_repairs(planner: Planner, base: Plan, left_out: list[str]) -> tuple[Rep
                 found.append(each)  # noqa: PERF402  (what was found before time ran out is kept)
         except OutOfTimeError:
             left_out.append(f"changes by {name}, in part")
-    repairs = [repair for each in found if (repair := _repair(planner, base, each)) is not None]
+    repairs = [repair for each in found if (repair := weigh(planner, base, each)) is not None]
+    return sort_repairs(repairs)
+
+
+def sort_repairs(repairs: Iterable[Repair]) -> tuple[Repair, ...]:
+    """Return repairs in order: those that meet all demand first, by cost; then by what they serve."""
     return tuple(sorted(repairs, key=_by_gain))
 
 
@@ -122,7 +127,7 @@ def _groups(planner: Planner, base: Plan) -> Iterator[tuple[str, Iterator[Found]
         yield "looser promises", _looser_promises(planner, base)
 
 
-def _repair(planner: Planner, base: Plan, found: Found) -> Repair | None:
+def weigh(planner: Planner, base: Plan, found: Found) -> Repair | None:
     """Return a repair with the figures of the best plan known for it; None where it does not help."""
     change, problem = found.change, planner.problem
     plan = planner.best(change.problem, best_effort=change.best_effort)

@@ -1,0 +1,148 @@
+"""Any-to-any fleets on the command line: planned, reported, explained, compared; refused where not served."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from atoll import Fleet
+from atoll.cli import main as cli
+from tests.cli.graphs import SMALL
+
+REFUSED = "any-to-any plans are planned and simulated, not served yet: look"
+MIXED = SMALL.replace(
+    "pool:",
+    "  chat: {model: llama-3.2-1b, ttft: 1s, tpot: 60ms, rate: 1/s, lengths: 200x50}\npool:",
+).replace("name: small", "name: mixed\nsettings: {max_nodes_per_instance: 1}")
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Fleet files in the current folder, and a cache of templates of its own."""
+    monkeypatch.delenv("ATOLL_CATALOG", raising=False)
+    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    Path("fleet.yaml").write_text(SMALL, encoding="utf-8")
+    Path("mixed.yaml").write_text(MIXED, encoding="utf-8")
+    return tmp_path
+
+
+def run(capsys: Captured, *args: str) -> str:
+    capsys.readouterr()
+    code = cli.run(list(args))
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return captured.out
+
+
+def refused(capsys: Captured, *args: str) -> str:
+    capsys.readouterr()
+    assert cli.run(list(args)) != 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert "bug" not in lines[0]
+    return lines[0]
+
+
+def plan(capsys: Captured, fleet: str, *args: str) -> str:
+    return run(capsys, "plan", fleet, "--capacity-only", *args)
+
+
+def test_a_plan_is_shown_written_and_drawn(capsys: Captured) -> None:
+    out = plan(capsys, "fleet.yaml", "-o", "plan.json", "--report", "plan.html")
+    assert "Executors of look: qwen2.5-vl-7b" in out
+    assert "Paths of look" in out
+    assert '<svg class="machines"' in Path("plan.html").read_text("utf-8")
+    assert "valid: small" in run(capsys, "validate", "plan.json", "--fleet", "fleet.yaml")
+    assert "valid: small" in run(capsys, "validate", "plan.json")
+    plan(capsys, "fleet.yaml", "--report", "plan.svg")
+    assert Path("plan.svg").read_text("utf-8").startswith("<svg")
+
+
+def test_json_carries_executors_classes_and_handovers(capsys: Captured) -> None:
+    data = json.loads(plan(capsys, "fleet.yaml", "--json"))
+    assert data["executors"]
+    assert all(0 < one["busy"] <= 1 + 1e-6 for one in data["executors"] if one["requests_per_s"])
+    assert {one["klass"] for one in data["classes"]} == {"text", "image+text"}
+    assert all(abs(sum(p["share"] for p in c["paths"]) - 1) < 1e-6 for c in data["classes"])
+    assert "handovers" in data
+    spent = sum(one["usd_per_hour"] for one in data["executors"])
+    assert spent == pytest.approx(data["cost"]["services"][0]["usd_per_hour"])
+
+
+def test_plain_services_keep_their_tables_beside(capsys: Captured) -> None:
+    out = plan(capsys, "mixed.yaml", "-o", "mixed.json")
+    for part in ("Instances in east", "Executors of look", "Demand and capacity", "chat"):
+        assert part in out
+    written = run(capsys, "plan", "mixed.json", "--commands")
+    assert "llama-3.2-1b" in written.lower()
+
+
+def test_baselines_are_beside_the_plan(capsys: Captured) -> None:
+    out = plan(capsys, "fleet.yaml", "--compare")
+    assert "Next to the baselines" in out
+    assert "E/P/D" in out
+
+
+def test_plans_are_compared_by_pattern(capsys: Captured) -> None:
+    plan(capsys, "fleet.yaml", "-o", "one.json")
+    plan(capsys, "fleet.yaml", "--solver", "E/PD", "-o", "two.json")
+    assert run(capsys, "diff", "one.json", "one.json") == "nothing changes\n"
+    out = run(capsys, "diff", "one.json", "two.json")
+    assert "look: vision on" in out
+    assert "path of look, 'image+text'" in out
+    assert json.loads(run(capsys, "diff", "one.json", "two.json", "--json"))["executors"]
+
+
+def test_a_plan_explains_itself(capsys: Captured) -> None:
+    plan(capsys, "fleet.yaml", "-o", "plan.json")
+    out = run(capsys, "explain", "plan.json", "--fleet", "fleet.yaml", "--deadline", "600s")
+    for part in (
+        "Ways to deploy that have a name",
+        "monolith",
+        "the bottleneck first",
+        "memory",
+    ):
+        assert part in " ".join(out.split())
+    data = json.loads(run(capsys, "explain", "--fleet", "fleet.yaml", "--json", "--plans", "2"))
+    assert data["ways"]
+    assert data["parts"]
+    assert data["fits"]
+    assert "T4:1" in run(capsys, "explain", "plan.json", "--fleet", "fleet.yaml", "--node", "T4")
+
+
+def test_what_is_not_served_yet_is_refused_in_a_line(capsys: Captured) -> None:
+    plan(capsys, "fleet.yaml", "-o", "plan.json")
+    for command in (
+        ("serve", "plan.json"),
+        ("serve", "fleet.yaml"),
+        ("up", "plan.json", "--yes"),
+        ("up", "fleet.yaml", "--dry-run"),
+        ("operate", "fleet.yaml", "--dry-run"),
+        ("operate", "fleet.yaml", "--simulate", "azure-conv"),
+    ):
+        line = refused(capsys, *command)
+        assert REFUSED in line, command
+        assert "(fix: " in line
+    assert cli.run(["plan", "plan.json", "--commands"]) == 0
+    told = capsys.readouterr()
+    assert REFUSED in told.err
+    assert told.out == ""
+
+
+def test_python_knows_executors_and_paths() -> None:
+    fleet = Fleet.load("fleet.yaml")
+    assert {k.name for k in fleet.classes["look"]} == {"text", "image+text"}
+    made = fleet.plan(capacity_only=True)
+    assert made.paths
+    assert {one.id for one in made.executors} == {i.id for i in made.instances}
+    assert {c.klass for c in made.classes} == {"text", "image+text"}
+    assert all(h.src != h.dst for h in made.handovers)
+    assert made.executors is made.executors, "worked out once"
+    assert "Executors of look" in str(made)
+    assert "machines" in made._repr_html_()
+    assert made.diff(made).empty
+    made.validate()
