@@ -146,3 +146,9 @@ def test_python_knows_executors_and_paths() -> None:
     assert "machines" in made._repr_html_()
     assert made.diff(made).empty
     made.validate()
+
+
+def test_templates_are_of_the_llm_alone(capsys: Captured) -> None:
+    out = run(capsys, "templates", "qwen2.5-vl-7b", "--nodes", "L40S:1", "--max-nodes", "1")
+    assert out.startswith("qwen2.5-vl-7b (its llm alone): ")
+    assert "has no llm" in refused(capsys, "templates", "qwen-image")

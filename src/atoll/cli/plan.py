@@ -41,7 +41,7 @@ def plan(
         typer.Option(
             "--solver",
             help="optimal (the default), homogeneous, cauchy, ...; on a fixed cluster flow.search, "
-            "flow.milp, swarm, petals, ...",
+            "flow.milp, swarm, petals, ...; with classes of requests exact, monolith, E/P/D, cells, ...",
         ),
     ] = None,
     compare: Annotated[

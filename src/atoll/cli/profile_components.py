@@ -54,8 +54,8 @@ def show_component(
 ) -> None:
     """Measure a component of a model of the catalog on this machine, and print or write its rate."""
     from atoll.catalog.load import load_catalog
+    from atoll.runtime.local.component_item import ItemOptions
     from atoll.runtime.local.component_profile import (
-        ItemOptions,
         RunOptions,
         check_component,
         find_device,

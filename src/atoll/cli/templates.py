@@ -108,7 +108,9 @@ def templates(
         choose_best(library, role_phase, places, prices, wanted, top)
         for role_phase, library in _libraries(problem, catalog, phase, cached=not no_cache)
     ]
-    title = f"{name}: {_promise(service)}; up to {max_nodes} nodes of {len(kinds)} types"
+    # Other components of a model are planned as executors (`atoll plan` with classes of requests).
+    alone = " (its llm alone)" if len(catalog.model(name).graph.components) > 1 else ""
+    title = f"{name}{alone}: {_promise(service)}; up to {max_nodes} nodes of {len(kinds)} types"
     for path in out or ():
         from atoll.report.charts import save
 

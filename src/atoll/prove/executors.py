@@ -24,7 +24,7 @@ from atoll.core.errors import UsageError
 from atoll.core.graph import ComponentKind
 from atoll.perf.components.loads import component_of
 from atoll.plan.executors import DECODE, PREFILL
-from atoll.plan.plan import KeptPromise
+from atoll.plan.plan import PROVEN_GAP, KeptPromise
 from atoll.prove.kept import FRESH_SEED, KeptSample, KeptShares, look_at
 from atoll.prove.promise import keep_promises
 from atoll.solve.effort import Countdown, Effort
@@ -251,9 +251,10 @@ class _GraphProver:
         self.slow = dict(high)
         return best
 
-    def _plan(self, problem: Problem, *, fine: bool = True) -> Plan:
+    def _plan(self, problem: Problem, *, fine: bool = True, guess: bool = True) -> Plan:
+        """Plan with executors as slow as was found; others of the same parts by a guess, or in full."""
         slow = dict(self.slow)
-        for (service, parts, _), factor in self.slow.items():
+        for (service, parts, _), factor in self.slow.items() if guess else ():
             key = (service, parts, "*")
             slow[key] = min(slow.get(key, factor**0.5), factor**0.5)
         effort = replace(self.effort, slowdown=slow)
@@ -332,10 +333,33 @@ class _GraphProver:
             promises += look_at(
                 plain_plan(plan), self.plain, self.catalog, self.deadline, first_seed=FRESH_SEED
             )
-        # The bound is that of the programme with parts slowed down as simulation asked for.
-        return plan.model_copy(
-            update={"promises": tuple(sorted(promises, key=lambda promise: promise.service))}
-        )
+        found = tuple(sorted(promises, key=lambda promise: promise.service))
+        return plan.model_copy(update={"promises": found, **self._bounds(plan)})
+
+    def _bounds(self, plan: Plan) -> dict[str, object]:
+        """What is proven: for executors as simulated, others in full; and for capacity, whatever comes.
+
+        A rough search proves a bound, too, and a plan in short supply has none to compare with.
+        """
+        if plan.status == "partial" or plan.objective is None:
+            return {"bound": None, "gap": None}
+        known = self._plan(self.problem, fine=False, guess=False).bound
+        capacity = self.solve(
+            self.problem,
+            replace(
+                self.effort,
+                derating=None,
+                gap=max(_ROUGH_GAP, self.effort.gap),
+                work=max(0.01, _ROUGH_WORK * self.effort.work),
+            ),
+            self.deadline.share(0.5),
+        ).bound
+        bound = None if known is None else min(known, plan.objective)
+        gap = None
+        if bound is not None:
+            gap = 1.0 - bound / plan.objective if plan.objective > 0 else 0.0
+        status = "optimal" if gap is not None and gap <= PROVEN_GAP else "feasible"
+        return {"bound": bound, "gap": gap, "status": status, "capacity_bound": capacity}
 
 
 def _kind_of(executor: Instance) -> Executors:

@@ -267,3 +267,11 @@ def test_a_better_host_prepares_media_sooner() -> None:
     assert text is not None
     assert plain is not None
     assert text.seconds == plain.seconds
+
+
+def test_an_encoder_of_sounds_takes_no_longer_for_the_pictures_beside_them() -> None:
+    both = RequestClass(name="video+audio+text", share=0.5, audio_s=8.0, video=Video(frames=32))
+    alone = AUDIO.model_copy(update={"share": 0.5})
+    found = work("qwen2.5-omni-7b", ["audio"], "A100-80:1", both, alone)
+    assert found.seconds[both.name, "audio"] == found.seconds[alone.name, "audio"]
+    assert found.latency_s[both.name, "audio"] == found.latency_s[alone.name, "audio"]

@@ -21,6 +21,7 @@ from atoll.catalog.media import EncoderSpec, GeneratorSpec
 from atoll.catalog.models import ComponentSpec, ModelSpec
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.graph import Component, ComponentGraph, ComponentKind
+from atoll.runtime.local.component_item import ItemOptions
 from atoll.runtime.local.component_modules import (
     CONV_FLOPS,
     Layer,
@@ -32,7 +33,6 @@ from atoll.runtime.local.component_modules import (
 from atoll.runtime.local.component_profile import (
     BatchSeconds,
     ComponentProfile,
-    ItemOptions,
     RunOptions,
     profile_component,
 )

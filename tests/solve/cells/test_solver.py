@@ -135,6 +135,19 @@ def test_simple_rules_are_valid_and_no_cheaper() -> None:
                 assert served(other) == 1.0
 
 
+def test_executors_have_no_part_that_nobody_uses_of_them() -> None:
+    """Of a model whose parts all touch: others are started with what lies between those that are used."""
+    for models in ({"see": seeing()}, {"see": seeing(rate="12/s")}):
+        for offers in (OFFERS, BOXES):
+            plan = planned(fleet(models, offers))
+            used: dict[str, set[str]] = {instance.id: set() for instance in plan.instances}
+            for path in plan.paths:
+                for step in path.steps:
+                    for name in step.instances:
+                        used[name] |= set(step.parts)
+            assert {i.id: set(i.parts) for i in plan.instances} == used
+
+
 def test_one_executor_for_everything_runs_everything() -> None:
     plan = planned(fleet({"see": seeing()}), solver="monolith")
     assert all(len(path.steps) == 1 for path in plan.paths)
@@ -167,6 +180,30 @@ def test_shortage_is_shared_or_weighed_or_refused() -> None:
     assert weighed.served_fraction["a"] > weighed.served_fraction["b"]
     assert refused.status == "infeasible"
     assert refused.reasons
+
+
+@pytest.mark.parametrize("budget", ["$1/h", "$2.8/h", "$4.7/h"])
+def test_classes_of_a_service_are_served_alike(budget: str) -> None:
+    """A service is served as far as its worst served class: one alone has the same share, weighed or not."""
+    shares = []
+    for how in ("fraction", "priority"):
+        limits = {"budget": budget}
+        problem = fleet({"see": seeing()}, limits=limits, settings={"on_shortage": how})
+        plan = planned(problem)
+        assert plan.status == "partial"
+        shares.append(served(plan))
+        assert all(i.throughput_per_s > 0.0 for i in plan.instances)
+    assert shares[0] > 0.0
+    assert shares[1] == pytest.approx(shares[0], rel=2 * GAP)
+
+
+def test_a_class_that_nothing_runs_is_paid_for_by_nobody() -> None:
+    spoken = {"share": "40%", "audio": "8s", "speech": "10s", "ahead": "1s"}
+    classes = {"text": {"share": "60%", "tpot": "1ms"}, "audio -> audio": spoken}
+    models = {"speak": {**SPEAKING, "classes": classes}, "see": seeing(rate="1/s")}
+    plan = planned(fleet(models, settings={"on_shortage": "priority"}))
+    assert plan.served_fraction == {"see": 1.0, "speak": 0.0}
+    assert {i.service for i in plan.instances} == {"see"}
 
 
 def test_what_fits_nowhere_is_named() -> None:

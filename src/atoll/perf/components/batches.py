@@ -225,7 +225,7 @@ def _encoder(
         rounds=1,
         request_bytes=positions * row_bytes,
         grounds=f"{kernels.provenance}; host time fitted to one system, low confidence",
-        host_s=host.request_s + host.megapixel_s * _megapixels(klass),
+        host_s=host.request_s + host.megapixel_s * _megapixels(spec, klass),
     )
 
 
@@ -266,8 +266,11 @@ def _media(spec: EncoderSpec, klass: RequestClass) -> list[_Media]:
     return found
 
 
-def _megapixels(klass: RequestClass) -> float:
+def _megapixels(spec: EncoderSpec, klass: RequestClass) -> float:
+    """What an encoder's host prepares of pictures: one of sounds sees none of them."""
     pixels = 0.0
+    if spec.kind != "vision":
+        return pixels
     if klass.images is not None:
         pixels += klass.images.count * klass.images.width_px * klass.images.height_px
     if klass.video is not None:

@@ -21,6 +21,7 @@ from atoll.catalog.models import ModelSpec
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.frozen import Frozen
 from atoll.perf.components.measured import MeasuredRate, Unit
+from atoll.runtime.local.component_item import ItemOptions
 from atoll.workload.classes import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -33,22 +34,6 @@ _REPEATS = 3
 _ELSEWHERE = "write a rate that was measured elsewhere into 'rates' of the fleet file"
 Clock = Callable[[], float]
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ItemOptions:
-    """What an item is: an image of so many pixels, or so many seconds of sound or speech.
-
-    For pictures that are made: `steps` of denoising, tokens of the prompt, and whether each step is run
-    twice, with the prompt and without. None takes the component's own.
-    """
-
-    width_px: int | None = None
-    height_px: int | None = None
-    seconds: float = 10.0
-    text_tokens: int = 300
-    steps: int | None = None
-    guided: bool = False
 
 
 @dataclass(frozen=True, slots=True)

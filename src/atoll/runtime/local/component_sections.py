@@ -21,6 +21,7 @@ from atoll.catalog.models import ModelSpec
 from atoll.core.errors import InputError
 from atoll.perf.components.loads import image_latents
 from atoll.perf.components.measured import Unit
+from atoll.runtime.local.component_item import ItemOptions
 from atoll.runtime.local.component_modules import (
     CONV_CHANNELS,
     CONV_FLOPS,
@@ -37,7 +38,6 @@ from atoll.runtime.local.component_modules import (
     fill,
     segments_of,
 )
-from atoll.runtime.local.component_profile import ItemOptions
 from atoll.workload.classes import ImageOutput, RequestClass
 
 _AUDIO_WINDOW_S = 30.0

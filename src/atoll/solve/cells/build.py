@@ -111,6 +111,7 @@ def build_programme(
         most_machines=limits.max_nodes,
         init_penalty=problem.settings.init_penalty,
         shortage=problem.settings.on_shortage,
+        alike=True,
     )
     return Built(programme, tuple(origins))
 

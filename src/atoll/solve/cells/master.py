@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.solve.cells.table import Table
+from atoll.solve.cells.table import Table, tied_shares
 from atoll.solve.lp import LinearProgram, LpResult, MipResult, Sparse
 
 Floats = NDArray[np.float64]
@@ -110,6 +110,7 @@ class Master:
         self._chained = self._index_chains()
         self._add_rows()
         self._add_shares(cap)
+        self._tie_shares()
         self._add_machines()
         standing = np.unique(np.array([k.unit for k in table.kept], np.int64))
         self.add_units(standing)
@@ -159,6 +160,15 @@ class Master:
         self.entry_columns = number + np.arange(len(table.entries))
         zero = np.zeros(len(table.entries))
         self._add(zero, np.full(len(table.entries), np.inf), *_columns(pairs))
+
+    def _tie_shares(self) -> None:
+        """Classes of one service have the same share where they are served alike."""
+        pairs = [] if self._common else tied_shares(self.table.programme, self.table.classes)
+        if pairs:
+            row = np.repeat(np.arange(len(pairs)), 2)
+            value = np.tile([1.0, -1.0], len(pairs))
+            entries = Sparse.of(row, self.share_columns[np.array(pairs).ravel()], value, len(pairs))
+            self.lp.add_rows(np.zeros(len(pairs)), np.zeros(len(pairs)), entries)
 
     def _add_machines(self) -> None:
         table, machines = self.table, self.table.programme.machines

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.solve.cells.boxes import Block, Box, Pattern, WayKey, make_block
-from atoll.solve.cells.table import way_chains
+from atoll.solve.cells.table import tied_shares, way_chains, weigh_shares
 from atoll.solve.cells.types import Answer, Flow, Programme
 from atoll.solve.lp import LinearProgram, Sparse
 
@@ -54,8 +54,7 @@ class PatternMaster:
 
     def _weights(self) -> Floats:
         if self.programme.goal == "cost" and self.programme.shortage == "priority":
-            weights = np.array([max(0.0, self.programme.classes[t].priority) for t in self.classes])
-            return weights / max(float(weights.sum()), 1e-12)
+            return weigh_shares(self.programme, self.classes)
         return np.ones(1)
 
     # ---------------------------------------------------------------- building
@@ -94,6 +93,8 @@ class PatternMaster:
                     if executor.uses and executor.uses[0][0].rsplit(":", 1)[0] == machine.gpu:
                         self.start_row[e, o] = self._row(0.0, math.inf)
         self.level_row = self._row(-math.inf, math.inf)
+        tied = tied_shares(programme, self.classes) if len(self.weights) > 1 else []
+        self.tied_row = {pair: self._row(0.0, 0.0) for pair in tied}
         lower = np.array([low for low, _ in self._rows])
         self.lp.add_rows(
             lower, np.array([up for _, up in self._rows]), make_entries([], len(lower))
@@ -127,6 +128,9 @@ class PatternMaster:
             mine = self.classes if number == 1 else [self.classes[i]]
             entries = [(self.class_row[t], -1.0) for t in mine]
             entries.append((self.level_row, float(self.weights[i])))
+            for (first, second), row in self.tied_row.items():
+                if i in (first, second):
+                    entries.append((row, 1.0 if i == first else -1.0))
             self.share_columns.append(self._column(entries, 1.0))
         self.way_columns = {}
         for key in self.ways:

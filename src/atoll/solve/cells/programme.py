@@ -23,7 +23,7 @@ from atoll.solve.cells import answers
 from atoll.solve.cells.answers import Routed, Whole
 from atoll.solve.cells.master import Counter, Master
 from atoll.solve.cells.presolve import undominated
-from atoll.solve.cells.table import Table, make_table
+from atoll.solve.cells.table import Table, make_table, weigh_shares
 from atoll.solve.cells.types import Answer, Programme
 from atoll.solve.effort import Countdown
 from atoll.solve.lp import MipResult
@@ -157,9 +157,7 @@ class _Search:
         self.late = False
         self.weights: Floats | None = None
         if table.programme.goal == "cost" and table.programme.shortage == "priority":
-            priority = [table.programme.classes[t].priority for t in table.classes]
-            weights = np.maximum(0.0, np.array(priority))
-            self.weights = weights / max(float(weights.sum()), 1e-12)
+            self.weights = weigh_shares(table.programme, table.classes)
         self.master = self._make_master()
 
     def _make_master(self) -> Master:

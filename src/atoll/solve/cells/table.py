@@ -10,7 +10,8 @@ another).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -390,3 +391,27 @@ def _list_kept(
         for key, size in zip(standing.offers, sizes, strict=True):
             gpus[offer_of[key]] = gpus.get(offer_of[key], 0) + size
         yield Kept(s, unit, standing.count, tuple(sorted(gpus.items())))
+
+
+def weigh_shares(programme: Programme, classes: Sequence[int]) -> Floats:
+    """Return the weights of the shares of classes, which add up to 1: priorities, of services if `alike`."""
+    each = Counter(programme.classes[t].service for t in classes)
+    weights = np.array(
+        [
+            max(0.0, programme.classes[t].priority)
+            / (each[programme.classes[t].service] if programme.alike else 1)
+            for t in classes
+        ]
+    )
+    return weights / max(float(weights.sum()), 1e-12)
+
+
+def tied_shares(programme: Programme, classes: Sequence[int]) -> list[tuple[int, int]]:
+    """Return pairs of places in `classes` of those that have the same share, none unless `alike`."""
+    if not programme.alike:
+        return []
+    first: dict[str, int] = {}
+    for i, t in enumerate(classes):
+        first.setdefault(programme.classes[t].service, i)
+    services = [programme.classes[t].service for t in classes]
+    return [(first[name], i) for i, name in enumerate(services) if first[name] != i]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InternalError
@@ -60,6 +62,8 @@ def plan_of(
             reasons=(*answer.reasons, *reasons),
             cut_short=answer.cut_short,
         )
+    if not boxes:
+        answer = _lean(built, answer)
     made = _Executors(problem, catalog, built, answer, libraries)
     ways = [way for way in match_ways(built.programme, answer) if way.klass in made.classes(way)]
     served = _served(problem, answer)
@@ -86,6 +90,57 @@ def plan_of(
         paths=paths,
         served_by_paths=served,
     )
+
+
+def _lean(built: Built, answer: Answer) -> Answer:
+    """Return the answer with new executors that have no part which no request needs of them.
+
+    The programme is free to take executors of more parts than are used; those of fewer are as fast, which is
+    looked up, and load less. Where paths or cuts name executors they stay as they are named.
+    """
+    used: defaultdict[tuple[int, str], set[str]] = defaultdict(set)
+    for flow in answer.flows:
+        if flow.rate_per_s > 0.0:
+            used[flow.executor, flow.region].add(flow.part)
+    instead = {}
+    for placed in answer.placed:
+        at = (placed.executor, placed.region)
+        lean = _leaner(built, placed.executor, used[at]) if placed.kept == 0 else None
+        if lean is not None:
+            instead[at] = lean
+    split: defaultdict[tuple[str, str, int, str, int, str], float] = defaultdict(float)
+    for (service, klass, way, part, executor, region), rate in answer.split.items():
+        split[service, klass, way, part, instead.get((executor, region), executor), region] += rate
+    return replace(
+        answer,
+        placed=tuple(
+            replace(p, executor=instead.get((p.executor, p.region), p.executor))
+            for p in answer.placed
+        ),
+        flows=tuple(
+            replace(f, executor=instead.get((f.executor, f.region), f.executor))
+            for f in answer.flows
+        ),
+        split=dict(split),
+    )
+
+
+def _leaner(built: Built, index: int, used: set[str]) -> int | None:
+    """The executor type of the parts used alone, None where there is none or it is slower."""
+    origin, own = built.origins[index], built.programme.executors[index]
+    parts = tuple(part for part in origin.parts if part in used)
+    if origin.kind is None or not parts or parts == origin.parts:
+        return None
+    for other, lean in zip(built.origins, built.programme.executors, strict=True):
+        if (other.service, other.parts, other.kind) == (origin.service, parts, origin.kind):
+            same = all(
+                lean.seconds.get(key, math.inf) <= seconds
+                and lean.latency_s[key] <= own.latency_s[key]
+                for key, seconds in own.seconds.items()
+                if key[1] in used
+            )
+            return built.origins.index(other) if same else None
+    return None
 
 
 class _Executors:

@@ -121,7 +121,8 @@ class Programme:
     is no bound. Where not all demand can be met with goal "cost", `shortage` says whether every class gets
     the same largest share ("fraction"), shares are weighed by priority ("priority"), or there is no plan
     ("fail"). A new executor costs `init_penalty` times its share of the machine's price more than one that
-    stands.
+    stands. Where shares are weighed and classes of one service are served `alike`, they have one share, and
+    its priority counts once.
     """
 
     machines: tuple[Machines, ...]
@@ -134,6 +135,7 @@ class Programme:
     most_machines: int | None = None
     init_penalty: float = 0.0
     shortage: Literal["fail", "fraction", "priority"] = "fraction"
+    alike: bool = False
 
 
 @dataclass(frozen=True, slots=True)
