@@ -129,17 +129,17 @@ def measure_omni(catalog: Catalog) -> list[Figure]:
 
 def monoliths_of(boxes: int, catalog: Catalog) -> dict[str, Most]:
     """Return what monoliths of Qwen2.5-Omni carry, by how well their parts batch."""
-    classes = cells_paper.servegen()
-    ideal = build(equal_gpus(cells_paper.OMNI, classes, boxes), catalog, "monolith").programme
-    single = equal_gpus(cells_paper.OMNI, classes, boxes, engine={"max_num_seqs": 1})
-    alone = build(single, catalog, "monolith").programme
-    makers = ("llm", "talker")
-    batched = {part for e in ideal.executors for part in e.parts} - set(makers)
+    batching = equal_gpus(cells_paper.OMNI, cells_paper.servegen(), boxes)
+    # One sequence at a time where tokens are made, one request at a time elsewhere.
+    single = equal_gpus(cells_paper.OMNI, cells_paper.servegen(), boxes, engine={"max_num_seqs": 1})
+    ideal, alone = (build(p, catalog, "monolith").programme for p in (batching, single))
+    by_part, by_part_alone = (build(p, catalog).programme for p in (batching, single))
     variants: dict[str, Programme] = {
         "ideal": ideal,
-        "speech one at a time": cells_paper.one_at_a_time(ideal, ("talker", "vocoder")),
-        # One sequence at a time where tokens are made, one request at a time elsewhere.
-        "all one at a time": cells_paper.one_at_a_time(alone, tuple(batched)),
+        "speech one at a time": cells_paper.one_at_a_time(ideal, by_part, ("talker", "vocoder")),
+        "all one at a time": cells_paper.one_at_a_time(
+            alone, by_part_alone, ("vision", "audio", "vocoder")
+        ),
     }
     found = {}
     for name, programme in variants.items():
