@@ -194,6 +194,12 @@ def compare_solvers(
     problem, derating = sized_like(plan, problem, facts)
     if derating is not None:
         effort = replace(effort or Effort(), derating=derating)
+    if plan.promises and problem.has_graphs:
+        from atoll.solve.explain.executors import slowdown_of
+
+        # Executors of a rule are given the room that those of the plan have, on average.
+        slow = slowdown_of(plan, problem, facts)
+        effort = replace(effort or Effort(), slowdown=slow)
     names = [name for name in _family(problem).baselines if name != plan.solver]
     for tried, name in enumerate(names):
         if left.passed:

@@ -157,12 +157,19 @@ def _refuse_options(problem: Problem, effort: Effort) -> None:
     for option, is_set in options.items():
         if is_set:
             raise UsageError(f"--{option} is for fixed clusters", hint="leave it out")
-    if problem.limits.spread > 1:
-        raise UsageError(
-            "executors of any-to-any models are not spread over regions yet",
-            field="limits.spread",
-            hint="leave it out, or plan plain services in a fleet of their own",
-        )
+    limits = problem.limits
+    asked = {
+        "spread": limits.spread > 1,
+        "survive": limits.survive > 0,
+        "spot_loss": limits.spot_loss_per_h > 0.0,
+    }
+    for name, is_set in asked.items():
+        if is_set:
+            raise UsageError(
+                "fleets with classes of requests are not planned for that",
+                field=f"limits.{name}",
+                hint="leave it out, or plan plain services in a fleet of their own",
+            )
 
 
 def _tell(
