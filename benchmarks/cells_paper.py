@@ -26,7 +26,7 @@ from atoll.catalog import Catalog
 from atoll.core.ids import parse_node_type
 from atoll.plan.problem import Problem, Service
 from atoll.solve.cells.build import Built, build_programme
-from atoll.solve.cells.options import Option, named_options
+from atoll.solve.cells.options import Option, named_options, plain_parts
 from atoll.solve.cells.programme import solve_programme
 from atoll.solve.cells.types import Answer, ExecutorType, Programme
 from atoll.solve.effort import Effort
@@ -308,13 +308,22 @@ def cut_down(programme: Programme, gpus: int) -> Programme:
     return replace(programme, machines=machines)
 
 
-def one_at_a_time(programme: Programme, parts: Sequence[str]) -> Programme:
-    """Return the programme with some parts serving one request after another, as long as each takes alone."""
+def one_at_a_time(programme: Programme, by_part: Programme, parts: Sequence[str]) -> Programme:
+    """Return the programme with some parts serving one request after another, as long as each takes alone.
+
+    `by_part` is the same problem's with all options: it says how long each part takes, where executors of
+    `programme` run several for a request as one.
+    """
+    known = {key_of(executor): executor for executor in by_part.executors}
 
     def slowed(executor: ExecutorType) -> ExecutorType:
+        single = known[key_of(executor)]
         seconds = {
-            key: executor.latency_s[key] if key[1] in parts else value
-            for key, value in executor.seconds.items()
+            (klass, label): sum(
+                (single.latency_s if part in parts else single.seconds)[klass, part]
+                for part in plain_parts(label)
+            )
+            for klass, label in executor.seconds
         }
         return replace(executor, seconds=seconds)
 

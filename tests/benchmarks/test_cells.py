@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from atoll.api.fleet import Fleet
@@ -124,12 +126,17 @@ def test_the_most_is_found_and_bounded() -> None:
 
 def test_one_request_at_a_time_takes_as_long_as_alone() -> None:
     asked = programme(executor("a+b", 1, a=0.5, b=0.5), gpus=1)
-    slowed = cells_paper.one_at_a_time(asked, ("b",))
+    slowed = cells_paper.one_at_a_time(asked, asked, ("b",))
     (only,) = slowed.executors
     assert only.seconds == {("x", "a"): 0.5, ("x", "b"): 1.0}
     most = cells_paper.carry_most(slowed)
     assert most is not None
     assert most.per_s == pytest.approx(1.0 / 1.5)
+    whole = replace(
+        asked.executors[0], parts=("a,b@a+b",), seconds={("x", "a,b@a+b"): 1.0}, latency_s={}
+    )
+    joined = cells_paper.one_at_a_time(replace(asked, executors=(whole,)), asked, ("a", "b"))
+    assert joined.executors[0].seconds == {("x", "a,b@a+b"): 2.0}
 
 
 def test_no_fixed_deployment_beats_the_exact_plan(catalog: Catalog) -> None:
