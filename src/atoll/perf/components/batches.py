@@ -64,14 +64,14 @@ class Host:
     """Seconds that an engine's host takes around an encoder, for every request and every megapixel.
 
     Requests are taken apart and embeddings handed on; pictures are resized, normalised and cut into patches,
-    one request after another. Both figures are fitted, each to one number of Cornserve's table 1 (on hosts of
-    A100-80): `request_s` to the audio encoder of Qwen2.5-Omni, `megapixel_s` to videos of Qwen2.5-VL-32B.
-    Confidence is low. A current library took 0.01 to 0.034 s for a megapixel on one thread of an H200's host,
-    and an engine that prepares pictures beside the GPU's work hides it.
+    one request after another, in a process beside the one that drives the GPU: the longer of the two sets the
+    rate, and a request alone waits for both. Both figures are fitted, each to one number of Cornserve's table
+    1 for Qwen2.5-Omni (on hosts of A100-80): `request_s` to its audio encoder, `megapixel_s` to its videos.
+    Confidence is low.
     """
 
-    request_s: float = 0.0253
-    megapixel_s: float = 0.044
+    request_s: float = 0.0294
+    megapixel_s: float = 0.048
 
 
 ENGINE_HOST = Host()
@@ -81,7 +81,8 @@ ENGINE_HOST = Host()
 class BatchTime:
     """Batches of requests of one class at one part: `rounds` times `fixed_s` + `item_s` for each request.
 
-    `request_bytes` are bytes of activations that one request takes on each GPU while it is there.
+    `request_bytes` are bytes of activations that one request takes on each GPU while it is there. A request
+    alone takes `lead_s` more: what host and GPU do for several requests at the same time.
     """
 
     fixed_s: float
@@ -90,6 +91,12 @@ class BatchTime:
     rounds: int
     request_bytes: float
     grounds: str = ""
+    lead_s: float = 0.0
+
+    @property
+    def alone_s(self) -> float:
+        """Seconds of one request while nothing else is there."""
+        return self.lead_s + self.seconds(1.0)
 
     def seconds(self, requests: float) -> float:
         """Return the seconds of a batch of so many requests, all rounds of it."""
@@ -164,7 +171,8 @@ def _line(
     item = (seconds(float(most)) - alone) / (most - 1) if most > 1 else alone
     item = min(item, alone)
     fixed = max(0.0, alone - item)
-    return BatchTime(fixed, item + host_s, most, rounds, request_bytes, grounds)
+    both = (max(item, host_s), min(item, host_s))
+    return BatchTime(fixed, both[0], most, rounds, request_bytes, grounds, both[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,7 @@ def batched(times: BatchTime, budget_s: float, promise_s: float, most: int) -> _
 
     A request that alone takes longer than its share still runs, by itself, as long as the promise is kept.
     """
-    alone = times.seconds(1.0)
+    alone = times.alone_s
     if alone > promise_s:
         return _Found(0.0, alone, "promise: one request alone takes longer")
     within = times.largest_within(budget_s)

@@ -137,7 +137,7 @@ class Site:
                 times = _times(
                     self.model, part, klass, self.kernels, self.node, self.measured, self.host
                 )
-            return times.seconds(1.0)
+            return times.alone_s
         model = self.models.get(part)
         if model is None:
             tp = self.tp if splits_evenly(spec, self.tp) else 1
