@@ -262,7 +262,7 @@ def test_a_better_host_prepares_media_sooner() -> None:
     assert better is not None
     spent = ENGINE_HOST.request_s + ENGINE_HOST.megapixel_s * 0.84 * 0.56
     # The host works beside the GPU: the longer sets the rate, and a request alone waits for both.
-    assert usual.seconds[key] == pytest.approx(max(better.seconds[key], spent))
+    assert usual.seconds[key] == pytest.approx(max(better.seconds[key], spent), rel=0.03)
     assert usual.latency_s[key] == pytest.approx(better.latency_s[key] + spent)
     text = executor_work(vl, ["llm"], on, [IMAGE], host=Host(1.0, 1.0))
     plain = executor_work(vl, ["llm"], on, [IMAGE])
