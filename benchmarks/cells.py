@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 from atoll.catalog import Catalog
 from atoll.solve.cells.mixes import compare_mixes, efficient_cells, exact_mix, greedy_mix
-from atoll.solve.cells.types import ExecutorType, Programme
+from atoll.solve.cells.types import CellProgramme, ExecutorType
 from benchmarks import cells_fleets, cells_paper
 from benchmarks.cells_cases import check_exact
 from benchmarks.cells_paper import Most, build, carry_most, deployed, equal_gpus, key_of
@@ -133,7 +133,7 @@ def monoliths_of(boxes: int, catalog: Catalog) -> dict[str, Most]:
     single = equal_gpus(cells_paper.OMNI, cells_paper.servegen(), boxes, engine={"max_num_seqs": 1})
     ideal, alone = (build(p, catalog, "monolith").programme for p in (batching, single))
     by_part, by_part_alone = (build(p, catalog).programme for p in (batching, single))
-    variants: dict[str, Programme] = {
+    variants: dict[str, CellProgramme] = {
         "ideal": ideal,
         "speech one at a time": cells_paper.one_at_a_time(ideal, by_part, ("talker", "vocoder")),
         "all one at a time": cells_paper.one_at_a_time(

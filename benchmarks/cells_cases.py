@@ -10,13 +10,13 @@ from typing import Literal
 from atoll.plan.plan import Market
 from atoll.solve.cells.programme import solve_programme
 from atoll.solve.cells.types import (
-    Answer,
+    CellAnswer,
+    CellProgramme,
     Chain,
     ClassDemand,
     ExecutorType,
     Machines,
-    Programme,
-    Standing,
+    StandingExecutors,
 )
 from tests.reference import cells_brute
 
@@ -31,13 +31,13 @@ _MARKETS: tuple[Market, ...] = ("on-demand", "spot", "owned")
 class Checked:
     """One case: what was asked, found, and what is best; `error` is the relative difference."""
 
-    programme: Programme
-    answer: Answer
+    programme: CellProgramme
+    answer: CellAnswer
     best: cells_brute.Best
     error: float
 
 
-def make_case(seed: int, *, most_candidates: int = MOST_CANDIDATES) -> Programme:
+def make_case(seed: int, *, most_candidates: int = MOST_CANDIDATES) -> CellProgramme:
     """Return the small programme of a seed: among draws the first that can be tried out."""
     for draw in range(1000):
         programme = _draw(random.Random(1_000 * seed + draw))
@@ -46,7 +46,7 @@ def make_case(seed: int, *, most_candidates: int = MOST_CANDIDATES) -> Programme
     raise RuntimeError(f"seed {seed}: no small programme in 1000 draws")
 
 
-def _draw(rng: random.Random) -> Programme:
+def _draw(rng: random.Random) -> CellProgramme:
     regions = ["east", "west"][: rng.choice((1, 1, 2))]
     gpus = ["P", "Q", "R"][: rng.choice((1, 2, 2, 3))]
     machines = _draw_machines(rng, regions, gpus)
@@ -63,7 +63,7 @@ def _draw(rng: random.Random) -> Programme:
     goal: Literal["cost", "most"] = rng.choice(("cost", "cost", "most"))
     shortage: Literal["fail", "fraction", "priority"] = rng.choice(("fraction", "priority", "fail"))
     rent = sum(m.usd_per_hour * m.available for m in machines)
-    programme = Programme(
+    programme = CellProgramme(
         machines=tuple(machines),
         executors=tuple(executors),
         classes=tuple(classes),
@@ -148,7 +148,7 @@ def _draw_executors(
     return executors
 
 
-def _add_standing(rng: random.Random, programme: Programme) -> Programme:
+def _add_standing(rng: random.Random, programme: CellProgramme) -> CellProgramme:
     """Let some executors run already, on offers that have room for them."""
     left = {m.key: m.gpus * m.available for m in programme.machines}
     standing = []
@@ -171,11 +171,11 @@ def _add_standing(rng: random.Random, programme: Programme) -> Programme:
                     offers.append(rng.choice(room))
                     left[offers[-1]] -= int(size)
         if len(offers) == sum(count for _, count in executor.uses):
-            standing.append(Standing(e, tuple(offers), 1))
+            standing.append(StandingExecutors(e, tuple(offers), 1))
     return replace(programme, standing=tuple(standing), init_penalty=rng.choice((0.0, 0.5, 1.0)))
 
 
-def check_case(programme: Programme) -> Checked:
+def check_case(programme: CellProgramme) -> Checked:
     """Solve a programme to the end, try everything, and compare."""
     answer = solve_programme(programme, gap=1e-7)
     best = cells_brute.solve(programme)
@@ -211,7 +211,7 @@ _GPUS = {"P": (2.0, 1.0), "Q": (4.0, 2.2), "R": (1.0, 0.45), "S": (6.0, 3.4)}
 """USD/h and speed."""
 
 
-def make_large(seed: int, goal: Literal["cost", "most"], *, options: int = 25) -> Programme:
+def make_large(seed: int, goal: Literal["cost", "most"], *, options: int = 25) -> CellProgramme:
     """Return 16 machines of 8 GPUs of 4 types, and 4 services with `options` sets of parts on 16 kinds.
 
     Seconds go with part, GPU and size; parts that need memory are slower in company.
@@ -248,4 +248,4 @@ def make_large(seed: int, goal: Literal["cost", "most"], *, options: int = 25) -
         classes += [
             ClassDemand(service, c, 0.6 * rng.uniform(1.0, 4.0), (way,)) for c, way in _WAYS.items()
         ]
-    return Programme(machines, tuple(executors), tuple(classes), goal=goal)
+    return CellProgramme(machines, tuple(executors), tuple(classes), goal=goal)

@@ -25,10 +25,10 @@ from atoll.api.fleet import Fleet
 from atoll.catalog import Catalog
 from atoll.core.ids import parse_node_type
 from atoll.plan.problem import Problem, Service
-from atoll.solve.cells.build import Built, build_programme
+from atoll.solve.cells.build import BuiltProgramme, build_programme
 from atoll.solve.cells.options import Option, named_options, plain_parts
 from atoll.solve.cells.programme import solve_programme
-from atoll.solve.cells.types import Answer, ExecutorType, Programme
+from atoll.solve.cells.types import CellAnswer, CellProgramme, ExecutorType
 from atoll.solve.effort import Effort
 
 OMNI, OMNI3, INTERNVL, QWEN_VL, QWEN_IMAGE = (
@@ -232,7 +232,7 @@ class Most:
         )
 
 
-def build(problem: Problem, catalog: Catalog, cut: str | None = None) -> Built:
+def build(problem: Problem, catalog: Catalog, cut: str | None = None) -> BuiltProgramme:
     """Return the programme of a problem: of all options, or of a way to deploy that has a name."""
 
     def choose(service: Service, ways: Sequence[Sequence[str]]) -> tuple[Option, ...]:
@@ -243,7 +243,7 @@ def build(problem: Problem, catalog: Catalog, cut: str | None = None) -> Built:
 
 
 def carry_most(
-    programme: Programme, keep: Callable[[ExecutorType], bool] = lambda _: True
+    programme: CellProgramme, keep: Callable[[ExecutorType], bool] = lambda _: True
 ) -> Most | None:
     """Return the most that the executors which `keep` allows carry; None where they carry nothing.
 
@@ -256,7 +256,7 @@ def carry_most(
     return Most(answer.objective, answer.bound, _count(answer, kept))
 
 
-def _count(answer: Answer, executors: Sequence[ExecutorType]) -> dict[tuple[str, int], int]:
+def _count(answer: CellAnswer, executors: Sequence[ExecutorType]) -> dict[tuple[str, int], int]:
     found: Counter[tuple[str, int]] = Counter()
     for placed in answer.placed:
         found[key_of(executors[placed.executor])] += placed.count
@@ -269,7 +269,7 @@ def key_of(executor: ExecutorType) -> tuple[str, int]:
     return executor.label, parse_node_type(kind).gpu_count
 
 
-def deployed(programme: Programme, deployment: Deployment) -> float:
+def deployed(programme: CellProgramme, deployment: Deployment) -> float:
     """Return requests/s of a fixed deployment in which every part has one kind of executor.
 
     Each kind carries what its executors have seconds for; the scarcest bounds all. 0 where one does not fit.
@@ -294,7 +294,7 @@ def deployed(programme: Programme, deployment: Deployment) -> float:
     return min(rates, default=0.0)
 
 
-def cut_down(programme: Programme, gpus: int) -> Programme:
+def cut_down(programme: CellProgramme, gpus: int) -> CellProgramme:
     """Return the programme on machines of fewer GPUs each, as cells of that many are."""
     machines = tuple(
         replace(
@@ -308,7 +308,9 @@ def cut_down(programme: Programme, gpus: int) -> Programme:
     return replace(programme, machines=machines)
 
 
-def one_at_a_time(programme: Programme, by_part: Programme, parts: Sequence[str]) -> Programme:
+def one_at_a_time(
+    programme: CellProgramme, by_part: CellProgramme, parts: Sequence[str]
+) -> CellProgramme:
     """Return the programme with some parts serving one request after another, as long as each takes alone.
 
     `by_part` is the same problem's with all options: it says how long each part takes, where executors of

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from atoll.catalog import Catalog
-from atoll.plan.plan import Instance, Node, PathStep, Plan, RequestPath
+from atoll.plan.plan import Instance, Node, Plan, RequestPath, RequestStep
 from atoll.plan.problem import Problem
 from atoll.sim.tasks.fleet import BatchPart, PartModel, TaskFleet
 from atoll.sim.tasks.from_plan import task_fleet
@@ -103,7 +103,7 @@ def plan_by_hand(problem: Problem, catalog: Catalog, groups: Sequence[Group], wa
             klass=klass.name,
             share=share,
             steps=tuple(
-                PathStep(
+                RequestStep(
                     parts=parts,
                     instances={f"{name}-{i}": 1.0 / counts[name] for i in range(counts[name])},
                 )

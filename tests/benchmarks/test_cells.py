@@ -9,7 +9,7 @@ import pytest
 from atoll.api.fleet import Fleet
 from atoll.catalog import Catalog
 from atoll.catalog.media import EncoderSpec
-from atoll.solve.cells.types import ClassDemand, ExecutorType, Machines, Programme
+from atoll.solve.cells.types import CellProgramme, ClassDemand, ExecutorType, Machines
 from benchmarks import cells, cells_fleets, cells_paper
 from benchmarks.report import ROOT
 from tests.benchmarks.test_benchmarks import last_line, number, python
@@ -41,10 +41,10 @@ def tiles(workload: cells_paper.Workload, catalog: Catalog) -> float:
     return workload.images * vision.image_tokens(workload.height, workload.width) / 256
 
 
-def programme(*executors: ExecutorType, gpus: int = 4) -> Programme:
+def programme(*executors: ExecutorType, gpus: int = 4) -> CellProgramme:
     """One request/s that needs parts a and b, on one box."""
     box = Machines(("lab", f"P:{gpus}", "owned"), "P", gpus, 1, float(gpus), (1, 2, 4))
-    return Programme((box,), executors, (ClassDemand("s", "x", 1.0, (("a", "b"),)),))
+    return CellProgramme((box,), executors, (ClassDemand("s", "x", 1.0, (("a", "b"),)),))
 
 
 def executor(parts: str, gpus: int, **seconds: float) -> ExecutorType:

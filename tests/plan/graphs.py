@@ -7,7 +7,7 @@ from functools import cache
 from atoll.core.ids import parse_node_type
 from atoll.plan.executor_use import executor_use
 from atoll.plan.files.fleet import parse_fleet
-from atoll.plan.plan import SINK, SOURCE, Flow, Instance, Node, PathStep, Plan, RequestPath
+from atoll.plan.plan import SINK, SOURCE, Flow, Instance, Node, Plan, RequestPath, RequestStep
 from atoll.plan.problem import Problem
 
 SCANS, SPOKEN, DRAWN = "image+text (scans)", "audio -> audio", "text -> image"
@@ -78,7 +78,7 @@ def path(service: str, klass: str, share: float, *steps: tuple[str, str]) -> Req
         klass=klass,
         share=share,
         steps=tuple(
-            PathStep(
+            RequestStep(
                 parts=tuple(parts.split("+")),
                 instances={name: 1.0 / len(names.split()) for name in names.split()},
             )

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.ids import Phase, RoleId, parse_role
 from atoll.plan.files.fleet import load_fleet
-from atoll.plan.plan import Instance, Node, PathStep, Plan, RequestPath
+from atoll.plan.plan import Instance, Node, Plan, RequestPath, RequestStep
 from atoll.plan.problem import Problem, Service
 from tests.plan.builders import problem as plain_problem
 from tests.plan.builders import service
@@ -150,7 +150,7 @@ def test_paths_are_part_of_a_plan_and_left_out_where_there_are_none() -> None:
         service="see",
         klass="image+text",
         share=1.0,
-        steps=(PathStep(parts=("vision", "llm"), instances={"b": 0.5, "a": 0.5}),),
+        steps=(RequestStep(parts=("vision", "llm"), instances={"b": 0.5, "a": 0.5}),),
     )
     plan = Plan(
         problem_hash="0",

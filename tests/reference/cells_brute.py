@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import linprog
 
-from atoll.solve.cells.types import ClassDemand, Programme
+from atoll.solve.cells.types import CellProgramme, ClassDemand
 
 _SAME = 1e-7
 Counts = tuple[int, ...]
@@ -29,7 +29,7 @@ class Best:
     cost: float
 
 
-def count_candidates(programme: Programme) -> int:
+def count_candidates(programme: CellProgramme) -> int:
     """Return how many vectors of counts `solve` lists at most."""
     number = 1
     for e, region in _units(programme):
@@ -39,7 +39,7 @@ def count_candidates(programme: Programme) -> int:
     return number
 
 
-def solve(programme: Programme) -> Best:
+def solve(programme: CellProgramme) -> Best:
     """Return the best of all; share 0 where nothing can be served."""
     units = _units(programme)
     costs = _list_costs(programme, units)
@@ -72,7 +72,7 @@ def solve(programme: Programme) -> Best:
     raise AssertionError("the largest share is reached by nothing")
 
 
-def _units(programme: Programme) -> list[tuple[int, str]]:
+def _units(programme: CellProgramme) -> list[tuple[int, str]]:
     """Return (type, region) that some request can visit: what idles does not dilute the share of spot."""
     regions = sorted({machine.key[0] for machine in programme.machines})
     units = [
@@ -110,7 +110,7 @@ def _units(programme: Programme) -> list[tuple[int, str]]:
     ]
 
 
-def _most(programme: Programme, e: int, region: str) -> int:
+def _most(programme: CellProgramme, e: int, region: str) -> int:
     most = math.inf
     for kind, count in programme.executors[e].uses:
         room = sum(
@@ -121,7 +121,7 @@ def _most(programme: Programme, e: int, region: str) -> int:
     return int(most)
 
 
-def _offering(programme: Programme, kind: str, region: str) -> list:  # type: ignore[type-arg]
+def _offering(programme: CellProgramme, kind: str, region: str) -> list:  # type: ignore[type-arg]
     gpu, size = kind.rsplit(":", 1)
     return [
         machine
@@ -133,7 +133,7 @@ def _offering(programme: Programme, kind: str, region: str) -> list:  # type: ig
 # -------------------------------------------------------------------- machines
 
 
-def _list_costs(programme: Programme, units: list[tuple[int, str]]) -> dict[Counts, float]:
+def _list_costs(programme: CellProgramme, units: list[tuple[int, str]]) -> dict[Counts, float]:
     """Return the least cost by number of executors of each unit, where limits allow it at all."""
     costs: dict[Counts, float] = {}
     place = {unit: i for i, unit in enumerate(units)}
@@ -157,7 +157,7 @@ def _list_costs(programme: Programme, units: list[tuple[int, str]]) -> dict[Coun
     return costs
 
 
-def _count_up(programme: Programme, units: list[tuple[int, str]]) -> Iterator[Counts]:
+def _count_up(programme: CellProgramme, units: list[tuple[int, str]]) -> Iterator[Counts]:
     """List new executors whose GPUs are there, type by type and region by region."""
     room: dict[tuple[str, str], int] = {}
     for machine in programme.machines:
@@ -183,7 +183,7 @@ def _count_up(programme: Programme, units: list[tuple[int, str]]) -> Iterator[Co
 
 
 def _cheapest(
-    programme: Programme, units: list[tuple[int, str]], fresh: Counts, held: Counts
+    programme: CellProgramme, units: list[tuple[int, str]], fresh: Counts, held: Counts
 ) -> float:
     """Return the least rent and cost of starting over all ways to take the slices of offers."""
     slices: dict[tuple[str, str], int] = {}
@@ -207,7 +207,7 @@ def _cheapest(
     return best
 
 
-def _price(programme: Programme, choice: tuple, sizes: list[int], held: Counts) -> float:  # type: ignore[type-arg]
+def _price(programme: CellProgramme, choice: tuple, sizes: list[int], held: Counts) -> float:  # type: ignore[type-arg]
     rent = start = 0.0
     machines = spot = used = 0
     for o, machine in enumerate(programme.machines):
@@ -257,7 +257,7 @@ _Path = tuple[int, dict[int, float]]
 """Which class, and the seconds of every unit that a request takes."""
 
 
-def _list_paths(programme: Programme, units: list[tuple[int, str]]) -> list[_Path]:
+def _list_paths(programme: CellProgramme, units: list[tuple[int, str]]) -> list[_Path]:
     paths = []
     regions = sorted({region for _, region in units})
     for t, klass in enumerate(programme.classes):
@@ -268,7 +268,7 @@ def _list_paths(programme: Programme, units: list[tuple[int, str]]) -> list[_Pat
 
 
 def _paths_of(
-    programme: Programme,
+    programme: CellProgramme,
     units: list[tuple[int, str]],
     t: int,
     klass: ClassDemand,
@@ -304,7 +304,7 @@ def _paths_of(
         yield t, takes
 
 
-def _share(programme: Programme, paths: list[_Path], total: Counts, cap: float) -> float:
+def _share(programme: CellProgramme, paths: list[_Path], total: Counts, cap: float) -> float:
     """Return the largest common (or priority-weighed) share of demand that so many executors serve."""
     asked = [t for t, klass in enumerate(programme.classes) if klass.rate_per_s > 0.0]
     mine = [path for path in paths if all(total[j] for j in path[1]) and path[0] in asked]
@@ -346,7 +346,7 @@ def _maximal(costs: dict[Counts, float]) -> list[Counts]:
 # -------------------------------------------------------------------- machines with NICs
 
 
-def solve_boxes(programme: Programme) -> Best:
+def solve_boxes(programme: CellProgramme) -> Best:
     """Return the best with NICs, by trying all machines with all executors in them.
 
     Requests go over paths of executors in machines; what they carry from one machine to another takes the
@@ -368,7 +368,7 @@ def solve_boxes(programme: Programme) -> Best:
     return Best(best, cost)
 
 
-def _offer_choices(programme: Programme, o: int) -> list[tuple[dict[int, int], ...]]:
+def _offer_choices(programme: CellProgramme, o: int) -> list[tuple[dict[int, int], ...]]:
     """List sets of machines of an offer, each full of executors."""
     machine = programme.machines[o]
     fitting = [
@@ -390,7 +390,7 @@ def _offer_choices(programme: Programme, o: int) -> list[tuple[dict[int, int], .
 
 
 def _box_share(
-    programme: Programme, boxes: tuple[tuple[int, dict[int, int]], ...], cap: float
+    programme: CellProgramme, boxes: tuple[tuple[int, dict[int, int]], ...], cap: float
 ) -> float:
     places = [(b, e) for b, (_, inside) in enumerate(boxes) for e in inside]
     rows: dict[tuple[str, int, int], int] = {(("work"), b, e): i for i, (b, e) in enumerate(places)}
@@ -442,7 +442,7 @@ def _box_share(
 
 
 def _box_path(
-    programme: Programme,
+    programme: CellProgramme,
     boxes: tuple[tuple[int, dict[int, int]], ...],
     klass: ClassDemand,
     at: dict[str, tuple[int, int]],

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from atoll.api.explanation import FleetExplanation
     from atoll.api.report import FleetReport
     from atoll.api.tasks import FleetTaskReport
-    from atoll.plan.executor_use import ClassUse, ExecutorPlanUse, ExecutorUse, Handover
+    from atoll.plan.executor_use import ClassUse, ExecutorPlanUse, ExecutorUse, PartHandover
     from atoll.plan.validate.violation import Violation
     from atoll.sim.api import Progress as OnSimulated
     from atoll.sim.options import SimOptions
@@ -83,7 +83,7 @@ class FleetPlan(Shown, Plan):
         return self._use().classes
 
     @property
-    def handovers(self) -> Sequence[Handover]:
+    def handovers(self) -> Sequence[PartHandover]:
         """What goes from executors of one kind to those of another: requests/s and bytes/s."""
         return self._use().handovers
 

@@ -19,7 +19,7 @@ from atoll.core.frozen import Frozen
 from atoll.perf.components.executor import ExecutorWork
 from atoll.perf.components.loads import component_of, generators, makes_images
 from atoll.plan.executors import first_text_parts, handover_s, node_work, request_bytes
-from atoll.plan.plan import Instance, Market, Node, PathStep, Plan, RequestPath
+from atoll.plan.plan import Instance, Market, Node, Plan, RequestPath, RequestStep
 from atoll.plan.problem import Problem, Service
 from atoll.workload.classes import RequestClass
 
@@ -61,7 +61,7 @@ class PathUse(Frozen):
     share: float
     requests_per_s: float
     text: str
-    steps: tuple[PathStep, ...]
+    steps: tuple[RequestStep, ...]
     first_text_s: float | None = None
     speech_made_s: float | None = None
     image_made_s: float | None = None
@@ -111,7 +111,7 @@ class PairFlow(NamedTuple):
     between_machines: bool
 
 
-class Handover(Frozen):
+class PartHandover(Frozen):
     """What goes from executors of one kind to those of another: `src` and `dst` are such as "vision on T4:1".
 
     `bytes_per_s` are all that is handed over, `network_bytes_per_s` those that go from machine to machine.
@@ -144,7 +144,7 @@ class ExecutorPlanUse(Frozen):
 
     executors: tuple[ExecutorUse, ...] = ()
     classes: tuple[ClassUse, ...] = ()
-    handovers: tuple[Handover, ...] = ()
+    handovers: tuple[PartHandover, ...] = ()
 
     def of_service(self, service: str) -> tuple[ExecutorUse, ...]:
         """Return the executors of one service."""
@@ -230,7 +230,7 @@ def describe_executor(one: Instance) -> str:
     return f"{'+'.join(one.parts)} on {one.nodes[0].kind}{spot}"
 
 
-def describe_path(steps: Iterable[PathStep], executors: Mapping[str, Instance]) -> str:
+def describe_path(steps: Iterable[RequestStep], executors: Mapping[str, Instance]) -> str:
     """Return the steps of a path in words: "vision on 2x T4:1 -> llm on L40S:1"."""
     return " -> ".join(
         f"{'+'.join(step.parts)} on {_kinds(step.instances, executors)}" for step in steps
@@ -455,7 +455,7 @@ def pair_flows(plan: Plan, problem: Problem, catalog: Catalog) -> list[PairFlow]
 
 def _handovers(
     flows: Iterable[PairFlow], executors: Mapping[str, Instance]
-) -> tuple[Handover, ...]:
+) -> tuple[PartHandover, ...]:
     """What goes between single executors, as what goes between kinds of them."""
     names = {name: describe_executor(one) for name, one in executors.items()}
     sums: defaultdict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
@@ -465,7 +465,7 @@ def _handovers(
         total[1] += flow.bytes_per_s
         total[2] += flow.bytes_per_s if flow.between_machines else 0.0
     return tuple(
-        Handover(
+        PartHandover(
             service=service,
             src=src,
             dst=dst,

@@ -21,7 +21,7 @@ from atoll.catalog.nodes import NodeType
 from atoll.core.graph import ComponentKind
 from atoll.perf.components.executor import ExecutorWork, executor_work
 from atoll.perf.components.loads import bytes_between, class_ways, component_of
-from atoll.perf.components.measured import Measured, MeasuredRate
+from atoll.perf.components.measured import MeasuredRate, MeasuredRates
 from atoll.perf.engines import EngineChoice
 from atoll.plan.capacities import node_source
 from atoll.plan.handover import hop_link
@@ -68,7 +68,7 @@ def _work(
     engine: EngineChoice,
     rates: tuple[MeasuredRate, ...],
 ) -> ExecutorWork | None:
-    measured = Measured(rates=rates, source="the fleet file") if rates else None
+    measured = MeasuredRates(rates=rates, source="the fleet file") if rates else None
     return executor_work(model, parts, node, classes, tp=tp, engine=engine, measured=measured)
 
 

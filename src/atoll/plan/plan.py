@@ -254,7 +254,7 @@ class Route(Frozen):
     share: Share
 
 
-class PathStep(Frozen):
+class RequestStep(Frozen):
     """Parts of a model that one executor runs for a request; which of several is dealt by weight.
 
     `instances` are executors by id with their weights, which add up to 1.
@@ -278,7 +278,7 @@ class RequestPath(Frozen):
     service: Name
     klass: str = Field(min_length=1, max_length=120)
     share: Share
-    steps: tuple[PathStep, ...] = Field(min_length=1)
+    steps: tuple[RequestStep, ...] = Field(min_length=1)
 
 
 class KeptPromise(Frozen):

@@ -195,7 +195,7 @@ def compare_solvers(
     if derating is not None:
         effort = replace(effort or Effort(), derating=derating)
     if plan.promises and problem.has_graphs:
-        from atoll.solve.explain.executors import slowdown_of
+        from atoll.solve.cells.room import slowdown_of
 
         # Executors of a rule are given the room that those of the plan have, on average.
         slow = slowdown_of(plan, problem, facts)

@@ -7,8 +7,8 @@ import pytest
 from atoll.core.errors import InputError
 from atoll.perf.components.executor import executor_work
 from atoll.perf.components.measured import (
-    Measured,
     MeasuredRate,
+    MeasuredRates,
     amount,
     rates_from_profile,
 )
@@ -57,7 +57,7 @@ def test_profiles_that_say_too_little(
 def test_a_measured_rate_replaces_a_prediction() -> None:
     omni = model("qwen2.5-omni-7b")
     rate = MeasuredRate(part="vocoder", on="A100-80", per_s=60.0, unit="speech_s")
-    measured = Measured(rates=(rate,), source="our rig, June")
+    measured = MeasuredRates(rates=(rate,), source="our rig, June")
     pair = node("A100-80:2")
     found = executor_work(omni, ["vocoder"], pair, [SPEECH], measured=measured)
     assert found is not None
@@ -71,7 +71,7 @@ def test_a_measured_rate_replaces_a_prediction() -> None:
 
 
 def test_a_node_goes_before_its_gpus_and_llms_can_be_measured() -> None:
-    measured = Measured(
+    measured = MeasuredRates(
         rates=(
             MeasuredRate(part="llm", on="A100-80", per_s=1.0),
             MeasuredRate(part="llm", on="A100-80:2", per_s=8.0),
@@ -86,6 +86,6 @@ def test_a_node_goes_before_its_gpus_and_llms_can_be_measured() -> None:
 
 
 def test_measured_rates_are_json() -> None:
-    measured = Measured(rates=(MeasuredRate(part="vae", on="L4", per_s=2.0, unit="image"),))
-    assert Measured.model_validate_json(measured.model_dump_json()) == measured
+    measured = MeasuredRates(rates=(MeasuredRate(part="vae", on="L4", per_s=2.0, unit="image"),))
+    assert MeasuredRates.model_validate_json(measured.model_dump_json()) == measured
     assert amount(TEXT, "token") == 1100

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.core.errors import AtollError, InputError
-from atoll.perf.components.measured import Measured
+from atoll.perf.components.measured import MeasuredRates
 from atoll.plan.files.fleet import load_fleet, parse_fleet
 from atoll.plan.problem import Problem, Service
 from atoll.workload.classes import ImageOutput, Images, Video
@@ -539,13 +539,13 @@ rates: {vision: {L4: {image: 6/s, frame: 10/s}, 'L4:1': {image: 12/s}}}
     )
     node = parse_fleet(text(TEXT)).catalog().node("L4:1")
     both, video, audio = (own.klass(name) for name in ("image+video", "video", "audio"))
-    measured = Measured(rates=own.rates)
+    measured = MeasuredRates(rates=own.rates)
     # On the very node type images were measured alone; frames are of the GPU type.
     assert measured.request_seconds("vision", node, video) == pytest.approx(20 / 10)
     assert measured.request_seconds("vision", node, both) == pytest.approx(3 / 12)
     assert measured.request_seconds("vision", node, audio) is None
     assert measured.request_seconds("llm", node, both) is None
-    alone = Measured(rates=tuple(rate for rate in own.rates if rate.on == "L4"))
+    alone = MeasuredRates(rates=tuple(rate for rate in own.rates if rate.on == "L4"))
     assert alone.request_seconds("vision", node, both) == pytest.approx(3 / 6 + 20 / 10)
 
 

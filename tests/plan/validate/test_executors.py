@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.plan.plan import Flow, Instance, PathStep, Plan, RequestPath
+from atoll.plan.plan import Flow, Instance, Plan, RequestPath, RequestStep
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
 from atoll.solve.registry import solve
@@ -117,7 +117,7 @@ def without(plan: Plan, gone: Instance) -> Plan:
                 weights = {executor(plan, "llm").id: 1.0}
             total = sum(weights.values())
             spread = {name: w / total for name, w in weights.items()}
-            steps.append(PathStep(parts=step.parts, instances=spread))
+            steps.append(RequestStep(parts=step.parts, instances=spread))
         paths.append(old.model_copy(update={"steps": tuple(steps)}))
     usd = plan.usd_per_hour - gone.usd_per_hour
     return plan.model_copy(update={"instances": left, "paths": tuple(paths), "usd_per_hour": usd})
@@ -126,7 +126,7 @@ def without(plan: Plan, gone: Instance) -> Plan:
 def two_classes_apart(plan: Plan) -> Plan:
     """The text class sent to an executor of another part."""
     old = path(plan, "text")
-    lost = PathStep(parts=old.steps[0].parts, instances={executor(plan, "vision").id: 1.0})
+    lost = RequestStep(parts=old.steps[0].parts, instances={executor(plan, "vision").id: 1.0})
     return with_path(plan, old, steps=(lost,))
 
 
@@ -185,7 +185,7 @@ BROKEN: dict[str, tuple[Break, set[str]]] = {
     "an unknown service": (lambda p: with_path(p, seen(p), service="draw"), {"name"}),
     "no such executor": (
         lambda p: with_path(
-            p, path(p, "text"), steps=(PathStep(parts=("llm",), instances={"llm-9": 1.0}),)
+            p, path(p, "text"), steps=(RequestStep(parts=("llm",), instances={"llm-9": 1.0}),)
         ),
         {"route"},
     ),
@@ -333,8 +333,8 @@ def test_an_executor_of_an_allowed_path_is_one() -> None:
     first, second = (i.id for i in whole.instances[:2])
     old = seen(whole)
     steps = (
-        PathStep(parts=("vision",), instances={first: 1.0}),
-        PathStep(parts=("llm",), instances={second: 1.0}),
+        RequestStep(parts=("vision",), instances={first: 1.0}),
+        RequestStep(parts=("llm",), instances={second: 1.0}),
     )
     split = with_path(whole, old, steps=steps)
     assert "route" in judged(split, paths=[["vision+llm"]])

@@ -24,7 +24,7 @@ from atoll.core.graph import Component, ComponentGraph, ComponentKind
 from atoll.runtime.local.component_item import ItemOptions
 from atoll.runtime.local.component_modules import (
     CONV_FLOPS,
-    Layer,
+    EncoderLayer,
     attend,
     conv_positions,
     rotate,
@@ -299,7 +299,7 @@ def test_queries_and_keys_are_turned_where_no_positions_are_learned() -> None:
     for spec, turned in ((GRID, True), (TILES, False), (AUDIO, False), (CODES, True)):
         module = pieces(spec).sections[0].module
         assert isinstance(module, torch.nn.Module)
-        layers = [m for m in module.modules() if isinstance(m, Layer)]
+        layers = [m for m in module.modules() if isinstance(m, EncoderLayer)]
         assert len(layers) == spec.layers
         assert all((layer.turns is not None) == turned for layer in layers)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from atoll.plan.plan import OfferKey
-from atoll.solve.cells.types import Answer, Programme
+from atoll.solve.cells.types import CellAnswer, CellProgramme
 
 _SAME = 1e-9
 
 
-def broken_rows(programme: Programme, answer: Answer) -> list[str]:
+def broken_rows(programme: CellProgramme, answer: CellAnswer) -> list[str]:
     """Return what is wrong with an answer; nothing where it is right."""
     if answer.status == "infeasible":
         return []
@@ -26,7 +26,7 @@ def _close(a: float, b: float) -> bool:
     return abs(a - b) <= _SAME * max(1.0, abs(a), abs(b))
 
 
-def _demand(programme: Programme, answer: Answer) -> list[str]:
+def _demand(programme: CellProgramme, answer: CellAnswer) -> list[str]:
     wrong = []
     for klass in programme.classes:
         came = sum(rate for key, rate in answer.ways.items() if key[:2] == klass.key)
@@ -44,7 +44,7 @@ def _demand(programme: Programme, answer: Answer) -> list[str]:
     return wrong
 
 
-def _work(programme: Programme, answer: Answer) -> list[str]:
+def _work(programme: CellProgramme, answer: CellAnswer) -> list[str]:
     busy: dict[tuple[int, str], float] = defaultdict(float)
     for flow in answer.flows:
         executor = programme.executors[flow.executor]
@@ -59,7 +59,7 @@ def _work(programme: Programme, answer: Answer) -> list[str]:
     ]
 
 
-def _machines(programme: Programme, answer: Answer) -> list[str]:
+def _machines(programme: CellProgramme, answer: CellAnswer) -> list[str]:
     wrong = []
     offers = {machine.key: machine for machine in programme.machines}
     gpus: Counter[OfferKey] = Counter()
@@ -87,7 +87,7 @@ def _machines(programme: Programme, answer: Answer) -> list[str]:
     return wrong + _money(programme, answer) + _limits(programme, answer, gpus)
 
 
-def _money(programme: Programme, answer: Answer) -> list[str]:
+def _money(programme: CellProgramme, answer: CellAnswer) -> list[str]:
     offers = {machine.key: machine for machine in programme.machines}
     rent = sum(offers[key].usd_per_hour * n for key, n in answer.machines.items())
     wrong = []
@@ -108,7 +108,7 @@ def _money(programme: Programme, answer: Answer) -> list[str]:
     return wrong
 
 
-def _limits(programme: Programme, answer: Answer, gpus: Counter[OfferKey]) -> list[str]:
+def _limits(programme: CellProgramme, answer: CellAnswer, gpus: Counter[OfferKey]) -> list[str]:
     wrong = []
     budget, most = programme.budget_usd_per_hour, programme.most_machines
     if budget is not None and answer.usd_per_hour > budget + _SAME:
@@ -122,7 +122,7 @@ def _limits(programme: Programme, answer: Answer, gpus: Counter[OfferKey]) -> li
     return wrong
 
 
-def _chains(programme: Programme, answer: Answer) -> list[str]:
+def _chains(programme: CellProgramme, answer: CellAnswer) -> list[str]:
     """Check that slow executors of a first part find fast ones of the second, way by way."""
     wrong = []
     for klass in programme.classes:

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from atoll.solve.cells.matching import WayFlow, match_ways
 from atoll.solve.cells.programme import solve_programme
-from atoll.solve.cells.types import Answer, Chain, ClassDemand, ExecutorType, Flow, Programme
+from atoll.solve.cells.types import (
+    CellAnswer,
+    CellProgramme,
+    Chain,
+    ClassDemand,
+    ExecutorType,
+    PartFlow,
+)
 from benchmarks.cells_cases import make_case
 
 
@@ -20,12 +27,12 @@ def type_of(parts: str, latency: float = 0.0) -> ExecutorType:
     )
 
 
-def answer_of(flows: dict[tuple[str, int], float], rate: float, *, tied: bool) -> Answer:
-    return Answer(
+def answer_of(flows: dict[tuple[str, int], float], rate: float, *, tied: bool) -> CellAnswer:
+    return CellAnswer(
         "optimal",
         (),
         {},
-        tuple(Flow("s", "t", part, e, "r", value) for (part, e), value in flows.items()),
+        tuple(PartFlow("s", "t", part, e, "r", value) for (part, e), value in flows.items()),
         {("s", "t", 0, "r"): rate},
         {("s", "t"): 1.0},
         0.0,
@@ -38,7 +45,7 @@ def answer_of(flows: dict[tuple[str, int], float], rate: float, *, tied: bool) -
 
 def test_requests_stay_where_they_are() -> None:
     klass = ClassDemand("s", "t", 3.0, (("a", "b"),))
-    programme = Programme((), (type_of("a"), type_of("ab"), type_of("b")), (klass,))
+    programme = CellProgramme((), (type_of("a"), type_of("ab"), type_of("b")), (klass,))
     flows = {("a", 0): 1.0, ("a", 1): 2.0, ("b", 1): 1.5, ("b", 2): 1.5}
     paths = match_ways(programme, answer_of(flows, 3.0, tied=False))
     assert paths == (
@@ -60,7 +67,7 @@ def test_parallel_encoders_share_one_order() -> None:
         type_of("c", 0.9),
         type_of("c", 0.2),
     )
-    programme = Programme((), types, (klass,))
+    programme = CellProgramme((), types, (klass,))
     flows = dict.fromkeys(zip("aabbcc", range(6), strict=True), 1.0)
     paths = match_ways(programme, answer_of(flows, 2.0, tied=True))
     assert [[e for e, _ in path.steps] for path in paths] == [[0, 3, 5], [1, 2, 4]]

@@ -11,12 +11,19 @@ import atoll.solve.cells.patterns as patterns_module
 from atoll.solve.cells.boxes import pack_boxes
 from atoll.solve.cells.patterns import BINDS, HOLDS, solve_with_topology
 from atoll.solve.cells.programme import solve_programme
-from atoll.solve.cells.types import Answer, Chain, ClassDemand, ExecutorType, Machines, Programme
+from atoll.solve.cells.types import (
+    CellAnswer,
+    CellProgramme,
+    Chain,
+    ClassDemand,
+    ExecutorType,
+    Machines,
+)
 from tests.reference import cells_brute
 from tests.solve.cells.checker import broken_rows
 
 
-def small(seed: int) -> Programme:
+def small(seed: int) -> CellProgramme:
     """Return a programme whose machines can all be tried."""
     rng = random.Random(seed)
     parts = ("a", "b", "c")[: rng.choice((2, 2, 3))]
@@ -40,10 +47,10 @@ def small(seed: int) -> Programme:
     chains = (Chain("a", "b", rng.choice((0.8, 1.1))),) if rng.random() < 0.4 else ()
     klass = ClassDemand("s", "t", round(rng.uniform(0.5, 3.0), 2), (parts,), chains, edges)
     goal = rng.choice(("cost", "most"))
-    return Programme(tuple(machines), tuple(executors), (klass,), goal=goal)  # type: ignore[arg-type]
+    return CellProgramme(tuple(machines), tuple(executors), (klass,), goal=goal)  # type: ignore[arg-type]
 
 
-def check_boxes(programme: Programme, answer: Answer, boxes: tuple) -> None:  # type: ignore[type-arg]
+def check_boxes(programme: CellProgramme, answer: CellAnswer, boxes: tuple) -> None:  # type: ignore[type-arg]
     offers = {machine.key: machine for machine in programme.machines}
     have: Counter[int] = Counter()
     for box in boxes:
@@ -117,7 +124,7 @@ def test_executors_that_talk_share_a_machine() -> None:
         ExecutorType("s", (part,), (("P:1", 1),), {("t", part): 0.5}, {}) for part in ("a", "b")
     )
     klass = ClassDemand("s", "t", 4.0, (("a", "b"),), (), {("a", "b"): 1e6})
-    programme = Programme((machine,), types, (klass,))
+    programme = CellProgramme((machine,), types, (klass,))
     answer, boxes = solve_with_topology(programme)
     assert [box.executors for box in boxes] == [((0, "P:1", 1), (1, "P:1", 1))] * 2
     assert all(math.isclose(box.bytes_out_per_s, 0.0, abs_tol=1e-3) for box in boxes)

@@ -14,12 +14,12 @@ import atoll.solve.cells.programme as programme_module
 from atoll.core.errors import InputError
 from atoll.solve.cells.programme import solve_programme
 from atoll.solve.cells.types import (
+    CellProgramme,
     Chain,
     ClassDemand,
     ExecutorType,
     Machines,
-    Programme,
-    Standing,
+    StandingExecutors,
 )
 from benchmarks.cells_cases import check_case, check_exact, make_case
 from tests.solve.cells.checker import broken_rows
@@ -58,7 +58,7 @@ def test_parts_that_share_an_executor_balance_it() -> None:
     apart = [executor("A:1", {"a": 1.0}), executor("A:1", {"b": 1.0})]
     both = executor("A:1", {"a": 1.0, "b": 1.0})
     single = machine(gpus=1, usd=1.0, available=9)
-    programme = Programme((single,), tuple(apart), (demand(1.5, ("a", "b")),))
+    programme = CellProgramme((single,), tuple(apart), (demand(1.5, ("a", "b")),))
     assert solve_programme(programme).objective == pytest.approx(4.0)
     shared = solve_programme(replace(programme, executors=(*apart, both)))
     assert shared.objective == pytest.approx(3.0)
@@ -68,7 +68,7 @@ def test_parts_that_share_an_executor_balance_it() -> None:
 
 def test_a_way_around_a_dear_part_is_taken() -> None:
     types = (executor("A:1", {"a": 5.0}), executor("A:1", {"b": 1.0}), executor("A:1", {"c": 1.0}))
-    programme = Programme(
+    programme = CellProgramme(
         (machine(gpus=1, usd=1.0, available=20),), types, (demand(2.0, ("a", "b"), ("b", "c")),)
     )
     answer = solve_programme(programme)
@@ -88,7 +88,7 @@ def test_slow_first_parts_need_fast_second_ones() -> None:
         machine("A", gpus=1, usd=5.0, available=9),
         machine("C", gpus=1, usd=1.0, available=9),
     )
-    loose = Programme(machines, types, (demand(2.0, ("a", "b")),))
+    loose = CellProgramme(machines, types, (demand(2.0, ("a", "b")),))
     assert solve_programme(loose).objective == pytest.approx(4.0)
     tight = replace(loose, classes=(demand(2.0, ("a", "b"), chains=(Chain("a", "b", 1.0),)),))
     answer = solve_programme(tight)
@@ -99,11 +99,11 @@ def test_slow_first_parts_need_fast_second_ones() -> None:
 def test_executors_that_run_are_kept_while_starting_costs_more() -> None:
     types = (executor("A:1", {"a": 1.0}), executor("C:1", {"a": 1.0}))
     machines = (machine("A", 1, 5, 2.0), machine("C", 1, 5, 1.5))
-    programme = Programme(
+    programme = CellProgramme(
         machines,
         types,
         (demand(2.0, ("a",)),),
-        standing=(Standing(0, (machines[0].key,), 2),),
+        standing=(StandingExecutors(0, (machines[0].key,), 2),),
         init_penalty=1.0,
     )
     kept = solve_programme(programme)
@@ -116,7 +116,9 @@ def test_executors_that_run_are_kept_while_starting_costs_more() -> None:
 
 def test_a_shortage_is_shared_or_refused() -> None:
     types = (executor("A:1", {"a": 1.0}),)
-    programme = Programme((machine(gpus=1, available=3, usd=2.0),), types, (demand(4.0, ("a",)),))
+    programme = CellProgramme(
+        (machine(gpus=1, available=3, usd=2.0),), types, (demand(4.0, ("a",)),)
+    )
     answer = solve_programme(programme)
     assert (answer.status, answer.share, answer.share_bound) == ("partial", 0.75, 0.75)
     assert answer.usd_per_hour == pytest.approx(6.0)
@@ -134,13 +136,15 @@ def test_priority_decides_who_is_short() -> None:
         ClassDemand("s", "t", 2.0, (("a",),), priority=1.0),
         ClassDemand("s", "u", 2.0, (("a",),), priority=3.0),
     )
-    programme = Programme((machine(gpus=1, available=3),), types, classes, shortage="priority")
+    programme = CellProgramme((machine(gpus=1, available=3),), types, classes, shortage="priority")
     answer = solve_programme(programme)
     assert answer.served == {("s", "t"): pytest.approx(0.5), ("s", "u"): pytest.approx(1.0)}
 
 
 def test_a_part_that_nothing_runs_is_named() -> None:
-    programme = Programme((machine(),), (executor("A:1", {"a": 1.0}),), (demand(1.0, ("a", "b")),))
+    programme = CellProgramme(
+        (machine(),), (executor("A:1", {"a": 1.0}),), (demand(1.0, ("a", "b")),)
+    )
     answer = solve_programme(programme)
     assert answer.status == "infeasible"
     assert "nothing on offer runs b" in answer.reasons[0]
@@ -148,7 +152,7 @@ def test_a_part_that_nothing_runs_is_named() -> None:
 
 def test_chains_in_an_odd_circle_are_refused() -> None:
     chains = tuple(Chain(a, b, 1.0) for a, b in itertools.combinations("abc", 2))
-    programme = Programme(
+    programme = CellProgramme(
         (machine(),),
         (executor("A:1", {"a": 1.0, "b": 1.0, "c": 1.0}),),
         (demand(1.0, ("a", "b", "c"), chains=chains),),
@@ -158,7 +162,7 @@ def test_chains_in_an_odd_circle_are_refused() -> None:
 
 
 def test_nobody_asks_for_anything() -> None:
-    programme = Programme((machine(),), (executor("A:1", {"a": 1.0}),), (demand(0.0, ("a",)),))
+    programme = CellProgramme((machine(),), (executor("A:1", {"a": 1.0}),), (demand(0.0, ("a",)),))
     answer = solve_programme(programme)
     assert (answer.status, answer.objective, answer.machines) == ("optimal", 0.0, {})
 
@@ -270,7 +274,7 @@ def test_most_and_cost_agree(seed: int) -> None:
     if most.status == "infeasible":
         return
 
-    def at(factor: float) -> Programme:
+    def at(factor: float) -> CellProgramme:
         classes = tuple(
             replace(k, rate_per_s=k.rate_per_s * most.objective * factor) for k in programme.classes
         )

@@ -11,9 +11,10 @@ from atoll.plan.executor_use import executor_use
 from atoll.plan.files.fleet import parse_fleet
 from atoll.plan.plan import KeptPromise, Plan
 from atoll.plan.problem import Problem
+from atoll.solve.cells.room import slow_others, slowdown_of
 from atoll.solve.effort import Effort
 from atoll.solve.explain.changes import free_paths, loosen_classes
-from atoll.solve.explain.executors import more_gpu_types, part_fits, slow_others, slowdown_of
+from atoll.solve.explain.executors import more_gpu_types, part_fits
 from atoll.solve.explain.explain import explain_problem
 from atoll.solve.explain.explanation import FITS, Explanation, RepairKind
 from atoll.solve.explain.merit import relaxes

@@ -23,9 +23,9 @@ from atoll.core.errors import UnknownNameError, UsageError
 from atoll.core.ids import Phase
 from atoll.perf.components.batches import ENGINE_HOST, BatchTime, Host
 from atoll.perf.components.makers import token_rate
-from atoll.perf.components.measured import Measured
+from atoll.perf.components.measured import MeasuredRates
 from atoll.perf.components.sites import (
-    Site,
+    ExecutorSite,
     decode_seconds,
     open_site,
     prompt_seconds,
@@ -69,7 +69,7 @@ def executor_work(
     tp: int | None = None,
     engine: str | EngineChoice = "vllm",
     constants: ConstantTable | None = None,
-    measured: Measured | None = None,
+    measured: MeasuredRates | None = None,
     host: Host = ENGINE_HOST,
 ) -> ExecutorWork | None:
     """Return what an executor of `parts` on `node` carries; None where it does not fit.
@@ -103,7 +103,7 @@ def check_parts(model: ModelSpec, parts: Sequence[str]) -> None:
             raise UnknownNameError("part", part, known, field="parts")
 
 
-def _work(site: Site, classes: Sequence[RequestClass]) -> ExecutorWork:
+def _work(site: ExecutorSite, classes: Sequence[RequestClass]) -> ExecutorWork:
     seconds: dict[Key, float] = {}
     latency: dict[Key, float] = {}
     limits: dict[Key, str] = {}
@@ -133,7 +133,7 @@ def _work(site: Site, classes: Sequence[RequestClass]) -> ExecutorWork:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Predicted:
     """Seconds of one copy for a request, 0 where the promise cannot be kept."""
 
     seconds: float
@@ -141,39 +141,39 @@ class _Found:
     limit: str
 
 
-def _predict(site: Site, klass: RequestClass, part: str) -> _Found:
+def _predict(site: ExecutorSite, klass: RequestClass, part: str) -> _Predicted:
     budget = site.budget(klass, part)
     known = site.measured_seconds(klass, part)
     if part in site.models:
         alone = time_alone(site, klass, part)
         if known is not None:
-            return _Found(known, alone, "measured")
+            return _Predicted(known, alone, "measured")
         rate = token_rate(site, klass, part, budget)
         seconds = 1.0 / rate.requests_per_s if rate.requests_per_s > 0.0 else 0.0
-        return _Found(seconds, alone, rate.limit)
+        return _Predicted(seconds, alone, rate.limit)
     times = site.batches[klass.name, part]
     found = batched(times, budget, site.promise(klass, part), site.most(times))
     return found if known is None else replace(found, limit="measured")
 
 
-def batched(times: BatchTime, budget_s: float, promise_s: float, most: int) -> _Found:
+def batched(times: BatchTime, budget_s: float, promise_s: float, most: int) -> _Predicted:
     """Return seconds per request in the largest batch that `budget_s` allows, a share of the promise.
 
     A request that alone takes longer than its share still runs, by itself, as long as the promise is kept.
     """
     alone = times.alone_s
     if alone > promise_s:
-        return _Found(0.0, alone, "promise: one request alone takes longer")
+        return _Predicted(0.0, alone, "promise: one request alone takes longer")
     within = times.largest_within(budget_s)
     batch = max(1, min(within, most))
     if batch == most:
         limit = "memory" if most < times.max_batch else "the engine's largest batch"
     else:
         limit = "promise"
-    return _Found(times.seconds(batch) / batch, alone, limit)
+    return _Predicted(times.seconds(batch) / batch, alone, limit)
 
 
-def time_alone(site: Site, klass: RequestClass, part: str) -> float:
+def time_alone(site: ExecutorSite, klass: RequestClass, part: str) -> float:
     """Return how long a request is at a part that makes tokens while nothing else is there.
 
     For an llm that is until its first token, for its decode phase nothing, for a talker until all codes are

@@ -11,7 +11,7 @@ from atoll.perf.mixed import MixedCapacityModel
 from atoll.perf.step import Position
 
 if TYPE_CHECKING:
-    from atoll.perf.components.sites import Site
+    from atoll.perf.components.sites import ExecutorSite
     from atoll.workload.classes import RequestClass
 
 NO_PROMISE_S = 86_400.0
@@ -26,7 +26,7 @@ class TokenRate:
     limit: str
 
 
-def token_rate(site: Site, klass: RequestClass, part: str, budget_s: float) -> TokenRate:
+def token_rate(site: ExecutorSite, klass: RequestClass, part: str, budget_s: float) -> TokenRate:
     """Return what one copy carries of a class at a part that makes tokens.
 
     `budget_s` is the part's share of the time to the first token, or for a talker of the time until all codes

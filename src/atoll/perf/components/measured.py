@@ -39,7 +39,7 @@ class MeasuredRate(Frozen):
     unit: Unit = "request"
 
 
-class Measured(Frozen):
+class MeasuredRates(Frozen):
     """Measured rates and where they come from; they replace predictions."""
 
     rates: tuple[MeasuredRate, ...] = ()

@@ -27,7 +27,7 @@ from atoll.perf.components.loads import (
     llm_lengths,
     talker_lengths,
 )
-from atoll.perf.components.measured import Measured
+from atoll.perf.components.measured import MeasuredRates
 from atoll.perf.components.shapes import autoregressive_spec
 from atoll.perf.components.space import Space, fit, phase_of
 from atoll.perf.components.talkers import talker_model
@@ -49,7 +49,7 @@ NEVER_S = float("inf")
 
 
 @dataclass(frozen=True)
-class Site:
+class ExecutorSite:
     """Parts of a model on one slice at one tensor-parallel size; times are those of one copy.
 
     `models` has the step model of every part that makes tokens, `batches` by (class, part) the times of all
@@ -67,7 +67,7 @@ class Site:
     needs: Mapping[str, frozenset[str]]
     engine: EngineProfile
     constants: ConstantTable | None
-    measured: Measured | None
+    measured: MeasuredRates | None
     host: Host
 
     @property
@@ -247,9 +247,9 @@ def open_site(
     tp: int,
     engine: str | EngineChoice,
     constants: ConstantTable | None,
-    measured: Measured | None = None,
+    measured: MeasuredRates | None = None,
     host: Host = ENGINE_HOST,
-) -> Site | None:
+) -> ExecutorSite | None:
     """Return the parts at one tensor-parallel size; None where they do not fit in memory."""
     profile = profile_on(engine, node)
     kernels = Kernels.of(copy_node(node, tp), tp, profile, constants)
@@ -281,7 +281,7 @@ def open_site(
     models = {
         part: step_model(model, part, node, tp, space.engines[part], constants) for part in makers
     }
-    return Site(
+    return ExecutorSite(
         model,
         tuple(parts),
         node,
@@ -304,7 +304,7 @@ def _times(
     klass: RequestClass,
     kernels: Kernels,
     node: NodeType,
-    measured: Measured | None,
+    measured: MeasuredRates | None,
     host: Host,
 ) -> BatchTime:
     """Times of batches: measured ones, as batches of one on each copy, or else predicted ones."""

@@ -9,7 +9,7 @@ from atoll.catalog.models import ModelSpec
 from atoll.catalog.nodes import NodeType
 from atoll.perf.components.batches import ENGINE_HOST, Host
 from atoll.perf.components.executor import Key, check_parts, executor_work
-from atoll.perf.components.measured import Measured
+from atoll.perf.components.measured import MeasuredRates
 from atoll.perf.components.sites import open_site
 from atoll.perf.constants import ConstantTable
 from atoll.perf.engines import EngineChoice
@@ -57,7 +57,7 @@ def executor_steps(
     tp: int | None = None,
     engine: str | EngineChoice = "vllm",
     constants: ConstantTable | None = None,
-    measured: Measured | None = None,
+    measured: MeasuredRates | None = None,
     host: Host = ENGINE_HOST,
 ) -> ExecutorSteps | None:
     """Return what an executor of `parts` on `node` is to a simulator; None where it does not fit.

@@ -67,7 +67,7 @@ class WorkBox:
 
 
 @dataclass(frozen=True)
-class MachineBox:
+class DrawnMachine:
     """A machine, or several that hold the same."""
 
     x: float
@@ -100,7 +100,7 @@ class MachinesDrawing:
     width: float
     height: float
     title: str
-    machines: tuple[MachineBox, ...]
+    machines: tuple[DrawnMachine, ...]
     arrows: tuple[FlowArrow, ...]
     colours: Mapping[str, str]
     left_out: int = 0
@@ -146,7 +146,7 @@ def draw_machines(
     uses = {one.id: one for one in use.executors}
     patterns = _patterns(plan)
     columns = _columns(patterns, _depths(problem, catalog, use))
-    boxes: list[MachineBox] = []
+    boxes: list[DrawnMachine] = []
     box_of: dict[str, tuple[int, WorkBox]] = {}
     tall = 0.0
     for at, column in enumerate(columns):
@@ -277,7 +277,7 @@ def _draw_machine(
     problem: Problem,
     uses: Mapping[str, ExecutorUse],
     colours: Mapping[str, str],
-) -> MachineBox:
+) -> DrawnMachine:
     region, node_type, market = pattern.place
     number = len(pattern.machines)
     offer = next((o for o in problem.offers if o.key == pattern.place), None)
@@ -294,7 +294,7 @@ def _draw_machine(
         text = f"{pluralize(pattern.gpus - used, 'GPU')} idle"
         idle = PlacedText(x + _WIDTH / 2, y + height - 8, text)
     name = node_type if market == "on-demand" else f"{node_type} {market}"
-    return MachineBox(
+    return DrawnMachine(
         x=x,
         y=y,
         width=_WIDTH,
@@ -376,7 +376,7 @@ def _draw_arrows(
     flows: Iterable[PairFlow],
     box_of: Mapping[str, tuple[int, WorkBox]],
     colours: Mapping[str, str],
-    machines: Sequence[MachineBox],
+    machines: Sequence[DrawnMachine],
 ) -> tuple[tuple[FlowArrow, ...], int]:
     edges: dict[tuple[int, int], _Edge] = {}
     for flow in flows:

@@ -75,7 +75,7 @@ def rotate(x: Tensor, turns: Tensor) -> Tensor:
     return torch.view_as_real(pairs * turns[:, None]).flatten(3).type_as(x)
 
 
-class Layer(nn.Module):
+class EncoderLayer(nn.Module):
     """A layer of an encoder: attention within segments, then an MLP, each on the normed input.
 
     With `rotary`, queries and keys are turned by their positions, as many as there are in `segments`.
@@ -171,7 +171,7 @@ class EncoderTail(nn.Module):
         return x
 
 
-class Stream(nn.Module):
+class DenoiserStream(nn.Module):
     """One stream of a denoising block: everything but the attention, modulated by the step."""
 
     def __init__(self, hidden: int, inner: int, heads: int, head_dim: int) -> None:
@@ -211,16 +211,18 @@ class Denoising(NamedTuple):
     turns: tuple[Tensor, ...]
 
 
-class Block(nn.Module):
+class VocoderBlock(nn.Module):
     """A block of a denoiser: streams with weights of their own, and one attention over all of them."""
 
     def __init__(self, hidden: int, inner: int, heads: int, head_dim: int, streams: int) -> None:
         super().__init__()
-        self.streams = nn.ModuleList(Stream(hidden, inner, heads, head_dim) for _ in range(streams))
+        self.streams = nn.ModuleList(
+            DenoiserStream(hidden, inner, heads, head_dim) for _ in range(streams)
+        )
 
     def forward(self, given: Denoising) -> Denoising:
         """Return what the block makes of the streams."""
-        own = [stream for stream in self.streams if isinstance(stream, Stream)]
+        own = [stream for stream in self.streams if isinstance(stream, DenoiserStream)]
         vectors = [stream.vectors(given.step) for stream in own]
         each = zip(own, given.streams, vectors, given.turns, strict=True)
         projected = [stream.project(x, some, turns) for stream, x, some, turns in each]

@@ -27,13 +27,13 @@ from atoll.runtime.local.component_modules import (
     CONV_FLOPS,
     CONV_LAYERS,
     CONV_WIDTH,
-    Block,
     Denoising,
+    EncoderLayer,
     EncoderStem,
     EncoderTail,
-    Layer,
     Segments,
     StandInConvolutions,
+    VocoderBlock,
     conv_positions,
     fill,
     segments_of,
@@ -188,7 +188,7 @@ class ComponentBuilder:
         kinds = [0 if layer in whole else 1 for layer in every]
 
         def layer(kind: int) -> nn.Module:
-            return Layer(
+            return EncoderLayer(
                 spec.hidden,
                 spec.intermediate,
                 spec.heads,
@@ -290,7 +290,11 @@ class ComponentBuilder:
         streams = len(lengths)
         weights = streams * (10.0 * hidden**2 + 2.0 * hidden * inner)
         return self._some(
-            lambda: Block(hidden, inner, heads, width, streams), layers, inputs, times, weights
+            lambda: VocoderBlock(hidden, inner, heads, width, streams),
+            layers,
+            inputs,
+            times,
+            weights,
         )
 
     def _picture(self, spec: GeneratorSpec) -> Piece:
@@ -327,7 +331,7 @@ class ComponentBuilder:
             notes = (f"one pass was run and counts {times:g} times",)
         else:
             section = self._some(
-                lambda: Layer(
+                lambda: EncoderLayer(
                     hidden,
                     inner,
                     heads,

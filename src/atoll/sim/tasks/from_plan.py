@@ -12,7 +12,7 @@ from atoll.catalog.models import ModelSpec
 from atoll.core.errors import InputError
 from atoll.core.graph import ComponentKind
 from atoll.perf.components.loads import component_of, media_tokens, speech_codes
-from atoll.perf.components.measured import Measured
+from atoll.perf.components.measured import MeasuredRates
 from atoll.perf.components.steps import ExecutorSteps, PartSteps, executor_steps
 from atoll.perf.constants import ConstantTable
 from atoll.plan.capacities import node_source
@@ -147,7 +147,7 @@ def _steps(
         tp=node.tp,
         engine=problem.engine_of(service),
         constants=constants,
-        measured=Measured(rates=service.rates) if service.rates else None,
+        measured=MeasuredRates(rates=service.rates) if service.rates else None,
     )
     if found is None:
         raise InputError(f"{instance.id} does not fit on {node.kind}", hint="plan again")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from atoll.plan.plan import OfferKey
 from atoll.solve.cells.master import Counter, Master
 from atoll.solve.cells.table import Table
-from atoll.solve.cells.types import Answer, ClassKey, Flow, Placed
+from atoll.solve.cells.types import CellAnswer, ClassKey, PartFlow, PlacedExecutors
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -194,7 +194,7 @@ def costs(table: Table, whole: Whole) -> tuple[float, float]:
     return rent, table.programme.init_penalty * start
 
 
-def place(table: Table, whole: Whole) -> tuple[Placed, ...]:
+def place(table: Table, whole: Whole) -> tuple[PlacedExecutors, ...]:
     """Return executors by type and region, with their slices: cheaper offers to earlier types."""
     machines = table.programme.machines
     stock: dict[int, list[list[int]]] = {}
@@ -229,7 +229,7 @@ def place(table: Table, whole: Whole) -> tuple[Placed, ...]:
                     name = (machines[pile[0]].key, table.cells[cell][1])
                     into[name] = into.get(name, 0) + some
     return tuple(
-        Placed(
+        PlacedExecutors(
             int(table.unit_type[j]),
             table.regions[table.unit_region[j]],
             number[j][0],
@@ -243,7 +243,7 @@ def place(table: Table, whole: Whole) -> tuple[Placed, ...]:
 def list_flows(
     table: Table, routed: Routed
 ) -> tuple[
-    tuple[Flow, ...],
+    tuple[PartFlow, ...],
     dict[tuple[str, str, int, str], float],
     dict[tuple[str, str, int, str, int, str], float],
 ]:
@@ -272,7 +272,7 @@ def list_flows(
         for entry, share in zip(table.entries, routed.entries, strict=True)
         if share > 0.0
     }
-    return tuple(Flow(*key, rate) for key, rate in sorted(flows.items())), ways, split
+    return tuple(PartFlow(*key, rate) for key, rate in sorted(flows.items())), ways, split
 
 
 def served(table: Table, routed: Routed) -> dict[ClassKey, float]:
@@ -284,9 +284,9 @@ def served(table: Table, routed: Routed) -> dict[ClassKey, float]:
     return shares
 
 
-def nothing(table: Table, reasons: tuple[str, ...], work: Counter, *, late: bool) -> Answer:
+def nothing(table: Table, reasons: tuple[str, ...], work: Counter, *, late: bool) -> CellAnswer:
     """Return that there is no answer, and why."""
-    return Answer(
+    return CellAnswer(
         "infeasible",
         (),
         {},

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from atoll.plan.plan import OfferKey
 from atoll.solve.cells.table import way_chains
-from atoll.solve.cells.types import Answer, ClassDemand, Machines, Programme
+from atoll.solve.cells.types import CellAnswer, CellProgramme, ClassDemand, Machines
 
 _SAME_S = 1e-9
 
@@ -33,7 +33,7 @@ WayKey = tuple[int, int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class LaidMachine:
     """One machine: its offer, executors (type, kind of slice, how many), and traffic in and out (bytes/s).
 
     `flows` has requests/s by (service, class, way, part, executor type) for which its executors run a part.
@@ -76,7 +76,7 @@ class KFlow:
 
 
 @dataclass
-class Block:
+class MachineBlock:
     """Flows of machines with given executor types: z, k, and what a unit of them takes of the NIC."""
 
     z: list[ZFlow] = field(default_factory=list)
@@ -92,14 +92,14 @@ class Block:
 
 
 def make_block(
-    programme: Programme,
+    programme: CellProgramme,
     ways: Mapping[WayKey, object],
     machine: Machines,
     types: list[int],
     scale: float,
-) -> Block:
+) -> MachineBlock:
     """Return the flows of machines of an offer with executors of these types, at `scale` times the demand."""
-    block = Block()
+    block = MachineBlock()
     for way in ways:
         t, w, region = way
         if region != machine.region:
@@ -121,7 +121,7 @@ def make_block(
 
 
 def _add_edges(
-    block: Block, klass: ClassDemand, way: int, mine: dict[str, list[int]], load: float
+    block: MachineBlock, klass: ClassDemand, way: int, mine: dict[str, list[int]], load: float
 ) -> None:
     """Add what one way's flows take of the NIC (`load`: per byte), and what is handed over inside."""
     bounds = {frozenset(chain[:2]): chain[2] for chain in way_chains(klass, klass.ways[way])}
@@ -139,7 +139,7 @@ def _add_edges(
                 block.k.append(KFlow(i, j, (part, after)))
 
 
-def pack_boxes(programme: Programme, answer: Answer) -> tuple[Box, ...]:
+def pack_boxes(programme: CellProgramme, answer: CellAnswer) -> tuple[LaidMachine, ...]:
     """Lay the executors of an answer into machines, those that talk to each other into the same.
 
     By falling size, so that every machine with room has room for a whole slice: sizes divide each other.
@@ -161,13 +161,15 @@ def pack_boxes(programme: Programme, answer: Answer) -> tuple[Box, ...]:
             free[best] += size
             inside[best][e, kind] += 1
         boxes += [
-            Box(offer.key, slot, tuple((e, kind, n) for (e, kind), n in sorted(each.items())))
+            LaidMachine(
+                offer.key, slot, tuple((e, kind, n) for (e, kind), n in sorted(each.items()))
+            )
             for slot, each in enumerate(inside)
         ]
     return tuple(boxes)
 
 
-def _talk(programme: Programme, answer: Answer) -> dict[tuple[int, int], float]:
+def _talk(programme: CellProgramme, answer: CellAnswer) -> dict[tuple[int, int], float]:
     """Return bytes/s between executor types if requests were spread evenly."""
     classes = {klass.key: klass for klass in programme.classes}
     flows: dict[tuple[str, str, str], list[tuple[int, float]]] = {}

@@ -26,12 +26,12 @@ from atoll.solve.cells.options import (
     runs_on,
 )
 from atoll.solve.cells.types import (
+    CellProgramme,
     Chain,
     ClassDemand,
     ExecutorType,
     Machines,
-    Programme,
-    Standing,
+    StandingExecutors,
 )
 from atoll.solve.effort import Effort
 from atoll.solve.templates.library import Libraries
@@ -59,10 +59,10 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltProgramme:
     """A programme and, by executor type, what it stands for."""
 
-    programme: Programme
+    programme: CellProgramme
     origins: tuple[Origin, ...]
 
 
@@ -75,7 +75,7 @@ def build_programme(
     choose: ChooseOptions | None = None,
     usable: Callable[[str], bool] = lambda _: True,
     within_interfaces: bool = False,
-) -> Built:
+) -> BuiltProgramme:
     """Return the programme of a problem.
 
     `libraries` has the templates of its plain services, None where there are none. `choose` picks the options
@@ -101,7 +101,7 @@ def build_programme(
             classes.append(_plain_class(service))
     standing = _standing(problem, catalog, effort, executors, origins)
     limits = problem.limits
-    programme = Programme(
+    programme = CellProgramme(
         machines=tuple(machines_of(problem, catalog)),
         executors=tuple(executors),
         classes=tuple(classes),
@@ -113,7 +113,7 @@ def build_programme(
         shortage=problem.settings.on_shortage,
         alike=True,
     )
-    return Built(programme, tuple(origins))
+    return BuiltProgramme(programme, tuple(origins))
 
 
 def machines_of(problem: Problem, catalog: Catalog) -> list[Machines]:
@@ -413,7 +413,7 @@ def _standing(
     effort: Effort,
     executors: list[ExecutorType],
     origins: list[Origin],
-) -> list[Standing]:
+) -> list[StandingExecutors]:
     """What runs and may stay: executors of a type that there is, and plain instances as they are."""
     known = {
         (origin.service, origin.parts, origin.kind): index
@@ -445,7 +445,7 @@ def _standing(
             groups.setdefault((index, keys), []).append(instance)
     standing = []
     for (index, keys), group in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1])):
-        standing.append(Standing(index, keys, len(group)))
+        standing.append(StandingExecutors(index, keys, len(group)))
         origin = origins[index]
         origins[index] = Origin(
             origin.service,

@@ -15,11 +15,11 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.ids import parse_node_type
 from atoll.plan.plan import OfferKey, Plan
 from atoll.plan.problem import Problem
-from atoll.solve.cells.build import Built, build_programme
+from atoll.solve.cells.build import BuiltProgramme, build_programme
 from atoll.solve.cells.mixes import efficient_cells, greedy_mix
 from atoll.solve.cells.programme import solve_programme
 from atoll.solve.cells.to_plan import plan_of
-from atoll.solve.cells.types import Answer, Flow, Machines, Placed, Programme
+from atoll.solve.cells.types import CellAnswer, CellProgramme, Machines, PartFlow, PlacedExecutors
 from atoll.solve.effort import Countdown, Effort
 from atoll.solve.templates.library import Libraries
 
@@ -33,7 +33,7 @@ class _Mix:
     """Cells that carry a service: how many of each, on GPUs of one type, and what machines that takes."""
 
     service: str
-    cells: tuple[tuple[Answer, int], ...]
+    cells: tuple[tuple[CellAnswer, int], ...]
     carried: float
     machines: Machines
     count: int
@@ -66,7 +66,7 @@ def plan_cells(
         ]
         if not mixes:
             why = f"{service.name}: no type of GPU carries it in cells, or there are too few"
-            nothing = Answer("infeasible", (), {}, (), {}, {}, 0.0, 0.0, 0.0, 0.0)
+            nothing = CellAnswer("infeasible", (), {}, (), {}, {}, 0.0, 0.0, 0.0, 0.0)
             return plan_of(
                 problem, catalog, built, nothing, libraries, effort, solver=solver, reasons=(why,)
             )
@@ -78,7 +78,7 @@ def plan_cells(
 
 
 def _mix_on(
-    programme: Programme,
+    programme: CellProgramme,
     service: str,
     gpu: str,
     effort: Effort,
@@ -127,14 +127,14 @@ def _mix_on(
 
 
 def _fill_cell(
-    programme: Programme,
+    programme: CellProgramme,
     service: str,
     gpu: str,
     gpus: int,
     kinds: set[str],
     effort: Effort,
     deadline: Countdown,
-) -> Answer | None:
+) -> CellAnswer | None:
     """Return the most that a cell of equal GPUs carries of a service, None where it carries nothing."""
     sizes = tuple(sorted(n for kind in kinds if gpus % (n := parse_node_type(kind).gpu_count) == 0))
     if not sizes:
@@ -156,9 +156,9 @@ def _fill_cell(
     return None if answer.status == "infeasible" or answer.objective <= 0.0 else answer
 
 
-def _join(built: Built, mixes: Sequence[_Mix]) -> Answer:
+def _join(built: BuiltProgramme, mixes: Sequence[_Mix]) -> CellAnswer:
     """Return cells of all services as one answer: executors on machines, and flows scaled to demand."""
-    placed: list[Placed] = []
+    placed: list[PlacedExecutors] = []
     flows: defaultdict[tuple[str, str, str, int, str], float] = defaultdict(float)
     ways: defaultdict[tuple[str, str, int, str], float] = defaultdict(float)
     split: defaultdict[tuple[str, str, int, str, int, str], float] = defaultdict(float)
@@ -181,7 +181,7 @@ def _join(built: Built, mixes: Sequence[_Mix]) -> Answer:
             for (service, klass, way, part, executor, _), rate in answer.split.items():
                 split[service, klass, way, part, executor, region] += rate * share
         placed += [
-            Placed(
+            PlacedExecutors(
                 executor,
                 region,
                 count,
@@ -194,11 +194,11 @@ def _join(built: Built, mixes: Sequence[_Mix]) -> Answer:
     machines: Counter[OfferKey] = Counter()
     for mix in mixes:
         machines[mix.machines.key] += mix.count
-    return Answer(
+    return CellAnswer(
         status="feasible",
         placed=tuple(placed),
         machines=dict(machines),
-        flows=tuple(Flow(*at, rate) for at, rate in sorted(flows.items())),
+        flows=tuple(PartFlow(*at, rate) for at, rate in sorted(flows.items())),
         ways=dict(ways),
         split=dict(split),
         served={demand.key: 1.0 for demand in built.programme.classes},

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from atoll.solve.cells.table import colour_parts, way_chains
-from atoll.solve.cells.types import Answer, ClassDemand, Programme
+from atoll.solve.cells.types import CellAnswer, CellProgramme, ClassDemand
 
 _SAME_S = 1e-9
 _ZERO = 1e-12
@@ -43,7 +43,7 @@ class WayFlow:
     way: int = 0
 
 
-def match_ways(programme: Programme, answer: Answer) -> tuple[WayFlow, ...]:
+def match_ways(programme: CellProgramme, answer: CellAnswer) -> tuple[WayFlow, ...]:
     """Return paths whose rates add up to the flows of an answer and that keep every chain."""
     flows: dict[tuple[str, str, str], _Flows] = defaultdict(dict)
     for flow in answer.flows:
@@ -75,7 +75,7 @@ def match_ways(programme: Programme, answer: Answer) -> tuple[WayFlow, ...]:
     return tuple(found)
 
 
-def _own_flows(answer: Answer, klass: ClassDemand, way: int, region: str) -> _Flows:
+def _own_flows(answer: CellAnswer, klass: ClassDemand, way: int, region: str) -> _Flows:
     flows: _Flows = {}
     for (service, name, w, part, e, r), rate in sorted(answer.split.items()):
         if (service, name, w, r) == (*klass.key, way, region):
@@ -101,7 +101,7 @@ def _take(left: _Flows, way: tuple[str, ...], rate: float) -> _Flows:
 
 
 def _couple(
-    programme: Programme, klass: ClassDemand, way: int, flows: _Flows, rate: float
+    programme: CellProgramme, klass: ClassDemand, way: int, flows: _Flows, rate: float
 ) -> list[_Path]:
     """Return the paths of one way."""
     parts = tuple(dict.fromkeys(klass.ways[way]))
@@ -130,7 +130,7 @@ def _couple(
 
 
 def _latencies(
-    programme: Programme, klass: ClassDemand, part: str, executors: Mapping[int, float]
+    programme: CellProgramme, klass: ClassDemand, part: str, executors: Mapping[int, float]
 ) -> dict[int, float]:
     return {
         e: float(programme.executors[e].latency_s.get((klass.name, part), 0.0)) for e in executors
@@ -138,7 +138,7 @@ def _latencies(
 
 
 def _binding(
-    programme: Programme, klass: ClassDemand, parts: tuple[str, ...], flows: _Flows
+    programme: CellProgramme, klass: ClassDemand, parts: tuple[str, ...], flows: _Flows
 ) -> list[tuple[str, str]]:
     """Return the chains that not every coupling keeps."""
     binding = []

@@ -25,7 +25,7 @@ _SAME = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Mix:
+class CellMix:
     """How many cells of each number of GPUs, what they serve together in requests/s, and their GPUs."""
 
     cells: Mapping[int, int]
@@ -62,7 +62,7 @@ def efficient_cells(rate_of_gpus: Callable[[int], float], largest: int) -> tuple
     return tuple(cells)
 
 
-def greedy_mix(cells: Sequence[Cell], target: float) -> Mix:
+def greedy_mix(cells: Sequence[Cell], target: float) -> CellMix:
     """Algorithm 2 (baseline): the largest cell that fits what is left of `target` (requests/s), until met."""
     useful = _useful(cells, target)
     counts: dict[int, int] = {}
@@ -73,10 +73,10 @@ def greedy_mix(cells: Sequence[Cell], target: float) -> Mix:
         rate += more
         gpus += size
         counts[size] = counts.get(size, 0) + 1
-    return Mix(counts, rate, gpus)
+    return CellMix(counts, rate, gpus)
 
 
-def exact_mix(cells: Sequence[Cell], target: float) -> Mix:
+def exact_mix(cells: Sequence[Cell], target: float) -> CellMix:
     """Return the fewest GPUs that serve `target` requests/s, and of those the mix that serves most.
 
     best[n] = max over cells of best[n - GPUs] + rate: the most that n GPUs serve.
@@ -102,7 +102,7 @@ def exact_mix(cells: Sequence[Cell], target: float) -> Mix:
         total += taken[1]
         gpus += taken[0]
         number -= taken[0]
-    return Mix(dict(sorted(counts.items())), total, gpus)
+    return CellMix(dict(sorted(counts.items())), total, gpus)
 
 
 def _useful(cells: Sequence[Cell], target: float) -> list[Cell]:

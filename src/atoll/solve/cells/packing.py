@@ -15,8 +15,8 @@ from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.executors import machine_traffic
 from atoll.plan.validate.violation import exceeds
-from atoll.solve.cells.boxes import Box
-from atoll.solve.cells.types import Programme
+from atoll.solve.cells.boxes import LaidMachine
+from atoll.solve.cells.types import CellProgramme
 from atoll.solve.packing import pack
 
 _TRICKLE = 1e-9
@@ -40,7 +40,7 @@ Seats = dict[tuple[str, int, int], list[str]]
 def place_in(
     problem: Problem,
     instances: Sequence[Instance],
-    boxes: Sequence[Box],
+    boxes: Sequence[LaidMachine],
     by_type: Mapping[tuple[int, str], Sequence[str]],
 ) -> tuple[tuple[Instance, ...], Seats]:
     """Return instances with a slot and GPUs for every slice, and who sits in which box.
@@ -85,7 +85,9 @@ Spread = dict[str, float]
 
 
 def local_paths(
-    boxes: Sequence[Box], seats: Mapping[tuple[str, int, int], Sequence[str]], programme: Programme
+    boxes: Sequence[LaidMachine],
+    seats: Mapping[tuple[str, int, int], Sequence[str]],
+    programme: CellProgramme,
 ) -> list[tuple[str, str, float, tuple[tuple[str, str], ...]]]:
     """Return ways of single requests over executors of boxes: service, class, requests/s, (part, executor).
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.solve.cells.boxes import Block, Box, Pattern, WayKey, make_block
+from atoll.solve.cells.boxes import LaidMachine, MachineBlock, Pattern, WayKey, make_block
 from atoll.solve.cells.table import tied_shares, way_chains, weigh_shares
-from atoll.solve.cells.types import Answer, Flow, Programme
+from atoll.solve.cells.types import CellAnswer, CellProgramme, PartFlow
 from atoll.solve.lp import LinearProgram, Sparse
 
 Floats = NDArray[np.float64]
@@ -24,7 +24,7 @@ _SLACK = 1e-8
 _ZERO = 1e-11
 
 
-def slice_sizes(programme: Programme, e: int) -> list[int]:
+def slice_sizes(programme: CellProgramme, e: int) -> list[int]:
     """Return the GPUs of the slices of an executor type."""
     return [
         int(kind.rsplit(":", 1)[1]) for kind, n in programme.executors[e].uses for _ in range(n)
@@ -34,12 +34,12 @@ def slice_sizes(programme: Programme, e: int) -> list[int]:
 class PatternMaster:
     """The linear programme of patterns; see the module and `boxes` for its rows and columns."""
 
-    def __init__(self, programme: Programme, scale: float) -> None:
+    def __init__(self, programme: CellProgramme, scale: float) -> None:
         self.programme = programme
         self.scale = scale
         self.lp = LinearProgram(0)
         self.patterns: list[Pattern] = []
-        self.blocks: list[Block] = []
+        self.blocks: list[MachineBlock] = []
         self.count_columns: list[int] = []
         self.z_columns: list[list[int]] = []
         self.k_columns: list[list[int]] = []
@@ -228,7 +228,7 @@ class PatternMaster:
                     entries[row] = entries.get(row, 0.0) + 1.0
         return list(entries.items())
 
-    def pair_entries(self, block: Block, index: int) -> list[tuple[int, float]]:
+    def pair_entries(self, block: MachineBlock, index: int) -> list[tuple[int, float]]:
         """Return what a hand-over inside takes out of the nested rows of a chain between the two parts."""
         flow = block.k[index]
         one, two = block.z[flow.first], block.z[flow.second]
@@ -285,7 +285,7 @@ class PatternMaster:
 
     # ---------------------------------------------------------------- answers
 
-    def answer(self, values: Floats, base: Answer) -> Answer:
+    def answer(self, values: Floats, base: CellAnswer) -> CellAnswer:
         """Return `base` with the flows, ways and shares of a solution."""
         programme = self.programme
         flows: dict[tuple[str, str, str, int, str], float] = {}
@@ -315,13 +315,13 @@ class PatternMaster:
             served[programme.classes[t].key] = float(values[column]) * self.scale
         return replace(
             base,
-            flows=tuple(Flow(*key, rate) for key, rate in sorted(flows.items())),
+            flows=tuple(PartFlow(*key, rate) for key, rate in sorted(flows.items())),
             ways=ways,
             split=split,
             served=served,
         )
 
-    def boxes(self, values: Floats, laid: list[list[Box]]) -> tuple[Box, ...]:
+    def boxes(self, values: Floats, laid: list[list[LaidMachine]]) -> tuple[LaidMachine, ...]:
         """Return machines with their traffic; `laid` has those of each pattern."""
         found = []
         for i, boxes in enumerate(laid):

@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.plan.plan import OfferKey
-from atoll.solve.cells.boxes import Box, Pattern, make_block, pack_boxes
+from atoll.solve.cells.boxes import LaidMachine, Pattern, make_block, pack_boxes
 from atoll.solve.cells.pattern_master import PatternMaster, make_entries, slice_sizes
 from atoll.solve.cells.presolve import undominated
 from atoll.solve.cells.programme import solve_programme
-from atoll.solve.cells.types import Answer, Placed, Programme
+from atoll.solve.cells.types import CellAnswer, CellProgramme, PlacedExecutors
 from atoll.solve.lp import LinearProgram, MipResult
 
 Floats = NDArray[np.float64]
@@ -46,8 +46,8 @@ SPLIT = "executors on several slices were left out of machines planned by patter
 
 
 def solve_with_topology(
-    programme: Programme, *, gap: float = 1e-4, work: float = 1.0, deadline_s: float = math.inf
-) -> tuple[Answer, tuple[Box, ...]]:
+    programme: CellProgramme, *, gap: float = 1e-4, work: float = 1.0, deadline_s: float = math.inf
+) -> tuple[CellAnswer, tuple[LaidMachine, ...]]:
     """Return the best answer whose traffic the NICs carry, and its machines; gap is relative.
 
     The answer's `reasons` say whether NICs bind.
@@ -63,17 +63,17 @@ def solve_with_topology(
             return replace(answer, reasons=(*free.reasons, HOLDS)), boxes
     elif all(m.nic_bytes_per_s == math.inf for m in programme.machines):
         return replace(free, reasons=(*free.reasons, HOLDS)), laid
-    return _Patterns(programme, free, gap, work).solve()
+    return _PatternSearch(programme, free, gap, work).solve()
 
 
 def _route(
-    programme: Programme, answer: Answer, laid: tuple[Box, ...]
-) -> tuple[Answer, tuple[Box, ...]] | None:
+    programme: CellProgramme, answer: CellAnswer, laid: tuple[LaidMachine, ...]
+) -> tuple[CellAnswer, tuple[LaidMachine, ...]] | None:
     """Return the answer with flows between these machines that their NICs carry, None where they do not."""
     scale = answer.share if programme.goal == "most" else 1.0
     master = PatternMaster(programme, scale)
     offers = {machine.key: o for o, machine in enumerate(programme.machines)}
-    patterns: dict[Pattern, list[Box]] = {}
+    patterns: dict[Pattern, list[LaidMachine]] = {}
     for box in laid:
         counts: dict[int, int] = {}
         for e, _, n in box.executors:
@@ -106,10 +106,10 @@ def _route(
     return kept, boxes
 
 
-class _Patterns:
+class _PatternSearch:
     """The search by patterns where NICs bind."""
 
-    def __init__(self, programme: Programme, free: Answer, gap: float, work: float) -> None:
+    def __init__(self, programme: CellProgramme, free: CellAnswer, gap: float, work: float) -> None:
         self.programme = programme
         self.free = free
         self.gap = gap
@@ -284,7 +284,7 @@ class _Patterns:
         self.spent += result.iterations
         return result, max(floor, result.bound) if self.complete and not self.split else floor
 
-    def solve(self) -> tuple[Answer, tuple[Box, ...]]:
+    def solve(self) -> tuple[CellAnswer, tuple[LaidMachine, ...]]:
         """Return the best answer by patterns; its bound is never below that without topology."""
         programme, free, master = self.programme, self.free, self.master
         if not self.complete:
@@ -345,7 +345,7 @@ class _Patterns:
             answer = replace(answer, status="partial")
         return answer, boxes
 
-    def _add_laid(self, box: Box) -> None:
+    def _add_laid(self, box: LaidMachine) -> None:
         offers = [machine.key for machine in self.programme.machines]
         counts: dict[int, int] = {}
         for e, _, n in box.executors:
@@ -355,7 +355,9 @@ class _Patterns:
         if pattern not in self.master.patterns and set(counts) <= set(self.types[o]):
             self.master.add_pattern(pattern)
 
-    def _finish(self, numbers: NDArray[np.int64], values: Floats) -> tuple[Answer, tuple[Box, ...]]:
+    def _finish(
+        self, numbers: NDArray[np.int64], values: Floats
+    ) -> tuple[CellAnswer, tuple[LaidMachine, ...]]:
         """Return the answer with these numbers of machines, its flows made exact and its executors named."""
         programme = self.programme
         chosen = [i for i in range(len(numbers)) if numbers[i] > 0]
@@ -370,7 +372,7 @@ class _Patterns:
         least = fixed.least_traffic(-result.objective)
         values = result.values if least is None else least
         self._shares = [float(values[c]) for c in fixed.share_columns]
-        laid: list[list[Box]] = []
+        laid: list[list[LaidMachine]] = []
         slots: dict[int, int] = {}
         for k, i in enumerate(chosen):
             pattern = self.master.patterns[i]
@@ -378,7 +380,7 @@ class _Patterns:
             key = programme.machines[pattern.offer].key
             first = slots.get(pattern.offer, 0)
             slots[pattern.offer] = first + int(numbers[i])
-            laid.append([Box(key, first + n, inside) for n in range(int(numbers[i]))])
+            laid.append([LaidMachine(key, first + n, inside) for n in range(int(numbers[i]))])
         boxes = fixed.boxes(values, laid)
         return self._account(fixed.answer(values, self.free), boxes), boxes
 
@@ -397,7 +399,7 @@ class _Patterns:
                 inside.append((e, self.programme.executors[e].uses[0][0], n))
         return tuple(inside)
 
-    def _account(self, answer: Answer, boxes: tuple[Box, ...]) -> Answer:
+    def _account(self, answer: CellAnswer, boxes: tuple[LaidMachine, ...]) -> CellAnswer:
         """Return the answer with the executors and machines of boxes, and what they cost."""
         programme = self.programme
         offers = {machine.key: machine for machine in programme.machines}
@@ -423,7 +425,7 @@ class _Patterns:
                 start += (n - stay) * share * offers[key].usd_per_hour
             total = sum(taken.values())
             each = tuple((key, kind, n) for (key, kind), n in sorted(taken.items()))
-            placed.append(Placed(e, region, total, kept, each))
+            placed.append(PlacedExecutors(e, region, total, kept, each))
         return replace(
             answer,
             placed=tuple(placed),

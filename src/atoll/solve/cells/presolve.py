@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.solve.cells.types import Programme
+from atoll.solve.cells.types import CellProgramme
 
 Floats = NDArray[np.float64]
 
@@ -18,7 +18,7 @@ _PAIRS = 2_000
 """Types of a service up to which all are compared with all; beyond, only those on the same slices."""
 
 
-def undominated(programme: Programme) -> tuple[int, ...]:
+def undominated(programme: CellProgramme) -> tuple[int, ...]:
     """Return the types, by index, that are left: of equal ones the first."""
     asked: dict[str, dict[tuple[str, str], bool]] = {}
     for klass in programme.classes:
@@ -47,7 +47,9 @@ def undominated(programme: Programme) -> tuple[int, ...]:
     return tuple(sorted(left))
 
 
-def _measure(programme: Programme, types: list[int], keys: dict[tuple[str, str], bool]) -> Floats:
+def _measure(
+    programme: CellProgramme, types: list[int], keys: dict[tuple[str, str], bool]
+) -> Floats:
     """Return by type all of which less is better: slices by kind, seconds, and latency in chains."""
     kinds = sorted({kind for e in types for kind, _ in programme.executors[e].uses})
     place = {kind: i for i, kind in enumerate(kinds)}

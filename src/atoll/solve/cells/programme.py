@@ -24,7 +24,7 @@ from atoll.solve.cells.answers import Routed, Whole
 from atoll.solve.cells.master import Counter, Master
 from atoll.solve.cells.presolve import undominated
 from atoll.solve.cells.table import Table, make_table, weigh_shares
-from atoll.solve.cells.types import Answer, Programme
+from atoll.solve.cells.types import CellAnswer, CellProgramme
 from atoll.solve.effort import Countdown
 from atoll.solve.lp import MipResult
 
@@ -48,13 +48,13 @@ _SLACK = 1e-9
 
 
 def solve_programme(
-    programme: Programme,
+    programme: CellProgramme,
     *,
     gap: float = 1e-4,
     work: float = 1.0,
     deadline_s: float = math.inf,
     presolve: bool = True,
-) -> Answer:
+) -> CellAnswer:
     """Return the best answer, "optimal" where its gap (relative) is proven.
 
     `work` multiplies the simplex iterations that the search may take; `deadline_s` is a safety net. Without
@@ -64,13 +64,13 @@ def solve_programme(
     counter = Counter(ITERATIONS * work)
     table = make_table(programme, undominated(programme) if presolve else None)
     if not table.classes:
-        return _Search(table, gap, counter, end).answer_empty()
+        return _ShareSearch(table, gap, counter, end).answer_empty()
     if programme.goal == "most":
         return _solve_most(table, gap, counter, end)
     return _solve_cost(table, gap, counter, end)
 
 
-def _solve_most(table: Table, gap: float, counter: Counter, end: Countdown) -> Answer:
+def _solve_most(table: Table, gap: float, counter: Counter, end: Countdown) -> CellAnswer:
     """Return the largest multiple of demand, and the cheapest answer for it."""
     rough = Master(table, weights=None, cap=math.inf, work=counter)
     rough.seek_share()
@@ -79,15 +79,15 @@ def _solve_most(table: Table, gap: float, counter: Counter, end: Countdown) -> A
         return answers.nothing(table, table.missing or _SHORT, counter, late=end.passed)
     # With the relaxation's multiple as the demand, shares are at most 1 and numbers near it.
     bound = -relaxed.objective if relaxed.complete else _largest(table)
-    search = _Search(table.at_scale(bound), gap, counter, end)
+    search = _ShareSearch(table.at_scale(bound), gap, counter, end)
     search.master.add_units(rough.inside)
     return search.answer_share()
 
 
-def _solve_cost(table: Table, gap: float, counter: Counter, end: Countdown) -> Answer:
+def _solve_cost(table: Table, gap: float, counter: Counter, end: Countdown) -> CellAnswer:
     """Return the cheapest answer for all demand, or for as much of it as can be met."""
     programme = table.programme
-    search = _Search(table, gap, counter, end)
+    search = _ShareSearch(table, gap, counter, end)
     if programme.shortage != "priority" and table.missing:
         return answers.nothing(table, table.missing, counter, late=False)
     search.master.seek_share()
@@ -96,7 +96,7 @@ def _solve_cost(table: Table, gap: float, counter: Counter, end: Countdown) -> A
     short = relaxed.feasible and relaxed.complete and share < _ALL
     if not short:
         answer = search.answer_all(None)
-        if isinstance(answer, Answer):
+        if isinstance(answer, CellAnswer):
             return answer
         short = answer.infeasible
     if programme.shortage == "fail" and short:
@@ -136,7 +136,7 @@ class _Goal:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Outcome:
     """The outcome of one search: whole numbers and flows (None: none found), their worth, what is proven."""
 
     whole: Whole | None
@@ -146,7 +146,7 @@ class _Found:
     infeasible: bool = False
 
 
-class _Search:
+class _ShareSearch:
     """Searches on one table, and the master programme of the relaxation that they share."""
 
     def __init__(self, table: Table, gap: float, counter: Counter, end: Countdown) -> None:
@@ -165,14 +165,14 @@ class _Search:
 
     # ---------------------------------------------------------------- answers
 
-    def answer_all(self, start: _Found | None) -> Answer | _Found:
+    def answer_all(self, start: _Outcome | None) -> CellAnswer | _Outcome:
         """Return the cheapest answer that serves everybody, or what is known where none was found."""
         found = self.prove(_Goal("cost", least=1.0), start)
         if found.whole is None or found.routed is None:
             return found
         return self.answer(found, (1.0, 1.0))
 
-    def answer_share(self) -> Answer:
+    def answer_share(self) -> CellAnswer:
         """Return the answer with the largest share of demand, the cheapest of those."""
         programme = self.table.programme
         most = self.prove(_Goal("share"), None)
@@ -182,7 +182,7 @@ class _Search:
         level = self.level_of(most.routed)
         if programme.goal == "cost" and level >= 1.0 - _SLACK:
             answer = self.answer_all(most)
-            if isinstance(answer, Answer):
+            if isinstance(answer, CellAnswer):
                 return answer
         elif programme.goal == "cost" and programme.shortage == "fail":
             return self.answer_nothing(_SHORT if -most.bound < _ALL else _UNKNOWN, -most.bound)
@@ -192,12 +192,12 @@ class _Search:
         share = self.level_of(cheap.routed or most.routed)
         return self.answer(cheap, (share, max(share, -most.bound)))
 
-    def answer_empty(self) -> Answer:
+    def answer_empty(self) -> CellAnswer:
         """Return the answer to no demand: nothing."""
         served = {klass.key: 1.0 for klass in self.table.programme.classes}
-        return Answer("optimal", (), {}, (), {}, served, 0.0, 0.0, 0.0, 0.0)
+        return CellAnswer("optimal", (), {}, (), {}, served, 0.0, 0.0, 0.0, 0.0)
 
-    def answer_nothing(self, reasons: tuple[str, ...], share_bound: float) -> Answer:
+    def answer_nothing(self, reasons: tuple[str, ...], share_bound: float) -> CellAnswer:
         """Return that there is no answer, why, and which share could still be served."""
         bound = max(0.0, share_bound) * self.table.scale
         reasons = self.table.missing or reasons
@@ -205,7 +205,7 @@ class _Search:
         most = self.table.programme.goal == "most"
         return replace(empty, share_bound=bound, bound=bound if most else empty.bound)
 
-    def answer(self, found: _Found, share: tuple[float, float]) -> Answer:
+    def answer(self, found: _Outcome, share: tuple[float, float]) -> CellAnswer:
         """Return the answer of what was found; `share` is what is served, and what is proven of that."""
         table = self.table
         assert found.whole is not None
@@ -218,7 +218,7 @@ class _Search:
         cheap = _near(cost, bound, self.gap)
         widest = _near(share[0], share[1], self.gap)
         keys = [m.key for m in table.programme.machines]
-        answer = Answer(
+        answer = CellAnswer(
             status="optimal" if cheap and widest else "feasible",
             placed=answers.place(table, whole),
             machines={k: int(n) for k, n in zip(keys, whole.machines, strict=True) if n},
@@ -253,18 +253,18 @@ class _Search:
 
     # ---------------------------------------------------------------- proofs
 
-    def prove(self, goal: _Goal, start: _Found | None) -> _Found:
+    def prove(self, goal: _Goal, start: _Outcome | None) -> _Outcome:
         """Return the best integer solution for a goal and a bound over all units."""
         goal.set_on(self.master)
         relaxed = self.master.relax(self.end.left)
         if not relaxed.feasible:
             self.late = self.late or self.end.passed
-            return _Found(None, None, math.inf, -math.inf, relaxed.complete)
+            return _Outcome(None, None, math.inf, -math.inf, relaxed.complete)
         floor = relaxed.objective
         if not relaxed.complete:
             most = np.where(self.table.fresh, self.table.most, 0.0)
             floor += float((np.minimum(0.0, relaxed.excess) * most).sum())
-        best = _Found(None, None, math.inf, floor)
+        best = _Outcome(None, None, math.inf, floor)
         if start is not None and start.whole is not None and start.routed is not None:
             best = replace(start, objective=self._worth(goal, start.whole, start.routed))
         # Those of the relaxation come first, so that the first integer programme has all that is needed.
@@ -296,15 +296,15 @@ class _Search:
         gone = result.status == "infeasible" and number >= len(order)
         return best if best.whole is not None else replace(best, infeasible=gone)
 
-    def _slack(self, found: _Found) -> float:
+    def _slack(self, found: _Outcome) -> float:
         """Return the distance to the bound that will do."""
         if math.isinf(found.objective):
             return 0.0
         return max(0.5 * self.gap * abs(found.objective), 1e-9)
 
     def _solve_over(
-        self, goal: _Goal, units: NDArray[np.int64], best: _Found, *, last: bool
-    ) -> tuple[MipResult, _Found | None]:
+        self, goal: _Goal, units: NDArray[np.int64], best: _Outcome, *, last: bool
+    ) -> tuple[MipResult, _Outcome | None]:
         """Solve the integer programme over some units, and make the flows of what it finds exact."""
         master = self._make_master()
         used = [] if best.whole is None else list(best.whole.units)
@@ -327,7 +327,7 @@ class _Search:
         routed = answers.route(self.table, whole, self.weights, goal.least, 1.0, self.counter)
         if routed is None or self.level_of(routed) < goal.level * (1.0 - 10 * _SLACK):
             return result, None
-        return result, _Found(whole, routed, self._worth(goal, whole, routed), -math.inf)
+        return result, _Outcome(whole, routed, self._worth(goal, whole, routed), -math.inf)
 
     def _worth(self, goal: _Goal, whole: Whole, routed: Routed) -> float:
         if goal.seeks == "share":

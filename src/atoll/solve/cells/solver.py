@@ -17,15 +17,15 @@ from atoll.core.errors import UsageError
 from atoll.core.units import format_price, format_share
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem, Service
-from atoll.solve.cells.boxes import Box
-from atoll.solve.cells.build import Built, ChooseOptions, build_programme
+from atoll.solve.cells.boxes import LaidMachine
+from atoll.solve.cells.build import BuiltProgramme, ChooseOptions, build_programme
 from atoll.solve.cells.equal import plan_cells
 from atoll.solve.cells.options import Option, named_options
 from atoll.solve.cells.packing import overloads_interfaces
 from atoll.solve.cells.patterns import solve_with_topology
 from atoll.solve.cells.programme import solve_programme
 from atoll.solve.cells.to_plan import plan_of
-from atoll.solve.cells.types import Answer
+from atoll.solve.cells.types import CellAnswer
 from atoll.solve.effort import Countdown, Effort
 from atoll.solve.family import SolverFamily
 from atoll.solve.progress import OnProgress, Progress
@@ -58,7 +58,7 @@ def solve(
     built = build_programme(problem, catalog, effort, libraries, choose=choose)
     reasons = missing_executors(problem, built)
 
-    def make(built: Built, answer: Answer, boxes: Sequence[Box] = ()) -> Plan:
+    def make(built: BuiltProgramme, answer: CellAnswer, boxes: Sequence[LaidMachine] = ()) -> Plan:
         return plan_of(
             problem,
             catalog,
@@ -101,7 +101,7 @@ def solve(
     return make(built, replace(answer, bound=min(answer.bound, bound)))
 
 
-def missing_executors(problem: Problem, built: Built) -> tuple[str, ...]:
+def missing_executors(problem: Problem, built: BuiltProgramme) -> tuple[str, ...]:
     """Return in words the parts that no executor can run for a class within its promise."""
     found = []
     for demand in built.programme.classes:
@@ -130,8 +130,8 @@ def _cut(name: str, catalog: Catalog) -> ChooseOptions:
     return choose
 
 
-def _nothing() -> Answer:
-    return Answer("infeasible", (), {}, (), {}, {}, 0.0, 0.0, 0.0, 0.0)
+def _nothing() -> CellAnswer:
+    return CellAnswer("infeasible", (), {}, (), {}, {}, 0.0, 0.0, 0.0, 0.0)
 
 
 def _libraries(
@@ -182,7 +182,7 @@ def _tell(
         on_progress(Progress(phase, text, share) if share is not None else Progress(phase, text))
 
 
-def _describe(answer: Answer) -> str:
+def _describe(answer: CellAnswer) -> str:
     if answer.status == "infeasible":
         return "no plan"
     gap = 1.0 - answer.bound / answer.objective if answer.objective > 0 else 0.0

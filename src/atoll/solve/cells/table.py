@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.core.errors import InputError
-from atoll.solve.cells.types import ClassDemand, ExecutorType, Programme
+from atoll.solve.cells.types import CellProgramme, ClassDemand, ExecutorType
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -28,7 +28,7 @@ _LEAST_LOAD = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class NeedEntry:
     """Requests of a class that go one way in a region: a column x."""
 
     klass: int
@@ -66,11 +66,11 @@ class Table:
     the demand.
     """
 
-    programme: Programme
+    programme: CellProgramme
     regions: tuple[str, ...]
     classes: tuple[int, ...]
     missing: tuple[str, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[NeedEntry, ...]
     needs: tuple[tuple[int, str, int], ...]
     chains: tuple[Nested, ...]
     cells: tuple[tuple[int, str, int], ...]
@@ -113,7 +113,7 @@ class Table:
         return best
 
 
-def make_table(programme: Programme, keep: Iterable[int] | None = None) -> Table:
+def make_table(programme: CellProgramme, keep: Iterable[int] | None = None) -> Table:
     """Return the arrays of a programme, with new executors of the types `keep` alone (None: of all).
 
     Left out are classes without requests, ways that nothing can run, types on kinds that nobody offers and
@@ -165,7 +165,7 @@ def make_table(programme: Programme, keep: Iterable[int] | None = None) -> Table
     )
 
 
-def check(programme: Programme) -> None:
+def check(programme: CellProgramme) -> None:
     """Refuse what has no meaning: negative seconds, chains in an odd circle, offers named twice."""
     for e, executor in enumerate(programme.executors):
         for key, value in executor.seconds.items():
@@ -225,7 +225,7 @@ def colour_parts(klass: ClassDemand, way: tuple[str, ...]) -> dict[str, bool]:
 
 
 def _list_cells(
-    programme: Programme, regions: tuple[str, ...]
+    programme: CellProgramme, regions: tuple[str, ...]
 ) -> tuple[tuple[tuple[int, str, int], ...], tuple[tuple[int, int, int], ...]]:
     """Return cells (region, kind, GPUs) on offer, and which offers they may be taken of."""
     cells: dict[tuple[int, str, int], int] = {}
@@ -239,7 +239,7 @@ def _list_cells(
 
 
 def _room(
-    programme: Programme,
+    programme: CellProgramme,
     cells: tuple[tuple[int, str, int], ...],
     slices: tuple[tuple[int, int, int], ...],
 ) -> Floats:
@@ -266,7 +266,7 @@ def _fits(
 
 
 def _list_able(
-    programme: Programme,
+    programme: CellProgramme,
     regions: tuple[str, ...],
     cell_of: dict[tuple[int, str], int],
     types: set[int],
@@ -282,15 +282,15 @@ def _list_able(
 
 
 def _list_entries(
-    programme: Programme,
+    programme: CellProgramme,
     regions: tuple[str, ...],
     classes: tuple[int, ...],
     able: set[tuple[str, str, str, int]],
 ) -> tuple[
-    tuple[Entry, ...], tuple[tuple[int, str, int], ...], tuple[Nested, ...], tuple[str, ...]
+    tuple[NeedEntry, ...], tuple[tuple[int, str, int], ...], tuple[Nested, ...], tuple[str, ...]
 ]:
     """Return entries, needs (commodity, part, region), chains, and why classes cannot be served."""
-    entries: list[Entry] = []
+    entries: list[NeedEntry] = []
     needs: dict[tuple[int, str, int], int] = {}
     chains: list[Nested] = []
     missing: list[str] = []
@@ -311,7 +311,7 @@ def _list_entries(
                 if not all((*klass.key, part, r) in able for part in way):
                     continue
                 index = [needs.setdefault((g, part, r), len(needs)) for part in dict.fromkeys(way)]
-                entries.append(Entry(t, w, g, r, tuple(index)))
+                entries.append(NeedEntry(t, w, g, r, tuple(index)))
                 chains += [Nested(needs[g, a, r], needs[g, b, r], s) for a, b, s in bounds]
         if len(entries) == before:
             missing.append(_why_missing(klass, regions, able))
@@ -334,10 +334,10 @@ def _why_missing(
 
 
 def _list_units(
-    programme: Programme,
+    programme: CellProgramme,
     regions: tuple[str, ...],
     cell_of: dict[tuple[int, str], int],
-    entries: tuple[Entry, ...],
+    entries: tuple[NeedEntry, ...],
     needs: tuple[tuple[int, str, int], ...],
     types: set[int],
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int, int]], list[tuple[int, int, float, float]]]:
@@ -369,7 +369,7 @@ def _list_units(
 
 
 def _list_kept(
-    programme: Programme, regions: tuple[str, ...], unit_of: dict[tuple[int, int], int]
+    programme: CellProgramme, regions: tuple[str, ...], unit_of: dict[tuple[int, int], int]
 ) -> Iterable[Kept]:
     offer_of = {offer.key: o for o, offer in enumerate(programme.machines)}
     for s, standing in enumerate(programme.standing):
@@ -393,7 +393,7 @@ def _list_kept(
         yield Kept(s, unit, standing.count, tuple(sorted(gpus.items())))
 
 
-def weigh_shares(programme: Programme, classes: Sequence[int]) -> Floats:
+def weigh_shares(programme: CellProgramme, classes: Sequence[int]) -> Floats:
     """Return the weights of the shares of classes, which add up to 1: priorities, of services if `alike`."""
     each = Counter(programme.classes[t].service for t in classes)
     weights = np.array(
@@ -406,7 +406,7 @@ def weigh_shares(programme: Programme, classes: Sequence[int]) -> Floats:
     return weights / max(float(weights.sum()), 1e-12)
 
 
-def tied_shares(programme: Programme, classes: Sequence[int]) -> list[tuple[int, int]]:
+def tied_shares(programme: CellProgramme, classes: Sequence[int]) -> list[tuple[int, int]]:
     """Return pairs of places in `classes` of those that have the same share, none unless `alike`."""
     if not programme.alike:
         return []

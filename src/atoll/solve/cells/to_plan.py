@@ -18,18 +18,18 @@ from atoll.plan.plan import (
     Market,
     Node,
     OfferKey,
-    PathStep,
     Plan,
     RequestPath,
+    RequestStep,
 )
 from atoll.plan.problem import Problem
 from atoll.solve.assembly import NewInstance, assemble, build_instance, infeasible, keep, price
-from atoll.solve.cells.boxes import Box
-from atoll.solve.cells.build import Built, Origin
+from atoll.solve.cells.boxes import LaidMachine
+from atoll.solve.cells.build import BuiltProgramme, Origin
 from atoll.solve.cells.matching import WayFlow, match_ways
 from atoll.solve.cells.options import plain_parts
 from atoll.solve.cells.packing import local_paths, place_in
-from atoll.solve.cells.types import Answer, Placed
+from atoll.solve.cells.types import CellAnswer, PlacedExecutors
 from atoll.solve.derating import apply_all
 from atoll.solve.effort import Effort
 from atoll.solve.templates.library import Libraries
@@ -42,14 +42,14 @@ _TRICKLE = 1e-9
 def plan_of(
     problem: Problem,
     catalog: Catalog,
-    built: Built,
-    answer: Answer,
+    built: BuiltProgramme,
+    answer: CellAnswer,
     libraries: Libraries | None,
     effort: Effort,
     *,
     solver: str,
     reasons: Sequence[str] = (),
-    boxes: Sequence[Box] = (),
+    boxes: Sequence[LaidMachine] = (),
     proven: bool = True,
 ) -> Plan:
     """Return the plan of an answer; "infeasible", with its reasons, where there is none.
@@ -94,7 +94,7 @@ def plan_of(
     )
 
 
-def _lean(built: Built, answer: Answer) -> Answer:
+def _lean(built: BuiltProgramme, answer: CellAnswer) -> CellAnswer:
     """Return the answer with new executors that have no part which no request needs of them.
 
     The programme is free to take executors of more parts than are used; those of fewer are as fast, which is
@@ -127,7 +127,7 @@ def _lean(built: Built, answer: Answer) -> Answer:
     )
 
 
-def _leaner(built: Built, index: int, used: set[str]) -> int | None:
+def _leaner(built: BuiltProgramme, index: int, used: set[str]) -> int | None:
     """The executor type of the parts used alone, None where there is none or it is slower."""
     origin, own = built.origins[index], built.programme.executors[index]
     parts = tuple(part for part in origin.parts if part in used)
@@ -152,8 +152,8 @@ class _Executors:
         self,
         problem: Problem,
         catalog: Catalog,
-        built: Built,
-        answer: Answer,
+        built: BuiltProgramme,
+        answer: CellAnswer,
         libraries: Libraries | None,
     ) -> None:
         self.problem, self.catalog, self.built = problem, catalog, built
@@ -171,7 +171,7 @@ class _Executors:
         """The classes of the service that a way belongs to; none where it is a plain one."""
         return tuple(k.name for k in self.problem.service(way.service).classes)
 
-    def _place(self, placed: Placed, origin: Origin, running: list[Instance]) -> None:
+    def _place(self, placed: PlacedExecutors, origin: Origin, running: list[Instance]) -> None:
         sources: Counter[tuple[OfferKey, str]] = Counter()
         for key, kind, number in placed.slices:
             sources[key, kind] += number
@@ -193,7 +193,7 @@ class _Executors:
         for _ in range(placed.count - stay):
             self._add(placed, self._new(placed, origin, sources))
 
-    def _add(self, placed: Placed, instance: Instance) -> None:
+    def _add(self, placed: PlacedExecutors, instance: Instance) -> None:
         self.taken.add(instance.id)
         self.instances.append(instance)
         self.by_type[placed.executor, placed.region].append(instance.id)
@@ -205,7 +205,7 @@ class _Executors:
         return running.model_copy(update={"usd_per_hour": usd, "kept": True})
 
     def _new(
-        self, placed: Placed, origin: Origin, sources: Counter[tuple[OfferKey, str]]
+        self, placed: PlacedExecutors, origin: Origin, sources: Counter[tuple[OfferKey, str]]
     ) -> Instance:
         if origin.kind is None:
             return self._new_template(placed, origin, sources)
@@ -234,7 +234,7 @@ class _Executors:
         )
 
     def _new_template(
-        self, placed: Placed, origin: Origin, sources: Counter[tuple[OfferKey, str]]
+        self, placed: PlacedExecutors, origin: Origin, sources: Counter[tuple[OfferKey, str]]
     ) -> Instance:
         if self.libraries is None or origin.role is None or origin.template is None:
             raise InternalError(f"{origin.service}: a second copy of what only runs")
@@ -272,7 +272,7 @@ def _take(sources: Counter[tuple[OfferKey, str]], kind: str) -> OfferKey:
     return key
 
 
-def _served(problem: Problem, answer: Answer) -> dict[str, float]:
+def _served(problem: Problem, answer: CellAnswer) -> dict[str, float]:
     """The share of its requests that each any-to-any service serves: that of its worst served class."""
     found = {}
     for service in problem.services:
@@ -314,7 +314,7 @@ def _paths(
             klass=klass,
             share=min(1.0, share / kept[service, klass]),
             steps=tuple(
-                PathStep(parts=parts, instances={name: 1.0 / len(names) for name in names})
+                RequestStep(parts=parts, instances={name: 1.0 / len(names) for name in names})
                 for parts, names in steps
             ),
         )
@@ -343,7 +343,7 @@ def _seated_paths(
             service=service,
             klass=klass,
             share=min(1.0, rate / totals[service, klass]),
-            steps=tuple(PathStep(parts=parts, instances={name: 1.0}) for parts, name in route),
+            steps=tuple(RequestStep(parts=parts, instances={name: 1.0}) for parts, name in route),
         )
         for (service, klass, route), rate in sorted(merged.items())
     ]

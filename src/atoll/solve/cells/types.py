@@ -105,7 +105,7 @@ class ClassDemand:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StandingExecutors:
     """Executors that run now: `count` of a type, on the machines of the offers named, slice by slice."""
 
     executor: int
@@ -114,7 +114,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Programme:
+class CellProgramme:
     """The whole question. Goal "cost" is the cheapest for the demand, "most" the largest multiple of it.
 
     `budget_usd_per_hour`, `spot_share` (of GPUs in slices in use) and `most_machines` bound the answer, None
@@ -128,7 +128,7 @@ class Programme:
     machines: tuple[Machines, ...]
     executors: tuple[ExecutorType, ...]
     classes: tuple[ClassDemand, ...]
-    standing: tuple[Standing, ...] = ()
+    standing: tuple[StandingExecutors, ...] = ()
     goal: Literal["cost", "most"] = "cost"
     budget_usd_per_hour: float | None = None
     spot_share: float | None = None
@@ -139,7 +139,7 @@ class Programme:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedExecutors:
     """Executors of one type in one region: slices taken from offers, and how many of them ran before."""
 
     executor: int
@@ -150,7 +150,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class PartFlow:
     """Requests/s of a class for which an executor type in a region runs a part."""
 
     service: str
@@ -162,7 +162,7 @@ class Flow:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CellAnswer:
     """What was found: executors, machines by offer, flows, ways, the share of each class that is served.
 
     `objective` is USD/h with what starting costs ("cost"), or the multiple of demand ("most"), `bound` what
@@ -174,9 +174,9 @@ class Answer:
     """
 
     status: Literal["optimal", "feasible", "partial", "infeasible"]
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedExecutors, ...]
     machines: Mapping[OfferKey, int]
-    flows: tuple[Flow, ...]
+    flows: tuple[PartFlow, ...]
     ways: Mapping[tuple[str, str, int, str], float]
     served: Mapping[ClassKey, float]
     usd_per_hour: float

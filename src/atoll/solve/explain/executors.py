@@ -13,7 +13,7 @@ cheaper only because it was not simulated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from atoll.catalog.catalog import Catalog
@@ -24,11 +24,11 @@ from atoll.perf.components.executor import ExecutorWork
 from atoll.perf.components.loads import class_parts, component_of
 from atoll.perf.components.shapes import component_weight_bytes
 from atoll.plan.executor_use import executor_use
-from atoll.plan.executors import ways_of, work_of
+from atoll.plan.executors import work_of
 from atoll.plan.files.offers import can_be_cut
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Offer, Problem, Service
-from atoll.solve.cells.options import options_of
+from atoll.solve.cells.room import Slowdown, slow_others, slowdown_of
 from atoll.solve.comparison import Compared
 from atoll.solve.effort import Effort
 from atoll.solve.explain.changes import (
@@ -71,14 +71,8 @@ _WORTHS = 4
 _GPUS = 3
 """Constraints whose worth is asked, and GPU types that are not on offer yet."""
 _LOOSER = 2.0
-_MOST_SLOW = 30.0
-_RAISED = (1.0, 1.2, 1.5, 2.0, 4.0, _MOST_SLOW)
-"""By what executors that a plan does not have are slowed down further, one after the other."""
 _SIZING = 0.1
 """Share of the time that finding that out may take each time."""
-_OTHERS = "*"
-Slowdown = dict[tuple[str, str, str], float]
-"""How much longer executors take, by service, parts and kind of node; "*": kinds that are not named."""
 
 
 def explain_executors(
@@ -145,44 +139,6 @@ class ExecutorSolver:
         """Return the cheapest plan of a problem that was found."""
         plan = solve(problem, effort=effort, deadline_s=seconds, catalog=self.catalog)
         return SolvedProblem(plan)
-
-
-def slow_others(slow: Slowdown, is_beaten: Callable[[Slowdown], bool]) -> Slowdown:
-    """Return slowdowns with those of kinds that a plan does not have raised until it is beaten no more."""
-    raised = slow
-    for factor in _RAISED:
-        raised = {
-            key: _clamp(slowed * factor) if key[2] == _OTHERS else slowed
-            for key, slowed in slow.items()
-        }
-        if not is_beaten(raised):
-            break
-    return raised
-
-
-def slowdown_of(plan: Plan, problem: Problem, catalog: Catalog) -> Slowdown:
-    """Return how much longer executors count as taking, so that those of a plan are just full.
-
-    By service, parts and kind of node; "*" stands for kinds that the plan does not have.
-    """
-    found: Slowdown = {}
-    use = executor_use(plan, problem, catalog)
-    for service in problem.services:
-        own = [one for one in use.of_service(service.name) if one.busy]
-        if not own:
-            continue
-        mean = _clamp(len(own) / sum(one.busy or 0.0 for one in own))
-        ways = [way for klass in service.classes for way in ways_of(catalog, service, klass)]
-        for option in options_of(catalog.model(service.model), service, ways):
-            found[service.name, "+".join(option), _OTHERS] = mean
-        for one in own:
-            key = (service.name, "+".join(one.parts), one.kind)
-            found[key] = min(found.get(key, _MOST_SLOW), _clamp(1.0 / (one.busy or 1.0)))
-    return found
-
-
-def _clamp(factor: float) -> float:
-    return min(_MOST_SLOW, max(1.0, factor))
 
 
 class _Told:
