@@ -26,6 +26,7 @@ from benchmarks.report import ROOT, Figure, finish
 
 Tree = dict[str, object]
 
+PARTIAL = 5
 LIMIT_S = 900.0
 HASH_SEEDS = (1, 2, 12_345)
 _UNORDERED = {"offers", "regions", "gpus", "node_types", "only", "avoid"}
@@ -156,7 +157,8 @@ class Planner:
             timeout=LIMIT_S + 60.0,
             check=False,
         )
-        if done.returncode:
+        # A plan that keeps too few promises is a plan, too, and says so by its exit code.
+        if done.returncode not in (0, PARTIAL):
             raise RuntimeError(f"{name} ({run}): {done.stderr.strip()[-400:]}")
         self.runs += 1
         return out.read_bytes()

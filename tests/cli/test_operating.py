@@ -162,9 +162,10 @@ def test_a_dry_run_as_json(capsys: Captured, plan: Path) -> None:
     assert {row["target"] for row in change["starts"]} == {"local"}
 
 
-def test_phases_apart_are_refused(capsys: Captured) -> None:
+def test_phases_apart_are_refused_where_the_engine_cannot(capsys: Captured) -> None:
     Path("apart.yaml").write_text(FLEET.replace("512x128}", "512x128, phases: apart}"))
-    assert "phases" in refused(capsys, "up", "apart.yaml", "--yes", "--pretend")[1]
+    args = ("up", "apart.yaml", "--yes", "--pretend", "--engine", "vllm")
+    assert "only the engine 'atoll'" in refused(capsys, *args)[1]
 
 
 def dry_run(capsys: Captured, plan: Path, *args: str) -> list[Path]:

@@ -10,14 +10,8 @@ from atoll.core.errors import UsageError
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
-from atoll.prove.executors import (
-    GraphShares,
-    _mean,
-    keep_graph_promises,
-    plain_plan,
-    plain_problem,
-    sample_graphs,
-)
+from atoll.prove.executors import keep_graph_promises, plain_plan, plain_problem
+from atoll.prove.graph_kept import GraphShares, mean_of, sample_graphs
 from atoll.prove.plan import plan as plan_fleet
 from atoll.sim.tasks.from_plan import task_fleet
 from atoll.solve.effort import Countdown, Effort
@@ -110,7 +104,7 @@ def test_runs_without_a_rare_class_count_for_the_others() -> None:
         GraphShares(1.0, {"ttft": 1.0}, {"a": 0.5}),
         GraphShares(0.5, {"ttft": 0.8, "ahead": 0.4}, {"a": 0.3}),
     ]
-    mean = _mean(runs)
+    mean = mean_of(runs)
     assert mean.all == 0.75
     assert mean.each == pytest.approx({"ttft": 0.9, "ahead": 0.4})
     assert mean.busy == pytest.approx({"a": 0.4})

@@ -222,7 +222,7 @@ def test_spreading_over_regions_is_refused() -> None:
 def test_requests_stay_in_one_region() -> None:
     there = tuple({**one, "region": THERE} for one in OFFERS)
     few = tuple({**one, "available": 3} for one in (*OFFERS, *there))
-    plan = planned(fleet({"see": seeing(rate="10/s")}, few))
+    plan = planned(fleet({"see": seeing(rate="16/s")}, few))
     assert served(plan) == 1.0
     assert {i.region for i in plan.instances} == {HERE, THERE}
 

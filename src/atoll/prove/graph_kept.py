@@ -1,0 +1,212 @@
+"""What requests of any-to-any services keep: simulated on several arrivals, and of executors alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from atoll.perf.components.loads import component_of
+from atoll.plan.plan import KeptPromise
+from atoll.prove.kept import KeptSample, KeptShares
+
+if TYPE_CHECKING:
+    from atoll.catalog.catalog import Catalog
+    from atoll.perf.constants import ConstantTable
+    from atoll.plan.plan import Instance, Plan
+    from atoll.plan.problem import Problem, Service
+    from atoll.sim.tasks.fleet import Promises
+    from atoll.sim.tasks.result import ClassResult, TaskResult
+
+TTFT, TPOT, AHEAD, IMAGE = "ttft", "tpot", "ahead", "image"
+_REQUESTS = 4_000
+_TRIAL_SEED = 1
+_ALONE = 1_500
+"""Requests in a simulation of one executor alone."""
+_LOADS = (
+    1.0,
+    0.92,
+    0.85,
+    0.78,
+    0.7,
+    0.62,
+    0.54,
+    0.46,
+    0.38,
+    0.3,
+    0.23,
+    0.17,
+    0.12,
+    0.08,
+    0.05,
+    0.03,
+)
+"""How busy executors may be planned to be."""
+
+
+@dataclass(frozen=True)
+class GraphShares:
+    """Shares of a service's requests that kept all promises, and each of them.
+
+    `busy` is by executor the share of time that it worked.
+    """
+
+    all: float
+    each: Mapping[str, float] = field(hash=False)
+    busy: Mapping[str, float] = field(hash=False)
+
+
+def sample_graphs(
+    plan: Plan,
+    problem: Problem,
+    catalog: Catalog,
+    *,
+    first_seed: int,
+    least: int,
+    most: int,
+    constants: ConstantTable | None = None,
+    requests: int = _REQUESTS,
+) -> dict[str, list[GraphShares]]:
+    """Return by any-to-any service what requests keep, in `least` to `most` simulations.
+
+    Services of which it is not sure whether they are above their target are simulated more often.
+    """
+    from atoll.sim.tasks.from_plan import simulate_service
+
+    found: dict[str, list[GraphShares]] = {}
+    for service in problem.services:
+        served = plan.served_fraction.get(service.name, 1.0)
+        if not service.is_graph or service.rate_per_s <= 0.0 or served <= 0.0:
+            continue
+        runs: list[GraphShares] = []
+        while len(runs) < least or (len(runs) < most and not _sure(runs, service.attainment)):
+            result = simulate_service(
+                plan,
+                problem,
+                catalog,
+                service.name,
+                requests=requests,
+                seed=first_seed + len(runs),
+                constants=constants,
+            )
+            runs.append(_shares(result))
+        found[service.name] = runs
+    return found
+
+
+def _shares(result: TaskResult) -> GraphShares:
+    """Shares over all classes, each with as many requests as were judged of it."""
+    promised = [c for c in result.classes if c.kept_all is not None]
+    each: dict[str, float] = {}
+    for name in (TTFT, TPOT, AHEAD, IMAGE):
+        own = [c for c in promised if name in c.kept]
+        if own:
+            each[name] = _weigh(own, [c.kept[name] for c in own])
+    busy = {executor.name: executor.busy for executor in result.executors}
+    return GraphShares(_weigh(promised, [c.kept_all or 0.0 for c in promised]), each, busy)
+
+
+def _weigh(classes: list[ClassResult], shares: list[float]) -> float:
+    counts = [max(1, c.arrived) for c in classes]
+    return float(np.average(shares, weights=counts)) if classes else 1.0
+
+
+def mean_of(runs: list[GraphShares]) -> GraphShares:
+    """Return the mean of several simulations."""
+    # A run may have no request of a rare class, and so of its promise.
+    names = sorted({name for run in runs for name in run.each})
+    return GraphShares(
+        float(np.mean([run.all for run in runs])),
+        {
+            name: float(np.mean([run.each[name] for run in runs if name in run.each]))
+            for name in names
+        },
+        {name: float(np.mean([run.busy[name] for run in runs])) for name in runs[0].busy},
+    )
+
+
+def _sample(runs: list[GraphShares]) -> KeptSample:
+    """Two promises stand for all: what comes first, and what comes after."""
+    return KeptSample(
+        tuple(
+            KeptShares(
+                run.all,
+                min(run.each.get(TTFT, 1.0), run.each.get(IMAGE, 1.0)),
+                min(run.each.get(TPOT, 1.0), run.each.get(AHEAD, 1.0)),
+            )
+            for run in runs
+        )
+    )
+
+
+def _sure(runs: list[GraphShares], target: float) -> bool:
+    sample = _sample(runs)
+    return len(runs) > 1 and (sample.is_sure(target) or sample.is_hopeless(target))
+
+
+_CAUSES = {
+    TTFT: "first texts come too late: encoders and prompts wait",
+    TPOT: "tokens come too slowly",
+    AHEAD: "speech comes too slowly",
+    IMAGE: "images take too long",
+}
+
+
+def promise_of(service: Service, runs: list[GraphShares]) -> KeptPromise:
+    """Return what simulations found of a service's promises, and what stands in the way if anything."""
+    sample, mean = _sample(runs), mean_of(runs)
+    half = sample.half
+    cause = None
+    if mean.all < service.attainment and mean.each:
+        cause = _CAUSES[min(mean.each, key=lambda name: mean.each[name])]
+    return KeptPromise(
+        service=service.name,
+        target=service.attainment,
+        kept=mean.all,
+        low=max(0.0, mean.all - half),
+        high=min(1.0, mean.all + half),
+        kept_ttft=sample.mean.ttft,
+        kept_tpot=sample.mean.tpot,
+        cause=cause,
+    )
+
+
+def load_alone(plan: Plan, problem: Problem, catalog: Catalog, executor: Instance) -> float:
+    """Return how busy an executor may be planned for enough requests to keep what it promises, alone.
+
+    The largest of a few loads, found by halving; 1 where it has no promise to keep by itself, and the least
+    where none will do. Executors that run only some parts may lose half of what all may.
+    """
+    from atoll.sim.tasks.demand import Arrivals
+    from atoll.sim.tasks.from_plan import alone_fleet
+    from atoll.sim.tasks.run import simulate_tasks
+
+    service = problem.service(executor.service)
+    model = catalog.model(service.model)
+    components = {component_of(part) for part in executor.parts}
+    whole = len(components) == len(model.graph.components)
+    target = service.attainment if whole else 0.5 + 0.5 * service.attainment
+
+    def keeps(load: float) -> bool:
+        fleet = alone_fleet(plan, problem, catalog, executor, load)
+        if fleet is None or not any(_promised(klass.promises) for klass in fleet.classes):
+            return True
+        arrivals = Arrivals(service.burstiness)
+        result = simulate_tasks(fleet, requests=_ALONE, seed=_TRIAL_SEED, arrivals=arrivals)
+        return _shares(result).all >= target
+
+    low, high = -1, len(_LOADS)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if keeps(_LOADS[middle]):
+            high = middle
+        else:
+            low = middle
+    return _LOADS[min(high, len(_LOADS) - 1)]
+
+
+def _promised(promises: Promises) -> bool:
+    kept = (promises.ttft_s, promises.tpot_s, promises.ahead_s, promises.image_s)
+    return any(promise is not None for promise in kept)
