@@ -7,9 +7,8 @@ a video 40 frames of 700 x 560 (10,000 tokens of the former, 10,240 of the latte
 tokens of all inputs. Speech for 100 tokens is taken to last 30 s. Diffusers and vocoders ran one request at
 a time there (Hugging Face libraries), and so they do here.
 
-Figure 2 has requests/s of InternVL3-38B in four layouts of eight GPUs, for eight workloads of which the copy
-of the paper at hand names seven: the fourth is taken to be 1680 x 1050, 1000/300, the "lower resolution" of
-its table 3, which its prefill-bound figure agrees with.
+Figure 2 has requests/s of InternVL3-38B in four layouts of eight GPUs, for eight workloads; `cells_paper`
+says where their sizes come from.
 
 Chains of layers measured on an H200 are held against the model by `h200_components_fidelity`.
 """
@@ -25,6 +24,7 @@ from atoll.perf.components.executor import ExecutorWork, executor_work
 from atoll.perf.components.loads import llm_lengths
 from atoll.perf.engines import EngineChoice, EngineLimits
 from atoll.workload.classes import ImageOutput, Images, RequestClass, Video
+from benchmarks.cells_paper import FIGURE2
 from benchmarks.report import Figure, finish, options
 
 IMAGE = Images(count=1, width_px=784, height_px=588)
@@ -61,17 +61,7 @@ NOTES = {
     ("qwen2.5-omni-7b", "audio out"): "how long speech lasted is not said",
     ("qwen-image", "image out"): "eager kernels of a pipeline that fuses less than counted here",
 }
-WORKLOADS = (
-    (1920, 1080, 1, 100, 100),
-    (1920, 1080, 1, 300, 300),
-    (1920, 1080, 1, 1000, 1000),
-    (1680, 1050, 1, 1000, 300),
-    (1680, 1050, 1, 300, 300),
-    (1680, 1050, 1, 500, 500),
-    (960, 640, 2, 1000, 300),
-    (896, 640, 1, 1000, 300),
-)
-LAUNCHED_S = 0.22e-3
+WORKLOADS = tuple((w.width, w.height, int(w.images), w.prompt, w.answer) for w in FIGURE2)
 STARVED_SHARE = 0.785
 """Share of memory that leaves a monolith 105,000 tokens of KV cache. Cornserve's scripts note that many (and
 280,000 without the encoder): the engine of that time set memory aside for the largest video that it could be
