@@ -213,7 +213,7 @@ def executor_use(plan: Plan, problem: Problem, catalog: Catalog) -> ExecutorPlan
     )
 
 
-def machine_of(instance: Instance, node: Node) -> MachineKey:
+def machine_key(instance: Instance, node: Node) -> MachineKey:
     """Return what tells the machine of a node from others: its host, its slot, or whose alone it is."""
     if node.host is not None:
         which = node.host
@@ -419,14 +419,14 @@ def _slices(executors: Iterable[Instance]) -> list[tuple[Instance, set[MachineKe
     for one in executors:
         node = one.nodes[0]
         key = (one.region, node.node_type, node.gpu_ids is None, node.gpus)
-        found.setdefault(key, (one, set()))[1].add(machine_of(one, node))
+        found.setdefault(key, (one, set()))[1].add(machine_key(one, node))
     return list(found.values())
 
 
 def pair_flows(plan: Plan, problem: Problem, catalog: Catalog) -> list[PairFlow]:
     """Return what goes between single executors, both of which are in the plan, in order of their names."""
     executors = {i.id: i for i in plan.instances if i.is_executor}
-    machines = {name: machine_of(one, one.nodes[0]) for name, one in executors.items()}
+    machines = {name: machine_key(one, one.nodes[0]) for name, one in executors.items()}
     requests: defaultdict[tuple[str, str, str], float] = defaultdict(float)
     sizes: defaultdict[tuple[str, str, str], float] = defaultdict(float)
     for path in plan.paths:

@@ -20,7 +20,7 @@ from atoll.plan.executor_use import (
     ExecutorUse,
     MachineKey,
     PairFlow,
-    machine_of,
+    machine_key,
     pair_flows,
 )
 from atoll.plan.plan import Instance, Node, Plan
@@ -186,7 +186,7 @@ def _patterns(plan: Plan) -> list[_Pattern]:
     held: defaultdict[MachineKey, list[tuple[Instance, Node]]] = defaultdict(list)
     for instance in plan.instances:
         for node in instance.nodes:
-            held[machine_of(instance, node)].append((instance, node))
+            held[machine_key(instance, node)].append((instance, node))
     folded: dict[object, list[tuple[_Work, ...]]] = {}
     sizes: dict[object, int] = {}
     for machine, slices in sorted(held.items()):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from atoll.catalog.catalog import Catalog
-from atoll.core.errors import AtollError
+from atoll.core.errors import UsageError
 from atoll.core.ids import Phase, RoleId, parse_node_type
 from atoll.perf.components.executor import ExecutorWork
 from atoll.plan.executors import first_text_parts, request_bytes, ways_of, work_of
@@ -270,7 +270,7 @@ class _GraphService:
                 machine=machine,
                 tp=parse_node_type(kind).gpu_count,
             )
-        except AtollError:
+        except UsageError:
             return None  # it does not split over so many GPUs
 
     def _class(self, klass: RequestClass) -> ClassDemand:

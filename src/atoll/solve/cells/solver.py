@@ -56,7 +56,7 @@ def solve(
     choose = None if name == DEFAULT else _cut(name, catalog)
     _tell(on_progress, "options", "how long parts take on every kind of node")
     built = build_programme(problem, catalog, effort, libraries, choose=choose)
-    reasons = missing_executors(problem, built)
+    reasons = missing_executors(built)
 
     def make(built: BuiltProgramme, answer: CellAnswer, boxes: Sequence[LaidMachine] = ()) -> Plan:
         return plan_of(
@@ -101,7 +101,7 @@ def solve(
     return make(built, replace(answer, bound=min(answer.bound, bound)))
 
 
-def missing_executors(problem: Problem, built: BuiltProgramme) -> tuple[str, ...]:
+def missing_executors(built: BuiltProgramme) -> tuple[str, ...]:
     """Return in words the parts that no executor can run for a class within its promise."""
     found = []
     for demand in built.programme.classes:
@@ -119,7 +119,6 @@ def missing_executors(problem: Problem, built: BuiltProgramme) -> tuple[str, ...
         found.append(
             f"{demand.service}: no kind of node runs {parts} for '{demand.name}' within its promise"
         )
-    del problem
     return tuple(found)
 
 
