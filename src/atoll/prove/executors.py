@@ -57,7 +57,7 @@ _MOST = 30.0
 _BUSY = 0.7
 """Executors are to blame for what is late that are busy for this share of what the busiest of them is."""
 _TRIAL_SEED, _TRIAL_RUNS, _MOST_RUNS = 1, 2, 6
-_FRESH_RUNS, _MOST_FRESH = 4, 16
+_FRESH_RUNS, _MOST_FRESH, _FRESH_TRIES = 4, 16, 3
 _ROUGH_GAP, _ROUGH_WORK = 0.05, 0.2
 """How good plans are from which it is learnt what executors carry: gap, and share of the effort."""
 _SAME = 1e-3
@@ -111,7 +111,31 @@ class _GraphProver:
         if len(self.problem.services) > 1:
             for service in self.graphs:
                 self._size_alone(service)
-        return self._finish(self._search(self.problem, rough=False)[0])
+        attempt = 0
+        while True:
+            plan, tried = self._search(self.problem, rough=False)
+            if plan.status == "infeasible":
+                return plan
+            fresh = self._look(plan, attempt)
+            kept = {name: mean_of(runs) for name, runs in fresh.items()}
+            short = self._short(kept)
+            attempt += 1
+            # What was missed in trials, too, has been searched as far as it goes.
+            over = attempt == _FRESH_TRIES or self.deadline.passed or self._short(tried)
+            if not short or over or not self._tighten(plan, kept, short, 1):
+                return self._finish(plan, fresh)
+            self.say("too few requests keep their promises on other arrivals")
+
+    def _look(self, plan: Plan, attempt: int) -> dict[str, list[GraphShares]]:
+        """What requests keep on arrivals that no plan was sized with, other ones for every plan."""
+        return sample_graphs(
+            plan,
+            self.problem,
+            self.catalog,
+            first_seed=FRESH_SEED + attempt * _MOST_FRESH,
+            least=_FRESH_RUNS,
+            most=_MOST_FRESH,
+        )
 
     def _size_plain(self, plain: Problem) -> None:
         """Size the plain services alone; what their templates carry there they carry in the whole plan."""
@@ -285,18 +309,8 @@ class _GraphProver:
         like = [factor for (s, p, _), factor in self.slow.items() if (s, p) == key[:2]]
         return float(min(like)) ** 0.5 if like else 1.0
 
-    def _finish(self, plan: Plan) -> Plan:
+    def _finish(self, plan: Plan, samples: Mapping[str, list[GraphShares]]) -> Plan:
         """The plan with what its requests keep on arrivals that it was not sized with."""
-        if plan.status == "infeasible":
-            return plan
-        samples = sample_graphs(
-            plan,
-            self.problem,
-            self.catalog,
-            first_seed=FRESH_SEED,
-            least=_FRESH_RUNS,
-            most=_MOST_FRESH,
-        )
         promises = [
             promise_of(self.problem.service(name), runs) for name, runs in sorted(samples.items())
         ]
