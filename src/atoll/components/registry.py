@@ -1,0 +1,35 @@
+"""Components by name, imported when they are loaded."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from atoll.components.base import Component
+from atoll.core.errors import UnknownNameError
+
+COMPONENTS: dict[str, str] = {
+    "efficientnet-lite0": "atoll.components.efficientnet:EfficientNetLite0",
+    "hibari": "atoll.components.hibari:Hibari",
+    "minilm": "atoll.components.minilm:MiniLm",
+    "moonshine-decoder": "atoll.components.moonshine:MoonshineDecoder",
+    "moonshine-encoder": "atoll.components.moonshine:MoonshineEncoder",
+    "openai-chat": "atoll.components.openai_chat:OpenAiChat",
+    "pp-ocr": "atoll.components.pp_ocr:PpOcr",
+    "silero-vad": "atoll.components.silero:SileroVad",
+    "smollm2": "atoll.components.smollm2:SmolLm2",
+    "smollm2-vision": "atoll.components.smollm2_vision:SmolLm2Vision",
+    "terrain-diffusion": "atoll.components.terrain_diffusion:TerrainDiffusion",
+}
+"""Where the class of each component is: "module:Class". Components of others are named the same way."""
+
+
+def find_component(name: str) -> type[Component]:
+    """Return the class of a component, by its name here or as "module:Class" of trusted code."""
+    where = COMPONENTS.get(name, name)
+    module, sign, attribute = where.partition(":")
+    if not sign:
+        raise UnknownNameError("component", name, COMPONENTS)
+    found = getattr(import_module(module), attribute, None)
+    if not (isinstance(found, type) and issubclass(found, Component)):
+        raise UnknownNameError("component", name, COMPONENTS)
+    return found

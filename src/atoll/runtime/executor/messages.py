@@ -1,0 +1,142 @@
+"""What is said on the wire between an executor and those who invoke it.
+
+A connection carries frames (`wire`), each one message in MessagePack, many invocations at once:
+
+    client    Hello, then any of  Invoke, Cancel, Fetch, Renew, Release
+    executor  Welcome, then       Piece*, Finished or Failed;  Chunk*, for Fetch
+
+Handles in values are MessagePack extensions. Frames are bounded; arrays travel in chunks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from atoll.tasks.values import Value
+
+VERSION = 1
+MOST_FRAME_BYTES = 8 * 2**20
+"""The longest frame; longer ones end the connection."""
+CHUNK_BYTES = 2**20
+"""Arrays are sent in chunks of this size."""
+
+
+class Hello(Struct, tag="hello"):
+    """Who calls. `holder` names the caller in leases: what it holds is freed when its leases run out."""
+
+    version: int
+    token: str
+    holder: str
+
+
+class Welcome(Struct, tag="welcome"):
+    """Who answers, and what it runs."""
+
+    version: int
+    name: str
+    host: str
+    """The identity of its host, as in handles."""
+    components: list[str]
+
+
+class Invoke(Struct, tag="invoke"):
+    """Run a component. Arrays of the result are leased to the caller for `lease_s` seconds."""
+
+    id: int
+    component: str
+    inputs: dict[str, Any]
+    """Values (`atoll.tasks.values.Value`) by name."""
+    lease_s: float = 60.0
+    deadline_s: float = 600.0
+    request: str = ""
+    """The request it is for, in logs and traces."""
+
+
+class Cancel(Struct, tag="cancel"):
+    """Nobody wants the result of an invocation any more."""
+
+    id: int
+
+
+class Piece(Struct, tag="piece"):
+    """The next piece of a stream."""
+
+    id: int
+    value: Any
+
+
+class Finished(Struct, tag="finished"):
+    """The end of an invocation: its result, and where its time went, in seconds."""
+
+    id: int
+    value: Any
+    waited_s: float = 0.0
+    ran_s: float = 0.0
+    batch: int = 1
+
+
+class Failed(Struct, tag="failed"):
+    """The end of an invocation or a fetch that failed.
+
+    code: "bad_input" (the client's fault, `param` says where), "lost_handle" (`handle` is gone, and with it
+    what it named), "overloaded" or "draining" (try elsewhere), "failed" (the component broke).
+    """
+
+    id: int
+    code: str
+    message: str
+    param: str | None = None
+    handle: str | None = None
+
+
+class Fetch(Struct, tag="fetch"):
+    """Send me the bytes of an array."""
+
+    id: int
+    handle: str
+
+
+class Chunk(Struct, tag="chunk"):
+    """Bytes of an array; `last` says that they are all."""
+
+    id: int
+    data: bytes
+    last: bool
+
+
+class Renew(Struct, tag="renew"):
+    """I still need these arrays, for so many seconds more."""
+
+    handles: list[str]
+    lease_s: float
+
+
+class Release(Struct, tag="release"):
+    """I need these arrays no more."""
+
+    handles: list[str]
+
+
+ToExecutor = Hello | Invoke | Cancel | Fetch | Renew | Release
+FromExecutor = Welcome | Piece | Finished | Failed | Chunk
+__all__ = [
+    "CHUNK_BYTES",
+    "MOST_FRAME_BYTES",
+    "VERSION",
+    "Cancel",
+    "Chunk",
+    "Failed",
+    "Fetch",
+    "Finished",
+    "FromExecutor",
+    "Hello",
+    "Invoke",
+    "Piece",
+    "Release",
+    "Renew",
+    "ToExecutor",
+    "Value",
+    "Welcome",
+]

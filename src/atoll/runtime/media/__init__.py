@@ -1,0 +1,1 @@
+"""Pictures, sound and video from strangers: sniffed, bounded, then decoded."""

@@ -1,0 +1,65 @@
+"""What tasks and components hand each other: plain data, and handles for what is big.
+
+Everything here can be written down without pickling: None, truth values, numbers, texts, bytes, lists, and
+dictionaries with text keys. Tensors, sound and pictures stay where they were made and travel as handles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TypeAlias
+
+from atoll.core.errors import InputError
+
+ITEM_BYTES: dict[str, int] = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "int16": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "int32": 4,
+    "float32": 4,
+    "int64": 8,
+    "float64": 8,
+}
+"""Number formats that arrays may have, and bytes per number."""
+_MOST_DIMENSIONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """An array that stays where it was made, by name.
+
+    id: 32 hexadecimal digits, random. owner: the process that keeps it. address: where it is fetched from
+    over the wire, "host:port". path: its file, for readers on the same `host` (an identity of the running
+    system, not its name); "" where there is none. crc32: of its bytes, so that a reader knows it came whole.
+    """
+
+    id: str
+    owner: str
+    address: str
+    host: str
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    crc32: int
+
+    def __post_init__(self) -> None:
+        """Refuse what no array could be."""
+        if self.dtype not in ITEM_BYTES:
+            raise InputError(f"no array is of {self.dtype[:20]!r}", field="dtype")
+        if len(self.shape) > _MOST_DIMENSIONS or any(size < 0 for size in self.shape):
+            raise InputError(f"no array has the shape {self.shape[:10]}", field="shape")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+Value: TypeAlias = (
+    "bool | int | float | str | bytes | list[Value] | dict[str, Value] | Handle | None"
+)
+"""What may be handed over between processes."""
