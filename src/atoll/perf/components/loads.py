@@ -116,9 +116,10 @@ def is_text_encoder(model: ModelSpec, name: str) -> bool:
 
 
 def _speakers(model: ModelSpec) -> list[str]:
-    """The talker, and what stands behind it."""
-    talkers = [name for name, spec in generators(model) if spec.kind == "autoregressive"]
-    found = list(talkers)
+    """The talker, and what stands behind it; where none makes codes, what makes sound of text by itself."""
+    found = [name for name, spec in generators(model) if spec.kind == "autoregressive"]
+    if not found:
+        return [name for name, spec in generators(model) if spec.frames_per_second is not None]
     for name in found:
         found += [c.name for c in model.graph.successors(name) if c.name not in found]
     return found
