@@ -1,0 +1,1 @@
+"""From a plan with executors, or a file that names them, to processes on this machine."""

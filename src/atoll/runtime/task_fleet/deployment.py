@@ -1,0 +1,104 @@
+"""Executors and the services over them, as they will stand on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.core.errors import UsageError
+from atoll.plan.plan import Instance, Plan, RequestPath
+from atoll.runtime.front.config import FrontService
+from atoll.runtime.task_fleet.parts import ServedParts
+
+_PHASES = (".prefill", ".decode")
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedExecutor:
+    """An executor: its components with their options, its device, and how much work it has beside others.
+
+    `parts` and `node_type` are the plan's, for people; empty where there is none.
+    """
+
+    id: str
+    components: Mapping[str, Mapping[str, Any]]
+    device: str = "cpu"
+    work: float = 1.0
+    threads: int | None = None
+    parts: tuple[str, ...] = ()
+    node_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDeployment:
+    """All executors and services that one front stands before."""
+
+    services: tuple[FrontService, ...]
+    executors: tuple[PlacedExecutor, ...]
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
+    """By service, what serves instead of what."""
+
+
+def deployment_of(
+    plan: Plan, services: Sequence[str], parts: Mapping[str, ServedParts]
+) -> TaskDeployment:
+    """Return the executors of a plan's any-to-any services, and the ways requests take over them."""
+    executors = [
+        _executor(instance, parts[instance.service])
+        for instance in plan.instances
+        if instance.is_executor and instance.service in services
+    ]
+    # A stand-in may have nothing for a part (a talker's codes): who would run only that is not started.
+    executors = [executor for executor in executors if executor.components]
+    if not executors:
+        raise UsageError(f"no executor of {', '.join(services)} runs anything here", field="parts")
+    there = {executor.id for executor in executors}
+    fronts = []
+    for name in services:
+        served = parts[name]
+        paths = _live_paths([path for path in plan.paths if path.service == name], there)
+        fronts.append(
+            FrontService(
+                name=name,
+                tasks=served.tasks,
+                options=served.options,
+                parts=served.parts,
+                paths=paths,
+            )
+        )
+    stand_ins = {name: text for name in services if (text := parts[name].stand_in)}
+    return TaskDeployment(tuple(fronts), tuple(executors), stand_ins)
+
+
+def _executor(instance: Instance, served: ServedParts) -> PlacedExecutor:
+    for part in instance.parts:
+        if part.endswith(_PHASES):
+            raise UsageError(
+                f"{instance.id} runs {part} apart, and executors serve an llm's phases together",
+                field="phases",
+                hint="plan with `phases: together`",
+            )
+    names = [name for part in instance.parts for name in served.parts.get(part, ())]
+    (node,) = instance.nodes
+    return PlacedExecutor(
+        id=instance.id,
+        components={name: {} for name in dict.fromkeys(names)},
+        work=instance.throughput_per_s or 1.0,
+        parts=instance.parts,
+        node_type=node.node_type,
+    )
+
+
+def _live_paths(paths: Sequence[RequestPath], known: set[str]) -> tuple[RequestPath, ...]:
+    """Return paths with only the steps whose executors are there."""
+    found = []
+    for path in paths:
+        steps = tuple(
+            step.model_copy(update={"instances": weights})
+            for step in path.steps
+            if (weights := {k: v for k, v in step.instances.items() if k in known})
+        )
+        if steps:
+            found.append(path.model_copy(update={"steps": steps}))
+    return tuple(found)
