@@ -1,0 +1,180 @@
+"""From plans and files to executors and services."""
+
+from pathlib import Path
+
+import pytest
+
+from atoll.catalog.catalog import Catalog
+from atoll.core.errors import AtollError, UnknownNameError, UsageError
+from atoll.plan.plan import Flow, Instance, Node, Plan, RequestPath, RequestStep
+from atoll.runtime.task_fleet.deployment import deployment_of
+from atoll.runtime.task_fleet.file import read_parts_file, read_tasks_file
+from atoll.runtime.task_fleet.parts import (
+    OWN_MODEL,
+    ServedParts,
+    choose_parts,
+    own_parts,
+    stand_in_parts,
+)
+
+
+def _executor(name: str, parts: str, per_s: float = 1.0) -> Instance:
+    return Instance(
+        id=name,
+        service="assistant",
+        role=f"assistant/{parts}/serve",
+        region="here",
+        stages=1,
+        nodes=(Node(id="n0", node_type="T4:1", market="owned", start=0, end=1, tp=1),),
+        flows=(
+            Flow(src="source", dst="n0", per_s=per_s),
+            Flow(src="n0", dst="sink", per_s=per_s),
+        ),
+        throughput_per_s=per_s,
+        usd_per_hour=0.0,
+    )
+
+
+def _plan(*instances: Instance, paths: tuple[RequestPath, ...]) -> Plan:
+    return Plan(
+        problem_hash="0" * 8,
+        problem_name="test",
+        instances=instances,
+        paths=paths,
+        usd_per_hour=0.0,
+        status="feasible",
+        solver="test",
+        models={"assistant": OWN_MODEL},
+    )
+
+
+def _path(klass: str, *steps: tuple[str, dict[str, float]]) -> RequestPath:
+    return RequestPath(
+        service="assistant",
+        klass=klass,
+        share=1.0,
+        steps=tuple(
+            RequestStep(parts=tuple(parts.split("+")), instances=names) for parts, names in steps
+        ),
+    )
+
+
+def test_a_plan_becomes_executors_with_components_and_its_paths() -> None:
+    path = _path("audio -> audio", ("audio", {"ears-0": 1.0}), ("llm+speech", {"mind-0": 1.0}))
+    plan = _plan(
+        _executor("ears-0", "audio"), _executor("mind-0", "llm+speech", 2.0), paths=(path,)
+    )
+    found = deployment_of(plan, ["assistant"], {"assistant": own_parts()})
+    assert [list(e.components) for e in found.executors] == [
+        ["moonshine-encoder", "moonshine-decoder"],
+        ["smollm2", "hibari"],
+    ]
+    assert [e.work for e in found.executors] == [1.0, 2.0]
+    assert found.services[0].paths == (path,)
+    assert found.services[0].parts["audio"] == ("moonshine-encoder", "moonshine-decoder")
+    assert set(found.services[0].tasks) == {"chat", "transcriptions", "speech"}
+    assert not found.stand_ins
+
+
+def test_executors_that_run_nothing_here_are_left_out_of_paths() -> None:
+    served = ServedParts(
+        parts={"llm": ("smollm2",), "talker": (), "vocoder": ("hibari",)},
+        tasks=own_parts().tasks,
+        stand_in="small ones",
+    )
+    path = _path(
+        "text -> audio",
+        ("llm", {"mind-0": 1.0}),
+        ("talker", {"talker-0": 1.0}),
+        ("vocoder", {"mouth-0": 0.5, "mouth-1": 0.5}),
+    )
+    plan = _plan(
+        _executor("mind-0", "llm"),
+        _executor("talker-0", "talker"),
+        _executor("mouth-0", "vocoder"),
+        _executor("mouth-1", "vocoder"),
+        paths=(path,),
+    )
+    found = deployment_of(plan, ["assistant"], {"assistant": served})
+    assert [executor.id for executor in found.executors] == ["mind-0", "mouth-0", "mouth-1"]
+    assert [step.parts for step in found.services[0].paths[0].steps] == [("llm",), ("vocoder",)]
+    assert found.stand_ins == {"assistant": "small ones"}
+
+
+def test_phases_apart_are_refused_with_what_to_change() -> None:
+    path = _path("text", ("llm.prefill", {"a": 1.0}), ("llm.decode", {"b": 1.0}))
+    plan = _plan(_executor("a", "llm.prefill"), _executor("b", "llm.decode"), paths=(path,))
+    with pytest.raises(UsageError, match="phases together"):
+        deployment_of(plan, ["assistant"], {"assistant": own_parts()})
+
+
+def test_other_models_need_parts_or_a_stand_in() -> None:
+    model = Catalog.default().model("qwen2.5-omni-7b")
+    with pytest.raises(UsageError, match="nothing here runs the parts of qwen2.5-omni-7b"):
+        choose_parts("assistant", model, {}, stand_in=False)
+    found = choose_parts("assistant", model, {}, stand_in=True)
+    assert found == stand_in_parts(model)
+    assert found.parts == {
+        "vision": ("smollm2-vision",),
+        "audio": ("moonshine-encoder", "moonshine-decoder"),
+        "llm": ("smollm2",),
+        "talker": (),
+        "vocoder": ("hibari",),
+    }
+    pictures = stand_in_parts(Catalog.default().model("qwen-image"))
+    assert pictures.parts["dit"] == ("terrain-diffusion",)
+    assert set(pictures.tasks) == {"images"}
+
+
+def test_given_parts_must_be_all_parts_and_known_components(tmp_path: Path) -> None:
+    model = Catalog.default().model(OWN_MODEL)
+    path = tmp_path / "parts.yaml"
+    path.write_text("services: {assistant: {parts: {llm: [smollm2]}}}\n")
+    given = read_parts_file(path)
+    with pytest.raises(UsageError, match="no component is named for the part 'vision'"):
+        choose_parts("assistant", model, given, stand_in=False)
+    path.write_text(
+        "services: {assistant: {parts: {llm: [smolm2], vision: [], audio: [], speech: []},"
+        " tasks: {chat: 'my.tasks:Chat'}}}\n"
+    )
+    with pytest.raises(UnknownNameError, match="smolm2"):
+        choose_parts("assistant", model, read_parts_file(path), stand_in=False)
+
+
+def test_a_tasks_file_names_executors_by_hand(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.yaml"
+    path.write_text(
+        "services: {parts: {}}\n"
+        "executors:\n"
+        "  mind: {components: {smollm2: {max_length: 512}}, threads: 2}\n"
+        "  mouth: {components: [hibari], copies: 2}\n"
+    )
+    found = read_tasks_file(path)
+    assert [executor.id for executor in found.executors] == ["mind-0", "mouth-0", "mouth-1"]
+    assert found.executors[0].components == {"smollm2": {"max_length": 512}}
+    assert set(found.services[0].tasks) == {"chat", "speech"}
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("services: {a: {}}\nexecutors: {m: {components: [smol]}}\n", "smol"),
+        ("services: {a: {}}\nexecutors: {m: {components: [silero-vad]}}\n", "none of the library"),
+        ("services: {a: {}}\nexecutors: {m: {components: []}}\n", "components"),
+        ("services: {a: {}}\nexecutors: {m: {components: [hibari], copies: 0}}\n", "copies"),
+        (
+            "services: {a: {tasks: {chatt: 'a:B'}}}\nexecutors: {m: {components: [hibari]}}\n",
+            "chatt",
+        ),
+        ("executors: {m: {components: [hibari]}}\n", "services"),
+    ],
+)
+def test_mistakes_in_a_tasks_file_are_one_line_with_its_place(
+    tmp_path: Path, text: str, part: str
+) -> None:
+    path = tmp_path / "tasks.yaml"
+    path.write_text(text)
+    with pytest.raises(AtollError, match=part) as caught:
+        read_tasks_file(path)
+    assert "\n" not in str(caught.value)
+    assert "tasks.yaml" in str(caught.value)
