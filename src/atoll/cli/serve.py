@@ -7,7 +7,7 @@ import contextlib
 import json
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,10 @@ from atoll.cli.progress import live_line
 from atoll.cli.serving import (
     StartProgress,
     choose_services,
+    fetch_components,
     fetch_models,
     local_fleet,
+    need_components,
     need_engine,
     need_fabric,
     need_serving,
@@ -33,12 +35,15 @@ from atoll.core.quantities import Bytes, Duration
 from atoll.report.terminal import console, emit, note
 
 if TYPE_CHECKING:
+    from atoll.catalog.catalog import Catalog
     from atoll.plan.plan import Plan
     from atoll.runtime.join.node import JoinedNode
     from atoll.runtime.local.build import LocalModel
     from atoll.runtime.local.fleet import LocalFleet
     from atoll.runtime.local.state import FleetState
     from atoll.runtime.supervise.agent import ProcessError
+    from atoll.runtime.task_fleet.deployment import TaskDeployment
+    from atoll.runtime.task_fleet.parts import ServedParts
 
 app = typer.Typer(add_completion=False)
 
@@ -63,6 +68,10 @@ class ServeSettings(VerbSettings):
     )
     fleet: Path | None = Field(
         None, description="The fleet file, where a plan does not say which models it is for."
+    )
+    parts: Path | None = Field(
+        None,
+        description="A file that names components for the parts of any-to-any models.",
     )
     only: tuple[str, ...] = Field((), description="Serve only this model; may be repeated.")
     host: str = Field("127.0.0.1", description="Where the gateway listens.")
@@ -111,8 +120,6 @@ def serve(options: ServeSettings) -> None:
 
     if options.engine not in ENGINES:
         raise UnknownNameError("engine", options.engine, ENGINES, field="--engine")
-    if options.engine == "atoll":
-        need_engine()
     policy_code(options.policy)
     local = LocalOptions(
         engine=next(name for name in ENGINES if name == options.engine),
@@ -124,8 +131,8 @@ def serve(options: ServeSettings) -> None:
     if options.port:
         check_listen(options.host, options.port)
     _check_offer(options)
-    plan, models = _plan_and_weights(options)
-    tell = _teller(models)
+    plan, models, tasks = _plan_and_weights(options)
+    tell = _teller(models, tasks)
     for line in list_warnings(plan, models, local):
         tell(f"warning: {line}")
     with live_line("loading the engine") as say:
@@ -138,6 +145,7 @@ def serve(options: ServeSettings) -> None:
             port=options.port,
             log=options.log,
             on_progress=started,
+            tasks=tasks,
         ) as fleet:
             token = options.fabric
             offer = None if token is None else _Offer(token, options.name, fleet)
@@ -160,13 +168,15 @@ def _check_offer(options: ServeSettings) -> None:
     Access.open(options.fabric)
 
 
-def _plan_and_weights(options: ServeSettings) -> tuple[Plan, dict[str, LocalModel]]:
-    """Return what to serve; a fleet is planned only once its weights are known."""
+def _plan_and_weights(
+    options: ServeSettings,
+) -> tuple[Plan, dict[str, LocalModel], TaskDeployment | None]:
+    """Return what to serve; a fleet is planned only once its weights and parts are known."""
     from atoll.api.fleet import Fleet
     from atoll.catalog.catalog import Catalog
     from atoll.engine.weights.sources import DEFAULT_MODEL
     from atoll.plan.files.read import is_plan, read_plan
-    from atoll.plan.unserved import refuse_unserved
+    from atoll.plan.unserved import list_any_to_any
     from atoll.runtime.local.weights import check_weights, choose_sources, list_needed
 
     plan = read_plan(options.plan) if is_plan(options.plan) else None
@@ -182,10 +192,14 @@ def _plan_and_weights(options: ServeSettings) -> tuple[Plan, dict[str, LocalMode
     else:
         names |= plan.models
         services = services_of(plan, options.only)
-    refuse_unserved(plan, None if fleet is None else fleet.problem, only=services)
     catalog = Catalog.default() if fleet is None else fleet.catalog
+    graphs = set(list_any_to_any(plan, None if fleet is None else fleet.problem))
+    parts = _choose_parts(options, catalog, names, [name for name in services if name in graphs])
+    plain = [name for name in services if name not in graphs]
+    if plain and options.engine == "atoll":
+        need_engine()
     chosen = choose_sources(
-        list_needed(names, services, catalog, plan),
+        list_needed(names, plain, catalog, plan),
         options.models,
         DEFAULT_MODEL,
         stand_in=options.stand_in,
@@ -194,17 +208,60 @@ def _plan_and_weights(options: ServeSettings) -> tuple[Plan, dict[str, LocalMode
         assert fleet is not None
         plan = plan_fleet(fleet, options.plan, options.deadline)
         services = services_of(plan, options.only)
-    models = fetch_models({name: chosen[name] for name in services})
-    for needed in list_needed(names, services, catalog, plan):
+    plain = [name for name in services if name not in parts]
+    models = fetch_models({name: chosen[name] for name in plain})
+    for needed in list_needed(names, plain, catalog, plan):
         model = models[needed.service]
         if model.stand_in is None:
             check_weights(needed, model.folder)
-    return plan, models
+    return plan, models, _deploy_parts(plan, services, parts)
 
 
-def _teller(models: Mapping[str, LocalModel]) -> Callable[[str], None]:
+def _choose_parts(
+    options: ServeSettings, catalog: Catalog, models: Mapping[str, str], services: Sequence[str]
+) -> dict[str, ServedParts]:
+    """Return what stands for the parts of any-to-any services."""
+    if not services:
+        return {}
+    need_components()
+    from atoll.runtime.task_fleet.file import read_parts_file
+    from atoll.runtime.task_fleet.parts import choose_parts
+
+    given = {} if options.parts is None else read_parts_file(options.parts)
+    for name in given:
+        if name not in services:
+            raise UnknownNameError("any-to-any service", name, services, field="--parts")
+    found = {}
+    for name in services:
+        if name not in models:
+            raise UsageError(
+                f"the plan does not say which model {name} is", hint="name its fleet with --fleet"
+            )
+        model = catalog.model(models[name])
+        found[name] = choose_parts(name, model, given, stand_in=options.stand_in)
+    return found
+
+
+def _deploy_parts(
+    plan: Plan, services: Sequence[str], parts: Mapping[str, ServedParts]
+) -> TaskDeployment | None:
+    """Return the executors of a plan, their weights fetched; None where it has none."""
+    graphs = [name for name in services if name in parts]
+    if not graphs:
+        return None
+    from atoll.runtime.task_fleet.deployment import deployment_of
+
+    deployment = deployment_of(plan, graphs, parts)
+    fetch_components(deployment)
+    return deployment
+
+
+def _teller(
+    models: Mapping[str, LocalModel], tasks: TaskDeployment | None
+) -> Callable[[str], None]:
     """Return what writes a line to stderr; with weights that stand in, every line says so."""
     stand_ins = [f"{name}: {m.stand_in}" for name, m in models.items() if m.stand_in]
+    stand_ins += [f"{name}: {text}" for name, text in (tasks.stand_ins if tasks else {}).items()]
     if not stand_ins:
         return note
     mark = f"[stand-in, {'; '.join(stand_ins)}]"

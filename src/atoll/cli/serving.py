@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from atoll.runtime.local.build import LocalModel, LocalOptions
     from atoll.runtime.local.fleet import LocalFleet
     from atoll.runtime.local.weights import WeightSource
+    from atoll.runtime.task_fleet.deployment import TaskDeployment
     from atoll.telemetry.usage import OnUsage
 
 
@@ -41,6 +42,13 @@ def need_engine() -> None:
     for package in ("torch", "transformers", "zmq", "tokenizers"):
         if find_spec(package) is None:
             raise MissingDependencyError(package, "engine", needed_for="the stage engine")
+
+
+def need_components() -> None:
+    """Say which extra to install where the packages of components are missing."""
+    for package in ("onnxruntime", "hibari", "PIL"):
+        if find_spec(package) is None:
+            raise MissingDependencyError(package, "components", needed_for="any-to-any models")
 
 
 def plan_fleet(fleet: Fleet, path: Path, seconds: float) -> Plan:
@@ -77,6 +85,15 @@ def fetch_models(wanted: Mapping[str, WeightSource]) -> dict[str, LocalModel]:
         service: LocalModel(each.source, folders[each.source], each.stand_in)
         for service, each in wanted.items()
     }
+
+
+def fetch_components(deployment: TaskDeployment) -> None:
+    """Fetch the weights of all components where needed, with progress on stderr."""
+    from atoll.components.weights import prefetch
+
+    names = [name for executor in deployment.executors for name in executor.components]
+    with live_line("fetching components") as say:
+        prefetch(dict.fromkeys(names), say)
 
 
 def services_of(plan: Plan, only: Sequence[str]) -> list[str]:
@@ -130,6 +147,7 @@ def local_fleet(
     log: Path | None,
     on_progress: Callable[[str, object, str], None],
     on_usage: OnUsage | None = None,
+    tasks: TaskDeployment | None = None,
 ) -> Iterator[LocalFleet]:
     """Return a fleet that is not started yet; its folder goes when it is left."""
     import os
@@ -154,7 +172,11 @@ def local_fleet(
         ) from error
     stand_ins = {name: model.stand_in for name, model in models.items() if model.stand_in}
     try:
-        named = build(plan, models, home, liveness, options)
+        named = build(plan, models, home, liveness, options) if models else ()
+        if tasks is not None:
+            from atoll.runtime.task_fleet.endpoint import task_endpoint
+
+            named = (*named, task_endpoint(tasks, home, options.cores))
         warm = [str(m.folder) for m in models.values()] if options.engine == "atoll" else []
         yield LocalFleet(
             plan.problem_name,

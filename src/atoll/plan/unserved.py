@@ -1,4 +1,4 @@
-"""What is planned and simulated, and not served yet: executors of any-to-any models."""
+"""What is served on this machine only, not yet on machines elsewhere: executors of any-to-any models."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 
 
-def list_unserved(source: Plan | Problem | None) -> tuple[str, ...]:
-    """Return the any-to-any services of a plan or a problem, which nothing can serve yet, sorted."""
-    if source is None:
-        return ()
-    if isinstance(source, Problem):
-        return tuple(service.name for service in source.services if service.is_graph)
-    return tuple(sorted({one.service for one in source.instances if one.is_executor}))
+def list_any_to_any(*sources: Plan | Problem | None) -> tuple[str, ...]:
+    """Return the any-to-any services of plans and problems, sorted."""
+    found: set[str] = set()
+    for source in sources:
+        if isinstance(source, Problem):
+            found |= {service.name for service in source.services if service.is_graph}
+        elif source is not None:
+            found |= {one.service for one in source.instances if one.is_executor}
+    return tuple(sorted(found))
 
 
 def refuse_unserved(*sources: Plan | Problem | None, only: Iterable[str] | None = None) -> None:
     """Raise UsageError where a plan or a problem has any-to-any services, of those in `only` if given."""
-    names = {name for source in sources for name in list_unserved(source)}
+    names = set(list_any_to_any(*sources))
     wanted = sorted(names if only is None else names & set(only))
     if wanted:
         raise UsageError(
-            f"any-to-any plans are planned and simulated, not served yet: {', '.join(wanted)}",
+            f"any-to-any plans are served on one machine, not operated elsewhere: {', '.join(wanted)}",
             field="classes",
-            hint="try it with `atoll simulate`; serve plain models from a fleet of their own",
+            hint="serve it with `atoll serve`, or give plain models a fleet of their own",
         )
