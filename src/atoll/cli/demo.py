@@ -17,6 +17,7 @@ import typer
 
 from atoll.cli.serving import fetch_models, local_fleet, need_engine, need_fabric, need_serving
 from atoll.core.errors import AtollError, MissingDependencyError, UsageError
+from atoll.core.files import check_target
 from atoll.plan.files.read import read_plan
 from atoll.report.terminal import console
 
@@ -43,16 +44,31 @@ def demo(
     examples: Annotated[
         Path | None, typer.Option("--examples", help="Folder with the example fleets.")
     ] = None,
-    question: Annotated[str, typer.Option("--question", help="What to ask.")] = _QUESTION,
+    question: Annotated[str | None, typer.Option("--question", help="What to ask.")] = None,
+    speech: Annotated[
+        bool, typer.Option("--speech", help="Only the spoken exchange, with a picture.")
+    ] = False,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="A picture to ask about. Default: a circle.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", help="Where the spoken answer is written, as a WAV file.")
+    ] = Path("answer.wav"),
 ) -> None:
     """Show the whole story on this machine: no GPU and no account needed.
 
     Plans three models on rented GPUs and simulates the plan; then cuts a small model over four processes,
-    asks it a question, kills one of them in the middle of the answer, and compares. Last, a controller keeps
-    a fleet of that model: demand doubles in the middle of an answer, and a replica comes.
+    asks it a question, kills one of them in the middle of the answer, and compares. Then a controller keeps
+    a fleet of that model: demand doubles in the middle of an answer, and a replica comes. Last, a question is
+    spoken, heard, thought about with a picture and answered aloud, over several processes; one is killed.
     """
     need_serving()
     need_engine()
+    check_target(out)
+    if speech:
+        _speech_only(_examples(examples), question, picture, out)
+        return
+    question = question or _QUESTION
     from atoll.engine.weights.sources import DEFAULT_MODEL, DEFAULT_NAME
     from atoll.runtime.http.loop import run
     from atoll.runtime.local.weights import WeightSource
@@ -61,7 +77,15 @@ def demo(
     folder = _examples(examples)
     _say(f"0. Weights: {DEFAULT_NAME}, fetched and converted once")
     models = fetch_models({"smollm2": WeightSource(DEFAULT_MODEL)})
-    run(_show(folder, models, question, begun_s))
+    run(_show(folder, models, question, out, begun_s))
+
+
+def _speech_only(folder: Path, question: str | None, picture: Path | None, out: Path) -> None:
+    from atoll.cli.demo_speech import QUESTION, need_speech, show_speech
+    from atoll.runtime.http.loop import run
+
+    need_speech()
+    run(show_speech(folder, _say, question=question or QUESTION, picture=picture, out=out))
 
 
 def _examples(chosen: Path | None) -> Path:
@@ -80,7 +104,9 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
-async def _show(folder: Path, models: dict[str, LocalModel], question: str, begun_s: float) -> None:
+async def _show(
+    folder: Path, models: dict[str, LocalModel], question: str, out: Path, begun_s: float
+) -> None:
     from atoll.deploy.commands.stage import NURSERY_VARIABLE
     from atoll.runtime.local.state import new_home, remove_home
     from atoll.runtime.supervise.process import Nursery
@@ -100,8 +126,21 @@ async def _show(folder: Path, models: dict[str, LocalModel], question: str, begu
         with contextlib.suppress(asyncio.CancelledError, AtollError):
             await (await loading).close()
         remove_home(home)
+    await _speak(folder, out)
     _say(f"\nAll of it took {time.monotonic() - begun_s:.0f} s.")
     _say("Next: `atoll serve PLAN --stand-in` tries any plan of yours with these weights.")
+
+
+async def _speak(folder: Path, out: Path) -> None:
+    """Show the spoken exchange, where its packages are."""
+    from atoll.cli.demo_speech import need_speech, show_speech
+
+    try:
+        need_speech()
+    except MissingDependencyError as error:
+        _say(f"\n8. Speech and pictures\n   skipped: {error}")
+        return
+    await show_speech(folder, _say, out=out, first=8)
 
 
 async def _serve(path: Path, models: dict[str, LocalModel], question: str, socket: str) -> str:

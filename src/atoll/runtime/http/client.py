@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -63,6 +63,7 @@ async def request(
     *,
     method: str | None = None,
     body: object = None,
+    data: bytes | None = None,
     timeout_s: float = 5.0,
     api_key: str | None = None,
     headers: Mapping[str, str] | None = None,
@@ -71,14 +72,14 @@ async def request(
 ) -> HttpResponse:
     """Send a request and return the whole answer; FetchError if there is none within `timeout_s`.
 
-    Without a method it is GET, or POST where there is a body, which is sent as JSON. An answer of more
-    than `most_bytes`, headers included, is refused. With `unix_socket` the connection goes to that
+    Without a method it is GET, or POST where there is a body, which is sent as JSON; `data` is sent as it is,
+    of the content type that `headers` say. An answer of more than `most_bytes`, headers included, is refused. With `unix_socket` the connection goes to that
     socket, and the URL says only what is asked for there.
     """
     named = method or ("GET" if body is None else "POST")
     try:
         parts = urlsplit(url)
-        sent = _compose(parts, named, body, api_key, headers or {})
+        sent = _compose(parts, named, body, api_key, headers or {}, data)
         reader = ResponseReader(most_bytes, is_head=named == "HEAD")
         async with asyncio.timeout(timeout_s):
             return await _exchange(parts, unix_socket, sent, reader)
@@ -89,9 +90,16 @@ async def request(
 
 
 async def stream_lines(
-    url: str, *, body: object, timeout_s: float = 60.0, api_key: str | None = None
+    url: str,
+    *,
+    body: object,
+    timeout_s: float = 60.0,
+    api_key: str | None = None,
+    on_headers: Callable[[dict[str, str]], None] | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """POST a JSON body and yield the lines of the answer as they come, without their ends.
+
+    `on_headers` is given the answer's headers before the first line.
 
     FetchError if no more of it comes for `timeout_s`, if it is cut short, or if its status is not 200.
     """
@@ -106,6 +114,9 @@ async def stream_lines(
             while not answer.complete:
                 async with asyncio.timeout(timeout_s):
                     await answer.read(reader)
+                if answer.status and on_headers is not None:
+                    on_headers(dict(answer.headers))
+                    on_headers = None
                 if answer.status == 200:
                     *lines, rest = (rest + answer.take()).split(b"\n")
                     for line in lines:
@@ -158,8 +169,10 @@ def _compose(
     body: object,
     api_key: str | None,
     headers: Mapping[str, str],
+    data: bytes | None = None,
 ) -> bytes:
-    data = b"" if body is None else json.dumps(body).encode()
+    if data is None:
+        data = b"" if body is None else json.dumps(body).encode()
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     lines = [
         f"{method} {target} HTTP/1.1",
@@ -169,7 +182,7 @@ def _compose(
         f"content-length: {len(data)}",
         *(f"{name}: {value}" for name, value in headers.items()),
     ]
-    if data:
+    if body is not None:
         lines.append("content-type: application/json")
     if api_key:
         lines.append(f"authorization: Bearer {api_key}")
@@ -233,6 +246,11 @@ class ResponseReader:
     def response(self) -> HttpResponse:
         """Return the answer, once it is complete."""
         return HttpResponse(self.status, self._headers, b"".join(self._body))
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers so far; names are in small letters."""
+        return self._headers
 
     def take(self) -> bytes:
         """Return what came of the body since the last time."""

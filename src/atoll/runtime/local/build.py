@@ -190,7 +190,7 @@ def _cores(
 
 def _check_memory(planned: tuple[PlannedEndpoint, ...]) -> None:
     nodes = sum(standing.nodes for standing in planned)
-    free = _available_bytes()
+    free = available_bytes()
     if free is not None and nodes * _NODE_BYTES > free:
         raise InputError(
             f"{nodes} node processes need about {nodes * _NODE_BYTES / 2**30:.0f} GiB of memory,"
@@ -200,7 +200,8 @@ def _check_memory(planned: tuple[PlannedEndpoint, ...]) -> None:
         )
 
 
-def _available_bytes() -> int | None:
+def available_bytes() -> int | None:
+    """Return the memory that is free on this machine, None where the system does not say."""
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
     except OSError:

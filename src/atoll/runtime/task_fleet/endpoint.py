@@ -1,0 +1,121 @@
+"""Executors and a front as processes of this machine: one endpoint behind the gateway."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from atoll.core.errors import InputError
+from atoll.runtime.adapters.base import Endpoint, MachineShare, RunDirectory
+from atoll.runtime.adapters.executor import executor_process
+from atoll.runtime.adapters.front import front_process
+from atoll.runtime.executor.config import ExecutorConfig
+from atoll.runtime.executor.store import default_store_root
+from atoll.runtime.front.config import ExecutorAddress, FrontConfig
+from atoll.runtime.local.build import available_bytes, free_ports
+from atoll.runtime.local.cores import assign_cores
+from atoll.runtime.local.fleet import ServiceEndpoint
+from atoll.runtime.media.limits import MediaLimits
+from atoll.runtime.pool.member import STAND_IN, Backend
+from atoll.runtime.task_fleet.deployment import PlacedExecutor, TaskDeployment
+
+FRONT = "front"
+_TOKEN = "executors.token"  # noqa: S105 - the name of the file
+_EXECUTOR_BYTES = 250 * 2**20
+_LLM_BYTES = 900 * 2**20
+
+
+def task_endpoint(
+    deployment: TaskDeployment,
+    home: RunDirectory,
+    cores: tuple[int, ...],
+    *,
+    limits: MediaLimits | None = None,
+    routing: str = "static",
+) -> ServiceEndpoint:
+    """Return the front of a deployment with its executors, configurations written to `home`."""
+    check_memory(deployment)
+    token = home.folder / _TOKEN
+    descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(32) + "\n")
+    store = store_folder(home)
+    work = {executor.id: executor.work for executor in deployment.executors}
+    share = MachineShare(assign_cores(work, cores))
+    ports = free_ports(2 * len(deployment.executors) + 2)
+    processes, addresses = [], []
+    for executor in deployment.executors:
+        port, health = ports.pop(), ports.pop()
+        config = ExecutorConfig(
+            name=executor.id,
+            components={name: dict(given) for name, given in executor.components.items()},
+            address=f"127.0.0.1:{port}",
+            health_port=health,
+            store=str(store / executor.id),
+            token_file=str(token),
+            device=executor.device,
+            threads=executor.threads or share.threads(executor.id),
+            cpus=() if executor.threads else share.cpus.get(executor.id, ()),
+        )
+        processes.append(executor_process(config, home))
+        addresses.append(
+            ExecutorAddress(
+                id=executor.id, address=config.address, components=tuple(executor.components)
+            )
+        )
+    front = FrontConfig(
+        name=FRONT,
+        port=ports.pop(),
+        address=f"127.0.0.1:{ports.pop()}",
+        services=deployment.services,
+        executors=tuple(addresses),
+        store=str(store / FRONT),
+        token_file=str(token),
+        limits=limits or MediaLimits(),
+        routing="dynamic" if routing == "dynamic" else "static",
+    )
+    names = tuple(service.name for service in deployment.services)
+    known = {}
+    if deployment.stand_ins:
+        known[STAND_IN] = "; ".join(deployment.stand_ins.values())
+    url = f"http://{front.host}:{front.port}"
+    backend = Backend(id=FRONT, url=url, models=names, kind="tasks", metadata=known)
+    endpoint = Endpoint(
+        backend,
+        tuple(executor.id for executor in deployment.executors),
+        tuple(processes),
+        front_process(front, home),
+        tuple((executor.id, "n0", 0, 1) for executor in deployment.executors),
+    )
+    kinds = {executor.id: _shown(executor) for executor in deployment.executors}
+    return ServiceEndpoint(endpoint, ", ".join(names), kinds)
+
+
+def store_folder(home: RunDirectory) -> Path:
+    """Return where the arrays of a fleet lie; it goes with the fleet's own folder."""
+    folder = default_store_root(home.folder) / f"atoll-{home.folder.name}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def check_memory(deployment: TaskDeployment) -> None:
+    """Refuse what this machine has no memory for, before anything is started."""
+    needed = sum(
+        _EXECUTOR_BYTES + _LLM_BYTES * ("smollm2" in executor.components)
+        for executor in deployment.executors
+    )
+    free = available_bytes()
+    if free is not None and needed > free:
+        raise InputError(
+            f"{len(deployment.executors)} executors need about {needed / 2**30:.1f} GiB of memory, "
+            f"and {free / 2**30:.1f} are free",
+            field="executors",
+            hint="serve one of the models with --only, or a smaller plan",
+        )
+
+
+def _shown(executor: PlacedExecutor) -> str:
+    """What `atoll status` says an executor is."""
+    held = "+".join(executor.parts) or "+".join(executor.components)
+    return f"{held} on {executor.node_type}" if executor.node_type else held
