@@ -72,9 +72,9 @@ async def request(
 ) -> HttpResponse:
     """Send a request and return the whole answer; FetchError if there is none within `timeout_s`.
 
-    Without a method it is GET, or POST where there is a body, which is sent as JSON; `data` is sent as it is,
-    of the content type that `headers` say. An answer of more than `most_bytes`, headers included, is refused. With `unix_socket` the connection goes to that
-    socket, and the URL says only what is asked for there.
+    Without a method it is GET, or POST where there is a body, which is sent as JSON; `data` is sent as it
+    is, and `headers` say of what type. An answer of more than `most_bytes`, headers included, is refused.
+    With `unix_socket` the connection goes to that socket, and the URL says only what is asked for there.
     """
     named = method or ("GET" if body is None else "POST")
     try:
