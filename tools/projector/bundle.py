@@ -1,7 +1,7 @@
 """Everything that training needs, as files small enough to be sent one by one: weights and tokenizer.
 
-A bundle is one safetensors file cut into parts. SmolLM2's weights stay in the blocks of its GGUF file, so that
-nothing is lost and little is sent; they are unpacked here with torch alone.
+A bundle is one safetensors file cut into parts. SmolLM2's weights stay in the blocks of its GGUF file, so
+that nothing is lost and little is sent; they are unpacked here with torch alone.
 """
 
 from __future__ import annotations
@@ -67,15 +67,19 @@ class Bundle:
         network.load_state_dict(self._under(_VISION))
         return network.eval().requires_grad_(False)
 
-    def llm(self) -> Any:
-        """Return SmolLM2 as a transformers model, in float32."""
+    def llm(self, layers: int | None = None) -> Any:
+        """Return SmolLM2 as a transformers model, in float32; with `layers`, the first ones alone."""
         from transformers import LlamaConfig, LlamaForCausalLM
 
         config = LlamaConfig(**json.loads(bytes(self._under(_TEXT)["config.json"].tolist())))
         config._attn_implementation = "sdpa"
+        if layers is not None:
+            config.num_hidden_layers = layers
         model = LlamaForCausalLM(config)
         weights = {
-            name: unpack(*self._kinds[name], raw) for name, raw in self._under(_LLM).items()
+            name: unpack(*self._kinds[name], raw)
+            for name, raw in self._under(_LLM).items()
+            if _layer(name) < config.num_hidden_layers
         }
         missing, unexpected = model.load_state_dict(weights, strict=False)
         if unexpected or set(missing) - {"lm_head.weight"}:
@@ -96,6 +100,12 @@ class Bundle:
             for name, value in self._tensors.items()
             if name.startswith(prefix)
         }
+
+
+def _layer(name: str) -> int:
+    """Return the layer that a tensor belongs to; those outside all layers count as the first's."""
+    parts = name.split(".")
+    return int(parts[2]) if parts[1] == "layers" else 0
 
 
 def unpack(kind: str, shape: list[int], raw: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ from torch import Tensor
 from atoll.components.projector import Projector
 from tools.projector.model import Hide, Reader
 from tools.projector.questions import is_right
-from tools.projector.samples import EXAMS, Batch, Exam, PromptMaker
+from tools.projector.samples import EXAMS, Batch, PromptMaker
 
-_LONGEST = 24
+LONGEST = 24
 """Tokens of the longest answer that is written out."""
 
 
@@ -47,7 +47,7 @@ SIGHTS: dict[str, Hide] = {"picture": _see, "zeroed": _blank, "another picture":
 @torch.no_grad()
 def examine(
     reader: Reader, projector: Projector, maker: PromptMaker, *, seed: int, batches: int,
-    pictures: int, blind: bool = False,
+    pictures: int, blind: bool = False, longest: int = LONGEST,
 ) -> list[Mark]:  # fmt: skip
     """Mark every exam; the first also with the embeddings zeroed, and with those of another picture."""
     marks = []
@@ -59,7 +59,7 @@ def examine(
                 batch = exam.batch(maker, seed, number, pictures, projector.shape.embeds)
                 features = reader.look(batch.scenes, exact=True)
                 embeds = hide(projector(features * 0 if blind else features))
-                _mark(reader, maker, batch, embeds, counts, exam)
+                _mark(reader, maker, batch, embeds, counts, longest if exam.new else 0)
             marks += [
                 Mark(exam.name, sight, kind, n, exact, named if exam.new else None)
                 for kind, (n, exact, named) in sorted(counts.items())
@@ -69,14 +69,14 @@ def examine(
 
 def _mark(
     reader: Reader, maker: PromptMaker, batch: Batch, embeds: Tensor,
-    counts: dict[str, list[int]], exam: Exam,
+    counts: dict[str, list[int]], longest: int,
 ) -> None:  # fmt: skip
     spread = embeds.repeat_interleave(batch.per_scene, dim=0)
     said = reader.read(batch, spread).argmax(-1).cpu()
     # Given the right beginning, the likeliest next token is right at every place: then, and only then,
     # an answer written greedily is the right one, word for word.
     wrong = set(batch.rows[said != batch.targets].tolist())
-    written = write(reader, maker, batch, spread) if exam.new else None
+    written = write(reader, maker, batch, spread, longest) if longest else None
     for number, question in enumerate(batch.questions):
         count = counts[question.kind]
         count[0] += 1
@@ -86,16 +86,18 @@ def _mark(
 
 
 @torch.no_grad()
-def write(reader: Reader, maker: PromptMaker, batch: Batch, embeds: Tensor) -> list[str]:
+def write(
+    reader: Reader, maker: PromptMaker, batch: Batch, embeds: Tensor, longest: int = LONGEST
+) -> list[str]:
     """Return the answers that the model writes greedily."""
     starts = torch.full((len(batch.questions),), batch.tokens.shape[1], dtype=torch.long)
     starts = starts.scatter_reduce(0, batch.rows, batch.columns, "amin")
-    room = torch.zeros(len(starts), _LONGEST, dtype=torch.long)
+    room = torch.zeros(len(starts), longest, dtype=torch.long)
     tokens = torch.cat([batch.tokens, room], dim=1)
     everyone = torch.arange(len(starts))
     ends = maker.codec.eos[0]
     said = torch.zeros(len(starts), 0, dtype=torch.long)
-    for step in range(_LONGEST):
+    for step in range(longest):
         columns = starts + step
         now = Batch(
             batch.scenes, batch.questions, tokens, batch.gap, everyone, columns, batch.targets
@@ -105,7 +107,6 @@ def write(reader: Reader, maker: PromptMaker, batch: Batch, embeds: Tensor) -> l
         if bool((said == ends).any(dim=1).all()):
             break
         tokens[everyone, columns + 1] = token
-    answers = []
-    for row in said.tolist():
-        answers.append(maker.codec.decode(row[: row.index(ends)] if ends in row else row))
-    return answers
+    return [
+        maker.codec.decode(row[: row.index(ends)] if ends in row else row) for row in said.tolist()
+    ]

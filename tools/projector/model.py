@@ -55,7 +55,7 @@ class Reader:
         return functional.linear(wanted, self.table).float()
 
 
-class Counter(nn.Module):
+class CountHead(nn.Module):
     """Reads how many of each shape and colour there are off the embeddings: a help in training, not kept."""
 
     def __init__(self, width: int) -> None:
@@ -72,7 +72,9 @@ class Counter(nn.Module):
             + [sum(t.colour == colour for t in scene.things) for colour in COLOURS]
             for scene in scenes
         ]
-        return functional.cross_entropy(logits, torch.tensor(counts, device=embeds.device).flatten())
+        return functional.cross_entropy(
+            logits, torch.tensor(counts, device=embeds.device).flatten()
+        )
 
 
 def start_projector(projector: Projector, reader: Reader) -> Projector:

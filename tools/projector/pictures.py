@@ -146,7 +146,8 @@ def render(scenes: Sequence[Scene], device: str = "cpu", side: int = SIDE) -> Te
     rows = []
     for scene in scenes:
         things = [
-            (t.x, t.y, t.radius, t.angle, float(SHAPES.index(t.shape)), *t.rgb) for t in scene.things
+            (t.x, t.y, t.radius, t.angle, float(SHAPES.index(t.shape)), *t.rgb)
+            for t in scene.things
         ]
         rows.append(things + [(0.0,) * 8] * (MOST_OBJECTS - len(things)))
     things_ = torch.tensor(rows, device=device)

@@ -46,7 +46,9 @@ class PromptMaker:
         self.split = lru_cache(maxsize=200_000)(self._split)
         self.tokens = lru_cache(maxsize=200_000)(self._tokens)
 
-    def make(self, question: Question, layout: str = _LAYOUTS[0], system: str | None = None) -> Prompt:
+    def make(
+        self, question: Question, layout: str = _LAYOUTS[0], system: str | None = None
+    ) -> Prompt:
         """Return the prompt of a question."""
         before, after = self.split(question.text, layout, system)
         return Prompt(before, after, self.tokens(question.answer))

@@ -1,7 +1,7 @@
 """Projectors: from an encoder's features into the space of a language model's token embeddings.
 
-Three kinds, all small. `linear` and `mlp` turn each of the 49 places into one embedding; `mixer` lets the
-places and a few free slots attend to each other and gives the slots, which is fewer embeddings that know more.
+Three kinds, all small. `linear` and `mlp` turn each of the 49 places into one embedding; `mixer` lets
+places and a few free slots attend to each other and gives the slots: fewer embeddings that know more.
 """
 
 from __future__ import annotations
