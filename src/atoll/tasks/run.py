@@ -249,7 +249,7 @@ class Run(Generic[Out]):
     async def _map(self, entry: TaskEntry, inputs: dict[str, Any]) -> None:
         """Run a component on every piece of a cut stream."""
         unit, feed = entry.unit, entry.feed
-        source = self._recording.entries[entry.source].feed
+        source = self._recording.entries[entry.inputs[entry.cut_input]._number].feed
         assert unit is not None
         assert feed is not None
         assert source is not None

@@ -7,7 +7,7 @@ from operator import index
 from typing import Any, Generic, TypeVar
 
 from atoll.core.errors import InputError
-from atoll.tasks.asking import current
+from atoll.tasks.asking import CURRENT, current
 from atoll.tasks.cutting import Cutter
 from atoll.tasks.gathering import join_pieces
 from atoll.tasks.values import Value
@@ -41,7 +41,8 @@ class UnitTask:
 
     def __call__(self, **inputs: Any) -> Any:
         """Record an invocation; inputs by name, placeholders anywhere in them."""
-        return current().call(self, inputs, self.cut is not None)
+        calls = CURRENT.get(None) or current()
+        return calls.call(self, inputs, self.cut is not None)
 
     def make_cutter(self) -> Cutter | None:
         """Return what cuts one stream for it, or None if it takes streams whole."""
