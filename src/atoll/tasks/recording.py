@@ -8,7 +8,7 @@ look, before it may go on. Entries whose inputs are all known are collected in `
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from atoll.core.errors import AtollError, InputError, UsageError
 from atoll.tasks.asking import CURRENT, UnitLike
@@ -32,7 +32,9 @@ from atoll.tasks.forms import (
     show_form,
     snapshot,
 )
-from atoll.tasks.pending import Pending, PendingStream, RoundOver, project
+from atoll.tasks.pending import Pending, PendingStream, RoundOver, is_pending, open_up, project
+
+__all__ = ["MOST_ENTRIES", "DivergenceError", "Recording"]
 
 MOST_ENTRIES: Final = 10_000
 """A request that asks for more is stopped: its code does not end."""
@@ -52,6 +54,7 @@ class Recording:
         "_request",
         "_task",
         "answer",
+        "awaited",
         "entries",
         "ready",
         "rounds",
@@ -67,15 +70,17 @@ class Recording:
         self.entries: list[TaskEntry] = []
         self.ready: list[TaskEntry] = []
         """Entries that can start; whoever starts them empties it."""
-        self.wanted: int | None = None
+        self.wanted: tuple[int, ...] = ()
         """What the code looked at when the round ended."""
+        self.awaited: set[int] = set()
+        """What of that is not there yet."""
         self.answer: Any = UNKNOWN
         self.rounds = 0
         self.running = False
         self._position = 0
         self._choices = 0
         self._copies: dict[int, Any] = {}
-        self._expected: int | None = None
+        self._expected: tuple[int, ...] = ()
         self._over = False
         self._checking = False
         self._broken: BaseException | None = None
@@ -96,7 +101,7 @@ class Recording:
         if answer is UNKNOWN:
             return False
         self.answer = answer
-        self.wanted = None
+        self.wanted = ()
         return True
 
     def double_check(self) -> None:
@@ -121,6 +126,7 @@ class Recording:
         """Say what an entry gave."""
         entry = self.entries[number]
         entry.value = value
+        self.awaited.discard(number)
         if entry.dependents is not None:
             for other in entry.dependents:
                 other.missing -= 1
@@ -233,12 +239,11 @@ class Recording:
             return entry.value
         if self._over:
             raise RoundOver
-        if number == self._expected:
-            self._expected = None
+        if self._expected == (number,):
+            self._expected = ()
         value = entry.value
         if value is UNKNOWN:
-            self._stop_at(number)
-            raise RoundOver
+            self._stop_at((number,))
         kind = type(value)
         if kind is dict or kind is list:
             copy = self._copies.get(number, UNKNOWN)
@@ -246,6 +251,17 @@ class Recording:
                 copy = self._copies[number] = copy_value(value)
             return copy
         return value
+
+    def look_all(self, values: list[Any]) -> list[Any]:
+        """Return what is behind placeholders; if any is not there yet, end the round until all are."""
+        numbers = tuple(dict.fromkeys([value._number for value in values if is_pending(value)]))
+        if self._over:
+            raise RoundOver
+        if numbers and self._expected == numbers:
+            self._expected = ()
+        if any(self.entries[number].value is UNKNOWN for number in numbers):
+            self._stop_at(numbers)
+        return [open_up(value) for value in values]
 
     # How it checks.
 
@@ -290,7 +306,7 @@ class Recording:
                 raise self._break(DivergenceError(position, *difference(entry, unit, inputs)))
             self._position = position + 1
             return entry
-        if self._expected is not None or self._checking:
+        if self._expected or self._checking:
             came = show_entry(unit, inputs)
             self._must_have_caught_up(came)
             raise self._break(DivergenceError(position, "nothing more", came))
@@ -306,17 +322,18 @@ class Recording:
         if position < len(self.entries):
             entry = self.entries[position]
             raise self._break(DivergenceError(position, show_entry(entry.unit, entry.inputs), came))
-        if self._expected is not None:
-            raise self._break(DivergenceError(position, f"look at #{self._expected}", came))
+        if self._expected:
+            raise self._break(DivergenceError(position, f"look at {_list(self._expected)}", came))
 
-    def _stop_at(self, number: int) -> None:
-        self._must_have_caught_up(f"looked at #{number}")
+    def _stop_at(self, numbers: tuple[int, ...]) -> NoReturn:
+        came = f"looked at {_list(numbers)}"
+        self._must_have_caught_up(came)
         if self._checking:
-            raise self._break(
-                DivergenceError(self._position, "nothing more", f"looked at #{number}")
-            )
-        self.wanted = number
+            raise self._break(DivergenceError(self._position, "nothing more", came))
+        self.wanted = numbers
+        self.awaited = {number for number in numbers if self.entries[number].value is UNKNOWN}
         self._over = True
+        raise RoundOver
 
     def _break(self, error: Exception) -> Exception:
         # Kept, since the code of the task may catch it.
@@ -368,6 +385,11 @@ def _is_same(before: dict[str, Any], inputs: dict[str, Any]) -> bool:
         if (kind is not str and kind is not int) or type(old) is not kind or old != value:
             return False
     return True
+
+
+def _list(numbers: tuple[int, ...]) -> str:
+    shown = " ".join(f"#{number}" for number in numbers[:8])
+    return shown if len(numbers) <= 8 else f"{shown} and {len(numbers) - 8} more"
 
 
 def _two_streams(unit: UnitLike, one: str, other: str) -> UsageError:

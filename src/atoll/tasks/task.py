@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import index
 from typing import Any, Generic, TypeVar
 
@@ -89,6 +89,11 @@ def choose(n: int, weights: Sequence[float] | None = None) -> int:
 def as_stream(*pieces: Any) -> Any:
     """Return a stream of values, known or pending, as for a task that cuts its input."""
     return current().give(pieces)
+
+
+def settled(values: Iterable[Any]) -> list[Any]:
+    """Look at several values at once and return them; one after the other may take a round each."""
+    return current().look_all(list(values))
 
 
 def unit_tasks(task: Task[Any, Any]) -> dict[str, UnitTask]:
