@@ -66,6 +66,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("catalog", "atoll.cli.catalog", "Look up GPUs, nodes, models, prices and links."),
     Verb("perf", "atoll.cli.perf", "Predict how fast a model runs on a node."),
     Verb("trace", "atoll.cli.trace", "Describe, generate and convert workloads."),
+    Verb("tasks", "atoll.cli.tasks", "Show any-to-any tasks: their components and what flows."),
     Verb("serve", "atoll.cli.serve", "Bring a plan up on this machine, behind one address."),
     Verb("up", "atoll.cli.up", "Bring a fleet up wherever its machines are, and change it."),
     Verb("operate", "atoll.cli.operate", "Keep a fleet right while the world moves."),
@@ -90,7 +91,7 @@ VERBS: tuple[Verb, ...] = (
 
 
 @dataclass(slots=True)
-class Invocation:
+class GlobalOptions:
     """What the global options said; the context object of every command (`ctx.obj`)."""
 
     debug: bool = False
@@ -163,8 +164,8 @@ def root(
     ] = False,
 ) -> None:
     """Turn a pile of different GPUs into one service for many models."""
-    invocation = ctx.ensure_object(Invocation)
-    invocation.debug = debug
+    options = ctx.ensure_object(GlobalOptions)
+    options.debug = debug
     if verbose:
         import logging
 
@@ -178,10 +179,10 @@ def run(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; errors are printed to stderr as one line."""
     if getattr(sys, "stdout", None) is None:  # how Python starts when descriptor 1 is closed
         return _no_output("it is closed")
-    invocation = Invocation()
+    options = GlobalOptions()
     try:
         with listening(_tell_once()):
-            code = app(args=args, prog_name="atoll", standalone_mode=False, obj=invocation)
+            code = app(args=args, prog_name="atoll", standalone_mode=False, obj=options)
         sys.stdout.flush()
     except BrokenPipeError:
         return _pipe_closed()
@@ -195,12 +196,12 @@ def run(args: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         return _report_misuse(error)
     except AtollError as error:
-        if invocation.debug:
+        if options.debug:
             _print_traceback()
         _say(f"error: {error}")
         return error.exit_code
     except Exception as error:  # noqa: BLE001  the last line of defence
-        if invocation.debug:
+        if options.debug:
             _print_traceback()
         return _report_unforeseen(error)
     return code if isinstance(code, int) else 0
