@@ -1,9 +1,9 @@
 """Arrays as files: written once, read in place by every process of the host.
 
 A file holds nothing but the numbers. It is named after its handle's id, 128 random bits, and appears under
-that name only when it is whole, so a reader on the same host that finds a file of the right name, owner and size
-has the right bytes; summing them up again would cost more than everything else (`verify` does it all the
-same). What comes over a wire is always summed up. Files are unlinked, never cut short or written again:
+that name only when it is whole. So a reader on the same host that finds a file of the right name, owner and
+size has the right bytes; summing them up again would cost more than everything else (`verify` does it all
+the same). What comes over a wire is always summed up. Files are unlinked, never cut short or written again:
 who has one mapped keeps it.
 """
 
