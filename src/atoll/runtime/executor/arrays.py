@@ -72,6 +72,11 @@ def name_dtype(array: Array) -> str:
     return name
 
 
+def flat_bytes(array: Array) -> memoryview:
+    """Return the bytes of an array, in order; copied only where they do not lie so."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
 def read_bytes(handle: Handle, data: bytes | bytearray | memoryview, *, verify: bool) -> Array:
     """Return the array whose bytes these are, not to be written to; others are a `LostHandleError`."""
     if len(data) != handle.nbytes:

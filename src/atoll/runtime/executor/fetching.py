@@ -13,6 +13,7 @@ from typing import Any
 from atoll.runtime.executor.arrays import (
     Array,
     LostHandleError,
+    flat_bytes,
     list_handles,
     map_file,
     open_handle,
@@ -110,6 +111,6 @@ class HandleResolver:
                 array = await peer.fetch(handle)
             except (ExecutorLostError, InvocationError) as error:
                 raise LostHandleError(handle.id, error.message) from error
-            data = memoryview(array).cast("B")
+            data = flat_bytes(array)
             await asyncio.to_thread(self._store.adopt, handle, data, _CACHE_S)
             _LOG.debug("fetched %d bytes from %s", handle.nbytes, handle.address)

@@ -19,14 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-
 from atoll.core.errors import AtollError, InputError
 from atoll.runtime.executor.arrays import (
     ENDING,
     INLINE_BYTES,
     Array,
     LostHandleError,
+    flat_bytes,
     identify_host,
     inline,
     map_file,
@@ -118,7 +117,7 @@ class ArrayStore:
         if array.nbytes <= INLINE_BYTES:
             return inline(array)
         dtype = name_dtype(array)
-        data = memoryview(np.ascontiguousarray(array)).cast("B")
+        data = flat_bytes(array)
         number = secrets.token_hex(16)
         path = self.folder / (number + ENDING)
         self._reserve(len(data))

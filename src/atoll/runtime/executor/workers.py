@@ -24,7 +24,7 @@ from atoll.components.base import (
 from atoll.core.errors import shorten
 from atoll.runtime.executor.batching import BatchQueue
 from atoll.runtime.executor.client import InvocationError
-from atoll.runtime.executor.metrics import ComponentFigures
+from atoll.runtime.executor.figures import ComponentFigures
 from atoll.runtime.executor.outputs import NoSaver, count_array_bytes
 from atoll.runtime.executor.store import StoreFullError
 from atoll.tasks.values import Value
@@ -145,7 +145,7 @@ class BatchWorker(ComponentWorker):
         self._working = asyncio.create_task(self._work())
 
     async def close(self) -> None:
-        """Stop working; a batch that runs is waited for, since a thread cannot be ended."""
+        """Stop working; a batch that runs goes on in its thread, which cannot be ended."""
         if self._working is not None:
             self._working.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -161,7 +161,7 @@ class BatchWorker(ComponentWorker):
             key = self._batched.batch_key(inputs)
         except Exception as error:
             raise self._note(error) from error
-        answer = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         invocation = _BatchedInvocation(inputs, saver, time.monotonic(), answer)
         self._queue.add(invocation, key)
         self._wake.set()
@@ -198,17 +198,20 @@ class BatchWorker(ComponentWorker):
         self.figures.count_batch(len(batch), ran_s)
         for invocation, value in zip(batch, values, strict=True):
             waited_s = started_s - invocation.since_s
-            is_error = isinstance(value, InvocationError)
-            self.figures.count(value.code if is_error else "ok", waited_s)
-            if not is_error or value.code == "bad_input":
+            answer = invocation.answer
+            if isinstance(value, InvocationError):
+                self.figures.count(value.code, waited_s)
                 # Who finds fault with an input works.
-                self.answered_s = ended_s
-            if invocation.answer.done():
-                continue
-            if is_error:
-                invocation.answer.set_exception(value)
+                proven = value.code == "bad_input"
+                if not answer.done():
+                    answer.set_exception(value)
             else:
-                invocation.answer.set_result(Answer(value, waited_s, ran_s, len(batch)))
+                self.figures.count("ok", waited_s)
+                proven = True
+                if not answer.done():
+                    answer.set_result(Answer(value, waited_s, ran_s, len(batch)))
+            if proven:
+                self.answered_s = ended_s
 
     def _run_batch(self, batch: Sequence[_BatchedInvocation]) -> Sequence[Value | InvocationError]:
         """Run a batch in a worker thread; if it breaks, each of it alone, so that one harms no other."""
