@@ -32,8 +32,10 @@ Array: TypeAlias = NDArray[Any]
 INLINE_BYTES = 4096
 """Arrays up to this size travel inside their handle."""
 ENDING = ".array"
-_FOLDED_BYTES = 2**17
-_LANES = (4096, 4093)
+SUMMED_BYTES = 2**20
+"""Arrays are summed up in pieces of this size, which stay in a cache meanwhile."""
+_SHORT_BYTES = 2**16
+_LANES = (1024, 1021)
 """Words of 8 bytes in a row; they share no divisor."""
 ID = re.compile(r"[0-9a-f]{32}")
 """What handles are called; nothing else becomes the name of a file."""
@@ -82,24 +84,26 @@ def flat_bytes(array: Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def sum_bytes(data: bytes | bytearray | memoryview) -> int:
-    """Return the checksum of an array's bytes: their CRC-32; of more than 128 KiB the CRC-32 of two folds.
+def sum_bytes(data: bytes | bytearray | memoryview, before: int = 0) -> int:
+    """Return the checksum of an array's bytes, which follow bytes whose checksum was `before`.
 
-    A fold lays the bytes out in rows and XORs the rows, six times as fast as a CRC. Whatever changes within
-    one row is always found. The rows of the two folds differ in length, so rows that changed places are
-    found as well.
+    It is the CRC-32, for each piece of `SUMMED_BYTES`, of two folds of the piece, or of itself where it is
+    short. A fold lays the bytes out in rows and XORs the rows, several times as fast as a CRC. Whatever
+    changes within one row is always found; the rows of the two folds differ in length, so that those that
+    changed places are found as well.
     """
     array = np.frombuffer(data, np.uint8)
-    if array.nbytes <= _FOLDED_BYTES:
-        return zlib.crc32(data)
-    even = array.nbytes // 8 * 8
-    words = array[:even].view(np.uint64)
-    checksum = zlib.crc32(array[even:].data)
-    for lanes in _LANES:
-        whole = len(words) // lanes * lanes
-        folded = np.bitwise_xor.reduce(words[:whole].reshape(-1, lanes), axis=0)
-        folded[: len(words) - whole] ^= words[whole:]
-        checksum = zlib.crc32(folded, checksum)
+    checksum = before
+    for start in range(0, array.nbytes, SUMMED_BYTES):
+        piece = array[start : start + SUMMED_BYTES]
+        even = piece.nbytes // 8 * 8 if piece.nbytes > _SHORT_BYTES else 0
+        checksum = zlib.crc32(piece[even:].data, checksum)
+        words = piece[:even].view(np.uint64)
+        for lanes in _LANES if even else ():
+            whole = len(words) // lanes * lanes
+            folded = np.bitwise_xor.reduce(words[:whole].reshape(-1, lanes), axis=0)
+            folded[: len(words) - whole] ^= words[whole:]
+            checksum = zlib.crc32(folded.data, checksum)
     return checksum
 
 

@@ -21,6 +21,7 @@ from atoll.runtime.executor.arrays import (
     ENDING,
     ID,
     INLINE_BYTES,
+    SUMMED_BYTES,
     Array,
     LostHandleError,
     flat_bytes,
@@ -103,14 +104,14 @@ class ArrayStore:
         path = self.folder / (number + ENDING)
         spare = self._reserve(len(data))
         try:
-            self._write(path, data, spare)
+            checksum = self._write(path, data, spare)
         except BaseException:
             self._give_back(len(data))
             raise
         handle = Handle(
             *(number, self.owner, self.address, identify_host(), str(path), dtype),
             tuple(array.shape),
-            sum_bytes(data),
+            checksum,
         )
         self._note(handle, handle, holder, lease_s)
         return handle
@@ -227,8 +228,9 @@ class ArrayStore:
                 spare = self.folder / (secrets.token_hex(16) + _PART)
                 self._spares.keep(Path(handle.path), spare, handle.nbytes, self._clock())
 
-    def _write(self, path: Path, data: memoryview, spare: SpareFile | None) -> None:
-        """Write a file that appears when it is whole."""
+    def _write(self, path: Path, data: memoryview, spare: SpareFile | None) -> int:
+        """Write a file that appears when it is whole, and return the checksum of its bytes."""
+        checksum = 0
         part = path.with_suffix(_PART) if spare is None else spare.path
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
@@ -236,10 +238,12 @@ class ArrayStore:
             try:
                 if spare is not None and spare.nbytes != len(data):
                     os.ftruncate(file, len(data))
-                written = 0
-                # Written, not mapped: where the disk is full this fails, and a mapping would kill us.
-                while written < len(data):
-                    written += os.write(file, data[written:])
+                for start in range(0, len(data), SUMMED_BYTES):
+                    piece = data[start : start + SUMMED_BYTES]
+                    checksum = sum_bytes(piece, checksum)
+                    # Written, not mapped: where the disk is full this fails; a mapping would kill us.
+                    while piece:
+                        piece = piece[os.write(file, piece) :]
             finally:
                 os.close(file)
             # Closed, it is locked no more: only now may readers find it.
@@ -249,6 +253,7 @@ class ArrayStore:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 raise StoreFullError(f"no room in {self.folder}: {error.strerror}") from error
             raise
+        return checksum
 
 
 def _take(folder: Path) -> int:
