@@ -1,0 +1,280 @@
+"""A folder of arrays that one process made and others hold leases on.
+
+Nothing is kept that nobody holds: a lease runs out unless it is renewed, so a holder that died leaks nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from atoll.core.errors import AtollError, InputError
+from atoll.runtime.executor.arrays import (
+    ENDING,
+    ID,
+    INLINE_BYTES,
+    SUMMED_BYTES,
+    Array,
+    LostHandleError,
+    flat_bytes,
+    identify_host,
+    inline,
+    map_file,
+    name_dtype,
+    sum_bytes,
+)
+from atoll.runtime.executor.spares import SpareFile, SpareFiles
+from atoll.tasks.leases import LeaseBook
+from atoll.tasks.values import Handle
+
+SHARED_MEMORY = Path("/dev/shm")
+CACHE = "(cache)"
+"""Who holds copies of others' arrays; no caller may have this name."""
+_PART = ".part"
+_OURS = re.compile(rf"[0-9a-f]{{32}}({re.escape(ENDING)}|{re.escape(_PART)})")
+_ROOM = 1.1
+_SPARE_S = 10.0
+"""How long files are kept to be written again."""
+
+
+class StoreFullError(AtollError):
+    """There is no room for another array; some must be freed first."""
+
+
+def default_store_root(fallback: Path, needed_bytes: int) -> Path:
+    """Return where stores should lie: in memory if there is room for so many bytes, else in `fallback`."""
+    try:
+        status = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return fallback
+    free = status.f_bavail * status.f_frsize
+    writable = os.access(SHARED_MEMORY, os.W_OK | os.X_OK)
+    return SHARED_MEMORY if writable and free >= _ROOM * needed_bytes else fallback
+
+
+class ArrayStore:
+    """Arrays of one process, at most `most_bytes` of them; may be used from several threads.
+
+    folder: its own, emptied when it opens and when it closes. owner, address: who handles say keeps them, and
+    where they are fetched from. clock: seconds, in which leases are counted.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        most_bytes: int,
+        *,
+        owner: str,
+        address: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.folder = folder
+        self.most_bytes = most_bytes
+        self.owner = owner
+        self.address = address
+        self.used_bytes = 0
+        self._clock = clock
+        self._leases = LeaseBook()
+        self._held: dict[str, Handle] = {}
+        self._spares = SpareFiles()
+        self._closed = False
+        self._lock = threading.Lock()
+        self._folder_lock = _take(folder)
+        _empty(folder)
+
+    def __len__(self) -> int:
+        """How many arrays there are."""
+        return len(self._held)
+
+    def put(self, array: Array, holder: str, lease_s: float) -> Handle:
+        """Keep an array for a holder; small ones need no keeping. `StoreFullError` if there is no room."""
+        if array.nbytes <= INLINE_BYTES:
+            return inline(array)
+        dtype = name_dtype(array)
+        data = flat_bytes(array)
+        number = secrets.token_hex(16)
+        path = self.folder / (number + ENDING)
+        spare = self._reserve(len(data))
+        try:
+            checksum = self._write(path, data, spare)
+        except BaseException:
+            self._give_back(len(data))
+            raise
+        handle = Handle(
+            *(number, self.owner, self.address, identify_host(), str(path), dtype),
+            tuple(array.shape),
+            checksum,
+        )
+        self._note(handle, handle, holder, lease_s)
+        return handle
+
+    def adopt(self, handle: Handle, data: bytes | bytearray | memoryview, lease_s: float) -> None:
+        """Keep a copy of another's array for a while, under its own id; its bytes are known to be right."""
+        if not ID.fullmatch(handle.id):
+            raise LostHandleError(handle.id, "no array is called so")
+        if handle.id in self._held:
+            return
+        path = self.folder / (handle.id + ENDING)
+        spare = self._reserve(handle.nbytes)
+        try:
+            self._write(path, memoryview(data).cast("B"), spare)
+        except BaseException:
+            self._give_back(handle.nbytes)
+            raise
+        self._note(handle, replace(handle, path=str(path)), CACHE, lease_s)
+
+    def open(self, number: str) -> Array:
+        """Return an array that is here, mapped; `LostHandleError` if it is not."""
+        handle = self._held.get(number)
+        if handle is None:
+            raise LostHandleError(number, "its lease has run out")
+        return map_file(handle, Path(handle.path))
+
+    def get(self, number: str) -> Handle | None:
+        """Return the handle of an array that is here."""
+        return self._held.get(number)
+
+    def renew(self, numbers: Sequence[str], holder: str, lease_s: float) -> int:
+        """Keep arrays for a holder longer, as the first of those who hold it or beside them.
+
+        Returns how many of them are here.
+        """
+        until_s = self._clock() + lease_s
+        found = 0
+        with self._lock:
+            for number in numbers:
+                handle = self._held.get(number)
+                if handle is not None:
+                    found += 1
+                    if not self._leases.renew(number, holder, until_s):
+                        self._leases.grant(number, handle.nbytes, holder, until_s)
+        return found
+
+    def release(self, numbers: Sequence[str], holder: str) -> None:
+        """Give arrays up for a holder; those nobody holds are freed."""
+        with self._lock:
+            for number in numbers:
+                if self._leases.release(number, holder):
+                    self._free([number])
+
+    def expire(self) -> None:
+        """Free what nobody holds any more; to be called every second or so."""
+        with self._lock:
+            self._free(self._leases.expire(self._clock()))
+            self._spares.shrink(self.most_bytes - self.used_bytes, self._clock() - _SPARE_S)
+
+    def close(self) -> None:
+        """Free everything, and the folder."""
+        with self._lock:
+            self._closed = True
+            self._leases = LeaseBook()
+            self._free(list(self._held))
+            self._spares.shrink(0, float("inf"))
+        _empty(self.folder)
+        try:
+            self.folder.rmdir()
+        except OSError as error:
+            if error.errno not in {errno.ENOTEMPTY, errno.ENOENT}:
+                raise
+        finally:
+            os.close(self._folder_lock)
+
+    def _reserve(self, nbytes: int) -> SpareFile | None:
+        """Count bytes as taken, and return a file for them if there is one to write again."""
+        with self._lock:
+            if self._closed:
+                raise StoreFullError("the store is closed")
+            if self.used_bytes + nbytes > self.most_bytes:
+                # Copies can be fetched again.
+                self._free(self._leases.drop_holder(CACHE))
+            if self.used_bytes + nbytes > self.most_bytes:
+                raise StoreFullError(
+                    f"{nbytes} bytes do not fit: {self.used_bytes} of {self.most_bytes} are taken"
+                )
+            spare = self._spares.take(nbytes)
+            self.used_bytes += nbytes
+            self._spares.shrink(self.most_bytes - self.used_bytes, float("-inf"))
+            return spare
+
+    def _give_back(self, nbytes: int) -> None:
+        with self._lock:
+            self.used_bytes -= nbytes
+
+    def _note(self, handle: Handle, kept: Handle, holder: str, lease_s: float) -> None:
+        with self._lock:
+            if self._closed:
+                # A batch outlived the store: nobody will come for this.
+                Path(kept.path).unlink(missing_ok=True)
+                raise StoreFullError("the store is closed")
+            if handle.id in self._held:
+                # Two threads fetched it: the file is the same, its bytes count once.
+                self.used_bytes -= handle.nbytes
+            self._held[handle.id] = kept
+            self._leases.grant(handle.id, handle.nbytes, holder, self._clock() + lease_s)
+
+    def _free(self, numbers: Iterable[str]) -> None:
+        for number in list(numbers):
+            handle = self._held.pop(number, None)
+            if handle is not None:
+                self.used_bytes -= handle.nbytes
+                spare = self.folder / (secrets.token_hex(16) + _PART)
+                self._spares.keep(Path(handle.path), spare, handle.nbytes, self._clock())
+
+    def _write(self, path: Path, data: memoryview, spare: SpareFile | None) -> int:
+        """Write a file that appears when it is whole, and return the checksum of its bytes."""
+        checksum = 0
+        part = path.with_suffix(_PART) if spare is None else spare.path
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            file = os.open(part, flags, 0o600) if spare is None else spare.descriptor
+            try:
+                if spare is not None and spare.nbytes != len(data):
+                    os.ftruncate(file, len(data))
+                for start in range(0, len(data), SUMMED_BYTES):
+                    piece = data[start : start + SUMMED_BYTES]
+                    checksum = sum_bytes(piece, checksum)
+                    # Written, not mapped: where the disk is full this fails; a mapping would kill us.
+                    while piece:
+                        piece = piece[os.write(file, piece) :]
+            finally:
+                os.close(file)
+            # Closed, it is locked no more: only now may readers find it.
+            part.rename(path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                raise StoreFullError(f"no room in {self.folder}: {error.strerror}") from error
+            raise
+        return checksum
+
+
+def _take(folder: Path) -> int:
+    """Make the folder one's own, and return what holds it."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}", field="store") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise InputError(
+            f"{folder} is another executor's", field="store", hint="give each its own folder"
+        ) from None
+    return descriptor
+
+
+def _empty(folder: Path) -> None:
+    """Remove every array, and nothing else, from a folder."""
+    for path in folder.iterdir():
+        if _OURS.fullmatch(path.name):
+            path.unlink(missing_ok=True)
