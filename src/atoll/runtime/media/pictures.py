@@ -109,6 +109,8 @@ def broken(kind: str, error: Exception) -> MediaError:
     """Return the error for a file that its decoder could not make sense of."""
     if type(error).__name__.startswith("DecompressionBomb"):
         return too_large(f"the {kind} has more pixels than the decoder takes")
+    if type(error).__name__ == "UnidentifiedImageError":  # its text names an address in memory
+        return MediaError(f"the {kind} cannot be decoded: its header is damaged")
     said = " ".join(str(error).split())[:120]
     return MediaError(f"the {kind} cannot be decoded: {said or type(error).__name__}")
 

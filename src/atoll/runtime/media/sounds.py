@@ -38,6 +38,7 @@ SOUND_TYPES = {"wav": "audio/wav", "pcm": "audio/pcm", "flac": "audio/flac"}
 _PACKED_KINDS = ("flac", "mp3", "ogg")
 _BLOCK_S = 10
 _MOST_CHANNELS = 32
+_UNKNOWN_FRAMES = 2**62
 
 
 def decode_sound(data: bytes, limits: MediaLimits) -> tuple[NDArray[np.float32], int]:
@@ -114,8 +115,9 @@ def _decode_packed(data: bytes, kind: str, limits: MediaLimits) -> tuple[NDArray
             if file.format not in ("FLAC", "MP3", "OGG") or not 1 <= channels <= _MOST_CHANNELS:
                 raise unsupported(f"this kind of {kind} is not read; send wav")
             check_rate(rate_hz)
-            if 0 < file.frames < 2**62:  # otherwise it is not known before the end
-                check_seconds(file.frames / rate_hz, limits)
+            if file.frames >= _UNKNOWN_FRAMES:
+                raise unsupported(f"the {kind} does not say how long it is; send wav")
+            check_seconds(file.frames / rate_hz, limits)
             return _read_blocks(file, rate_hz, limits), rate_hz
     except MediaError:
         raise
@@ -125,7 +127,7 @@ def _decode_packed(data: bytes, kind: str, limits: MediaLimits) -> tuple[NDArray
 
 
 def _read_blocks(file: Any, rate_hz: int, limits: MediaLimits) -> NDArray[np.float32]:
-    """Read piece by piece: headers lie, and a few bytes of silence may stand for hours."""
+    """Read piece by piece: headers lie."""
     pieces: list[NDArray[np.float32]] = []
     frames = 0
     while len(block := file.read(_BLOCK_S * rate_hz, dtype="float32", always_2d=True)):
