@@ -35,9 +35,18 @@ def refused(data: bytes, limits: MediaLimits = LIMITS) -> MediaError:
     return caught.value
 
 
+def said(work: Callable[[], object]) -> str:
+    """What was wrong, if anything was; errors of other kinds are not ours."""
+    try:
+        work()
+    except MediaError as error:
+        return error.message
+    return ""
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_gives_its_pixels(kind: str) -> None:
-    data = picture(kind, **({"quality": 95} if kind == "jpeg" else {}))
+    data = picture(kind, quality=95) if kind == "jpeg" else picture(kind)
     assert sniff(data) == kind
     seen = decode_picture(data, LIMITS)
     assert seen.dtype == np.uint8
@@ -207,12 +216,9 @@ def test_damaged_files_give_a_picture_or_one_error(
     if length < len(data) and length % 2:
         del data[length:]
     for decode in (decode_picture, decode_video):
-        try:
-            decode(bytes(data), MediaLimits(image_pixels=100_000))
-        except MediaError as error:
-            assert error.message
-            assert "\n" not in error.message
-            assert "0x" not in error.message
+        message = said(lambda: decode(bytes(data), MediaLimits(image_pixels=100_000)))  # noqa: B023
+        assert "\n" not in message
+        assert "0x" not in message, "an address in memory"
 
 
 SAMPLES = {kind: picture(kind) for kind in KINDS} | {

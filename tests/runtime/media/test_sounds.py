@@ -29,13 +29,11 @@ TONE = (0.5 * np.sin(np.arange(400) / 7.0)).astype(np.float32)
 
 def packed(samples: NDArray[np.float32], form: int, bits: int) -> bytes:
     if form == 3:
-        return samples.astype(f"<f{bits // 8}").tobytes()
+        return samples.astype(np.float32 if bits == 32 else np.float64).tobytes()
     if bits == 8:
         return np.rint(samples * 127 + 128).astype(np.uint8).tobytes()
-    whole = np.rint(samples.astype(np.float64) * (2 ** (bits - 1) - 1)).astype("<i4")
-    if bits == 24:
-        return whole.view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
-    return whole.astype(f"<i{bits // 8}").tobytes()
+    whole = np.rint(samples.astype(np.float64) * (2 ** (bits - 1) - 1)).astype(np.int32)
+    return b"".join(int(value).to_bytes(bits // 8, "little", signed=True) for value in whole)
 
 
 def refused(data: bytes, limits: MediaLimits = LIMITS) -> MediaError:
@@ -142,13 +140,12 @@ def test_damaged_files_give_a_sound_or_one_error(
         del data[length:]
     try:
         samples, rate_hz = decode_sound(bytes(data), LIMITS)
-    except MediaError as error:
-        assert "\n" not in error.message
-    else:
-        assert 0 < len(samples) <= len(data)
-        assert 8_000 <= rate_hz <= 192_000
-        assert np.isfinite(samples).all()
-        assert abs(samples).max() <= 1
+    except MediaError:
+        return
+    assert 0 < len(samples) <= len(data)
+    assert 8_000 <= rate_hz <= 192_000
+    assert np.isfinite(samples).all()
+    assert abs(samples).max() <= 1
 
 
 @given(st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=50))
