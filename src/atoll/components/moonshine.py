@@ -2,8 +2,8 @@
 
 Both models are quantised by the range of their whole input, so a batch of several would change each: they
 run one by one. The model was trained on sounds of up to 30 s; longer ones work less well and cost more per
-second. `atoll.components.sound.cut_at_quiet` cuts them. In silence it hears words that nobody said: ask a voice
-detector first.
+second; `atoll.components.sound.cut_at_quiet` cuts them. In silence it hears words that nobody said: ask a
+voice detector first.
 """
 
 from __future__ import annotations

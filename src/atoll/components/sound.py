@@ -169,4 +169,4 @@ def _quietest(samples: Samples, earliest: int, latest: int, rate_hz: int) -> int
     stretches = sums[around:] - sums[:-around]
     last = stretches.size - 1 - int(np.argmin(stretches[::-1]))
     middle = begin + last * frame + frame * around // 2
-    return min(max(middle, earliest), latest)
+    return int(min(max(middle, earliest), latest))
