@@ -110,7 +110,7 @@ class Hibari(BatchComponent):
                 f"the text has {len(text)} characters; at most {MOST_CHARS} are spoken at once",
                 "text",
             )
-        if voice not in self._voices:
+        if not isinstance(voice, str) or voice not in self._voices:
             raise BadInputError(
                 f"there is no voice {shorten(str(voice), 40)!r}; there are: {', '.join(self._voices)}",
                 "voice",

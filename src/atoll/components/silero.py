@@ -139,7 +139,7 @@ class SileroVad(BatchComponent):
             results.append(
                 {
                     "segments": [[round(start, 3), round(end, 3)] for start, end in segments],
-                    "speech_s": round(sum(end - start for start, end in segments), 3),
+                    "speech_s": round(sum((end - start for start, end in segments), 0.0), 3),
                 }
             )
         return results

@@ -27,7 +27,7 @@ _SHORT = {"mr": "mister", "mrs": "missus", "dr": "doctor", "vs": "versus", "okay
     "+": "plus",
 }
 _MOST = 10**12
-_DOLLARS = re.compile(r"\$(\d[\d,]*)(?:\.(\d\d))?(?!\d)")
+_DOLLARS = re.compile(r"\$(\d{1,3}(?:,\d{3})+|\d+)(?:\.(\d\d)(?!\d))?")
 _TIME = re.compile(r"(?<!\d)(\d{1,2}):(\d\d)(?!\d)")
 _WORD = re.compile(
     r"(?P<number>\d+(?:,\d{3})*(?:\.\d+)?)(?P<ending>st|nd|rd|th)?(?![^\W\d_])"
