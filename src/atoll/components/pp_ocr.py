@@ -13,23 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from atoll.components.base import BadInputError, BatchComponent, Inputs, Output, Setup
-from atoll.components.onnx_session import open_onnx
+from atoll.components.onnx import OnnxModel
 from atoll.components.text_boxes import TextBox, find_boxes, reading_order
+from atoll.components.weights import PP_OCR
 from atoll.core.errors import MissingDependencyError
-from atoll.engine.weights.sources import PypiFile, fetch_wheel_files
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-WEIGHTS = [
-    PypiFile(
-        "rapidocr",
-        "3.10.0",
-        f"rapidocr/models/PP-OCRv6_{part}_small.onnx",
-        "2fc34e26cd0f48514804a94f8832283039c7334076bff60768b1fed9ad068050",
-    )
-    for part in ("det", "rec")
-]
 MOST_SIDE = 640
 """Text is looked for in the picture shrunk to this, in pixels; it is read at its full size."""
 _STRIDE = 32
@@ -45,7 +36,7 @@ class PpOcr(BatchComponent):
     name = "pp-ocr"
     most_batch: ClassVar[int] = 4
 
-    def __init__(self, finder: Any, reader: Any, characters: Sequence[str]) -> None:
+    def __init__(self, finder: OnnxModel, reader: OnnxModel, characters: Sequence[str]) -> None:
         self._finder = finder
         self._reader = reader
         self._characters = characters
@@ -57,8 +48,11 @@ class PpOcr(BatchComponent):
             import PIL  # noqa: F401
         except ImportError as error:
             raise MissingDependencyError("pillow", "components", needed_for=cls.name) from error
-        finder, reader = (open_onnx(path, setup) for path in fetch_wheel_files(WEIGHTS))
-        named = reader.get_modelmeta().custom_metadata_map["character"].splitlines()
+        finder, reader = (
+            OnnxModel(path, threads=setup.threads, device=setup.device, needed_for=cls.name)
+            for path in PP_OCR.fetch().values()
+        )
+        named = reader.metadata["character"].splitlines()
         # The first class is "nothing new here", the last one a space.
         return cls(finder, reader, ["", *named, " "])
 
@@ -95,7 +89,7 @@ class PpOcr(BatchComponent):
         height, width = picture.shape[:2]
         scale = min(1.0, MOST_SIDE / max(height, width))
         shrunk = _resize(picture, _multiple(width * scale), _multiple(height * scale))
-        (found,) = self._finder.run(None, {"x": _normalised(shrunk)[None]})
+        (found,) = self._finder.run({"x": _normalised(shrunk)[None]})
         return find_boxes(found[0, 0], _MOST_LINES)
 
     def _recognise(
@@ -110,7 +104,7 @@ class PpOcr(BatchComponent):
         for alike in crops.values():
             for start in range(0, len(alike), _LINES_AT_ONCE):
                 some = alike[start : start + _LINES_AT_ONCE]
-                (chances,) = self._reader.run(None, {"x": np.stack([line for _, line in some])})
+                (chances,) = self._reader.run({"x": np.stack([line for _, line in some])})
                 for (index, _), chance in zip(some, chances, strict=True):
                     results[index] = decode_ctc(chance, self._characters)
         return results

@@ -14,18 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from atoll.components.base import BadInputError, BatchComponent, Inputs, Output, Setup
-from atoll.components.onnx_session import open_onnx
-from atoll.engine.weights.sources import PypiFile, fetch_wheel_file
+from atoll.components.onnx import OnnxModel
+from atoll.components.weights import TERRAIN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-WEIGHTS = PypiFile(
-    "adaptive-terrain-diffusion",
-    "0.4.2",
-    "terrain_diffusion/weights/terrain_consistency_unet_difficulty100.onnx",
-    "dd803be2c98d764e4e64db18c631eef46c210282b398c4dd080f4cda3fa7c84d",
-)
 SIDE = 128
 """Pixels of a side."""
 _MOST_STEPS = 50
@@ -53,13 +47,16 @@ class TerrainDiffusion(BatchComponent):
     name = "terrain-diffusion"
     most_batch: ClassVar[int] = 4
 
-    def __init__(self, network: Any) -> None:
+    def __init__(self, network: OnnxModel) -> None:
         self._network = network
 
     @classmethod
     def load(cls, setup: Setup) -> Self:
         """Fetch and open the network."""
-        return cls(open_onnx(fetch_wheel_file(WEIGHTS), setup))
+        (path,) = TERRAIN.fetch().values()
+        return cls(
+            OnnxModel(path, threads=setup.threads, device=setup.device, needed_for=cls.name)
+        )
 
     def example(self) -> Inputs:
         """Return one step."""
@@ -95,7 +92,7 @@ class TerrainDiffusion(BatchComponent):
                 "sigma": np.full(len(batch), sigma, np.float32),
                 "difficulty": difficulty,
             }
-            (clean,) = self._network.run(["denoised"], fed)
+            (clean,) = self._network.run(fed, ["denoised"])
         return clean[:, 0]
 
 

