@@ -57,7 +57,9 @@ def ask_embedded(
         prompt, count = chance.choice(PROMPTS), chance.randint(1, 12)
         request = embedded(model, prompt, chance, count)
         name = f"r{number}"
-        cluster.submit(GenerateRequest(request.prompt, request.sampling, name, embeds=request.embeds))
+        cluster.submit(
+            GenerateRequest(request.prompt, request.sampling, name, embeds=request.embeds)
+        )
         asked[name] = (prompt, count)
         for _ in range(chance.randrange(20)):
             cluster.step()
@@ -119,7 +121,9 @@ def test_answers_after_vectors_survive_dead_nodes(tiny: Callable[[str], Any], se
     cluster.submit(GenerateRequest(request.prompt, request.sampling, "r", embeds=request.embeds))
     cluster.run(until=lambda: len(cluster.events["r"]) >= 1 + seed % 6)
     side = chance.choice((0, 1))
-    cluster.kill(next(c for c in cluster.nodes.values() if not c.idle and c.stage.start == side).name)
+    cluster.kill(
+        next(c for c in cluster.nodes.values() if not c.idle and c.stage.start == side).name
+    )
     check(cluster, {"r": (PROMPTS[9], 12)}, model)
     assert cluster.events["r"][-1].restarts == 1
 

@@ -193,10 +193,13 @@ class NodeCore:
         table = self.pool.open(known, seed, body.max_length)
         now_s = self._clock()
         resident = ResidentSequence(
-            body, tokens, table, active_s=now_s, came_s=now_s - body.waited_s
+            body,
+            tokens,
+            table,
+            embeds=_vectors(message),
+            active_s=now_s,
+            came_s=now_s - body.waited_s,
         )
-        if message.embeds is not None:
-            resident.embeds = PromptEmbeds(marked(message.tokens), message.embeds)
         self._residents[resident.key] = resident
         if self._pacer is not None and resident.is_first and not resident.is_last:
             resident.way = tuple(node_key(hop.endpoint) for hop in body.route)
@@ -567,6 +570,12 @@ class NodeCore:
             self._post(to, Tokens(table_of(rows, Tokens.columns), self._reporter.table()))
         for to, report in reports.items():
             self._send(to, _sample_rows(report))
+
+
+def _vectors(message: Open) -> PromptEmbeds | None:
+    if message.embeds is None:
+        return None
+    return PromptEmbeds(marked(message.tokens), message.embeds)
 
 
 def _sample_rows(report: list[tuple[BatchUnit, SampledToken]]) -> Sampled:
