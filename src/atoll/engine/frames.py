@@ -188,8 +188,8 @@ def to_torch(array: Array) -> Tensor:
 def _take_apart(message: Message) -> tuple[bytes, list[Array]]:
     match message:
         case Open(body, tokens, embeds):
-            arrays = [tokens] if embeds is None else [tokens, embeds]
-            return body.to_json().encode(), [from_numpy(array) for array in arrays]
+            vectors = [] if embeds is None else [from_numpy(embeds)]
+            return body.to_json().encode(), [from_numpy(tokens), *vectors]
         case Activations(table, hidden, reports):
             return b"", [from_numpy(table), from_torch(hidden), from_numpy(reports)]
         case KvTransfer(table, data):

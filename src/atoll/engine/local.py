@@ -94,13 +94,16 @@ class LocalEngine:
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenEvent]:
         """Stream the answer; left early, it is cancelled. EngineError if it cannot be given."""
         if self._scheduler is None or self._why is not None:
-            raise EngineError(self._why or "the engine was not started")
+            raise self._stopped()
         events = self._scheduler.generate(request)
         async with contextlib.aclosing(events):  # type: ignore[type-var]
             async for event in events:
                 if event.finish_reason in ("error", "cancelled"):
-                    raise EngineError(event.error or self._why or "the answer was cancelled")
+                    raise EngineError(event.error) if event.error else self._stopped()
                 yield event
+
+    def _stopped(self) -> EngineError:
+        return EngineError(self._why or "the engine does not run")
 
     def stats(self) -> NodeStats | None:
         """What the node last said of itself."""
