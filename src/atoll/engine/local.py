@@ -21,6 +21,7 @@ from atoll.engine.weights.sources import resolve
 _LOG = logging.getLogger(__name__)
 _NODE = "inproc://node"
 _SCHEDULER = "inproc://scheduler"
+_LEAST_LENGTH = 2
 _READY_S = 60.0
 _STOP_S = 60.0
 # Whether the thread lives is known at once, so silence only means that it is busy.
@@ -45,25 +46,29 @@ class LocalEngine:
         max_length: int | None = None,
     ) -> None:
         """Load the model; takes seconds."""
+        if max_length is not None and max_length < _LEAST_LENGTH:
+            raise UsageError(
+                f"no answer fits {max_length} positions",
+                field="max_length",
+                hint=f"use {_LEAST_LENGTH} or more",
+            )
         folder = resolve(model)
         self.codec = TextCodec(folder)
-        self._context = import_zmq().Context()
-        self._node = NodeProcess(
-            NodeConfig.model_validate(
-                {
-                    "name": "local",
-                    "model": str(folder),
-                    "start": 0,
-                    "end": self.codec.layers,
-                    "bind": _NODE,
-                    "device": device,
-                    "threads": threads,
-                    "dtype": dtype,
-                    "kv_bytes": kv_bytes,
-                }
-            ),
-            self._context,
+        config = NodeConfig.parse(
+            {
+                "name": "local",
+                "model": str(folder),
+                "start": 0,
+                "end": self.codec.layers,
+                "bind": _NODE,
+                "device": device,
+                "threads": threads,
+                "dtype": dtype,
+                "kv_bytes": kv_bytes,
+            }
         )
+        self._context = import_zmq().Context()
+        self._node = NodeProcess(config, self._context)
         ready = self._node.ready
         self.max_length = min(self.codec.max_length, ready.blocks * ready.block_size)
         if max_length is not None:
