@@ -247,8 +247,8 @@ def test_vllm_is_sent_the_whole_prompt_as_vectors(server: Server, tmp_path: Path
     end = codec.encode("<|end|><|assistant|>", special=False)
     expected = np.concatenate([model.own_rows(start), ROWS, model.own_rows([*end, 5, 6])])
     assert np.array_equal(rows.numpy(), expected)
+    narrow = {"role": "user", "content": [{"type": "embeds", "embeds": ROWS[:, 1:]}]}
     with pytest.raises(BadInputError, match="31 wide, the model 32"):
-        narrow = {"role": "user", "content": [{"type": "embeds", "embeds": ROWS[:, 1:]}]}
         ask(component, messages=[narrow])
 
 

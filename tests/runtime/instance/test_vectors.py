@@ -209,7 +209,7 @@ def test_an_instance_over_uneven_nodes_answers_to_vectors(tmp_path: Any) -> None
         assert refused.status == 400
         assert json.loads(refused.body)["error"]["param"] == "messages[0].content[0].embeds.shape"
         # The same through the component that an executor would run.
-        component = OpenAiChat(url, "m", embeds="atoll")
+        component: Any = OpenAiChat(url, "m", embeds="atoll")
         content = [texts[0], {"type": "embeds", "embeds": rows}, texts[1]]
         inputs = {
             "messages": [{"role": "user", "content": content}],
@@ -220,9 +220,9 @@ def test_an_instance_over_uneven_nodes_answers_to_vectors(tmp_path: Any) -> None
         tokens = [token for piece in pieces for token in piece["token_ids"]]
         assert tokens == model.answer(prompt, 10)[: len(tokens)]
         narrow = [{"type": "embeds", "embeds": rows[:, 1:]}]
+        failing = component.stream(inputs | {"messages": [{"role": "user", "content": narrow}]})
         with pytest.raises(BadInputError, match="32 wide") as caught:
-            messages = [{"role": "user", "content": narrow}]
-            _ = [piece async for piece in component.stream(inputs | {"messages": messages})]
+            _ = [piece async for piece in failing]
         assert caught.value.param == "messages[0].content[0].embeds.shape"
         half = pieces[: len(pieces) // 2]
         known = {
