@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import sys
 import threading
 from collections.abc import AsyncIterator
 
@@ -67,6 +69,9 @@ class LocalEngine:
                 "kv_bytes": kv_bytes,
             }
         )
+        if "torch" not in sys.modules:
+            # Some of its kernels ask only this, and only once, how many threads they may use.
+            os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
         self._context = import_zmq().Context()
         self._node = NodeProcess(config, self._context)
         ready = self._node.ready
