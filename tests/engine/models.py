@@ -66,9 +66,9 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 class Tiny:
     """A saved model and its own answers, which everything else is held against."""
 
-    def __init__(self, folder: Path, architecture: str) -> None:
+    def __init__(self, folder: Path, architecture: str, **changes: Any) -> None:
         name, more = ARCHITECTURES[architecture]
-        config = getattr(transformers, name)(**(_BASE | more))
+        config = getattr(transformers, name)(**(_BASE | more | changes))
         torch.manual_seed(7)
         self.model = transformers.AutoModelForCausalLM.from_config(config).eval()
         for parameter in self.model.parameters():

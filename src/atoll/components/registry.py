@@ -13,7 +13,7 @@ COMPONENTS: dict[str, str] = {
     "minilm": "atoll.components.minilm:MiniLm",
     "moonshine-decoder": "atoll.components.moonshine:MoonshineDecoder",
     "moonshine-encoder": "atoll.components.moonshine:MoonshineEncoder",
-    "openai-chat": "atoll.components.openai_chat:OpenAiChat",
+    "openai-chat": "atoll.runtime.executor.openai_chat:OpenAiChat",
     "pp-ocr": "atoll.components.pp_ocr:PpOcr",
     "silero-vad": "atoll.components.silero:SileroVad",
     "smollm2": "atoll.components.smollm2:SmolLm2",

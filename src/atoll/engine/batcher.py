@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
+from atoll.engine.embeds import PromptEmbeds
 from atoll.engine.kv import BlockTable
 from atoll.engine.messages import Hop, OpenBody
 from atoll.routing.decisions import PROMPT_ORDER, free_slot, urgency
@@ -44,12 +45,14 @@ class ResidentSequence:
     `tokens` are those this node knows, from the start. `waiting` holds a first hop back until the
     others have said how much of the prefix they hold; `kv_missing` counts (layer, position) pairs
     of KV that a decode hop still waits for; `flight` is the decode group it is out with, `landed` grows with
-    the time its latest token came back. `way` names the nodes of the route to the pacer of a first hop.
+    the time its latest token came back. `embeds` are the vectors of a prompt that a first hop has still to
+    read. `way` names the nodes of the route to the pacer of a first hop.
     """
 
     body: OpenBody
     tokens: list[int]
     table: BlockTable
+    embeds: PromptEmbeds | None = None
     waiting: bool = False
     kv_missing: int = 0
     kv_length: int = 0

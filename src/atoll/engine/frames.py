@@ -20,6 +20,7 @@ import numpy as np
 
 from atoll.core.errors import InputError
 from atoll.core.frozen import Frozen
+from atoll.engine.embeds import marked
 from atoll.engine.errors import FrameError
 from atoll.engine.messages import (
     MAX_REPORTS,
@@ -46,9 +47,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAGIC = b"ATOL"
-VERSION = 2
+VERSION = 3
 MAX_BODY_BYTES = 4 * 2**20
 MAX_ARRAY_BYTES = 2**31
+MAX_EMBEDS_BYTES = 2**29
 _HEADER = struct.Struct("<4sHHHH")
 _ARRAY = struct.Struct("<BBH5I")
 _MAX_DIMENSIONS = 5
@@ -185,8 +187,9 @@ def to_torch(array: Array) -> Tensor:
 
 def _take_apart(message: Message) -> tuple[bytes, list[Array]]:
     match message:
-        case Open(body, tokens):
-            return body.to_json().encode(), [from_numpy(tokens)]
+        case Open(body, tokens, embeds):
+            vectors = [] if embeds is None else [from_numpy(embeds)]
+            return body.to_json().encode(), [from_numpy(tokens), *vectors]
         case Activations(table, hidden, reports):
             return b"", [from_numpy(table), from_torch(hidden), from_numpy(reports)]
         case KvTransfer(table, data):
@@ -216,8 +219,16 @@ def _arrays(arrays: list[Array], count: int) -> list[Array]:
 
 
 def _build_open(body: bytes, arrays: list[Array]) -> Open:
-    (tokens,) = _arrays(arrays, 1)
-    return Open(OpenBody.from_json(body), to_numpy(tokens, "int64", 1))
+    first, *rest = _arrays(arrays, 2 if len(arrays) == 2 else 1)
+    tokens = to_numpy(first, "int64", 1)
+    if not rest:
+        return Open(OpenBody.from_json(body), tokens)
+    if rest[0].nbytes > MAX_EMBEDS_BYTES:
+        raise FrameError(f"vectors of {rest[0].nbytes} bytes, at most {MAX_EMBEDS_BYTES} are taken")
+    embeds = to_numpy(rest[0], "float32", 2)
+    if not len(embeds) or len(embeds) != len(marked(tokens)):
+        raise FrameError(f"{len(embeds)} vectors for {len(marked(tokens))} marks")
+    return Open(OpenBody.from_json(body), tokens, embeds)
 
 
 def _reports(array: Array) -> Table:

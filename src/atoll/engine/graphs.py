@@ -71,6 +71,7 @@ class DecodeGraphs:
         stage = self._stage
         return len(batch) <= SIZES[-1] and all(
             rows.count == 1
+            and rows.embeds is None
             and rows.start == stage.start
             and rows.end == stage.end
             and (rows.sample or stage.head is None)

@@ -104,11 +104,16 @@ class OpenBody(Frozen):
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Start a sequence on a node; `tokens` are the prompt and what was generated so far."""
+    """Start a sequence on a node; `tokens` are the prompt and what was generated so far.
+
+    Where the prompt holds vectors, tokens are their marks (`atoll.engine.embeds`), and the first hop that
+    runs them is given `embeds`, float32 [marks, width].
+    """
 
     kind: ClassVar[int] = 1
     body: OpenBody
     tokens: Table
+    embeds: NDArray[np.float32] | None = None
 
 
 class Opened(Frozen):

@@ -94,9 +94,10 @@ class NodeReady(Frozen):
 class HeartbeatThread(threading.Thread):
     """Tells schedulers that the node lives, also while a long step runs."""
 
-    def __init__(self, every_s: float, stats: NodeStats) -> None:
+    def __init__(self, every_s: float, stats: NodeStats, context: Any = None) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self._every_s = every_s
+        self._context = context
         self.stats = stats
         self._hello_s: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -120,7 +121,7 @@ class HeartbeatThread(threading.Thread):
     def run(self) -> None:
         """Beat until stopped."""
         zmq = import_zmq()
-        context = zmq.Context()
+        context = self._context or zmq.Context()
         sockets: dict[str, Any] = {}
         while not self._stopped:
             self._wake.wait(self._every_s)
@@ -133,7 +134,8 @@ class HeartbeatThread(threading.Thread):
                     sockets[endpoint].send_multipart(parts, zmq.NOBLOCK)
         for socket in sockets.values():
             socket.close(0)
-        context.term()
+        if self._context is None:
+            context.term()
 
     def _live_schedulers(self) -> list[str]:
         limit_s = time.monotonic() - _FORGET_SCHEDULER_S
@@ -143,9 +145,13 @@ class HeartbeatThread(threading.Thread):
 
 
 class NodeProcess:
-    """The loop of a node: messages in, a step, messages out."""
+    """The loop of a node: messages in, a step, messages out.
 
-    def __init__(self, config: NodeConfig) -> None:
+    It may run in a thread of a larger process (`atoll.engine.local`); with that process's ZeroMQ `context`
+    endpoints may be `inproc://`.
+    """
+
+    def __init__(self, config: NodeConfig, context: Any = None) -> None:
         import torch
 
         from atoll.engine.guidance import MatcherFactory
@@ -173,7 +179,7 @@ class NodeProcess:
         matchers = None
         if config.end == stage.total and (folder / "tokenizer.json").is_file():
             matchers = MatcherFactory(folder, stage.vocabulary, TextCodec(folder).eos)
-        self.mailbox = ZmqMailbox(config.bind)
+        self.mailbox = ZmqMailbox(config.bind, context)
         self.core = NodeCore(
             config.name,
             self.mailbox.endpoint,
@@ -193,7 +199,7 @@ class NodeProcess:
             matchers=matchers,
             incarnation=secrets.randbits(62),
         )
-        self.heartbeat = HeartbeatThread(config.heartbeat_s, self.core.stats())
+        self.heartbeat = HeartbeatThread(config.heartbeat_s, self.core.stats(), context)
         self._draining_s: float | None = None
         self._stopping = False
         self.ready = NodeReady(

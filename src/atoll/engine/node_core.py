@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,7 @@ from atoll.engine.batcher import (
     ResidentSequence,
     pick,
 )
+from atoll.engine.embeds import PromptEmbeds, marked
 from atoll.engine.guidance import MatcherFactory
 from atoll.engine.kv import BlockPool, OutOfBlocks
 from atoll.engine.messages import (
@@ -180,7 +182,7 @@ class NodeCore:
                 return
             if resident.body.epoch < body.epoch:
                 self._drop(resident)
-        problem = self._refusal(body, message.tokens)
+        problem = self._refusal(body, message.tokens) or self._refusal_of_embeds(message)
         if problem is not None:
             self._fail(body, problem)
             return
@@ -191,7 +193,12 @@ class NodeCore:
         table = self.pool.open(known, seed, body.max_length)
         now_s = self._clock()
         resident = ResidentSequence(
-            body, tokens, table, active_s=now_s, came_s=now_s - body.waited_s
+            body,
+            tokens,
+            table,
+            embeds=_vectors(message),
+            active_s=now_s,
+            came_s=now_s - body.waited_s,
         )
         self._residents[resident.key] = resident
         if self._pacer is not None and resident.is_first and not resident.is_last:
@@ -248,7 +255,7 @@ class NodeCore:
             return f"a route ends at layer {hop.end} of {self.stage.total}"
         if not 0 < body.prompt_length <= known:
             return f"a prompt of {body.prompt_length} in {known} tokens"
-        if int(tokens.min()) < 0 or int(tokens.max()) >= self.stage.vocabulary:
+        if int(tokens.max()) >= self.stage.vocabulary:
             return f"a token is not in the vocabulary of {self.stage.vocabulary}"
         if -(-(known + 1) // self.pool.block_size) > self.pool.count:
             return (
@@ -256,6 +263,20 @@ class NodeCore:
                 f"{self.pool.block_size} positions there are"
             )
         return None
+
+    def _refusal_of_embeds(self, message: Open) -> str | None:
+        body, embeds = message.body, message.embeds
+        marks = marked(message.tokens)
+        reads = body.hop == 0 and not body.expects_kv
+        if len(marks) and (int(marks[-1]) >= body.prompt_length or (reads and embeds is None)):
+            return f"a token is not in the vocabulary of {self.stage.vocabulary}"
+        if embeds is None:
+            return None
+        if not reads:
+            return "vectors came where none are read"
+        if embeds.shape[1] != self.stage.width:
+            return f"vectors of the prompt are {embeds.shape[1]} wide, the model {self.stage.width}"
+        return None if np.isfinite(embeds).all() else "a vector of the prompt is not finite"
 
     def _make_chooser(self, resident: ResidentSequence) -> None:
         body = resident.body
@@ -419,12 +440,15 @@ class NodeCore:
 
     def _rows(self, unit: BatchUnit) -> SequenceRows:
         resident = unit.resident
-        data = unit.data
+        data, embeds = unit.data, None
         if resident.is_first:
             data = torch.tensor(resident.tokens[unit.position : unit.end], dtype=torch.int64)
+        if resident.embeds is not None:
+            given = resident.embeds.between(unit.position, unit.end)
+            embeds = None if given is None else (torch.tensor(given[0]), torch.tensor(given[1]))
         hop = resident.hop
         return SequenceRows(
-            hop.start, hop.end, unit.position, unit.count, resident.table, data, unit.sample
+            hop.start, hop.end, unit.position, unit.count, resident.table, data, unit.sample, embeds
         )
 
     def _ran(self, unit: BatchUnit) -> None:
@@ -432,6 +456,8 @@ class NodeCore:
         resident.fresh = False
         resident.active_s = self._clock()
         self.pool.commit(resident.table, unit.end, resident.tokens)
+        if resident.embeds is not None and unit.end >= resident.embeds.end:
+            resident.embeds = None
         if not resident.is_first:
             resident.queue.popleft()
 
@@ -546,9 +572,13 @@ class NodeCore:
             self._send(to, _sample_rows(report))
 
 
-def _sample_rows(report: list[tuple[BatchUnit, SampledToken]]) -> Sampled:
-    import numpy as np
+def _vectors(message: Open) -> PromptEmbeds | None:
+    if message.embeds is None:
+        return None
+    return PromptEmbeds(marked(message.tokens), message.embeds)
 
+
+def _sample_rows(report: list[tuple[BatchUnit, SampledToken]]) -> Sampled:
     rows = [
         (u.resident.body.seq, u.resident.body.epoch, u.end, choice.token, choice.finish)
         for u, choice in report

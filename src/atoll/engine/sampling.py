@@ -120,7 +120,9 @@ class Sampler:
         if self._penalises or p.logit_bias or self._matcher is not None:
             scores = scores.clone()
         if p.repetition_penalty != 1.0:
-            used = torch.tensor(sorted(set(self.tokens)), device=scores.device)
+            # Negative ones are the marks of vectors in the prompt.
+            known = sorted(token for token in set(self.tokens) if token >= 0)
+            used = torch.tensor(known, dtype=torch.int64, device=scores.device)
             values = scores[used]
             scores[used] = torch.where(
                 values > 0, values / p.repetition_penalty, values * p.repetition_penalty

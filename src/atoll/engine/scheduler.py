@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
+from typing import Any
 
 from atoll.core.errors import UsageError
 from atoll.engine.mailbox import ZmqMailbox
@@ -50,9 +51,10 @@ class Scheduler:
         max_length: int | None = None,
         settings: SchedulerSettings | None = None,
         bind: str = "tcp://127.0.0.1:*",
+        context: Any = None,
     ) -> None:
         self._codec = codec
-        self._mailbox = ZmqMailbox(bind)
+        self._mailbox = ZmqMailbox(bind, context)
         self._queues: dict[str, asyncio.Queue[TokenEvent]] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -94,8 +96,7 @@ class Scheduler:
 
     async def close(self) -> None:
         """Cancel what runs and stop listening."""
-        for request_id in list(self._queues):
-            self._core.cancel(request_id)
+        self.cancel_all()
         if self._ticker is not None:
             self._ticker.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -141,6 +142,11 @@ class Scheduler:
     def cancel(self, request_id: str) -> None:
         """End a request; its stream ends with the reason "cancelled"."""
         self._core.cancel(request_id)
+
+    def cancel_all(self) -> None:
+        """End every request."""
+        for request_id in list(self._queues):
+            self._core.cancel(request_id)
 
     def stats(self) -> dict[str, NodeStats]:
         """What each node last said of itself."""

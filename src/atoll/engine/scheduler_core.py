@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 
 from atoll.core.errors import AtollError, UsageError
+from atoll.engine.embeds import PromptEmbeds
 from atoll.engine.messages import (
     FINISH_CODES,
     Evicted,
@@ -48,7 +49,8 @@ class GenerateRequest:
     """Prompt tokens and how to go on from them. `deadline_s` bounds the whole answer.
 
     `generated` are tokens of the answer that are known already (it began elsewhere): they count
-    against `max_tokens` and in penalties, and the first event is the one after them.
+    against `max_tokens` and in penalties, and the first event is the one after them. `embeds` are vectors
+    that are read instead of the prompt's tokens at their positions.
     """
 
     prompt: tuple[int, ...]
@@ -56,6 +58,7 @@ class GenerateRequest:
     id: str | None = None
     deadline_s: float | None = None
     generated: tuple[int, ...] = ()
+    embeds: PromptEmbeds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,8 @@ class SchedulerCore:
         name = request.id or secrets.token_hex(8)
         if name in self._ids:
             raise UsageError(f"a request with the id {name!r} is running", field="id")
+        embeds, prompt = request.embeds, request.prompt
+        tokens = list(prompt) if embeds is None else embeds.mark(prompt)
         sampling = request.sampling
         update: dict[str, object] = {
             "max_tokens": min(sampling.max_tokens, self._max_length - length)
@@ -209,7 +214,7 @@ class SchedulerCore:
             id=name,
             seq=secrets.randbits(62),
             arrival=self._arrivals,
-            tokens=[*request.prompt, *request.generated],
+            tokens=[*tokens, *request.generated],
             sampling=sampling.model_copy(update=update),
             started_s=now_s,
             progress_s=now_s,
@@ -435,7 +440,11 @@ class SchedulerCore:
             kv_to=kv_to,
             expects_kv=expects_kv,
         )
-        self._send(hops[0].endpoint, Open(body, np.array(live.tokens, dtype=np.int64)))
+        tokens = np.array(live.tokens, dtype=np.int64)
+        embeds = live.request.embeds
+        # Where the KV of the prompt comes from elsewhere, nobody reads its vectors.
+        rows = None if embeds is None or expects_kv else embeds.rows
+        self._send(hops[0].endpoint, Open(body, tokens, rows))
 
     def _restart(self, live: _Live, why: str, now_s: float) -> None:
         """Take a request off its nodes and queue it, in order of arrival, under the next epoch."""

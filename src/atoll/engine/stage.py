@@ -34,7 +34,8 @@ class SequenceRows:
     """New positions of one sequence: `count` rows from `position` on through layers [start, end).
 
     `data` is int64 token ids when start is 0 and hidden states [count, width] otherwise. `sample`
-    asks for the logits of the last row; it has a meaning only where the head is.
+    asks for the logits of the last row; it has a meaning only where the head is. `embeds` are vectors to
+    take instead of tokens: which rows [n], and the vectors [n, width].
     """
 
     start: int
@@ -44,6 +45,7 @@ class SequenceRows:
     table: BlockTable
     data: Any
     sample: bool = False
+    embeds: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,12 +290,16 @@ class StageModel:
         first = [i for i, rows in enumerate(batch) if rows.start == 0]
         if not first or self.embed is None:
             return
-        tokens = torch.cat([batch[i].data for i in first]).to(self.device)
+        # Marks of vectors are negative; what is embedded in their place is overwritten.
+        tokens = torch.cat([batch[i].data for i in first]).clamp_min(0).to(self.device)
         embedded = self.embed(tokens)
         row = 0
         for i in first:
             states[i] = embedded[row : row + batch[i].count]
             row += batch[i].count
+            given = batch[i].embeds
+            if given is not None:
+                states[i][given[0].to(self.device)] = given[1].to(self.device, self.dtype)
 
     def _outputs(self, batch: Sequence[SequenceRows], states: list[Any]) -> StageOutput:
         hidden = tuple(

@@ -48,6 +48,11 @@ class TextCodec:
         return int(self._text_config().get("max_position_embeddings", 2048))
 
     @property
+    def width(self) -> int:
+        """How many numbers stand for a position."""
+        return int(self._text_config()["hidden_size"])
+
+    @property
     def layers(self) -> int:
         """How many layers the model has."""
         return int(self._text_config()["num_hidden_layers"])
@@ -113,14 +118,25 @@ class TextCodec:
         most_tokens: int | None = None,
     ) -> list[int]:
         """Return the tokens of a conversation in the model's own format; `most_tokens` as in `encode`."""
-        if self._template is None:
-            raise EngineError("this model has no chat template", hint="use /v1/completions")
         if most_tokens is not None and len(messages) > most_tokens:
             raise TextTooLongError(f"{len(messages)} messages have more than {most_tokens} tokens")
+        text = self.render_chat(messages, tools=tools, generate=generate)
+        return self.encode(text, special=False, most_tokens=most_tokens)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        generate: bool = True,
+    ) -> str:
+        """Return a conversation as one text, in the model's own format."""
+        if self._template is None:
+            raise EngineError("this model has no chat template", hint="use /v1/completions")
         import jinja2
 
         try:
-            text = self._template.render(
+            text: str = self._template.render(
                 messages=[dict(message) for message in messages],
                 tools=list(tools) if tools else None,
                 add_generation_prompt=generate,
@@ -129,7 +145,7 @@ class TextCodec:
             )
         except (jinja2.TemplateError, TypeError, KeyError, AttributeError) as error:
             raise EngineError(f"the chat template refuses these messages: {error}") from error
-        return self.encode(text, special=False, most_tokens=most_tokens)
+        return text
 
     def stream(self, stop: Sequence[str] = ()) -> TextStream:
         """Start a text that grows token by token."""

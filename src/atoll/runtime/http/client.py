@@ -22,6 +22,7 @@ from atoll.core.errors import AtollError, MissingDependencyError
 _READ_BYTES = 2**16
 _MOST_HEADER_BYTES = 64 * 2**10
 _MOST_BYTES = 64 * 2**20
+_MOST_ERROR_BYTES = 2**14
 
 
 @cache
@@ -32,6 +33,16 @@ def tls_context() -> ssl.SSLContext:
 
 class FetchError(AtollError):
     """A server did not answer, or not in HTTP."""
+
+
+class StatusError(FetchError):
+    """A server answered with another status than 200; `body` is how its answer begins."""
+
+    def __init__(self, url: str, status: int, body: bytes) -> None:
+        text = body[:200].decode("utf-8", "replace")
+        super().__init__(f"{url} answered with status {status}: {text}")
+        self.status = status
+        self.body = body
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +110,8 @@ async def stream_lines(
 ) -> AsyncGenerator[bytes, None]:
     """POST a JSON body and yield the lines of the answer as they come, without their ends.
 
-    `on_headers` is given the answer's headers before the first line.
-
-    FetchError if no more of it comes for `timeout_s`, if it is cut short, or if its status is not 200.
+    `on_headers` is given the answer's headers before the first line. FetchError if no more of it comes for
+    `timeout_s` or if it is cut short, StatusError if its status is not 200.
     """
     rest = b""
     try:
@@ -122,8 +132,7 @@ async def stream_lines(
                     for line in lines:
                         yield line
         if answer.status != 200:
-            text = answer.take()[:200].decode("utf-8", "replace")
-            raise FetchError(f"{url} answered with status {answer.status}: {text}")
+            raise StatusError(url, answer.status, answer.take()[:_MOST_ERROR_BYTES])
     except TimeoutError as error:
         raise FetchError(f"{url} said nothing for {timeout_s:g} s") from error
     except (OSError, ValueError) as error:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.engine.answer import AnswerText
 from atoll.engine.scheduler_core import TokenEvent
 from atoll.engine.text import TextCodec
 from atoll.runtime.instance.requests import ChoiceRequest, ParsedRequest
@@ -37,48 +38,40 @@ class ChoiceText:
 
     def __init__(self, index: int, request: ChoiceRequest, codec: TextCodec) -> None:
         self.index = index
-        self.completion_tokens = len(request.generated)
-        self.finish: str | None = None
         self._codec = codec
-        self._stream = codec.stream(request.stop)
+        self._answer = AnswerText(
+            codec, request.sampling, request.stop, request.generated, request.shown
+        )
         self._pending: list[int] = []
         self._logprobs: list[Logprob] = []
-        steps = [self._stream.push(token) for token in request.generated]
-        text = "".join(step.text for step in steps)
-        self.owed = text[len(request.shown) :]
-        """Text of the tokens generated elsewhere that the client has not seen yet."""
-        if any(step.stopped for step in steps) or (
-            request.generated and self._is_end(request.generated[-1], request)
-        ):
-            self.finish = "stop"
-        elif len(request.generated) >= request.sampling.max_tokens:
-            self.owed += self._stream.finish()
-            self.finish = "length"
 
-    def _is_end(self, token: int, request: ChoiceRequest) -> bool:
-        ends = () if request.sampling.ignore_eos else self._codec.eos
-        return token in ends or token in request.sampling.stop_token_ids
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens so far, those generated elsewhere included."""
+        return self._answer.tokens
+
+    @property
+    def finish(self) -> str | None:
+        """Why the answer is over, if it is."""
+        return self._answer.finish
+
+    @property
+    def owed(self) -> str:
+        """Text of the tokens generated elsewhere that the client has not seen yet."""
+        return self._answer.owed
 
     def add(self, event: TokenEvent) -> ChoiceDelta | None:
         """Take an event; returns what there is to say, None if that has to wait."""
-        text, finish, stopped = "", event.finish_reason, False
         if event.token is not None:
-            self.completion_tokens += 1
             self._pending.append(event.token)
             if event.logprob is not None:
                 self._logprobs.append(self._logprob(event))
-            step = self._stream.push(event.token)
-            text, stopped = step.text, step.stopped
-            if stopped:
-                finish = "stop"
-        if finish is not None:
-            self.finish = finish
-            if not stopped:
-                text += self._stream.finish()
+        text = self._answer.add(event.token, event.finish_reason)
+        finish = self._answer.finish
         if not text and finish is None and not self._logprobs:
             return None
-        piece = ChoiceDelta(self.index, self.owed + text, self._pending, self._logprobs, finish)
-        self.owed, self._pending, self._logprobs = "", [], []
+        piece = ChoiceDelta(self.index, text, self._pending, self._logprobs, finish)
+        self._pending, self._logprobs = [], []
         return piece
 
     def _logprob(self, event: TokenEvent) -> Logprob:

@@ -2,7 +2,8 @@
 
 Beside OpenAI's fields, those of vLLM that the engine knows are read (`top_k`, `min_p`,
 `repetition_penalty`, `ignore_eos`, `stop_token_ids`, `guided_regex`), and `atoll.resume`: the part of an
-answer that was given elsewhere, as tokens or, failing that, as text.
+answer that was given elsewhere, as tokens or, failing that, as text. Messages may hold vectors in place of
+text, in parts of the type `embeds` (`vectors`).
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from atoll.core.errors import AtollError
+from atoll.engine.embeds import PromptEmbeds
 from atoll.engine.errors import TextTooLongError
 from atoll.engine.messages import OutputFormat, SamplingParams
+from atoll.engine.prompts import chat_prompt
 from atoll.engine.text import TextCodec
+from atoll.runtime.instance.vectors import read_vectors
 from atoll.runtime.openai import ApiError, ChatRequest, CompletionRequest, NonNegative, read_request
 
 MOST_CHOICES = 16
@@ -73,6 +77,7 @@ class ChoiceRequest:
     generated: tuple[int, ...] = ()
     shown: str = ""
     """Text of the generated tokens that the client has."""
+    embeds: PromptEmbeds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +110,13 @@ def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedReq
         raise ApiError(400, str(error)) from None
     is_chat = isinstance(request, ChatRequest)
     if isinstance(request, ChatRequest):
-        prompts = [_chat_prompt(extras, codec, max_length)]
+        prompt, embeds = _chat_prompt(extras, codec, max_length)
+        prompts = [prompt]
     else:
-        prompts = _prompts(request, codec, max_length)
+        prompts, embeds = _prompts(request, codec, max_length), None
     _refuse_unknown(request)
     choices = [
-        _choice(request, extras, prompt, codec, max_length, number)
+        _choice(request, extras, prompt, codec, max_length, number, embeds)
         for prompt in prompts
         for number in range(request.n or 1)
     ]
@@ -157,28 +163,40 @@ def _too_many_tokens(count: int, max_length: int, param: str) -> ApiError:
     return _too_long(f"the prompt has {count} tokens and the model takes {max_length}", param)
 
 
-def _chat_prompt(extras: _Extras, codec: TextCodec, max_length: int) -> tuple[int, ...]:
-    messages = [_plain(message) for message in extras.messages or ()]
+def _chat_prompt(
+    extras: _Extras, codec: TextCodec, max_length: int
+) -> tuple[tuple[int, ...], PromptEmbeds | None]:
+    messages = [
+        _read_message(message, f"messages[{number}].content", codec, max_length)
+        for number, message in enumerate(extras.messages or ())
+    ]
     begins = extras.add_generation_prompt is not False
     try:
-        return tuple(codec.chat(messages, generate=begins, most_tokens=max_length))
+        tokens, embeds = chat_prompt(codec, messages, generate=begins, most_tokens=max_length)
+        return tuple(tokens), embeds
     except TextTooLongError as error:
         raise _too_long(str(error), "messages") from error
     except AtollError as error:
         raise ApiError(400, str(error), param="messages") from error
 
 
-def _plain(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with its text in one piece; anything but text is refused."""
+def _read_message(
+    message: dict[str, Any], where: str, codec: TextCodec, most: int
+) -> dict[str, Any]:
+    """Return a message with its content as a text or a list of texts and vectors; others are refused."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    texts = []
-    for part in content:
-        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+    parts: list[Any] = []
+    for number, part in enumerate(content):
+        if part.get("type") == "text" and isinstance(part.get("text"), str):
+            parts.append(part["text"])
+        elif part.get("type") == "embeds":
+            param = f"{where}[{number}].embeds"
+            parts.append(read_vectors(part.get("embeds"), codec.width, most, param))
+        else:
             raise ApiError(400, "this model reads text only", param="messages.content")
-        texts.append(part["text"])
-    return message | {"content": "".join(texts)}
+    return message | {"content": parts}
 
 
 def _prompts(
@@ -231,6 +249,7 @@ def _choice(
     codec: TextCodec,
     max_length: int,
     number: int,
+    embeds: PromptEmbeds | None,
 ) -> ChoiceRequest:
     room = max_length - len(prompt)
     if not prompt:
@@ -265,7 +284,7 @@ def _choice(
         logprobs=logprobs,
         guide=_guide(extras),
     )
-    return ChoiceRequest(prompt, sampling, tuple(text for text in stop if text))
+    return ChoiceRequest(prompt, sampling, tuple(text for text in stop if text), embeds=embeds)
 
 
 def _bias(logit_bias: dict[str, float] | None, codec: TextCodec) -> tuple[tuple[int, float], ...]:
@@ -321,4 +340,5 @@ def _resume_choice(
         choice.stop,
         generated=generated[: choice.sampling.max_tokens],
         shown=resume.text,
+        embeds=choice.embeds,
     )

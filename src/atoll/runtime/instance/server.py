@@ -265,6 +265,7 @@ class InstanceServer:
             id=name,
             deadline_s=self.config.request_s,
             generated=choice.generated,
+            embeds=choice.embeds,
         )
         events = self.scheduler.generate(request)
         try:

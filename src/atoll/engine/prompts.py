@@ -1,0 +1,69 @@
+"""Conversations as prompts, where messages may hold vectors between their texts."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from atoll.engine.embeds import PromptEmbeds, join_pieces
+from atoll.engine.errors import EngineError, TextTooLongError
+from atoll.engine.text import TextCodec
+
+
+def chat_prompt(
+    codec: TextCodec,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    generate: bool = True,
+    most_tokens: int | None = None,
+) -> tuple[list[int], PromptEmbeds | None]:
+    """Return the tokens of a conversation in the model's own format, and the vectors among them.
+
+    The content of a message is a text, or a list of texts and arrays [count, width], in order. Text on
+    either side of an array is tokenised on its own, as on either side of a special token. `most_tokens` as
+    in `TextCodec.encode`; vectors count.
+    """
+    # Nobody can know the names, so no text of a message is taken for one.
+    nonce = secrets.token_hex(16)
+    arrays: list[np.ndarray[Any, Any]] = []
+    plain = [_with_names(message, nonce, arrays) for message in messages]
+    vectors = sum(len(array) for array in arrays)
+    if most_tokens is not None and vectors > most_tokens:
+        raise TextTooLongError(f"{vectors} vectors are more than {most_tokens} tokens")
+    if not arrays:
+        return codec.chat(plain, generate=generate, most_tokens=most_tokens), None
+    pieces: list[Any] = []
+    rest = codec.render_chat(plain, generate=generate)
+    for number, array in enumerate(arrays):
+        before, name, rest = rest.partition(_name(nonce, number))
+        if not name or nonce in before:
+            raise EngineError("the chat template does not take vectors where they stand")
+        pieces += [codec.encode(before, special=False, most_tokens=most_tokens), array]
+    if nonce in rest:
+        raise EngineError("the chat template does not take vectors where they stand")
+    pieces.append(codec.encode(rest, special=False, most_tokens=most_tokens))
+    return join_pieces(pieces)
+
+
+def _with_names(
+    message: Mapping[str, Any], nonce: str, arrays: list[np.ndarray[Any, Any]]
+) -> Mapping[str, Any]:
+    """Return the message with its content in one text, in which names stand for arrays."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    texts = []
+    for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+        else:
+            texts.append(_name(nonce, len(arrays)))
+            arrays.append(part)
+    return dict(message) | {"content": "".join(texts)}
+
+
+def _name(nonce: str, number: int) -> str:
+    return f"<{nonce}:{number}>"
