@@ -9,13 +9,13 @@ import pytest
 from atoll.control.operation.change import find_change
 from atoll.control.operation.history import History
 from atoll.control.operation.lease import FileLease
-from atoll.control.operation.loop import FleetController, Turn
+from atoll.control.operation.loop import FleetController, LoopTurn
 from atoll.core.errors import InputError
 from tests.control.test_loop import World
 from tests.control.test_loop import controller as make
 
 
-def turn_of(world: World, tmp_path: Path, *, rate: float) -> tuple[FleetController, Turn]:
+def turn_of(world: World, tmp_path: Path, *, rate: float) -> tuple[FleetController, LoopTurn]:
     world.rate_per_s = rate
     controller = make(world, tmp_path)
     return controller, controller.turn(act=False)

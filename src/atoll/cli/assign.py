@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from atoll.fabric.transport.fabric import Fabric, Peer
-    from atoll.runtime.join.assignment import Assignment, Reply
+    from atoll.runtime.join.assignment import Assignment, OrderReply
 
 app = typer.Typer(add_completion=False)
 _ANSWER_S = 10.0
@@ -122,7 +122,7 @@ async def _assign(
         await fabric.close()
 
 
-async def send_order(fabric: Fabric, sid: str, order: Assignment) -> Reply:
+async def send_order(fabric: Fabric, sid: str, order: Assignment) -> OrderReply:
     """Sign an order, send it to a session and return what it says."""
     from atoll.fabric.identity import keys
     from atoll.runtime.join.assignment import read_reply, write_order

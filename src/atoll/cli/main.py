@@ -90,7 +90,7 @@ VERBS: tuple[Verb, ...] = (
 
 
 @dataclass(slots=True)
-class Invocation:
+class GlobalOptions:
     """What the global options said; the context object of every command (`ctx.obj`)."""
 
     debug: bool = False
@@ -163,8 +163,8 @@ def root(
     ] = False,
 ) -> None:
     """Turn a pile of different GPUs into one service for many models."""
-    invocation = ctx.ensure_object(Invocation)
-    invocation.debug = debug
+    options = ctx.ensure_object(GlobalOptions)
+    options.debug = debug
     if verbose:
         import logging
 
@@ -178,10 +178,10 @@ def run(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; errors are printed to stderr as one line."""
     if getattr(sys, "stdout", None) is None:  # how Python starts when descriptor 1 is closed
         return _no_output("it is closed")
-    invocation = Invocation()
+    options = GlobalOptions()
     try:
         with listening(_tell_once()):
-            code = app(args=args, prog_name="atoll", standalone_mode=False, obj=invocation)
+            code = app(args=args, prog_name="atoll", standalone_mode=False, obj=options)
         sys.stdout.flush()
     except BrokenPipeError:
         return _pipe_closed()
@@ -195,12 +195,12 @@ def run(args: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         return _report_misuse(error)
     except AtollError as error:
-        if invocation.debug:
+        if options.debug:
             _print_traceback()
         _say(f"error: {error}")
         return error.exit_code
     except Exception as error:  # noqa: BLE001  the last line of defence
-        if invocation.debug:
+        if options.debug:
             _print_traceback()
         return _report_unforeseen(error)
     return code if isinstance(code, int) else 0

@@ -6,7 +6,7 @@ dictionaries with text keys. Tensors, sound and pictures stay where they were ma
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import TypeAlias
 
@@ -35,6 +35,7 @@ class Handle:
     id: 32 hexadecimal digits, random. owner: the process that keeps it. address: where it is fetched from
     over the wire, "host:port". path: its file, for readers on the same `host` (an identity of the running
     system, not its name); "" where there is none. crc32: of its bytes, so that a reader knows it came whole.
+    data: the bytes themselves where they are few: such an array needs no keeper and is never lost.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Handle:
     dtype: str
     shape: tuple[int, ...]
     crc32: int
+    data: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
         """Refuse what no array could be."""
@@ -52,6 +54,13 @@ class Handle:
             raise InputError(f"no array is of {self.dtype[:20]!r}", field="dtype")
         if len(self.shape) > _MOST_DIMENSIONS or any(size < 0 for size in self.shape):
             raise InputError(f"no array has the shape {self.shape[:10]}", field="shape")
+        if self.data and len(self.data) != self.nbytes:
+            raise InputError(f"{len(self.data)} bytes for {self.nbytes}", field="data")
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether it carries the whole array with it."""
+        return len(self.data) == self.nbytes
 
     @property
     def nbytes(self) -> int:

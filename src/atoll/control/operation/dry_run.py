@@ -7,7 +7,7 @@ from pathlib import Path
 
 from atoll.control.decision.names import hash_place
 from atoll.control.operation.home import FleetHome, FleetRecord
-from atoll.control.operation.loop import Turn
+from atoll.control.operation.loop import LoopTurn
 from atoll.control.operation.operated import HomeLease, OperatedFleet
 from atoll.control.operation.orders import OrderMaker, command_settings
 from atoll.control.operation.targets import (
@@ -127,7 +127,7 @@ class OfflineTargets:
             return SilentTarget(name, pool)
 
 
-def write_orders(fleet: OperatedFleet, turn: Turn, folder: Path) -> tuple[Path, ...]:
+def write_orders(fleet: OperatedFleet, turn: LoopTurn, folder: Path) -> tuple[Path, ...]:
     """Write what would be started into a folder, in the language of each target; returns the files."""
     plan = turn.decision.plan
     if plan is None:
@@ -153,7 +153,7 @@ def write_orders(fleet: OperatedFleet, turn: Turn, folder: Path) -> tuple[Path, 
     return tuple(folder / file for file in sorted(texts))
 
 
-def _label(turn: Turn, plan: Plan, name: str) -> Labels:
+def _label(turn: LoopTurn, plan: Plan, name: str) -> Labels:
     (instance,) = (one for one in plan.instances if one.id == name)
     return Labels(
         fleet=turn.view.problem.name,

@@ -142,7 +142,7 @@ class FleetPlace:
 
 
 @dataclass(slots=True)
-class Turn:
+class LoopTurn:
     """What one turn saw, decided and did."""
 
     view: View
@@ -153,7 +153,7 @@ class Turn:
     approved: bool = True
 
 
-Approve = Callable[[Turn], bool]
+Approve = Callable[[LoopTurn], bool]
 """Says whether what a turn decided may be done."""
 
 
@@ -190,7 +190,7 @@ class FleetController:
         """Ask another planner from now on."""
         self._plan = plan
 
-    def turn(self, *, act: bool = True, approve: Approve | None = None) -> Turn:
+    def turn(self, *, act: bool = True, approve: Approve | None = None) -> LoopTurn:
         """Observe, decide and, with `act`, carry out; without it nothing changes anywhere.
 
         `approve` is shown what was decided before anything of it is done; what it refuses is forgotten.
@@ -202,7 +202,7 @@ class FleetController:
         term = self._lease.take(self._holder, now_s, self._valid_s).term if act else 0
         view, unreachable = self._observe(now_s, term if act else None)
         decision, memory = decide(view, self.memory, self.policy, self._plan)
-        turn = Turn(view, decision, unreachable=unreachable)
+        turn = LoopTurn(view, decision, unreachable=unreachable)
         if approve is not None:
             turn.approved = approve(turn)
         if not act or not turn.approved:
@@ -285,7 +285,9 @@ class FleetController:
             return replace(standing, state="gone")
         return standing
 
-    def _carry_out(self, action: ControlAction, turn: Turn, term: int, blocked: set[str]) -> None:
+    def _carry_out(
+        self, action: ControlAction, turn: LoopTurn, term: int, blocked: set[str]
+    ) -> None:
         if isinstance(action, ReweightRoutes):
             self.place.gateways.route(action.routes)
             return
@@ -320,7 +322,7 @@ class FleetController:
             raise DeployError(f"{name} does not answer", kind="unreachable")
 
     def _note_refusal(
-        self, turn: Turn, action: ControlAction, error: DeployError, term: int
+        self, turn: LoopTurn, action: ControlAction, error: DeployError, term: int
     ) -> None:
         turn.failures.append(str(error))
         named = action.instance.id if isinstance(action, StartInstance) else None
@@ -338,7 +340,7 @@ class FleetController:
             )
             self._refused[action.instance.id] = ObservedInstance(standing, action.instance)
 
-    def _write_down(self, turn: Turn, term: int) -> None:
+    def _write_down(self, turn: LoopTurn, term: int) -> None:
         """The history knows of everything before it is done."""
         decision, events = turn.decision, []
         plan_hash = self.memory.plan_hash or None
@@ -384,7 +386,7 @@ class FleetController:
 
 
 def _event(
-    turn: Turn, kind: str, text: str, term: int, instance: str | None, plan: str | None
+    turn: LoopTurn, kind: str, text: str, term: int, instance: str | None, plan: str | None
 ) -> HistoryEvent:
     return HistoryEvent.parse(
         {

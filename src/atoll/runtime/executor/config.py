@@ -15,8 +15,10 @@ class ExecutorConfig(Frozen):
     components: names of the registry, with options for each. address: where it takes invocations,
     "host:port". health_port: where /health, /metrics and /atoll/v1/status answer, on the same host. store:
     a folder of its own for arrays, emptied at the start; `store_bytes` is the most it may hold. token_file:
-    what callers must know (one line). threads: cores that components may keep busy. most_waiting: invocations that
-    may wait for one component before more are refused. drain_s: how long what runs may take at SIGTERM.
+    what callers must know (one line). threads: cores that each component may keep busy. cpus: the cores of
+    the process; none means any. most_waiting: invocations that may wait for one component before more are
+    refused. drain_s: how long what runs may take at SIGTERM. ready_file: written with the process id once
+    every component has run its example.
     """
 
     name: str = Field(min_length=1)

@@ -2,8 +2,8 @@
 
 A connection carries frames (`wire`), each one message in MessagePack, many invocations at once:
 
-    client    Hello, then any of  Invoke, Cancel, Fetch, Renew, Release
-    executor  Welcome, then       Piece*, Finished or Failed;  Chunk*, for Fetch
+    client    Hello, then any of  Invoke, Cancel, Fetch, Renew, Release, AskQueues
+    executor  Welcome, then       Piece*, Finished or Failed;  Chunk*, for Fetch;  Queues, for AskQueues
 
 Handles in values are MessagePack extensions. Frames are bounded; arrays travel in chunks.
 """
@@ -19,6 +19,8 @@ from atoll.tasks.values import Value
 VERSION = 1
 MOST_FRAME_BYTES = 8 * 2**20
 """The longest frame; longer ones end the connection."""
+MOST_HELLO_BYTES = 4096
+"""The longest first frame of a caller, of whom nothing is known yet."""
 CHUNK_BYTES = 2**20
 """Arrays are sent in chunks of this size."""
 
@@ -81,7 +83,8 @@ class Failed(Struct, tag="failed"):
     """The end of an invocation or a fetch that failed.
 
     code: "bad_input" (the client's fault, `param` says where), "lost_handle" (`handle` is gone, and with it
-    what it named), "overloaded" or "draining" (try elsewhere), "failed" (the component broke).
+    what it named), "overloaded" or "draining" (try elsewhere), "deadline" (it took longer than its caller
+    would wait), "failed" (the component broke).
     """
 
     id: int
@@ -119,12 +122,30 @@ class Release(Struct, tag="release"):
     handles: list[str]
 
 
-ToExecutor = Hello | Invoke | Cancel | Fetch | Renew | Release
-FromExecutor = Welcome | Piece | Finished | Failed | Chunk
+class AskQueues(Struct, tag="ask_queues"):
+    """How long are your queues?"""
+
+    id: int
+
+
+class Queues(Struct, tag="queues"):
+    """Invocations that wait and that run, by component."""
+
+    id: int
+    waiting: dict[str, int]
+    running: dict[str, int]
+
+
+ToExecutor = Invoke | Cancel | Fetch | Renew | Release | AskQueues
+"""What follows a `Hello`."""
+FromExecutor = Piece | Finished | Failed | Chunk | Queues
+"""What follows a `Welcome`."""
 __all__ = [
     "CHUNK_BYTES",
     "MOST_FRAME_BYTES",
+    "MOST_HELLO_BYTES",
     "VERSION",
+    "AskQueues",
     "Cancel",
     "Chunk",
     "Failed",
@@ -134,6 +155,7 @@ __all__ = [
     "Hello",
     "Invoke",
     "Piece",
+    "Queues",
     "Release",
     "Renew",
     "ToExecutor",

@@ -52,7 +52,7 @@ class Order(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     signature: Annotated[bytes, Meta(max_length=512)]
 
 
-class Reply(msgspec.Struct, frozen=True, array_like=True):
+class OrderReply(msgspec.Struct, frozen=True, array_like=True):
     """What a node says to an order."""
 
     accepted: bool
@@ -61,7 +61,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
 
 _order = msgspec.msgpack.Decoder(Order).decode
 _body = msgspec.msgpack.Decoder(Assignment).decode
-_reply = msgspec.msgpack.Decoder(Reply).decode
+_reply = msgspec.msgpack.Decoder(OrderReply).decode
 encode = msgspec.msgpack.Encoder().encode
 
 
@@ -78,12 +78,12 @@ def write_order(
     return encode(Order(sid, now_s, nonce, body, identity.certificate, signature))
 
 
-def read_reply(data: bytes) -> Reply:
+def read_reply(data: bytes) -> OrderReply:
     """Read what a node said; anything else is a refusal."""
     try:
         return _reply(data)
     except msgspec.MsgspecError:
-        return Reply(False, "the node's answer cannot be read")
+        return OrderReply(False, "the node's answer cannot be read")
 
 
 class OrderVerifier:

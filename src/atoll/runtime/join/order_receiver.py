@@ -10,7 +10,7 @@ from atoll.core.errors import AtollError
 from atoll.fabric.identity import keys
 from atoll.fabric.identity.identity import RefusedError
 from atoll.fabric.transport.fabric import Fabric
-from atoll.runtime.join.assignment import Assignment, OrderVerifier, Reply, check, encode
+from atoll.runtime.join.assignment import Assignment, OrderReply, OrderVerifier, check, encode
 from atoll.telemetry.logs import Log
 
 OnOrder = Callable[[Assignment, str], None]
@@ -56,7 +56,7 @@ class OrderReceiver:
         except AtollError as error:
             reason = error.reason if isinstance(error, RefusedError) else "check"
             self._log.event("assign.refused", reason=reason, message=str(error))
-            query.reply(encode(Reply(False, str(error)[:1000])))
+            query.reply(encode(OrderReply(False, str(error)[:1000])))
             return
         self._log.event("assign.accepted", by=person.name, model=assignment.model)
-        query.reply(encode(Reply(True, "accepted")))
+        query.reply(encode(OrderReply(True, "accepted")))

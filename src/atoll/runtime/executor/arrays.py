@@ -1,0 +1,162 @@
+"""Arrays as files: written once, read in place by every process of the host.
+
+A file holds nothing but the numbers. It is named after its handle's id, 128 random bits, and appears under
+that name only when it is whole, so a reader on the same host that finds a file of the right name, owner and size
+has the right bytes; summing them up again would cost more than everything else (`verify` does it all the
+same). What comes over a wire is always summed up. Files are unlinked, never cut short or written again:
+who has one mapped keeps it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import re
+import stat
+import uuid
+import zlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.core.errors import AtollError, InputError
+from atoll.tasks.values import ITEM_BYTES, Handle
+
+Array: TypeAlias = NDArray[Any]
+INLINE_BYTES = 4096
+"""Arrays up to this size travel inside their handle."""
+ENDING = ".array"
+_ID = re.compile(r"[0-9a-f]{32}")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_MAP_FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+
+
+class LostHandleError(AtollError):
+    """The array of a handle is gone, or is not what the handle says; whoever made it must do so again."""
+
+    def __init__(self, handle: str, message: str) -> None:
+        super().__init__(f"array {handle[:32]} is lost: {message}")
+        self.handle = handle
+
+
+@cache
+def identify_host() -> str:
+    """Return what tells this running system from all others, its restarts included."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return f"node-{uuid.getnode():x}"
+
+
+def inline(array: Array) -> Handle:
+    """Return a handle that carries its array with it; the same for the same numbers."""
+    contiguous = np.ascontiguousarray(array)
+    data = contiguous.tobytes()
+    dtype = name_dtype(array)
+    digest = hashlib.blake2b(f"{dtype}{array.shape}".encode() + data, digest_size=16)
+    return Handle(
+        digest.hexdigest(), "", "", "", "", dtype, tuple(array.shape), zlib.crc32(data), data
+    )
+
+
+def name_dtype(array: Array) -> str:
+    """Return the name of an array's number format; one that handles do not have is refused."""
+    name = array.dtype.name
+    if name not in ITEM_BYTES or not array.dtype.isnative:
+        raise InputError(f"arrays of {array.dtype} cannot be handed over", field="dtype")
+    return name
+
+
+def read_bytes(handle: Handle, data: bytes | bytearray | memoryview, *, verify: bool) -> Array:
+    """Return the array whose bytes these are, not to be written to; others are a `LostHandleError`."""
+    if len(data) != handle.nbytes:
+        raise LostHandleError(handle.id, f"{len(data)} bytes came of {handle.nbytes}")
+    if verify and zlib.crc32(data) != handle.crc32:
+        raise LostHandleError(handle.id, "its bytes are damaged")
+    try:
+        dtype = np.dtype(handle.dtype)
+    except TypeError:
+        raise LostHandleError(handle.id, f"numpy has no {handle.dtype}") from None
+    array: Array = np.frombuffer(data, dtype).reshape(handle.shape)
+    array.flags.writeable = False
+    return array
+
+
+def open_handle(handle: Handle, *, verify: bool = False) -> Array:
+    """Return the array of a handle that is inline or on this host, mapped and not to be written to.
+
+    `LostHandleError` if it is not here. Only files that a store may have written are opened, whatever path
+    a handle names.
+    """
+    if handle.is_inline:
+        return read_bytes(handle, handle.data, verify=True)
+    path = Path(handle.path)
+    if handle.host != identify_host() or not handle.path:
+        raise LostHandleError(handle.id, "it is on another host")
+    if not _ID.fullmatch(handle.id) or path.name != handle.id + ENDING:
+        raise LostHandleError(handle.id, "its path is not that of an array")
+    return map_file(handle, path, verify=verify)
+
+
+def map_file(handle: Handle, path: Path, *, verify: bool = False) -> Array:
+    """Return the array in a file, mapped and not to be written to."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise LostHandleError(handle.id, error.strerror or "its file is gone") from error
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            raise LostHandleError(handle.id, "its file is not one of ours")
+        if status.st_size != handle.nbytes:
+            raise LostHandleError(
+                handle.id, f"its file has {status.st_size} bytes of {handle.nbytes}"
+            )
+        mapped = mmap.mmap(file, status.st_size, flags=_MAP_FLAGS, prot=mmap.PROT_READ)
+    finally:
+        os.close(file)
+    return read_bytes(handle, memoryview(mapped), verify=verify)
+
+
+def replace_handles(value: Any, open_: Callable[[Handle], Array]) -> Any:
+    """Return a value with an array for every handle."""
+    if isinstance(value, Handle):
+        return open_(value)
+    if isinstance(value, dict):
+        return {key: replace_handles(item, open_) for key, item in value.items()}
+    if isinstance(value, list):
+        return [replace_handles(item, open_) for item in value]
+    return value
+
+
+def list_handles(value: Any) -> list[Handle]:
+    """Return every handle in a value, each once."""
+    found: dict[str, Handle] = {}
+
+    def note(handle: Handle) -> Array:
+        found[handle.id] = handle
+        return _NOTHING
+
+    replace_handles(value, note)
+    return list(found.values())
+
+
+_NOTHING: Array = np.empty(0)
+
+
+def replace_arrays(value: Any, put: Callable[[Array], Handle]) -> Any:
+    """Return a component's output as a value: a handle for every array, plain numbers for numpy's."""
+    if isinstance(value, np.ndarray):
+        return inline(value) if value.nbytes <= INLINE_BYTES else put(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {key: replace_arrays(item, put) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [replace_arrays(item, put) for item in value]
+    return value

@@ -1,0 +1,303 @@
+"""What asks an executor: many invocations at once over one connection.
+
+client = ExecutorClient("127.0.0.1:7000", token, holder="front-0")
+await client.connect()
+finished = await client.call("hibari", {"text": "Good morning."}, lease_s=60.0)
+samples = await client.fetch(finished.value["samples"])
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import Struct
+
+from atoll.core.errors import AtollError, InputError
+from atoll.runtime.executor.messages import (
+    VERSION,
+    AskQueues,
+    Cancel,
+    Chunk,
+    Failed,
+    Fetch,
+    Finished,
+    FromExecutor,
+    Hello,
+    Invoke,
+    Piece,
+    Queues,
+    Release,
+    Renew,
+    Welcome,
+)
+from atoll.runtime.executor.wire import (
+    FrameDecoder,
+    WireError,
+    decode_answer,
+    decode_welcome,
+    encode_frame,
+    pack_value,
+)
+from atoll.tasks.values import Handle, Value
+
+if TYPE_CHECKING:
+    from atoll.runtime.executor.arrays import Array
+
+_Answers: TypeAlias = "asyncio.Queue[FromExecutor | AtollError]"
+_READ_BYTES = 2**18
+_GRACE_S = 5.0
+"""How much longer than its deadline an executor may take to say that it has passed."""
+
+
+class ExecutorLostError(AtollError):
+    """The executor cannot be reached, or has gone; what was under way may be tried elsewhere."""
+
+
+class InvocationError(AtollError):
+    """The executor answered, and could not do it. `code`, `param`, `handle`: see `messages.Failed`."""
+
+    def __init__(
+        self, code: str, message: str, param: str | None = None, handle: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+        self.handle = handle
+
+
+class ExecutorClient:
+    """A connection to one executor; made anew with `connect` after it broke.
+
+    holder: who keeps what comes back, in leases; the same name after a reconnect keeps its leases.
+    """
+
+    def __init__(self, address: str, token: str, holder: str, *, connect_s: float = 5.0) -> None:
+        self.address = address
+        self.holder = holder
+        self.name = ""
+        self.host = ""
+        self.components: tuple[str, ...] = ()
+        self._token = token
+        self._connect_s = connect_s
+        self._connecting = asyncio.Lock()
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Queue[FromExecutor | AtollError]] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether invocations can be sent."""
+        return self._reading is not None and not self._reading.done()
+
+    async def connect(self) -> None:
+        """Connect, if it is not, and say who calls; `ExecutorLostError` if nobody answers or the token is wrong."""
+        async with self._connecting:
+            if not self.is_connected:
+                await self._hang_up()
+                await self._connect()
+
+    async def _connect(self) -> None:
+        host, sign, port = self.address.rpartition(":")
+        if not sign or not port.isdecimal():
+            raise InputError(f"{self.address[:60]!r} is not host:port", field="address")
+        decoder = FrameDecoder()
+        try:
+            async with asyncio.timeout(self._connect_s):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                self._writer = writer
+                writer.write(encode_frame(Hello(VERSION, self._token, self.holder)))
+                bodies: list[bytes] = []
+                while not bodies:
+                    data = await reader.read(_READ_BYTES)
+                    if not data:
+                        raise ExecutorLostError(f"{self.address} closed the connection")
+                    bodies = list(decoder.feed(data))
+                self._greet(decode_welcome(bodies[0]))
+        except (OSError, TimeoutError, WireError) as error:
+            await self._hang_up()
+            reason = str(error) or "no answer in time"
+            raise ExecutorLostError(f"{self.address} is not there: {reason}") from error
+        except BaseException:
+            await self._hang_up()
+            raise
+        self._reading = asyncio.create_task(self._read(reader, decoder))
+
+    def _greet(self, welcome: Welcome) -> None:
+        if welcome.version != VERSION:
+            raise WireError(f"{self.address} speaks version {welcome.version}, not {VERSION}")
+        self.name, self.host = welcome.name, welcome.host
+        self.components = tuple(welcome.components)
+
+    async def call(
+        self,
+        component: str,
+        inputs: Mapping[str, Value],
+        *,
+        lease_s: float = 60.0,
+        deadline_s: float = 600.0,
+        request: str = "",
+    ) -> Finished:
+        """Run a component and return its whole result; pieces that come before are dropped.
+
+        Arrays in the result are handles, leased to the holder for `lease_s` seconds. Cancelled, it tells the
+        executor. `InvocationError` if it could not be done, `ExecutorLostError` if the executor is gone.
+        """
+        answers = self.stream(
+            component, inputs, lease_s=lease_s, deadline_s=deadline_s, request=request
+        )
+        async with contextlib.aclosing(answers):
+            async for answer in answers:
+                if isinstance(answer, Finished):
+                    return answer
+        raise ExecutorLostError(f"{self.address} ended without a result")
+
+    async def stream(
+        self,
+        component: str,
+        inputs: Mapping[str, Value],
+        *,
+        lease_s: float = 60.0,
+        deadline_s: float = 600.0,
+        request: str = "",
+    ) -> AsyncGenerator[Piece | Finished, None]:
+        """Run a component and yield its pieces as they come, then what it ended with.
+
+        Left early, it tells the executor to stop. Errors as of `call`.
+        """
+        packed = {name: pack_value(value) for name, value in inputs.items()}
+        until_s = asyncio.get_running_loop().time() + deadline_s + _GRACE_S
+        with self._open() as (number, answers):
+            over = False
+            try:
+                await self._send(Invoke(number, component, packed, lease_s, deadline_s, request))
+                while not over:
+                    async with asyncio.timeout_at(until_s):
+                        answer = await _next(answers)
+                    over = isinstance(answer, Finished)
+                    if isinstance(answer, (Piece, Finished)):
+                        yield answer
+            except TimeoutError:
+                raise InvocationError("deadline", f"{component} took too long") from None
+            except (InvocationError, ExecutorLostError):
+                over = True
+                raise
+            finally:
+                if not over:
+                    self._tell(Cancel(number))
+
+    async def fetch(self, handle: Handle, *, verify: bool = False) -> Array:
+        """Return the array of a handle: carried by it, mapped from this host, or sent over the wire.
+
+        The array must not be written to. `InvocationError` with the code "lost_handle" if it is gone.
+        """
+        from atoll.runtime.executor.arrays import LostHandleError, open_handle, read_bytes
+
+        with contextlib.suppress(LostHandleError):
+            return open_handle(handle, verify=verify)
+        data = bytearray()
+        with self._open() as (number, answers):
+            await self._send(Fetch(number, handle.id))
+            last = False
+            while not last:
+                answer = await _next(answers)
+                if isinstance(answer, Chunk):
+                    data += answer.data
+                    last = answer.last or len(data) > handle.nbytes
+        try:
+            return read_bytes(handle, data, verify=True)
+        except LostHandleError as error:
+            raise InvocationError("lost_handle", error.message, handle=handle.id) from error
+
+    async def ask_queues(self) -> dict[str, int]:
+        """Return how many invocations wait or run, by component."""
+        with self._open() as (number, answers):
+            await self._send(AskQueues(number))
+            while not isinstance(answer := await _next(answers), Queues):
+                pass
+        names = {*answer.waiting, *answer.running}
+        return {
+            name: answer.waiting.get(name, 0) + answer.running.get(name, 0)
+            for name in sorted(names)
+        }
+
+    async def renew(self, handles: Sequence[Handle], lease_s: float) -> None:
+        """Keep arrays for `lease_s` seconds from now."""
+        if ids := [handle.id for handle in handles if not handle.is_inline]:
+            await self._send(Renew(ids, lease_s))
+
+    async def release(self, handles: Sequence[Handle]) -> None:
+        """Give arrays up; they are freed when no other holder needs them."""
+        if ids := [handle.id for handle in handles if not handle.is_inline]:
+            await self._send(Release(ids))
+
+    async def close(self) -> None:
+        """Hang up; what is under way fails with `ExecutorLostError`."""
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reading
+        await self._hang_up()
+
+    async def _hang_up(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    @contextlib.contextmanager
+    def _open(self) -> Generator[tuple[int, _Answers], None, None]:
+        """Yield the number of a new exchange and the queue its answers come in."""
+        if not self.is_connected:
+            raise ExecutorLostError(f"there is no connection to {self.address}")
+        number = next(self._ids)
+        answers: _Answers = asyncio.Queue()
+        self._waiting[number] = answers
+        try:
+            yield number, answers
+        finally:
+            del self._waiting[number]
+
+    async def _send(self, message: Struct) -> None:
+        self._tell(message)
+        if self._writer is not None:
+            try:
+                await self._writer.drain()
+            except OSError as error:
+                raise ExecutorLostError(f"{self.address} is gone: {error}") from error
+
+    def _tell(self, message: Struct) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(encode_frame(message))
+
+    async def _read(self, reader: asyncio.StreamReader, decoder: FrameDecoder) -> None:
+        reason = "it closed the connection"
+        try:
+            while data := await reader.read(_READ_BYTES):
+                for body in decoder.feed(data):
+                    message = decode_answer(body)
+                    if (answers := self._waiting.get(message.id)) is not None:
+                        answers.put_nowait(message)
+        except (OSError, WireError) as error:
+            reason = str(error)
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+            lost = ExecutorLostError(f"{self.address} is gone: {reason}")
+            for answers in self._waiting.values():
+                answers.put_nowait(lost)
+
+
+async def _next(answers: _Answers) -> FromExecutor:
+    answer = await answers.get()
+    if isinstance(answer, AtollError):
+        raise type(answer)(answer.message)
+    if isinstance(answer, Failed):
+        raise InvocationError(answer.code, answer.message, answer.param, answer.handle)
+    return answer

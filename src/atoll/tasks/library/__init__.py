@@ -1,0 +1,1 @@
+"""Tasks that come with Atoll: units for its components, and the tasks behind its endpoints."""
