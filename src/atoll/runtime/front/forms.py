@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from atoll.core.errors import MissingDependencyError
 from atoll.runtime.openai import ApiError
@@ -99,7 +100,7 @@ def read_form(content_type: bytes, body: bytes, most_file_bytes: int) -> Form:
     if kind != b"multipart/form-data" or not 1 <= len(boundary) <= 200:
         raise ApiError(400, "send a form: multipart/form-data with a boundary", param="content-type")
     found = _Collector(most_file_bytes)
-    callbacks = {
+    callbacks: Any = {
         name: getattr(found, name)
         for name in (
             *("on_part_begin", "on_part_data", "on_part_end", "on_header_field", "on_header_value"),
