@@ -1,9 +1,9 @@
 """Arrays as files: written once, read in place by every process of the host.
 
 A file holds nothing but the numbers. It is named after its handle's id, 128 random bits, and appears under
-that name only when it is whole, so a reader on the same host that finds a file of the right name, owner and size
-has the right bytes; summing them up again would cost more than everything else (`verify` does it all the
-same). What comes over a wire is always summed up. Files are unlinked, never cut short or written again:
+that name only when it is whole. So a reader on the same host that finds a file of the right name, owner and
+size has the right bytes; summing them up again would cost more than everything else (`verify` does it all
+the same). What comes over a wire is always summed up. Files are unlinked, never cut short or written again:
 who has one mapped keeps it.
 """
 
@@ -70,6 +70,11 @@ def name_dtype(array: Array) -> str:
     if name not in ITEM_BYTES or not array.dtype.isnative:
         raise InputError(f"arrays of {array.dtype} cannot be handed over", field="dtype")
     return name
+
+
+def flat_bytes(array: Array) -> memoryview:
+    """Return the bytes of an array, in order; copied only where they do not lie so."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def read_bytes(handle: Handle, data: bytes | bytearray | memoryview, *, verify: bool) -> Array:

@@ -95,7 +95,7 @@ class ExecutorClient:
         return self._reading is not None and not self._reading.done()
 
     async def connect(self) -> None:
-        """Connect, if it is not, and say who calls; `ExecutorLostError` if nobody answers or the token is wrong."""
+        """Connect where it is not, and say who calls; `ExecutorLostError` if nobody answers or lets us in."""
         async with self._connecting:
             if not self.is_connected:
                 await self._hang_up()

@@ -34,6 +34,7 @@ MOST_DEPTH = 32
 """How deep lists and dictionaries may be nested in a value."""
 MOST_ITEMS = 2**18
 """How many values a message may hold, those inside others counted."""
+_ITEM_MEMORY = 64
 _MAGIC = b"AX"
 _HEAD = struct.Struct("<2sBBII")
 _CHECK = struct.Struct("<I")
@@ -143,9 +144,9 @@ class FrameDecoder:
         """Length and checksum of the body that comes next, once its header is read."""
 
     @property
-    def buffered(self) -> int:
-        """Bytes of a frame that has not come whole."""
-        return len(self._buffer)
+    def is_between(self) -> bool:
+        """Whether no frame has come in part."""
+        return not self._buffer and self._body is None
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Take what came and yield every body that is whole; `WireError` ends it for good."""
@@ -192,26 +193,29 @@ _FROM: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromExecutor, ext_
 
 def decode_hello(body: bytes) -> Hello:
     """Return the first message of a caller."""
+    look_through(body)
     return _decode(_HELLO, body)
 
 
 def decode_welcome(body: bytes) -> Welcome:
     """Return the first message of an executor."""
+    look_through(body)
     return _decode(_WELCOME, body)
 
 
-def decode_call(body: bytes) -> ToExecutor:
-    """Return a later message of a caller."""
-    return cast("ToExecutor", _decode(_TO, body))
+def decode_call(body: bytes) -> tuple[ToExecutor, int]:
+    """Return a later message of a caller, and about how many bytes of memory it takes."""
+    items = look_through(body)
+    return cast("ToExecutor", _decode(_TO, body)), len(body) + items * _ITEM_MEMORY
 
 
 def decode_answer(body: bytes) -> FromExecutor:
     """Return a later message of an executor."""
+    look_through(body)
     return cast("FromExecutor", _decode(_FROM, body))
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[_Message], body: bytes) -> _Message:
-    look_through(body)
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
@@ -240,8 +244,11 @@ _LISTS = {0xDC: 2, 0xDD: 4}
 _MAPS = {0xDE: 2, 0xDF: 4}
 
 
-def look_through(body: bytes) -> None:
-    """Refuse a body that is not one value of MessagePack within the limits, without making any of it."""
+def look_through(body: bytes) -> int:
+    """Return how many values a body holds, without making any of them.
+
+    One that is not a single value of MessagePack within the limits is refused.
+    """
     at, seen = 0, 0
     # What is still open: items to come, and whether the next of them is a key.
     left: list[int] = [1]
@@ -269,6 +276,7 @@ def look_through(body: bytes) -> None:
         raise WireError("a message ends too early") from None
     if at != len(body):
         raise WireError("a message is followed by something else" if at < len(body) else "cut off")
+    return seen
 
 
 def _step(body: bytes, at: int) -> tuple[int, int, bool, bool]:

@@ -1,0 +1,280 @@
+"""A folder of arrays that one process made and others hold leases on.
+
+Nothing is kept that nobody holds: a lease runs out unless it is renewed, so a holder that died leaks nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from atoll.core.errors import AtollError, InputError
+from atoll.runtime.executor.arrays import (
+    ENDING,
+    INLINE_BYTES,
+    Array,
+    LostHandleError,
+    flat_bytes,
+    identify_host,
+    inline,
+    map_file,
+    name_dtype,
+)
+from atoll.runtime.executor.holdings import Holdings
+from atoll.tasks.values import Handle
+
+SHARED_MEMORY = Path("/dev/shm")
+CACHE = "(cache)"
+"""Who holds copies of others' arrays; no caller may have this name."""
+_PART = ".part"
+_OURS = re.compile(rf"[0-9a-f]{{32}}({re.escape(ENDING)}|{re.escape(_PART)})")
+_ROOM = 1.1
+_ALONE_BYTES = 2**20
+"""Smaller arrays are summed up and written one after the other: a second thread would cost more."""
+
+
+class StoreFullError(AtollError):
+    """There is no room for another array; some must be freed first."""
+
+
+class LeaseKeeper(Protocol):
+    """Who holds what until when; those that free something return the ids that nobody holds any more."""
+
+    def grant(self, handle_id: str, nbytes: int, holder: str, until_s: float) -> None:
+        """Have `holder` hold an array until `until_s`."""
+
+    def renew(self, handle_id: str, holder: str, until_s: float) -> bool:
+        """Hold it longer; False if it is not held."""
+
+    def release(self, handle_id: str, holder: str) -> Iterable[str]:
+        """Hold it no more."""
+
+    def drop_holder(self, holder: str) -> Iterable[str]:
+        """Hold nothing more."""
+
+    def expire(self, now_s: float) -> Iterable[str]:
+        """End the leases that have run out."""
+
+
+def default_store_root(fallback: Path, needed_bytes: int) -> Path:
+    """Return where stores should lie: in memory if there is room for so many bytes, else in `fallback`."""
+    try:
+        status = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return fallback
+    free = status.f_bavail * status.f_frsize
+    writable = os.access(SHARED_MEMORY, os.W_OK | os.X_OK)
+    return SHARED_MEMORY if writable and free >= _ROOM * needed_bytes else fallback
+
+
+class ArrayStore:
+    """Arrays of one process, at most `most_bytes` of them; may be used from several threads.
+
+    folder: its own, emptied when it opens and when it closes. owner, address: who handles say keeps them, and
+    where they are fetched from. clock: seconds, in which leases are counted.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        most_bytes: int,
+        *,
+        owner: str,
+        address: str = "",
+        clock: Callable[[], float] = time.monotonic,
+        leases: LeaseKeeper | None = None,
+    ) -> None:
+        self.folder = folder
+        self.most_bytes = most_bytes
+        self.owner = owner
+        self.address = address
+        self.used_bytes = 0
+        self._clock = clock
+        self._leases = leases if leases is not None else Holdings()
+        self._held: dict[str, Handle] = {}
+        self._lock = threading.Lock()
+        self._sums = ThreadPoolExecutor(1, thread_name_prefix="sums")
+        self._folder_lock = _take(folder)
+        _empty(folder)
+
+    def __len__(self) -> int:
+        """How many arrays there are."""
+        return len(self._held)
+
+    def put(self, array: Array, holder: str, lease_s: float) -> Handle:
+        """Keep an array for a holder; small ones need no keeping. `StoreFullError` if there is no room."""
+        if array.nbytes <= INLINE_BYTES:
+            return inline(array)
+        dtype = name_dtype(array)
+        data = flat_bytes(array)
+        number = secrets.token_hex(16)
+        path = self.folder / (number + ENDING)
+        self._reserve(len(data))
+        try:
+            checksum = self._write(path, data)
+        except BaseException:
+            self._give_back(len(data))
+            raise
+        handle = Handle(
+            *(number, self.owner, self.address, identify_host(), str(path), dtype),
+            tuple(array.shape),
+            checksum,
+        )
+        self._note(handle, handle, holder, lease_s)
+        return handle
+
+    def adopt(self, handle: Handle, data: bytes | bytearray | memoryview, lease_s: float) -> None:
+        """Keep a copy of another's array for a while, under its own id; its bytes are known to be right."""
+        if handle.id in self._held:
+            return
+        path = self.folder / (handle.id + ENDING)
+        self._reserve(handle.nbytes)
+        try:
+            self._write(path, memoryview(data).cast("B"))
+        except BaseException:
+            self._give_back(handle.nbytes)
+            raise
+        self._note(handle, replace(handle, path=str(path)), CACHE, lease_s)
+
+    def open(self, number: str) -> Array:
+        """Return an array that is here, mapped; `LostHandleError` if it is not."""
+        handle = self._held.get(number)
+        if handle is None:
+            raise LostHandleError(number, "its lease has run out")
+        return map_file(handle, Path(handle.path))
+
+    def get(self, number: str) -> Handle | None:
+        """Return the handle of an array that is here."""
+        return self._held.get(number)
+
+    def renew(self, numbers: Sequence[str], holder: str, lease_s: float) -> int:
+        """Keep arrays for a holder longer, as the first of those who hold it or beside them.
+
+        Returns how many of them are here.
+        """
+        until_s = self._clock() + lease_s
+        found = 0
+        with self._lock:
+            for number in numbers:
+                handle = self._held.get(number)
+                if handle is not None:
+                    found += 1
+                    if not self._leases.renew(number, holder, until_s):
+                        self._leases.grant(number, handle.nbytes, holder, until_s)
+        return found
+
+    def release(self, numbers: Sequence[str], holder: str) -> None:
+        """Give arrays up for a holder; those nobody holds are freed."""
+        with self._lock:
+            for number in numbers:
+                if number in self._held:
+                    self._free(self._leases.release(number, holder))
+
+    def expire(self) -> None:
+        """Free what nobody holds any more; to be called every second or so."""
+        with self._lock:
+            self._free(self._leases.expire(self._clock()))
+
+    def close(self) -> None:
+        """Free everything, and the folder."""
+        with self._lock:
+            self._free(list(self._held))
+        self._sums.shutdown()
+        _empty(self.folder)
+        try:
+            self.folder.rmdir()
+        except OSError as error:
+            if error.errno not in {errno.ENOTEMPTY, errno.ENOENT}:
+                raise
+        finally:
+            os.close(self._folder_lock)
+
+    def _reserve(self, nbytes: int) -> None:
+        with self._lock:
+            if self.used_bytes + nbytes > self.most_bytes:
+                # Copies can be fetched again.
+                self._free(self._leases.drop_holder(CACHE))
+            if self.used_bytes + nbytes > self.most_bytes:
+                raise StoreFullError(
+                    f"{nbytes} bytes do not fit: {self.used_bytes} of {self.most_bytes} are taken"
+                )
+            self.used_bytes += nbytes
+
+    def _give_back(self, nbytes: int) -> None:
+        with self._lock:
+            self.used_bytes -= nbytes
+
+    def _note(self, handle: Handle, kept: Handle, holder: str, lease_s: float) -> None:
+        with self._lock:
+            if handle.id in self._held:
+                # Two threads fetched it: the file is the same, its bytes count once.
+                self.used_bytes -= handle.nbytes
+            self._held[handle.id] = kept
+            self._leases.grant(handle.id, handle.nbytes, holder, self._clock() + lease_s)
+
+    def _free(self, numbers: Iterable[str]) -> None:
+        for number in list(numbers):
+            handle = self._held.pop(number, None)
+            if handle is not None:
+                self.used_bytes -= handle.nbytes
+                Path(handle.path).unlink(missing_ok=True)
+
+    def _write(self, path: Path, data: memoryview) -> int:
+        """Write a file that appears when it is whole, and return the checksum of its bytes."""
+        part = path.with_suffix(_PART)
+        together = len(data) > _ALONE_BYTES
+        summing = self._sums.submit(zlib.crc32, data) if together else None
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            file = os.open(part, flags, 0o600)
+            try:
+                written = 0
+                # Written, not mapped: where the disk is full this fails, and a mapping would kill us.
+                while written < len(data):
+                    written += os.write(file, data[written:])
+            finally:
+                os.close(file)
+            part.rename(path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                raise StoreFullError(f"no room in {self.folder}: {error.strerror}") from error
+            raise
+        finally:
+            checksum = zlib.crc32(data) if summing is None else summing.result()
+        return checksum
+
+
+def _take(folder: Path) -> int:
+    """Make the folder one's own, and return what holds it."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}", field="store") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise InputError(
+            f"{folder} is another executor's", field="store", hint="give each its own folder"
+        ) from None
+    return descriptor
+
+
+def _empty(folder: Path) -> None:
+    """Remove every array, and nothing else, from a folder."""
+    for path in folder.iterdir():
+        if _OURS.fullmatch(path.name):
+            path.unlink(missing_ok=True)

@@ -1,0 +1,330 @@
+"""Components at work: one batch at a time in a thread, or streams in the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from atoll.components.base import (
+    BadInputError,
+    BatchComponent,
+    Component,
+    Done,
+    Inputs,
+    Output,
+    StreamComponent,
+)
+from atoll.core.errors import shorten
+from atoll.runtime.executor.batching import BatchQueue
+from atoll.runtime.executor.client import InvocationError
+from atoll.runtime.executor.figures import ComponentFigures
+from atoll.runtime.executor.outputs import NoSaver, count_array_bytes
+from atoll.runtime.executor.store import StoreFullError
+from atoll.tasks.values import Value
+
+_LOG = logging.getLogger(__name__)
+_SAVED_AT_ONCE_BYTES = 2**16
+"""More than this is written to the store in a thread, so that no stream waits for it."""
+_MESSAGE = 300
+Emit = Callable[[Value], Awaitable[None]]
+"""Sends a piece of a stream to who asked."""
+
+
+class Saver(Protocol):
+    """Makes values of outputs (`outputs.OutputSaver`)."""
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether nobody wants the output any more."""
+
+    def save(self, output: Output) -> Value:
+        """Return an output as a value that can be sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The end of an invocation, and where its time went, in seconds."""
+
+    value: Value
+    waited_s: float
+    ran_s: float
+    batch: int
+
+
+def explain(error: BaseException) -> InvocationError:
+    """Return an error of a component as its caller shall see it: one line, and whose fault it is."""
+    if isinstance(error, InvocationError):
+        return error
+    if isinstance(error, BadInputError):
+        return InvocationError("bad_input", shorten(error.message, _MESSAGE), error.param)
+    if isinstance(error, StoreFullError):
+        return InvocationError("overloaded", error.message)
+    words = " ".join(str(error).split())
+    return InvocationError("failed", shorten(f"{type(error).__name__}: {words}", _MESSAGE))
+
+
+class ComponentWorker(ABC):
+    """Runs the invocations of one component."""
+
+    def __init__(self, name: str, component: Component, most_waiting: int) -> None:
+        self.name = name
+        self.component = component
+        self.figures = ComponentFigures()
+        self.running = 0
+        self.answered_s = float("-inf")
+        """When it last gave anything, in seconds of `time.monotonic`."""
+        self.busy_since_s: float | None = None
+        """Since when it has worked on what it works on now."""
+        self._most_waiting = most_waiting
+
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """How many invocations wait."""
+
+    async def start(self) -> None:  # noqa: B027 - not all have something to start
+        """Begin to work."""
+
+    @abstractmethod
+    async def run(self, inputs: Inputs, saver: Saver, emit: Emit) -> Answer:
+        """Run one invocation; `InvocationError` if it cannot be done."""
+
+    async def prove(self) -> None:
+        """Run the component's own example, as any invocation."""
+
+        async def ignore(piece: Value) -> None:
+            del piece
+
+        await self.run(self.component.example(), NoSaver(), ignore)
+
+    async def close(self) -> None:
+        """Stop working."""
+        await self.component.close()
+
+    def _refuse(self) -> InvocationError:
+        return InvocationError(
+            "overloaded", f"{self._most_waiting} invocations of {self.name} wait"
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _BatchedInvocation:
+    inputs: Inputs
+    saver: Saver
+    since_s: float
+    answer: asyncio.Future[Answer] = field(repr=False)
+
+
+class BatchWorker(ComponentWorker):
+    """Runs batches of a component, one at a time, in a thread of a pool that components share."""
+
+    def __init__(
+        self, name: str, component: BatchComponent, most_waiting: int, threads: Executor
+    ) -> None:
+        super().__init__(name, component, most_waiting)
+        self._batched = component
+        self._threads = threads
+        self._queue: BatchQueue[_BatchedInvocation] = BatchQueue(component.most_batch, most_waiting)
+        self._wake = asyncio.Event()
+        self._working: asyncio.Task[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many invocations wait."""
+        return len(self._queue)
+
+    async def start(self) -> None:
+        """Begin to work."""
+        self._working = asyncio.create_task(self._work())
+
+    async def close(self) -> None:
+        """Stop working; a batch that runs goes on in its thread, which cannot be ended."""
+        if self._working is not None:
+            self._working.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._working
+        await super().close()
+
+    async def run(self, inputs: Inputs, saver: Saver, emit: Emit) -> Answer:
+        """Wait for a batch, and for what it gives."""
+        del emit
+        if self._queue.is_full:
+            raise self._refuse()
+        try:
+            key = self._batched.batch_key(inputs)
+        except Exception as error:
+            raise self._note(error) from error
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        invocation = _BatchedInvocation(inputs, saver, time.monotonic(), answer)
+        self._queue.add(invocation, key)
+        self._wake.set()
+        try:
+            return await answer
+        finally:
+            self._queue.drop(invocation)
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._wake.wait()
+            batch = self._queue.take()
+            if not batch:
+                self._wake.clear()
+                continue
+            self.running = len(batch)
+            self.busy_since_s = started_s = time.monotonic()
+            try:
+                values = await loop.run_in_executor(self._threads, self._run_batch, batch)
+            finally:
+                self.running = 0
+                self.busy_since_s = None
+            self._answer(batch, values, started_s)
+
+    def _answer(
+        self,
+        batch: Sequence[_BatchedInvocation],
+        values: Sequence[Value | InvocationError],
+        started_s: float,
+    ) -> None:
+        ended_s = time.monotonic()
+        ran_s = ended_s - started_s
+        self.figures.count_batch(len(batch), ran_s)
+        for invocation, value in zip(batch, values, strict=True):
+            waited_s = started_s - invocation.since_s
+            answer = invocation.answer
+            if isinstance(value, InvocationError):
+                self.figures.count(value.code, waited_s)
+                # Who finds fault with an input works.
+                proven = value.code == "bad_input"
+                if not answer.done():
+                    answer.set_exception(value)
+            else:
+                self.figures.count("ok", waited_s)
+                proven = True
+                if not answer.done():
+                    answer.set_result(Answer(value, waited_s, ran_s, len(batch)))
+            if proven:
+                self.answered_s = ended_s
+
+    def _run_batch(self, batch: Sequence[_BatchedInvocation]) -> Sequence[Value | InvocationError]:
+        """Run a batch in a worker thread; if it breaks, each of it alone, so that one harms no other."""
+        try:
+            outputs = list(self._batched.run([invocation.inputs for invocation in batch]))
+            if len(outputs) != len(batch):
+                raise ValueError(f"{len(outputs)} outputs for {len(batch)} inputs")
+        except Exception as error:  # noqa: BLE001 - whatever a component does, others must go on
+            if len(batch) == 1:
+                return [self._note(error)]
+            return [value for invocation in batch for value in self._run_batch([invocation])]
+        return [
+            self._save(invocation, output)
+            for invocation, output in zip(batch, outputs, strict=True)
+        ]
+
+    def _save(self, invocation: _BatchedInvocation, output: Output) -> Value | InvocationError:
+        if isinstance(output, BadInputError):
+            return explain(output)
+        try:
+            return invocation.saver.save(output)
+        except Exception as error:  # noqa: BLE001 - as above
+            return self._note(error)
+
+    def _note(self, error: Exception) -> InvocationError:
+        return note_failure(self.name, error)
+
+
+def note_failure(name: str, error: Exception) -> InvocationError:
+    """Return an error as its caller shall see it, and log one that is nobody else's fault."""
+    explained = explain(error)
+    if explained.code == "failed":
+        _LOG.error("%s failed", name, exc_info=error)
+    return explained
+
+
+class StreamWorker(ComponentWorker):
+    """Runs streams of a component in the loop, as many as come up to a limit."""
+
+    def __init__(self, name: str, component: StreamComponent, most_waiting: int) -> None:
+        super().__init__(name, component, most_waiting)
+        self._streamed = component
+
+    @property
+    def waiting(self) -> int:
+        """None: the component has its own queue, whose length it does not tell."""
+        return 0
+
+    async def start(self) -> None:
+        """Begin to work."""
+        await self._streamed.start()
+
+    async def run(self, inputs: Inputs, saver: Saver, emit: Emit) -> Answer:
+        """Emit the pieces of a stream, and return its end."""
+        if self.running >= self._most_waiting:
+            raise self._refuse()
+        started_s = time.monotonic()
+        self.running += 1
+        if self.busy_since_s is None:
+            self.busy_since_s = started_s
+        outcome = "cancelled"
+        try:
+            value = await self._follow(inputs, saver, emit)
+            outcome = "ok"
+        except Exception as error:
+            explained = note_failure(self.name, error)
+            outcome = explained.code
+            raise explained from error
+        finally:
+            self.running -= 1
+            if not self.running:
+                self.busy_since_s = None
+            ran_s = time.monotonic() - started_s
+            self.figures.count(outcome, 0.0)
+            self.figures.count_batch(1, ran_s)
+            if outcome == "bad_input":
+                self._progress()
+        return Answer(value, 0.0, ran_s, 1)
+
+    async def _follow(self, inputs: Inputs, saver: Saver, emit: Emit) -> Value:
+        stream = self._streamed.stream(inputs)
+        try:
+            async for piece in stream:
+                self._progress()
+                if isinstance(piece, Done):
+                    return await self._save(saver, piece.value)
+                await emit(await self._save(saver, piece))
+        finally:
+            # Left half way, it must stop now, not when it is collected.
+            close = getattr(stream, "aclose", None)
+            if close is not None:
+                await close()
+        raise ValueError("the stream ended without Done")
+
+    def _progress(self) -> None:
+        now_s = time.monotonic()
+        self.answered_s = now_s
+        if self.running:
+            self.busy_since_s = now_s
+
+    @staticmethod
+    async def _save(saver: Saver, output: Output) -> Value:
+        if count_array_bytes(output) > _SAVED_AT_ONCE_BYTES:
+            return await asyncio.to_thread(saver.save, output)
+        return saver.save(output)
+
+
+def make_worker(
+    name: str, component: Component, most_waiting: int, threads: Executor
+) -> ComponentWorker:
+    """Return what runs a component."""
+    if isinstance(component, BatchComponent):
+        return BatchWorker(name, component, most_waiting, threads)
+    if isinstance(component, StreamComponent):
+        return StreamWorker(name, component, most_waiting)
+    raise TypeError(f"{name} neither batches nor streams")
