@@ -294,7 +294,9 @@ class _ChatWriter:
         except ApiError as error:
             if not begun:
                 raise
-            yield b"data: " + error_body(error.message, error.kind, error.param, error.code) + b"\n\n"
+            yield (
+                b"data: " + error_body(error.message, error.kind, error.param, error.code) + b"\n\n"
+            )
 
     def _text(self, text: str) -> dict[str, Any]:
         delta: dict[str, Any] = {"content": text}

@@ -139,9 +139,7 @@ class RequestDispatcher:
 
     def _enter(self, invocation: Invocation) -> InvocationTrace:
         size = array_bytes(invocation.inputs)
-        return self.trace.begin(
-            invocation.component, invocation.number, invocation.piece, size
-        )
+        return self.trace.begin(invocation.component, invocation.number, invocation.piece, size)
 
     def _recovery(self, invocation: Invocation) -> Recovery:
         candidates = self._router.candidates(invocation.component)
@@ -209,9 +207,7 @@ class RequestDispatcher:
         began_s: float,
     ) -> None:
         """Do what a failure asks for before the next attempt; raises where there is none."""
-        self._observe(
-            recovery.component, executor, trouble.code, self.trace.now_s() - began_s
-        )
+        self._observe(recovery.component, executor, trouble.code, self.trace.now_s() - began_s)
         entry.troubles.append(f"{executor}: {trouble.code}")
         entry.attempts = recovery.attempts
         step = recovery.failed(executor, trouble)

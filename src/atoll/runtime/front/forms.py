@@ -98,7 +98,9 @@ def read_form(content_type: bytes, body: bytes, most_file_bytes: int) -> Form:
     kind, options = parse_options_header(content_type)
     boundary = options.get(b"boundary", b"")
     if kind != b"multipart/form-data" or not 1 <= len(boundary) <= 200:
-        raise ApiError(400, "send a form: multipart/form-data with a boundary", param="content-type")
+        raise ApiError(
+            400, "send a form: multipart/form-data with a boundary", param="content-type"
+        )
     found = _Collector(most_file_bytes)
     callbacks: Any = {
         name: getattr(found, name)

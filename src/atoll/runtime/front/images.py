@@ -15,7 +15,7 @@ from atoll.runtime.front.fields import read_fields, refuse_unless
 from atoll.runtime.http.handlers import Answer, Response
 from atoll.runtime.http.server import Request
 from atoll.runtime.openai import ApiError, Name, Positive
-from atoll.tasks.library.shapes import Drawings, DrawingOrder
+from atoll.tasks.library.shapes import DrawingOrder, Drawings
 
 _DEFAULT_STEPS = DrawingOrder("").steps
 

@@ -64,9 +64,7 @@ class ExecutorLinks:
 
     def dead(self) -> frozenset[str]:
         """Return the executors without a connection."""
-        return frozenset(
-            name for name, client in self._clients.items() if not client.is_connected
-        )
+        return frozenset(name for name, client in self._clients.items() if not client.is_connected)
 
     def silent_s(self, executor: str) -> float:
         """Return for how many seconds there is no connection to an executor; inf if there never was."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from atoll.core.errors import AtollError, MissingDependencyError
 from atoll.core.files import read_text_limited
+from atoll.runtime.executor.process import read_token
 from atoll.runtime.front.config import FrontConfig
 from atoll.runtime.http.listening import cannot_listen
 from atoll.runtime.http.loop import run
@@ -29,8 +30,7 @@ async def _serve(config: FrontConfig) -> None:
         name = error.name or "httptools"
         raise MissingDependencyError(name, "serve", needed_for="a front") from error
 
-    token = read_text_limited(Path(config.token_file)).strip()
-    server = FrontServer(config, token)
+    server = FrontServer(config, read_token(config.token_file))
     try:
         host, port = await server.start()
     except OSError as error:

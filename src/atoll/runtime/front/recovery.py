@@ -125,7 +125,9 @@ class Recovery:
             self._losses += 1
             self._avoided.add(executor)
             if self._losses >= _MOST_LOSSES:
-                return GiveUp(_server_error(f"{self._losses} executors of {self.component} were lost"))
+                return GiveUp(
+                    _server_error(f"{self._losses} executors of {self.component} were lost")
+                )
             return None
         if trouble.code in ("overloaded", "draining"):
             self._avoided.add(executor)

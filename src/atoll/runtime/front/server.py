@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 
 from atoll.core.errors import AtollError
+from atoll.runtime.executor.process import split_address
+from atoll.runtime.executor.server import ExecutorServer
 from atoll.runtime.executor.store import ArrayStore
 from atoll.runtime.front.chat import answer_chat, read_chat
 from atoll.runtime.front.config import ENDPOINT_PATHS, Endpoint, FrontConfig
@@ -52,7 +54,6 @@ _BUFFERED_BYTES = 512 * 2**20
 _READERS = 2
 _TRACE_HEADER = b"x-atoll-trace"
 _TRACES = "/atoll/v1/traces"
-_EXPIRE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +75,9 @@ class FrontServer:
         self.metrics = FrontMetrics()
         self.traces = TraceKeeper()
         self.links = ExecutorLinks(config.executors, token, config.name)
-        self.store = ArrayStore(
-            Path(config.store), config.store_bytes, owner=config.name, address=""
-        )
+        self.store = ArrayStore(Path(config.store), config.store_bytes, owner=config.name)
+        # Executors on other hosts fetch what clients sent through a door of its own.
+        self._door = ExecutorServer(config.name, token, self.store)
         # No request lives longer than its time, so what it brought needs no renewing.
         self.intake = MediaIntake(config.limits, self.store, config.request_s + LEASE_S)
         self._http = HandlerServer(
@@ -99,6 +100,7 @@ class FrontServer:
 
     async def start(self) -> tuple[str, int]:
         """Listen; the executors need not be there yet."""
+        await self._door.start(*split_address(self.config.address))
         self.links.start()
         self._keeper = asyncio.create_task(self._keep_leases())
         return await self._http.start(self.config.host, self.config.port)
@@ -114,6 +116,7 @@ class FrontServer:
             await asyncio.sleep(0)
             drain_s -= 0.001
         await self.links.close()
+        await self._door.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
         self.intake.close()
         self.store.close()
@@ -227,9 +230,7 @@ class FrontServer:
     async def _keep_leases(self) -> None:
         """Renew what requests hold, as long as they live."""
         while True:
-            for _ in range(round(LEASE_S / 3.0 / _EXPIRE_S)):
-                await asyncio.sleep(_EXPIRE_S)
-                self.store.expire()
+            await asyncio.sleep(LEASE_S / 3.0)
             for current in list(self._active):
                 if current.dispatcher is not None:
                     try:

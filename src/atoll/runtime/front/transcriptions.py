@@ -21,7 +21,10 @@ _LANGUAGE = Annotated[str, Meta(pattern="^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})?$")]
 
 
 class TranscriptionFields(
-    Struct, kw_only=True, forbid_unknown_fields=True, rename={"granularities": "timestamp_granularities[]"}
+    Struct,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    rename={"granularities": "timestamp_granularities[]"},
 ):
     """The fields of the form besides its file."""
 
