@@ -1,0 +1,189 @@
+"""What is handed to components, in a form that can be compared: equal forms are the same bits.
+
+Numbers of different types differ (1, 1.0, True), and so do 0.0 and -0.0; a NaN equals itself. Placeholders
+are told apart by position, not by what they stand for. Keys of dictionaries have no order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from hashlib import blake2b
+from typing import Any, TypeAlias
+
+from atoll.core.errors import InputError, UsageError
+from atoll.tasks.pending import Pending, PendingStream, ValueBook
+from atoll.tasks.values import Handle
+
+Form: TypeAlias = object
+"""Hashable plain data: texts, numbers and nested tuples."""
+_DEEPEST = 64
+_UNCHANGING = frozenset({str, int, bool, float, bytes, type(None), Handle, Pending, PendingStream})
+
+
+def form_of(value: Any, book: ValueBook, found: list[Pending], depth: int = 0) -> Form:
+    """Return the form of a value, and add the placeholders in it to `found`."""
+    kind = type(value)
+    if kind is str or kind is int or value is None or kind is bytes or kind is Handle:
+        return value
+    if kind is Pending or kind is PendingStream:
+        if value._book is not book:
+            raise UsageError(
+                "a placeholder of another request was passed on",
+                hint="keep nothing on the task between requests",
+            )
+        found.append(value)
+        return value._form
+    if kind is bool:
+        return (bool, value)
+    if kind is float:
+        return (float, value.hex())
+    if depth >= _DEEPEST:
+        raise InputError("values nested deeper than 64 are not passed on")
+    depth += 1
+    if kind is list or kind is tuple:
+        return (list, *[form_of(item, book, found, depth) for item in value])
+    if kind is dict:
+        for key in value:
+            _check_key(key)
+        return (
+            dict,
+            *[(key, form_of(value[key], book, found, depth)) for key in sorted(value)],
+        )
+    return _rare_form(value, book, found, depth)
+
+
+def _check_key(key: object) -> None:
+    if type(key) is not str:
+        shown = "a placeholder" if isinstance(key, Pending) else repr(key)[:40]
+        raise InputError(f"keys must be texts, not {shown}")
+
+
+def _rare_form(value: Any, book: ValueBook, found: list[Pending], depth: int) -> Form:
+    if isinstance(value, str | int | float | bytes | list | tuple | dict):
+        return form_of(_plain(value), book, found, depth)
+    if is_dataclass(value) and not isinstance(value, type):
+        return form_of(_by_name(value), book, found, depth)
+    if hasattr(value, "dtype") and hasattr(value, "tobytes"):  # an array, where all is one process
+        digest = blake2b(value.tobytes(), digest_size=16).digest()
+        return ("array", str(value.dtype), tuple(value.shape), digest)
+    raise InputError(f"a {kind_name(value)} cannot be handed to a component")
+
+
+def kind_name(value: object) -> str:
+    """Return the name of a value's type."""
+    return type(value).__name__
+
+
+def _plain(value: Any) -> Any:
+    """Return an instance of a subclass of a plain type as the plain type."""
+    kind: Any
+    for kind in (str, int, float, bytes):
+        if isinstance(value, kind):
+            return kind.__new__(kind, value)
+    for kind in (list, tuple, dict):
+        if isinstance(value, kind):
+            return kind(value)
+    return value
+
+
+def _by_name(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+def snapshot(value: Any) -> Any:
+    """Return a copy that no later change of lists and dictionaries reaches, as plain data."""
+    kind = type(value)
+    if kind in _UNCHANGING:
+        return value
+    if kind is list or kind is tuple:
+        return [snapshot(item) for item in value]
+    if kind is dict:
+        return {key: snapshot(item) for key, item in value.items()}
+    if isinstance(value, str | int | float | bytes | list | tuple | dict):
+        plain = _plain(value)
+        return plain if type(plain) not in (list, tuple, dict) else snapshot(plain)
+    if is_dataclass(value) and not isinstance(value, type):
+        return snapshot(_by_name(value))
+    return value
+
+
+def fill(value: Any, known: Callable[[Pending], Any]) -> Any:
+    """Return a snapshot with every placeholder replaced by what is known of it."""
+    kind = type(value)
+    if kind is Pending or kind is PendingStream:
+        return known(value)
+    if kind is list:
+        return [fill(item, known) for item in value]
+    if kind is dict:
+        return {key: fill(item, known) for key, item in value.items()}
+    return value
+
+
+def fill_answer(value: Any, known: Callable[[Pending], Any]) -> Any:
+    """Return an answer with every placeholder replaced; dataclasses stay what they are."""
+    kind = type(value)
+    if kind is Pending or kind is PendingStream:
+        return known(value)
+    if kind is list:
+        return [fill_answer(item, known) for item in value]
+    if kind is dict:
+        return {key: fill_answer(item, known) for key, item in value.items()}
+    if isinstance(value, tuple):
+        items = [fill_answer(item, known) for item in value]
+        return kind(*items) if hasattr(value, "_fields") else tuple(items)
+    if is_dataclass(value) and not isinstance(value, type) and kind is not Handle:
+        parts = {
+            field.name: fill_answer(getattr(value, field.name), known)
+            for field in fields(value)
+            if field.init
+        }
+        return replace(value, **parts)
+    return value
+
+
+def answer_parts(
+    value: Any, path: tuple[str | int, ...] = ()
+) -> list[tuple[tuple[str | int, ...], Any]]:
+    """Return the leaves of an answer with their paths: placeholders, plain values and empty containers."""
+    kind = type(value)
+    if kind is Pending or kind is PendingStream or kind is Handle:
+        return [(path, value)]
+    inner: list[tuple[str | int, Any]] = []
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        inner = list(zip(value._fields, value, strict=True))
+    elif isinstance(value, list | tuple):
+        inner = list(enumerate(value))
+    elif isinstance(value, dict):
+        inner = [(key if type(key) is int else str(key), item) for key, item in value.items()]
+    elif is_dataclass(value) and not isinstance(value, type):
+        inner = list(_by_name(value).items())
+    if not inner:
+        return [(path, value)]
+    return [part for key, item in inner for part in answer_parts(item, (*path, key))]
+
+
+def show_form(form: Form, most: int = 60) -> str:
+    """Return a form as people would write it, of at most about `most` characters."""
+    text = _show(form)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _show(form: Form) -> str:
+    if isinstance(form, tuple) and form:
+        kind, *rest = form
+        if kind is Pending:
+            return f"#{rest[0]}{''.join(f'[{key!r}]' for key in rest[1:])}"
+        if kind is bool:
+            return repr(rest[0])
+        if kind is float:
+            return repr(float.fromhex(str(rest[0])))
+        if kind is list:
+            return f"[{', '.join(map(_show, rest))}]"
+        if kind is dict:
+            return "{" + ", ".join(f"{pair[0]!r}: {_show(pair[1])}" for pair in _pairs(rest)) + "}"
+    return repr(form)
+
+
+def _pairs(items: list[Any]) -> list[tuple[str, Form]]:
+    return [(key, form) for key, form in items]

@@ -1,0 +1,347 @@
+"""What a task asked for, written down, and checked every time its code runs again. Pure: nothing is run here.
+
+The code of a task runs in rounds. Calling a unit task makes an entry and returns a placeholder. Looking at a
+placeholder without a value ends the round; when the value is told (`settle`), the code runs again from the
+start (`replay`) and must make the same entries, in the same order, with the same inputs, and take the same
+look, before it may go on. Entries whose inputs are all known are collected in `ready`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from atoll.core.errors import AtollError, InputError, UsageError
+from atoll.tasks.asking import CURRENT, UnitLike
+from atoll.tasks.chance import draw, shares_of
+from atoll.tasks.entry import (
+    CHOICE,
+    GIVEN,
+    UNKNOWN,
+    DivergenceError,
+    TaskEntry,
+    difference,
+    show_entry,
+)
+from atoll.tasks.feed import PieceFeed
+from atoll.tasks.forms import Form, fill, form_of, show_form, snapshot
+from atoll.tasks.pending import Pending, PendingStream, RoundOver, project
+
+MOST_ENTRIES: Final = 10_000
+"""A request that asks for more is stopped: its code does not end."""
+
+
+class Recording:
+    """The entries of one request, and what is known of them."""
+
+    __slots__ = (
+        "_broken",
+        "_checking",
+        "_choices",
+        "_copies",
+        "_expected",
+        "_over",
+        "_position",
+        "_request",
+        "_task",
+        "answer",
+        "entries",
+        "ready",
+        "rounds",
+        "running",
+        "seed",
+        "wanted",
+    )
+
+    def __init__(self, task: Any, request: Any, seed: int = 0) -> None:
+        self._task = task
+        self._request = request
+        self.seed = seed
+        self.entries: list[TaskEntry] = []
+        self.ready: list[TaskEntry] = []
+        """Entries that can start; whoever starts them empties it."""
+        self.wanted: int | None = None
+        """What the code looked at when the round ended."""
+        self.answer: Any = UNKNOWN
+        self.rounds = 0
+        self.running = False
+        self._position = 0
+        self._choices = 0
+        self._copies: dict[int, Any] = {}
+        self._expected: int | None = None
+        self._over = False
+        self._checking = False
+        self._broken: BaseException | None = None
+
+    # What drives it.
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the code came to its end."""
+        return self.answer is not UNKNOWN
+
+    def replay(self) -> bool:
+        """Run the code from the start as far as it goes; return whether it came to its end.
+
+        Raises what the code raises, and DivergenceError if it does not repeat itself.
+        """
+        answer = self._play()
+        if answer is UNKNOWN:
+            return False
+        self.answer = answer
+        self.wanted = None
+        return True
+
+    def double_check(self) -> None:
+        """Run the code once more: DivergenceError unless it does and answers the same again."""
+        self._checking = True
+        rounds = self.rounds
+        try:
+            answer = self._play()
+        finally:
+            self._checking = False
+            self.rounds = rounds
+        before = _answer_form(self.answer, self)
+        now = _answer_form(answer, self)
+        if before != now:
+            raise DivergenceError(
+                len(self.entries),
+                f"the answer {show_form(before, 200)}",
+                f"the answer {show_form(now, 200)}",
+            )
+
+    def settle(self, number: int, value: Any) -> None:
+        """Say what an entry gave."""
+        entry = self.entries[number]
+        entry.value = value
+        if entry.dependents is not None:
+            for other in entry.dependents:
+                other.missing -= 1
+                if not other.missing and other.error is None:
+                    self.ready.append(other)
+
+    def fail(self, number: int, error: BaseException) -> None:
+        """Say that an entry failed: so does everything that needs it."""
+        waiting = [self.entries[number]]
+        while waiting:
+            entry = waiting.pop()
+            if entry.error is None and not entry.is_known:
+                entry.error = error
+                if entry.feed is not None:
+                    entry.feed.fail(error)
+                waiting += entry.dependents or ()
+
+    def value_of(self, pending: Pending) -> Any:
+        """Return what a placeholder stands for; it must be known."""
+        return project(self.entries[pending._number].value, pending)
+
+    def inputs_of(self, entry: TaskEntry) -> dict[str, Any]:
+        """Return the inputs of an entry that can start, without placeholders but for a stream it cuts."""
+        if not entry.needs:
+            return entry.inputs
+        known: dict[str, Any] = {}
+        for name, value in entry.inputs.items():
+            kind = type(value)
+            if kind is str or kind is int or name == entry.cut_input:
+                known[name] = value
+            else:
+                known[name] = fill(value, self.value_of)
+        return known
+
+    # What the code of the task asks.
+
+    def call(self, unit: UnitLike, inputs: dict[str, Any], cuts: bool) -> Any:
+        """Note an invocation, or check that it is the one noted before; return its placeholder."""
+        if self._over:
+            raise RoundOver
+        found: list[Pending] = []
+        cut_input = ""
+        parts: list[object] = [unit.component, unit.streams]
+        for name in sorted(inputs) if len(inputs) > 1 else inputs:
+            value = inputs[name]
+            kind = type(value)
+            parts.append(name)
+            if kind is str:
+                parts.append(value)
+            elif cuts and kind is PendingStream:
+                if cut_input:
+                    raise self._break(
+                        UsageError(
+                            f"{unit.component}: {cut_input} and {name} are both streams",
+                            hint="a task that cuts takes one stream; look at the other, as str()",
+                        )
+                    )
+                cut_input = name
+                parts.append(("cut", form_of(value, self, [])))
+            else:
+                try:
+                    parts.append(form_of(value, self, found))
+                except InputError as error:
+                    raise self._break(error.locate(field=f"{unit.component}.{name}")) from error
+        form = tuple(parts)
+        entry = self._next(form)
+        if entry is None:
+            entry = self._add(unit, form, inputs, found)
+            if cut_input:
+                entry.cut_input = cut_input
+                entry.source = inputs[cut_input]._number
+            if unit.streams or cut_input:
+                self._make_stream(entry)
+            else:
+                entry.pending = Pending(self, entry.number)
+        return entry.pending
+
+    def give(self, pieces: tuple[Any, ...]) -> Any:
+        """Note a stream of values that the code itself gives; return its placeholder."""
+        if self._over:
+            raise RoundOver
+        found: list[Pending] = []
+        form = (GIVEN, form_of(pieces, self, found))
+        entry = self._next(form)
+        if entry is None:
+            entry = self._add(None, form, {"pieces": pieces}, found)
+            self._make_stream(entry)
+        return entry.pending
+
+    def choose(self, n: int, weights: tuple[float, ...] | None) -> int:
+        """Draw one of n, or return what was drawn before."""
+        if self._over:
+            raise RoundOver
+        shares = shares_of(n, weights)
+        form = (CHOICE, n, form_of(weights, self, []))
+        entry = self._next(form)
+        number = self._choices
+        self._choices += 1
+        if entry is None:
+            entry = TaskEntry(len(self.entries), None, form)
+            self.entries.append(entry)
+            entry.value = draw(self.seed, number, shares)
+        return int(entry.value)
+
+    def look(self, number: int) -> Any:
+        """Return what an entry gave, or end the round. Lists and dictionaries are copies of this round."""
+        entry = self.entries[number]
+        if not self.running:
+            if entry.value is UNKNOWN:
+                raise UsageError(f"#{number} is not there yet, and nobody waits for it")
+            return entry.value
+        if self._over:
+            raise RoundOver
+        if number == self._expected:
+            self._expected = None
+        value = entry.value
+        if value is UNKNOWN:
+            self._stop_at(number)
+            raise RoundOver
+        kind = type(value)
+        if kind is dict or kind is list:
+            copy = self._copies.get(number, UNKNOWN)
+            if copy is UNKNOWN:
+                copy = self._copies[number] = snapshot(value)
+            return copy
+        return value
+
+    # How it checks.
+
+    def _play(self) -> Any:
+        self.rounds += 1
+        self._position = self._choices = 0
+        self._copies.clear()
+        self._expected = self.wanted
+        self._over = False
+        token = CURRENT.set(self)
+        self.running = True
+        try:
+            answer = self._task.invoke(self._request)
+        except RoundOver:
+            answer = UNKNOWN
+        except Exception:
+            if self._broken is not None:
+                raise self._broken from None
+            raise
+        finally:
+            self.running = False
+            CURRENT.reset(token)
+        if self._broken is not None:
+            raise self._broken
+        if answer is not UNKNOWN:
+            if self._over:
+                raise UsageError(
+                    "invoke caught the end of a round", hint="catch Exception, not BaseException"
+                )
+            self._must_have_caught_up("returned")
+        return answer
+
+    def _next(self, form: Form) -> TaskEntry | None:
+        """Return the entry noted at this position before, if any; it must have this form."""
+        position = self._position
+        self._position = position + 1
+        if position < len(self.entries):
+            entry = self.entries[position]
+            if entry.form != form:
+                raise self._break(DivergenceError(position, *difference(entry.form, form)))
+            return entry
+        if self._expected is not None or self._checking:
+            self._position = position
+            self._must_have_caught_up(show_entry(form))
+            raise self._break(DivergenceError(position, "nothing more", show_entry(form)))
+        if position >= MOST_ENTRIES:
+            raise self._break(
+                UsageError(f"a request may not ask for more than {MOST_ENTRIES} invocations")
+            )
+        return None
+
+    def _must_have_caught_up(self, came: str) -> None:
+        position = self._position
+        if position < len(self.entries):
+            raise self._break(
+                DivergenceError(position, show_entry(self.entries[position].form), came)
+            )
+        if self._expected is not None:
+            raise self._break(DivergenceError(position, f"look at #{self._expected}", came))
+
+    def _stop_at(self, number: int) -> None:
+        self._must_have_caught_up(f"looked at #{number}")
+        if self._checking:
+            raise self._break(
+                DivergenceError(self._position, "nothing more", f"looked at #{number}")
+            )
+        self.wanted = number
+        self._over = True
+
+    def _break(self, error: Exception) -> Exception:
+        # Kept, since the code of the task may catch it.
+        self._broken = self._broken or error
+        return error
+
+    def _add(
+        self, unit: UnitLike | None, form: Form, inputs: dict[str, Any], found: list[Pending]
+    ) -> TaskEntry:
+        entry = TaskEntry(len(self.entries), unit, form)
+        self.entries.append(entry)
+        entry.inputs = {name: snapshot(value) for name, value in inputs.items()}
+        if found:
+            entry.needs = tuple(dict.fromkeys([pending._number for pending in found]))
+            for number in entry.needs:
+                needed = self.entries[number]
+                if needed.value is UNKNOWN:
+                    entry.error = entry.error or needed.error
+                    entry.missing += 1
+                    if needed.dependents is None:
+                        needed.dependents = []
+                    needed.dependents.append(entry)
+        if not entry.missing:
+            self.ready.append(entry)
+        return entry
+
+    def _make_stream(self, entry: TaskEntry) -> None:
+        entry.feed = PieceFeed()
+        if entry.error is not None:
+            entry.feed.fail(entry.error)
+        entry.pending = PendingStream(self, entry.number)
+
+
+def _answer_form(answer: Any, recording: Recording) -> Form:
+    try:
+        return form_of(answer, recording, [])
+    except AtollError:  # an answer may hold what no component takes
+        return ("object", repr(answer))
