@@ -61,6 +61,7 @@ class Passer(BatchComponent):
 
     @classmethod
     def load(cls, setup: Setup) -> Self:
+        del setup
         return cls()
 
     def example(self) -> Inputs:
@@ -70,13 +71,14 @@ class Passer(BatchComponent):
         return [dict(inputs) for inputs in batch]
 
 
-class Stuck(BatchComponent):
+class Unable(BatchComponent):
     """Loads, and cannot run its example."""
 
     name: ClassVar[str] = "stuck"
 
     @classmethod
     def load(cls, setup: Setup) -> Self:
+        del setup
         return cls()
 
     def example(self) -> Inputs:
@@ -86,7 +88,7 @@ class Stuck(BatchComponent):
         raise RuntimeError("no weights")
 
 
-class Counter(StreamComponent):
+class NumberStream(StreamComponent):
     """Counts, with an array for each number where asked; `left` says how many streams were left early."""
 
     name: ClassVar[str] = "counter"
@@ -95,6 +97,7 @@ class Counter(StreamComponent):
 
     @classmethod
     def load(cls, setup: Setup) -> Self:
+        del setup
         return cls()
 
     def example(self) -> Inputs:

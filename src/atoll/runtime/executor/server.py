@@ -275,7 +275,7 @@ class ExecutorServer:
             connection.fail(message.id, lost)
         except BadInputError as error:
             connection.fail(message.id, InvocationError("bad_input", error.message, error.param))
-        except Exception:  # noqa: BLE001 - whatever happens here, the others go on
+        except Exception as error:  # noqa: BLE001 - whatever happens here, the others go on
             words = f"{worker.name} took longer than {message.deadline_s:g} s"
             late = InvocationError("deadline", words) if deadline.expired() else None
             connection.fail(message.id, late or note_failure(worker.name, error))

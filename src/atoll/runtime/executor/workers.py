@@ -49,7 +49,7 @@ class Saver(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class InvocationEnd:
     """The end of an invocation, and where its time went, in seconds."""
 
     value: Value
@@ -93,7 +93,7 @@ class ComponentWorker(ABC):
         """Begin to work."""
 
     @abstractmethod
-    async def run(self, inputs: Inputs, saver: Saver, emit: Emit) -> Answer:
+    async def run(self, inputs: Inputs, saver: Saver, emit: Emit) -> InvocationEnd:
         """Run one invocation; `InvocationError` if it cannot be done."""
 
     async def prove(self) -> None:
@@ -119,7 +119,7 @@ class _BatchedInvocation:
     inputs: Inputs
     saver: Saver
     since_s: float
-    answer: asyncio.Future[Answer] = field(repr=False)
+    answer: asyncio.Future[InvocationEnd] = field(repr=False)
 
 
 class BatchWorker(ComponentWorker):
@@ -152,7 +152,7 @@ class BatchWorker(ComponentWorker):
                 await self._working
         await super().close()
 
-    async def run(self, inputs: Inputs, saver: Saver, emit: Emit) -> Answer:
+    async def run(self, inputs: Inputs, saver: Saver, emit: Emit) -> InvocationEnd:
         """Wait for a batch, and for what it gives."""
         del emit
         if self._queue.is_full:
@@ -161,7 +161,7 @@ class BatchWorker(ComponentWorker):
             key = self._batched.batch_key(inputs)
         except Exception as error:
             raise self._note(error) from error
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[InvocationEnd] = asyncio.get_running_loop().create_future()
         invocation = _BatchedInvocation(inputs, saver, time.monotonic(), answer)
         self._queue.add(invocation, key)
         self._wake.set()
@@ -209,7 +209,7 @@ class BatchWorker(ComponentWorker):
                 self.figures.count("ok", waited_s)
                 proven = True
                 if not answer.done():
-                    answer.set_result(Answer(value, waited_s, ran_s, len(batch)))
+                    answer.set_result(InvocationEnd(value, waited_s, ran_s, len(batch)))
             if proven:
                 self.answered_s = ended_s
 
@@ -264,7 +264,7 @@ class StreamWorker(ComponentWorker):
         """Begin to work."""
         await self._streamed.start()
 
-    async def run(self, inputs: Inputs, saver: Saver, emit: Emit) -> Answer:
+    async def run(self, inputs: Inputs, saver: Saver, emit: Emit) -> InvocationEnd:
         """Emit the pieces of a stream, and return its end."""
         if self.running >= self._most_waiting:
             raise self._refuse()
@@ -289,7 +289,7 @@ class StreamWorker(ComponentWorker):
             self.figures.count_batch(1, ran_s)
             if outcome == "bad_input":
                 self._progress()
-        return Answer(value, 0.0, ran_s, 1)
+        return InvocationEnd(value, 0.0, ran_s, 1)
 
     async def _follow(self, inputs: Inputs, saver: Saver, emit: Emit) -> Value:
         stream = self._streamed.stream(inputs)

@@ -1,0 +1,177 @@
+"""What a hop between executors costs: time a call, and bytes a second through shared memory.
+
+A hop is a call whose input and whose output is a 1 MB handle, of a component that does nothing: the
+message there and back, the input mapped, the output copied into the store and summed up, the batch and its
+thread. The executor is a process of its own, on loopback. Bytes are counted from an array in one process to
+the same array in another: copied into a store by the one, mapped and copied out by the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import msgspec
+import numpy as np
+
+from atoll.components.base import BatchComponent, Inputs, Output, Setup
+from atoll.runtime.executor.arrays import Array, open_handle
+from atoll.runtime.executor.client import ExecutorClient
+from atoll.runtime.executor.config import ExecutorConfig
+from atoll.runtime.executor.store import ArrayStore, default_store_root
+from atoll.tasks.values import Handle
+
+HANDLE_BYTES = 2**20
+HOPS = 1000
+WARM_UP = 50
+BULK_BYTES = 64 * 2**20
+BULK_ROUNDS = 12
+STORE_BYTES = 512 * 2**20
+_READY_S = 60.0
+
+
+class DoNothing(BatchComponent):
+    """Gives back the array it got."""
+
+    name: ClassVar[str] = "do-nothing"
+
+    @classmethod
+    def load(cls, setup: Setup) -> Self:
+        """Load nothing."""
+        del setup
+        return cls()
+
+    def example(self) -> Inputs:
+        """Return nothing."""
+        return {}
+
+    def run(self, batch: Sequence[Inputs]) -> Sequence[Output]:
+        """Return the inputs."""
+        return [dict(inputs) for inputs in batch]
+
+
+@contextmanager
+def run_executor(folder: Path, component: str) -> Iterator[tuple[str, str]]:
+    """Run an executor of one component in a process; yields its address and its token."""
+    token = secrets.token_hex(16)
+    (folder / "token").write_text(token, encoding="ascii")
+    store = default_store_root(folder, STORE_BYTES) / f"atoll-hops-{secrets.token_hex(8)}"
+    config = ExecutorConfig(
+        name="hops",
+        components={component: {}},
+        address="127.0.0.1:0",
+        health_port=0,
+        store=str(store),
+        store_bytes=STORE_BYTES,
+        token_file=str(folder / "token"),
+        ready_file=str(folder / "ready"),
+        log_level="WARNING",
+    )
+    path = folder / "executor.json"
+    path.write_text(config.to_json(), encoding="utf-8")
+    command = [sys.executable, "-m", "atoll.runtime.executor.process", "--config", str(path)]
+    process = subprocess.Popen(command)
+    try:
+        until_s = time.monotonic() + _READY_S
+        while not (folder / "ready").exists():
+            if process.poll() is not None or time.monotonic() > until_s:
+                raise RuntimeError("the executor did not start")
+            time.sleep(0.02)
+        report = json.loads((folder / "ready").read_text(encoding="utf-8"))
+        yield report["address"], token
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30.0)
+
+
+async def _hop(address: str, token: str, store: ArrayStore, hops: int) -> list[float]:
+    """Return how long each of some calls took, in seconds."""
+    client = ExecutorClient(address, token, "benchmark")
+    await client.connect()
+    (component,) = client.components
+    seconds = []
+    numbers = np.arange(HANDLE_BYTES // 4, dtype=np.float32)
+    try:
+        for _ in range(hops + WARM_UP):
+            given = store.put(numbers, "benchmark", 60.0)
+            began_s = time.perf_counter()
+            finished = await client.call(component, {"array": given})
+            seconds.append(time.perf_counter() - began_s)
+            await client.release([finished.value["array"]])
+            store.release([given.id], "benchmark")
+    finally:
+        await client.close()
+    return seconds[WARM_UP:]
+
+
+def _consume(pipe: Connection) -> None:
+    """Copy every array that is named, and answer with what its ends are."""
+    room: Array = np.zeros(BULK_BYTES // 8, np.int64)
+    while data := pipe.recv_bytes():
+        handle = msgspec.msgpack.decode(data, type=Handle)
+        array = open_handle(handle)
+        np.copyto(room, array)
+        pipe.send_bytes(msgspec.msgpack.encode((int(room[0]), int(room[-1]))))
+
+
+def _move(store: ArrayStore) -> float:
+    """Return bytes a second from an array here to the same array in another process, the median round."""
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    consumer = context.Process(target=_consume, args=(theirs,))
+    consumer.start()
+    rates = []
+    try:
+        for number in range(BULK_ROUNDS):
+            numbers = np.arange(BULK_BYTES // 8, dtype=np.int64) + np.int64(number)
+            began_s = time.perf_counter()
+            handle = store.put(numbers, "consumer", 60.0)
+            ours.send_bytes(msgspec.msgpack.encode(handle))
+            ends = msgspec.msgpack.decode(ours.recv_bytes())
+            rates.append(BULK_BYTES / (time.perf_counter() - began_s))
+            assert ends == [number, BULK_BYTES // 8 - 1 + number]
+            store.release([handle.id], "consumer")
+    finally:
+        ours.send_bytes(b"")
+        consumer.join(30.0)
+    return statistics.median(rates[1:])
+
+
+def measure_hops(hops: int = HOPS) -> dict[str, Any]:
+    """Return `overhead_ms_per_hop` (median), its 99th percentile, and `bytes_per_s_shm`."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        root = default_store_root(folder, STORE_BYTES)
+        place = root / f"atoll-hops-{secrets.token_hex(8)}"
+        store = ArrayStore(place, STORE_BYTES, owner="benchmark")
+        try:
+            with run_executor(folder, "benchmarks.task_hops:DoNothing") as (address, token):
+                seconds = sorted(asyncio.run(_hop(address, token, store, hops)))
+            rate = _move(store)
+        finally:
+            store.close()
+    return {
+        "overhead_ms_per_hop": round(1e3 * statistics.median(seconds), 3),
+        "overhead_ms_per_hop_p99": round(1e3 * seconds[int(0.99 * len(seconds))], 3),
+        "hops": len(seconds),
+        "handle_bytes": HANDLE_BYTES,
+        "bytes_per_s_shm": round(rate),
+        "in_memory": root != folder,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure_hops(), indent=2))
