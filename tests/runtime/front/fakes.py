@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.runtime.executor.arrays import inline
+from atoll.runtime.executor.arrays import inline, open_handle
 from atoll.runtime.front.fleet import ExecutorOrder, ExecutorOutcome
 from atoll.runtime.front.leases import handles_in
 from atoll.runtime.front.recovery import TroubleError
@@ -39,6 +39,9 @@ class FakeFleet:
     def dead(self) -> frozenset[str]:
         return frozenset(self.down)
 
+    def silent_s(self, executor: str) -> float:
+        return float("inf") if executor in self.down else 0.0
+
     async def change(self, timeout_s: float) -> None:
         self.waits.append(timeout_s)
         self.on_wait()
@@ -54,7 +57,7 @@ class FakeFleet:
     async def call(self, executor: str, order: ExecutorOrder) -> ExecutorOutcome:
         output = self._run(executor, order)
         if isinstance(output, Iterator):
-            output = [piece for piece in output][-1][1]
+            output = list(output)[-1][1]
         return ExecutorOutcome(self._put(executor, output), 0.25, 0.5, 1)
 
     async def stream(
@@ -97,14 +100,14 @@ class FakeFleet:
         if script and isinstance(script[0], TroubleError):
             raise script.pop(0)  # type: ignore[misc]
         for handle in handles_in(order.inputs):
-            if not handle.is_inline and handle.id not in self.arrays:
+            if not handle.is_inline and not handle.path and handle.id not in self.arrays:
                 raise TroubleError("lost_handle", "gone", handle=handle.id)
         return self.executors[executor][order.component](self._open(order.inputs))
 
     def _open(self, value: Any) -> Any:
         if isinstance(value, Handle):
-            if value.is_inline:
-                return np.frombuffer(value.data, value.dtype).reshape(value.shape)
+            if value.is_inline or value.path:
+                return open_handle(value)
             return self.arrays[value.id][1]
         if isinstance(value, dict):
             return {key: self._open(part) for key, part in value.items()}

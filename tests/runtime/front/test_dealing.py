@@ -14,9 +14,7 @@ from atoll.runtime.front.dealing import Brought, PathRouter, WeightedDealer
 TEXT: Brought = (("text",), ("text",))
 SPOKEN: Brought = (("text", "audio"), ("text", "audio"))
 quick = settings(max_examples=50, deadline=None, derandomize=True)
-weights = st.dictionaries(
-    st.sampled_from("abcdef"), st.floats(0.01, 10.0), min_size=1, max_size=6
-)
+weights = st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 10.0), min_size=1, max_size=6)
 
 
 def executor(name: str, *components: str) -> ExecutorAddress:

@@ -18,7 +18,7 @@ from atoll.runtime.front.recovery import TroubleError
 from atoll.runtime.front.traces import RequestTrace
 from atoll.runtime.openai import ApiError
 from atoll.tasks.invocation import Final, Invocation
-from atoll.tasks.values import Handle, Value
+from atoll.tasks.values import Handle
 from tests.runtime.front.fakes import FakeFleet
 
 WORDS = ["one ", "two ", "three ", "four ", "five "]
@@ -66,14 +66,16 @@ def bench(
     )
 
 
-def invocation(number: int, component: str, *, piece: int | None = None, **inputs: Any) -> Invocation:
+def invocation(
+    number: int, component: str, *, piece: int | None = None, **inputs: Any
+) -> Invocation:
     return Invocation(number, piece, component, inputs, component in ("chat", "frames"))
 
 
-async def gather(dispatcher: RequestDispatcher, what: Invocation) -> tuple[list[Value], Value]:
+async def gather(dispatcher: RequestDispatcher, what: Invocation) -> tuple[list[Any], Any]:
     items = [item async for item in dispatcher.stream(what)]
     assert isinstance(items[-1], Final)
-    return items[:-1], items[-1].value  # type: ignore[return-value]
+    return items[:-1], items[-1].value
 
 
 @pytest.mark.parametrize("code", ["lost", "overloaded", "draining", "failed", "strange"])
@@ -81,9 +83,9 @@ def test_an_invocation_that_fails_is_tried_elsewhere_and_the_rest_follows(code: 
     async def go() -> None:
         fleet, dispatcher = bench()
         fleet.script["a"].append(TroubleError(code, "no"))
-        found = await dispatcher.call(invocation(0, "encode", seed=2))
+        found: Any = await dispatcher.call(invocation(0, "encode", seed=2))
         assert [executor for executor, _ in fleet.calls] == ["a", "b"]
-        await dispatcher.call(invocation(1, "decode", **found))  # type: ignore[arg-type]
+        await dispatcher.call(invocation(1, "decode", **found))
         entry = dispatcher.trace.invocations[0].shown()
         assert (entry["executor"], entry["attempts"], entry["troubles"]) == ("b", 2, [f"a: {code}"])
         assert (entry["waited_s"], entry["ran_s"], entry["output_bytes"]) == (0.25, 0.5, 32)
@@ -132,22 +134,17 @@ def test_patience_ends() -> None:
 def test_a_lost_input_is_made_again_once_and_nothing_else() -> None:
     async def go() -> None:
         fleet, dispatcher = bench()
-        first = await dispatcher.call(invocation(0, "encode", seed=2))
+        first: Any = await dispatcher.call(invocation(0, "encode", seed=2))
         await dispatcher.call(invocation(1, "encode", seed=3))
-        assert isinstance(first, dict)
         lost = next(iter(fleet.arrays))
         del fleet.arrays[lost]
         fleet.calls.clear()
-        consumers = [
-            dispatcher.call(invocation(number, "decode", **first)) for number in (2, 3, 4)
-        ]
+        consumers = [dispatcher.call(invocation(number, "decode", **first)) for number in (2, 3, 4)]
         assert await asyncio.gather(*consumers) == [{"text": "16.0"}] * 3
         assert [name for _, name in fleet.calls].count("encode") == 1
         # The old handle is still what the task knows.
         assert await dispatcher.call(invocation(5, "decode", **first)) == {"text": "16.0"}
-        states = first["states"]
-        assert isinstance(states, Handle)
-        assert (await dispatcher.array(states)).sum() == 16.0
+        assert (await dispatcher.array(first["states"])).sum() == 16.0
 
     asyncio.run(go())
 
@@ -158,7 +155,7 @@ def test_an_array_that_the_front_itself_misses_is_made_again() -> None:
         pieces, final = await gather(dispatcher, invocation(0, "frames", seed=5))
         assert final == {"frames": 3}
         fleet.arrays.clear()
-        handles = [piece["frame"] for piece in pieces]  # type: ignore[index, call-overload]
+        handles = [piece["frame"] for piece in pieces]
         assert [float((await dispatcher.array(h))[0]) for h in handles] == [5.0, 6.0, 7.0]
         assert [name for _, name in fleet.calls] == ["frames", "frames"]
 
@@ -190,10 +187,10 @@ def test_a_stream_over_dying_executors_is_one_stream(
             fleet.script[executor].append(after)
         pieces, final = await gather(dispatcher, invocation(0, component, seed=1))
         if component == "chat":
-            assert [piece["text"] for piece in pieces] == WORDS  # type: ignore[index, call-overload]
+            assert [piece["text"] for piece in pieces] == WORDS
             assert final == {"text": "".join(WORDS), "completion_tokens": 5}
         else:
-            handles = [piece["frame"] for piece in pieces]  # type: ignore[index, call-overload]
+            handles = [piece["frame"] for piece in pieces]
             assert [float((await dispatcher.array(h))[0]) for h in handles] == [1.0, 2.0, 3.0]
         await dispatcher.close()
         assert fleet.held() == set()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.runtime.front.leases import HandleLedger, array_bytes, handles_in
-from atoll.tasks.values import Handle
+from atoll.tasks.values import Handle, Value
 
 
 def handle(number: int, *, inline: bool = False) -> Handle:
@@ -55,7 +55,7 @@ def test_successors_replace_handles_however_deep_and_often() -> None:
     first, second, third = handle(1), handle(2), handle(3)
     ledger.made_again({"states": first}, {"states": second})
     ledger.made_again([second], [third])
-    value = {"messages": [{"embeds": first}, "text", handle(9)]}
+    value: Value = {"messages": [{"embeds": first}, "text", handle(9)]}
     assert ledger.current(value) == {"messages": [{"embeds": third}, "text", handle(9)]}
     assert ledger.successor(first.id) == third
     assert ledger.successor(third.id) is None
@@ -70,6 +70,6 @@ def test_what_made_a_handle_is_known_after_its_release() -> None:
 
 
 def test_arrays_are_found_and_counted() -> None:
-    value = {"a": handle(1), "b": [handle(2), {"c": handle(3)}], "d": 4}
+    value: Value = {"a": handle(1), "b": [handle(2), {"c": handle(3)}], "d": 4}
     assert [each.id for each in handles_in(value)] == [handle(n).id for n in (1, 2, 3)]
     assert array_bytes(value) == 24

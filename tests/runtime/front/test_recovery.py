@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.runtime.front.recovery import GiveUp, Pause, Recovery, Remake, Try, TroubleError
+from atoll.runtime.front.recovery import GiveUp, Pause, Recovery, Remake, TroubleError, Try
 
 NAMES = ("a", "b", "c")
 CODES = ("lost", "overloaded", "draining", "failed", "lost_handle", "bad_input", "strange")

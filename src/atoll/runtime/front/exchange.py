@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from atoll.core.errors import AtollError, InputError
 from atoll.runtime.front.config import Endpoint, FrontConfig
 from atoll.runtime.front.dispatch import Observer, RequestDispatcher
 from atoll.runtime.front.fleet import ExecutorFleet
@@ -19,12 +21,14 @@ from atoll.runtime.front.usage import USAGE_HEADER, UsageCount
 from atoll.runtime.http.handlers import Headers
 from atoll.runtime.media.limits import MediaLimits
 from atoll.runtime.openai import ApiError
-from atoll.tasks.run import AnswerEvent, Run
+from atoll.tasks.answer import AnswerEvent
+from atoll.tasks.run import Run
 from atoll.workload.classes import INPUTS, OUTPUTS, Modality
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_LOG = logging.getLogger(__name__)
 PATH_HEADER = "x-atoll-path"
 _Made = TypeVar("_Made")
 _Item = TypeVar("_Item")
@@ -97,7 +101,7 @@ class FrontRequest:
     async def result(self) -> Any:
         """Return the whole answer of the task."""
         assert self._run is not None
-        with _one_error():
+        with _as_api_errors():
             answer = await self._run.result()
         self.trace.first()
         self._count()
@@ -107,7 +111,7 @@ class FrontRequest:
         """Yield parts of the answer of the task as they come."""
         assert self._run is not None
         timely = timed(self._run.events(), self._left_s)
-        with _one_error():
+        with _as_api_errors():
             async with contextlib.aclosing(timely) as events:
                 async for event in events:
                     self.trace.first()
@@ -198,14 +202,15 @@ async def _chain(first: bytes, pieces: AsyncGenerator[bytes, None]) -> AsyncGene
 
 
 @contextlib.contextmanager
-def _one_error() -> Any:
-    """Raise the first ApiError in a group of errors instead of the group."""
+def _as_api_errors() -> Generator[None, None, None]:
+    """Say as an error of the API what the code of a task raised: its inputs are the client's, the rest ours."""
     try:
         yield
-    except BaseExceptionGroup as group:
-        found = group.subgroup(ApiError)
-        while isinstance(found, BaseExceptionGroup):
-            found = found.exceptions[0]  # type: ignore[assignment]
-        if found is None:
-            raise
-        raise found from group
+    except ApiError:
+        raise
+    except InputError as error:
+        raise ApiError(400, error.message, param=error.field) from error
+    except Exception as error:
+        _LOG.exception("a task failed")
+        message = error.message if isinstance(error, AtollError) else "the task failed"
+        raise ApiError(500, message, kind="server_error") from error

@@ -40,6 +40,10 @@ class ExecutorFleet(Protocol):
         """Return the executors that cannot be reached now."""
         ...
 
+    def silent_s(self, executor: str) -> float:
+        """Return for how many seconds an executor cannot be reached; inf if it never could."""
+        ...
+
     async def change(self, timeout_s: float) -> None:
         """Return when an executor came back or went, or after `timeout_s`."""
         ...

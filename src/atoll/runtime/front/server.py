@@ -23,6 +23,7 @@ from atoll.runtime.front.config import ENDPOINT_PATHS, Endpoint, FrontConfig
 from atoll.runtime.front.dispatch import LEASE_S
 from atoll.runtime.front.embeddings import answer_embedding, read_embedding
 from atoll.runtime.front.exchange import PATH_HEADER, FrontRequest
+from atoll.runtime.front.fleet import ExecutorFleet
 from atoll.runtime.front.images import answer_image, read_image
 from atoll.runtime.front.intake import MediaIntake
 from atoll.runtime.front.links import ExecutorLinks
@@ -67,14 +68,15 @@ class EndpointHandler:
 class FrontServer:
     """Answers requests with the tasks of its services."""
 
-    def __init__(self, config: FrontConfig, token: str) -> None:
+    def __init__(self, config: FrontConfig, token: str, fleet: ExecutorFleet | None = None) -> None:
         self.config = config
         self.services = {
             service.name: LoadedService(service, config.executors) for service in config.services
         }
         self.metrics = FrontMetrics()
         self.traces = TraceKeeper()
-        self.links = ExecutorLinks(config.executors, token, config.name)
+        self._links = ExecutorLinks(config.executors, token, config.name)
+        self._fleet: ExecutorFleet = fleet or self._links
         self.store = ArrayStore(Path(config.store), config.store_bytes, owner=config.name)
         # Executors on other hosts fetch what clients sent through a door of its own.
         self._door = ExecutorServer(config.name, token, self.store)
@@ -101,7 +103,7 @@ class FrontServer:
     async def start(self) -> tuple[str, int]:
         """Listen; the executors need not be there yet."""
         await self._door.start(*split_address(self.config.address))
-        self.links.start()
+        self._links.start()
         self._keeper = asyncio.create_task(self._keep_leases())
         return await self._http.start(self.config.host, self.config.port)
 
@@ -115,7 +117,7 @@ class FrontServer:
         while self._active and drain_s > 0:
             await asyncio.sleep(0)
             drain_s -= 0.001
-        await self.links.close()
+        await self._links.close()
         await self._door.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
         self.intake.close()
@@ -184,7 +186,7 @@ class FrontServer:
             service,
             endpoint,
             trace,
-            self.links,
+            self._fleet,
             self.intake,
             self.metrics.observe,
             traced=traced,
@@ -265,7 +267,7 @@ class FrontServer:
         for service in self.services.values():
             for component in service.components:
                 names = service.router.candidates(component)
-                if not any(self.links.silent_s(name) < _FRESH_S for name in names):
+                if not any(self._fleet.silent_s(name) < _FRESH_S for name in names):
                     missing.setdefault(service.name, []).append(component)
         return missing
 
@@ -282,7 +284,7 @@ class FrontServer:
 
     def status(self) -> dict[str, object]:
         """Return how the front and its executors are, for people and supervisors."""
-        dead = self.links.dead()
+        dead = self._fleet.dead()
         return {
             "name": self.config.name,
             "models": list(self.services),
@@ -304,7 +306,7 @@ class FrontServer:
         }
 
     def _figures(self) -> bytes:
-        dead = self.links.dead()
+        dead = self._fleet.dead()
         gauges = (
             ("atoll_front_running", "Requests being answered.", float(len(self._active))),
             (

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 from atoll.core.errors import InputError
 from atoll.runtime.front.config import ENDPOINT_PATHS, Endpoint, ExecutorAddress, FrontService
 from atoll.runtime.front.dealing import PathRouter
-from atoll.tasks.task import Task, UnitTask
+from atoll.tasks.task import Task, unit_tasks
 from atoll.workload.classes import INPUTS, OUTPUTS
 
 _BRINGS = {"chat": INPUTS, "transcriptions": ("audio",)}
@@ -63,23 +63,6 @@ def load_task(where: str, options: dict[str, Any]) -> Task[Any, Any]:
     return found(options)
 
 
-def components_of(task: object) -> set[str]:
-    """Return the components that a task may ask for: those of every unit that it keeps."""
-    return {unit.component for unit in _units(task, set())}
-
-
-def _units(value: object, seen: set[int]) -> Iterator[UnitTask]:
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    if isinstance(value, UnitTask):
-        yield value
-    inside: list[object] = []
-    if isinstance(value, Task | UnitTask):
-        inside = list(vars(value).values())
-    elif isinstance(value, list | tuple):
-        inside = list(value)
-    elif isinstance(value, dict):
-        inside = list(value.values())
-    for part in inside:
-        yield from _units(part, seen)
+def components_of(task: Task[Any, Any]) -> set[str]:
+    """Return the components that a task may ask for."""
+    return {unit.component for unit in unit_tasks(task).values()}
