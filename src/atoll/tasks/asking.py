@@ -44,6 +44,10 @@ class TaskCalls(Protocol):
         """Draw one of n."""
         ...
 
+    def look_all(self, values: list[Any]) -> list[Any]:
+        """Return what is behind several values at once."""
+        ...
+
 
 CURRENT: ContextVar[TaskCalls] = ContextVar("atoll_task")
 """Whom the code that runs now asks."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from atoll.core.errors import InputError
+from atoll.core.errors import UsageError
 from atoll.tasks.asking import CURRENT, UnitLike
 from atoll.tasks.chance import draw, shares_of
-from atoll.tasks.forms import snapshot
+from atoll.tasks.forms import snapshot as snapshot_of
 from atoll.tasks.gathering import join_pieces
 from atoll.tasks.invocation import Invocation
 from atoll.tasks.task import Task
@@ -36,6 +36,8 @@ class WholeList(list[Value]):
 class DirectCalls:
     """Does what the code of a task asks when it asks."""
 
+    running = False
+
     def __init__(self, call: Callable[[Invocation], Value], seed: int) -> None:
         self._call = call
         self._seed = seed
@@ -47,14 +49,14 @@ class DirectCalls:
         number = self._position
         self._position += 1
         streams = [name for name, value in inputs.items() if type(value) in (WholeText, WholeList)]
-        plain = {name: snapshot(value) for name, value in inputs.items()}
+        plain = {name: self._plain(value) for name, value in inputs.items()}
         if not (cuts and streams):
             given = self._call(Invocation(number, None, unit.component, plain, unit.streams))
             if not unit.streams:
                 return given
             return _whole([unit.take(piece) for piece in cast("list[Value]", given)], unit.gather)
         if len(streams) > 1:
-            raise InputError(f"{unit.component}: {' and '.join(streams)} are both streams")
+            raise UsageError(f"{unit.component}: {' and '.join(streams)} are both streams")
         (name,) = streams
         cutter = unit.make_cutter()
         assert cutter is not None
@@ -66,10 +68,21 @@ class DirectCalls:
         ]
         return _whole([unit.take(answer) for answer in answers], unit.gather)
 
+    def _plain(self, value: Any) -> Any:
+        return snapshot_of(value, self, [])
+
+    def look(self, number: int) -> Any:
+        """There is nothing to look at: no value is pending."""
+        raise UsageError(f"#{number} is a placeholder of another request")
+
+    def look_all(self, values: list[Any]) -> list[Any]:
+        """Return the values: they are all there."""
+        return values
+
     def give(self, pieces: tuple[Any, ...]) -> Any:
         """Make a stream of values."""
         self._position += 1
-        return _whole([snapshot(piece) for piece in pieces], join_pieces)
+        return _whole([self._plain(piece) for piece in pieces], join_pieces)
 
     def choose(self, n: int, weights: tuple[float, ...] | None) -> int:
         """Draw one of n."""

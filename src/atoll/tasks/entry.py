@@ -7,21 +7,18 @@ from typing import Any, Final
 from atoll.core.errors import AtollError
 from atoll.tasks.asking import UnitLike
 from atoll.tasks.feed import PieceFeed
-from atoll.tasks.forms import Form, show_form
+from atoll.tasks.forms import Form, form_of, show_form
 
 UNKNOWN: Final[Any] = object()
 """In place of a value that is not there."""
-CHOICE: Final = "choose()"
-GIVEN: Final = "as_stream()"
-"""How the forms of entries begin that are no invocations."""
 
 
 class TaskEntry:
     """Something a task asked for.
 
     unit: None for values given as a stream, and for choices. needs: numbers of the entries that must be known
-    before it can start. source: the number of the stream it cuts, in its input `cut_input`; -1 if none. feed:
-    its pieces, if it is a stream. value: what it gave, once `is_known`. error: why it never will.
+    before it can start. cut_input: the name of the input that is a stream to be cut; "" if none is. feed: its
+    pieces, if it is a stream. value: what it gave, once `is_known`. error: why it never will.
     """
 
     __slots__ = (
@@ -29,26 +26,22 @@ class TaskEntry:
         "dependents",
         "error",
         "feed",
-        "form",
         "inputs",
         "missing",
         "needs",
         "number",
         "pending",
-        "source",
         "unit",
         "value",
     )
 
-    def __init__(self, number: int, unit: UnitLike | None, form: Form) -> None:
+    def __init__(self, number: int, unit: UnitLike | None, inputs: dict[str, Any]) -> None:
         self.number = number
         self.unit = unit
-        self.form = form
-        self.inputs: dict[str, Any] = {}
+        self.inputs = inputs
         self.needs: tuple[int, ...] = ()
         self.missing = 0
         self.dependents: list[TaskEntry] | None = None
-        self.source = -1
         self.cut_input = ""
         self.feed: PieceFeed | None = None
         self.pending: Any = None
@@ -74,25 +67,34 @@ class DivergenceError(AtollError):
         self.came = came
 
 
-def show_entry(form: Form) -> str:
-    """Return in words what was asked for."""
-    assert isinstance(form, tuple)
-    head = form[0]
-    if head in (CHOICE, GIVEN):
-        return f"{head} {', '.join(show_form(part) for part in form[1:])}"
-    inputs = zip(form[2::2], form[3::2], strict=True)
-    return f"{head}({', '.join(f'{name}={show_form(value)}' for name, value in inputs)})"
+def entry_form(unit: UnitLike | None, inputs: dict[str, Any], cut_input: str) -> Form:
+    """Return what is compared between rounds: the component, and the inputs in their order of names."""
+    head = ("", False) if unit is None else (unit.component, unit.streams)
+    return (*head, cut_input, *[(name, form_of(inputs[name])) for name in sorted(inputs)])
 
 
-def difference(before: Form, now: Form) -> tuple[str, str]:
-    """Return both entries in words, only what differs where only inputs do."""
-    assert isinstance(before, tuple)
-    assert isinstance(now, tuple)
-    if before[:2] == now[:2] and before[2::2] == now[2::2] and before[0] != CHOICE:
-        names = [i for i in range(3, len(before), 2) if before[i] != now[i]]
-        if names:
-            at = names[0]
-            return tuple(  # type: ignore[return-value]
-                f"{form[0]}({form[at - 1]}={show_form(form[at], 200)})" for form in (before, now)
-            )
-    return show_entry(before), show_entry(now)
+def show_entry(unit: UnitLike | None, inputs: dict[str, Any], only: str | None = None) -> str:
+    """Return in words what was asked for; `only` is the one input to show."""
+    if unit is None:
+        if "n" in inputs:
+            return f"choose({inputs['n']}, {inputs['weights']})"
+        return f"as_stream{show_form(form_of(inputs['pieces']), 200)}"
+    names = sorted(inputs) if only is None else [only]
+    most = 60 if only is None else 200
+    shown = [f"{name}={show_form(form_of(inputs[name]), most)}" for name in names]
+    return f"{unit.component}({', '.join(shown)})"
+
+
+def difference(entry: TaskEntry, unit: UnitLike | None, inputs: dict[str, Any]) -> tuple[str, str]:
+    """Return in words what was noted and what came, only what differs where only inputs do."""
+    before = entry.inputs
+    only = None
+    if (
+        entry.unit is not None
+        and unit is not None
+        and entry.unit.component == unit.component
+        and before.keys() == inputs.keys()
+    ):
+        other = [name for name in sorted(inputs) if form_of(before[name]) != form_of(inputs[name])]
+        only = other[0] if other else None
+    return show_entry(entry.unit, before, only), show_entry(unit, inputs, only)

@@ -18,61 +18,78 @@ from atoll.tasks.values import Handle
 Form: TypeAlias = object
 """Hashable plain data: texts, numbers and nested tuples."""
 _DEEPEST = 64
-_UNCHANGING = frozenset({str, int, bool, float, bytes, type(None), Handle, Pending, PendingStream})
+UNCHANGING = frozenset({str, int, bool, float, bytes, type(None), Handle})
+"""Types of values that nobody can change: the same object is the same value."""
 
 
-def form_of(value: Any, book: ValueBook, found: list[Pending], depth: int = 0) -> Form:
-    """Return the form of a value, and add the placeholders in it to `found`."""
+def form_of(value: Any) -> Form:
+    """Return the form of a snapshot."""
     kind = type(value)
-    if kind is str or kind is int or value is None or kind is bytes or kind is Handle:
-        return value
     if kind is Pending or kind is PendingStream:
-        if value._book is not book:
-            raise UsageError(
-                "a placeholder of another request was passed on",
-                hint="keep nothing on the task between requests",
-            )
-        found.append(value)
-        return value._form
+        return (Pending, value._number, *value._path)
     if kind is bool:
         return (bool, value)
     if kind is float:
         return (float, value.hex())
-    if depth >= _DEEPEST:
-        raise InputError("values nested deeper than 64 are not passed on")
-    depth += 1
-    if kind is list or kind is tuple:
-        return (list, *[form_of(item, book, found, depth) for item in value])
+    if kind is list:
+        return (list, *[form_of(item) for item in value])
     if kind is dict:
-        for key in value:
-            _check_key(key)
-        return (
-            dict,
-            *[(key, form_of(value[key], book, found, depth)) for key in sorted(value)],
-        )
-    return _rare_form(value, book, found, depth)
-
-
-def _check_key(key: object) -> None:
-    if type(key) is not str:
-        shown = "a placeholder" if isinstance(key, Pending) else repr(key)[:40]
-        raise InputError(f"keys must be texts, not {shown}")
-
-
-def _rare_form(value: Any, book: ValueBook, found: list[Pending], depth: int) -> Form:
-    if isinstance(value, str | int | float | bytes | list | tuple | dict):
-        return form_of(_plain(value), book, found, depth)
-    if is_dataclass(value) and not isinstance(value, type):
-        return form_of(_by_name(value), book, found, depth)
+        return (dict, *[(key, form_of(value[key])) for key in sorted(value)])
     if hasattr(value, "dtype") and hasattr(value, "tobytes"):  # an array, where all is one process
         digest = blake2b(value.tobytes(), digest_size=16).digest()
         return ("array", str(value.dtype), tuple(value.shape), digest)
-    raise InputError(f"a {kind_name(value)} cannot be handed to a component")
+    return value
 
 
-def kind_name(value: object) -> str:
-    """Return the name of a value's type."""
-    return type(value).__name__
+def snapshot(value: Any, book: ValueBook, found: list[Pending], depth: int = 0) -> Any:
+    """Return a copy as plain data, which no later change of lists and dictionaries reaches.
+
+    Placeholders stay, and are added to `found`. Raises InputError for what no component can be handed.
+    """
+    kind = type(value)
+    if kind in UNCHANGING:
+        return value
+    if kind is Pending or kind is PendingStream:
+        check_origin(value, book)
+        found.append(value)
+        return value
+    if depth >= _DEEPEST:
+        raise InputError(f"values nested deeper than {_DEEPEST} are not passed on")
+    depth += 1
+    if kind is list or kind is tuple:
+        return [snapshot(item, book, found, depth) for item in value]
+    if kind is dict:
+        for key in value:
+            if type(key) is not str:
+                raise InputError(f"keys must be texts, not {type(key).__name__}")
+        return {key: snapshot(item, book, found, depth) for key, item in value.items()}
+    if isinstance(value, str | int | float | bytes):
+        return _plain(value)
+    if isinstance(value, list | tuple | dict):
+        return snapshot(_plain(value), book, found, depth)
+    if is_dataclass(value) and not isinstance(value, type):
+        return snapshot(_by_name(value), book, found, depth)
+    if hasattr(value, "dtype") and hasattr(value, "tobytes"):
+        return value
+    raise InputError(f"a {kind.__name__} cannot be handed to a component")
+
+
+def check_origin(pending: Pending, book: ValueBook) -> None:
+    """Raise UsageError for a placeholder of another request."""
+    if pending._book is not book:
+        raise UsageError(
+            "a placeholder of another request was passed on",
+            hint="keep nothing on the task between requests",
+        )
+
+
+def copy_value(value: Any) -> Any:
+    """Return a copy of what a component gave: new lists and dictionaries, all else as it is."""
+    if type(value) is list:
+        return [copy_value(item) for item in value]
+    if type(value) is dict:
+        return {key: copy_value(item) for key, item in value.items()}
+    return value
 
 
 def _plain(value: Any) -> Any:
@@ -89,23 +106,6 @@ def _plain(value: Any) -> Any:
 
 def _by_name(value: Any) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in fields(value)}
-
-
-def snapshot(value: Any) -> Any:
-    """Return a copy that no later change of lists and dictionaries reaches, as plain data."""
-    kind = type(value)
-    if kind in _UNCHANGING:
-        return value
-    if kind is list or kind is tuple:
-        return [snapshot(item) for item in value]
-    if kind is dict:
-        return {key: snapshot(item) for key, item in value.items()}
-    if isinstance(value, str | int | float | bytes | list | tuple | dict):
-        plain = _plain(value)
-        return plain if type(plain) not in (list, tuple, dict) else snapshot(plain)
-    if is_dataclass(value) and not isinstance(value, type):
-        return snapshot(_by_name(value))
-    return value
 
 
 def fill(value: Any, known: Callable[[Pending], Any]) -> Any:

@@ -34,18 +34,25 @@ class Pending:
     else looks at it: truth, length, comparing, iterating, str(), arithmetic, isinstance(), attributes.
     """
 
-    __slots__ = ("_book", "_form", "_number", "_path")
+    __slots__ = ("_book", "_number", "_parts", "_path")
 
     def __init__(self, book: ValueBook, number: int, path: Path = ()) -> None:
         self._book = book
         self._number = number
         self._path = path
-        self._form: tuple[object, ...] = (Pending, number, *path)
+        self._parts: dict[str | int, Pending] | None = None
 
     def __getitem__(self, key: Any) -> Any:
-        if type(key) is str or type(key) is int:
-            return Pending(self._book, self._number, (*self._path, key))
-        return look_at(self)[key]
+        if type(key) is not str and type(key) is not int:
+            return look_at(self)[key]
+        # The same part is the same object, in later rounds too: replays compare by identity first.
+        parts = self._parts
+        if parts is None:
+            parts = self._parts = {}
+        part = parts.get(key)
+        if part is None:
+            part = parts[key] = Pending(self._book, self._number, (*self._path, key))
+        return part
 
     def __getattr__(self, name: str) -> Any:
         if not self._book.running:

@@ -8,23 +8,33 @@ look, before it may go on. Entries whose inputs are all known are collected in `
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from atoll.core.errors import AtollError, InputError, UsageError
 from atoll.tasks.asking import CURRENT, UnitLike
 from atoll.tasks.chance import draw, shares_of
 from atoll.tasks.entry import (
-    CHOICE,
-    GIVEN,
     UNKNOWN,
     DivergenceError,
     TaskEntry,
     difference,
+    entry_form,
     show_entry,
 )
 from atoll.tasks.feed import PieceFeed
-from atoll.tasks.forms import Form, fill, form_of, show_form, snapshot
-from atoll.tasks.pending import Pending, PendingStream, RoundOver, project
+from atoll.tasks.forms import (
+    UNCHANGING,
+    Form,
+    check_origin,
+    copy_value,
+    fill,
+    form_of,
+    show_form,
+    snapshot,
+)
+from atoll.tasks.pending import Pending, PendingStream, RoundOver, is_pending, open_up, project
+
+__all__ = ["MOST_ENTRIES", "DivergenceError", "Recording"]
 
 MOST_ENTRIES: Final = 10_000
 """A request that asks for more is stopped: its code does not end."""
@@ -44,6 +54,7 @@ class Recording:
         "_request",
         "_task",
         "answer",
+        "awaited",
         "entries",
         "ready",
         "rounds",
@@ -59,15 +70,17 @@ class Recording:
         self.entries: list[TaskEntry] = []
         self.ready: list[TaskEntry] = []
         """Entries that can start; whoever starts them empties it."""
-        self.wanted: int | None = None
+        self.wanted: tuple[int, ...] = ()
         """What the code looked at when the round ended."""
+        self.awaited: set[int] = set()
+        """What of that is not there yet."""
         self.answer: Any = UNKNOWN
         self.rounds = 0
         self.running = False
         self._position = 0
         self._choices = 0
         self._copies: dict[int, Any] = {}
-        self._expected: int | None = None
+        self._expected: tuple[int, ...] = ()
         self._over = False
         self._checking = False
         self._broken: BaseException | None = None
@@ -88,7 +101,7 @@ class Recording:
         if answer is UNKNOWN:
             return False
         self.answer = answer
-        self.wanted = None
+        self.wanted = ()
         return True
 
     def double_check(self) -> None:
@@ -113,6 +126,7 @@ class Recording:
         """Say what an entry gave."""
         entry = self.entries[number]
         entry.value = value
+        self.awaited.discard(number)
         if entry.dependents is not None:
             for other in entry.dependents:
                 other.missing -= 1
@@ -140,8 +154,9 @@ class Recording:
             return entry.inputs
         known: dict[str, Any] = {}
         for name, value in entry.inputs.items():
-            kind = type(value)
-            if kind is str or kind is int or name == entry.cut_input:
+            if type(value) is Pending:
+                known[name] = self.value_of(value)
+            elif type(value) in UNCHANGING or name == entry.cut_input:
                 known[name] = value
             else:
                 known[name] = fill(value, self.value_of)
@@ -153,52 +168,50 @@ class Recording:
         """Note an invocation, or check that it is the one noted before; return its placeholder."""
         if self._over:
             raise RoundOver
+        position = self._position
+        if position < len(self.entries):
+            entry = self.entries[position]
+            if entry.unit is unit and _is_same(entry.inputs, inputs):
+                self._position = position + 1
+                return entry.pending
         found: list[Pending] = []
         cut_input = ""
-        parts: list[object] = [unit.component, unit.streams]
-        for name in sorted(inputs) if len(inputs) > 1 else inputs:
-            value = inputs[name]
+        for name, value in inputs.items():
             kind = type(value)
-            parts.append(name)
-            if kind is str:
-                parts.append(value)
-            elif cuts and kind is PendingStream:
+            if kind in UNCHANGING:
+                continue
+            if kind is PendingStream and cuts:
                 if cut_input:
-                    raise self._break(
-                        UsageError(
-                            f"{unit.component}: {cut_input} and {name} are both streams",
-                            hint="a task that cuts takes one stream; look at the other, as str()",
-                        )
-                    )
+                    raise self._break(_two_streams(unit, cut_input, name))
+                check_origin(value, self)
                 cut_input = name
-                parts.append(("cut", form_of(value, self, [])))
-            else:
-                try:
-                    parts.append(form_of(value, self, found))
-                except InputError as error:
-                    raise self._break(error.locate(field=f"{unit.component}.{name}")) from error
-        form = tuple(parts)
-        entry = self._next(form)
-        if entry is None:
-            entry = self._add(unit, form, inputs, found)
-            if cut_input:
-                entry.cut_input = cut_input
-                entry.source = inputs[cut_input]._number
-            if unit.streams or cut_input:
-                self._make_stream(entry)
-            else:
-                entry.pending = Pending(self, entry.number)
-        return entry.pending
+                continue
+            try:
+                inputs[name] = snapshot(value, self, found)
+            except InputError as error:
+                raise self._break(error.locate(field=f"{unit.component}.{name}")) from error
+        known = self._next(unit, inputs, cut_input)
+        if known is not None:
+            return known.pending
+        entry = self._add(unit, inputs, found)
+        if unit.streams or cut_input:
+            entry.cut_input = cut_input
+            return self._make_stream(entry)
+        pending = entry.pending = Pending(self, position)
+        return pending
 
     def give(self, pieces: tuple[Any, ...]) -> Any:
         """Note a stream of values that the code itself gives; return its placeholder."""
         if self._over:
             raise RoundOver
         found: list[Pending] = []
-        form = (GIVEN, form_of(pieces, self, found))
-        entry = self._next(form)
+        try:
+            inputs = {"pieces": snapshot(pieces, self, found)}
+        except InputError as error:
+            raise self._break(error.locate(field="as_stream")) from error
+        entry = self._next(None, inputs, "")
         if entry is None:
-            entry = self._add(None, form, {"pieces": pieces}, found)
+            entry = self._add(None, inputs, found)
             self._make_stream(entry)
         return entry.pending
 
@@ -207,12 +220,12 @@ class Recording:
         if self._over:
             raise RoundOver
         shares = shares_of(n, weights)
-        form = (CHOICE, n, form_of(weights, self, []))
-        entry = self._next(form)
+        inputs = {"n": n, "weights": None if weights is None else list(weights)}
+        entry = self._next(None, inputs, "")
         number = self._choices
         self._choices += 1
         if entry is None:
-            entry = TaskEntry(len(self.entries), None, form)
+            entry = TaskEntry(len(self.entries), None, inputs)
             self.entries.append(entry)
             entry.value = draw(self.seed, number, shares)
         return int(entry.value)
@@ -226,19 +239,29 @@ class Recording:
             return entry.value
         if self._over:
             raise RoundOver
-        if number == self._expected:
-            self._expected = None
+        if self._expected == (number,):
+            self._expected = ()
         value = entry.value
         if value is UNKNOWN:
-            self._stop_at(number)
-            raise RoundOver
+            self._stop_at((number,))
         kind = type(value)
         if kind is dict or kind is list:
             copy = self._copies.get(number, UNKNOWN)
             if copy is UNKNOWN:
-                copy = self._copies[number] = snapshot(value)
+                copy = self._copies[number] = copy_value(value)
             return copy
         return value
+
+    def look_all(self, values: list[Any]) -> list[Any]:
+        """Return what is behind placeholders; if any is not there yet, end the round until all are."""
+        numbers = tuple(dict.fromkeys([value._number for value in values if is_pending(value)]))
+        if self._over:
+            raise RoundOver
+        if numbers and self._expected == numbers:
+            self._expected = ()
+        if any(self.entries[number].value is UNKNOWN for number in numbers):
+            self._stop_at(numbers)
+        return [open_up(value) for value in values]
 
     # How it checks.
 
@@ -271,42 +294,46 @@ class Recording:
             self._must_have_caught_up("returned")
         return answer
 
-    def _next(self, form: Form) -> TaskEntry | None:
-        """Return the entry noted at this position before, if any; it must have this form."""
+    def _next(
+        self, unit: UnitLike | None, inputs: dict[str, Any], cut_input: str
+    ) -> TaskEntry | None:
+        """Return the entry noted at this position before, if any; it must be the same."""
         position = self._position
-        self._position = position + 1
         if position < len(self.entries):
             entry = self.entries[position]
-            if entry.form != form:
-                raise self._break(DivergenceError(position, *difference(entry.form, form)))
+            before = entry_form(entry.unit, entry.inputs, entry.cut_input)
+            if before != entry_form(unit, inputs, cut_input):
+                raise self._break(DivergenceError(position, *difference(entry, unit, inputs)))
+            self._position = position + 1
             return entry
-        if self._expected is not None or self._checking:
-            self._position = position
-            self._must_have_caught_up(show_entry(form))
-            raise self._break(DivergenceError(position, "nothing more", show_entry(form)))
+        if self._expected or self._checking:
+            came = show_entry(unit, inputs)
+            self._must_have_caught_up(came)
+            raise self._break(DivergenceError(position, "nothing more", came))
         if position >= MOST_ENTRIES:
             raise self._break(
                 UsageError(f"a request may not ask for more than {MOST_ENTRIES} invocations")
             )
+        self._position = position + 1
         return None
 
     def _must_have_caught_up(self, came: str) -> None:
         position = self._position
         if position < len(self.entries):
-            raise self._break(
-                DivergenceError(position, show_entry(self.entries[position].form), came)
-            )
-        if self._expected is not None:
-            raise self._break(DivergenceError(position, f"look at #{self._expected}", came))
+            entry = self.entries[position]
+            raise self._break(DivergenceError(position, show_entry(entry.unit, entry.inputs), came))
+        if self._expected:
+            raise self._break(DivergenceError(position, f"look at {_list(self._expected)}", came))
 
-    def _stop_at(self, number: int) -> None:
-        self._must_have_caught_up(f"looked at #{number}")
+    def _stop_at(self, numbers: tuple[int, ...]) -> NoReturn:
+        came = f"looked at {_list(numbers)}"
+        self._must_have_caught_up(came)
         if self._checking:
-            raise self._break(
-                DivergenceError(self._position, "nothing more", f"looked at #{number}")
-            )
-        self.wanted = number
+            raise self._break(DivergenceError(self._position, "nothing more", came))
+        self.wanted = numbers
+        self.awaited = {number for number in numbers if self.entries[number].value is UNKNOWN}
         self._over = True
+        raise RoundOver
 
     def _break(self, error: Exception) -> Exception:
         # Kept, since the code of the task may catch it.
@@ -314,13 +341,15 @@ class Recording:
         return error
 
     def _add(
-        self, unit: UnitLike | None, form: Form, inputs: dict[str, Any], found: list[Pending]
+        self, unit: UnitLike | None, inputs: dict[str, Any], found: list[Pending]
     ) -> TaskEntry:
-        entry = TaskEntry(len(self.entries), unit, form)
+        entry = TaskEntry(len(self.entries), unit, inputs)
         self.entries.append(entry)
-        entry.inputs = {name: snapshot(value) for name, value in inputs.items()}
         if found:
-            entry.needs = tuple(dict.fromkeys([pending._number for pending in found]))
+            if len(found) == 1:
+                entry.needs = (found[0]._number,)
+            else:
+                entry.needs = tuple(dict.fromkeys([pending._number for pending in found]))
             for number in entry.needs:
                 needed = self.entries[number]
                 if needed.value is UNKNOWN:
@@ -333,15 +362,45 @@ class Recording:
             self.ready.append(entry)
         return entry
 
-    def _make_stream(self, entry: TaskEntry) -> None:
+    def _make_stream(self, entry: TaskEntry) -> PendingStream:
         entry.feed = PieceFeed()
         if entry.error is not None:
             entry.feed.fail(entry.error)
-        entry.pending = PendingStream(self, entry.number)
+        stream = entry.pending = PendingStream(self, entry.number)
+        return stream
+
+
+def _is_same(before: dict[str, Any], inputs: dict[str, Any]) -> bool:
+    """Return whether inputs are those noted before, if that is quickly seen; else False."""
+    if len(before) != len(inputs):
+        return False
+    for name, value in inputs.items():
+        old = before.get(name, UNKNOWN)
+        kind = type(value)
+        if old is value:
+            # What can change may have changed since.
+            if kind in UNCHANGING or kind is Pending or kind is PendingStream:
+                continue
+            return False
+        if (kind is not str and kind is not int) or type(old) is not kind or old != value:
+            return False
+    return True
+
+
+def _list(numbers: tuple[int, ...]) -> str:
+    shown = " ".join(f"#{number}" for number in numbers[:8])
+    return shown if len(numbers) <= 8 else f"{shown} and {len(numbers) - 8} more"
+
+
+def _two_streams(unit: UnitLike, one: str, other: str) -> UsageError:
+    return UsageError(
+        f"{unit.component}: {one} and {other} are both streams",
+        hint="a task that cuts takes one stream; look at the other, as str()",
+    )
 
 
 def _answer_form(answer: Any, recording: Recording) -> Form:
     try:
-        return form_of(answer, recording, [])
+        return form_of(snapshot(answer, recording, []))
     except AtollError:  # an answer may hold what no component takes
         return ("object", repr(answer))

@@ -24,6 +24,8 @@ from atoll.tasks.recording import Recording
 from atoll.tasks.task import Task
 from atoll.tasks.values import Value
 
+__all__ = ["AnswerEvent", "InvocationRecord", "Run"]
+
 Out = TypeVar("Out")
 
 
@@ -161,13 +163,12 @@ class Run(Generic[Out]):
         self._wake()
 
     def _may_go_on(self) -> bool:
-        wanted = self._recording.wanted
-        if wanted is None:
-            return False
-        entry = self._recording.entries[wanted]
-        if entry.error is not None:
-            self._fail(entry.error)
-        return entry.is_known
+        recording = self._recording
+        for number in recording.awaited:
+            error = recording.entries[number].error
+            if error is not None:
+                self._fail(error)
+        return not recording.is_answered and not recording.awaited
 
     def _note_needs(self) -> None:
         """Note which entries the answer needs."""
@@ -249,7 +250,7 @@ class Run(Generic[Out]):
     async def _map(self, entry: TaskEntry, inputs: dict[str, Any]) -> None:
         """Run a component on every piece of a cut stream."""
         unit, feed = entry.unit, entry.feed
-        source = self._recording.entries[entry.source].feed
+        source = self._recording.entries[entry.inputs[entry.cut_input]._number].feed
         assert unit is not None
         assert feed is not None
         assert source is not None
@@ -298,17 +299,16 @@ class Run(Generic[Out]):
         recording.settle(number, value)
         if recording.ready and self._failure is None:
             self._launch()
-        if recording.wanted == number:
+        if recording.wanted and not recording.awaited:
             self._advance_soon()
-        elif number in self._needed:
+        if number in self._needed:
             self._needed.discard(number)
             self._wake()
 
     def _failed(self, number: int, error: BaseException) -> None:
         recording = self._recording
         recording.fail(number, error)
-        watched = {*self._needed, *(() if recording.wanted is None else (recording.wanted,))}
-        for other in watched:
+        for other in (*self._needed, *recording.awaited):
             if recording.entries[other].error is not None:
                 self._fail(error)
                 return

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import index
 from typing import Any, Generic, TypeVar
 
 from atoll.core.errors import InputError
-from atoll.tasks.asking import current
+from atoll.tasks.asking import CURRENT, current
 from atoll.tasks.cutting import Cutter
 from atoll.tasks.gathering import join_pieces
 from atoll.tasks.values import Value
@@ -41,7 +41,8 @@ class UnitTask:
 
     def __call__(self, **inputs: Any) -> Any:
         """Record an invocation; inputs by name, placeholders anywhere in them."""
-        return current().call(self, inputs, self.cut is not None)
+        calls = CURRENT.get(None) or current()
+        return calls.call(self, inputs, self.cut is not None)
 
     def make_cutter(self) -> Cutter | None:
         """Return what cuts one stream for it, or None if it takes streams whole."""
@@ -88,6 +89,11 @@ def choose(n: int, weights: Sequence[float] | None = None) -> int:
 def as_stream(*pieces: Any) -> Any:
     """Return a stream of values, known or pending, as for a task that cuts its input."""
     return current().give(pieces)
+
+
+def settled(values: Iterable[Any]) -> list[Any]:
+    """Look at several values at once and return them; one after the other may take a round each."""
+    return current().look_all(list(values))
 
 
 def unit_tasks(task: Task[Any, Any]) -> dict[str, UnitTask]:

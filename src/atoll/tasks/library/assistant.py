@@ -1,0 +1,104 @@
+"""An assistant that hears, sees, thinks and speaks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.core.errors import InputError
+from atoll.tasks.library.shapes import Reply, Sound, Turn
+from atoll.tasks.library.units import SAMPLING, Chat, DetectVoice, See, Speak, Transcribe
+from atoll.tasks.task import Task, settled
+
+__all__ = ["Reply", "SpeakingAssistant", "Turn"]
+
+
+class SpeakingAssistant(Task[Turn, Reply]):
+    """Answers turns of a conversation with text, and with speech if that is wanted.
+
+    Every sound of the turn is heard and every picture seen, all at once. What was heard stands in the message
+    where the sound was; a message that is one sound alone is what was heard. Speech starts at the first
+    sentence of the answer.
+
+    Options: hear_encoder, hear_decoder, see, think, speak, detect: components. voice_activity: true leaves
+    out sounds in which nobody speaks (they are heard as ""). sampling: defaults of how text is drawn.
+    """
+
+    def setup(self) -> None:
+        """Name the components."""
+        options = self.options
+        self.hear = Transcribe(options)
+        self.see = See(options.get("see", "smollm2-vision"))
+        self.think = Chat(options.get("think", "smollm2"))
+        self.speak = Speak(options.get("speak", "hibari"))
+        self.detect = DetectVoice(options.get("detect", "silero-vad"))
+        self.sampling = {**SAMPLING, **options.get("sampling", {})}
+
+    def invoke(self, request: Turn) -> Reply:
+        """Answer a turn."""
+        texts = self._listen(_sounds(request.messages))
+        heard = iter(texts)
+        messages = [
+            {"role": message["role"], "content": self._content(message.get("content"), heard)}
+            for message in request.messages
+        ]
+        text = self.think(messages=messages, **self._sampling(request))
+        audio = (
+            self.speak(text=text, voice=request.voice, speed=1.0) if request.wants_audio else None
+        )
+        return Reply(text=text, audio=audio, heard=texts)
+
+    def _listen(self, sounds: list[Sound]) -> list[Any]:
+        """Return the text of every sound."""
+        if not self.options.get("voice_activity"):
+            return [self.hear(sound)["text"] for sound in sounds]
+        # All of them are listened to before the first is looked at.
+        speech = settled([self.detect(audio=sound)["speech_s"] for sound in sounds])
+        return [
+            self.hear(sound)["text"] if seconds > 0 else ""
+            for sound, seconds in zip(sounds, speech, strict=True)
+        ]
+
+    def _content(self, content: Any, heard: Any) -> Any:
+        """Return the content of a message as a language model takes it."""
+        if content is None or isinstance(content, str):
+            return content or ""
+        parts: list[dict[str, Any]] = []
+        for part in content:
+            if part["type"] == "text":
+                parts.append({"type": "text", "text": part["text"]})
+            elif part["type"] == "audio":
+                text = next(heard)
+                if len(content) == 1:
+                    return text
+                parts.append({"type": "text", "text": text})
+            elif part["type"] == "image":
+                parts.append(self._show(part["image"]))
+            elif part["type"] == "video":
+                parts += [self._show(frame) for frame in part["frames"]]
+            else:
+                raise InputError(
+                    f"unknown kind {str(part['type'])[:40]!r}",
+                    field="messages.content.type",
+                    hint="text, image, audio or video",
+                )
+        return parts
+
+    def _show(self, image: Any) -> dict[str, Any]:
+        return {"type": "embeds", "embeds": self.see(image=image)["embeds"]}
+
+    def _sampling(self, request: Turn) -> dict[str, Any]:
+        given = {name: request.sampling.get(name) for name in SAMPLING}
+        return {
+            name: self.sampling[name] if value is None else value for name, value in given.items()
+        }
+
+
+def _sounds(messages: list[dict[str, Any]]) -> list[Sound]:
+    """Return the sounds of all messages, in order."""
+    return [
+        part["audio"]
+        for message in messages
+        if isinstance(message.get("content"), list)
+        for part in message["content"]
+        if part["type"] == "audio"
+    ]
